@@ -1,0 +1,38 @@
+# Every target sets up .venv itself and is quick once that is done. CI runs these same targets.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format toy bench
+
+help:     ## list the targets
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+
+run: $(VENV)/ready     ## draw the toy figures into toy/
+	$(BIN)/semigpc toy --out toy
+
+test: $(VENV)/ready     ## all tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/ready     ## format, lint, types, fast tests: what pre-commit runs
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not slow"
+
+format: $(VENV)/ready     ## format and fix what can be fixed
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+toy: run     ## the same as run
+
+bench: $(VENV)/ready     ## time an update against its peers
+	mkdir -p bench
+	$(BIN)/semigpc bench update --plot bench/update.png
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "semigpc needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

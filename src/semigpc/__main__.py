@@ -1,0 +1,5 @@
+"""``python -m semigpc``."""
+
+from semigpc.cli import main
+
+main()

@@ -1,0 +1,39 @@
+"""The ``semigpc`` command: one file for each verb, which parses, calls and prints."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from semigpc.cli.bench import app as bench_app
+from semigpc.cli.toy import toy
+
+app = typer.Typer(
+    name="semigpc",
+    help="Distribution-aware label refinement for class-imbalanced semi-supervised learning with Gaussian processes.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_show_locals=False,
+)
+app.command()(toy)
+app.add_typer(bench_app, name="bench")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"semigpc {version('semigpc')}")
+        raise typer.Exit
+
+
+@app.callback()
+def semigpc(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options that stand before the verb."""
+
+
+def main() -> None:
+    """Entry point."""
+    app()

@@ -1,0 +1,88 @@
+"""What the engines refuse, and the numerical conditions that they insist on."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Engine(Protocol):
+    """The shapes that an engine checks its arguments against."""
+
+    capacity: int
+    n_features: int
+    n_classes: int
+    dtype: torch.dtype
+
+    @property
+    def occupied(self) -> Tensor:
+        """(N,) bool."""
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No autocast and no TF32 or bfloat16 products within, whatever the caller has switched on. Also a decorator."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def check_queries(engine: Engine, queries: Tensor) -> None:
+    """Refuse queries of a wrong shape, dtype or device, or that are not finite."""
+    _check_matrix(engine, "queries", queries, (None, engine.n_features))
+
+
+def check_rows(engine: Engine, slots: Tensor, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Refuse features or targets that do not fit the slots; answer with both in the engine's dtype."""
+    _check_matrix(engine, "features", features, (len(slots), engine.n_features))
+    hint = " One-hot them first." if targets.ndim == 1 else ""
+    _check_matrix(engine, "targets", targets, (len(slots), engine.n_classes), hint)
+    return features.detach().to(engine.dtype), targets.detach().to(engine.dtype)
+
+
+def check_slots(engine: Engine, slots: Tensor, *, occupied: bool = False) -> Tensor:
+    """Refuse slots that are empty, repeated, out of range or (if asked) unoccupied; answer with them as int64 on the device."""
+    if slots.ndim != 1 or not len(slots):
+        raise ValueError(f"slots must be a vector of at least one slot; got shape {tuple(slots.shape)}.")
+    if slots.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
+        raise TypeError(f"slots must be integers; got {slots.dtype}.")
+    listed = slots.tolist()
+    if min(listed) < 0 or max(listed) >= engine.capacity:
+        raise IndexError(f"slots must lie in [0, {engine.capacity}); got {min(listed)}..{max(listed)}.")
+    if len(set(listed)) < len(listed):
+        repeated = next(slot for slot, times in Counter(listed).items() if times > 1)
+        raise ValueError(f"slots must be distinct; slot {repeated} is given twice. Keep only its newest row.")
+    slots = slots.detach().to(engine.occupied.device, torch.int64)
+    if occupied and not bool(engine.occupied[slots].all()):
+        empty = slots[~engine.occupied[slots]]
+        raise IndexError(f"slots must be occupied; slot {int(empty[0])} is empty.")
+    return slots
+
+
+def _check_matrix(engine: Engine, name: str, value: Tensor, shape: tuple[int | None, int], hint: str = "") -> None:
+    rows, columns = shape
+    if value.ndim != 2 or value.shape[1] != columns or rows not in (None, value.shape[0]):
+        wanted = f"({'any' if rows is None else rows}, {columns})"
+        raise ValueError(f"{name} must have shape {wanted}; got {tuple(value.shape)}.{hint}")
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be floating point; got {value.dtype}. Call .float() on them first.")
+    if value.device != engine.occupied.device:
+        raise ValueError(f"{name} must be on {engine.occupied.device}, where the engine is; got {value.device}.")
+    finite = value.detach().isfinite()
+    if not bool(finite.all()):
+        first = int((~finite).nonzero()[0, 0])
+        raise ValueError(
+            f"{name} must be finite; row {first} holds {_first_not_finite(value[first])}. "
+            "One such row would spoil every later answer: find where the network produced it."
+        )
+
+
+def _first_not_finite(row: Tensor) -> float:
+    return float(row[~row.isfinite()][0])

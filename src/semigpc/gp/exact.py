@@ -1,0 +1,250 @@
+"""The exact engine: a Gaussian process over a buffer whose rows change at every step."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from semigpc.gp.checks import check_queries, check_rows, check_slots, full_precision
+from semigpc.gp.kernels import RBF, Kernel
+from semigpc.gp.system import CHUNK, Health, KernelSystem
+
+
+class ExactGP(nn.Module):
+    """Exact GP posterior over ``capacity`` slots, kept up to date as slots are overwritten (section 3 of the paper).
+
+        mu(h)  = k(h, h_Q) alpha             alpha = K^-1 y_Q        K = k(h_Q, h_Q) + sigma^2 I
+        var(h) = k(h, h) - k(h, h_Q) K^-1 k(h_Q, h)
+
+    ``replace`` moves P = K^-1 by a rank-2B change in one pass over P, O(B N^2 + B^2 N + B^3), and keeps alpha true in O(N B C),
+    so that ``mean`` never touches P: O(M N (D + C)). N is the slots in use, B the rows replaced, M queries, D the feature
+    width, C classes. An empty slot is a point unrelated to every other (zero cross-kernel, unit diagonal), so growing,
+    replacing and removing are one formula, and an empty engine predicts 0.
+
+    P lives in the tiles of its lower triangle: 2 N^2 bytes in float32, half of the square. A network's mixed precision
+    never reaches in here: autocast and reduced-precision products are switched off inside, and ``.half()`` or ``.to(dtype)`` of
+    a surrounding module leave the engine's numbers as they are.
+
+    Truth over hundreds of thousands of float32 steps rests on four things, all counted in ``health``. The residuals of a few
+    rows are looked at every few steps. When they grow, or always with ``refine="always"``, the new columns of P are refined
+    against K itself, which is then kept beside P (as large again). Rows that nothing has touched for two turnovers are written
+    anew. And P is rebuilt from the features if a check fails all the same.
+
+    ``state_dict`` holds features, targets and bookkeeping; P is rebuilt on load. ``rebuild`` is a deterministic function of
+    that state, so a run that calls it as it saves goes on bit for bit like one that resumes from the file.
+
+    Args:
+        capacity: N, slots.
+        n_features: D.
+        n_classes: C, columns of the targets.
+        kernel: k; ``RBF()`` by default.
+        noise_std: sigma. The mean depends on sigma^2 / eta alone.
+        refine: "auto" starts when the residuals ask for it, "always" at once, "never" saves the memory of K.
+        dtype: float32 or float64, of P and of what is stored. alpha and all B x B algebra are float64 either way.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        n_features: int,
+        n_classes: int,
+        *,
+        kernel: Kernel | None = None,
+        noise_std: float = 0.1**0.5,
+        refine: Literal["auto", "always", "never"] = "auto",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("capacity", capacity), ("n_features", n_features), ("n_classes", n_classes)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}.")
+        if not 0 < noise_std < math.inf:
+            raise ValueError(f"noise_std must be a positive finite number, or K cannot be inverted; got {noise_std}.")
+        if refine not in ("auto", "always", "never"):
+            raise ValueError(f"refine must be 'auto', 'always' or 'never'; got {refine!r}.")
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype must be torch.float32 or torch.float64; got {dtype}.")
+        self.capacity, self.n_features, self.n_classes = capacity, n_features, n_classes
+        self.refine, self.dtype = refine, dtype
+        self.system = KernelSystem(
+            capacity,
+            n_features,
+            n_classes,
+            kernel=RBF() if kernel is None else kernel,
+            noise_std=noise_std,
+            refine=refine,
+            dtype=dtype,
+            device=device,
+        )
+
+    # Asking ---------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Occupied slots."""
+        return self.system.count
+
+    @property
+    def kernel(self) -> Kernel:
+        """K."""
+        return self.system.kernel
+
+    @property
+    def noise_std(self) -> float:
+        """Sigma."""
+        return self.system.noise_std
+
+    @property
+    def features(self) -> Tensor:
+        """h_Q, (N, D), a view; rows of empty slots are 0."""
+        return self.system.features
+
+    @property
+    def targets(self) -> Tensor:
+        """y_Q, (N, C), a view; rows of empty slots are 0."""
+        return self.system.targets
+
+    @property
+    def occupied(self) -> Tensor:
+        """(N,) bool."""
+        return self.system.occupied
+
+    @property
+    def alpha(self) -> Tensor:
+        """K^-1 y_Q, (N, C), float64, a view; rows of empty slots are 0."""
+        return self.system.solver.alpha[: self.n_classes, : self.capacity].mT
+
+    @property
+    def health(self) -> Health:
+        """What has been done to stay true so far."""
+        return self.system.health
+
+    @full_precision()
+    def mean(self, queries: Tensor, *, offset: Tensor | None = None) -> Tensor:
+        """mu(h) = k(h, h_Q) K^-1 (y_Q - 1 offset^T), (M, C). O(M N (D + C)); differentiable in the queries.
+
+        Args:
+            queries: (M, D).
+            offset: (C,) subtracted from every target and not added back, such as the class frequencies of a class prior; it
+                may change from call to call at no cost. 0 by default.
+        """
+        check_queries(self, queries)
+        alpha = self.system.solver.alpha[: self.n_classes, : self.system.width]
+        if offset is not None:
+            if offset.shape != (self.n_classes,):
+                raise ValueError(f"offset must have shape ({self.n_classes},); got {tuple(offset.shape)}.")
+            beta = self.system.solver.alpha[self.n_classes, : self.system.width]
+            alpha = alpha - offset.to(alpha).unsqueeze(1) * beta
+        means = [self.system.cross(chunk).double() @ alpha.mT for chunk in queries.split(CHUNK)]
+        return torch.cat(means).to(queries.dtype)
+
+    @full_precision()
+    @torch.no_grad()
+    def variance(self, queries: Tensor) -> Tensor:
+        """var(h) = k(h, h) - k(h, h_Q) K^-1 k(h_Q, h), (M,), of the noise-free function, at least 0. O(M N (D + N)).
+
+        Args:
+            queries: (M, D).
+        """
+        check_queries(self, queries)
+        prior = self.kernel.diagonal(queries.to(self.dtype)).double()
+        explained = [self.system.solver.quadratic(self.system.solver_rows(chunk)) for chunk in queries.split(CHUNK)]
+        return (prior - torch.cat(explained)).clamp_min(0).to(queries.dtype)
+
+    @full_precision()
+    @torch.no_grad()
+    def explain(self, queries: Tensor, classes: Tensor) -> Tensor:
+        """What each slot adds to the mean of one class per query: k(h, h_i) alpha[i, c], (M, N). O(M N D).
+
+        The weights are signed and sum to ``mean(queries)`` at those classes, with no approximation: a complete reason for
+        the label. Empty slots have weight 0.
+
+        Args:
+            queries: (M, D).
+            classes: (M,) the class to explain for each query, usually the predicted one.
+        """
+        check_queries(self, queries)
+        if classes.shape != queries.shape[:1]:
+            raise ValueError(f"classes must have shape ({len(queries)},), one a query; got {tuple(classes.shape)}.")
+        if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < self.n_classes:
+            raise IndexError(f"classes must lie in [0, {self.n_classes}); got {int(classes.min())}..{int(classes.max())}.")
+        weights = queries.new_zeros(len(queries), self.capacity)
+        weights[:, : self.system.width] = (
+            self.system.cross(queries).double() * self.system.solver.alpha[classes, : self.system.width]
+        )
+        return weights
+
+    @full_precision()
+    @torch.no_grad()
+    def label_weights(self, queries: Tensor) -> Tensor:
+        """W = k(h, h_Q) K^-1, (M, N): the mean is w @ y_Q, so w says how much each stored LABEL counts. O(M N (D + N)).
+
+        Args:
+            queries: (M, D).
+        """
+        check_queries(self, queries)
+        weights = queries.new_zeros(len(queries), self.capacity)
+        for rows, chunk in zip(weights.split(CHUNK), queries.split(CHUNK), strict=True):
+            products = self.system.solver.inverse.multiply(self.system.solver_rows(chunk))
+            rows[:, : self.system.width] = products[:, : self.system.width]
+        return weights
+
+    @full_precision()
+    @torch.no_grad()
+    def leave_out(self, slots: Tensor) -> Tensor:
+        """The mean at slots I from the buffer WITHOUT them: y_I - P[I, I]^-1 alpha_I, (I, C). O(I N + I^3).
+
+        Args:
+            slots: (I,) occupied slots, left out together.
+        """
+        slots = check_slots(self, slots, occupied=True)
+        M = self.system.solver.inverse.rows(slots)[:, slots].double()
+        alpha = self.system.solver.alpha[: self.n_classes, slots].mT
+        left_out: Tensor = self.targets[slots].double() - torch.linalg.solve(M, alpha)
+        return left_out.to(self.dtype)
+
+    # Changing -------------------------------------------------------------------------------------------------------
+
+    @full_precision()
+    @torch.no_grad()
+    def replace(self, slots: Tensor, features: Tensor, targets: Tensor) -> None:
+        """Put new points into slots, empty or occupied. O(B N^2), one pass over P. A refused call changes nothing.
+
+        Args:
+            slots: (B,) distinct integers in [0, capacity).
+            features: (B, D) finite; any floating dtype.
+            targets: (B, C) finite; usually one-hot labels.
+        """
+        slots = check_slots(self, slots)
+        features, targets = check_rows(self, slots, features, targets)
+        stale = self.system.stale(slots)
+        if len(stale):
+            slots = torch.cat([slots, stale])
+            features = torch.cat([features, self.features[stale]])
+            targets = torch.cat([targets, self.targets[stale]])
+        self.system.change(slots, features, targets)
+        self.health.reinserted += len(stale)
+
+    @full_precision()
+    @torch.no_grad()
+    def remove(self, slots: Tensor) -> None:
+        """Empty some occupied slots. O(B N^2). No slots, no change; a refused call changes nothing.
+
+        Args:
+            slots: (B,) distinct, occupied.
+        """
+        if len(slots):
+            self.system.change(check_slots(self, slots, occupied=True), None, None)
+
+    @full_precision()
+    @torch.no_grad()
+    def rebuild(self) -> None:
+        """Recompute P and alpha from the stored features and targets alone; sheds all drift. O(N^3), no N^2 temporaries."""
+        self.system.rebuild()
+
+    def extra_repr(self) -> str:
+        return (
+            f"capacity={self.capacity}, n_features={self.n_features}, n_classes={self.n_classes}, kernel={self.kernel}, "
+            f"noise_std={self.noise_std:g}, refine={self.refine!r}, dtype={self.dtype}"
+        )

@@ -1,0 +1,229 @@
+"""Linear algebra of a changing kernel matrix: K, its inverse, and K^-1 y, as rows of K are overwritten.
+
+Nothing here knows of features or classes. Right-hand sides are rows, (R, n); see ``tiles``.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from semigpc.gp.inverse import DelayedInverse
+from semigpc.gp.tiles import SymmetricTiles
+
+REFINED_TO = 1e-3  # residual of new columns, in units of the noise variance, at which refinement stops
+MAX_ROUNDS = 4  # of refinement in one replacement
+CHUNK = 256  # rows written at a time
+NEARLY_SINGULAR = 1e-3  # ratio of eigenvalues of a B x B block at which an indefinite K is inverted afresh instead
+
+
+class NotPositiveDefiniteError(ValueError):
+    """K + noise cannot be inverted in the engine's precision."""
+
+
+class SignedRoot(NamedTuple):
+    """R and signs with A^-1 = R^T diag(signs) R, so that an indefinite A (clipped kernels) needs no other path.
+
+    ``eigenvalues`` are those of A, ascending.
+    """
+
+    root: Tensor
+    signs: Tensor
+    eigenvalues: Tensor
+
+    @classmethod
+    def of_inverse(cls, A: Tensor) -> "SignedRoot":
+        w, Q = torch.linalg.eigh(A)  # reads one triangle
+        return cls((Q * w.abs().rsqrt()).mT, w.sign(), w)
+
+    def inverse(self) -> Tensor:
+        """A^-1."""
+        return (self.root.mT * self.signs) @ self.root
+
+
+class OnlineSolver(nn.Module):
+    """P = K^-1 and alpha = y P for a symmetric K that starts as the identity and has rows and columns replaced.
+
+    Args:
+        capacity: N, rows of K at most.
+        n_rhs: right-hand sides y, the rows of alpha.
+        noise_variance: lower bound of the eigenvalues of K, or the scale of its smallest ones if K may be indefinite.
+        positive_definite: whether that bound holds; if so its violation is the sign that P has gone wrong.
+        dtype: of P and K; alpha and all B x B algebra are float64.
+    """
+
+    alpha: Tensor
+
+    def __init__(
+        self,
+        capacity: int,
+        n_rhs: int,
+        *,
+        noise_variance: float,
+        positive_definite: bool,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.capacity, self.dtype = capacity, dtype
+        self.noise_variance, self.positive_definite = noise_variance, positive_definite
+        fold_rank = 256 if capacity > 2048 else 128
+        self.inverse = DelayedInverse(capacity, fold_rank=fold_rank, dtype=dtype, device=device)
+        self.K: SymmetricTiles | None = None
+        width = self.inverse.u.shape[1]
+        alpha = torch.zeros(n_rhs, width, dtype=torch.float64, device=device)
+        self.register_buffer("alpha", alpha, persistent=False)
+        self.rounds = 0
+        self.alpha_error = 0.0
+        self.schur_ratio = float("inf")
+
+    @property
+    def size(self) -> int:
+        """n, rows in use: slots beyond have never been written."""
+        return self.inverse.size
+
+    def hold_kernel_matrix(self) -> SymmetricTiles:
+        """Keep K beside P from now on, for refinement. The caller writes its rows."""
+        self.K = SymmetricTiles(self.capacity, dtype=self.dtype, device=self.alpha.device)
+        self.K.grow(self.size)
+        return self.K
+
+    def grow(self, rows: int) -> None:
+        """Extend P (and K) by the identity to at least ``rows`` rows."""
+        self.inverse.base.grow(rows)
+        if self.K is not None:
+            self.K.grow(rows)
+
+    def reset(self) -> None:
+        """Back to size 0."""
+        self.inverse.reset()
+        self.alpha.zero_()
+        self.alpha_error = 0.0
+        if self.K is not None:
+            self.K.reset()
+
+    def replace(self, slots: Tensor, C: Tensor, D: Tensor, y: Tensor, G: Tensor) -> None:
+        """Overwrite rows and columns ``slots`` of K and keep P and alpha true. O(B n^2 + B^2 n + B^3), one pass over P.
+
+        First the slots are forgotten, then the new ones appended, which is the paper's block rule (section 3.3) without moving
+        any row. In the textbook's column form, S the slots:
+
+            G  = P[:, S]                          M  = G[S]
+            W  = P C                              the one pass over P
+            V  = W - G M^-1 W[S]                  = A^-1 C, where A is K without S
+            Sg = D - C^T V                        Schur complement
+            Vh = V with rows S set to -I
+            P += -G M^-1 G^T + Vh Sg^-1 Vh^T
+            a  = alpha - G M^-1 alpha[S], rows S set to 0
+            alpha = a - Vh Sg^-1 (y - C^T a)
+
+        Raises NotPositiveDefiniteError, with nothing changed, when M or Sg cannot belong to a K as described.
+
+        Args:
+            slots: (B,).
+            C: (B, n) new entries of K, columns ``slots`` 0.
+            D: (B, B) float64, new entries among the slots themselves, noise on the diagonal.
+            y: (n_rhs, B) float64, new right-hand sides.
+            G: (B, n) ``inverse.rows(slots)``, which the caller has often looked at already.
+        """
+        forget = self._root(G[:, slots].double(), floor=0.0)
+        u_forget = forget.root @ G.double()  # (B, n); G M^-1 G^T = u^T diag(signs) u
+
+        def kept(x: Tensor) -> Tensor:  # x P -> x A^-1, for x = 0 at the slots
+            x.addmm_((x[:, slots] @ forget.root.mT) * -forget.signs, u_forget)
+            x[:, slots] = 0
+            return x
+
+        V, residual = self._solve_kept(C, slots, kept)
+        C64 = C.double()
+        append = self._root(D - C64 @ V.mT, floor=0.5 * min(self.noise_variance, 1.0))  # an emptied slot has D = 1
+        self.schur_ratio = float(append.eigenvalues[0]) / self.noise_variance
+        V[torch.arange(len(slots), device=V.device), slots] = -1  # V is Vh from here on
+        u_append = append.root @ V
+        # Nothing above has changed the state; nothing below can fail.
+        a = kept(self.alpha[:, : self.size])
+        y_rest = (y - a @ C64.mT) @ append.root.mT * append.signs  # (n_rhs, B)
+        a.addmm_(y_rest, u_append, alpha=-1)
+        if residual:
+            self.alpha_error += residual * float(a[:, slots].abs().sum(dim=1).max())  # what C - V A leaves in y - alpha K
+        self.inverse.add(
+            torch.cat([u_forget, u_append]).to(self.dtype), torch.cat([-forget.signs, append.signs]).to(self.dtype)
+        )
+        if self.K is not None:
+            C[:, slots] = D.to(self.dtype)
+            self.K.set_rows(slots, C)
+
+    def invert(self, rows: Tensor, y: Tensor) -> None:
+        """P and alpha from all rows of K at once, by a dense inverse with pivoting: for a K that may be indefinite. O(n^3).
+
+        Args:
+            rows: (m, n) of K, m <= n; the rest is the identity. y: (n_rhs, n) float64.
+        """
+        m = len(rows)
+        K = rows[:, :m].double()
+        P, info = torch.linalg.inv_ex(K)
+        if int(info) or not float((P @ K).diagonal().sub(1).abs().max()) < 1e-2:
+            raise NotPositiveDefiniteError
+        torch.matmul(y[:, :m], P, out=self.alpha[:, :m])
+        slots = torch.arange(m, device=rows.device)
+        for chunk in slots.split(CHUNK):
+            self.inverse.base.set_rows(chunk, nn.functional.pad(P[chunk].to(self.dtype), (0, self.size - m)))
+            if self.K is not None:
+                self.K.set_rows(chunk, rows[chunk])
+
+    def refine_alpha(self, y: Tensor) -> None:
+        """Alpha += (y - alpha K) P with the residual in float64; needs K. O(n_rhs n^2).
+
+        Args:
+            y: (n_rhs, n) float64, all right-hand sides.
+        """
+        assert self.K is not None, "refine_alpha needs hold_kernel_matrix()"
+        alpha = self.alpha[:, : self.size]
+        alpha += self.inverse.multiply((y - self.K.multiply(alpha)).to(self.dtype)).double()
+        self.alpha_error = 0.0
+
+    def quadratic(self, x: Tensor) -> Tensor:
+        """x_i K^-1 x_i for each row of x (R, n), (R,) float64. O(R n^2).
+
+        Where K is held z = x P is refined once and the answer is z.x + z.(x - z K), in which the error of z enters squared.
+        """
+        z = self.inverse.multiply(x).double()
+        if self.K is None:
+            return (z * x).sum(dim=1)
+        z += self.inverse.multiply((x - self.K.multiply(z)).to(self.dtype))
+        return (z * (2 * x - self.K.multiply(z))).sum(dim=1)
+
+    def _solve_kept(self, C: Tensor, slots: Tensor, kept: Callable[[Tensor], Tensor]) -> tuple[Tensor, float]:
+        """V = C A^-1, (B, n) float64, where A is K without the slots, and the size of C - V A; refined where K is held.
+
+        A round of refinement is V += (C - V A) A^-1. P errs by a factor of about |C - V A| / |C|, so the residual seen in one
+        round predicts, by its square, the one that the round leaves.
+        """
+        V = kept(self.inverse.multiply(C).double())
+        if self.K is None:
+            return V, 0.0  # not known
+        eps = torch.finfo(self.dtype).eps
+        left = 1.0
+        for _ in range(MAX_ROUNDS):
+            R = C - self.K.multiply(V.to(self.dtype))
+            R[:, slots] = 0
+            V += kept(self.inverse.multiply(R).double())
+            self.rounds += 1
+            left = max(float(R.abs().max()) ** 2, 8 * eps)
+            if left <= max(REFINED_TO * self.noise_variance, 8 * eps):
+                break
+        return V, left
+
+    def _root(self, A: Tensor, *, floor: float) -> SignedRoot:
+        """Signed root of A^-1; refuses a singular A, and eigenvalues not above ``floor`` where K is positive definite."""
+        try:
+            root = SignedRoot.of_inverse(A)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # not finite
+            raise NotPositiveDefiniteError from error
+        w = root.eigenvalues.tolist()
+        largest = max(-w[0], w[-1])
+        sound = w[0] - floor > 1e-12 * largest if self.positive_definite else min(map(abs, w)) > NEARLY_SINGULAR * largest
+        if not sound:
+            raise NotPositiveDefiniteError
+        return root

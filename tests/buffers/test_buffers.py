@@ -1,0 +1,170 @@
+"""One battery over every buffer, then what each is for."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from semigpc.buffers import BUFFERS, BalancedBuffer, FIFOBuffer, Written
+
+Buffer = FIFOBuffer | BalancedBuffer
+EVERY_BUFFER: dict[str, Callable[[int, int], Buffer]] = {
+    **BUFFERS,
+    "strict": lambda capacity, n_classes: BalancedBuffer(capacity, n_classes, balance="strict"),
+}
+every_buffer = pytest.mark.parametrize("make", EVERY_BUFFER.values(), ids=EVERY_BUFFER)
+
+
+class Slow:
+    """What the buffers promise, kept as plain lists: (label, number of arrival), newest last."""
+
+    def __init__(self, kind: str, capacity: int, n_classes: int) -> None:
+        self.kind, self.capacity, self.n_classes = kind, capacity, n_classes
+        self.held: list[tuple[int, int]] = []
+        self.arrived = 0
+
+    def write(self, labels: list[int]) -> None:
+        for label in labels:
+            self.held.append((label, self.arrived))
+            self.arrived += 1
+        if self.kind == "fifo":
+            self.held = self.held[-self.capacity :]
+            return
+        limit = self.capacity // self.n_classes
+        if self.kind == "strict":
+            limit = min(limit, *Counter(label for label, _ in self.held).values())
+        for label in range(self.n_classes):
+            own = [entry for entry in self.held if entry[0] == label]
+            for entry in own[: max(0, len(own) - limit)]:
+                self.held.remove(entry)
+
+
+@pytest.mark.parametrize("kind", EVERY_BUFFER)
+@pytest.mark.parametrize(("capacity", "n_classes"), [(20, 3), (21, 3), (7, 7), (40, 5)])
+def test_holds_what_it_promises_through_many_writes(
+    kind: str, capacity: int, n_classes: int, generator: torch.Generator
+) -> None:
+    buffer, slow = EVERY_BUFFER[kind](capacity, n_classes), Slow(kind, capacity, n_classes)
+    contents = torch.full((capacity,), -1)  # what somebody who follows the answers holds: numbers of arrival
+    for step in range(120):
+        size = int(torch.randint(1, 50 if step % 10 == 9 else 9, (), generator=generator))  # now and then > capacity
+        classes = n_classes - 1 if step < 60 else n_classes  # the last class is late
+        labels = torch.randint(classes, (size,), generator=generator)
+        arrivals = torch.arange(size) + slow.arrived
+        slow.write(labels.tolist())
+        written = buffer.write(labels, arrivals)
+        assert len(set(written.slots.tolist()) | set(written.dropped.tolist())) == len(written.slots) + len(written.dropped)
+        contents[written.dropped] = -1
+        contents[written.slots] = arrivals[written.rows]
+
+        assert sorted(contents[contents >= 0].tolist()) == sorted(arrival for _, arrival in slow.held)
+        assert torch.equal(buffer.entries.indices, contents)
+        assert torch.equal(buffer.entries.times, contents)
+        assert len(buffer) == len(slow.held)
+        counts = Counter(label for label, _ in slow.held)
+        assert buffer.entries.class_counts().tolist() == [counts[label] for label in range(n_classes)]
+
+
+@every_buffer
+def test_goes_on_after_a_save_as_if_nothing_had_happened(
+    make: Callable[[int, int], Buffer], generator: torch.Generator
+) -> None:
+    buffer, copy = make(20, 4), make(20, 4)
+    for _ in range(15):
+        buffer.write(torch.randint(4, (6,), generator=generator))
+    copy.load_state_dict(buffer.state_dict())
+    for _ in range(15):
+        labels = torch.randint(4, (6,), generator=generator)
+        for one, other in zip(buffer.write(labels), copy.write(labels), strict=True):
+            assert torch.equal(one, other)
+
+
+@every_buffer
+@pytest.mark.parametrize(
+    ("labels", "error", "message"),
+    [
+        (torch.tensor([0, 4]), ValueError, r"labels must lie in \[0, 4\); got 0\.\.4"),
+        (torch.tensor([-1, 2]), ValueError, r"got -1\.\.2\. Unlabelled rows do not belong"),
+        (torch.tensor([], dtype=torch.int64), ValueError, r"at least one label; got shape \(0,\)"),
+        (torch.eye(4).long(), ValueError, r"labels must be a vector.*got shape \(4, 4\)"),
+        (torch.tensor([0.0, 1.0]), TypeError, r"labels must be integers; got torch\.float32"),
+    ],
+    ids=["too large", "negative", "empty", "one-hot", "float"],
+)
+def test_refuses_bad_labels_and_stays_as_it_was(
+    make: Callable[[int, int], Buffer], labels: Tensor, error: type[Exception], message: str
+) -> None:
+    buffer = make(20, 4)
+    buffer.write(torch.tensor([0, 1, 2, 3, 3, 1]))
+    before = {name: value.clone() for name, value in buffer.state_dict().items()}
+    with pytest.raises(error, match=message):
+        buffer.write(labels)
+    assert all(torch.equal(value, before[name]) for name, value in buffer.state_dict().items())
+    written = buffer.write(torch.tensor([2]))
+    assert len(written.slots) == 1
+
+
+@every_buffer
+def test_refuses_indices_that_do_not_fit(make: Callable[[int, int], Buffer]) -> None:
+    with pytest.raises(ValueError, match=r"indices must be int64 of shape \(2,\), one a label; got torch\.int64 \(3,\)"):
+        make(20, 4).write(torch.tensor([0, 1]), torch.tensor([5, 6, 7]))
+
+
+@every_buffer
+def test_sizes_must_be_positive(make: Callable[[int, int], Buffer]) -> None:
+    for capacity, n_classes in ((0, 2), (10, 0)):
+        with pytest.raises(ValueError, match="must be at least 1; got 0"):
+            make(capacity, n_classes)
+
+
+def test_fifo_overwrites_the_oldest_and_wraps_around() -> None:
+    buffer = FIFOBuffer(5, 2)
+    assert buffer.write(torch.tensor([0, 1, 0])).slots.tolist() == [0, 1, 2]
+    assert buffer.write(torch.tensor([1, 1, 0])).slots.tolist() == [3, 4, 0]
+    written = buffer.write(torch.tensor([0] * 7))
+    assert written.rows.tolist() == [2, 3, 4, 5, 6]
+    assert sorted(written.slots.tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_balanced_takes_the_place_of_the_oldest_of_the_same_class() -> None:
+    buffer = BalancedBuffer(6, 3)  # two a class
+    first = buffer.write(torch.tensor([0, 0, 1]))
+    written = buffer.write(torch.tensor([0]))
+    assert written.slots.tolist() == first.slots[:1].tolist()
+    assert written.dropped.tolist() == []
+    assert buffer.entries.class_counts().tolist() == [2, 1, 0]
+
+
+def test_balanced_uses_no_more_slots_than_it_holds_entries() -> None:
+    buffer = BalancedBuffer(100, 10)
+    for label in (3, 3, 7, 3, 7, 7, 3):
+        buffer.write(torch.tensor([label]))
+    assert buffer.entries.occupied.nonzero().squeeze(1).tolist() == list(range(7))
+
+
+def test_strict_drops_the_surplus_when_a_class_shows_up() -> None:
+    buffer = BalancedBuffer(30, 3, balance="strict")
+    buffer.write(torch.tensor([0] * 6))
+    assert buffer.entries.class_counts().tolist() == [6, 0, 0]  # a class never seen does not count
+    written = buffer.write(torch.tensor([1, 1]))
+    assert len(written.dropped) + len(set(written.slots.tolist())) >= 4
+    assert buffer.entries.class_counts().tolist() == [2, 2, 0]
+
+
+def test_capacities_of_the_papers_rings() -> None:
+    for n_classes, expected in ((10, 1630), (100, 163), (200, 81), (810, 20)):
+        assert BalancedBuffer(16300, n_classes).class_capacity == expected
+
+
+def test_balanced_needs_a_slot_for_every_class() -> None:
+    with pytest.raises(ValueError, match="capacity must be at least n_classes, a slot a class; got 3 < 4"):
+        BalancedBuffer(3, 4)
+    with pytest.raises(ValueError, match="balance must be 'cap' or 'strict'; got 'loose'"):
+        BalancedBuffer(10, 2, balance="loose")  # type: ignore[arg-type]
+
+
+def test_written_unpacks_in_the_order_that_it_documents() -> None:
+    slots, rows, dropped = FIFOBuffer(4, 2).write(torch.tensor([1, 0]))
+    assert Written(slots, rows, dropped).rows.tolist() == [0, 1]

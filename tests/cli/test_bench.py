@@ -1,0 +1,43 @@
+"""``semigpc bench`` through its real entry point."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def semigpc(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "semigpc", *arguments], capture_output=True, text=True, cwd=cwd)
+
+
+def test_json_on_standard_output_and_curves_in_a_file(tmp_path: Path) -> None:
+    done = semigpc(
+        "bench", "update", "--size", "100", "--size", "150", "--steps", "2", "--json", "--plot", "c.png", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert [record["size"] for record in json.loads(done.stdout)] == [100, 150]
+    assert "One update, N = 100" in done.stderr
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bad_options_are_refused_before_anything_is_timed(tmp_path: Path) -> None:
+    for arguments, message in (
+        (["--size", "64", "--batch", "64"], "64 rows do not fit below the smallest size"),
+        (["--plot", "nowhere/c.png"], "there is no folder nowhere"),
+        (["--size", "1"], "greater than or equal to 64"),
+    ):
+        done = semigpc("bench", "update", *arguments, cwd=tmp_path)
+        assert done.returncode == 2
+        assert message in " ".join(done.stderr.replace("│", " ").split())
+        assert "Traceback" not in done.stderr
+
+
+def test_help_teaches(tmp_path: Path) -> None:
+    done = semigpc("bench", "update", "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for words in ("--size", "--json", "--plot", "floor"):
+        assert words in done.stdout
+
+
+def test_version(tmp_path: Path) -> None:
+    assert semigpc("--version", cwd=tmp_path).stdout.startswith("semigpc 0.")

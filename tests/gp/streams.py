@@ -1,0 +1,28 @@
+"""Labelled points for the engine's tests."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Draw = Callable[[int], tuple[Tensor, Tensor]]
+
+
+def clusters(
+    generator: torch.Generator,
+    *,
+    n_classes: int = 4,
+    width: int = 16,
+    spread: float = 0.5,
+    dtype: torch.dtype = torch.float64,
+) -> Draw:
+    """Unit vectors around one direction a class, (n, width), with one-hot targets (n, n_classes)."""
+    centres = F.normalize(torch.randn(n_classes, width, generator=generator, dtype=dtype), dim=1)
+
+    def draw(rows: int) -> tuple[Tensor, Tensor]:
+        labels = torch.randint(n_classes, (rows,), generator=generator)
+        noise = torch.randn(rows, width, generator=generator, dtype=dtype) * spread / width**0.5
+        return F.normalize(centres[labels] + noise, dim=1), F.one_hot(labels, n_classes).to(dtype)
+
+    return draw

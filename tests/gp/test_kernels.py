@@ -1,0 +1,109 @@
+"""One battery over every kernel."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from semigpc.gp import KERNELS, RBF, Clipped, Cosine, Kernel, Laplace
+
+EVERY_KERNEL: list[Kernel] = [
+    *(kernel() for kernel in KERNELS.values()),
+    RBF(length_scale=0.7, output_scale=2.5),
+    Laplace(length_scale=0.7, output_scale=2.5),
+    Cosine(output_scale=2.5),
+    Clipped(RBF(length_scale=0.7), 0.1),
+]
+every_kernel = pytest.mark.parametrize("kernel", EVERY_KERNEL, ids=repr)
+
+
+@pytest.fixture
+def points(generator: torch.Generator) -> Tensor:
+    """(30, 5), two of them the same."""
+    x = torch.randn(30, 5, generator=generator, dtype=torch.float64) * 0.6
+    x[7] = x[3]
+    return x
+
+
+@every_kernel
+def test_is_symmetric_with_its_own_diagonal(kernel: Kernel, points: Tensor) -> None:
+    K = kernel(points, points)
+    torch.testing.assert_close(K, K.mT, rtol=0, atol=1e-12)
+    torch.testing.assert_close(K.diagonal(), kernel.diagonal(points), rtol=0, atol=1e-7)
+
+
+@every_kernel
+def test_is_positive_definite_with_noise_where_it_says_so(kernel: Kernel, points: Tensor) -> None:
+    K = kernel(points, points)
+    K.diagonal().copy_(kernel.diagonal(points) + 1e-6)
+    if kernel.positive_definite:
+        assert torch.linalg.eigvalsh(K).min() > 0
+    else:
+        assert isinstance(kernel, Clipped)
+
+
+@every_kernel
+def test_rows_do_not_depend_on_each_other(kernel: Kernel, points: Tensor) -> None:
+    whole = kernel(points[:4], points)
+    torch.testing.assert_close(whole[2:3], kernel(points[2:3], points), rtol=0, atol=1e-12)
+    torch.testing.assert_close(whole[:, 5:9], kernel(points[:4], points[5:9]), rtol=0, atol=1e-12)
+
+
+@every_kernel
+def test_given_square_norms_change_nothing(kernel: Kernel, points: Tensor) -> None:
+    given = kernel(points[:4], points, points.square().sum(dim=1))
+    torch.testing.assert_close(given, kernel(points[:4], points), rtol=0, atol=1e-12)
+
+
+@every_kernel
+def test_gradient_reaches_the_queries(kernel: Kernel, points: Tensor) -> None:
+    def value(x: Tensor) -> Tensor:
+        return kernel(x, points[10:20])
+
+    assert torch.autograd.gradcheck(value, points[:3].clone().requires_grad_())
+
+
+@every_kernel
+def test_float32_near_duplicates_keep_their_digits(kernel: Kernel, generator: torch.Generator) -> None:
+    x = torch.nn.functional.normalize(torch.randn(20, 64, generator=generator), dim=1)
+    near = x + 1e-4 * torch.randn(20, 64, generator=generator)
+    exact = kernel(x.double(), near.double())
+    torch.testing.assert_close(kernel(x, near).double(), exact, rtol=0, atol=1e-5)
+
+
+def test_rbf_is_the_papers_formula() -> None:
+    a, b = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.5]])
+    expected = 3.0 * math.exp(-(1.0**2 + 1.5**2) / (2 * 0.8**2))
+    assert RBF(length_scale=0.8, output_scale=3.0)(a, b).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_laplace_is_exponential_in_the_distance() -> None:
+    a, b = torch.tensor([[1.0, 2.0]]), torch.tensor([[-2.0, -2.0]])
+    assert Laplace(length_scale=0.5)(a, b).item() == pytest.approx(math.exp(-5 / 0.5), rel=1e-6)
+
+
+def test_cosine_ignores_length_and_gives_zero_vectors_nothing() -> None:
+    x = torch.tensor([[2.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
+    torch.testing.assert_close(Cosine()(x, x), torch.tensor([[1.0, 0.0, 0.5**0.5], [0.0, 0.0, 0.0], [0.5**0.5, 0.0, 1.0]]))
+    torch.testing.assert_close(Cosine().diagonal(x), torch.tensor([1.0, 0.0, 1.0]))
+
+
+def test_clipping_keeps_exactly_what_is_above_the_threshold(points: Tensor) -> None:
+    K = RBF(length_scale=0.7)(points, points)
+    clipped = Clipped(RBF(length_scale=0.7), 0.3)(points, points)
+    assert torch.equal(clipped, torch.where(K > 0.3, K, 0.0))
+    assert 0 < int((clipped == 0).sum()) < clipped.numel()
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_scales_must_be_positive_and_finite(value: float) -> None:
+    for build in (
+        lambda: RBF(length_scale=value),
+        lambda: RBF(output_scale=value),
+        lambda: Laplace(length_scale=value),
+        lambda: Cosine(output_scale=value),
+        lambda: Clipped(RBF(), value),
+    ):
+        with pytest.raises(ValueError, match="must be a positive finite number; got"):
+            build()

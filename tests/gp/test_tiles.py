@@ -1,0 +1,91 @@
+"""A symmetric matrix in tiles behaves like the square it stands for."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from semigpc.gp import tiles
+from semigpc.gp.inverse import DelayedInverse
+from semigpc.gp.tiles import SymmetricTiles
+
+
+@pytest.fixture(params=[(50, 4096, 16), (50, 1, 16), (90, 1, 48), (16, 1, 16)], ids=str)
+def tiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SymmetricTiles:
+    """Matrices of one tile and of several, dividing evenly or not."""
+    capacity, one_tile, tile = request.param
+    monkeypatch.setattr(tiles, "ONE_TILE", one_tile)
+    monkeypatch.setattr(tiles, "TILE", tile)
+    matrix = SymmetricTiles(capacity, dtype=torch.float64)
+    matrix.grow(capacity)
+    return matrix
+
+
+def square(matrix: SymmetricTiles) -> Tensor:
+    return matrix.multiply(torch.eye(matrix.size, dtype=torch.float64))
+
+
+def test_starts_as_the_identity(tiled: SymmetricTiles) -> None:
+    assert torch.equal(square(tiled), torch.eye(tiled.size, dtype=torch.float64))
+
+
+def test_outer_products_rows_and_written_rows_match_the_square(tiled: SymmetricTiles, generator: torch.Generator) -> None:
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    n = tiled.size
+    expected = torch.eye(n, dtype=torch.float64)
+    u, signs = random(5, n), torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0], dtype=torch.float64)
+    tiled.add_outer(u, signs)
+    expected += u.mT @ (signs[:, None] * u)
+    torch.testing.assert_close(square(tiled), expected, rtol=0, atol=1e-12)
+
+    slots = torch.randperm(n, generator=generator)[:7]
+    torch.testing.assert_close(tiled.rows(slots), expected[slots], rtol=0, atol=1e-12)
+
+    rows, among = random(7, n), random(7, 7)
+    rows[:, slots] = among + among.mT
+    tiled.set_rows(slots, rows)
+    expected[slots], expected[:, slots] = rows, rows.mT
+    torch.testing.assert_close(square(tiled), expected, rtol=0, atol=1e-12)
+    x = random(3, n)
+    torch.testing.assert_close(tiled.multiply(x), x @ expected, rtol=0, atol=1e-11)
+
+
+def test_growing_keeps_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "ONE_TILE", 1)
+    monkeypatch.setattr(tiles, "TILE", 16)
+    matrix = SymmetricTiles(48, dtype=torch.float64)
+    matrix.grow(1)
+    assert matrix.size == 16
+    matrix.add_outer(torch.ones(1, 16, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    matrix.grow(40)
+    expected = torch.eye(48, dtype=torch.float64)
+    expected[:16, :16] += 1
+    assert torch.equal(square(matrix), expected)
+
+
+def test_a_wider_right_hand_side_is_multiplied_in_its_own_precision(generator: torch.Generator) -> None:
+    matrix = SymmetricTiles(40, dtype=torch.float32)
+    matrix.grow(40)
+    u = torch.randn(40, matrix.size, generator=generator)
+    matrix.add_outer(u, torch.ones(40))
+    P = matrix.rows(torch.arange(matrix.size)).double()
+    x = torch.randn(3, matrix.size, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(matrix.multiply(x), x @ P, rtol=0, atol=1e-10)
+
+
+def test_changes_kept_aside_count_before_and_after_folding(generator: torch.Generator) -> None:
+    inverse = DelayedInverse(30, fold_rank=8, dtype=torch.float64)
+    inverse.base.grow(30)
+    n = inverse.size
+    expected = torch.eye(n, dtype=torch.float64)
+    x = torch.randn(4, n, generator=generator, dtype=torch.float64)
+    slots = torch.tensor([2, 11, 29])
+    for rank in (3, 4, 3, 1, 12, 2):  # fits, fits, folds first, fits, larger than the room there is, fits
+        u = torch.randn(rank, n, generator=generator, dtype=torch.float64)
+        signs = torch.where(torch.rand(rank, generator=generator) < 0.5, -1.0, 1.0).double()
+        inverse.add(u, signs)
+        expected += u.mT @ (signs[:, None] * u)
+        torch.testing.assert_close(inverse.multiply(x), x @ expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(inverse.rows(slots), expected[slots], rtol=0, atol=1e-10)
+    assert inverse.folds == 2

@@ -1,0 +1,66 @@
+"""The map in docs/architecture.md: imports point up this list, never down, and only where it says so."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import semigpc
+
+ROOT = Path(semigpc.__file__).parent
+MAY_IMPORT: dict[str, set[str]] = {
+    "gp": set(),
+    "buffers": set(),
+    "toy": {"gp"},
+    "report": {"toy"},
+    "bench": {"gp"},
+    "cli": {"gp", "buffers", "toy", "report", "bench"},
+    "__init__": {"gp", "buffers"},
+    "__main__": {"cli"},
+}
+WITHIN_GP = [
+    "kernels",
+    "checks",
+    "tiles",
+    "inverse",
+    "solver",
+    "reference",
+    "system",
+    "exact",
+    "__init__",
+]  # each imports earlier ones
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of semigpc that a file imports, as dotted paths below the package."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write the whole path"
+            names.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name.removeprefix("semigpc.") for name in names if name.startswith("semigpc.")}
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_follow_the_map(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    assert room in MAY_IMPORT, f"{room} is not on the map: add it here and in docs/architecture.md"
+    for module in imported(path):
+        other = module.split(".")[0]
+        assert other == room or other in MAY_IMPORT[room], f"{room} may not import {other}"
+
+
+def test_the_gp_room_is_a_ladder() -> None:
+    for path in sorted((ROOT / "gp").glob("*.py")):
+        rung = WITHIN_GP.index(path.stem)
+        for module in imported(path):
+            assert WITHIN_GP.index(module.split(".")[1]) < rung, f"{path.stem} imports {module}"
+
+
+def test_there_is_no_room_for_odds_and_ends() -> None:
+    assert not {path.stem for path in FILES} & {"utils", "util", "common", "helpers", "misc"}
