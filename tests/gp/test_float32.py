@@ -64,6 +64,7 @@ def test_rows_that_nothing_touches_are_written_anew(generator: torch.Generator) 
 def test_a_damaged_inverse_is_noticed_and_rebuilt(generator: torch.Generator) -> None:
     engine, draw = ExactGP(100, 16, 4), clusters(generator, dtype=torch.float32)
     engine.replace(torch.arange(100), *draw(100))
+    engine.system.solver.inverse.fold()
     engine.system.solver.inverse.base.tiles.mul_(1.5)
     for step in range(8):
         engine.replace(torch.arange(4) + 4 * step, *draw(4))

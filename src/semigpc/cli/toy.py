@@ -39,10 +39,9 @@ def toy(
         Path, typer.Option("--out", metavar="DIR", help="Folder for the two pictures; made if it is missing.")
     ] = Path("toy"),
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**31, help="Which draw of the points.")] = 0,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the figures as JSON; - is standard output, and nothing else."),
-    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the figures behind the pictures as JSON on standard output.")
+    ] = False,
 ) -> None:
     """Draw the paper's toy problem, which shows why labels are spread with a GP.
 
@@ -61,35 +60,26 @@ def toy(
     labels as well as SemiGPC does, with a long one it loses the class of 16,
     and with any it is sure of the outlier.
     """
-    json_alone = json_path == Path("-")
-    console = Console(stderr=json_alone)
+    console = Console(stderr=as_json)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         _stop(f"cannot create the folder {out}: {error.strerror}. Choose another with --out.")
 
     data, figures = draw(seed), toy_figures(seed)
-    pictures = {
-        out / "propagation.png": _propagation_picture(data, figures),
-        out / "confidence_maps.png": confidence_figure(data, _evaluate_maps(data)),
-    }
-    as_json = json.dumps(asdict(figures), indent=2)
-    written = list(pictures)
+    written = [out / "propagation.png", out / "confidence_maps.png"]
     try:
-        for path, picture in pictures.items():
-            save_png(picture, path)
-        if json_path is not None and not json_alone:
-            json_path.write_text(as_json + "\n", encoding="utf-8")
-            written.append(json_path)
+        save_png(_propagation_picture(data, figures), written[0])
+        save_png(confidence_figure(data, _evaluate_maps(data)), written[1])
     except OSError as error:
         _stop(f"cannot write {error.filename}: {error.strerror}.")
 
-    if json_alone:
-        typer.echo(as_json)
+    if as_json:
+        typer.echo(json.dumps(asdict(figures), indent=2))
     console.print(_confidence_table(figures))
     console.print(_propagation_table(figures))
     for path in written:
-        typer.echo(f"wrote {path}", err=json_alone)
+        typer.echo(f"wrote {path}", err=as_json)
 
 
 def _propagation_picture(data: ToyData, figures: ToyFigures) -> Figure:

@@ -26,6 +26,9 @@ class Engine(Protocol):
 def full_precision() -> Iterator[None]:
     """No autocast and no TF32 or bfloat16 products within, whatever the caller has switched on. Also a decorator."""
     precision = torch.get_float32_matmul_precision()
+    if precision == "highest" and not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
+        yield  # the usual case, and this runs at every step
+        return
     torch.set_float32_matmul_precision("highest")
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):

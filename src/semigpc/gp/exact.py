@@ -178,7 +178,7 @@ class ExactGP(nn.Module):
     @full_precision()
     @torch.no_grad()
     def label_weights(self, queries: Tensor) -> Tensor:
-        """W = k(h, h_Q) K^-1, (M, N): the mean is w @ y_Q, so w says how much each stored LABEL counts. O(M N (D + N)).
+        """w = k(h, h_Q) K^-1, (M, N): the mean is w @ y_Q, so w says how much each stored LABEL counts. O(M N (D + N)).
 
         Args:
             queries: (M, D).

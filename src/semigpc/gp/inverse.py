@@ -48,16 +48,16 @@ class DelayedInverse(nn.Module):
         return torch.addmm(self.base.rows(slots), (u[:, slots] * signs[:, None]).mT, u)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """X @ P for x (R, size). O(R N^2): the one pass over all of P."""
+        """x @ P for x (R, size). O(R N^2): the one pass over all of P."""
         u, signs = self.u[: self.rank, : self.size], self.signs[: self.rank]
         return self.base.multiply(x).addmm_((x @ u.mT) * signs, u)
 
     def add(self, u: Tensor, signs: Tensor) -> None:
-        """P += u^T diag(signs) u for u (R, size); folds first when there is no room for R more rows."""
+        """P += u^T diag(signs) u for u (R, size) of any precision; folds first when there is no room for R more rows."""
         if self.rank + len(u) > self.fold_rank:
             self.fold()
         if len(u) > self.fold_rank:
-            self.base.add_outer(u, signs)
+            self.base.add_outer(u.to(self.u.dtype), signs.to(self.u.dtype))
             return
         self.u[self.rank : self.rank + len(u), : self.size] = u
         self.signs[self.rank : self.rank + len(u)] = signs

@@ -3,6 +3,7 @@
 Nothing here knows of features or classes. Right-hand sides are rows, (R, n); see ``tiles``.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from semigpc.gp.inverse import DelayedInverse
 from semigpc.gp.tiles import SymmetricTiles
 
-REFINED_TO = 1e-3  # residual of new columns, in units of the noise variance, at which refinement stops
+GOOD_AS_IT_IS = 1e-4  # residual of new columns, in units of the noise variance, that needs no refinement ...
+REFINED_TO = 1e-3  # ... and the predicted one at which refinement stops
 MAX_ROUNDS = 4  # of refinement in one replacement
 CHUNK = 256  # rows written at a time
 NEARLY_SINGULAR = 1e-3  # ratio of eigenvalues of a B x B block at which an indefinite K is inverted afresh instead
@@ -25,17 +27,12 @@ class NotPositiveDefiniteError(ValueError):
 class SignedRoot(NamedTuple):
     """R and signs with A^-1 = R^T diag(signs) R, so that an indefinite A (clipped kernels) needs no other path.
 
-    ``eigenvalues`` are those of A, ascending.
+    ``smallest`` is the smallest eigenvalue of A.
     """
 
     root: Tensor
     signs: Tensor
-    eigenvalues: Tensor
-
-    @classmethod
-    def of_inverse(cls, A: Tensor) -> "SignedRoot":
-        w, Q = torch.linalg.eigh(A)  # reads one triangle
-        return cls((Q * w.abs().rsqrt()).mT, w.sign(), w)
+    smallest: float
 
     def inverse(self) -> Tensor:
         """A^-1."""
@@ -138,7 +135,7 @@ class OnlineSolver(nn.Module):
         V, residual = self._solve_kept(C, slots, kept)
         C64 = C.double()
         append = self._root(D - C64 @ V.mT, floor=0.5 * min(self.noise_variance, 1.0))  # an emptied slot has D = 1
-        self.schur_ratio = float(append.eigenvalues[0]) / self.noise_variance
+        self.schur_ratio = append.smallest / self.noise_variance
         V[torch.arange(len(slots), device=V.device), slots] = -1  # V is Vh from here on
         u_append = append.root @ V
         # Nothing above has changed the state; nothing below can fail.
@@ -147,9 +144,8 @@ class OnlineSolver(nn.Module):
         a.addmm_(y_rest, u_append, alpha=-1)
         if residual:
             self.alpha_error += residual * float(a[:, slots].abs().sum(dim=1).max())  # what C - V A leaves in y - alpha K
-        self.inverse.add(
-            torch.cat([u_forget, u_append]).to(self.dtype), torch.cat([-forget.signs, append.signs]).to(self.dtype)
-        )
+        self.inverse.add(u_forget, -forget.signs)
+        self.inverse.add(u_append, append.signs)
         if self.K is not None:
             C[:, slots] = D.to(self.dtype)
             self.K.set_rows(slots, C)
@@ -203,27 +199,30 @@ class OnlineSolver(nn.Module):
         V = kept(self.inverse.multiply(C).double())
         if self.K is None:
             return V, 0.0  # not known
-        eps = torch.finfo(self.dtype).eps
-        left = 1.0
+        noise_floor = 8 * torch.finfo(self.dtype).eps
+        left = math.inf
         for _ in range(MAX_ROUNDS):
             R = C - self.K.multiply(V.to(self.dtype))
             R[:, slots] = 0
+            left = float(R.abs().max())
+            if left <= max(GOOD_AS_IT_IS * self.noise_variance, noise_floor):
+                break
             V += kept(self.inverse.multiply(R).double())
             self.rounds += 1
-            left = max(float(R.abs().max()) ** 2, 8 * eps)
-            if left <= max(REFINED_TO * self.noise_variance, 8 * eps):
+            left = max(left**2, noise_floor)
+            if left <= max(REFINED_TO * self.noise_variance, noise_floor):
                 break
         return V, left
 
     def _root(self, A: Tensor, *, floor: float) -> SignedRoot:
         """Signed root of A^-1; refuses a singular A, and eigenvalues not above ``floor`` where K is positive definite."""
         try:
-            root = SignedRoot.of_inverse(A)
+            eigenvalues, Q = torch.linalg.eigh(A)  # reads one triangle
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # not finite
             raise NotPositiveDefiniteError from error
-        w = root.eigenvalues.tolist()
+        w = eigenvalues.tolist()
         largest = max(-w[0], w[-1])
         sound = w[0] - floor > 1e-12 * largest if self.positive_definite else min(map(abs, w)) > NEARLY_SINGULAR * largest
         if not sound:
             raise NotPositiveDefiniteError
-        return root
+        return SignedRoot((Q * eigenvalues.abs().rsqrt()).mT, eigenvalues.sign(), w[0])

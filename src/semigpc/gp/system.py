@@ -162,7 +162,8 @@ class KernelSystem(nn.Module):
 
     def _update(self, slots: Tensor, features: Tensor | None, targets: Tensor | None, *, probe: bool = False) -> None:
         """Evaluate the kernel for the new rows and hand them to the solver; None empties the slots."""
-        self.solver.grow(int(slots.max()) + 1)
+        if self.solver.size < self.capacity:
+            self.solver.grow(int(slots.max()) + 1)
         G = self.solver.inverse.rows(slots)
         if probe and self._probe(slots, G):
             G = self.solver.inverse.rows(slots)
@@ -181,8 +182,9 @@ class KernelSystem(nn.Module):
         self._store(slots, features, targets)
 
     def _store(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        self.count += (0 if features is None else len(slots)) - int(self.occupied[slots].sum())
-        self.occupied[slots] = features is not None
+        if features is None or self.count < self.capacity:
+            self.count += (0 if features is None else len(slots)) - int(self.occupied[slots].sum())
+            self.occupied[slots] = features is not None
         self.features[slots] = 0 if features is None else features
         self.square_norms[slots] = 0 if features is None else square_norms(features)
         self.targets[slots] = 0 if targets is None else targets

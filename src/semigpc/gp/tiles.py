@@ -55,7 +55,9 @@ class SymmetricTiles(nn.Module):
             self.strips += 1
 
     def multiply(self, x: Tensor) -> Tensor:
-        """X @ P for x (R, size), in x's precision: each tile is read once. O(R N^2)."""
+        """x @ P for x (R, size), in x's precision: each tile is read once. O(R N^2)."""
+        if self.strips == 1:
+            return x @ self.tiles[0].to(x.dtype)
         x_strips = x.view(len(x), self.strips, self.side).transpose(0, 1).contiguous()  # (strips, R, side)
         out_strips = torch.zeros_like(x_strips)
         wide = torch.empty_like(self.tiles[0], dtype=x.dtype) if x.dtype != self.tiles.dtype else None

@@ -69,7 +69,7 @@ def confidence_figure(data: ToyData, maps: Mapping[tuple[str, float], Confidence
     have a column each, with a row for each length-scale.
     """
     length_scales = sorted({length_scale for name, length_scale in maps if name != "linear"})
-    figure, panels = _panels(1 + len(length_scales[1:]), title=0.4, footer=GAP)
+    figure, panels = _panels(max(1, len(length_scales)), title=0.4, footer=GAP)
     columns = {"linear": 0, "similarity": 1, "gp": 2}
     for (name, length_scale), one in maps.items():
         row = 0 if name == "linear" else length_scales.index(length_scale)
@@ -86,7 +86,7 @@ def save_png(figure: Figure, path: Path) -> None:
     """Write a figure 1800 pixels wide, small and without a version stamp: equal pictures are equal files."""
     drawn = BytesIO()
     figure.savefig(drawn, dpi=PIXELS_PER_INCH, format="png")
-    Image.open(drawn).convert("RGB").save(path, format="png", optimize=True)
+    Image.open(drawn).convert("RGB").save(path, format="png")
 
 
 def _panels(rows: int, *, title: float, footer: float) -> tuple[Figure, NDArray[np.object_]]:
@@ -109,7 +109,7 @@ def _title(panel: Axes, headline: str, detail: str = "") -> None:
 
 
 def _percent(share: float) -> str:
-    """Whole percents, but nothing short of 100 % is rounded up to it."""
+    """Whole percents, with a decimal between 99.5 and 99.95, which is good but not perfect."""
     return f"{share:.1%}" if 0.995 <= share < 0.9995 else f"{share:.0%}"
 
 
@@ -125,7 +125,7 @@ def _draw_map(panel: Axes, data: ToyData, one: ConfidenceMap) -> None:
         panel.plot(*points[labels == c].T, "o", color=dark, markersize=3.8, markeredgecolor="white", markeredgewidth=0.4)
     x, y = OUTLIER
     panel.scatter(x, y, s=230, marker="*", color=INK, edgecolors="white", linewidths=1, zorder=3)
-    label = panel.text(x, y + 0.25, f"{_percent(one.outlier_confidence)}", ha="center", fontsize=15, color=INK)
+    label = panel.text(x, y + 0.25, _percent(one.outlier_confidence), ha="center", fontsize=15, color=INK)
     label.set(fontweight="bold", path_effects=[withStroke(linewidth=3, foreground="white")])
 
 

@@ -1,0 +1,100 @@
+"""``semigpc toy``: what it writes, where it writes it, and what it refuses."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from semigpc.cli import app as semigpc_app
+from semigpc.cli.toy import toy
+from semigpc.report.toy_figures import NAMES
+from semigpc.toy import toy_figures
+
+app = typer.Typer()
+app.command()(toy)
+runner = CliRunner(env={"COLUMNS": "80"})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def coarse_maps() -> Iterator[None]:
+    """The maps are not looked at here, so a few points a side will do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(toy.__globals__, "RESOLUTION", 12)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("toy") / "new" / "folder"
+
+
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> str:
+    done = runner.invoke(app, ["--out", str(folder), "--seed", "3"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_both_pictures_are_written_and_named(printed: str, folder: Path) -> None:
+    for name in ("propagation.png", "confidence_maps.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+        assert f"wrote {folder / name}" in printed
+
+
+def test_tables_hold_every_figure_and_fit_80_characters(printed: str) -> None:
+    table = [line for line in printed.splitlines() if not line.startswith("wrote")]
+    assert max(map(len, table)) <= 80
+    assert "…" not in printed
+    rows = [" ".join(line.split()) for line in table]
+    figures = toy_figures(3)
+    for entry in figures.confidence:
+        numbers = " ".join(f"{value:.3f}" for value in (*entry.centre_own_class, entry.outlier_confidence))
+        assert f"{entry.length_scale:g} {NAMES[entry.classifier]} {numbers}" in rows
+    for one, mean in zip(figures.propagation, figures.propagation_mean, strict=True):
+        start = f"{one.length_scale:g} {NAMES[one.classifier]} {100 * one.accuracy:.1f} ({100 * mean.accuracy:.1f}) "
+        assert any(row.startswith(start) for row in rows)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    done = runner.invoke(app, ["--out", str(tmp_path / "taken")])
+    assert done.exit_code == 2
+    expected = f"semigpc toy: cannot create the folder {tmp_path / 'taken'}: File exists. Choose another with --out.\n"
+    assert done.stderr == expected
+    assert done.stdout == ""
+
+
+def test_a_picture_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "propagation.png").mkdir()
+    done = runner.invoke(app, ["--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert done.stderr == f"semigpc toy: cannot write {tmp_path / 'propagation.png'}: Is a directory.\n"
+
+
+def test_a_negative_seed_is_refused(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["--out", str(tmp_path / "none"), "--seed", "-1"])
+    assert done.exit_code == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_help_says_what_to_look_at() -> None:
+    done = runner.invoke(app, ["--help"])
+    assert done.exit_code == 0
+    for words in ("propagation.png", "confidence_maps.png", "Look at the class of 16", "--out", "--seed", "--json"):
+        assert words in " ".join(done.stdout.split())
+
+
+def test_json_stands_alone_on_standard_output_and_holds_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = runner.invoke(semigpc_app, ["toy", "--seed", "3", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == json.loads(json.dumps(asdict(toy_figures(3))))
+    assert "SemiGPC" in done.stderr
+    for name in ("propagation.png", "confidence_maps.png"):
+        assert f"wrote {Path('toy', name)}" in done.stderr
+        assert (tmp_path / "toy" / name).exists()

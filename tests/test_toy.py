@@ -1,0 +1,171 @@
+"""The toy problem: the claims of the paper that a laptop can check, over ten draws."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from semigpc.toy import (
+    CENTRES,
+    CLASSIFIERS,
+    COUNTS,
+    LENGTH_SCALES,
+    NOISE_STD,
+    OUTLIER,
+    PROPAGATORS,
+    Confidence,
+    confidence_figures,
+    confidence_map,
+    draw,
+    gaussian_process,
+    propagate,
+    propagation_figures,
+    similarity,
+    toy_figures,
+)
+
+SEEDS = range(10)
+
+
+@pytest.fixture(scope="module", params=SEEDS, ids=lambda seed: f"seed{seed}")
+def confidence(request: pytest.FixtureRequest) -> dict[tuple[str, float], Confidence]:
+    return {(entry.classifier, entry.length_scale): entry for entry in confidence_figures(draw(request.param))}
+
+
+def test_counts_double_clockwise_from_the_top_right_and_an_eighth_is_labelled() -> None:
+    data = draw(0)
+    assert torch.bincount(data.labels).tolist() == [16, 32, 64, 128]
+    assert torch.bincount(data.labels[data.labeled]).tolist() == [2, 4, 8, 16]
+    for c, centre in enumerate(CENTRES):
+        offset = data.points[data.labels == c].mean(dim=0) - torch.tensor(centre)
+        assert offset.norm() < 4 * 0.35 / COUNTS[c] ** 0.5
+
+
+def test_a_draw_depends_on_its_seed_alone_and_leaves_the_global_generator_untouched() -> None:
+    before = torch.get_rng_state()
+    first = draw(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        assert torch.equal(draw(3).points, first.points)
+    assert not torch.equal(draw(4).points, first.points)
+
+
+def test_only_the_gp_is_unsure_of_the_outlier(confidence: dict[tuple[str, float], Confidence]) -> None:
+    assert confidence["gp", 0.5].outlier_confidence < 0.5
+    assert confidence["linear", 0.5].outlier_confidence > 0.95
+    for length_scale in LENGTH_SCALES:
+        assert confidence["similarity", length_scale].outlier_confidence > 0.95
+
+
+def test_a_short_length_scale_leaves_the_outlier_at_one_in_four(confidence: dict[tuple[str, float], Confidence]) -> None:
+    assert confidence["gp", 0.35].outlier_confidence <= 0.27
+    assert confidence["gp", 0.5].outlier_confidence <= 0.27
+
+
+def test_a_long_length_scale_still_keeps_the_outlier_under_the_threshold(
+    confidence: dict[tuple[str, float], Confidence],
+) -> None:
+    assert confidence["gp", 1.0].outlier_confidence < 0.8
+
+
+def test_the_gp_is_sure_at_every_centre(confidence: dict[tuple[str, float], Confidence]) -> None:
+    for length_scale in LENGTH_SCALES:
+        assert min(confidence["gp", length_scale].centre_own_class) >= 0.98
+
+
+def test_a_long_length_scale_costs_similarity_the_minority_but_not_the_gp(
+    confidence: dict[tuple[str, float], Confidence],
+) -> None:
+    assert confidence["gp", 1.0].centre_own_class[0] >= 0.9
+    assert confidence["similarity", 1.0].centre_own_class[0] < 0.6
+    assert confidence["similarity", 1.0].centre_confidence[0] < 0.6
+    assert confidence["similarity", 1.0].centre_own_class[3] > 0.85
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_at_length_scale_1_the_gp_finds_the_minority_that_similarity_loses(seed: int) -> None:
+    found = {entry.classifier: entry for entry in propagation_figures(draw(seed)) if entry.length_scale == 1}
+    by_gp, by_similarity = found["gp"], found["similarity"]
+    assert by_gp.accuracy > by_similarity.accuracy
+    assert by_gp.minority_accuracy >= 0.75 > 0.65 > by_similarity.minority_accuracy
+    assert by_gp.coverage > 0.95 > 0.6 > by_similarity.coverage
+    assert by_gp.minority_coverage > 0.75 > 0.1 > by_similarity.minority_coverage
+    assert by_gp.covered_precision > 0.98
+
+
+def test_short_length_scales_propagate_equally_well_either_way() -> None:
+    means = {(entry.classifier, entry.length_scale): entry for entry in toy_figures(0).propagation_mean}
+    for length_scale in (0.35, 0.5):
+        assert means["gp", length_scale].accuracy == pytest.approx(means["similarity", length_scale].accuracy, abs=0.005)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_probabilities_are_probabilities_at_any_distance(name: str) -> None:
+    data = draw(0)
+    far = torch.tensor([OUTLIER, (0.0, 0.0), (-60.0, 60.0), (1e4, 1e4)], dtype=torch.float64)
+    probs = CLASSIFIERS[name](data.points, data.labels, 0.35)(far)
+    assert probs.shape == (4, 4)
+    assert bool((probs >= 0).all())
+    torch.testing.assert_close(probs.sum(dim=1), torch.ones(4, dtype=torch.float64))
+
+
+def test_similarity_is_the_kernel_average_near_by_and_the_nearest_point_far_away() -> None:
+    data = draw(1)
+    queries = torch.tensor([(0.2, 0.1), (1.0, -0.4)], dtype=torch.float64)
+    k = torch.exp(-torch.cdist(queries, data.points).square() / (2 * 0.5**2))
+    y = torch.eye(4, dtype=torch.float64)[data.labels]
+    predict = similarity(data.points, data.labels, 0.5)
+    torch.testing.assert_close(predict(queries), k @ y / k.sum(dim=1, keepdim=True))
+
+    far = torch.tensor([(-60.0, 60.0)], dtype=torch.float64)
+    nearest = data.labels[torch.cdist(far, data.points).argmin()]
+    assert predict(far)[0, nearest] == pytest.approx(1)
+
+
+def test_the_gp_is_the_softmax_of_six_times_the_posterior_mean() -> None:
+    data = draw(2)
+    queries = torch.tensor([(0.2, 0.1), (-1.0, 2.0), OUTLIER], dtype=torch.float64)
+    K = torch.exp(-torch.cdist(data.points, data.points).square() / 2)
+    k = torch.exp(-torch.cdist(queries, data.points).square() / 2)
+    y = torch.eye(4, dtype=torch.float64)[data.labels]
+    mu = k @ torch.linalg.solve(K + NOISE_STD**2 * torch.eye(len(K), dtype=torch.float64), y)
+    probs = gaussian_process(data.points, data.labels, 1.0)(queries)
+    torch.testing.assert_close(probs, (6 * mu).softmax(dim=1), rtol=0, atol=1e-9)
+
+
+def test_hidden_labels_are_not_looked_at() -> None:
+    data = draw(0)
+    lying = torch.where(data.labeled, data.labels, 0)
+    for name in PROPAGATORS:
+        honest = propagate(data, classifier=name, length_scale=1.0)
+        assert torch.equal(honest, propagate(type(data)(data.points, lying, data.labeled), classifier=name, length_scale=1.0))
+
+
+def test_a_map_is_indexed_by_y_then_x_and_reports_each_row() -> None:
+    rows = []
+    data = draw(0)
+    one = confidence_map(CLASSIFIERS["linear"](data.points, data.labels, 1.0), resolution=5, on_row=lambda: rows.append(1))
+    assert len(rows) == 5
+    assert one.axis.tolist() == [-4, -2, 0, 2, 4]
+    assert one.probs.shape == (5, 5, 4)
+    assert int(one.probs[4, 0].argmax()) == 3  # x = -4, y = 4: the class at the top left
+    assert int(one.probs[0, 4].argmax()) == 1  # x = 4, y = -4: the class at the bottom right
+
+
+def test_figures_cover_every_length_scale_and_classifier_and_survive_json() -> None:
+    figures = toy_figures(0)
+    assert figures == toy_figures(0)
+    assert len(figures.confidence) == len(LENGTH_SCALES) * len(CLASSIFIERS)
+    assert len(figures.propagation) == len(figures.propagation_mean) == len(LENGTH_SCALES) * len(PROPAGATORS)
+    plain = json.loads(json.dumps(asdict(figures)))
+    assert plain["confidence"][2]["classifier"] == "gp"
+    assert plain["seeds_averaged"] == list(range(10))
+
+
+def test_means_are_means_over_the_draws() -> None:
+    figures = toy_figures(4)
+    each = [propagation_figures(draw(seed))[3].minority_accuracy for seed in figures.seeds_averaged]
+    assert figures.propagation_mean[3].minority_accuracy == pytest.approx(sum(each) / len(each))
+    assert figures.propagation[3].minority_accuracy == each[0]
