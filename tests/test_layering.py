@@ -1,6 +1,7 @@
 """The map in docs/architecture.md: imports point up this list, never down, and only where it says so."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ def test_imports_follow_the_map(path: Path) -> None:
     for module in imported(path):
         other = module.split(".")[0]
         assert other == room or other in MAY_IMPORT[room], f"{room} may not import {other}"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.stem != "__main__"], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_every_module_can_be_imported(path: Path) -> None:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    importlib.import_module(".".join(part for part in parts if part != "__init__"))
 
 
 def test_the_gp_room_is_a_ladder() -> None:

@@ -90,8 +90,9 @@ def test_goes_on_after_a_save_as_if_nothing_had_happened(
         (torch.tensor([], dtype=torch.int64), ValueError, r"at least one label; got shape \(0,\)"),
         (torch.eye(4).long(), ValueError, r"labels must be a vector.*got shape \(4, 4\)"),
         (torch.tensor([0.0, 1.0]), TypeError, r"labels must be integers; got torch\.float32"),
+        ([0, 1], TypeError, r"labels must be a torch\.Tensor; got list"),
     ],
-    ids=["too large", "negative", "empty", "one-hot", "float"],
+    ids=["too large", "negative", "empty", "one-hot", "float", "list"],
 )
 def test_refuses_bad_labels_and_stays_as_it_was(
     make: Callable[[int, int], Buffer], labels: Tensor, error: type[Exception], message: str

@@ -39,6 +39,9 @@ REFUSED: dict[str, tuple[Callable[[ExactGP], object], type[Exception], str]] = {
     "float slots": (lambda e: e.replace(slots(0, 1, 2).float(), FEATURES, TARGETS), TypeError, "slots must be integers"),
     "no rows": (lambda e: e.replace(slots(), FEATURES[:0], TARGETS[:0]), ValueError, "slots must be a vector of at least one slot"),
     "slots of two dimensions": (lambda e: e.replace(torch.zeros(3, 1).long(), FEATURES, TARGETS), ValueError, r"at least one slot; got shape \(3, 1\)"),
+    "a list for slots": (lambda e: e.replace([0, 1, 2], FEATURES, TARGETS), TypeError, r"slots must be a torch\.Tensor; got list\. torch\.as_tensor"),  # type: ignore[arg-type]
+    "an array for features": (lambda e: e.replace(slots(0, 1, 2), FEATURES.numpy(), TARGETS), TypeError, "features must be a torch.Tensor; got ndarray"),  # type: ignore[arg-type]
+    "a list for targets": (lambda e: e.replace(slots(0, 1, 2), FEATURES, TARGETS.tolist()), TypeError, "targets must be a torch.Tensor; got list"),  # type: ignore[arg-type]
     "removing an empty slot": (lambda e: e.remove(slots(0, 39)), IndexError, "slots must be occupied; slot 39 is empty"),
     "leaving out an empty slot": (lambda e: e.leave_out(slots(39)), IndexError, "slot 39 is empty"),
     "NaN query": (lambda e: e.mean(with_value(FEATURES, math.nan)), ValueError, "queries must be finite"),

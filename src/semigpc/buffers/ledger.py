@@ -60,6 +60,8 @@ class Ledger(nn.Module):
 
     def check(self, labels: Tensor, indices: Tensor | None) -> None:
         """Refuse a batch that cannot be recorded, before anything is changed."""
+        if not isinstance(labels, Tensor):
+            raise TypeError(f"labels must be a torch.Tensor; got {type(labels).__name__}. torch.as_tensor makes one.")
         if labels.ndim != 1 or not len(labels):
             raise ValueError(f"labels must be a vector of at least one label; got shape {tuple(labels.shape)}.")
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:

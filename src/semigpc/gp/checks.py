@@ -45,13 +45,14 @@ def check_queries(engine: Engine, queries: Tensor) -> None:
 def check_rows(engine: Engine, slots: Tensor, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Refuse features or targets that do not fit the slots; answer with both in the engine's dtype."""
     _check_matrix(engine, "features", features, (len(slots), engine.n_features))
-    hint = " One-hot them first." if targets.ndim == 1 else ""
+    hint = " One-hot them first." if isinstance(targets, Tensor) and targets.ndim == 1 else ""
     _check_matrix(engine, "targets", targets, (len(slots), engine.n_classes), hint)
     return features.detach().to(engine.dtype), targets.detach().to(engine.dtype)
 
 
 def check_slots(engine: Engine, slots: Tensor, *, occupied: bool = False) -> Tensor:
     """Refuse slots that are empty, repeated, out of range or (if asked) unoccupied; answer with them as int64 on the device."""
+    _check_tensor("slots", slots)
     if slots.ndim != 1 or not len(slots):
         raise ValueError(f"slots must be a vector of at least one slot; got shape {tuple(slots.shape)}.")
     if slots.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
@@ -70,6 +71,7 @@ def check_slots(engine: Engine, slots: Tensor, *, occupied: bool = False) -> Ten
 
 
 def _check_matrix(engine: Engine, name: str, value: Tensor, shape: tuple[int | None, int], hint: str = "") -> None:
+    _check_tensor(name, value)
     rows, columns = shape
     if value.ndim != 2 or value.shape[1] != columns or rows not in (None, value.shape[0]):
         wanted = f"({'any' if rows is None else rows}, {columns})"
@@ -85,6 +87,11 @@ def _check_matrix(engine: Engine, name: str, value: Tensor, shape: tuple[int | N
             f"{name} must be finite; row {first} holds {_first_not_finite(value[first])}. "
             "One such row would spoil every later answer: find where the network produced it."
         )
+
+
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor; got {type(value).__name__}. torch.as_tensor makes one.")
 
 
 def _first_not_finite(row: Tensor) -> float:

@@ -8,6 +8,7 @@ fastest, and P being symmetric it is the same product.
 import torch
 from torch import Tensor, nn
 
+BAND = 512  # rows of a tile changed at a time, to bound the memory that this takes
 ONE_TILE = 4096  # up to here one square tile is as fast, and memory does not matter
 TILE = 1024  # beyond: 4 MB of float32, large enough to keep the cores busy, small enough to be re-used from cache
 
@@ -74,9 +75,11 @@ class SymmetricTiles(nn.Module):
         """P += u^T diag(signs) u in place, for u (R, size) and signs (R,). O(R N^2 / 2)."""
         strips = u.split(self.side, dim=1)
         for i in range(self.strips):
-            signed = (strips[i] * signs[:, None]).mT  # (side, R)
-            for j in range(i + 1):
-                self.tile(i, j).addmm_(signed, strips[j])
+            for start in range(0, self.side, BAND):
+                band = slice(start, start + BAND)
+                signed = (strips[i][:, band] * signs[:, None]).mT  # (BAND, R)
+                for j in range(i + 1):
+                    self.tile(i, j)[band].addmm_(signed, strips[j])
 
     def rows(self, slots: Tensor) -> Tensor:
         """P[slots], (B, size), gathered from the tiles that hold them."""
