@@ -1,5 +1,7 @@
 """The engine equals a fresh solve, whatever has been done to it."""
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -234,33 +236,47 @@ def test_cosine_kernel_has_rank_of_the_features(generator: torch.Generator) -> N
 
 def test_the_state_is_all_there_and_the_inverse_is_rebuilt_on_load(generator: torch.Generator) -> None:
     draw = clusters(generator)
-    engine, copy = make(60), make(60)
+    engine, restored = make(60), make(60)
     for step in range(50):
         engine.replace((torch.arange(7) + 7 * step) % 60, *draw(7))
     engine.rebuild()
     state = {name: value.clone() for name, value in engine.state_dict().items()}
     assert sum(value.nbytes for value in state.values()) < 4 * 60 * (WIDTH + CLASSES) * 8  # no N x N matrix in it
-    copy.load_state_dict(state)
-    assert copy.health.steps == engine.health.steps
-    assert len(copy) == len(engine)
+    restored.load_state_dict(state)
+    assert restored.health.steps == engine.health.steps
+    assert len(restored) == len(engine)
     batches = [draw(7) for _ in range(30)]
     queries = draw(10)[0]
-    for one in (engine, copy):
+    for one in (engine, restored):
         for step, batch in enumerate(batches):
             one.replace((torch.arange(7) + 7 * step) % 60, *batch)
-    assert torch.equal(engine.mean(queries), copy.mean(queries))  # bit for bit
+    assert torch.equal(engine.mean(queries), restored.mean(queries))  # bit for bit
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))], ids=["copy", "pickle"]
+)
+def test_a_duplicate_goes_its_own_way(duplicate: Callable[[ExactGP], ExactGP], generator: torch.Generator) -> None:
+    engine, draw = make(40), clusters(generator)
+    engine.replace(torch.arange(40), *draw(40))
+    queries = draw(5)[0]
+    before, other = engine.mean(queries), duplicate(engine)
+    assert torch.equal(other.mean(queries), before)
+    other.replace(torch.arange(8), *draw(8))
+    assert_true(other, queries)
+    assert torch.equal(engine.mean(queries), before)
 
 
 def test_an_engine_inside_a_model_is_restored_with_it(generator: torch.Generator) -> None:
     draw = clusters(generator)
     queries = draw(5)[0]
-    model, copy = torch.nn.ModuleDict({"gp": make(20)}), torch.nn.ModuleDict({"gp": make(20)})
-    gp, gp_copy = model["gp"], copy["gp"]
+    model, restored = torch.nn.ModuleDict({"gp": make(20)}), torch.nn.ModuleDict({"gp": make(20)})
+    gp, gp_restored = model["gp"], restored["gp"]
     assert isinstance(gp, ExactGP)
-    assert isinstance(gp_copy, ExactGP)
+    assert isinstance(gp_restored, ExactGP)
     gp.replace(torch.arange(12), *draw(12))
-    copy.load_state_dict(model.state_dict())
-    torch.testing.assert_close(gp_copy.mean(queries), gp.mean(queries), rtol=0, atol=1e-12)
+    restored.load_state_dict(model.state_dict())
+    torch.testing.assert_close(gp_restored.mean(queries), gp.mean(queries), rtol=0, atol=1e-12)
 
 
 def test_one_hot_integers_are_what_the_example_in_the_readme_says(generator: torch.Generator) -> None:

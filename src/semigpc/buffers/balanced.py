@@ -36,7 +36,7 @@ class BalancedBuffer(nn.Module):
             raise ValueError(f"capacity must be at least n_classes, a slot a class; got {capacity} < {n_classes}.")
         self.balance = balance
         self._read_rings()
-        self.register_load_state_dict_post_hook(lambda module, _keys: module._read_rings())  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_reread)  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         """Occupied slots."""
@@ -93,3 +93,7 @@ class BalancedBuffer(nn.Module):
                 self._rings[labels[slot]].append(slot)
         usable = self.class_capacity * self.entries.n_classes
         self._free = [slot for slot in range(usable) if labels[slot] < 0]
+
+
+def _reread(buffer: BalancedBuffer, _incompatible_keys: object) -> None:
+    buffer._read_rings()

@@ -169,7 +169,7 @@ class OnlineSolver(nn.Module):
                 self.K.set_rows(chunk, rows[chunk])
 
     def refine_alpha(self, y: Tensor) -> None:
-        """Alpha += (y - alpha K) P with the residual in float64; needs K. O(n_rhs n^2).
+        """alpha += (y - alpha K) P with the residual in float64; needs K. O(n_rhs n^2).
 
         Args:
             y: (n_rhs, n) float64, all right-hand sides.
