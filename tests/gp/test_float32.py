@@ -93,3 +93,19 @@ def test_noise_too_small_for_float32_is_refused_with_the_knob_to_turn(generator:
         engine.replace(torch.arange(64), *draw(64))
     assert len(engine) == 0
     assert torch.equal(engine.mean(draw(3)[0]), torch.zeros(3, 4))
+
+
+def test_a_batch_that_cannot_go_in_leaves_the_others_where_they_are(generator: torch.Generator) -> None:
+    engine = ExactGP(700, 16, 4, noise_std=1e-6)
+    apart = clusters(generator, n_classes=4, spread=100.0, dtype=torch.float32)
+    coincident = clusters(generator, spread=0.0, dtype=torch.float32)
+    features, targets = apart(300)
+    engine.replace(torch.arange(300), features, targets)
+    before = engine.mean(features)
+    with pytest.raises(ValueError, match="cannot be inverted"):
+        engine.replace(torch.arange(250, 700), *coincident(450))
+    assert len(engine) == 300
+    assert torch.equal(engine.features[:300], features)
+    assert torch.equal(engine.targets[:300], targets)
+    assert not engine.occupied[300:].any()
+    torch.testing.assert_close(engine.mean(features), before, rtol=0, atol=1e-4)

@@ -117,17 +117,28 @@ class KernelSystem(nn.Module):
         self.count = len(slots)
         self.solver.reset()
         self.health.inverse_residual = self.health.mean_residual = 0.0
-        if self.kernel.positive_definite:
-            self.occupied.zero_()
-            self.count = 0
-            for start in range(0, len(slots), CHUNK):
-                chunk = slots[start : start + CHUNK]
-                self._update(chunk, self.features[chunk], self.targets[chunk])
-        elif len(slots):
-            self.solver.grow(int(slots[-1]) + 1)
-            self.square_norms.copy_(square_norms(self.features))
-            rows = self._evaluate_rows(torch.arange(self.width, device=slots.device))
-            self.solver.invert(rows, self._all_targets())
+        try:
+            if self.kernel.positive_definite:
+                self._insert(slots)
+            elif len(slots):
+                self.solver.grow(int(slots[-1]) + 1)
+                self.square_norms.copy_(square_norms(self.features))
+                rows = self._evaluate_rows(torch.arange(self.width, device=slots.device))
+                self.solver.invert(rows, self._all_targets())
+        except NotPositiveDefiniteError as error:
+            self.occupied[slots] = True
+            raise NotPositiveDefiniteError(
+                f"the kernel matrix of {self.kernel} with noise_std={self.noise_std:g} cannot be inverted in {self.dtype}. "
+                "Raise noise_std, or use dtype=torch.float64."
+            ) from error
+
+    def _insert(self, slots: Tensor) -> None:
+        """Put what is stored at these slots into an empty solver."""
+        self.occupied.zero_()
+        self.count = 0
+        for start in range(0, len(slots), CHUNK):
+            chunk = slots[start : start + CHUNK]
+            self._update(chunk, self.features[chunk], self.targets[chunk])
 
     def change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         """Update chunk by chunk; where that fails write the rows and rebuild P; where that fails put all back and say so."""
@@ -145,13 +156,10 @@ class KernelSystem(nn.Module):
                 self._store(slots[part], *rows)
                 try:
                     self.rebuild()
-                except NotPositiveDefiniteError as error:
+                except NotPositiveDefiniteError:
                     self.features[slots], self.targets[slots], self.occupied[slots] = before
                     self.rebuild()
-                    raise NotPositiveDefiniteError(
-                        f"the kernel matrix of {self.kernel} with noise_std={self.noise_std:g} cannot be inverted in "
-                        f"{self.dtype}. Raise noise_std, or use dtype=torch.float64."
-                    ) from error
+                    raise
                 self.health.rebuilds += 1
         health = self.health
         health.steps += 1
