@@ -178,6 +178,32 @@ def test_the_mean_is_differentiable_in_the_queries(generator: torch.Generator) -
     assert torch.autograd.gradcheck(engine.mean, queries)
 
 
+def test_a_gradient_may_be_taken_after_the_buffer_has_changed(generator: torch.Generator) -> None:
+    engine, draw = make(20), clusters(generator)
+    engine.replace(torch.arange(20), *draw(20))
+    queries = draw(3)[0].requires_grad_()
+    again = queries.detach().clone().requires_grad_()
+    engine.mean(again).square().sum().backward()
+    loss = engine.mean(queries).square().sum()
+    engine.replace(torch.arange(20), *draw(20))
+    loss.backward()
+    assert queries.grad is not None
+    assert again.grad is not None
+    assert torch.equal(queries.grad, again.grad)
+
+
+def test_an_engine_used_in_inference_mode_can_be_changed_outside_of_it(generator: torch.Generator) -> None:
+    draw = clusters(generator, spread=0.01, dtype=torch.float32)
+    engine = ExactGP(40, WIDTH, CLASSES, noise_std=0.01)
+    with torch.inference_mode():
+        for step in range(20):
+            engine.replace((torch.arange(8) + 8 * step) % 40, *draw(8))  # refinement starts in here
+        engine.mean(draw(3)[0])
+    assert engine.health.refined > 0
+    engine.replace(torch.arange(8), *draw(8))
+    assert len(engine) == 40
+
+
 def test_an_empty_engine_knows_nothing_and_says_so(generator: torch.Generator) -> None:
     engine, draw = make(20), clusters(generator)
     features, targets = draw(5)

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from semigpc.gp import RBF, ExactGP
+from semigpc.gp import RBF, Clipped, ExactGP
 from semigpc.gp.reference import kernel_matrix, posterior
 from tests.gp.streams import clusters
 
@@ -31,6 +31,28 @@ def test_tight_clusters_stay_true_for_twenty_turnovers(refine: str, generator: t
     outliers = torch.nn.functional.normalize(torch.randn(50, 32, generator=generator), dim=1)
     assert error_of_the_mean(engine, torch.cat([draw(200)[0], outliers])) <= 1e-4
     assert engine.health.rebuilds <= 2
+
+
+@pytest.mark.parametrize("noise_std", [0.01, 0.03])
+def test_contradictory_labels_at_coincident_points_stay_true(noise_std: float, generator: torch.Generator) -> None:
+    """The worst case for alpha: it reaches 1 / sigma^2, and every digit that P loses shows in the mean."""
+    points = torch.randn(5, 3, generator=generator)
+    engine = ExactGP(100, 3, 2, kernel=RBF(length_scale=1.0), noise_std=noise_std)
+    for step in range(200):
+        slots = torch.randperm(100, generator=generator)[:8]
+        labels = torch.randint(2, (8,), generator=generator)
+        engine.replace(slots, points[torch.randint(5, (8,), generator=generator)], torch.eye(2)[labels])
+        assert step < 8 or error_of_the_mean(engine, points) < 1e-3  # the first looks need some steps
+    weights = engine.label_weights(points)
+    torch.testing.assert_close(weights @ engine.targets, engine.mean(points), rtol=0, atol=1e-3)
+
+
+def test_an_indefinite_kernel_stays_true(generator: torch.Generator) -> None:
+    draw = clusters(generator, n_classes=3, width=6, dtype=torch.float32)
+    engine = ExactGP(100, 6, 3, kernel=Clipped(RBF(length_scale=0.5), 0.1))
+    for step in range(60):
+        engine.replace((torch.arange(8) + 8 * step) % 100, *draw(8))
+        assert error_of_the_mean(engine, draw(20)[0]) < 1e-3
 
 
 def test_ill_conditioning_switches_refinement_on_and_easy_data_does_not(

@@ -89,6 +89,14 @@ def test_cosine_ignores_length_and_gives_zero_vectors_nothing() -> None:
     torch.testing.assert_close(Cosine().diagonal(x), torch.tensor([1.0, 0.0, 1.0]))
 
 
+def test_cosine_takes_directions_over_the_whole_range_of_norms() -> None:
+    x = torch.tensor([[1.0, 0.0]])
+    for scale in (1e-15, 1e-3, 1e3, 1e15):
+        assert Cosine()(scale * x, x).item() == pytest.approx(1.0)
+    for scale in (1e-30, 1e30):  # the norm underflows or overflows
+        assert Cosine()(scale * x, x).item() == Cosine().diagonal(scale * x).item() == 0.0
+
+
 def test_clipping_keeps_exactly_what_is_above_the_threshold(points: Tensor) -> None:
     K = RBF(length_scale=0.7)(points, points)
     clipped = Clipped(RBF(length_scale=0.7), 0.3)(points, points)
@@ -96,7 +104,7 @@ def test_clipping_keeps_exactly_what_is_above_the_threshold(points: Tensor) -> N
     assert 0 < int((clipped == 0).sum()) < clipped.numel()
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-30, math.nan, math.inf])
 def test_scales_must_be_positive_and_finite(value: float) -> None:
     for build in (
         lambda: RBF(length_scale=value),
@@ -105,5 +113,5 @@ def test_scales_must_be_positive_and_finite(value: float) -> None:
         lambda: Cosine(output_scale=value),
         lambda: Clipped(RBF(), value),
     ):
-        with pytest.raises(ValueError, match="must be a positive finite number; got"):
+        with pytest.raises(ValueError, match="must be a positive finite number, between 1e-12 and 1e12; got"):
             build()

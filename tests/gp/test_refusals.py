@@ -25,9 +25,9 @@ def slots(*numbers: int) -> Tensor:
 
 
 REFUSED: dict[str, tuple[Callable[[ExactGP], object], type[Exception], str]] = {
-    "NaN feature": (lambda e: e.replace(slots(0, 1, 2), with_value(FEATURES, math.nan), TARGETS), ValueError, "features must be finite; row 1 holds nan"),
-    "infinite feature": (lambda e: e.replace(slots(0, 1, 2), with_value(FEATURES, math.inf), TARGETS), ValueError, "features must be finite; row 1 holds inf"),
-    "NaN target": (lambda e: e.replace(slots(0, 1, 2), FEATURES, with_value(TARGETS, math.nan)), ValueError, "targets must be finite; row 1"),
+    "NaN feature": (lambda e: e.replace(slots(0, 1, 2), with_value(FEATURES, math.nan), TARGETS), ValueError, "features must be finite, and so must their squares; row 1 holds nan"),
+    "infinite feature": (lambda e: e.replace(slots(0, 1, 2), with_value(FEATURES, math.inf), TARGETS), ValueError, "features must be finite, and so must their squares; row 1 holds inf"),
+    "NaN target": (lambda e: e.replace(slots(0, 1, 2), FEATURES, with_value(TARGETS, math.nan)), ValueError, "targets must be finite, and so must their squares; row 1"),
     "feature width": (lambda e: e.replace(slots(0, 1, 2), FEATURES[:, :9], TARGETS), ValueError, r"features must have shape \(3, 16\); got \(3, 9\)"),
     "too few features": (lambda e: e.replace(slots(0, 1, 2), FEATURES[:2], TARGETS), ValueError, r"features must have shape \(3, 16\); got \(2, 16\)"),
     "labels for targets": (lambda e: e.replace(slots(0, 1, 2), FEATURES, torch.tensor([0, 1, 2])), ValueError, r"targets must have shape \(3, 4\); got \(3,\)\. One-hot"),
@@ -42,9 +42,17 @@ REFUSED: dict[str, tuple[Callable[[ExactGP], object], type[Exception], str]] = {
     "a list for slots": (lambda e: e.replace([0, 1, 2], FEATURES, TARGETS), TypeError, r"slots must be a torch\.Tensor; got list\. torch\.as_tensor"),  # type: ignore[arg-type]
     "an array for features": (lambda e: e.replace(slots(0, 1, 2), FEATURES.numpy(), TARGETS), TypeError, "features must be a torch.Tensor; got ndarray"),  # type: ignore[arg-type]
     "a list for targets": (lambda e: e.replace(slots(0, 1, 2), FEATURES, TARGETS.tolist()), TypeError, "targets must be a torch.Tensor; got list"),  # type: ignore[arg-type]
+    "targets beyond float32": (lambda e: e.replace(slots(0, 1, 2), FEATURES, with_value(TARGETS.double(), 1e39)), ValueError, "targets must be finite, and so must their squares; row 1"),
+    "features whose squares overflow": (lambda e: e.replace(slots(0, 1, 2), with_value(FEATURES, 1e25), TARGETS), ValueError, r"row 1 holds 1e\+25 in torch\.float32"),
+    "queries beyond float32": (lambda e: e.mean(with_value(FEATURES.double(), 1e39)), ValueError, "queries must be finite, and so must their squares"),
+    "a NaN in the offset": (lambda e: e.mean(FEATURES, offset=torch.full((4,), math.nan)), ValueError, "offset must be finite"),
+    "a list for classes": (lambda e: e.explain(FEATURES, [0, 1, 2]), TypeError, "classes must be a torch.Tensor; got list"),  # type: ignore[arg-type]
+    "float classes": (lambda e: e.explain(FEATURES, torch.zeros(3)), TypeError, "classes must be int64 or int32"),
+    "removing a number": (lambda e: e.remove(0), TypeError, "slots must be a torch.Tensor; got int"),  # type: ignore[arg-type]
+    "a state without its parts": (lambda e: e.load_state_dict({}), RuntimeError, "Missing key"),
     "removing an empty slot": (lambda e: e.remove(slots(0, 39)), IndexError, "slots must be occupied; slot 39 is empty"),
     "leaving out an empty slot": (lambda e: e.leave_out(slots(39)), IndexError, "slot 39 is empty"),
-    "NaN query": (lambda e: e.mean(with_value(FEATURES, math.nan)), ValueError, "queries must be finite"),
+    "NaN query": (lambda e: e.mean(with_value(FEATURES, math.nan)), ValueError, "queries must be finite, and so must their squares"),
     "query width": (lambda e: e.variance(FEATURES[:, :4]), ValueError, r"queries must have shape \(any, 16\); got \(3, 4\)"),
     "offset shape": (lambda e: e.mean(FEATURES, offset=torch.zeros(3)), ValueError, r"offset must have shape \(4,\); got \(3,\)"),
     "class out of range": (lambda e: e.explain(FEATURES, slots(0, 1, 4)), IndexError, r"classes must lie in \[0, 4\); got 0\.\.4"),
@@ -73,9 +81,11 @@ def test_a_refused_call_says_why_and_changes_nothing(case: str, generator: torch
     assert (engine.health, len(engine), engine.system.solver.inverse.rank) == (health, count, rank)
 
 
-@pytest.mark.parametrize("noise_std", [0.0, -0.1, math.nan, math.inf])
+@pytest.mark.parametrize("noise_std", [0.0, -0.1, 1e-200, math.nan, math.inf])
 def test_noise_must_be_positive(noise_std: float) -> None:
-    with pytest.raises(ValueError, match="noise_std must be a positive finite number, or K cannot be inverted; got"):
+    with pytest.raises(
+        ValueError, match=r"noise_std must be a positive finite number \(at least 1e-12\), or K cannot be inverted; got"
+    ):
         ExactGP(10, 4, 2, noise_std=noise_std)
 
 
@@ -96,3 +106,14 @@ def test_removing_nothing_is_no_change() -> None:
     engine = ExactGP(10, 16, 4)
     engine.remove(torch.zeros(0, dtype=torch.int64))
     assert engine.health.steps == 0
+
+
+def test_a_state_that_cannot_be_inverted_leaves_the_engine_as_it_was(generator: torch.Generator) -> None:
+    engine, noisier = ExactGP(40, 16, 4, noise_std=1e-6), ExactGP(40, 16, 4)
+    engine.replace(torch.arange(20), *clusters(generator, spread=100.0, dtype=torch.float32)(20))
+    before, state = engine.mean(FEATURES), copy.deepcopy(engine.state_dict())
+    noisier.replace(torch.arange(40), torch.ones(40, 16), torch.ones(40, 4))
+    with pytest.raises(ValueError, match="cannot be inverted"):
+        engine.load_state_dict(noisier.state_dict())  # coincident points need noise
+    assert all(torch.equal(value, state[name]) for name, value in engine.state_dict().items())
+    torch.testing.assert_close(engine.mean(FEATURES), before, rtol=0, atol=1e-5)

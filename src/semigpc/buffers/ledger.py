@@ -71,6 +71,8 @@ class Ledger(nn.Module):
             raise ValueError(
                 f"labels must lie in [0, {self.n_classes}); got {low}..{high}. Unlabelled rows do not belong in the buffer."
             )
+        if indices is not None and not isinstance(indices, Tensor):
+            raise TypeError(f"indices must be a torch.Tensor; got {type(indices).__name__}. torch.as_tensor makes one.")
         if indices is not None and (indices.shape != labels.shape or indices.dtype != torch.int64):
             raise ValueError(
                 f"indices must be int64 of shape {tuple(labels.shape)}, one a label; "

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 import torch
@@ -26,12 +26,18 @@ class Engine(Protocol):
 def full_precision() -> Iterator[None]:
     """No autocast and no TF32 or bfloat16 products within, whatever the caller has switched on. Also a decorator."""
     precision = torch.get_float32_matmul_precision()
-    if precision == "highest" and not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
+    autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    if precision == "highest" and not autocast and not torch.is_inference_mode_enabled():
         yield  # the usual case, and this runs at every step
         return
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        with ExitStack() as stack:
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+            stack.enter_context(torch.autocast("cuda", enabled=False))
+            if torch.is_inference_mode_enabled():  # what is stored must remain writable outside of it
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.no_grad())
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
@@ -52,7 +58,7 @@ def check_rows(engine: Engine, slots: Tensor, features: Tensor, targets: Tensor)
 
 def check_slots(engine: Engine, slots: Tensor, *, occupied: bool = False) -> Tensor:
     """Refuse slots that are empty, repeated, out of range or (if asked) unoccupied; answer with them as int64 on the device."""
-    _check_tensor("slots", slots)
+    check_tensor("slots", slots)
     if slots.ndim != 1 or not len(slots):
         raise ValueError(f"slots must be a vector of at least one slot; got shape {tuple(slots.shape)}.")
     if slots.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
@@ -71,7 +77,7 @@ def check_slots(engine: Engine, slots: Tensor, *, occupied: bool = False) -> Ten
 
 
 def _check_matrix(engine: Engine, name: str, value: Tensor, shape: tuple[int | None, int], hint: str = "") -> None:
-    _check_tensor(name, value)
+    check_tensor(name, value)
     rows, columns = shape
     if value.ndim != 2 or value.shape[1] != columns or rows not in (None, value.shape[0]):
         wanted = f"({'any' if rows is None else rows}, {columns})"
@@ -80,19 +86,18 @@ def _check_matrix(engine: Engine, name: str, value: Tensor, shape: tuple[int | N
         raise TypeError(f"{name} must be floating point; got {value.dtype}. Call .float() on them first.")
     if value.device != engine.occupied.device:
         raise ValueError(f"{name} must be on {engine.occupied.device}, where the engine is; got {value.device}.")
-    finite = value.detach().isfinite()
-    if not bool(finite.all()):
-        first = int((~finite).nonzero()[0, 0])
+    stored = value.detach().to(engine.dtype)
+    sound = stored.square().sum(dim=1).isfinite()  # squares are what distances are made of
+    if not bool(sound.all()):
+        first = int((~sound).nonzero()[0, 0])
+        worst = float(stored[first, stored[first].abs().nan_to_num(nan=torch.inf).argmax()])
         raise ValueError(
-            f"{name} must be finite; row {first} holds {_first_not_finite(value[first])}. "
+            f"{name} must be finite, and so must their squares; row {first} holds {worst:g} in {engine.dtype}. "
             "One such row would spoil every later answer: find where the network produced it."
         )
 
 
-def _check_tensor(name: str, value: object) -> None:
+def check_tensor(name: str, value: object) -> None:
+    """Refuse what is not a tensor, by name."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor; got {type(value).__name__}. torch.as_tensor makes one.")
-
-
-def _first_not_finite(row: Tensor) -> float:
-    return float(row[~row.isfinite()][0])

@@ -6,9 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from semigpc.gp.checks import check_queries, check_rows, check_slots, full_precision
+from semigpc.gp.checks import check_queries, check_rows, check_slots, check_tensor, full_precision
 from semigpc.gp.kernels import RBF, Kernel
 from semigpc.gp.system import CHUNK, Health, KernelSystem
+
+MIN_NOISE_STD = 1e-12
 
 
 class ExactGP(nn.Module):
@@ -40,7 +42,9 @@ class ExactGP(nn.Module):
         n_classes: C, columns of the targets.
         kernel: k; ``RBF()`` by default.
         noise_std: sigma. The mean depends on sigma^2 / eta alone.
-        refine: "auto" starts when the residuals ask for it, "always" at once, "never" saves the memory of K.
+        refine: "auto" starts when the residuals ask for it, "always" at once. "never" saves the memory of K; float32 then loses
+            digits from a condition number of about 3e3 on (a few classes that have collapsed onto a point suffice), and P is
+            rebuilt at O(N^3) whenever the residual of the mean exceeds 1e-2.
         dtype: float32 or float64, of P and of what is stored. alpha and all B x B algebra are float64 either way.
     """
 
@@ -58,10 +62,17 @@ class ExactGP(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("capacity", capacity), ("n_features", n_features), ("n_classes", n_classes)):
+            if not isinstance(value, int):
+                raise TypeError(f"{name} must be an integer; got {value!r}.")
             if value < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}.")
-        if not 0 < noise_std < math.inf:
-            raise ValueError(f"noise_std must be a positive finite number, or K cannot be inverted; got {noise_std}.")
+        if not MIN_NOISE_STD <= noise_std < math.inf:
+            raise ValueError(
+                f"noise_std must be a positive finite number (at least {MIN_NOISE_STD:g}), or K cannot be inverted; "
+                f"got {noise_std}."
+            )
+        if kernel is not None and (isinstance(kernel, type) or not callable(kernel)):
+            raise TypeError(f"kernel must be a kernel object such as RBF(length_scale=0.3); got {kernel!r}.")
         if refine not in ("auto", "always", "never"):
             raise ValueError(f"refine must be 'auto', 'always' or 'never'; got {refine!r}.")
         if dtype not in (torch.float32, torch.float64):
@@ -87,7 +98,7 @@ class ExactGP(nn.Module):
 
     @property
     def kernel(self) -> Kernel:
-        """K."""
+        """The kernel k."""
         return self.system.kernel
 
     @property
@@ -124,6 +135,8 @@ class ExactGP(nn.Module):
     def mean(self, queries: Tensor, *, offset: Tensor | None = None) -> Tensor:
         """mu(h) = k(h, h_Q) K^-1 (y_Q - 1 offset^T), (M, C). O(M N (D + C)); differentiable in the queries.
 
+        The gradient is that of the buffer as it stands at the call, and may be taken after later changes.
+
         Args:
             queries: (M, D).
             offset: (C,) subtracted from every target and not added back, such as the class frequencies of a class prior; it
@@ -131,7 +144,12 @@ class ExactGP(nn.Module):
         """
         check_queries(self, queries)
         alpha = self.system.solver.alpha[: self.n_classes, : self.system.width]
+        if queries.requires_grad and torch.is_grad_enabled():
+            alpha = alpha.clone()  # backward must find it as it is now, whatever is replaced meanwhile
         if offset is not None:
+            check_tensor("offset", offset)
+            if not bool(offset.isfinite().all()):
+                raise ValueError(f"offset must be finite; got {offset.tolist()}.")
             if offset.shape != (self.n_classes,):
                 raise ValueError(f"offset must have shape ({self.n_classes},); got {tuple(offset.shape)}.")
             beta = self.system.solver.alpha[self.n_classes, : self.system.width]
@@ -165,6 +183,9 @@ class ExactGP(nn.Module):
             classes: (M,) the class to explain for each query, usually the predicted one.
         """
         check_queries(self, queries)
+        check_tensor("classes", classes)
+        if classes.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"classes must be int64 or int32; got {classes.dtype}.")
         if classes.shape != queries.shape[:1]:
             raise ValueError(f"classes must have shape ({len(queries)},), one a query; got {tuple(classes.shape)}.")
         if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < self.n_classes:
@@ -186,20 +207,22 @@ class ExactGP(nn.Module):
         check_queries(self, queries)
         weights = queries.new_zeros(len(queries), self.capacity)
         for rows, chunk in zip(weights.split(CHUNK), queries.split(CHUNK), strict=True):
-            products = self.system.solver.inverse.multiply(self.system.solver_rows(chunk))
+            products = self.system.solver.solve(self.system.solver_rows(chunk))
             rows[:, : self.system.width] = products[:, : self.system.width]
         return weights
 
     @full_precision()
     @torch.no_grad()
     def leave_out(self, slots: Tensor) -> Tensor:
-        """The mean at slots I from the buffer WITHOUT them: y_I - P[I, I]^-1 alpha_I, (I, C). O(I N + I^3).
+        """The mean at slots I from the buffer WITHOUT them: y_I - P[I, I]^-1 alpha_I, (I, C). O(I N^2 + I^3).
 
         Args:
             slots: (I,) occupied slots, left out together.
         """
         slots = check_slots(self, slots, occupied=True)
-        M = self.system.solver.inverse.rows(slots)[:, slots].double()
+        wanted = self.targets.new_zeros(len(slots), self.system.solver.size)
+        wanted[torch.arange(len(slots), device=slots.device), slots] = 1
+        M = self.system.solver.solve(wanted)[:, slots]
         alpha = self.system.solver.alpha[: self.n_classes, slots].mT
         left_out: Tensor = self.targets[slots].double() - torch.linalg.solve(M, alpha)
         return left_out.to(self.dtype)
@@ -209,7 +232,10 @@ class ExactGP(nn.Module):
     @full_precision()
     @torch.no_grad()
     def replace(self, slots: Tensor, features: Tensor, targets: Tensor) -> None:
-        """Put new points into slots, empty or occupied. O(B N^2), one pass over P. A refused call changes nothing.
+        """Put new points into slots, empty or occupied. O(B N^2), one pass over P.
+
+        A call refused for its arguments changes nothing at all. One refused because K could not be inverted any more leaves
+        what is stored as it was, and the answers up to rounding: P is rebuilt on the way.
 
         Args:
             slots: (B,) distinct integers in [0, capacity).
@@ -234,7 +260,8 @@ class ExactGP(nn.Module):
         Args:
             slots: (B,) distinct, occupied.
         """
-        if len(slots):
+        check_tensor("slots", slots)
+        if slots.shape != (0,):
             self.system.change(check_slots(self, slots, occupied=True), None, None)
 
     @full_precision()

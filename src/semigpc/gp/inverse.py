@@ -52,15 +52,15 @@ class DelayedInverse(nn.Module):
         u, signs = self.u[: self.rank, : self.size], self.signs[: self.rank]
         return self.base.multiply(x).addmm_((x @ u.mT) * signs, u)
 
-    def add(self, u: Tensor, signs: Tensor) -> None:
-        """P += u^T diag(signs) u for u (R, size) of any precision; folds first when there is no room for R more rows."""
+    def add(self, u: Tensor, *, sign: int) -> None:
+        """P += sign * u^T u for u (R, size) of any precision; folds first when there is no room for R more rows."""
         if self.rank + len(u) > self.fold_rank:
             self.fold()
         if len(u) > self.fold_rank:
-            self.base.add_outer(u.to(self.u.dtype), signs.to(self.u.dtype))
+            self.base.add_outer(u.to(self.u.dtype), self.signs.new_full((len(u),), sign))
             return
         self.u[self.rank : self.rank + len(u), : self.size] = u
-        self.signs[self.rank : self.rank + len(u)] = signs
+        self.signs[self.rank : self.rank + len(u)] = sign
         self.rank += len(u)
 
     def fold(self) -> None:

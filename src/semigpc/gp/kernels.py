@@ -103,7 +103,7 @@ class Laplace:
 class Cosine:
     """k(a, b) = eta * a.b / (|a| |b|): linear in the direction of the feature, so its rank is at most D. O(N M D).
 
-    A zero vector has no direction: its kernel with everything, itself included, is 0.
+    A vector whose norm is 0, or underflows or overflows, has no direction: its kernel with everything, itself included, is 0.
 
     Args:
         output_scale: eta.
@@ -115,21 +115,19 @@ class Cosine:
     def __post_init__(self) -> None:
         _require_positive("output_scale", self.output_scale)
 
-    def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
-        sq2 = square_norms(x2) if square_norms2 is None else square_norms2
-        norms2 = sq2.sqrt().clamp_min(torch.finfo(x2.dtype).tiny)
-        return (F.normalize(x1, dim=1) @ x2.mT).div(norms2).mul(self.output_scale)
+    def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return (_directions(x1) @ _directions(x2).mT).mul(self.output_scale)
 
     def diagonal(self, x: Tensor) -> Tensor:
-        return (x != 0).any(dim=-1).to(x.dtype).mul(self.output_scale)
+        return _directions(x).any(dim=1).to(x.dtype).mul(self.output_scale)
 
 
 @dataclass(frozen=True)
 class Clipped:
     """The epsilon-graph: entries of another kernel below ``threshold`` become 0 (section 3.2 mentions it).
 
-    Clipping can make K indefinite. The engines then fall back from Cholesky-like factors to signed ones, and refuse only a
-    K that is singular.
+    Clipping can make K indefinite. The exact engine then inverts K afresh at every change, O(N^3), because an update could pass
+    through a singular matrix; it refuses only a K that is itself singular.
 
     Args:
         kernel: the kernel to clip.
@@ -153,6 +151,12 @@ class Clipped:
 KERNELS: dict[str, type[RBF] | type[Laplace] | type[Cosine]] = {"rbf": RBF, "laplace": Laplace, "cosine": Cosine}
 
 
+def _directions(x: Tensor) -> Tensor:
+    """x / |x| for x (N, D), 0 where the norm is 0 or not finite."""
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    return torch.where((norms > 0) & norms.isfinite(), x / norms, 0)
+
+
 def _require_positive(name: str, value: float) -> None:
-    if not (0 < value < float("inf")):
-        raise ValueError(f"{name} must be a positive finite number; got {value}.")
+    if not 1e-12 <= value <= 1e12:  # beyond, squares leave the range of float32
+        raise ValueError(f"{name} must be a positive finite number, between 1e-12 and 1e12; got {value}.")

@@ -5,7 +5,6 @@ Nothing here knows of features or classes. Right-hand sides are rows, (R, n); se
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +14,14 @@ from semigpc.gp.tiles import SymmetricTiles
 
 GOOD_AS_IT_IS = 1e-4  # residual of new columns, in units of the noise variance, that needs no refinement ...
 REFINED_TO = 1e-3  # ... and the predicted one at which refinement stops
+ALPHA_REFINED_TO = 1e-6  # residual of alpha
 MAX_ROUNDS = 4  # of refinement in one replacement
 CHUNK = 256  # rows written at a time
-NEARLY_SINGULAR = 1e-3  # ratio of eigenvalues of a B x B block at which an indefinite K is inverted afresh instead
+UNREFINED = 0.1  # predicted residual, in the same units, that refinement must come below to be believed
 
 
 class NotPositiveDefiniteError(ValueError):
     """K + noise cannot be inverted in the engine's precision."""
-
-
-class SignedRoot(NamedTuple):
-    """R and signs with A^-1 = R^T diag(signs) R, so that an indefinite A (clipped kernels) needs no other path.
-
-    ``smallest`` is the smallest eigenvalue of A.
-    """
-
-    root: Tensor
-    signs: Tensor
-    smallest: float
-
-    def inverse(self) -> Tensor:
-        """A^-1."""
-        return (self.root.mT * self.signs) @ self.root
 
 
 class OnlineSolver(nn.Module):
@@ -45,8 +30,7 @@ class OnlineSolver(nn.Module):
     Args:
         capacity: N, rows of K at most.
         n_rhs: right-hand sides y, the rows of alpha.
-        noise_variance: lower bound of the eigenvalues of K, or the scale of its smallest ones if K may be indefinite.
-        positive_definite: whether that bound holds; if so its violation is the sign that P has gone wrong.
+        noise_variance: lower bound of the eigenvalues of K; its violation is the sign that P has gone wrong.
         dtype: of P and K; alpha and all B x B algebra are float64.
     """
 
@@ -58,13 +42,12 @@ class OnlineSolver(nn.Module):
         n_rhs: int,
         *,
         noise_variance: float,
-        positive_definite: bool,
         dtype: torch.dtype,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.capacity, self.dtype = capacity, dtype
-        self.noise_variance, self.positive_definite = noise_variance, positive_definite
+        self.noise_variance = noise_variance
         fold_rank = 256 if capacity > 2048 else 128
         self.inverse = DelayedInverse(capacity, fold_rank=fold_rank, dtype=dtype, device=device)
         self.K: SymmetricTiles | None = None
@@ -115,7 +98,8 @@ class OnlineSolver(nn.Module):
             a  = alpha - G M^-1 alpha[S], rows S set to 0
             alpha = a - Vh Sg^-1 (y - C^T a)
 
-        Raises NotPositiveDefiniteError, with nothing changed, when M or Sg cannot belong to a K as described.
+        Raises NotPositiveDefiniteError, with nothing changed, when M or Sg cannot belong to a K as described, or when
+        refinement does not converge. A K that is not positive definite is for ``invert``.
 
         Args:
             slots: (B,).
@@ -124,71 +108,81 @@ class OnlineSolver(nn.Module):
             y: (n_rhs, B) float64, new right-hand sides.
             G: (B, n) ``inverse.rows(slots)``, which the caller has often looked at already.
         """
-        forget = self._root(G[:, slots].double(), floor=0.0)
-        u_forget = forget.root @ G.double()  # (B, n); G M^-1 G^T = u^T diag(signs) u
+        forget, _ = _inverse_root(G[:, slots].double(), floor=0.0)
+        u_forget = forget @ G.double()  # (B, n); G M^-1 G^T = u^T u
 
         def kept(x: Tensor) -> Tensor:  # x P -> x A^-1, for x = 0 at the slots
-            x.addmm_((x[:, slots] @ forget.root.mT) * -forget.signs, u_forget)
+            x.addmm_(x[:, slots] @ forget.mT, u_forget, alpha=-1)
             x[:, slots] = 0
             return x
 
         V, residual = self._solve_kept(C, slots, kept)
         C64 = C.double()
-        append = self._root(D - C64 @ V.mT, floor=0.5 * min(self.noise_variance, 1.0))  # an emptied slot has D = 1
-        self.schur_ratio = append.smallest / self.noise_variance
+        append, smallest = _inverse_root(D - C64 @ V.mT, floor=0.5 * min(self.noise_variance, 1.0))  # D = 1 if emptied
+        self.schur_ratio = smallest / self.noise_variance
         V[torch.arange(len(slots), device=V.device), slots] = -1  # V is Vh from here on
-        u_append = append.root @ V
+        u_append = append @ V
         # Nothing above has changed the state; nothing below can fail.
         a = kept(self.alpha[:, : self.size])
-        y_rest = (y - a @ C64.mT) @ append.root.mT * append.signs  # (n_rhs, B)
+        y_rest = (y - a @ C64.mT) @ append.mT  # (n_rhs, B)
         a.addmm_(y_rest, u_append, alpha=-1)
         if residual:
             self.alpha_error += residual * float(a[:, slots].abs().sum(dim=1).max())  # what C - V A leaves in y - alpha K
-        self.inverse.add(u_forget, -forget.signs)
-        self.inverse.add(u_append, append.signs)
+        self.inverse.add(u_forget, sign=-1)
+        self.inverse.add(u_append, sign=1)
         if self.K is not None:
             C[:, slots] = D.to(self.dtype)
             self.K.set_rows(slots, C)
 
-    def invert(self, rows: Tensor, y: Tensor) -> None:
-        """P and alpha from all rows of K at once, by a dense inverse with pivoting: for a K that may be indefinite. O(n^3).
+    def invert(self, slots: Tensor, K: Tensor, y: Tensor) -> None:
+        """P and alpha from K at all occupied slots at once, by a dense inverse with pivoting: K may be indefinite. O(S^3).
 
         Args:
-            rows: (m, n) of K, m <= n; the rest is the identity. y: (n_rhs, n) float64.
+            slots: (S,) within the rows in use. K: (S, S) float64, noise on the diagonal. y: (n_rhs, S) float64.
         """
-        m = len(rows)
-        K = rows[:, :m].double()
         P, info = torch.linalg.inv_ex(K)
         if int(info) or not float((P @ K).diagonal().sub(1).abs().max()) < 1e-2:
             raise NotPositiveDefiniteError
-        torch.matmul(y[:, :m], P, out=self.alpha[:, :m])
-        slots = torch.arange(m, device=rows.device)
-        for chunk in slots.split(CHUNK):
-            self.inverse.base.set_rows(chunk, nn.functional.pad(P[chunk].to(self.dtype), (0, self.size - m)))
-            if self.K is not None:
-                self.K.set_rows(chunk, rows[chunk])
+        self.alpha[:, slots] = y @ P
+        for start in range(0, len(slots), CHUNK):
+            part = slice(start, start + CHUNK)
+            for matrix, entries in ((self.inverse.base, P), (self.K, K)):
+                if matrix is not None:
+                    rows = self.alpha.new_zeros(len(slots[part]), self.size, dtype=self.dtype)
+                    rows[:, slots] = entries[part].to(self.dtype)
+                    matrix.set_rows(slots[part], rows)
 
-    def refine_alpha(self, y: Tensor) -> None:
-        """alpha += (y - alpha K) P with the residual in float64; needs K. O(n_rhs n^2).
+    def refine_alpha(self, y: Tensor) -> float:
+        """alpha += (y - alpha K) P with the residual in float64, until that is small; answers with it. O(n_rhs n^2).
 
         Args:
             y: (n_rhs, n) float64, all right-hand sides.
         """
         assert self.K is not None, "refine_alpha needs hold_kernel_matrix()"
         alpha = self.alpha[:, : self.size]
-        alpha += self.inverse.multiply((y - self.K.multiply(alpha)).to(self.dtype)).double()
         self.alpha_error = 0.0
+        for _ in range(MAX_ROUNDS):
+            residual = y - self.K.multiply(alpha)
+            if float(residual.abs().max()) <= ALPHA_REFINED_TO:
+                break
+            alpha += self.inverse.multiply(residual.to(self.dtype))
+        return float(residual.abs().max())
+
+    def solve(self, x: Tensor) -> Tensor:
+        """x K^-1 for x (R, n), float64; refined where K is held. O(R n^2)."""
+        z = self.inverse.multiply(x).double()
+        if self.K is not None:
+            for _ in range(2):
+                z += self.inverse.multiply((x - self.K.multiply(z)).to(self.dtype))
+        return z
 
     def quadratic(self, x: Tensor) -> Tensor:
         """x_i K^-1 x_i for each row of x (R, n), (R,) float64. O(R n^2).
 
-        Where K is held z = x P is refined once and the answer is z.x + z.(x - z K), in which the error of z enters squared.
+        Where K is held the answer is z.x + z.(x - z K) with z = x K^-1: the error of z enters squared.
         """
-        z = self.inverse.multiply(x).double()
-        if self.K is None:
-            return (z * x).sum(dim=1)
-        z += self.inverse.multiply((x - self.K.multiply(z)).to(self.dtype))
-        return (z * (2 * x - self.K.multiply(z))).sum(dim=1)
+        z = self.solve(x)
+        return (z * x).sum(dim=1) if self.K is None else (z * (2 * x - self.K.multiply(z))).sum(dim=1)
 
     def _solve_kept(self, C: Tensor, slots: Tensor, kept: Callable[[Tensor], Tensor]) -> tuple[Tensor, float]:
         """V = C A^-1, (B, n) float64, where A is K without the slots, and the size of C - V A; refined where K is held.
@@ -212,17 +206,18 @@ class OnlineSolver(nn.Module):
             left = max(left**2, noise_floor)
             if left <= max(REFINED_TO * self.noise_variance, noise_floor):
                 break
+        if left > max(UNREFINED * self.noise_variance, noise_floor):
+            raise NotPositiveDefiniteError
         return V, left
 
-    def _root(self, A: Tensor, *, floor: float) -> SignedRoot:
-        """Signed root of A^-1; refuses a singular A, and eigenvalues not above ``floor`` where K is positive definite."""
-        try:
-            eigenvalues, Q = torch.linalg.eigh(A)  # reads one triangle
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # not finite
-            raise NotPositiveDefiniteError from error
-        w = eigenvalues.tolist()
-        largest = max(-w[0], w[-1])
-        sound = w[0] - floor > 1e-12 * largest if self.positive_definite else min(map(abs, w)) > NEARLY_SINGULAR * largest
-        if not sound:
-            raise NotPositiveDefiniteError
-        return SignedRoot((Q * eigenvalues.abs().rsqrt()).mT, eigenvalues.sign(), w[0])
+
+def _inverse_root(A: Tensor, *, floor: float) -> tuple[Tensor, float]:
+    """R with A^-1 = R^T R, and the smallest eigenvalue of A, which must lie above ``floor``."""
+    try:
+        w, Q = torch.linalg.eigh(A)  # reads one triangle
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # not finite
+        raise NotPositiveDefiniteError from error
+    smallest, largest = float(w[0]), float(w[-1])
+    if not smallest - floor > 1e-12 * largest:
+        raise NotPositiveDefiniteError
+    return (Q * w.rsqrt()).mT, smallest

@@ -21,7 +21,9 @@ REFINE_ABOVE = 1e-2  # residual of P at which refine="auto" starts refining ...
 REFINE_MEAN_ABOVE = 1e-4  # ... or residual of the mean
 REFINE_ALPHA_ABOVE = 1e-5  # residual of the mean at which alpha is refined once K is held ...
 REFINE_ALPHA_RHS = 16  # ... at most once for every so many right-hand sides, to bound its cost
-REBUILD_ABOVE = 0.3  # residual of either at which P is given up and rebuilt
+REBUILD_ABOVE = 0.3  # residual of P at which it is given up and rebuilt ...
+REBUILD_MEAN_ABOVE = 1e-2  # ... or residual of the mean
+SAVED = ("feature_columns", "targets", "occupied", "touched", "counters")
 
 
 @dataclass(kw_only=True)
@@ -34,9 +36,10 @@ class Health:
         refined: refinement rounds, each one product with K and one with P.
         reinserted: rows written again unchanged because nothing had touched them for two turnovers.
         rebuilds: times P was rebuilt from the features because a check failed. Should stay near 0.
-        inverse_residual: max |K[I] P[:, J] - delta|.
+        inverse_residual: max |K[I] P[:, J] - delta|; 0 from a rebuild to the next look.
         mean_residual: max |K[I] alpha - y[I]|, which is also the error of the mean to expect near the data.
-        schur_ratio: smallest eigenvalue of the latest Schur complement over the noise variance; in exact arithmetic >= 1.
+        schur_ratio: smallest eigenvalue of the latest Schur complement over the noise variance; in exact arithmetic >= 1 for
+            rows that go in.
     """
 
     steps: int = 0
@@ -89,7 +92,6 @@ class KernelSystem(nn.Module):
             capacity,
             n_classes + 1,  # the last right-hand side is 1 in every occupied slot: beta = K^-1 1
             noise_variance=noise_std**2,
-            positive_definite=kernel.positive_definite,
             dtype=dtype,
             device=device,
         )
@@ -97,6 +99,7 @@ class KernelSystem(nn.Module):
             self.solver.hold_kernel_matrix()
         self.count = 0
         self._alpha_refined_at = 0
+        self.before_load: dict[str, Tensor] = {}
         self.register_buffer("counters", torch.zeros(7, dtype=torch.int64))
         self.register_state_dict_pre_hook(_store_counters)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_refuse_what_does_not_fit)  # type: ignore[no-untyped-call]
@@ -111,7 +114,7 @@ class KernelSystem(nn.Module):
         """Recompute P and alpha from the stored features and targets alone; sheds all drift. O(N^3).
 
         A positive definite K is inverted by inserting its rows chunk by chunk, without N^2 temporaries. One that may be
-        indefinite needs the pivoting of a dense inverse.
+        indefinite needs the pivoting of a dense inverse, and has it at every change.
         """
         slots = self.occupied.nonzero().squeeze(1)
         self.count = len(slots)
@@ -122,14 +125,15 @@ class KernelSystem(nn.Module):
                 self._insert(slots)
             elif len(slots):
                 self.solver.grow(int(slots[-1]) + 1)
-                self.square_norms.copy_(square_norms(self.features))
-                rows = self._evaluate_rows(torch.arange(self.width, device=slots.device))
-                self.solver.invert(rows, self._all_targets())
+                wide = self.features[slots].double()
+                K = self.kernel(wide, wide)
+                K.diagonal().copy_(self.kernel.diagonal(wide) + self.noise_std**2)
+                self.solver.invert(slots, K, self._all_targets()[:, slots])
         except NotPositiveDefiniteError as error:
             self.occupied[slots] = True
             raise NotPositiveDefiniteError(
                 f"the kernel matrix of {self.kernel} with noise_std={self.noise_std:g} cannot be inverted in {self.dtype}. "
-                "Raise noise_std, or use dtype=torch.float64."
+                + ("Raise noise_std." if self.dtype == torch.float64 else "Raise noise_std, or use dtype=torch.float64.")
             ) from error
 
     def _insert(self, slots: Tensor) -> None:
@@ -142,31 +146,38 @@ class KernelSystem(nn.Module):
 
     def change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         """Update chunk by chunk; where that fails write the rows and rebuild P; where that fails put all back and say so."""
-        before = (self.features[slots], self.targets[slots], self.occupied[slots]) if len(slots) > CHUNK else None
+        before = (self.features[slots], self.targets[slots], self.occupied[slots])
         probing = self.count > 0 and self.health.steps % PROBE_EVERY == 0
-        for start in range(0, len(slots), CHUNK):
-            part = slice(start, start + CHUNK)
-            rows = (None, None) if features is None or targets is None else (features[part], targets[part])
-            try:
-                self._update(slots[part], *rows, probe=probing and start == 0)
-            except NotPositiveDefiniteError:
-                logger.info("step %d: the update fails its check, rebuilding P", self.health.steps)
-                before = before or (self.features[slots], self.targets[slots], self.occupied[slots])
-                self._start_refining()
-                self._store(slots[part], *rows)
-                try:
-                    self.rebuild()
-                except NotPositiveDefiniteError:
-                    self.features[slots], self.targets[slots], self.occupied[slots] = before
-                    self.rebuild()
-                    raise
-                self.health.rebuilds += 1
+        try:
+            if not self.kernel.positive_definite:  # on its way to the new K an update could meet a singular one
+                self._store(slots, features, targets)
+                self.rebuild()
+            else:
+                for start in range(0, len(slots), CHUNK):
+                    part = slice(start, start + CHUNK)
+                    rows = (None, None) if features is None or targets is None else (features[part], targets[part])
+                    self._update_or_rebuild(slots[part], *rows, probe=probing and start == 0)
+        except NotPositiveDefiniteError:
+            self.features[slots], self.targets[slots], self.occupied[slots] = before
+            self.square_norms.copy_(square_norms(self.features))
+            self.rebuild()
+            raise
         health = self.health
         health.steps += 1
         self.touched[slots] = health.steps
         self._refine_alpha()
         health.folds, health.refined = self.solver.inverse.folds, self.solver.rounds
         health.schur_ratio = self.solver.schur_ratio
+
+    def _update_or_rebuild(self, slots: Tensor, features: Tensor | None, targets: Tensor | None, *, probe: bool) -> None:
+        try:
+            self._update(slots, features, targets, probe=probe)
+        except NotPositiveDefiniteError:
+            logger.info("step %d: the update fails its check, rebuilding P", self.health.steps)
+            self._start_refining()
+            self._store(slots, features, targets)
+            self.rebuild()
+            self.health.rebuilds += 1
 
     def _update(self, slots: Tensor, features: Tensor | None, targets: Tensor | None, *, probe: bool = False) -> None:
         """Evaluate the kernel for the new rows and hand them to the solver; None empties the slots."""
@@ -210,9 +221,7 @@ class KernelSystem(nn.Module):
         health.inverse_residual, health.mean_residual = float(inverse_residual), float(mean_residual)
         if not (health.inverse_residual <= REFINE_ABOVE and health.mean_residual <= REFINE_MEAN_ABOVE):
             self._start_refining()
-        # Forgetting rows of an indefinite K can pass close to a singular matrix, which no refinement mends.
-        rebuild_above = REBUILD_ABOVE if self.kernel.positive_definite else torch.finfo(self.dtype).eps ** 0.5
-        if not max(health.inverse_residual, health.mean_residual) <= rebuild_above:
+        if not (health.inverse_residual <= REBUILD_ABOVE and health.mean_residual <= REBUILD_MEAN_ABOVE):
             logger.info("step %d: residuals too large, rebuilding P: %s", health.steps, health)
             self.rebuild()
             health.rebuilds += 1
@@ -225,8 +234,12 @@ class KernelSystem(nn.Module):
         error = max(self.health.mean_residual, self.solver.alpha_error)
         if self.solver.K is None or error <= REFINE_ALPHA_ABOVE or self.health.steps < self._alpha_refined_at + every:
             return
-        self.solver.refine_alpha(self._all_targets())
         self._alpha_refined_at = self.health.steps
+        if self.solver.refine_alpha(self._all_targets()) > REFINE_MEAN_ABOVE:
+            logger.info("step %d: alpha cannot be refined with this P, rebuilding it", self.health.steps)
+            self.rebuild()
+            self.health.rebuilds += 1
+            self.solver.refine_alpha(self._all_targets())
 
     def _all_targets(self) -> Tensor:
         """The solver's right-hand sides, (C + 1, n) float64: targets, and 1 at occupied slots."""
@@ -258,9 +271,11 @@ class KernelSystem(nn.Module):
         return min(self.solver.size, self.capacity)
 
     def cross(self, queries: Tensor) -> Tensor:
-        """k(h, h_Q), (M, width), 0 at empty slots; in float64 once conditioning has called for K."""
+        """k(h, h_Q), (M, width), 0 at empty slots; in float64 once K is held, or if K may be indefinite."""
         stored, queries = self.features[: self.width], queries.to(self.dtype)
-        if self.solver.K is None:
+        if queries.requires_grad and torch.is_grad_enabled():
+            stored = stored.clone()  # backward must find it as it is now, whatever is replaced meanwhile
+        if self.solver.K is None and self.kernel.positive_definite:
             k = self.kernel(queries, stored, self.square_norms[: self.width])
         else:
             wide = queries.double()
@@ -297,15 +312,35 @@ def _store_counters(system: KernelSystem, _prefix: str, _keep_vars: bool) -> Non
 
 
 def _refuse_what_does_not_fit(system: KernelSystem, state: dict[str, Any], prefix: str, *_: object) -> None:
-    for name in ("feature_columns", "targets"):
+    """Look at a state before any of it is copied, and remember ours in case it turns out to be useless."""
+    for name in SAVED:
         saved, ours = state.get(prefix + name), getattr(system, name)
         if saved is not None and saved.shape != ours.shape:
             raise ValueError(f"saved {name} have shape {tuple(saved.shape)}; this engine holds {tuple(ours.shape)}.")
-        if saved is not None and not bool(saved.isfinite().all()):
-            raise ValueError(f"saved {name} are not all finite: the file is damaged.")
+        if saved is not None and not bool(saved.to(ours.dtype).square().isfinite().all()):
+            raise ValueError(
+                f"saved {name} are not all finite, or too large for {ours.dtype}: the file is damaged or not for this engine."
+            )
+    _store_counters(system, "", False)
+    if prefix + "feature_columns" in state:
+        system.before_load = {name: getattr(system, name).clone() for name in SAVED}
 
 
 def _restore(system: KernelSystem, _incompatible_keys: object) -> None:
+    if not system.before_load:  # nothing of ours was loaded
+        return
+    try:
+        _adopt_state(system)
+    except NotPositiveDefiniteError:
+        for name, ours in system.before_load.items():
+            getattr(system, name).copy_(ours)
+        _adopt_state(system)
+        raise
+    finally:
+        system.before_load = {}
+
+
+def _adopt_state(system: KernelSystem) -> None:
     health = system.health = Health()
     counts = system.counters.tolist()
     health.steps, health.folds, health.refined, health.reinserted, health.rebuilds, system._alpha_refined_at, held = counts
@@ -314,5 +349,6 @@ def _restore(system: KernelSystem, _incompatible_keys: object) -> None:
         system.solver.K = None
         if held:
             system.solver.hold_kernel_matrix()
+    system.square_norms.copy_(square_norms(system.features))
     system.rebuild()
     health.refined = system.solver.rounds
