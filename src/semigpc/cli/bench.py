@@ -41,7 +41,7 @@ def update(
     method can avoid.
 
     Slow peers are repeated less often and never extrapolated. Ours is made for
-    buffers of thousands: below about 500 rows a fresh solve is as fast.
+    buffers of thousands: with a few hundred rows a fresh solve is as fast.
     """
     sizes = size or [1000, 2000, 4000, 8000]
     if batch >= min(sizes):
@@ -84,7 +84,8 @@ def _table(record: Record) -> Table:
         table.add_row(label, f"{1e3 * float(seconds):.2f} ms", f"{ratio:.2f} x", repetitions, style=style)
     table.caption = (
         f"ours / floor {record['ratio_floor']:.2f} (median step {record['ratio_floor_median']:.2f}), "
-        f"refining {record['ratio_floor_refined']:.2f}; extra memory {100 * float(record['peak_share'] or 0):.1f} % of N^2; "
+        f"refining {record['ratio_floor_refined']:.2f}\n"
+        f"extra memory {100 * float(record['peak_share'] or 0):.1f} % of N^2\n"
         f"error of the means {record['max_abs_error']:.1e}, refining {record['max_abs_error_refined']:.1e}"
     )
     return table
