@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 WITHIN_GP = [
+    "health",
     "kernels",
     "checks",
     "tiles",

@@ -1,9 +1,9 @@
 """Gaussian processes over a changing buffer: kernels, the exact engine, and the slow references it is tested against."""
 
 from semigpc.gp.exact import ExactGP
+from semigpc.gp.health import Health
 from semigpc.gp.kernels import KERNELS, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.solver import NotPositiveDefiniteError
-from semigpc.gp.system import Health
 
 __all__ = [
     "KERNELS",

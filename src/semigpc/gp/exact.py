@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.gp.checks import check_queries, check_rows, check_slots, check_tensor, full_precision
+from semigpc.gp.health import Health
 from semigpc.gp.kernels import RBF, Kernel
-from semigpc.gp.system import CHUNK, Health, KernelSystem
+from semigpc.gp.system import CHUNK, KernelSystem
 
 MIN_NOISE_STD = 1e-12
 

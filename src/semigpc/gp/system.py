@@ -1,14 +1,13 @@
 """The points of a buffer and the solver of their kernel matrix, kept true as points come and go."""
 
 import logging
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from semigpc.gp.health import Health
 from semigpc.gp.kernels import Kernel, square_norms
 from semigpc.gp.solver import NotPositiveDefiniteError, OnlineSolver
 
@@ -24,32 +23,6 @@ REFINE_ALPHA_RHS = 16  # ... at most once for every so many right-hand sides, to
 REBUILD_ABOVE = 0.3  # residual of P at which it is given up and rebuilt ...
 REBUILD_MEAN_ABOVE = 1e-2  # ... or residual of the mean
 SAVED = ("feature_columns", "targets", "occupied", "touched", "counters")
-
-
-@dataclass(kw_only=True)
-class Health:
-    """What an engine has had to do to stay true. Residuals are the latest ones, of sampled rows; counts are since it was made.
-
-    Args:
-        steps: calls that changed the buffer.
-        folds: times that kept-aside changes were added into P.
-        refined: refinement rounds, each one product with K and one with P.
-        reinserted: rows written again unchanged because nothing had touched them for two turnovers.
-        rebuilds: times P was rebuilt from the features because a check failed. Should stay near 0.
-        inverse_residual: max |K[I] P[:, J] - delta|; 0 from a rebuild to the next look.
-        mean_residual: max |K[I] alpha - y[I]|, which is also the error of the mean to expect near the data.
-        schur_ratio: smallest eigenvalue of the latest Schur complement over the noise variance; in exact arithmetic >= 1 for
-            rows that go in.
-    """
-
-    steps: int = 0
-    folds: int = 0
-    refined: int = 0
-    reinserted: int = 0
-    rebuilds: int = 0
-    inverse_residual: float = 0.0
-    mean_residual: float = 0.0
-    schur_ratio: float = math.inf
 
 
 class KernelSystem(nn.Module):
