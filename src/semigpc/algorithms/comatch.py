@@ -1,0 +1,113 @@
+"""CoMatch (Li et al., 2021): a graph of pseudo-labels and a graph of embeddings that teach each other."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from semigpc.losses import masked_cross_entropy
+from semigpc.pseudo_labels import QueueAlignment, confident
+from semigpc.refiners import Refiner
+from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoMatchConfig:
+    """Options of CoMatch.
+
+    Args:
+        threshold: tau.
+        temperature: T of both similarities.
+        smoothing: a, the weight of the classifier's label beside the memory's.
+        unlabeled_weight: w_u.
+        contrastive_weight: w_c.
+        graph_threshold: pairs of pseudo-labels that agree less than this are not joined.
+        alignment_batches: batch means that distribution alignment remembers.
+        queue_batches: batches that the memory holds.
+        projection: width of e.
+    """
+
+    threshold: float = 0.95
+    temperature: float = 0.2
+    smoothing: float = 0.9
+    unlabeled_weight: float = 1.0
+    contrastive_weight: float = 1.0
+    graph_threshold: float = 0.8
+    alignment_batches: int = 32
+    queue_batches: int = 32
+    projection: int = 64
+
+    @property
+    def heads(self) -> dict[str, HeadSpec]:
+        """Extra heads of the network."""
+        return {"projection": HeadSpec("projection", self.projection)}
+
+
+class CoMatch(nn.Module):
+    """L = H(z_x, y) + w_u 1[max p >= tau] H(z_s, p) + w_c mean - sum_j G_ij log S_ij.
+
+    p = a p_w + (1 - a) A P, the aligned weak label smoothed by the memory's labels P with A = softmax(e(u_w) . F / T), once the
+    memory is full. G joins pictures whose pseudo-labels agree, S is the softmax of e(u_s) . e(u_s2) / T.
+    """
+
+    views = ("weak", "strong", "strong2")
+    sites = ("semantic", "aggregate")
+    features: Tensor
+    probs: Tensor
+    pushed: Tensor
+
+    def __init__(self, config: CoMatchConfig, refiner: Refiner, task: Task) -> None:
+        super().__init__()
+        self.config, self.refiner = config, refiner
+        self.alignment = QueueAlignment(torch.full((task.n_classes,), 1 / task.n_classes), config.alignment_batches)
+        rows = config.queue_batches * (task.unlabeled_batch + task.labeled_batch)
+        self.register_buffer("features", torch.zeros(rows, config.projection))
+        self.register_buffer("probs", torch.zeros(rows, task.n_classes))
+        self.register_buffer("pushed", torch.tensor(0))
+
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:  # noqa: ARG002
+        """The loss of one batch."""
+        config, refiner = self.config, self.refiner
+        x, weak, strong, strong2 = networks.forward(batch.x, *(batch.views[name] for name in self.views))
+
+        refiner.observe("before", networks, x, batch)
+        logits_x = refiner.classify(x, batch.index).logits  # (B, C)
+        logits_s = refiner.classify(strong).logits  # (U, C)
+        with torch.no_grad():
+            probs_w = self.alignment(refiner.refine("semantic", weak, torch.softmax(refiner.classify(weak).logits, dim=1)))
+            probs = self._smooth(weak, probs_w)  # (U, C)
+            mask = confident(probs, config.threshold)  # (U,)
+            self._push(weak.heads["projection"], probs_w)
+            self._push(x.heads["projection"], F.one_hot(batch.y, probs.shape[1]).to(probs))
+            graph = pseudo_label_graph(probs, config.graph_threshold)  # (U, U)
+        refiner.observe("after", networks, x, batch)
+
+        similarities = strong.heads["projection"] @ strong2.heads["projection"].mT / config.temperature  # (U, U)
+        loss_x = F.cross_entropy(logits_x, batch.y)
+        loss_u = masked_cross_entropy(logits_s, probs, mask)
+        loss_c = -(graph * torch.log(torch.softmax(similarities, dim=1) + 1e-7)).sum(dim=1).mean()
+        return StepOutput(
+            loss_x + config.unlabeled_weight * loss_u + config.contrastive_weight * loss_c,
+            {"loss_x": loss_x, "loss_u": loss_u, "loss_c": loss_c, "mask_rate": mask.float().mean()},
+            PseudoLabels(probs, mask),
+        )
+
+    def _smooth(self, weak: ModelOutput, probs_w: Tensor) -> Tensor:
+        if int(self.pushed) < len(self.features):  # not full yet: the algorithm's own label alone
+            return probs_w
+        A = torch.softmax(weak.heads["projection"] @ self.features.to(probs_w).mT / self.config.temperature, dim=1)
+        aggregate = self.refiner.refine("aggregate", weak, A @ self.probs.to(probs_w))
+        return self.config.smoothing * probs_w + (1 - self.config.smoothing) * aggregate
+
+    def _push(self, features: Tensor, probs: Tensor) -> None:
+        slots = (int(self.pushed) + torch.arange(len(features), device=features.device)) % len(self.features)
+        self.features[slots], self.probs[slots] = features.detach().to(self.features), probs.to(self.probs)
+        self.pushed += len(features)
+
+
+def pseudo_label_graph(probs: Tensor, threshold: float) -> Tensor:
+    """G = p p^T with ones on its diagonal, entries below the threshold 0, rows summing to 1: (U, C) -> (U, U)."""
+    graph = (probs @ probs.mT).fill_diagonal_(1)
+    graph = torch.where(graph >= threshold, graph, 0)
+    return graph / graph.sum(dim=1, keepdim=True)

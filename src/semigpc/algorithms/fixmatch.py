@@ -1,0 +1,67 @@
+"""FixMatch (Sohn et al., 2020): the weak view's confident opinion is the strong view's label."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from semigpc.losses import masked_cross_entropy
+from semigpc.pseudo_labels import confident, sharpen
+from semigpc.refiners import Refiner
+from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixMatchConfig:
+    """Options of FixMatch.
+
+    Args:
+        threshold: tau.
+        unlabeled_weight: w_u.
+        hard_labels: argmax as target; otherwise the probabilities sharpened with ``temperature``.
+        temperature: T, for soft targets only.
+    """
+
+    threshold: float = 0.95
+    unlabeled_weight: float = 1.0
+    hard_labels: bool = True
+    temperature: float = 0.5
+
+    @property
+    def heads(self) -> dict[str, HeadSpec]:
+        """Extra heads of the network."""
+        return {}
+
+
+class FixMatch(nn.Module):
+    """L = H(z_x, y) + w_u 1[max p_w >= tau] H(z_s, argmax p_w), with p_w refined by f."""
+
+    views = ("weak", "strong")
+    sites = ("semantic",)
+
+    def __init__(self, config: FixMatchConfig, refiner: Refiner, task: Task) -> None:  # noqa: ARG002
+        super().__init__()
+        self.config, self.refiner = config, refiner
+
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:  # noqa: ARG002
+        """The loss of one batch."""
+        config, refiner = self.config, self.refiner
+        x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
+
+        refiner.observe("before", networks, x, batch)
+        logits_x = refiner.classify(x, batch.index).logits  # (B, C)
+        logits_s = refiner.classify(strong).logits  # (U, C)
+        with torch.no_grad():
+            probs = refiner.refine("semantic", weak, torch.softmax(refiner.classify(weak).logits, dim=1))  # (U, C)
+            mask = confident(probs, config.threshold)  # (U,)
+            targets = probs.argmax(dim=1) if config.hard_labels else sharpen(probs, config.temperature)
+        refiner.observe("after", networks, x, batch)
+
+        loss_x = F.cross_entropy(logits_x, batch.y)
+        loss_u = masked_cross_entropy(logits_s, targets, mask)
+        return StepOutput(
+            loss_x + config.unlabeled_weight * loss_u,
+            {"loss_x": loss_x, "loss_u": loss_u, "mask_rate": mask.float().mean()},
+            PseudoLabels(probs, mask),
+        )

@@ -1,0 +1,109 @@
+"""FreeMatch (Wang et al., 2023): thresholds that follow the model's own confidence, class by class."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from semigpc.losses import masked_cross_entropy
+from semigpc.refiners import Refiner
+from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreeMatchConfig:
+    """Options of FreeMatch.
+
+    Args:
+        unlabeled_weight: w_u.
+        fairness_weight: w_f.
+        momentum: m of the thresholds and histograms.
+        quantile: of the confidences, in place of their mean, for the global threshold.
+        clip: range that the global threshold is kept in; (0, 0.95) for SVHN in USB.
+    """
+
+    unlabeled_weight: float = 1.0
+    fairness_weight: float = 0.001
+    momentum: float = 0.999
+    quantile: float | None = None
+    clip: tuple[float, float] | None = None
+
+    @property
+    def heads(self) -> dict[str, HeadSpec]:
+        """Extra heads of the network."""
+        return {}
+
+
+class FreeMatch(nn.Module):
+    """L = H(z_x, y) + w_u mean( 1[max q_b >= tau_{argmax q_b}] H(z_s, argmax q_b) ) + w_f sum_c a_c log b_c.
+
+    tau_c = tau p_c / max_j p_j with tau, p and the histogram h running averages of the weak view's confidences, probabilities
+    and classes; a = SN(p / h) and b the same of the masked strong views (SN divides by the sum).
+    """
+
+    views = ("weak", "strong")
+    sites = ("semantic",)
+    threshold: Tensor
+    mean_probs: Tensor
+    histogram: Tensor
+
+    def __init__(self, config: FreeMatchConfig, refiner: Refiner, task: Task) -> None:
+        super().__init__()
+        self.config, self.refiner = config, refiner
+        uniform = torch.full((task.n_classes,), 1 / task.n_classes)
+        self.register_buffer("threshold", uniform[0].clone())
+        self.register_buffer("mean_probs", uniform.clone())
+        self.register_buffer("histogram", uniform.clone())
+
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:  # noqa: ARG002
+        """The loss of one batch."""
+        config, refiner = self.config, self.refiner
+        x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
+
+        refiner.observe("before", networks, x, batch)
+        logits_x = refiner.classify(x, batch.index).logits  # (B, C)
+        logits_s = refiner.classify(strong).logits  # (U, C)
+        with torch.no_grad():
+            probs = refiner.refine("semantic", weak, torch.softmax(refiner.classify(weak).logits, dim=1))  # (U, C)
+            self._follow(probs)
+            confidence, targets = probs.max(dim=1)  # (U,), (U,)
+            mask = confidence >= self.class_thresholds().to(probs)[targets]  # (U,)
+        refiner.observe("after", networks, x, batch)
+
+        loss_x = F.cross_entropy(logits_x, batch.y)
+        loss_u = masked_cross_entropy(logits_s, targets, mask)
+        loss_f = self._fairness(logits_s[mask]) if bool(mask.any()) else logits_s.new_zeros(())
+        return StepOutput(
+            loss_x + config.unlabeled_weight * loss_u + config.fairness_weight * loss_f,
+            {"loss_x": loss_x, "loss_u": loss_u, "loss_f": loss_f, "mask_rate": mask.float().mean(), "threshold": self.threshold},
+            PseudoLabels(probs, mask),
+        )
+
+    def class_thresholds(self) -> Tensor:
+        """tau_c, (C,): the largest of them is the global threshold."""
+        return self.threshold * self.mean_probs / self.mean_probs.max()
+
+    def _follow(self, probs: Tensor) -> None:
+        """Move the running averages by the batch, which is then judged by them."""
+        m, confidence = self.config.momentum, probs.amax(dim=1)
+        level = confidence.mean() if self.config.quantile is None else confidence.quantile(self.config.quantile)
+        classes = torch.bincount(probs.argmax(dim=1), minlength=probs.shape[1]) / len(probs)
+        for average, value in ((self.threshold, level), (self.mean_probs, probs.mean(dim=0)), (self.histogram, classes)):
+            average.mul_(m).add_((1 - m) * value.to(average))
+        if self.config.clip is not None:
+            self.threshold.clamp_(*self.config.clip)
+
+    def _fairness(self, logits: Tensor) -> Tensor:
+        """sum_c a_c log(b_c + 1e-12), of the strong views (M, C) that pass the mask: minus a cross-entropy."""
+        probs = torch.softmax(logits, dim=1)
+        classes = torch.bincount(probs.detach().argmax(dim=1), minlength=probs.shape[1]) / len(probs)
+        a = _share(self.mean_probs.to(probs), self.histogram.to(probs))
+        b = _share(probs.mean(dim=0), classes.to(probs))
+        return (a * torch.log(b + 1e-12)).sum()
+
+
+def _share(probs: Tensor, histogram: Tensor) -> Tensor:
+    """SN(probs / histogram), (C,), where a class that never occurs counts 0 and not infinity."""
+    inverse = torch.where(histogram > 0, 1 / histogram, 0)
+    return probs * inverse / (probs * inverse).sum()

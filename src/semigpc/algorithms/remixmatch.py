@@ -1,0 +1,121 @@
+"""ReMixMatch (Berthelot et al., 2020): aligned, sharpened labels on mixed pictures, and a rotation to guess."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from semigpc.losses import soft_cross_entropy
+from semigpc.pseudo_labels import EMAAlignment, sharpen
+from semigpc.refiners import Refiner
+from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReMixMatchConfig:
+    """Options of ReMixMatch.
+
+    Args:
+        temperature: T of the sharpening.
+        mixup: alpha of the Beta distribution that mixing weights come from.
+        unlabeled_weight: of the mixed unlabelled pictures.
+        premix_weight: of the un-mixed strong view.
+        rotation_weight: of the rotation to guess.
+        warmup: share of training over which the first two weights rise from 0.
+        alignment_momentum: of the distribution alignment.
+    """
+
+    temperature: float = 0.5
+    mixup: float = 0.75
+    unlabeled_weight: float = 1.5
+    premix_weight: float = 0.5
+    rotation_weight: float = 0.5
+    warmup: float = 1 / 64
+    alignment_momentum: float = 0.999
+
+    @property
+    def heads(self) -> dict[str, HeadSpec]:
+        """Extra heads of the network."""
+        return {"rotation": HeadSpec("linear", 4)}
+
+
+class ReMixMatch(nn.Module):
+    """L = H(z~_x, y~_x) + w(t) ( w_u H(z~_u, y~_u) + w_pre H(z_s, t) ) + w_rot H(rot(h(turned u_s)), quarter turns).
+
+    t = sharpen(DA(p_w)); the tilde marks mixup over labelled and unlabelled pictures together. Batch normalisation learns its
+    statistics from the first mixed chunk only. Draws from torch's generator, in this order: quarter turns, mixing weight,
+    permutation.
+    """
+
+    views = ("weak", "strong", "strong2")
+    sites = ("semantic",)
+
+    def __init__(self, config: ReMixMatchConfig, refiner: Refiner, task: Task) -> None:
+        super().__init__()
+        self.config, self.refiner = config, refiner
+        self.alignment = EMAAlignment(task.class_counts / task.n_labeled, config.alignment_momentum)
+
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
+        """The loss of one batch."""
+        config, student = self.config, networks.student
+        strong, strong2 = batch.views["strong"], batch.views["strong2"]
+
+        with torch.no_grad(), frozen_statistics(student):
+            weak: ModelOutput = student(batch.views["weak"])
+            x: ModelOutput | None = student(batch.x) if self.refiner.observes else None  # un-mixed, for the memory alone
+            if x is not None:
+                self.refiner.observe("before", networks, x, batch)
+            probs = self.refiner.refine("semantic", weak, torch.softmax(self.refiner.classify(weak).logits, dim=1))  # (U, C)
+            targets = sharpen(self.alignment(probs), config.temperature)  # (U, C)
+            turns = torch.randint(4, (len(strong),), device=strong.device)
+            turned = torch.stack([picture.rot90(int(k), dims=(1, 2)) for picture, k in zip(strong, turns, strict=True)])
+            pictures = torch.cat([batch.x, strong, strong2, batch.views["weak"]])
+            labels = torch.cat([F.one_hot(batch.y, probs.shape[1]).to(targets), targets, targets, targets])
+            pictures, labels = mixup(pictures, labels, config.mixup)
+
+        first, *rest = pictures.split(len(batch.x))
+        logits_x = self.refiner.classify(student(first)).logits
+        with frozen_statistics(student):
+            logits_u = torch.cat([self.refiner.classify(student(chunk)).logits for chunk in rest])
+            logits_s = self.refiner.classify(student(strong)).logits
+            logits_turned = student(turned).heads["rotation"]
+        if x is not None:
+            self.refiner.observe("after", networks, x, batch)
+
+        loss_x = soft_cross_entropy(logits_x, labels[: len(first)])
+        loss_u = soft_cross_entropy(logits_u, labels[len(first) :])
+        loss_pre = soft_cross_entropy(logits_s, targets)
+        loss_rot = F.cross_entropy(logits_turned, turns)
+        ramp = min(clock.step / (config.warmup * clock.total_steps), 1.0) if config.warmup else 1.0
+        return StepOutput(
+            loss_x
+            + ramp * (config.unlabeled_weight * loss_u + config.premix_weight * loss_pre)
+            + config.rotation_weight * loss_rot,
+            {"loss_x": loss_x, "loss_u": loss_u, "loss_pre": loss_pre, "loss_rot": loss_rot},
+            PseudoLabels(targets, torch.ones(len(targets), dtype=torch.bool, device=targets.device)),
+        )
+
+
+def mixup(pictures: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """a v + (1 - a) v[pi] of pictures (M, 3, H, W) and labels (M, C), with one a = max(b, 1 - b), b ~ Beta(alpha, alpha)."""
+    b = float(torch.distributions.Beta(alpha, alpha).sample())
+    a = max(b, 1 - b)
+    order = torch.randperm(len(pictures)).to(pictures.device)
+    return a * pictures + (1 - a) * pictures[order], a * labels + (1 - a) * labels[order]
+
+
+@contextmanager
+def frozen_statistics(network: nn.Module) -> Iterator[None]:
+    """Let batch normalisation normalise by the batch as in training, without taking it into its running statistics."""
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    tracking = [layer.track_running_stats for layer in layers]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer, was in zip(layers, tracking, strict=True):
+            layer.track_running_stats = was

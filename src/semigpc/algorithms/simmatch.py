@@ -1,0 +1,147 @@
+"""SimMatch (Zheng et al., 2022): a label and its nearest labelled pictures have to agree."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from semigpc.losses import masked_cross_entropy
+from semigpc.pseudo_labels import QueueAlignment, confident
+from semigpc.refiners import Refiner
+from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimMatchConfig:
+    """Options of SimMatch.
+
+    Args:
+        threshold: tau.
+        temperature: T of the similarities; 0.1 for CIFAR, 0.2 for larger pictures.
+        smoothing: a, the weight of the semantic label beside the memory's.
+        unlabeled_weight: w_u.
+        instance_weight: w_in.
+        alignment_batches: batch means that distribution alignment remembers.
+        projection: width of e.
+        bank: who writes the bank: ``momentum``, a running average of the student's projections; ``teacher``, the moving
+            average network; ``full_teacher``, the same, and the teacher judges the weak views too, as SimMatch first had it.
+        bank_momentum: m of ``momentum``.
+        compat_usb: write and read the bank as USB does, for comparisons with it: rows normalised across the batch, and
+            pictures not seen yet count as random members of class 0.
+    """
+
+    threshold: float = 0.95
+    temperature: float = 0.1
+    smoothing: float = 0.9
+    unlabeled_weight: float = 1.0
+    instance_weight: float = 1.0
+    alignment_batches: int = 32
+    projection: int = 128
+    bank: Literal["momentum", "teacher", "full_teacher"] = "momentum"
+    bank_momentum: float = 0.7
+    compat_usb: bool = False
+
+    @property
+    def heads(self) -> dict[str, HeadSpec]:
+        """Extra heads of the network."""
+        return {"projection": HeadSpec("projection", self.projection)}
+
+
+class SimMatch(nn.Module):
+    """L = H(z_x, y) + w_u 1[max p >= tau] H(z_s, p) + w_in H(similarities of e(u_s) to the bank, q).
+
+    p = a p_w + (1 - a) agg, where p_w is the aligned weak label and agg sums the similarities s of e(u_w) to the bank by class;
+    q_j = s_j p_w[l_j], renormalised. The bank has one slot for each labelled picture; it is read before it is written, and
+    not read at all in epoch 0.
+    """
+
+    views = ("weak", "strong")
+    sites = ("semantic", "aggregate", "final")
+    bank: Tensor
+    bank_labels: Tensor
+    visited: Tensor
+
+    def __init__(self, config: SimMatchConfig, refiner: Refiner, task: Task) -> None:
+        super().__init__()
+        self.config, self.refiner = config, refiner
+        self.alignment = QueueAlignment(torch.full((task.n_classes,), 1 / task.n_classes), config.alignment_batches)
+        self.register_buffer("bank", F.normalize(torch.randn(task.n_labeled, config.projection), dim=1))
+        self.register_buffer("bank_labels", torch.zeros(task.n_labeled, dtype=torch.int64))
+        self.register_buffer("visited", torch.full((task.n_labeled,), config.compat_usb))
+
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
+        """The loss of one batch."""
+        config, refiner = self.config, self.refiner
+        x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
+        if config.bank == "full_teacher":
+            weak = _in_eval_mode(networks.teacher, batch.views["weak"])
+
+        refiner.observe("before", networks, x, batch)
+        logits_x = refiner.classify(x, batch.index).logits  # (B, C)
+        logits_s = refiner.classify(strong).logits  # (U, C)
+        with torch.no_grad():
+            probs_w = self.alignment(refiner.refine("semantic", weak, torch.softmax(refiner.classify(weak).logits, dim=1)))
+            smoothed, instances = self._smooth(weak, probs_w) if clock.epoch > 0 else (probs_w, None)
+            probs = refiner.refine("final", weak, smoothed)  # (U, C)
+            mask = confident(probs, config.threshold)  # (U,)
+
+        loss_x = F.cross_entropy(logits_x, batch.y)
+        loss_u = masked_cross_entropy(logits_s, probs, mask)
+        loss_in = logits_s.new_zeros(()) if instances is None else self._instance_loss(strong, instances)
+        self._write(networks, x, batch)
+        refiner.observe("after", networks, x, batch)
+        return StepOutput(
+            loss_x + config.unlabeled_weight * loss_u + config.instance_weight * loss_in,
+            {"loss_x": loss_x, "loss_u": loss_u, "loss_in": loss_in, "mask_rate": mask.float().mean()},
+            PseudoLabels(probs, mask),
+        )
+
+    def _similarities(self, output: ModelOutput) -> Tensor:
+        """e . E_j / T, (U, n_labeled); minus infinity where nothing has been written yet."""
+        scores = output.heads["projection"] @ self.bank.to(output.logits).mT / self.config.temperature
+        return scores.masked_fill(~self.visited, -torch.inf)
+
+    def _smooth(self, weak: ModelOutput, probs_w: Tensor) -> tuple[Tensor, Tensor]:
+        """The smoothed label (U, C) and the instance target q (U, n_labeled), whose rows sum to 1."""
+        s = torch.softmax(self._similarities(weak), dim=1)
+        aggregate = torch.zeros_like(probs_w).index_add_(1, self.bank_labels, s.to(probs_w))
+        aggregate = self.refiner.refine("aggregate", weak, aggregate)
+        q = s * self.refiner.refine("final", weak, probs_w)[:, self.bank_labels]  # unfold and scale
+        smoothed = self.config.smoothing * probs_w + (1 - self.config.smoothing) * aggregate
+        return smoothed, q / q.sum(dim=1, keepdim=True)
+
+    def _instance_loss(self, strong: ModelOutput, instances: Tensor) -> Tensor:
+        """mean_b - sum_j q_j log softmax_j(e(u_s) . E_j / T); the gradient flows through e(u_s) alone."""
+        log_s = F.log_softmax(self._similarities(strong), dim=1).masked_fill(~self.visited, 0)
+        return -(instances * log_s).sum(dim=1).mean()
+
+    @torch.no_grad()
+    def _write(self, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+        config = self.config
+        rows = last_of_each(batch.index)  # a picture may stand twice in a batch larger than the labelled set
+        index = batch.index[rows]
+        if config.bank == "momentum":
+            m = config.bank_momentum
+            mixed = m * self.bank[index] + (1 - m) * x.heads["projection"][rows].to(self.bank)
+            entries = F.normalize(mixed, dim=0 if config.compat_usb else 1)
+        else:
+            output = _in_eval_mode(networks.teacher, batch.x) if config.bank == "full_teacher" else networks.teacher(batch.x)
+            entries = output.heads["projection"][rows].to(self.bank)
+        self.bank[index], self.bank_labels[index], self.visited[index] = entries, batch.y[rows], True
+
+
+def last_of_each(index: Tensor) -> Tensor:
+    """Positions of the last occurrence of every value in ``index`` (B,)."""
+    values, inverse = index.unique(return_inverse=True)
+    positions = torch.arange(len(index), device=index.device)
+    return torch.zeros_like(values).scatter_reduce_(0, inverse, positions, "amax", include_self=False)
+
+
+@torch.no_grad()
+def _in_eval_mode(network: nn.Module, images: Tensor) -> ModelOutput:
+    training = network.training
+    output: ModelOutput = network.eval()(images)
+    network.train(training)
+    return output

@@ -1,0 +1,84 @@
+"""From weak probabilities to targets: thresholds, sharpening, distribution alignment."""
+
+import torch
+from torch import Tensor, nn
+
+EPSILON = 1e-6  # keeps a ratio of two class shares finite where both are zero
+
+
+def confident(probs: Tensor, threshold: float) -> Tensor:
+    """1[ max_c p_bc >= tau ]: (U, C) -> (U,) booleans."""
+    return probs.amax(dim=1) >= threshold
+
+
+def sharpen(probs: Tensor, temperature: float) -> Tensor:
+    """p_c^(1/T) / sum_j p_j^(1/T), row by row; of softmax(z) it is softmax(z / T). (U, C) -> (U, C)."""
+    powers = probs ** (1 / temperature)
+    return powers / powers.sum(dim=1, keepdim=True)
+
+
+def align(probs: Tensor, target: Tensor, average: Tensor) -> Tensor:
+    """p (q + 1e-6) / (r + 1e-6), rows renormalised: moves the average r of the model's answers to the target q.
+
+    Args:
+        probs: (U, C).
+        target: (C,) the shares q that the answers should have.
+        average: (C,) the shares r that they have had.
+    """
+    scaled = probs * (target + EPSILON) / (average + EPSILON)
+    return scaled / scaled.sum(dim=1, keepdim=True)
+
+
+class EMAAlignment(nn.Module):
+    """Distribution alignment with r <- m r + (1 - m) mean_b p_b, started at the first batch's mean (ReMixMatch).
+
+    Args:
+        target: (C,) q.
+        momentum: m.
+    """
+
+    def __init__(self, target: Tensor, momentum: float = 0.999) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("target", target.float())
+        self.register_buffer("average", torch.zeros_like(self.target))
+        self.register_buffer("started", torch.tensor(False))
+
+    target: Tensor
+    average: Tensor
+    started: Tensor
+
+    @torch.no_grad()
+    def forward(self, probs: Tensor) -> Tensor:
+        """Take the batch into r, then align it: (U, C) -> (U, C)."""
+        mean = probs.mean(dim=0)
+        self.average.copy_(torch.where(self.started, self.momentum * self.average + (1 - self.momentum) * mean, mean))
+        self.started.fill_(True)
+        return align(probs, self.target.to(probs), self.average.to(probs))
+
+
+class QueueAlignment(nn.Module):
+    """Distribution alignment with r the mean of the last batch means, over those seen so far (SimMatch, CoMatch).
+
+    Args:
+        target: (C,) q.
+        length: batches remembered.
+    """
+
+    def __init__(self, target: Tensor, length: int) -> None:
+        super().__init__()
+        self.register_buffer("target", target.float())
+        self.register_buffer("means", torch.zeros(length, len(target)))
+        self.register_buffer("seen", torch.tensor(0))
+
+    target: Tensor
+    means: Tensor
+    seen: Tensor
+
+    @torch.no_grad()
+    def forward(self, probs: Tensor) -> Tensor:
+        """Take the batch into r, then align it: (U, C) -> (U, C)."""
+        self.means[self.seen % len(self.means)] = probs.mean(dim=0).to(self.means)
+        self.seen += 1
+        average = self.means[: int(self.seen)].mean(dim=0)
+        return align(probs, self.target.to(probs), average.to(probs))

@@ -1,0 +1,81 @@
+"""The kernel average over a memory that SimMatch and CoMatch use, as a refiner for any algorithm."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from semigpc.buffers import BalancedBuffer, FIFOBuffer
+from semigpc.refiners.placement import Moment, Placement, PlacementConfig, Site
+from semigpc.types import Batch, ModelOutput, Networks
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityConfig(PlacementConfig):
+    """The similarity refiner.
+
+    Args:
+        buffer_size: N_Q, labelled entries remembered.
+        balanced: one ring of N_Q / C entries for each class instead of one queue.
+        temperature: T.
+    """
+
+    buffer_size: int = 16300
+    balanced: bool = False
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be positive; got {self.temperature}.")
+
+
+class SimilarityRefiner(nn.Module):
+    """p(x) = softmax_j( h(x) . h_j / T ) Y_Q: every labelled entry votes for its class, so a larger class has more votes.
+
+    This is what the GP replaces, and what it tends to as sigma^2 / eta grows. A query costs O(M N (D + C)), a write O(B D).
+
+    Args:
+        config: the switches.
+        n_features: D.
+        n_classes: C.
+    """
+
+    observes = True
+    features: Tensor
+
+    def __init__(self, config: SimilarityConfig, n_features: int, n_classes: int) -> None:
+        super().__init__()
+        self.config, self.n_classes = config, n_classes
+        self.placement = Placement(config)
+        self.buffer = (BalancedBuffer if config.balanced else FIFOBuffer)(config.buffer_size, n_classes)
+        self.register_buffer("features", torch.zeros(config.buffer_size, n_features))
+
+    def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:  # noqa: ARG002
+        """The network's own logits."""
+        return output
+
+    @torch.no_grad()
+    def probs(self, output: ModelOutput) -> Tensor:
+        """(M, C) votes of the memory; 1/C each while it is empty."""
+        held = self.buffer.entries.occupied
+        queries = self.placement.features(output)
+        if not held.any():
+            return queries.new_full((len(queries), self.n_classes), 1 / self.n_classes)
+        votes = torch.softmax(queries @ self.features[held].to(queries).mT / self.config.temperature, dim=1)
+        return votes @ F.one_hot(self.buffer.entries.labels[held], self.n_classes).to(votes)
+
+    def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
+        """The memory's votes in place of ``probs`` (U, C), at the site and after the warm-up that are configured."""
+        return self.placement.mix(probs, self.probs(output)) if self.placement.speaks_at(site) else probs
+
+    @torch.no_grad()
+    def observe(self, moment: Moment, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+        """Write the labelled batch, at the moment that is configured."""
+        if moment == self.config.push:
+            features = self.placement.memorable(networks, x, batch)
+            written = self.buffer.write(batch.y, batch.index)
+            self.features[written.slots] = features[written.rows].to(self.features)
+        if moment == "after":
+            self.placement.steps += 1

@@ -1,0 +1,121 @@
+"""The nouns that data, models, refiners, algorithms and the loop share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Batch(NamedTuple):
+    """What one step sees. Pictures are normalised floats; no true label of an unlabelled picture is in here.
+
+    Shapes: ``x`` (B, 3, H, W) weak views of labelled pictures, ``y`` (B,) their labels, ``index`` (B,) their positions in the
+    labelled set; ``views`` maps "weak", "strong", "strong2" to (U, 3, H, W), row by row the same pictures, and ``view_index``
+    (U,) holds their positions in the unlabelled set.
+    """
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+    views: dict[str, Tensor]
+    view_index: Tensor
+
+
+class ModelOutput(NamedTuple):
+    """What the network says of M pictures.
+
+    Shapes: ``logits`` (M, C) of the linear classifier, ``features`` (M, D) of the backbone, ``heads[name]`` (M, width).
+    """
+
+    logits: Tensor
+    features: Tensor
+    heads: dict[str, Tensor]
+
+    def split(self, sizes: Sequence[int]) -> "list[ModelOutput]":
+        """Cut the rows into consecutive pieces."""
+        heads = {name: values.split(list(sizes)) for name, values in self.heads.items()}
+        pieces = zip(self.logits.split(list(sizes)), self.features.split(list(sizes)), strict=True)
+        return [
+            ModelOutput(logits, features, {name: parts[i] for name, parts in heads.items()})
+            for i, (logits, features) in enumerate(pieces)
+        ]
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """An extra head on the backbone's feature h: ``linear``, W h + b, or ``projection``, unit(W2 relu(W1 h + b1) + b2)."""
+
+    kind: Literal["linear", "projection"]
+    width: int
+
+
+class Networks(NamedTuple):
+    """The network in training, and its exponential moving average (the network itself where there is none).
+
+    Each turns pictures (M, 3, H, W) into a :class:`ModelOutput`.
+    """
+
+    student: nn.Module
+    teacher: nn.Module
+
+    def forward(self, *images: Tensor) -> list[ModelOutput]:
+        """One pass of the student over all pictures, so that batch normalisation sees every view; then one output each."""
+        output: ModelOutput = self.student(torch.cat(images))
+        return output.split([len(part) for part in images])
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where training stands: ``step`` counts from 0, an epoch is a fixed number of steps and not a pass over the data."""
+
+    step: int
+    total_steps: int
+    epoch_steps: int
+
+    @property
+    def epoch(self) -> int:
+        """Whole epochs behind us."""
+        return self.step // self.epoch_steps
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an algorithm may know of the data before it starts.
+
+    Args:
+        class_counts: (C,) labelled pictures of each class.
+        labeled_batch: B.
+        unlabeled_batch: U.
+    """
+
+    class_counts: Tensor
+    labeled_batch: int
+    unlabeled_batch: int
+
+    @property
+    def n_classes(self) -> int:
+        """C."""
+        return len(self.class_counts)
+
+    @property
+    def n_labeled(self) -> int:
+        """Labelled pictures."""
+        return int(self.class_counts.sum())
+
+
+class PseudoLabels(NamedTuple):
+    """What a step believed of its unlabelled pictures: ``probs`` (U, C), and ``mask`` (U,) of those it learnt from."""
+
+    probs: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """The loss to go down, its named parts (scalars, detached by the loop), and the pseudo-labels for diagnostics."""
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    pseudo: PseudoLabels | None = None
