@@ -1,0 +1,124 @@
+"""Backbones that timm builds: the paper's vision transformers by our names, and everything else by timm's."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTShape:
+    """A row of the table of backbones: patch and picture in pixels a side, and the rest of a plain ViT.
+
+    ``hub`` names the timm weights that fit: ImageNet-1k only and normalised by ImageNet's statistics, as the recipes expect.
+    """
+
+    patch_size: int
+    image_size: int
+    width: int
+    n_heads: int
+    drop_path: float
+    depth: int = 12
+    hub: str | None = None
+
+
+VITS: dict[str, ViTShape] = {
+    "vit_tiny_patch2_32": ViTShape(patch_size=2, image_size=32, width=192, n_heads=3, drop_path=0.1),
+    "vit_small_patch2_32": ViTShape(patch_size=2, image_size=32, width=384, n_heads=6, drop_path=0.2),
+    "vit_small_patch16_224": ViTShape(
+        patch_size=16, image_size=224, width=384, n_heads=6, drop_path=0.2, hub="deit_small_patch16_224.fb_in1k"
+    ),
+}
+
+
+def build_vit(
+    name: str, *, image_size: int | None = None, patch_size: int | None = None, drop_path: float | None = None
+) -> nn.Module:
+    """One of :data:`VITS`, answering with the class token after the final norm, (M, width).
+
+    Pre-norm, MLP ratio 4, LayerNorm eps 1e-6, GELU, no dropout; of n blocks, block i is skipped with probability
+    drop_path * i / (n - 1).
+
+    Args:
+        name: a key of :data:`VITS`.
+        image_size, patch_size, drop_path: in place of the table's.
+    """
+    from timm.models.vision_transformer import VisionTransformer
+
+    shape = VITS[name]
+    image_size, patch_size = image_size or shape.image_size, patch_size or shape.patch_size
+    if image_size % patch_size:
+        raise ValueError(
+            f"image_size must be a multiple of patch_size; {name} got {image_size} and {patch_size}. "
+            f"{image_size - image_size % patch_size or patch_size} would do."
+        )
+    vit: nn.Module = VisionTransformer(
+        img_size=image_size,
+        patch_size=patch_size,
+        embed_dim=shape.width,
+        depth=shape.depth,
+        num_heads=shape.n_heads,
+        drop_path_rate=shape.drop_path if drop_path is None else drop_path,
+        num_classes=0,
+        global_pool="token",
+    )
+    return vit
+
+
+def build_timm(
+    name: str,
+    *,
+    image_size: int | None = None,
+    patch_size: int | None = None,
+    drop_path: float | None = None,
+    pretrained: bool = False,
+    others: Iterable[str] = (),
+) -> nn.Module:
+    """Any timm model without its classifier; ``architecture.tag`` picks among several sets of hub weights.
+
+    Args:
+        name: as in ``timm.list_models()``.
+        image_size, patch_size, drop_path: passed on as img_size, patch_size, drop_path_rate when given, otherwise timm's own.
+        pretrained: fetch the hub weights of that name.
+        others: models the caller has beside timm's, to suggest for a name that nobody knows.
+    """
+    import timm
+
+    if not timm.is_model(name.partition(".")[0]):
+        raise KeyError(unknown_name(name, [*others, *timm.list_models()]))
+    if pretrained and patch_size is not None:
+        raise ValueError(
+            f"hub weights fit the patch kernel they were trained with, which is not resized; "
+            f"{name} got patch_size {patch_size}. Leave it None."
+        )
+    options: dict[str, Any] = {"img_size": image_size, "patch_size": patch_size, "drop_path_rate": drop_path}
+    given = {key: value for key, value in options.items() if value is not None}
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **given)
+    except TypeError as error:
+        refused = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if refused is None or refused[1] not in given:
+            raise
+        ours = {"img_size": "image_size", "drop_path_rate": "drop_path"}.get(refused[1], refused[1])
+        raise ValueError(f"timm's {name} has no {ours} to set; got {given[refused[1]]}. Leave it None.") from error
+    except Exception as error:
+        if "Invalid pretrained tag" in str(error):
+            tagged = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
+            raise KeyError(unknown_name(name, tagged)) from error
+        if pretrained:
+            raise RuntimeError(
+                f"the hub weights of {name} could not be fetched ({type(error).__name__}: {error}). "
+                "Without a network, download the file elsewhere and give its path as pretrained."
+            ) from error
+        raise
+    return model
+
+
+def unknown_name(name: str, known: Iterable[str]) -> str:
+    """The message for a model nobody knows, with the names that look most like it."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "timm.list_models() has all of timm's."
+    return f"unknown model {name!r}; {hint}"

@@ -1,0 +1,130 @@
+"""A backbone with its linear classifier and whatever other heads an algorithm asks for."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from semigpc.types import HeadSpec, ModelOutput
+
+NEVER_DECAYED = {"pos_embed", "cls_token"}
+
+
+class Projection(nn.Module):
+    """z = unit(W2 relu(W1 h + b1) + b2), a point on the sphere for contrastive losses.
+
+    Args:
+        n_features: D, of h and of the hidden layer.
+        width: of z.
+    """
+
+    def __init__(self, n_features: int, width: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(n_features, n_features)
+        self.out = nn.Linear(n_features, width)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (M, D) to unit vectors (M, width)."""
+        projected = self.out(F.relu(self.hidden(features)))
+        # At least float32: half precision would round eps to 0, and the squares of small numbers with it.
+        return F.normalize(projected.to(torch.promote_types(projected.dtype, torch.float32)), dim=-1, eps=1e-8)
+
+
+HEADS: dict[str, type[nn.Linear] | type[Projection]] = {"linear": nn.Linear, "projection": Projection}
+
+
+class Classifier(nn.Module):
+    """What trains: features = backbone(images), logits = W features + b, and one output for each extra head.
+
+    New layers keep PyTorch's initialisation, except that a backbone with an ``init_classifier`` is asked to set the classifier.
+
+    Example::
+
+        model = Classifier(SmallCNN(), n_classes=10, heads={"projection": HeadSpec("projection", 128)})
+        model(images).heads["projection"]      # (M, 128), unit vectors
+
+    Args:
+        backbone: pictures (M, 3, H, W) to features (M, D), with D as its ``num_features`` (or ``head_hidden_size``, where timm
+            has it, which counts the layers that some networks put between their maps and the classifier).
+        n_classes: C.
+        heads: what else to compute from the features, by name.
+    """
+
+    def __init__(self, backbone: nn.Module, n_classes: int, heads: Mapping[str, HeadSpec] | None = None) -> None:
+        super().__init__()
+        if n_classes < 2:
+            raise ValueError(f"n_classes must be at least 2; got {n_classes}.")
+        self.n_features = _feature_width(backbone)
+        self.n_classes = n_classes
+        self.backbone = backbone
+        self.classifier = nn.Linear(self.n_features, n_classes)
+        if callable(init := getattr(backbone, "init_classifier", None)):
+            init(self.classifier)
+        self.heads = nn.ModuleDict({name: _build_head(name, spec, self.n_features) for name, spec in (heads or {}).items()})
+
+    def forward(self, images: Tensor) -> ModelOutput:
+        """Pictures (M, 3, H, W) to logits (M, C), features (M, D) and heads (M, width)."""
+        if images.ndim != 4:
+            raise ValueError(f"images must have shape (M, 3, H, W); got {tuple(images.shape)}. Stack single ones first.")
+        features = self.backbone(images)
+        if features.shape != (len(images), self.n_features):
+            raise ValueError(
+                f"the backbone must answer with features of shape {(len(images), self.n_features)}; "
+                f"got {tuple(features.shape)}. Pool its maps or tokens, and let num_features say their width."
+            )
+        return ModelOutput(self.classifier(features), features, {name: head(features) for name, head in self.heads.items()})
+
+    def layer_ids(self) -> dict[str, int]:
+        """Depth of every parameter: 0 the stem, then the backbone's blocks, then the classifier with all heads.
+
+        A backbone's own ``layer_ids`` decide, or timm's ``group_matcher``; a backbone with neither is one layer. Layer-wise
+        decay gives a layer the learning rate base * decay^(n_layers - 1 - id).
+        """
+        inner = _backbone_layer_ids(self.backbone)
+        top = max(inner.values(), default=-1) + 1
+        ids = {f"backbone.{name}": layer for name, layer in inner.items()}
+        return {name: ids.get(name, top) for name, _ in self.named_parameters()}
+
+    @property
+    def n_layers(self) -> int:
+        """Number of different layer ids; the heads have the last one, ``n_layers - 1``."""
+        return max(self.layer_ids().values()) + 1
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that weight decay leaves alone: vectors and scalars, positions, class tokens, what the backbone lists."""
+        listed: Callable[[], Iterable[str]] = getattr(self.backbone, "no_weight_decay", tuple)
+        exempt = {f"backbone.{name}" for name in listed()}
+        return {
+            name
+            for name, parameter in self.named_parameters()
+            if parameter.ndim <= 1 or name in exempt or name.rpartition(".")[2] in NEVER_DECAYED
+        }
+
+
+def _feature_width(backbone: nn.Module) -> int:
+    for attribute in ("head_hidden_size", "num_features"):
+        if isinstance(width := getattr(backbone, attribute, None), int):
+            return width
+    raise TypeError(
+        f"a backbone must have num_features, the width of what it returns; {type(backbone).__name__} has none. "
+        "Set it in its __init__."
+    )
+
+
+def _build_head(name: str, spec: HeadSpec, n_features: int) -> nn.Module:
+    if spec.kind not in HEADS:
+        raise ValueError(f"the kind of head {name!r} must be one of {', '.join(HEADS)}; got {spec.kind!r}.")
+    if spec.width < 1:
+        raise ValueError(f"the width of head {name!r} must be at least 1; got {spec.width}.")
+    return HEADS[spec.kind](n_features, spec.width)
+
+
+def _backbone_layer_ids(backbone: nn.Module) -> dict[str, int]:
+    if callable(own := getattr(backbone, "layer_ids", None)):
+        return dict(own())
+    if callable(matcher := getattr(backbone, "group_matcher", None)):
+        from timm.models import group_parameters
+
+        return dict(group_parameters(backbone, matcher(coarse=False), reverse=True))
+    return {name: 0 for name, _ in backbone.named_parameters()}

@@ -1,0 +1,90 @@
+"""Wide residual networks, the backbone of the classic semi-supervised recipes."""
+
+from itertools import pairwise
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SLOPE = 0.1  # of the leaky ReLU
+MOMENTUM = 0.001  # of batch normalisation: running statistics move by a thousandth a step
+
+
+class Unit(nn.Module):
+    """x -> shortcut(x) + conv2(act(bn2(conv1(act(bn1(x)))))).
+
+    Where the shape changes the shortcut is a 1x1 convolution, of x itself or, with ``activate_shortcut``, of act(bn1(x)). conv1
+    sees act(bn1(x)) in every unit; USB feeds it x itself where the shape changes without ``activate_shortcut``.
+
+    Args:
+        before, after: channels.
+        stride: of the first convolution and of the shortcut.
+        activate_shortcut: as above; only the first unit of the network does.
+    """
+
+    def __init__(self, before: int, after: int, *, stride: int, activate_shortcut: bool) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(before, momentum=MOMENTUM)
+        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(after, momentum=MOMENTUM)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.shortcut = nn.Identity() if before == after else nn.Conv2d(before, after, 1, stride=stride, bias=False)
+        self.activate_shortcut = activate_shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (M, before, H, W) to (M, after, H / stride, W / stride)."""
+        activated = F.leaky_relu(self.bn1(x), SLOPE)
+        residual: Tensor = self.conv2(F.leaky_relu(self.bn2(self.conv1(activated)), SLOPE))
+        skipped: Tensor = self.shortcut(activated if self.activate_shortcut else x)
+        return skipped + residual
+
+
+class WideResNet(nn.Module):
+    """WRN-depth-widen: a 3x3 convolution, three blocks of (depth - 4) / 6 units, a last batch norm, the mean over the map.
+
+    Blocks have 16, 32 and 64 times ``widen`` channels; the second and third halve the map. Convolutions start Kaiming normal
+    (fan out), and the classifier put on top Xavier normal with a zero bias.
+
+    Args:
+        depth: 6 n + 4.
+        widen: 2 gives the 128 features of WRN-28-2.
+    """
+
+    def __init__(self, depth: int = 28, widen: int = 2) -> None:
+        super().__init__()
+        if depth < 10 or (depth - 4) % 6:
+            raise ValueError(f"depth must be 6 n + 4 with n >= 1, n units in each of three blocks; got {depth}. Try 28.")
+        if widen < 1:
+            raise ValueError(f"widen must be at least 1; got {widen}.")
+        n_units = (depth - 4) // 6
+        channels = (16, 16 * widen, 32 * widen, 64 * widen)
+        self.num_features = channels[-1]
+        self.stem = nn.Conv2d(3, channels[0], 3, padding=1)
+        self.blocks = nn.ModuleList()
+        for number, (before, after) in enumerate(pairwise(channels)):
+            first = Unit(before, after, stride=1 if number == 0 else 2, activate_shortcut=number == 0 and before != after)
+            rest = (Unit(after, after, stride=1, activate_shortcut=False) for _ in range(n_units - 1))
+            self.blocks.append(nn.Sequential(first, *rest))
+        self.norm = nn.BatchNorm2d(channels[-1], momentum=MOMENTUM, eps=1e-3)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="leaky_relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Pictures (M, 3, H, W) to features (M, 64 * widen)."""
+        maps = self.stem(images)
+        for block in self.blocks:
+            maps = block(maps)
+        return F.leaky_relu(self.norm(maps), SLOPE).mean(dim=(2, 3))
+
+    def layer_ids(self) -> dict[str, int]:
+        """Parameter name to depth: 0 the stem, 1 to 3 the blocks; the last norm goes with the third."""
+        ids = {"stem": 0, "norm": len(self.blocks)}
+        return {
+            name: int(name.split(".")[1]) + 1 if name.startswith("blocks.") else ids[name.split(".")[0]]
+            for name, _ in self.named_parameters()
+        }
+
+    def init_classifier(self, layer: nn.Linear) -> None:
+        """Set the linear layer on top as the classic recipes do."""
+        nn.init.xavier_normal_(layer.weight)
+        nn.init.zeros_(layer.bias)

@@ -1,0 +1,22 @@
+"""Training: an experiment in, a run folder out."""
+
+from semigpc.training.checkpoint import CheckpointError
+from semigpc.training.config import TrainConfig
+from semigpc.training.experiment import Experiment
+from semigpc.training.journal import Listener
+from semigpc.training.loop import DivergedError, Stopped, train
+from semigpc.training.run_folder import RunError, RunFolder
+from semigpc.training.settings import SettingError
+
+__all__ = [
+    "CheckpointError",
+    "DivergedError",
+    "Experiment",
+    "Listener",
+    "RunError",
+    "RunFolder",
+    "SettingError",
+    "Stopped",
+    "TrainConfig",
+    "train",
+]

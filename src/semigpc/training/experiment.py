@@ -1,0 +1,112 @@
+"""An experiment: everything that decides a result, in one frozen object."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from semigpc.algorithms import ALGORITHMS, FixMatchConfig
+from semigpc.data import DATASETS, AugmentConfig, DigitsConfig
+from semigpc.models import ModelConfig
+from semigpc.refiners import REFINERS, NoRefinerConfig, PlacementConfig
+from semigpc.training.config import TrainConfig
+from semigpc.training.settings import SettingError, from_plain, nearest_name, override, to_plain
+
+ROOMS: dict[str, Mapping[str, Any]] = {"data": DATASETS, "algorithm": ALGORITHMS, "refiner": REFINERS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Data, augmentation, network, algorithm, refiner, loop and seed.
+
+    ``data``, ``algorithm`` and ``refiner`` are configs out of ``DATASETS``, ``ALGORITHMS`` and ``REFINERS``. Combinations that make
+    no sense are refused here, before anything is loaded.
+
+    Example::
+
+        experiment = Experiment(algorithm=SimMatchConfig(), refiner=GPConfig(buffer_size=1024))
+        train(experiment, Path("runs/first"))
+    """
+
+    data: Any = field(default_factory=DigitsConfig)
+    augment: AugmentConfig = field(default_factory=lambda: AugmentConfig(image_size=8, flip=False))
+    model: ModelConfig = field(default_factory=ModelConfig)
+    algorithm: Any = field(default_factory=FixMatchConfig)
+    refiner: Any = field(default_factory=NoRefinerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for room in ROOMS:
+            name_of(room, getattr(self, room))
+        if self.seed < 0:
+            raise SettingError(f"seed must not be negative; got {self.seed}.")
+        if isinstance(self.refiner, PlacementConfig):
+            self._check_placement(self.refiner)
+        if getattr(self.algorithm, "bank", "").endswith("teacher") and not self.train.ema:
+            raise SettingError(f"algorithm.bank={self.algorithm.bank!r} needs a moving average; set train.ema, such as 0.999.")
+
+    def _check_placement(self, refiner: PlacementConfig) -> None:
+        sites = getattr(ALGORITHMS[self.algorithm_name].build, "sites", ())
+        if refiner.site not in sites:
+            raise SettingError(f"{self.algorithm_name} has no site {refiner.site!r}; refiner.site may be {', '.join(sites)}.")
+        if refiner.feature == "projection" and "projection" not in self.algorithm.heads:
+            raise SettingError(f"{self.algorithm_name} has no projection head; leave refiner.feature at 'backbone'.")
+        if refiner.source == "ema" and not self.train.ema:
+            raise SettingError("refiner.source='ema' needs a moving average; set train.ema, such as 0.999.")
+
+    @property
+    def algorithm_name(self) -> str:
+        """Its name in ``ALGORITHMS``."""
+        return name_of("algorithm", self.algorithm)
+
+    @property
+    def refiner_name(self) -> str:
+        """Its name in ``REFINERS``."""
+        return name_of("refiner", self.refiner)
+
+    def to_plain(self) -> dict[str, Any]:
+        """As nested dictionaries; configs that are chosen by name carry it as ``name``."""
+        plain: dict[str, Any] = {}
+        for part in dataclasses.fields(self):
+            value = getattr(self, part.name)
+            named = {"name": name_of(part.name, value)} if part.name in ROOMS else {}
+            plain[part.name] = named | to_plain(value) if dataclasses.is_dataclass(value) else value
+        return plain
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Experiment":
+        """The inverse of :meth:`to_plain`."""
+        arguments: dict[str, Any] = {}
+        for key, value in plain.items():
+            if key in ROOMS:
+                values = dict(value)
+                arguments[key] = from_plain(config_type(key, values.pop("name")), values, f"{key}.")
+            else:
+                arguments[key] = value
+        for key, kind in (("augment", AugmentConfig), ("model", ModelConfig), ("train", TrainConfig)):
+            if isinstance(arguments.get(key), Mapping):
+                arguments[key] = from_plain(kind, arguments[key], f"{key}.")
+        if not isinstance(arguments.get("seed", 0), int):
+            raise SettingError(f"seed must be a whole number; got {arguments['seed']!r}.")
+        return cls(**arguments)
+
+    def override(self, assignments: Sequence[str]) -> "Experiment":
+        """A copy with settings such as ``train.lr=3e-4`` changed; an unknown one is answered with the nearest."""
+        return self.from_plain(override(self.to_plain(), assignments)) if assignments else self
+
+
+def name_of(room: str, config: Any) -> str:
+    """The name under which a config's class is listed."""
+    for name, entry in ROOMS[room].items():
+        if type(config) is entry.config:
+            return name
+    raise SettingError(f"{room} must be a config out of {', '.join(sorted(ROOMS[room]))}; got {config!r}.")
+
+
+def config_type(room: str, name: str) -> type[Any]:
+    """The config class listed under a name."""
+    if name not in ROOMS[room]:
+        raise SettingError(nearest_name(room, name, list(ROOMS[room])))
+    kind: type[Any] = ROOMS[room][name].config
+    return kind

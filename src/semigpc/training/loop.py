@@ -1,0 +1,168 @@
+"""The loop: load, step, go down, average; now and then log, evaluate, save."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semigpc.data import DATASETS, Augment, Splits, train_loader
+from semigpc.refiners import GPConfig
+from semigpc.training import checkpoint
+from semigpc.training.evaluate import fill, gp_of
+from semigpc.training.experiment import Experiment, name_of
+from semigpc.training.interrupt import Interrupt
+from semigpc.training.journal import Journal, Listener
+from semigpc.training.optim import set_rate
+from semigpc.training.run_folder import RunFolder, groups_of
+from semigpc.training.state import Trainer, assemble, build_fabric, precision_state
+from semigpc.types import Clock
+
+
+class DivergedError(RuntimeError):
+    """The loss is no number any more."""
+
+
+class Stopped(Exception):  # noqa: N818 - not an error
+    """The run was interrupted and saved; it can be resumed."""
+
+
+def train(experiment: Experiment, path: Path, *, resume: bool = False, listener: Listener | None = None) -> dict[str, Any]:
+    """Train, and leave a run folder that tells everything; answers with its summary.
+
+    The result on a CPU depends on the experiment alone: a run that was killed and resumed ends with the same bits as one that
+    was not, whatever the number of loader workers.
+
+    Args:
+        experiment: what to do. path: of the run folder.
+        resume: go on from the last checkpoint in that folder, if there is one.
+        listener: told about progress.
+
+    Raises:
+        RunError: the folder holds a run already, or one with other settings or data.
+        DataError: the data cannot be used. DivergedError: the loss is not finite. CheckpointError: the disk is full.
+        Stopped: after Ctrl-C, once everything is saved.
+    """
+    splits = DATASETS[name_of("data", experiment.data)].load(experiment.data, experiment.seed)
+    groups = groups_of(splits)
+    folder = RunFolder(path)
+    if resume and folder.config.exists():
+        folder.check_same(experiment, splits)
+    else:
+        folder.start(experiment, splits, groups)
+
+    with _own_random_numbers(experiment), Interrupt() as interrupt:
+        trainer = assemble(experiment, splits, build_fabric(experiment))
+        augment = Augment(experiment.augment)
+        journal = Journal(folder, experiment, splits, augment, groups, listener or Listener())
+        step = _begin(trainer, journal, folder, splits, augment, experiment)
+        return _run(trainer, journal, folder, splits, augment, experiment, step, interrupt)
+
+
+def _begin(
+    trainer: Trainer, journal: Journal, folder: RunFolder, splits: Splits, augment: Augment, experiment: Experiment
+) -> int:
+    """Restore the last checkpoint, or start afresh; answers with the first step to take."""
+    if folder.last.exists():
+        saved = checkpoint.load(folder.last)
+        trainer.restore(saved)
+        journal.restore(saved.state["journal"])
+        return int(saved.state["step"])
+    folder.rewind_metrics(0)
+    for note in splits.notes:
+        journal.note(0, note)
+    gp = gp_of(trainer.refiner)
+    if gp is not None and isinstance(experiment.refiner, GPConfig) and experiment.refiner.prefill:
+        fill(gp, trainer.evaluated, splits.labeled, augment, batch=experiment.train.eval_batch, device=trainer.fabric.device)
+    return 0
+
+
+def _run(
+    trainer: Trainer,
+    journal: Journal,
+    folder: RunFolder,
+    splits: Splits,
+    augment: Augment,
+    experiment: Experiment,
+    first: int,
+    interrupt: Interrupt,
+) -> dict[str, Any]:
+    config, fabric = experiment.train, trainer.fabric
+    loader = train_loader(
+        splits,
+        augment,
+        views=trainer.algorithm.views,
+        labeled_batch=config.labeled_batch,
+        unlabeled_batch=config.unlabeled_batch,
+        seed=experiment.seed,
+        epoch_steps=config.epoch_steps,
+        first_step=first,
+        total_steps=config.steps,
+        workers=config.workers,
+        usb_order=config.compat_usb_order,
+    )
+    journal.begin(first)
+    batches = iter(loader)
+    for step in range(first, config.steps):
+        waited = time.perf_counter()
+        batch = fabric.to_device(next(batches))
+        waited = time.perf_counter() - waited
+
+        rate = set_rate(trainer.optimizer, step, config)
+        output = trainer.algorithm.step(trainer.networks, batch, Clock(step, config.steps, config.epoch_steps))
+        _refuse_non_finite(output.loss, output.metrics, step, rate, folder)
+        trainer.optimizer.zero_grad(set_to_none=True)
+        fabric.backward(output.loss)
+        if config.clip_norm:
+            fabric.clip_gradients(trainer.networks.student, trainer.optimizer, max_norm=config.clip_norm)
+        trainer.optimizer.step()
+        trainer.update_average(config.ema)
+
+        journal.record(step, output, batch, rate=rate, waited=waited)
+        done = step + 1
+        if done % config.log_steps == 0 or done == config.steps:
+            journal.log(done)
+        if done % config.eval_steps == 0 or done == config.steps:
+            if journal.evaluate(done, trainer):
+                save_checkpoint(folder.best, trainer, journal, done)
+        if done % config.checkpoint_steps == 0 or done == config.steps or interrupt.asked:
+            journal.log(done)
+            save_checkpoint(folder.last, trainer, journal, done)
+        if interrupt.asked and done < config.steps:
+            journal.finish(done, trainer, status="stopped")
+            raise Stopped(f"stopped after step {done} of {config.steps}; everything is saved in {folder.path}.")
+    return journal.finish(config.steps, trainer, status="finished")
+
+
+def save_checkpoint(path: Path, trainer: Trainer, journal: Journal, step: int) -> None:
+    """Everything at the end of a step, in one file."""
+    state = {"step": step, "journal": journal.state(), "precision": precision_state(trainer.fabric)}
+    checkpoint.save(path, trainer.tensors(), state)
+
+
+def _refuse_non_finite(loss: Tensor, parts: Mapping[str, Tensor], step: int, rate: float, folder: RunFolder) -> None:
+    if math.isfinite(float(loss.detach())):
+        return
+    shown = ", ".join(f"{name} {float(value):g}" for name, value in parts.items())
+    raise DivergedError(
+        f"the loss is {float(loss.detach())} at step {step} ({shown}; learning rate {rate:g}). Lower train.lr, raise "
+        f"train.warmup_steps, set train.clip_norm, or use precision 32-true. The last checkpoint in {folder.path} is from before."
+    )
+
+
+@contextmanager
+def _own_random_numbers(experiment: Experiment) -> Iterator[None]:
+    """Seed torch for the run, and give the caller's generator and thread count back afterwards."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng():
+        torch.manual_seed(experiment.seed)
+        if experiment.train.threads:
+            torch.set_num_threads(experiment.train.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)

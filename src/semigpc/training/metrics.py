@@ -1,0 +1,80 @@
+"""What an evaluation says, in total and class by class."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+GROUPS = ("many", "medium", "few")
+BINS = 15  # of the reliability diagram
+
+
+def class_groups(labeled_counts: Array, unlabeled_counts: Array | None = None) -> dict[str, list[int]]:
+    """Thirds of the classes by frequency: many, medium, few.
+
+    By labelled pictures; classes that are level there by unlabelled ones, where those are known, and then by their order.
+
+    Args:
+        labeled_counts: (C,). unlabeled_counts: (C,).
+    """
+    ties = np.zeros_like(labeled_counts) if unlabeled_counts is None else unlabeled_counts
+    order = np.lexsort((np.arange(len(labeled_counts)), -ties, -labeled_counts))
+    return {name: sorted(map(int, part)) for name, part in zip(GROUPS, np.array_split(order, 3), strict=True)}
+
+
+def classification_metrics(probs: Array, labels: Array, groups: dict[str, list[int]]) -> dict[str, Any]:
+    """Everything reported about predictions on labelled pictures, as plain numbers; None where a class has no picture.
+
+    Balanced accuracy is the mean recall of the classes that occur, a group's accuracy the same over its classes, and the
+    calibration error sums |accuracy - confidence| over 15 bins of confidence, weighted by their pictures.
+
+    Args:
+        probs: (M, C). labels: (M,) all known. groups: class ids by name.
+    """
+    n_classes = probs.shape[1]
+    predicted = probs.argmax(axis=1)
+    confusion = np.bincount(labels * n_classes + predicted, minlength=n_classes**2).reshape(n_classes, n_classes)
+    true, guessed, right = confusion.sum(axis=1), confusion.sum(axis=0), np.diag(confusion)
+    present = true > 0
+    recall = right / np.maximum(true, 1)
+    precision = right / np.maximum(guessed, 1)
+    f1 = 2 * right / np.maximum(true + guessed, 1)
+    top5 = (probs >= np.sort(probs, axis=1)[:, -min(5, n_classes)][:, None])[np.arange(len(labels)), labels]
+    reliability, error = calibration(probs.max(axis=1), predicted == labels)
+    return {
+        "n": len(labels),
+        "loss": float(-np.log(np.maximum(probs[np.arange(len(labels)), labels], 1e-12)).mean()),
+        "top1": float((predicted == labels).mean()),
+        "top5": float(top5.mean()),
+        "balanced_accuracy": float(recall[present].mean()),
+        "macro_precision": float(precision[present].mean()),
+        "macro_recall": float(recall[present].mean()),
+        "macro_f1": float(f1[present].mean()),
+        "groups": {name: _mean(recall[[c for c in classes if present[c]]]) for name, classes in groups.items()},
+        "per_class_recall": [float(value) if here else None for value, here in zip(recall, present, strict=True)],
+        "per_class_precision": [float(value) if n else None for value, n in zip(precision, guessed, strict=True)],
+        "ece": error,
+        "confusion": confusion.tolist(),
+        "reliability": reliability,
+    }
+
+
+def calibration(confidence: Array, right: Array) -> tuple[dict[str, list[Any]], float]:
+    """The reliability diagram over 15 equal bins of confidence, and its calibration error."""
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    count = np.bincount(bins, minlength=BINS)
+    sure = np.bincount(bins, weights=confidence, minlength=BINS) / np.maximum(count, 1)
+    hit = np.bincount(bins, weights=right.astype(float), minlength=BINS) / np.maximum(count, 1)
+    error = float((count * np.abs(sure - hit)).sum() / max(len(confidence), 1))
+    diagram = {
+        "edges": np.linspace(0, 1, BINS + 1).tolist(),
+        "confidence": [float(value) if n else None for value, n in zip(sure, count, strict=True)],
+        "accuracy": [float(value) if n else None for value, n in zip(hit, count, strict=True)],
+        "count": count.tolist(),
+    }
+    return diagram, error
+
+
+def _mean(values: Array) -> float | None:
+    return float(values.mean()) if len(values) else None

@@ -1,0 +1,52 @@
+"""Parameter groups with layer-wise decay, and the schedule as a function of the step."""
+
+import math
+
+import torch
+
+from semigpc.models import Classifier
+from semigpc.training.config import TrainConfig
+
+
+def build_optimizer(model: Classifier, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW or SGD over groups with lr d^(depth - layer), the heads having lr itself (recipe section 2).
+
+    Each group keeps its own rate as ``base_lr``, which :func:`set_rate` scales.
+    """
+    layers, spared = model.layer_ids(), model.no_weight_decay()
+    if config.compat_usb_decay:
+        spared = {name for name in spared if not name.endswith(("pos_embed", "cls_token"))}
+    depth = max(layers.values())
+    groups: dict[tuple[int, bool], list[torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        groups.setdefault((layers[name], name in spared), []).append(parameter)
+    described = [
+        {
+            "params": parameters,
+            "lr": 0.0,
+            "base_lr": config.lr * config.layer_decay ** (depth - layer),
+            "weight_decay": 0.0 if exempt else config.weight_decay,
+        }
+        for (layer, exempt), parameters in sorted(groups.items(), key=lambda item: item[0])
+    ]
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(described, lr=config.lr, momentum=0.9, nesterov=True)
+    return torch.optim.AdamW(described, lr=config.lr, betas=(0.9, 0.999), eps=1e-8)
+
+
+def rate_factor(step: int, config: TrainConfig) -> float:
+    """t / W up to the warm-up's end W, then max(0, cos(7/16 pi (t - W) / (T - W))), which ends at 0.195."""
+    warmup, total = config.warmup_steps, config.steps
+    if step < warmup:
+        return step / warmup
+    if config.schedule == "constant" or total <= warmup:
+        return 1.0
+    return max(0.0, math.cos(7 / 16 * math.pi * (step - warmup) / (total - warmup)))
+
+
+def set_rate(optimizer: torch.optim.Optimizer, step: int, config: TrainConfig) -> float:
+    """Set every group's rate for this step; answers with the heads' rate."""
+    factor = rate_factor(step, config)
+    for group in optimizer.param_groups:
+        group["lr"] = factor * group["base_lr"]
+    return factor * config.lr

@@ -1,0 +1,155 @@
+"""The folder of a run: what was asked, where, on which split, and one JSON line for everything that happened."""
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from semigpc.data import Splits
+from semigpc.training.experiment import Experiment
+from semigpc.training.metrics import class_groups
+from semigpc.training.settings import dotted_keys
+
+PACKAGES = ("semigpc", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn", "safetensors")
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on as asked; the message says how it can."""
+
+
+class RunFolder:
+    """Paths and files of one run.
+
+    Args:
+        path: of the folder; made when a run starts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.metrics = path / "metrics.jsonl"
+        self.split = path / "split.json"
+        self.summary = path / "summary.json"
+        self.last = path / "checkpoints" / "last.safetensors"
+        self.best = path / "checkpoints" / "best.safetensors"
+
+    def start(self, experiment: Experiment, splits: Splits, groups: dict[str, list[int]]) -> None:
+        """Begin a new run. A folder that holds one already is refused, never overwritten."""
+        if self.config.exists():
+            raise RunError(
+                f"{self.path} already holds a run. Go on with it by --resume, or choose another folder; nothing is overwritten."
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "environment.json", environment())
+        write_json(self.split, split_facts(splits) | {"class_groups": groups})
+        np.savez_compressed(self.path / "split.npz", allow_pickle=False, **splits.indices())
+        self.metrics.write_text("")
+        write_json(self.config, experiment.to_plain())
+
+    def experiment(self) -> Experiment:
+        """What the run was asked for."""
+        return Experiment.from_plain(read_json(self.config, "no run was started there"))
+
+    def check_same(self, experiment: Experiment, splits: Splits) -> None:
+        """Refuse to go on with other settings or other data than the run began with."""
+        before, now = self.experiment().to_plain(), experiment.to_plain()
+        changed = sorted(key for key in {*dotted_keys(before), *dotted_keys(now)} if _at(before, key) != _at(now, key))
+        if changed:
+            shown = "; ".join(f"{key} was {_at(before, key)!r}, now {_at(now, key)!r}" for key in changed[:4])
+            raise RunError(
+                f"{self.path} was begun with other settings: {shown}{' and more' if len(changed) > 4 else ''}. "
+                "Resume it as it was, or start a new run in another folder."
+            )
+        old = read_json(self.split, "its split is gone")
+        if old["sha256"] != splits.sha256:
+            names = list(splits.class_names)
+            classes = "" if old["class_names"] == names else f" It had {len(old['class_names'])} classes, the data now have {len(names)}."
+            raise RunError(
+                f"the data have changed since {self.path} was begun (hash {old['sha256'][:12]}, now {splits.sha256[:12]}).{classes} "
+                "Put them back as they were, or start a new run."
+            )
+
+    def append(self, kind: str, step: int, **values: Any) -> dict[str, Any]:
+        """Add one line to ``metrics.jsonl``."""
+        entry = {"kind": kind, "step": step, **values}
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+        return entry
+
+    def metrics_size(self) -> int:
+        """Bytes written so far, pushed to the disk, so that a checkpoint can name them."""
+        with self.metrics.open("a") as file:
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def rewind_metrics(self, size: int) -> None:
+        """Forget what was written after a checkpoint."""
+        with self.metrics.open("a") as file:
+            file.truncate(size)
+
+
+def split_facts(splits: Splits) -> dict[str, Any]:
+    """Classes, counts of each part, notes and hash."""
+    truth = splits.unlabeled_truth[splits.unlabeled_truth >= 0]
+    parts = {"labeled": splits.labeled, "validation": splits.validation, "test": splits.test}
+    counts = {f"{part}_counts": None if images is None else _counts(images.labels, splits) for part, images in parts.items()}
+    return {
+        "class_names": list(splits.class_names),
+        **counts,
+        "unlabeled": len(splits.unlabeled),
+        "unlabeled_counts": _counts(truth, splits) if len(truth) else None,
+        "sha256": splits.sha256,
+        "notes": list(splits.notes),
+    }
+
+
+def groups_of(splits: Splits) -> dict[str, list[int]]:
+    """Class ids of many, medium and few, by what is known of the split."""
+    unlabeled = split_facts(splits)["unlabeled_counts"]
+    return class_groups(splits.class_counts, None if unlabeled is None else np.array(unlabeled))
+
+
+def _counts(labels: npt.NDArray[np.int64], splits: Splits) -> list[int]:
+    return [int(count) for count in np.bincount(labels, minlength=splits.n_classes)]
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine, for whoever wants the same figures again."""
+    found = {"python": platform.python_version(), "platform": platform.platform(), "cpus": str(os.cpu_count())}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    found["torch threads"] = str(torch.get_num_threads())
+    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return found
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a small JSON file in one move."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft.write_text(json.dumps(value, indent=2) + "\n")
+    draft.replace(path)
+
+
+def read_json(path: Path, what_if_missing: str) -> Any:
+    """Read one, or say what its absence means."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RunError(f"{path} does not exist: {what_if_missing}.") from error
+    except (OSError, json.JSONDecodeError) as error:
+        raise RunError(f"{path} cannot be read: {error}.") from error
+
+
+def _at(plain: Any, key: str) -> Any:
+    for part in key.split("."):
+        plain = plain.get(part) if isinstance(plain, dict) else None
+    return plain

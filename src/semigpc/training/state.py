@@ -1,0 +1,122 @@
+"""What trains, assembled from an experiment, and how it is saved and restored."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from semigpc.algorithms import ALGORITHMS, Algorithm
+from semigpc.data import Splits
+from semigpc.models import Classifier, build_model
+from semigpc.refiners import REFINERS, Refiner
+from semigpc.training.checkpoint import Checkpoint, CheckpointError, optimizer_tensors, restore_optimizer
+from semigpc.training.ema import average_of, update_average
+from semigpc.training.evaluate import gp_of
+from semigpc.training.experiment import Experiment
+from semigpc.training.optim import build_optimizer
+from semigpc.types import HeadSpec, Networks, Task
+
+
+@dataclass
+class Trainer:
+    """The parts of a run that change. ``networks`` are the wrapped ones to call, ``model`` and ``average`` the bare ones to save."""
+
+    fabric: Fabric
+    model: Classifier
+    average: nn.Module | None
+    optimizer: torch.optim.Optimizer
+    networks: Networks
+    refiner: Refiner
+    algorithm: Algorithm
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The network to judge: the moving average where there is one."""
+        return self.networks.teacher
+
+    def update_average(self, momentum: float) -> None:
+        """Let the moving average follow the network."""
+        if self.average is not None:
+            update_average(self.average, self.model, momentum)
+
+    # Saving ---------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything needed to go on bit for bit: weights, average, moments, algorithm, refiner, random numbers.
+
+        The GP's inverse is left out, being a gigabyte at 16 300 rows. It is rebuilt when a checkpoint is loaded, and here too,
+        so that the run which goes on and the run which resumes do so from the same digits.
+        """
+        gp = gp_of(self.refiner)
+        if gp is not None:
+            gp.rebuild()
+        random = {"cpu": torch.get_rng_state()}
+        if self.fabric.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.fabric.device)
+        return {
+            "model": self.model.state_dict(),
+            "average": {} if self.average is None else self.average.state_dict(),
+            "optimizer": optimizer_tensors(self.optimizer),
+            "algorithm": self.algorithm.state_dict(),
+            "random": random,
+        }
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """The inverse of :meth:`tensors`."""
+        self.restore_networks(checkpoint)
+        restore_optimizer(self.optimizer, checkpoint.part("optimizer"))
+        random = checkpoint.part("random")
+        torch.set_rng_state(random["cpu"])
+        if "cuda" in random and self.fabric.device.type == "cuda":
+            torch.cuda.set_rng_state(random["cuda"], self.fabric.device)
+        self.fabric.strategy.precision.load_state_dict(checkpoint.state.get("precision", {}))
+
+    def restore_networks(self, checkpoint: Checkpoint) -> None:
+        """The networks and the algorithm with its memory: all that prediction needs."""
+        try:
+            self.model.load_state_dict(checkpoint.part("model"))
+            if self.average is not None:
+                self.average.load_state_dict(checkpoint.part("average"))
+            self.algorithm.load_state_dict(checkpoint.part("algorithm"))
+        except RuntimeError as error:
+            raise CheckpointError(f"the checkpoint does not fit the network: {error}") from error
+
+
+def build_fabric(experiment: Experiment) -> Fabric:
+    """One device, the network's precision as configured."""
+    fabric = Fabric(accelerator="auto", devices=1, precision=experiment.train.precision)
+    fabric.launch()
+    return fabric
+
+
+def assemble(experiment: Experiment, splits: Splits, fabric: Fabric) -> Trainer:
+    """Network, average, optimiser, refiner and algorithm, fresh."""
+    task = Task(
+        class_counts=torch.as_tensor(splits.class_counts),
+        labeled_batch=experiment.train.labeled_batch,
+        unlabeled_batch=experiment.train.unlabeled_batch,
+    )
+    heads: dict[str, HeadSpec] = experiment.algorithm.heads
+    model = build_model(experiment.model, splits.n_classes, heads)
+    width = model.n_features
+    if getattr(experiment.refiner, "feature", "backbone") == "projection":
+        width = heads["projection"].width
+    refiner = REFINERS[experiment.refiner_name].build(experiment.refiner, width, splits.n_classes)
+    algorithm = ALGORITHMS[experiment.algorithm_name].build(experiment.algorithm, refiner, task)
+    if isinstance(algorithm, nn.Module):
+        algorithm.to(fabric.device)
+
+    average = average_of(model).to(fabric.device) if experiment.train.ema else None
+    optimizer = build_optimizer(model, experiment.train)
+    student, _ = fabric.setup(model, optimizer)
+    teacher = student if average is None else fabric.setup_module(average)
+    if average is not None:
+        teacher.eval()
+    return Trainer(fabric, model, average, optimizer, Networks(student, teacher), refiner, algorithm)
+
+
+def precision_state(fabric: Fabric) -> dict[str, Any]:
+    """The loss scale of 16-bit training, where there is one."""
+    return dict(fabric.strategy.precision.state_dict())

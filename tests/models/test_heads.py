@@ -1,0 +1,167 @@
+"""What every classifier answers, and how its parameters are grouped for the optimiser."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from semigpc.models import MODELS, Classifier, ModelConfig, SmallCNN, build_model
+from semigpc.types import HeadSpec
+
+HEADS = {"rotation": HeadSpec("linear", 4), "projection": HeadSpec("projection", 16)}
+VITS = [name for name in MODELS if name.startswith("vit")]
+
+
+@cache
+def built(name: str) -> Classifier:
+    return build_model(ModelConfig(name=name), 7, HEADS)
+
+
+def test_answers_with_logits_features_and_heads(generator: torch.Generator) -> None:
+    model, images = Classifier(SmallCNN(8), 7, HEADS), torch.randn(5, 3, 8, 8, generator=generator)
+    output = model.eval()(images)
+    assert (model.n_features, model.n_classes) == (32, 7)
+    torch.testing.assert_close(output.features, model.backbone(images))
+    torch.testing.assert_close(output.logits, output.features @ model.classifier.weight.T + model.classifier.bias)
+    assert {name: values.shape for name, values in output.heads.items()} == {"rotation": (5, 4), "projection": (5, 16)}
+
+
+def test_without_heads_there_are_none() -> None:
+    assert Classifier(SmallCNN(8), 7)(torch.zeros(2, 3, 8, 8)).heads == {}
+
+
+def test_projections_are_unit_vectors_of_a_two_layer_network(generator: torch.Generator) -> None:
+    head = Classifier(SmallCNN(8), 7, HEADS).heads["projection"]
+    features = torch.randn(9, 32, generator=generator)
+    z = head(features)
+    torch.testing.assert_close(z.norm(dim=1), torch.ones(9))
+    inner = (features @ head.hidden.weight.T + head.hidden.bias).clamp(min=0)  # type: ignore[operator, union-attr]
+    outer = inner @ head.out.weight.T + head.out.bias  # type: ignore[operator, union-attr]
+    torch.testing.assert_close(z, outer / outer.norm(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_projection_of_nothing_is_zero_and_not_nan(dtype: torch.dtype) -> None:
+    head = Classifier(SmallCNN(8), 7, HEADS).heads["projection"].to(dtype)
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    z = head(torch.ones(2, 32, dtype=dtype))
+    z.sum().backward()
+    assert not z.any()
+    assert z.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert all(p.grad is None or p.grad.isfinite().all() for p in head.parameters())
+
+
+def test_new_layers_start_as_pytorch_has_it() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Classifier(SmallCNN(), 10, HEADS)
+    for layer in (model.classifier, model.heads["rotation"], model.heads["projection"].out):
+        bound = 128**-0.5
+        for parameter in layer.parameters():  # type: ignore[union-attr]
+            assert 0.5 * bound < parameter.abs().max() <= bound
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_has_a_layer_and_every_layer_a_parameter(name: str) -> None:
+    model = built(name)
+    ids = model.layer_ids()
+    assert set(ids) == {parameter for parameter, _ in model.named_parameters()}
+    assert set(ids.values()) == set(range(model.n_layers))
+    on_top = {parameter for parameter in ids if not parameter.startswith("backbone.")}
+    assert on_top == {parameter for parameter, layer in ids.items() if layer == model.n_layers - 1}
+
+
+@pytest.mark.parametrize("name", VITS)
+def test_layers_of_a_vit_are_the_recipes(name: str) -> None:
+    model = built(name)
+    for parameter, layer in model.layer_ids().items():
+        part = parameter.removeprefix("backbone.")
+        if part.startswith(("patch_embed.", "pos_embed", "cls_token")):
+            assert layer == 0
+        elif part.startswith("blocks."):
+            assert layer == int(part.split(".")[1]) + 1
+        elif part.startswith("norm."):
+            assert layer == 12
+        else:
+            assert part.startswith(("classifier.", "heads."))
+            assert layer == 13
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "decay", "stem", "last_block"),
+    [("vit_tiny_patch2_32", 5e-4, 0.5, 6.10e-8, 2.5e-4), ("vit_small_patch16_224", 1e-3, 0.65, 3.70e-6, 6.5e-4)],
+)
+def test_layer_wise_rates_are_the_recipes(name: str, base: float, decay: float, stem: float, last_block: float) -> None:
+    model = built(name)
+    rates = {parameter: base * decay ** (model.n_layers - 1 - layer) for parameter, layer in model.layer_ids().items()}
+    assert rates["backbone.patch_embed.proj.weight"] == pytest.approx(stem, rel=2e-3)
+    assert rates["backbone.blocks.11.mlp.fc1.weight"] == rates["backbone.norm.weight"] == pytest.approx(last_block)
+    assert rates["classifier.weight"] == rates["heads.projection.hidden.weight"] == base
+
+
+def test_layers_of_convolutional_networks_go_from_stem_to_heads() -> None:
+    small, wide = built("small_cnn").layer_ids(), built("wrn_28_2").layer_ids()
+    assert [small[f"backbone.blocks.{i}.0.weight"] for i in range(3)] == [0, 1, 2]
+    assert (small["classifier.weight"], small["heads.rotation.bias"]) == (3, 3)
+    assert wide["backbone.stem.weight"] == 0
+    assert [wide[f"backbone.blocks.{i}.3.conv2.weight"] for i in range(3)] == [1, 2, 3]
+    assert (wide["backbone.norm.weight"], wide["classifier.weight"]) == (3, 4)
+
+
+def test_layers_of_other_timm_models_are_timms() -> None:
+    ids = build_model(ModelConfig(name="resnet18"), 7).layer_ids()
+    assert ids["backbone.conv1.weight"] == 0
+    assert 0 < ids["backbone.layer1.0.conv1.weight"] < ids["backbone.layer4.1.conv2.weight"] < ids["classifier.weight"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weight_decay_spares_vectors_positions_and_class_token_alone(name: str) -> None:
+    model = built(name)
+    spared = model.no_weight_decay()
+    for parameter, values in model.named_parameters():
+        assert (parameter in spared) == (values.ndim == 1 or parameter in ("backbone.pos_embed", "backbone.cls_token"))
+    assert ("backbone.pos_embed" in spared) == (name in VITS)
+
+
+class Plain(nn.Module):
+    """Somebody's own backbone, with the least that is asked of one."""
+
+    num_features = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images * self.scale[..., None]).flatten(1)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"scale", "not there"}
+
+
+def test_any_module_with_num_features_is_a_backbone() -> None:
+    model = Classifier(Plain(), 2)
+    assert model(torch.zeros(5, 3, 2, 2)).logits.shape == (5, 2)
+    assert model.layer_ids() == {"backbone.scale": 0, "classifier.weight": 1, "classifier.bias": 1}
+    assert model.no_weight_decay() == {"backbone.scale", "classifier.bias"}
+
+
+def test_refuses_pictures_and_features_of_another_shape() -> None:
+    model = Classifier(Plain(), 2)
+    with pytest.raises(ValueError, match=r"images must have shape \(M, 3, H, W\); got \(3, 2, 2\)\. Stack"):
+        model(torch.zeros(3, 2, 2))
+    with pytest.raises(ValueError, match=r"features of shape \(5, 12\); got \(5, 48\)"):
+        model(torch.zeros(5, 3, 4, 4))
+
+
+def test_refuses_heads_and_backbones_it_cannot_use() -> None:
+    with pytest.raises(ValueError, match="n_classes must be at least 2; got 1"):
+        Classifier(Plain(), 1)
+    with pytest.raises(ValueError, match="the width of head 'z' must be at least 1; got 0"):
+        Classifier(Plain(), 2, {"z": HeadSpec("linear", 0)})
+    with pytest.raises(ValueError, match="the kind of head 'z' must be one of linear, projection; got 'cosine'"):
+        Classifier(Plain(), 2, {"z": HeadSpec("cosine", 4)})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a backbone must have num_features.*Identity has none"):
+        Classifier(nn.Identity(), 2)
