@@ -76,7 +76,13 @@ class FreeMatch(nn.Module):
         loss_f = self._fairness(logits_s[mask]) if bool(mask.any()) else logits_s.new_zeros(())
         return StepOutput(
             loss_x + config.unlabeled_weight * loss_u + config.fairness_weight * loss_f,
-            {"loss_x": loss_x, "loss_u": loss_u, "loss_f": loss_f, "mask_rate": mask.float().mean(), "threshold": self.threshold},
+            {
+                "loss_x": loss_x,
+                "loss_u": loss_u,
+                "loss_f": loss_f,
+                "mask_rate": mask.float().mean(),
+                "threshold": self.threshold,
+            },
             PseudoLabels(probs, mask),
         )
 

@@ -100,7 +100,8 @@ class SimMatch(nn.Module):
 
     def _similarities(self, output: ModelOutput) -> Tensor:
         """e . E_j / T, (U, n_labeled); minus infinity where nothing has been written yet."""
-        scores = output.heads["projection"] @ self.bank.to(output.logits).mT / self.config.temperature
+        bank = self.bank.to(output.logits, copy=True)  # a copy, as the bank is written before the gradient is taken
+        scores = output.heads["projection"] @ bank.mT / self.config.temperature
         return scores.masked_fill(~self.visited, -torch.inf)
 
     def _smooth(self, weak: ModelOutput, probs_w: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
+from semigpc.algorithms import ALGORITHMS
+from semigpc.bench.step import bench_step
 from semigpc.bench.update import OURS, PEERS, Record, bench_update, missing_peers
 from semigpc.report.bench_figures import draw_update_curves
+from semigpc.training.settings import nearest_name
 
 app = typer.Typer(help="Time semigpc against its peers, side by side in one run.", no_args_is_help=True)
 
@@ -63,6 +67,47 @@ def update(
         console.print(f"Curves: {plot}")
     if as_json:
         typer.echo(json.dumps(records, indent=2))
+
+
+@app.command()
+def step(
+    model: Annotated[str, typer.Option(help="Network for pictures of 32 x 32.", metavar="NAME")] = "vit_tiny_patch2_32",
+    algorithm: Annotated[str, typer.Option(help="Algorithm, with and without the GP.", metavar="NAME")] = "fixmatch",
+    buffer: Annotated[int, typer.Option(help="Buffer size N; the buffer is full.", min=64)] = 2048,
+    batch: Annotated[int, typer.Option(help="Labelled and unlabelled pictures a step, B.", min=1)] = 8,
+    repetitions: Annotated[int, typer.Option(help="Timed steps of each kind.", min=2)] = 10,
+    workers: Annotated[int, typer.Option(help="Processes that load pictures.", min=0)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of pictures and weights.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+) -> None:
+    """Time a whole training step with the GP and without it.
+
+    Both see the same batch in turns: forward, pseudo-labels, backward,
+    optimiser, and the GP's query and update with a full buffer. Then the loop
+    runs on its real loader, to see how long a step waits for its pictures.
+    """
+    if algorithm not in ALGORITHMS:
+        raise typer.BadParameter(nearest_name("algorithm", algorithm, list(ALGORITHMS)), param_hint="--algorithm")
+    errors = Console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("Steps", total=3 * repetitions)
+        times = bench_step(
+            model=model,
+            algorithm=algorithm,
+            buffer_size=buffer,
+            batch=batch,
+            repetitions=repetitions,
+            workers=workers,
+            seed=seed,
+            advance=lambda: progress.advance(task),
+        )
+    if as_json:
+        typer.echo(json.dumps(times._asdict()))
+    else:
+        typer.echo(
+            f"{algorithm} on {model}, B = {batch}: {times.base_s:.3f} s a step, {times.gp_s:.3f} s with a GP over {buffer} rows, "
+            f"ratio {times.ratio:.3f}; {times.data_wait_share:.1%} of a step waits for data (median of {repetitions})."
+        )
 
 
 def _table(record: Record) -> Table:

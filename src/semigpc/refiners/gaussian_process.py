@@ -89,9 +89,7 @@ class GaussianProcessRefiner(nn.Module):
 
     observes = True
 
-    def __init__(
-        self, config: GPConfig, n_features: int, n_classes: int, *, device: torch.device | str | None = None
-    ) -> None:
+    def __init__(self, config: GPConfig, n_features: int, n_classes: int, *, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.config, self.n_features, self.n_classes = config, n_features, n_classes
         self.logit_scale = config.logit_scale or auto_logit_scale(n_classes)

@@ -50,7 +50,9 @@ def save(path: Path, parts: Mapping[str, Mapping[str, Tensor]], state: Mapping[s
     except (OSError, safetensors.SafetensorError) as error:
         draft.unlink(missing_ok=True)
         kept = f"The previous checkpoint {path} is intact." if path.exists() else "There was no earlier checkpoint."
-        raise CheckpointError(f"could not write the checkpoint {path}: {error}. {kept} Make room or mend it, then resume.") from error
+        raise CheckpointError(
+            f"could not write the checkpoint {path}: {error}. {kept} Make room or mend it, then resume."
+        ) from error
 
 
 def load(path: Path) -> Checkpoint:

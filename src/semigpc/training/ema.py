@@ -14,7 +14,7 @@ def average_of(model: nn.Module) -> nn.Module:
 @torch.no_grad()
 def update_average(average: nn.Module, model: nn.Module, momentum: float) -> None:
     """theta_avg <- m theta_avg + (1 - m) theta; statistics of batch normalisation are copied, not averaged."""
-    ours, theirs = list(average.parameters()), list(model.parameters())
-    torch._foreach_lerp_(ours, [parameter.detach() for parameter in theirs], 1 - momentum)
+    ours = [parameter.detach() for parameter in average.parameters()]
+    torch._foreach_lerp_(ours, [parameter.detach() for parameter in model.parameters()], 1 - momentum)
     for kept, current in zip(average.buffers(), model.buffers(), strict=True):
         kept.copy_(current)

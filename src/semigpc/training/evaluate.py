@@ -28,7 +28,9 @@ def predict(
     """Every picture through the network in evaluation mode. A GP whose buffer is still empty is left out."""
     training = network.training
     network.eval()
-    probs: dict[str, list[Tensor]] = {"linear": []} | ({"gp": []} if gp is not None and len(gp.engine) else {})
+    probs: dict[str, list[Tensor]] = {"linear": []}
+    if gp is not None and len(gp.engine):
+        probs["gp"] = []
     labels = []
     for images, targets, _ in loader:
         output: ModelOutput = network(images.to(device))
@@ -42,7 +44,13 @@ def predict(
 
 @torch.no_grad()
 def refilled(
-    refiner: GaussianProcessRefiner, network: nn.Module, labeled: ImageSet, augment: Augment, *, batch: int, device: torch.device
+    refiner: GaussianProcessRefiner,
+    network: nn.Module,
+    labeled: ImageSet,
+    augment: Augment,
+    *,
+    batch: int,
+    device: torch.device,
 ) -> GaussianProcessRefiner:
     """A GP of the same kind over the labelled set as this network sees it now, without augmentation. O(n N^2)."""
     fresh, training = refiner.empty_copy(), network.training
@@ -53,7 +61,13 @@ def refilled(
 
 @torch.no_grad()
 def fill(
-    refiner: GaussianProcessRefiner, network: nn.Module, labeled: ImageSet, augment: Augment, *, batch: int, device: torch.device
+    refiner: GaussianProcessRefiner,
+    network: nn.Module,
+    labeled: ImageSet,
+    augment: Augment,
+    *,
+    batch: int,
+    device: torch.device,
 ) -> None:
     """One pass over the labels into the buffer, with the network in whatever mode it is."""
     for images, targets, positions in eval_loader(labeled, augment, batch_size=batch, workers=0):
@@ -75,5 +89,3 @@ def headline_head(refiner: Refiner) -> str:
     """Which head's figures stand in the tables: the linear one unless the GP is the classifier or was asked for."""
     gp = gp_of(refiner)
     return "gp" if gp is not None and (gp.config.eval_head == "gp" or gp.config.role == "classifier") else "linear"
-
-

@@ -19,8 +19,8 @@ ROOMS: dict[str, Mapping[str, Any]] = {"data": DATASETS, "algorithm": ALGORITHMS
 class Experiment:
     """Data, augmentation, network, algorithm, refiner, loop and seed.
 
-    ``data``, ``algorithm`` and ``refiner`` are configs out of ``DATASETS``, ``ALGORITHMS`` and ``REFINERS``. Combinations that make
-    no sense are refused here, before anything is loaded.
+    ``data``, ``algorithm`` and ``refiner`` are configs out of ``DATASETS``, ``ALGORITHMS`` and ``REFINERS``. Combinations that
+    make no sense are refused here, before anything is loaded.
 
     Example::
 

@@ -136,7 +136,9 @@ class Journal:
             "seconds": self._seconds(),
             "results": self.results,
             "class_groups": self.groups,
-            "gp": None if gp is None else {"entries": len(gp.engine), "class_counts": gp.buffer.entries.class_counts().tolist()},
+            "gp": None
+            if gp is None
+            else {"entries": len(gp.engine), "class_counts": gp.buffer.entries.class_counts().tolist()},
         }
         write_json(self.folder.summary, summary)
         if self._board is not None:

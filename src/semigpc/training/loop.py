@@ -2,25 +2,25 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from semigpc.data import DATASETS, Augment, Splits, train_loader
 from semigpc.refiners import GPConfig
 from semigpc.training import checkpoint
 from semigpc.training.evaluate import fill, gp_of
+from semigpc.training.config import TrainConfig
 from semigpc.training.experiment import Experiment, name_of
 from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
 from semigpc.training.optim import set_rate
 from semigpc.training.run_folder import RunFolder, groups_of
 from semigpc.training.state import Trainer, assemble, build_fabric, precision_state
-from semigpc.types import Clock
+from semigpc.types import Batch, Clock, StepOutput
 
 
 class DivergedError(RuntimeError):
@@ -56,7 +56,7 @@ def train(experiment: Experiment, path: Path, *, resume: bool = False, listener:
         folder.start(experiment, splits, groups)
 
     with _own_random_numbers(experiment), Interrupt() as interrupt:
-        trainer = assemble(experiment, splits, build_fabric(experiment))
+        trainer = assemble(experiment, splits.class_counts, build_fabric(experiment))
         augment = Augment(experiment.augment)
         journal = Journal(folder, experiment, splits, augment, groups, listener or Listener())
         step = _begin(trainer, journal, folder, splits, augment, experiment)
@@ -112,23 +112,13 @@ def _run(
         batch = fabric.to_device(next(batches))
         waited = time.perf_counter() - waited
 
-        rate = set_rate(trainer.optimizer, step, config)
-        output = trainer.algorithm.step(trainer.networks, batch, Clock(step, config.steps, config.epoch_steps))
-        _refuse_non_finite(output.loss, output.metrics, step, rate, folder)
-        trainer.optimizer.zero_grad(set_to_none=True)
-        fabric.backward(output.loss)
-        if config.clip_norm:
-            fabric.clip_gradients(trainer.networks.student, trainer.optimizer, max_norm=config.clip_norm)
-        trainer.optimizer.step()
-        trainer.update_average(config.ema)
-
+        output, rate = take_step(trainer, batch, step, config)
         journal.record(step, output, batch, rate=rate, waited=waited)
         done = step + 1
         if done % config.log_steps == 0 or done == config.steps:
             journal.log(done)
-        if done % config.eval_steps == 0 or done == config.steps:
-            if journal.evaluate(done, trainer):
-                save_checkpoint(folder.best, trainer, journal, done)
+        if (done % config.eval_steps == 0 or done == config.steps) and journal.evaluate(done, trainer):
+            save_checkpoint(folder.best, trainer, journal, done)
         if done % config.checkpoint_steps == 0 or done == config.steps or interrupt.asked:
             journal.log(done)
             save_checkpoint(folder.last, trainer, journal, done)
@@ -138,19 +128,34 @@ def _run(
     return journal.finish(config.steps, trainer, status="finished")
 
 
+def take_step(trainer: Trainer, batch: Batch, step: int, config: TrainConfig) -> tuple[StepOutput, float]:
+    """Loss, gradient, optimiser, moving average; answers with what the algorithm said and the learning rate."""
+    rate = set_rate(trainer.optimizer, step, config)
+    output = trainer.algorithm.step(trainer.networks, batch, Clock(step, config.steps, config.epoch_steps))
+    _refuse_non_finite(output, step, rate)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    trainer.fabric.backward(output.loss)
+    if config.clip_norm:
+        trainer.fabric.clip_gradients(trainer.networks.student, trainer.optimizer, max_norm=config.clip_norm)
+    trainer.optimizer.step()
+    trainer.update_average(config.ema)
+    return output, rate
+
+
 def save_checkpoint(path: Path, trainer: Trainer, journal: Journal, step: int) -> None:
     """Everything at the end of a step, in one file."""
     state = {"step": step, "journal": journal.state(), "precision": precision_state(trainer.fabric)}
     checkpoint.save(path, trainer.tensors(), state)
 
 
-def _refuse_non_finite(loss: Tensor, parts: Mapping[str, Tensor], step: int, rate: float, folder: RunFolder) -> None:
-    if math.isfinite(float(loss.detach())):
+def _refuse_non_finite(output: StepOutput, step: int, rate: float) -> None:
+    loss = float(output.loss.detach())
+    if math.isfinite(loss):
         return
-    shown = ", ".join(f"{name} {float(value):g}" for name, value in parts.items())
+    parts = ", ".join(f"{name} {float(value.detach()):g}" for name, value in output.metrics.items())
     raise DivergedError(
-        f"the loss is {float(loss.detach())} at step {step} ({shown}; learning rate {rate:g}). Lower train.lr, raise "
-        f"train.warmup_steps, set train.clip_norm, or use precision 32-true. The last checkpoint in {folder.path} is from before."
+        f"the loss is {loss} at step {step} ({parts}; learning rate {rate:g}). Lower train.lr, raise train.warmup_steps, set "
+        "train.clip_norm, or use train.precision=32-true. The last checkpoint is from before and intact."
     )
 
 

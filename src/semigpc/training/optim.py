@@ -31,7 +31,7 @@ def build_optimizer(model: Classifier, config: TrainConfig) -> torch.optim.Optim
     ]
     if config.optimizer == "sgd":
         return torch.optim.SGD(described, lr=config.lr, momentum=0.9, nesterov=True)
-    return torch.optim.AdamW(described, lr=config.lr, betas=(0.9, 0.999), eps=1e-8)
+    return torch.optim.AdamW(described, lr=config.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
 
 
 def rate_factor(step: int, config: TrainConfig) -> float:

@@ -58,21 +58,21 @@ class RunFolder:
 
     def check_same(self, experiment: Experiment, splits: Splits) -> None:
         """Refuse to go on with other settings or other data than the run began with."""
-        before, now = self.experiment().to_plain(), experiment.to_plain()
-        changed = sorted(key for key in {*dotted_keys(before), *dotted_keys(now)} if _at(before, key) != _at(now, key))
+        asked, now = self.experiment().to_plain(), experiment.to_plain()
+        changed = sorted(key for key in {*dotted_keys(asked), *dotted_keys(now)} if _at(asked, key) != _at(now, key))
         if changed:
-            shown = "; ".join(f"{key} was {_at(before, key)!r}, now {_at(now, key)!r}" for key in changed[:4])
+            shown = "; ".join(f"{key} was {_at(asked, key)!r}, now {_at(now, key)!r}" for key in changed[:4])
             raise RunError(
                 f"{self.path} was begun with other settings: {shown}{' and more' if len(changed) > 4 else ''}. "
                 "Resume it as it was, or start a new run in another folder."
             )
         old = read_json(self.split, "its split is gone")
         if old["sha256"] != splits.sha256:
-            names = list(splits.class_names)
-            classes = "" if old["class_names"] == names else f" It had {len(old['class_names'])} classes, the data now have {len(names)}."
+            before, after = len(old["class_names"]), splits.n_classes
+            classes = f" It had {before} classes, the data now have {after}." if before != after else ""
             raise RunError(
-                f"the data have changed since {self.path} was begun (hash {old['sha256'][:12]}, now {splits.sha256[:12]}).{classes} "
-                "Put them back as they were, or start a new run."
+                f"the data have changed since {self.path} was begun (hash {old['sha256'][:12]}, now {splits.sha256[:12]})."
+                f"{classes} Put them back as they were, or start a new run."
             )
 
     def append(self, kind: str, step: int, **values: Any) -> dict[str, Any]:

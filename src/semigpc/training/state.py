@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from semigpc.algorithms import ALGORITHMS, Algorithm
-from semigpc.data import Splits
 from semigpc.models import Classifier, build_model
 from semigpc.refiners import REFINERS, Refiner
 from semigpc.training.checkpoint import Checkpoint, CheckpointError, optimizer_tensors, restore_optimizer
@@ -16,12 +17,16 @@ from semigpc.training.ema import average_of, update_average
 from semigpc.training.evaluate import gp_of
 from semigpc.training.experiment import Experiment
 from semigpc.training.optim import build_optimizer
+from semigpc.training.settings import SettingError
 from semigpc.types import HeadSpec, Networks, Task
 
 
 @dataclass
 class Trainer:
-    """The parts of a run that change. ``networks`` are the wrapped ones to call, ``model`` and ``average`` the bare ones to save."""
+    """The parts of a run that change.
+
+    ``networks`` are the wrapped ones to call, ``model`` and ``average`` the bare ones to save.
+    """
 
     fabric: Fabric
     model: Classifier
@@ -91,19 +96,20 @@ def build_fabric(experiment: Experiment) -> Fabric:
     return fabric
 
 
-def assemble(experiment: Experiment, splits: Splits, fabric: Fabric) -> Trainer:
-    """Network, average, optimiser, refiner and algorithm, fresh."""
+def assemble(experiment: Experiment, class_counts: npt.NDArray[np.int64], fabric: Fabric) -> Trainer:
+    """Network, average, optimiser, refiner and algorithm, fresh, for the classes that have these labelled pictures (C,)."""
+    n_classes = len(class_counts)
     task = Task(
-        class_counts=torch.as_tensor(splits.class_counts),
+        class_counts=torch.as_tensor(class_counts),
         labeled_batch=experiment.train.labeled_batch,
         unlabeled_batch=experiment.train.unlabeled_batch,
     )
     heads: dict[str, HeadSpec] = experiment.algorithm.heads
-    model = build_model(experiment.model, splits.n_classes, heads)
+    model = build_model(experiment.model, n_classes, heads)
     width = model.n_features
     if getattr(experiment.refiner, "feature", "backbone") == "projection":
         width = heads["projection"].width
-    refiner = REFINERS[experiment.refiner_name].build(experiment.refiner, width, splits.n_classes)
+    refiner = REFINERS[experiment.refiner_name].build(experiment.refiner, width, n_classes)
     algorithm = ALGORITHMS[experiment.algorithm_name].build(experiment.algorithm, refiner, task)
     if isinstance(algorithm, nn.Module):
         algorithm.to(fabric.device)
@@ -115,6 +121,15 @@ def assemble(experiment: Experiment, splits: Splits, fabric: Fabric) -> Trainer:
     if average is not None:
         teacher.eval()
     return Trainer(fabric, model, average, optimizer, Networks(student, teacher), refiner, algorithm)
+
+
+@contextmanager
+def _named(room: str) -> Iterator[None]:
+    """What a room refuses when it is built is a setting too."""
+    try:
+        yield
+    except (KeyError, ValueError) as error:
+        raise SettingError(f"{room}: {error.args[0]}") from error
 
 
 def precision_state(fabric: Fabric) -> dict[str, Any]:

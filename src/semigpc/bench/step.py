@@ -1,0 +1,123 @@
+"""A training step with the GP against the same step without it, fed by the real loader."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from semigpc.algorithms import ALGORITHMS
+from semigpc.bench.timing import time_in_turns
+from semigpc.data import Augment, AugmentConfig, Splits, splits_from_arrays, train_loader
+from semigpc.models import ModelConfig
+from semigpc.refiners import GPConfig, NoRefinerConfig
+from semigpc.training import Experiment, TrainConfig
+from semigpc.training.evaluate import gp_of
+from semigpc.training.loop import take_step
+from semigpc.training.state import Trainer, assemble, build_fabric
+from semigpc.types import Batch
+
+PICTURES, SIZE, N_CLASSES = 256, 32, 10
+WARM = 5000  # a step number past every warm-up
+
+
+class StepTimes(NamedTuple):
+    """Median seconds of a step, their ratio, and the share of a step that waits for its batch."""
+
+    base_s: float
+    gp_s: float
+    ratio: float
+    data_wait_share: float
+    repetitions: int
+
+
+def bench_step(
+    *,
+    model: str = "vit_tiny_patch2_32",
+    algorithm: str = "fixmatch",
+    buffer_size: int = 2048,
+    batch: int = 8,
+    repetitions: int = 10,
+    workers: int = 1,
+    seed: int = 0,
+    advance: Callable[[], object] = lambda: None,
+) -> StepTimes:
+    """Time whole steps (forward, GP, backward, optimiser) in turns, with a full buffer, and then the loop with its loader.
+
+    Args:
+        model: by name, for pictures of 32 x 32. algorithm: by name. buffer_size: N. batch: B labelled and B unlabelled pictures.
+        repetitions: of each kind of step, and of the steps that wait for data. workers: that load.
+    """
+    base = Experiment(
+        augment=AugmentConfig(image_size=SIZE),
+        model=ModelConfig(name=model),
+        algorithm=ALGORITHMS[algorithm].config(),
+        refiner=NoRefinerConfig(),
+        train=TrainConfig(labeled_batch=batch, workers=workers, ema=0.999 if algorithm in ("simmatch", "comatch") else 0.0),
+        seed=seed,
+    )
+    refined = replace(base, refiner=GPConfig(buffer_size=buffer_size, warmup_steps=0))
+    splits = _random_pictures(seed)
+    trainers = {"base": _trainer(base, splits), "gp": _trainer(refined, splits)}
+    loader = train_loader(
+        splits,
+        Augment(base.augment),
+        views=trainers["base"].algorithm.views,
+        labeled_batch=batch,
+        unlabeled_batch=batch,
+        seed=seed,
+        epoch_steps=base.train.epoch_steps,
+        first_step=WARM,
+        total_steps=WARM + repetitions + 2,
+        workers=workers,
+    )
+    batches = iter(loader)
+    first = next(batches)
+    steps = {name: _stepper(trainer, first, base.train) for name, trainer in trainers.items()}
+    seconds = time_in_turns(steps, repetitions=repetitions, advance=advance)
+    share = _data_wait_share(trainers["gp"], batches, base.train, repetitions, advance)
+    base_s, gp_s = (statistics.median(seconds[name]) for name in ("base", "gp"))
+    return StepTimes(base_s, gp_s, gp_s / base_s, share, repetitions)
+
+
+def _random_pictures(seed: int) -> Splits:
+    generator = np.random.default_rng(seed)
+    pictures = generator.integers(0, 256, (PICTURES, SIZE, SIZE, 3), dtype=np.uint8)
+    labels = np.arange(PICTURES) % N_CLASSES
+    labels[PICTURES // 2 :] = -1
+    return splits_from_arrays(pictures, labels)
+
+
+def _trainer(experiment: Experiment, splits: Splits) -> Trainer:
+    """A trainer whose buffer, if it has one, is full."""
+    with torch.random.fork_rng():
+        torch.manual_seed(experiment.seed)
+        trainer = assemble(experiment, splits.class_counts, build_fabric(experiment))
+        gp = gp_of(trainer.refiner)
+        if gp is not None:
+            features = F.normalize(torch.randn(gp.config.buffer_size, gp.n_features), dim=1).to(trainer.fabric.device)
+            gp.write(features, torch.arange(len(features), device=features.device) % N_CLASSES)
+    return trainer
+
+
+def _stepper(trainer: Trainer, batch: Batch, config: TrainConfig) -> Callable[[], Any]:
+    return lambda: take_step(trainer, trainer.fabric.to_device(batch), WARM, config)
+
+
+def _data_wait_share(
+    trainer: Trainer, batches: Iterator[Batch], config: TrainConfig, repetitions: int, advance: Callable[[], object]
+) -> float:
+    """Seconds spent waiting for batches, divided by all, over steps as the loop takes them."""
+    waited = 0.0
+    began = time.perf_counter()
+    for step in range(repetitions):
+        asked = time.perf_counter()
+        batch = next(batches)
+        waited += time.perf_counter() - asked
+        take_step(trainer, trainer.fabric.to_device(batch), WARM + 1 + step, config)
+        advance()
+    return waited / (time.perf_counter() - began)

@@ -1,0 +1,100 @@
+"""What a verb says when it cannot go on: one paragraph and an exit code; the traceback only if ``--debug`` asks for it."""
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+USAGE, FAILURE, STOPPED = 2, 1, 130
+STOPS_BY_HAND = "Interrupted. What was saved before is intact."
+
+# By name, so that a verb which imports little stays quick; the first class of an error's ancestry that is listed decides.
+EXIT_CODES = {
+    "semigpc.training.settings.SettingError": USAGE,
+    "semigpc.data.pictures.PictureError": FAILURE,  # a kind of DataError: the command was right, a file is broken
+    "semigpc.data.dataset.DataError": USAGE,
+    "semigpc.training.run_folder.RunError": FAILURE,
+    "semigpc.training.checkpoint.CheckpointError": FAILURE,
+    "semigpc.training.loop.DivergedError": FAILURE,
+    "semigpc.training.loop.Stopped": STOPPED,
+    "builtins.KeyboardInterrupt": STOPPED,
+    "builtins.ImportError": FAILURE,
+    "builtins.OSError": FAILURE,
+}
+
+Verb = TypeVar("Verb", bound=Callable[..., None])
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def reported(verb: str) -> Callable[[Verb], Verb]:
+    """Decorate a verb: its errors are told on standard error as ``semigpc VERB: ...``, and it understands ``--debug``.
+
+    ``--debug`` may also stand before the verb. Unexpected errors are told too, with how to report them.
+    """
+
+    def decorate(function: Verb) -> Verb:
+        @functools.wraps(function)
+        def wrapper(*arguments: Any, context: typer.Context, debug: bool, **options: Any) -> None:
+            try:
+                function(*arguments, **options)
+            except (Exception, KeyboardInterrupt) as error:
+                if _belongs_to_typer(error):
+                    raise
+                if debug or context.find_root().params.get("debug"):
+                    traceback.print_exception(error)
+                message, code = explain(error)
+                typer.echo(f"semigpc {verb}: {message}", err=True)
+                raise typer.Exit(code) from None
+
+        signature = inspect.signature(function)
+        ours = {"context": typer.Context, "debug": Debug}
+        extra = [
+            inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+            inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, annotation=Debug, default=False),
+        ]
+        wrapper.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*signature.parameters.values(), *extra]
+        )
+        wrapper.__annotations__ = function.__annotations__ | ours
+        return wrapper  # type: ignore[return-value]
+
+    return decorate
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """The paragraph for an error, and the exit code."""
+    for kind in type(error).__mro__:
+        code = EXIT_CODES.get(f"{kind.__module__}.{kind.__qualname__}")
+        if code is not None:
+            return _paragraph(error), code
+    name = type(error).__name__
+    advice = "This was not foreseen: run again with --debug, and report what it shows."
+    return f"{name}: {' '.join(str(error).split())} {advice}", FAILURE
+
+
+def _paragraph(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return STOPS_BY_HAND
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}." if error.filename else f"{error.strerror}."
+    text = _without_worker_traceback(str(error), type(error))
+    if isinstance(error, ImportError) and "pip install" not in text:
+        text = f"{text}. semigpc doctor finds out what is wrong with the installation."
+    if type(error).__name__ == "Stopped":
+        text = f"{text} Give the same command with --resume to go on."
+    return " ".join(text.split())
+
+
+def _without_worker_traceback(text: str, kind: type[BaseException]) -> str:
+    """An error that a loader's worker raised comes with the worker's traceback in its text; the last line is what it said."""
+    if not text.startswith(f"Caught {kind.__name__} in DataLoader worker"):
+        return text
+    return text.rpartition(f"{kind.__module__}.{kind.__qualname__}: ")[2]
+
+
+def _belongs_to_typer(error: BaseException) -> bool:
+    """Exits and usage errors, which typer prints itself."""
+    return isinstance(error, typer.Exit | typer.Abort | typer.BadParameter) or type(error).__module__.startswith("typer.")

@@ -1,0 +1,45 @@
+"""Tables that several verbs print."""
+
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+GROUPS = ("many", "medium", "few")
+
+
+def comparison_table(comparison: dict[str, Any]) -> Table:
+    """One row a cell: balanced accuracy with its spread, and the class groups."""
+    many_seeds = len(comparison["seeds"]) > 1
+    table = _table(f"{comparison['title']}\ntest accuracy in percent" + (", mean and standard deviation" if many_seeds else ""))
+    for heading in ("", "balanced", *GROUPS, "calibration error"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=not heading)
+    best = max(cell["mean"]["balanced_accuracy"] for cell in comparison["cells"])
+    for cell in comparison["cells"]:
+        values = [_percent(cell, name, spread=many_seeds) for name in ("balanced_accuracy", *GROUPS, "ece")]
+        if cell["mean"]["balanced_accuracy"] == best:
+            values[0] = f"[bold]{values[0]}[/bold]"
+        table.add_row(cell["label"], *values)
+    return table
+
+
+def pairs_table(comparison: dict[str, Any]) -> Table:
+    """What each refiner adds to its base, seed by seed."""
+    table = _table("What the refiner adds, in points of balanced accuracy")
+    for heading in ("", "mean", "std", "seeds better", "worse"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for pair in comparison["pairs"]:
+        mean, std = 100 * pair["mean_difference"], 100 * pair["std"]
+        table.add_row(pair["name"], f"{mean:+.1f}", f"{std:.1f}", str(pair["wins"]), str(pair["losses"]))
+    return table
+
+
+def _percent(cell: dict[str, Any], name: str, *, spread: bool) -> str:
+    mean, std = cell["mean"][name], cell["std"][name]
+    if mean is None:
+        return "-"
+    return f"{100 * mean:.1f} ± {100 * std:.1f}" if spread else f"{100 * mean:.1f}"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, box=box.SIMPLE, padding=(0, 1), title_style="bold")

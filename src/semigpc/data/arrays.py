@@ -1,0 +1,150 @@
+"""Pictures in NumPy arrays, in memory or in an ``.npz`` file."""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semigpc.data.dataset import DataError, ImageSet, Integers, Splits, listed
+from semigpc.data.pictures import ArrayImages
+from semigpc.data.splits import carve_validation
+
+REQUIRED = ("x_labeled", "y_labeled", "x_unlabeled")
+OPTIONAL = ("y_unlabeled_truth", "x_val", "y_val", "x_test", "y_test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArraysConfig:
+    """A file written by ``numpy.savez`` with the arrays that :func:`splits_from_arrays` takes, under the same names.
+
+    Args:
+        path: the ``.npz`` file.
+        class_names: in label order; the numbers themselves if left out.
+        validation: fraction of the labels to hold out, if the file has no ``x_val``.
+    """
+
+    path: str
+    class_names: tuple[str, ...] = ()
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise DataError(f"validation must be a fraction in [0, 1) of the labels; got {self.validation}.")
+
+
+def load(config: ArraysConfig, seed: int) -> Splits:
+    """Read the file; objects that would need unpickling are refused."""
+    path = Path(config.path).expanduser()
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays: dict[str, NDArray[Any]] = {name: file[name] for name in file.files}
+    except FileNotFoundError as error:
+        raise DataError(f"The file of arrays is not there: {path}. Check the path.") from error
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:  # TypeError: a single array, .npy
+        raise DataError(f"{path} cannot be read: {error}. Write plain arrays with numpy.savez.") from error
+    missing = [name for name in REQUIRED if name not in arrays]
+    unknown = [name for name in arrays if name not in (*REQUIRED, *OPTIONAL)]
+    if missing or unknown:
+        raise DataError(
+            f"{path} must hold {', '.join(REQUIRED)} and may hold {', '.join(OPTIONAL)}; missing: {listed(missing) or 'none'}, "
+            f"unknown: {listed(unknown) or 'none'}. Rename the arrays, and give an empty x_unlabeled if there are none."
+        )
+    return splits_from_arrays(**arrays, class_names=config.class_names, validation=config.validation, seed=seed)
+
+
+def splits_from_arrays(
+    x_labeled: NDArray[Any],
+    y_labeled: NDArray[Any],
+    x_unlabeled: NDArray[Any] | None = None,
+    *,
+    y_unlabeled_truth: NDArray[Any] | None = None,
+    x_val: NDArray[Any] | None = None,
+    y_val: NDArray[Any] | None = None,
+    x_test: NDArray[Any] | None = None,
+    y_test: NDArray[Any] | None = None,
+    class_names: tuple[str, ...] = (),
+    validation: float = 0.0,
+    seed: int = 0,
+) -> Splits:
+    """Splits of pictures that are already in memory; the arrays are shared, not copied.
+
+    Unlabelled pictures are the rows of ``x_labeled`` whose label is -1, or ``x_unlabeled``, but not both.
+
+    Args:
+        x_labeled: (n, H, W, 3) or (n, H, W) bytes, like every other x.
+        y_labeled: (n,) classes 0 .. C - 1, or -1.
+        x_unlabeled: u pictures.
+        y_unlabeled_truth: (u,) for diagnostics only.
+        x_val, y_val, x_test, y_test: to choose and to judge by.
+        class_names: C of them; the numbers 0 .. max(y) if left out.
+        validation: fraction of the labels to hold out, if there is no ``x_val``.
+        seed: decides which.
+    """
+    labeled = _image_set("labeled", x_labeled, y_labeled)
+    if labeled is None:
+        raise DataError("x_labeled and y_labeled must be given.")
+    bare = np.flatnonzero(labeled.labels < 0)
+    if len(bare):
+        if x_unlabeled is not None and len(x_unlabeled):
+            raise DataError(
+                f"{len(bare)} rows of y_labeled are -1, unlabelled, and x_unlabeled has {len(x_unlabeled)} more pictures. "
+                "Give unlabelled pictures in one of the two ways."
+            )
+        unlabeled, labeled = labeled.subset(bare), labeled.subset(np.flatnonzero(labeled.labels >= 0))
+    else:
+        pixels = x_labeled[:0] if x_unlabeled is None or not len(x_unlabeled) else x_unlabeled
+        unlabeled = _named("unlabeled", pixels, np.full(len(pixels), -1))
+    truth = _truth(y_unlabeled_truth, len(unlabeled))
+    test, held = _image_set("test", x_test, y_test), _image_set("val", x_val, y_val)
+    if held is None and validation > 0:
+        kept, carved = carve_validation(labeled.labels, validation, seed)
+        held = labeled.subset(carved) if len(carved) else None
+        labeled = labeled.subset(kept)
+    if not class_names:
+        largest = max(int(part.labels.max(initial=-1)) for part in (labeled, held, test) if part is not None)
+        class_names = tuple(str(c) for c in range(largest + 1))
+    return Splits(
+        labeled=labeled,
+        unlabeled=unlabeled.without_labels(),
+        unlabeled_truth=truth,
+        validation=held,
+        test=test,
+        class_names=class_names,
+    )
+
+
+def _image_set(part: str, x: NDArray[Any] | None, y: NDArray[Any] | None) -> ImageSet | None:
+    """The pictures of a part with their labels, or None if neither is there."""
+    if x is None and y is None:
+        return None
+    if x is None or y is None or len(x) != len(y):
+        sizes = ["no array" if array is None else str(len(array)) for array in (x, y)]
+        raise DataError(f"x_{part} and y_{part} must be given together and equally long; got {sizes[0]} and {sizes[1]}.")
+    labels = np.asarray(y)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"y_{part} must be a vector of whole numbers, 0 to classes - 1; got {labels.dtype} of shape {labels.shape}. "
+            "Number the classes first: numpy.unique(y, return_inverse=True) does."
+        )
+    if len(labels) and labels.min() < -1:
+        raise DataError(f"y_{part} must hold classes from 0 on, or -1 for unlabelled; got {labels.min()}.")
+    return _named(part, x, labels)
+
+
+def _named(part: str, x: NDArray[Any], labels: NDArray[Any]) -> ImageSet:
+    return ImageSet(ArrayImages(x), labels, [f"x_{part}/{i}" for i in range(len(x))])
+
+
+def _truth(values: NDArray[Any] | None, size: int) -> Integers:
+    if values is None:
+        return np.full(size, -1, dtype=np.int64)
+    truth = np.asarray(values)
+    if truth.shape != (size,) or truth.dtype.kind not in "iu":
+        raise DataError(
+            f"y_unlabeled_truth must be whole numbers, one for each of the {size} unlabelled pictures; "
+            f"got {truth.dtype} of shape {truth.shape}."
+        )
+    return truth.astype(np.int64)

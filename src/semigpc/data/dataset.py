@@ -1,0 +1,205 @@
+"""What every data set becomes: sets of pictures, and the splits a run trains and is judged on."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Integers = NDArray[np.int64]
+
+
+class DataError(ValueError):
+    """Something about the data that its owner can mend; the message is one paragraph and says how.
+
+    It is made from that one string alone, because this is how a loader's worker process hands an error to the main one.
+    """
+
+
+class Images(Protocol):
+    """Pictures by position, as RGB."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int, /) -> Image.Image: ...
+
+
+class ImageSet:
+    """Pictures with their labels and names.
+
+    ``images`` is the whole pool and is shared, with whatever it has decoded, by every set cut from it; ``positions`` are the
+    pictures of it that belong here. Picture i of the set is ``images[positions[i]]``, which is also what ``self[i]`` gives.
+
+    Args:
+        images: the pool, P pictures.
+        labels: (n,) integers, -1 where the class is not known.
+        names: (n,) what each picture is called by whoever owns it, such as its path; never a path of this machine alone.
+        positions: (n,) in [0, P): all of the pool, in order, if left out. They name a picture for as long as the run lasts.
+    """
+
+    def __init__(
+        self, images: Images, labels: NDArray[Any], names: Sequence[str], positions: NDArray[Any] | None = None
+    ) -> None:
+        self.images = images
+        self.positions = _integers(np.arange(len(images)) if positions is None else positions, "positions")
+        self.labels = _integers(labels, "labels")
+        self.names = tuple(names)
+        lengths = len(self.positions), len(self.labels), len(self.names)
+        if len(set(lengths)) > 1:
+            raise ValueError(f"pictures, labels and names must be equally many; got {lengths}.")
+        if len(self) and not 0 <= self.positions.min() <= self.positions.max() < len(images):
+            low, high = self.positions.min(), self.positions.max()
+            raise ValueError(f"positions must lie in [0, {len(images)}), the pictures there are; got {low}..{high}.")
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        """Picture ``index`` of this set, RGB."""
+        return self.images[int(self.positions[index])]
+
+    def subset(self, indices: NDArray[Any]) -> "ImageSet":
+        """The pictures at ``indices`` (m,), in that order, from the same pool."""
+        chosen = _integers(indices, "indices")
+        return ImageSet(self.images, self.labels[chosen], [self.names[i] for i in chosen], self.positions[chosen])
+
+    def without_labels(self) -> "ImageSet":
+        """The same pictures with every label -1."""
+        return ImageSet(self.images, np.full(len(self), -1), self.names, self.positions)
+
+
+def _integers(values: NDArray[Any], name: str) -> Integers:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"{name} must be a vector of integers; got {array.dtype} of shape {array.shape}.")
+    return array.astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Splits:
+    """The parts of a data set as one run sees them.
+
+    Args:
+        labeled: n pictures with labels in [0, C), every class at least once.
+        unlabeled: u pictures whose labels are all -1, so that no true label can reach a loss; may be empty, and may share
+            pictures with ``labeled``.
+        unlabeled_truth: (u,) their classes, for diagnostics only; -1 where nobody knows.
+        class_names: C of them, in label order.
+        validation: pictures to choose by, if any.
+        test: pictures to judge by, if any.
+        notes: what the owner of the data should know though it stops nothing.
+    """
+
+    labeled: ImageSet
+    unlabeled: ImageSet
+    unlabeled_truth: Integers
+    class_names: tuple[str, ...]
+    validation: ImageSet | None = None
+    test: ImageSet | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.n_classes < 2:
+            raise DataError(
+                f"A classifier needs at least two classes; the labels name {listed(self.class_names) or 'none'}. "
+                "Label pictures of two classes or more."
+            )
+        if (self.unlabeled.labels != -1).any():
+            raise ValueError("unlabeled must carry no labels; pass unlabeled.without_labels(), and the labels as the truth.")
+        if len(self.unlabeled_truth) != len(self.unlabeled):
+            raise ValueError(
+                f"unlabeled_truth must have one entry for each of the {len(self.unlabeled)} unlabelled pictures; "
+                f"got {len(self.unlabeled_truth)}."
+            )
+        for part, image_set in self._judged():
+            self._check_labels(part, image_set.labels)
+        absent = [name for name, count in zip(self.class_names, self.class_counts, strict=True) if not count]
+        if absent:
+            raise DataError(
+                f"Every class needs at least one labelled picture; there is none of {listed(absent)}. Label one, "
+                "or take the class out of the data."
+            )
+        single = [name for name, count in zip(self.class_names, self.class_counts, strict=True) if count == 1]
+        if single:
+            note = f"Classes with a single labelled picture: {listed(single)}."
+            object.__setattr__(self, "notes", tuple(dict.fromkeys((*self.notes, note))))  # once, also in a copy
+
+    @property
+    def n_classes(self) -> int:
+        """C."""
+        return len(self.class_names)
+
+    @cached_property
+    def class_counts(self) -> Integers:
+        """(C,) labelled pictures of each class."""
+        return np.bincount(self.labeled.labels, minlength=self.n_classes).astype(np.int64)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Which pictures are in which part with which label: the same wherever the data are the same.
+
+        Names, positions and labels go in; pixels, the truth of unlabelled pictures and paths of this machine do not.
+        """
+        digest = hashlib.sha256("\n".join(self.class_names).encode())
+        for part, image_set in self.parts():
+            digest.update(f"\n\n{part} {len(image_set)}\n".encode())
+            digest.update("\n".join(image_set.names).encode())
+            digest.update(image_set.positions.astype("<i8").tobytes())
+            digest.update(image_set.labels.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def parts(self) -> Iterator[tuple[str, ImageSet]]:
+        """Name and pictures of each part there is."""
+        yield "labeled", self.labeled
+        yield "unlabeled", self.unlabeled
+        if self.validation is not None:
+            yield "validation", self.validation
+        if self.test is not None:
+            yield "test", self.test
+
+    def describe(self) -> dict[str, Any]:
+        """Counts of each part and class, the notes and the hash, as JSON can hold them."""
+        counts = {part: self._count(image_set.labels) for part, image_set in self._judged()}
+        return {
+            "n_classes": self.n_classes,
+            "class_names": list(self.class_names),
+            "size": {part: len(image_set) for part, image_set in self.parts()},
+            "class_counts": counts | {"unlabeled_truth": self._count(self.unlabeled_truth)},
+            "notes": list(self.notes),
+            "sha256": self.sha256,
+        }
+
+    def indices(self) -> dict[str, NDArray[Any]]:
+        """Positions of each part's pictures, and their names, as arrays to be saved beside the run's results."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for part, image_set in self.parts():
+            arrays[part] = image_set.positions
+            arrays[f"{part}_names"] = np.array(image_set.names, dtype=np.str_)
+        return arrays
+
+    def _judged(self) -> Iterator[tuple[str, ImageSet]]:
+        """The parts whose labels are in use."""
+        return ((part, image_set) for part, image_set in self.parts() if part != "unlabeled")
+
+    def _check_labels(self, part: str, labels: Integers) -> None:
+        if not len(labels):
+            raise DataError(f"The {part} part has no pictures. Give it some, or leave the part out if it is not needed.")
+        if labels.min() < 0 or labels.max() >= self.n_classes:
+            raise DataError(
+                f"Labels of the {part} part must lie in [0, {self.n_classes}), the classes there are; "
+                f"got {labels.min()}..{labels.max()}."
+            )
+
+    def _count(self, labels: Integers) -> list[int]:
+        known: list[int] = np.bincount(labels[labels >= 0], minlength=self.n_classes).tolist()
+        return known
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Names for a message, the first few of them."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,75 @@
+"""scikit-learn's 8 x 8 handwritten digits, cut to a long tail: no download, and small enough for a laptop."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from semigpc.data.dataset import DataError, ImageSet, Splits
+from semigpc.data.pictures import ArrayImages
+from semigpc.data.splits import SplitConfig, long_tail_split
+
+N_CLASSES = 10
+SMALLEST_CLASS = 174  # pictures of an 8, the rarest digit of the 1797
+LARGEST_VALUE = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsConfig:
+    """Class 0, the digit zero, is the head.
+
+    Test and validation pictures are drawn first, equally many of each class and by the run's seed; the long tail is cut from
+    what is left, so no picture is in two of the three.
+
+    Args:
+        split: of the pictures left; the default gives 106 labels (36 zeros, a single nine) and 369 unlabelled pictures.
+        test_per_class: pictures to judge by.
+        validation_per_class: pictures to choose by; 0 for none.
+    """
+
+    split: SplitConfig = field(
+        default_factory=lambda: SplitConfig(labeled_head=36, labeled_ratio=30, unlabeled_head=120, unlabeled_ratio=30)
+    )
+    test_per_class: int = 40
+    validation_per_class: int = 10
+
+    def __post_init__(self) -> None:
+        if self.test_per_class < 0 or self.validation_per_class < 0:
+            raise DataError(
+                "test_per_class and validation_per_class must be 0 or more; "
+                f"got {self.test_per_class} and {self.validation_per_class}."
+            )
+        apart = self.test_per_class + self.validation_per_class
+        if apart + max(self.split.unlabeled_head, self.split.labeled_head) > SMALLEST_CLASS:
+            raise DataError(
+                f"The rarest digit has {SMALLEST_CLASS} pictures, which must do for test, validation and the head of the "
+                f"tail; got {apart} and {max(self.split.unlabeled_head, self.split.labeled_head)}. Lower one of them."
+            )
+
+
+def load(config: DigitsConfig, seed: int) -> Splits:
+    """Draw test, validation, labelled and unlabelled digits."""
+    # Here and not above: it takes a second to import, which every other data set, and each worker, would pay.
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    labels = digits.target.astype(np.int64)
+    pixels = np.rint(digits.images * (255 / LARGEST_VALUE)).astype(np.uint8)
+    pool = ImageSet(ArrayImages(pixels), labels, [f"digits/{i:04d}" for i in range(len(labels))])
+
+    generator = np.random.default_rng([seed, 1])  # not the stream that the split is drawn from
+    order = [generator.permutation(np.flatnonzero(labels == c)) for c in range(N_CLASSES)]
+    test_end, apart = config.test_per_class, config.test_per_class + config.validation_per_class
+    test = np.concatenate([own[:test_end] for own in order])
+    validation = np.concatenate([own[test_end:apart] for own in order])
+    rest = pool.subset(np.sort(np.concatenate([own[apart:] for own in order])))
+
+    split = long_tail_split(rest.labels, N_CLASSES, config.split, seed)
+    unlabeled = rest.subset(split.unlabeled)
+    return Splits(
+        labeled=rest.subset(split.labeled),
+        unlabeled=unlabeled.without_labels(),
+        unlabeled_truth=unlabeled.labels,
+        validation=pool.subset(validation) if len(validation) else None,
+        test=pool.subset(test) if len(test) else None,
+        class_names=tuple(str(c) for c in range(N_CLASSES)),
+    )

@@ -1,0 +1,139 @@
+"""Pictures in a folder: one sub-folder for each class, or a table that says which picture is what."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from semigpc.data.dataset import DataError, ImageSet, Splits, listed
+from semigpc.data.listing import Listing, class_folders, existing, from_table, held_out
+from semigpc.data.pictures import MEGABYTE, FileImages
+from semigpc.data.splits import SplitConfig, carve_validation, long_tail_split
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderConfig:
+    """Where the pictures are and where their labels come from.
+
+    Args:
+        root: the folder of the pictures.
+        labels: a CSV or Parquet file with the columns ``file_name`` (relative to root) and ``label`` (empty for none). Without
+            one, every sub-folder of root is a class and all its pictures are labelled.
+        unlabeled: the sub-folder that is no class but holds unlabelled pictures; only without ``labels``.
+        unlisted: what a picture below root is that ``labels`` does not list: "unlabeled", or "ignored".
+        split: makes a long-tailed benchmark of pictures that are all labelled.
+        test: a folder of class folders, or a table like ``labels`` with a label in every row.
+        validation: the same, or the fraction of the labels to hold out.
+        cache_bytes: decoded pictures that each process keeps, in bytes.
+
+    Paths of tables and folders may also be given relative to root. Pictures of test and validation are never trained on, not
+    even without their labels. Classes are numbered in the order of their names, or of their values if all are whole numbers.
+    """
+
+    root: str
+    labels: str | None = None
+    unlabeled: str = "unlabeled"
+    unlisted: Literal["unlabeled", "ignored"] = "unlabeled"
+    split: SplitConfig | None = None
+    test: str | None = None
+    validation: float | str = 0.0
+    cache_bytes: int = 512 * MEGABYTE
+
+    def __post_init__(self) -> None:
+        if self.unlisted not in ("unlabeled", "ignored"):
+            raise DataError(f"unlisted must be 'unlabeled' or 'ignored'; got {self.unlisted!r}.")
+        if not isinstance(self.validation, str) and not 0 <= self.validation < 1:
+            raise DataError(f"validation must be a path, or a fraction in [0, 1) of the labels; got {self.validation}.")
+        if self.cache_bytes < 0:
+            raise DataError(f"cache_bytes must be 0 or more; got {self.cache_bytes}.")
+
+
+def load(config: FolderConfig, seed: int) -> Splits:
+    """List the pictures and their labels; no picture is decoded before it is asked for."""
+    parts = _list_parts(config)
+    training = parts["training"]
+    class_names = _ordered(training.classes)
+    sets = _image_sets(parts, class_names, config.cache_bytes)
+    pool, notes = sets.pop("training"), list(training.notes)
+
+    labeled, unlabeled = np.flatnonzero(pool.labels >= 0), np.flatnonzero(pool.labels < 0)
+    if not isinstance(config.validation, str) and config.validation > 0:
+        # Before any split, so that no picture held out is among the unlabelled ones.
+        kept, carved = carve_validation(pool.labels[labeled], config.validation, seed)
+        if len(carved):
+            sets["validation"] = pool.subset(labeled[carved])
+        else:
+            notes.append(f"A fraction of {config.validation} is less than one label of any class: nothing to validate on.")
+        labeled = labeled[kept]
+    if config.split is not None:
+        if len(unlabeled):
+            raise DataError(
+                f"split makes a benchmark of pictures that are all labelled; {len(unlabeled)} are not, such as "
+                f"{pool.names[unlabeled[0]]}. Leave split out, or have them ignored, labelled or removed."
+            )
+        split = long_tail_split(pool.labels[labeled], len(class_names), config.split, seed)
+        labeled, unlabeled = labeled[split.labeled], labeled[split.unlabeled]
+    drawn = pool.subset(unlabeled)
+    return Splits(
+        labeled=pool.subset(labeled),
+        unlabeled=drawn.without_labels(),
+        unlabeled_truth=drawn.labels,
+        validation=sets.get("validation"),
+        test=sets.get("test"),
+        class_names=class_names,
+        notes=tuple(notes),
+    )
+
+
+def _list_parts(config: FolderConfig) -> dict[str, Listing]:
+    """The training pictures, with whatever else was given as a path; no picture is in two of them."""
+    root = existing(config.root, "The folder of the pictures")
+    held = {
+        part: held_out(given, root, part)
+        for part, given in (("validation", config.validation), ("test", config.test))
+        if isinstance(given, str)
+    }
+    if config.labels is None:
+        skip = [listing.root for listing in held.values()]  # a test folder inside root is no class
+        training = class_folders(root, unlabeled=config.unlabeled, skip=skip)
+    else:
+        table = existing(config.labels, "The table of labels", root)
+        training = from_table(table, root, unlisted=config.unlisted == "unlabeled")
+    for part, listing in held.items():
+        training = training.without(listing, part)
+    if len(held) == 2:
+        shared = set(held["validation"].paths()) & set(held["test"].paths())
+        if shared:
+            raise DataError(
+                f"Validation and test must not share pictures, or the test chooses what it judges; {len(shared)} are in "
+                f"both, such as {min(shared)}. Take them out of one."
+            )
+    return {"training": training, **held}
+
+
+def _ordered(classes: Collection[str]) -> tuple[str, ...]:
+    """Sorted as numbers if all of them are whole numbers, else as text."""
+    if all(name.isdecimal() for name in classes):
+        return tuple(sorted(classes, key=lambda name: (int(name), name)))
+    return tuple(sorted(classes))
+
+
+def _image_sets(parts: dict[str, Listing], class_names: tuple[str, ...], cache_bytes: int) -> dict[str, ImageSet]:
+    """One set for each part, all of one pool, so that a position means one picture and the cache has one limit."""
+    numbers: dict[str | None, int] = {None: -1} | {name: number for number, name in enumerate(class_names)}
+    images = FileImages([path for listing in parts.values() for path in listing.paths()], cache_bytes=cache_bytes)
+    sets: dict[str, ImageSet] = {}
+    first = 0
+    for part, listing in parts.items():
+        unknown = sorted({label for label in listing.labels.values() if label is not None and label not in numbers})
+        if unknown:
+            raise DataError(
+                f"The {part} part has pictures of {listed(unknown)}, which is no class of the training labels "
+                f"({listed(class_names)}). Label training pictures of it, or take it out of the {part} part."
+            )
+        positions = np.arange(first, first + len(listing.labels))
+        labels = np.array([numbers[label] for label in listing.labels.values()], dtype=np.int64)
+        sets[part] = ImageSet(images, labels, list(listing.labels), positions)
+        first += len(listing.labels)
+    return sets

@@ -1,0 +1,221 @@
+"""Batches for training, as a pure function of the seed and the step; and pictures in order, for evaluation."""
+
+import multiprocessing
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.random import Generator, Philox
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from semigpc.data.augment import Augment, check_views
+from semigpc.data.dataset import DataError, ImageSet, Integers, Splits
+from semigpc.types import Batch
+
+Item = TypeVar("Item")
+
+LABELED, UNLABELED = 0, 1  # streams of positions
+
+# Forking a process whose torch or OpenMP threads hold a lock can hang the child. A fork server is a fresh process without
+# such threads, and having loaded this module once it starts workers as fast as a fork does.
+START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+def epoch_order(size: int, draws: int, *, seed: int, epoch: int, stream: int, usb_order: bool = False) -> Integers:
+    """Positions of one epoch, (draws,): whole random permutations of ``size``, and the beginning of one more.
+
+    The permutations depend on (seed, epoch, stream). With ``usb_order`` they depend on the epoch alone, as in the code base of
+    that name, and are the very ones it draws: two seeds then see their pictures in the same order.
+    """
+    rounds = -(-draws // size)
+    if usb_order:
+        source = torch.Generator().manual_seed(epoch)
+        permutations = [torch.randperm(size, generator=source).numpy() for _ in range(rounds)]
+    else:
+        generator = np.random.default_rng([seed, epoch, stream])
+        permutations = [generator.permutation(size) for _ in range(rounds)]
+    return np.concatenate(permutations)[:draws].astype(np.int64)
+
+
+class BatchStream(Dataset[Batch]):
+    """Batch k of a run, for any k, whoever asks and in whatever order.
+
+    Positions come from :func:`epoch_order`; views from a counter-based generator with the key (seed, k). Nothing is carried
+    from one batch to the next, so a run resumes from its step number alone: there is no state of a sampler or of a worker's
+    generator to save, and the number of workers changes nothing.
+
+    Args:
+        splits: the data.
+        augment: makes the views.
+        views: names of the unlabelled views, none for supervised training.
+        labeled_batch: B.
+        unlabeled_batch: U, not used if there are no views.
+        seed: of positions and views, 0 or more.
+        epoch_steps: steps an epoch, which is not a pass over the data.
+        usb_order: leave the seed out of the positions.
+    """
+
+    def __init__(
+        self,
+        splits: Splits,
+        augment: Augment,
+        *,
+        views: tuple[str, ...],
+        labeled_batch: int,
+        unlabeled_batch: int,
+        seed: int,
+        epoch_steps: int,
+        usb_order: bool = False,
+    ) -> None:
+        check_views(views)
+        for name, value, least in (
+            ("labeled_batch", labeled_batch, 1),
+            ("unlabeled_batch", unlabeled_batch, 1 if views else 0),
+            ("epoch_steps", epoch_steps, 1),
+            ("seed", seed, 0),
+        ):
+            if value < least:
+                raise DataError(f"{name} must be at least {least}; got {value}.")
+        if views and not len(splits.unlabeled):
+            raise DataError(
+                f"The views {', '.join(views)} are made of unlabelled pictures, and there are none. "
+                "Add unlabelled pictures, or train with labels alone."
+            )
+        self.labeled, self.unlabeled, self.augment = splits.labeled, splits.unlabeled, augment
+        self.views, self.labeled_batch, self.unlabeled_batch = views, labeled_batch, unlabeled_batch if views else 0
+        self.seed, self.epoch_steps, self.usb_order = seed, epoch_steps, usb_order
+        self._orders: dict[int, tuple[int, Integers]] = {}
+
+    def __getitem__(self, step: int) -> Batch:
+        index = self._positions(step, LABELED, len(self.labeled), self.labeled_batch)
+        view_index = self._positions(step, UNLABELED, len(self.unlabeled), self.unlabeled_batch)
+        rng = Generator(Philox(key=np.array([self.seed, step], dtype=np.uint64)))
+        x = np.stack([self.augment.pixels("weak", self.labeled[i], rng) for i in index])
+        pictures = [self.unlabeled[i] for i in view_index]
+        return Batch(
+            x=self.augment.normalise(x),
+            y=torch.from_numpy(self.labeled.labels[index]),
+            index=torch.from_numpy(index),
+            views={
+                name: self.augment.normalise(np.stack([self.augment.pixels(name, picture, rng) for picture in pictures]))
+                for name in self.views
+            },
+            view_index=torch.from_numpy(view_index),
+        )
+
+    def _positions(self, step: int, stream: int, size: int, batch: int) -> Integers:
+        if not batch:
+            return np.empty(0, dtype=np.int64)
+        epoch, within = divmod(step, self.epoch_steps)
+        known, order = self._orders.get(stream, (-1, np.empty(0, dtype=np.int64)))
+        if known != epoch:
+            draws = self.epoch_steps * batch
+            order = epoch_order(size, draws, seed=self.seed, epoch=epoch, stream=stream, usb_order=self.usb_order)
+            self._orders[stream] = epoch, order
+        return order[within * batch : (within + 1) * batch].copy()
+
+
+class EvaluationBatch(NamedTuple):
+    """``images`` (M, 3, H, W), ``labels`` (M,) and ``positions`` (M,) in the set."""
+
+    images: Tensor
+    labels: Tensor
+    positions: Tensor
+
+
+class _EvaluationStream(Dataset[EvaluationBatch]):
+    def __init__(self, image_set: ImageSet, augment: Augment, batch_size: int) -> None:
+        self.image_set, self.augment, self.batch_size = image_set, augment, batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self.image_set) // self.batch_size)
+
+    def __getitem__(self, number: int) -> EvaluationBatch:
+        first = number * self.batch_size
+        positions = torch.arange(first, min(first + self.batch_size, len(self.image_set)))
+        pixels = np.stack([self.augment.evaluation_pixels(self.image_set[i]) for i in positions.tolist()])
+        labels = torch.from_numpy(self.image_set.labels[positions.numpy()])
+        return EvaluationBatch(self.augment.normalise(pixels), labels, positions)
+
+
+def train_loader(
+    splits: Splits,
+    augment: Augment,
+    *,
+    views: tuple[str, ...],
+    labeled_batch: int,
+    unlabeled_batch: int,
+    seed: int,
+    epoch_steps: int,
+    first_step: int,
+    total_steps: int,
+    workers: int,
+    prefetch: int = 4,
+    usb_order: bool = False,
+) -> Iterable[Batch]:
+    """Batches ``first_step`` to ``total_steps - 1``, in order and the same for any number of workers; see BatchStream.
+
+    Args:
+        first_step: 0, or where a run resumes.
+        total_steps: of the whole run.
+        workers: processes that make batches ahead of time, each with its own copy of pictures held in memory; 0 makes a batch
+            when it is asked for, which is fastest for pictures of a few dozen pixels.
+        prefetch: batches that each worker keeps ready.
+    """
+    if not 0 <= first_step <= total_steps:
+        raise DataError(f"first_step must lie in [0, {total_steps}], the steps of the run; got {first_step}.")
+    stream = BatchStream(
+        splits,
+        augment,
+        views=views,
+        labeled_batch=labeled_batch,
+        unlabeled_batch=unlabeled_batch,
+        seed=seed,
+        epoch_steps=epoch_steps,
+        usb_order=usb_order,
+    )
+    return _in_order(stream, range(first_step, total_steps), workers, prefetch)
+
+
+def eval_loader(image_set: ImageSet, augment: Augment, batch_size: int, workers: int) -> Iterable[EvaluationBatch]:
+    """Every picture of the set once, in order, ``batch_size`` at a time; the last batch may be smaller."""
+    if batch_size < 1:
+        raise DataError(f"batch_size must be at least 1; got {batch_size}.")
+    stream = _EvaluationStream(image_set, augment, batch_size)
+    return _in_order(stream, range(len(stream)), workers, prefetch=2)
+
+
+def _in_order(stream: Dataset[Item], items: Sequence[int], workers: int, prefetch: int) -> Iterable[Item]:
+    """A loader of ready-made batches. Its workers stay alive between passes."""
+    if workers < 0 or prefetch < 1:
+        raise DataError(f"workers must be 0 or more and prefetch 1 or more; got {workers} and {prefetch}.")
+    # Without a generator of its own a loader draws from torch's global one, and so would change what the model draws next.
+    own = torch.Generator()
+    if not workers:
+        return DataLoader(stream, batch_size=None, sampler=items, collate_fn=_as_it_is, generator=own)
+    context = multiprocessing.get_context(START_METHOD)
+    if START_METHOD == "forkserver":
+        context.set_forkserver_preload([__name__])
+    return DataLoader(
+        stream,
+        batch_size=None,
+        sampler=items,
+        collate_fn=_as_it_is,
+        generator=own,
+        num_workers=workers,
+        prefetch_factor=prefetch,
+        persistent_workers=True,
+        multiprocessing_context=context,
+        worker_init_fn=_single_thread,
+    )
+
+
+def _as_it_is(batch: Item) -> Item:
+    return batch
+
+
+def _single_thread(_worker: int) -> None:
+    """Workers share the cores with training; more threads each would only get in its way."""
+    torch.set_num_threads(1)

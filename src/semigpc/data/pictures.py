@@ -1,0 +1,109 @@
+"""Where pictures come from: arrays in memory, and files decoded when they are asked for."""
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from semigpc.data.dataset import DataError
+
+Pixels = NDArray[np.uint8]
+MEGABYTE = 2**20
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)  # what Pillow may raise
+
+
+class ArrayImages:
+    """Pictures held as (P, H, W, 3) bytes, or (P, H, W) if grey, which is repeated in all three channels when asked for."""
+
+    def __init__(self, pixels: NDArray[Any]) -> None:
+        if pixels.dtype != np.uint8 or not (pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[3] == 3)):
+            raise DataError(
+                "Pictures given as an array must be uint8 of shape (count, height, width, 3), or (count, height, width) if "
+                f"grey; got {pixels.dtype} of shape {pixels.shape}. Scale values to 0..255 and put channels last."
+            )
+        self.pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, position: int) -> Image.Image:
+        pixels = self.pixels[position]
+        if pixels.ndim == 3:
+            return to_image(pixels)
+        height, width = pixels.shape
+        return Image.frombytes("L", (width, height), pixels.tobytes()).convert("RGB")
+
+
+class FileImages:
+    """Pictures in files, upright and RGB. One that cannot be read is an error with its path, never skipped.
+
+    Decoded pictures are kept until ``cache_bytes`` of them are held, and none is thrown out for another: which pictures come
+    next is random, so the first ones are worth as much as the last. Each worker process of a loader keeps its own.
+
+    Args:
+        paths: P files.
+        cache_bytes: at most this much is kept; 0 keeps nothing.
+    """
+
+    def __init__(self, paths: Sequence[Path], *, cache_bytes: int = 512 * MEGABYTE) -> None:
+        self.paths = tuple(paths)
+        self.cache_bytes = cache_bytes
+        self._held: dict[int, Image.Image] = {}
+        self._room = cache_bytes
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, position: int) -> Image.Image:
+        picture = self._held.get(position)
+        if picture is None:
+            picture = read_picture(self.paths[position])
+            size = 4 * picture.width * picture.height  # Pillow holds RGB in four bytes
+            if size <= self._room:
+                self._room -= size
+                self._held[position] = picture
+        return picture
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to a worker process: the paths, and not the pictures decoded so far."""
+        return self.__dict__ | {"_held": {}, "_room": self.cache_bytes}
+
+
+def read_picture(path: Path) -> Image.Image:
+    """Decode one file, turn it as its EXIF orientation says, and convert it to RGB."""
+    try:
+        with Image.open(path) as opened:
+            opened.load()
+            return _to_rgb(ImageOps.exif_transpose(opened))
+    except FileNotFoundError as error:
+        raise DataError(f"The picture {path} is no longer there. Put it back, or take it out of the data.") from error
+    except BROKEN as error:
+        raise DataError(
+            f"The picture {path} cannot be read: {error}. It may be truncated or no picture at all; "
+            "replace it, or take it out of the data."
+        ) from error
+
+
+def _to_rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode in ("I", "F"):
+        raise ValueError(f"its pixels are 32-bit numbers (mode {picture.mode}), of unknown range; save it with 8 or 16 bits")
+    if picture.mode.startswith("I;16"):  # Pillow would clip at 255 and turn nearly everything white
+        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    return picture.convert("RGB")
+
+
+def to_pixels(image: Image.Image) -> Pixels:
+    """(H, W, 3) bytes, read-only; through the raw buffer, which costs half of what ``numpy.asarray`` does."""
+    return np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, 3)
+
+
+def to_image(pixels: Pixels) -> Image.Image:
+    """The picture of (H, W, 3) bytes, at half of what ``Image.fromarray`` costs."""
+    height, width, _ = pixels.shape
+    return Image.frombytes("RGB", (width, height), pixels.tobytes())

@@ -1,0 +1,99 @@
+"""Tables of labels: CSV or Parquet files with the columns ``file_name`` and ``label``."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from semigpc.data.dataset import DataError, listed
+
+COLUMNS = ("file_name", "label")
+SUFFIXES = (".csv", ".parquet")
+NO_LABEL = ("", "-1")
+
+
+def is_table(path: Path) -> bool:
+    """Whether the name is that of a table."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def read_labels(path: Path) -> dict[str, str | None]:
+    """The class of each file a table lists, or None where it has no label, in the order of the table.
+
+    A label that is empty, null or -1 is none. A row may be repeated, but not with another label.
+    """
+    rows = _parquet_rows(path) if path.suffix.lower() == ".parquet" else _csv_rows(path)
+    labels: dict[str, str | None] = {}
+    conflicts: dict[str, set[str]] = {}
+    for number, (file_name, value) in enumerate(rows, start=1):
+        name, label = _name(file_name, number, path), _label(value)
+        if labels.setdefault(name, label) != label:
+            conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")
+    if conflicts:
+        first, found = next(iter(conflicts.items()))
+        raise DataError(
+            f"{path} gives different labels to the same picture for {len(conflicts)} of its pictures: {first} has "
+            f"{' and '.join(sorted(found))}. Keep one row for each picture."
+        )
+    if not labels:
+        raise DataError(f"{path} lists no pictures. It needs one row for each, with the columns {' and '.join(COLUMNS)}.")
+    return labels
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[Any, Any]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            _check_columns(list(reader.fieldnames or []), path)
+            yield from ((row["file_name"], row["label"]) for row in reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV: {error}. Save it as comma-separated UTF-8 text.") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[Any, Any]]:
+    # Here and not above: it takes a third of a second to import, and most data come without a Parquet file.
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        _check_columns(parquet.read_schema(path).names, path)
+        table = parquet.read_table(path, columns=list(COLUMNS))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}. Write it again, or save it as CSV.") from error
+    yield from zip(*(table.column(name).to_pylist() for name in COLUMNS), strict=True)
+
+
+def _check_columns(found: list[str], path: Path) -> None:
+    missing = [name for name in COLUMNS if name not in found]
+    if missing:
+        raise DataError(
+            f"{path} must have the columns {' and '.join(COLUMNS)}; it has {listed(found) or 'none'}, but not {listed(missing)}. "
+            "Rename the columns, and separate them by commas if the file is CSV."
+        )
+
+
+def _name(value: Any, number: int, path: Path) -> str:
+    """The file's path below the root, always with forward slashes."""
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"Row {number} of {path} has no file_name. Fill it in, or delete the row.")
+    name = PurePosixPath(value.strip())
+    if name.is_absolute():
+        raise DataError(
+            f"Row {number} of {path} has the absolute path {value}; a file_name must be relative to the root of the pictures, "
+            "so that the data mean the same on another machine."
+        )
+    if ".." in name.parts:
+        raise DataError(
+            f"Row {number} of {path} has the path {value}, which leads out of the root of the pictures. Move the file into it."
+        )
+    return str(name)
+
+
+def _label(value: Any) -> str | None:
+    """The class as text; whole floats lose their fraction, since that is how integers with gaps are often stored."""
+    if value is None or value != value:  # NaN is what pandas writes for no label
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = str(value).strip()
+    return None if text in NO_LABEL else text

@@ -1,0 +1,54 @@
+"""The reliability diagram: is a classifier right as often as it is sure?"""
+
+import numpy as np
+
+from semigpc.report.chart_style import BLUE, INK, MUTED, ORANGE, Chart, chart, name_panel, panels, share_axis
+from semigpc.report.run_folder import Entry, floats
+from semigpc.report.wording import number_of, percent
+
+WIDTH, HEIGHT = 4.7, 5.33  # inches; as high as the confusion matrix it stands beside
+
+
+def reliability_chart(entry: Entry, *, alone: bool = False) -> Chart | None:
+    """Draw accuracy over confidence in bins with the gap to the diagonal, and how many pictures each bin holds.
+
+    The second panel stands below the first, or, with ``alone``, beside it across the page.
+    """
+    bins = entry.get("reliability")
+    if not bins or not sum(bins["count"]):
+        return None
+    edges, accuracy, confidence = (floats(bins[key]) for key in ("edges", "accuracy", "confidence"))
+    counts = floats(bins["count"])
+    middles, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    if alone:
+        figure, (top, bottom) = panels(1, 2, height=3.6)
+    else:
+        figure, (top, bottom) = panels(2, 1, width=WIDTH, height=HEIGHT, ratios=(3, 1))
+
+    filled = (counts > 0) & np.isfinite(accuracy) & np.isfinite(confidence)
+    gap = (accuracy - confidence)[filled]
+    top.bar(middles[filled], accuracy[filled], widths[filled] * 0.92, color=BLUE, label="accuracy", zorder=2)
+    top.bar(
+        middles[filled],
+        -gap,
+        widths[filled] * 0.92,
+        bottom=accuracy[filled],
+        color=(*(0.835, 0.369, 0.0), 0.35),
+        edgecolor=ORANGE,
+        linewidth=0.8,
+        label="gap to confidence",
+        zorder=3,
+    )
+    top.plot([0, 1], [0, 1], color=INK, linestyle=":", linewidth=1.2, label="perfectly calibrated", zorder=4)
+    top.legend(loc="upper left", frameon=False, fontsize=8.5, labelcolor=INK)
+    name_panel(top, f"ECE {percent(number_of(entry, 'ece'))}", x="confidence" if alone else "", y="accuracy")
+    share_axis(top, whole=True)
+    bottom.bar(middles, counts, widths * 0.92, color=MUTED)
+    name_panel(bottom, x="confidence", y="pictures")
+    bottom.yaxis.set_major_formatter("{x:,.0f}")
+    bottom.locator_params(axis="y", nbins=6 if alone else 3)
+    for axes in (top, bottom):
+        axes.set_xlim(0, 1)
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
+    caption = "Bars below the dotted line are overconfident, bars above it too shy; judge by the bins that hold many pictures."
+    return chart(figure, "Reliability", caption)

@@ -1,0 +1,32 @@
+"""Put a page together: the templates, and what both kinds of page share."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from semigpc.report import wording
+
+FOLDED = 40  # tables with more rows start folded
+
+
+def write_page(path: Path, template: str, context: dict[str, Any]) -> Path:
+    """Fill a template and write it: one file with its style and drawings inside, which asks nothing of the network."""
+    environment = Environment(
+        loader=PackageLoader("semigpc.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=wording.number_of,
+        percent=wording.percent,
+        points=wording.points,
+        count=wording.count,
+        duration=wording.duration,
+        metric=wording.metric_name,
+    )
+    page = environment.get_template(template).render(folded=FOLDED, **context)
+    path.write_text(page, encoding="utf-8")
+    return path

@@ -1,0 +1,243 @@
+"""Several experiments on the same splits and seeds: runs what is missing, then means, spreads and paired differences."""
+
+import multiprocessing
+import os
+import queue
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from semigpc.training.experiment import Experiment
+from semigpc.training.journal import METRIC, Listener
+from semigpc.training.loop import train
+from semigpc.training.run_folder import RunError, RunFolder, read_json, write_json
+
+FIGURES = (METRIC, "top1", "macro_f1", "ece")
+WITHOUT = "none"  # the refiner that others are compared with
+TELL_EVERY = 10  # steps between messages of a run in another process
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a comparison: an experiment, run with every seed."""
+
+    experiment: Experiment
+    label: str
+
+    @property
+    def name(self) -> str:
+        """As in "simmatch+gp"."""
+        return f"{self.experiment.algorithm_name}+{self.experiment.refiner_name}"
+
+
+class ComparisonListener:
+    """Told what happens, as it happens; override what you want to hear."""
+
+    def run(self, cell: Cell, seed: int) -> Listener:  # noqa: ARG002
+        """A run starts, here or elsewhere; answers with who listens to it."""
+        return Listener()
+
+    def done(self, cell: Cell, seed: int, summary: Mapping[str, Any], *, kept: bool) -> None:
+        """A run is finished, or was so already (``kept``)."""
+
+
+def compare(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    path: Path,
+    *,
+    title: str,
+    command: str,
+    jobs: int = 1,
+    listener: ComparisonListener | None = None,
+) -> dict[str, Any]:
+    """Run every cell with every seed into ``path/cells``, and write and answer with ``comparison.json``.
+
+    Finished runs are kept and cut-off ones resumed, so a comparison that was stopped goes on where it was.
+
+    Args:
+        cells: what to compare. seeds: of each. path: of the folder. title, command: for whoever reads the result.
+        jobs: runs at a time; more than one run in processes of their own, which share the CPU's threads.
+        listener: told about progress.
+    """
+    names = [cell.name for cell in cells]
+    if len(set(names)) < len(names):
+        raise RunError(f"every cell needs its own algorithm and refiner; got {', '.join(names)}.")
+    listener = listener or ComparisonListener()
+    path.mkdir(parents=True, exist_ok=True)
+    missing = []
+    for seed in seeds:
+        for cell in cells:
+            summary = _finished(path, cell, seed)
+            if summary is None:
+                missing.append((cell, seed))
+            else:
+                listener.done(cell, seed, summary, kept=True)
+    _run_missing(missing, path, jobs, listener)
+    _check_splits(cells, seeds, path)
+    comparison: dict[str, Any] = {
+        "title": title,
+        "command": command,
+        "metric": METRIC,
+        "seeds": list(seeds),
+        "cells": [_cell_figures(cell, seeds, path) for cell in cells],
+    }
+    comparison["pairs"] = pairs(comparison["cells"])
+    comparison["baseline"] = "supervised+none" if "supervised+none" in names else None
+    write_json(path / "comparison.json", comparison)
+    return comparison
+
+
+# Running -----------------------------------------------------------------------------------------------------------
+
+
+def run_path(path: Path, cell: Cell, seed: int) -> Path:
+    """Where a run of a comparison lives."""
+    return path / "cells" / cell.name / f"seed{seed}"
+
+
+def _finished(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
+    """The summary of a run that was finished with these very settings."""
+    folder = RunFolder(run_path(path, cell, seed))
+    if not folder.summary.exists():
+        return None
+    if folder.experiment() != replace(cell.experiment, seed=seed):
+        raise RunError(f"{folder.path} holds a run with other settings. Compare into another folder, or delete that one.")
+    summary: dict[str, Any] = read_json(folder.summary, "it was never finished")
+    return summary if summary["status"] == "finished" else None
+
+
+def _run_missing(missing: list[tuple[Cell, int]], path: Path, jobs: int, listener: ComparisonListener) -> None:
+    if jobs == 1 or len(missing) < 2:
+        for cell, seed in missing:
+            experiment = replace(cell.experiment, seed=seed)
+            summary = train(experiment, run_path(path, cell, seed), resume=True, listener=listener.run(cell, seed))
+            listener.done(cell, seed, summary, kept=False)
+        return
+    context = multiprocessing.get_context("spawn")
+    messages = context.Manager().Queue()
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+        try:
+            futures = {
+                pool.submit(
+                    _run_elsewhere, replace(cell.experiment, seed=seed), run_path(path, cell, seed), messages, number
+                ): (cell, seed)
+                for number, (cell, seed) in enumerate(missing)
+            }
+            _listen(futures, missing, messages, listener)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+class _Messenger(Listener):
+    """Passes what a run says on to the process that waits for it."""
+
+    def __init__(self, messages: Any, number: int) -> None:
+        self.messages, self.number = messages, number
+
+    def begin(self, first_step: int, total_steps: int) -> None:
+        self.messages.put((self.number, "begin", (first_step, total_steps)))
+
+    def step(self, step: int) -> None:
+        if (step + 1) % TELL_EVERY == 0:
+            self.messages.put((self.number, "step", (step,)))
+
+    def entry(self, entry: dict[str, Any]) -> None:
+        self.messages.put((self.number, "entry", (entry,)))
+
+
+def _run_elsewhere(experiment: Experiment, path: Path, messages: Any, number: int) -> dict[str, Any]:
+    return train(experiment, path, resume=True, listener=_Messenger(messages, number))
+
+
+def _listen(
+    futures: dict["Future[dict[str, Any]]", tuple[Cell, int]],
+    runs: list[tuple[Cell, int]],
+    messages: Any,
+    listener: ComparisonListener,
+) -> None:
+    """Hand on messages until every run is done; the first error ends it."""
+    listeners: dict[int, Listener] = {}
+    waiting = set(futures)
+    while waiting:
+        try:
+            number, method, arguments = messages.get(timeout=0.2)
+            if number not in listeners:
+                listeners[number] = listener.run(*runs[number])
+            getattr(listeners[number], method)(*arguments)
+            continue
+        except queue.Empty:
+            pass
+        for future in [future for future in waiting if future.done()]:
+            waiting.remove(future)
+            listener.done(*futures[future], future.result(), kept=False)
+
+
+# Counting ----------------------------------------------------------------------------------------------------------
+
+
+def _check_splits(cells: Sequence[Cell], seeds: Sequence[int], path: Path) -> None:
+    for seed in seeds:
+        hashes = {cell.name: _split(path, cell, seed)["sha256"] for cell in cells}
+        if len(set(hashes.values())) > 1:
+            raise RunError(f"the cells of seed {seed} saw different splits: {hashes}. Give them the same data settings.")
+
+
+def _split(path: Path, cell: Cell, seed: int) -> dict[str, Any]:
+    split: dict[str, Any] = read_json(RunFolder(run_path(path, cell, seed)).split, "the run has no split")
+    return split
+
+
+def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any]:
+    runs = []
+    for seed in seeds:
+        where = run_path(path, cell, seed)
+        summary = read_json(RunFolder(where).summary, "the run was never finished")
+        result = summary["results"]["last"]
+        if result is None:
+            raise RunError(f"{where} has neither test nor validation pictures to compare by.")
+        runs.append({"seed": seed, "folder": str(where.relative_to(path)), "result": result, "seconds": summary["seconds"]})
+    figures = {name: [run["result"][name] for run in runs] for name in FIGURES}
+    figures |= {group: [run["result"]["groups"][group] for run in runs] for group in runs[0]["result"]["groups"]}
+    return {
+        "name": cell.name,
+        "algorithm": cell.experiment.algorithm_name,
+        "refiner": cell.experiment.refiner_name,
+        "label": cell.label,
+        "runs": runs,
+        "mean": {name: float(np.mean(values)) if None not in values else None for name, values in figures.items()},
+        "std": {name: float(np.std(values)) if None not in values else None for name, values in figures.items()},
+    }
+
+
+def pairs(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each refined algorithm minus its base, seed by seed. Standard deviations divide by the number of seeds, as USB's do."""
+    found = []
+    bases = {cell["algorithm"]: cell for cell in cells if cell["refiner"] == WITHOUT}
+    for cell in cells:
+        base = bases.get(cell["algorithm"])
+        if base is None or cell is base:
+            continue
+        differences = [
+            ours["result"][METRIC] - theirs["result"][METRIC] for ours, theirs in zip(cell["runs"], base["runs"], strict=True)
+        ]
+        found.append(
+            {
+                "name": f"{cell['label']} - {base['label']}",
+                "with": cell["name"],
+                "without": base["name"],
+                "mean_difference": float(np.mean(differences)),
+                "std": float(np.std(differences)),
+                "differences": differences,
+                "wins": sum(difference > 0 for difference in differences),
+                "losses": sum(difference < 0 for difference in differences),
+            }
+        )
+    return found

@@ -1,0 +1,136 @@
+"""Refiners from the equations of the method (algorithms section 3), by fresh float64 solves over plain lists."""
+
+import copy
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from semigpc.refiners import GPConfig
+from semigpc.types import Batch, ModelOutput, Networks
+from tests.algorithms.tiny import CLASSES
+
+
+class SlowRefiner(Protocol):
+    """What a reference algorithm asks."""
+
+    def logits(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:
+        """The logits of a view: the network's own unless the refiner is the classifier."""
+
+    def probs(self, site: str, output: ModelOutput, own: Tensor) -> Tensor:
+        """The probabilities at a site, of which ``own`` are the algorithm's."""
+
+    def take(self, moment: str, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+        """See the labelled batch."""
+
+
+class Silent:
+    """No refinement."""
+
+    def logits(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return output.logits
+
+    def probs(self, site: str, output: ModelOutput, own: Tensor) -> Tensor:  # noqa: ARG002
+        return own
+
+    def take(self, moment: str, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+        pass
+
+
+class Entry(NamedTuple):
+    feature: Tensor
+    label: int
+    index: int
+
+
+def in_eval_mode(network: torch.nn.Module, pictures: Tensor) -> ModelOutput:
+    """What a copy of the network says in evaluation mode; the network itself is not touched."""
+    with torch.no_grad():
+        output: ModelOutput = copy.deepcopy(network).eval()(pictures)
+    return output
+
+
+class SlowGP:
+    """mu(x) = k(h(x), h_Q) K^-1 Y_Q solved afresh at every question; entries in a list, oldest first."""
+
+    def __init__(self, config: GPConfig) -> None:
+        self.config = config
+        self.entries: list[Entry] = []
+        self.steps = 0
+        self.answers = 0
+
+    def feature(self, output: ModelOutput) -> Tensor:
+        h = output.heads["projection"] if self.config.feature == "projection" else output.features
+        return h / (h**2).sum(dim=1, keepdim=True) ** 0.5 if self.config.l2norm else h
+
+    def kernel(self, a: Tensor, b: Tensor) -> Tensor:
+        distances = ((a[:, None, :] - b[None, :, :]) ** 2).sum(dim=2)
+        k = self.config.output_scale * torch.exp(-distances / (2 * self.config.length_scale**2))
+        return torch.where(k < self.config.kernel_clip, torch.zeros_like(k), k)
+
+    def scale(self) -> float:
+        if self.config.logit_scale is not None:
+            return self.config.logit_scale
+        tau = torch.tensor(0.95, dtype=torch.float64)
+        return float(torch.log((CLASSES - 1) * tau / (1 - tau)) / 0.8)
+
+    def answer(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:
+        """z_GP (M, C), differentiable in the queries; copies of the pictures ``index`` have no say."""
+        queries = self.feature(output)
+        n = len(self.entries)
+        if n == 0:
+            return queries.new_zeros(len(queries), CLASSES)
+        h_Q = torch.stack([entry.feature for entry in self.entries])
+        Y_Q = torch.zeros(n, CLASSES, dtype=torch.float64)
+        for row, entry in enumerate(self.entries):
+            Y_Q[row, entry.label] = 1.0
+        K = self.kernel(h_Q, h_Q) + self.config.noise_std**2 * torch.eye(n, dtype=torch.float64)
+        counts = Y_Q.sum(dim=0)
+        weights = torch.ones(CLASSES, dtype=torch.float64)
+        targets = Y_Q
+        if self.config.class_prior == "frequency":
+            targets = Y_Q - counts / n
+            for c in range(CLASSES):
+                weights[c] = ((n / CLASSES) / counts[c]) ** 0.5 if counts[c] > 0 else 0.0
+        k = self.kernel(queries, h_Q)
+        if index is not None and self.config.exclude_same_index:
+            same = torch.tensor([[entry.index == i for entry in self.entries] for i in index.tolist()])
+            k = k * ~same
+        return self.scale() * weights * (k @ torch.linalg.solve(K, targets))
+
+    def logits(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:
+        if self.config.role != "classifier" or self.steps < self.config.warmup_steps:
+            return output.logits
+        self.answers += 1
+        return self.answer(output, index)
+
+    def probs(self, site: str, output: ModelOutput, own: Tensor) -> Tensor:
+        silent = self.config.role != "refine" or site != self.config.site or self.steps < self.config.warmup_steps
+        if silent:
+            return own
+        self.answers += 1
+        with torch.no_grad():
+            b = self.config.blend
+            return (1 - b) * own + b * torch.softmax(self.answer(output), dim=1)
+
+    def take(self, moment: str, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+        if moment == self.config.push:
+            output = in_eval_mode(networks.teacher, batch.x) if self.config.source == "ema" else x
+            rows = zip(self.feature(output).detach(), batch.y.tolist(), batch.index.tolist(), strict=True)
+            self.entries += [Entry(*row) for row in rows]
+            if self.config.balanced:
+                self.entries = newest_of_each_class(self.entries, self.config.buffer_size // CLASSES)
+            else:
+                self.entries = self.entries[-self.config.buffer_size :]
+        if moment == "after":
+            self.steps += 1
+
+
+def newest_of_each_class(entries: list[Entry], room: int) -> list[Entry]:
+    kept: list[Entry] = []
+    counts = [0] * CLASSES
+    for entry in reversed(entries):
+        if counts[entry.label] < room:
+            counts[entry.label] += 1
+            kept.insert(0, entry)
+    return kept

@@ -1,0 +1,233 @@
+"""Batteries over every algorithm with every refiner: it steps, it resumes, and a silent refiner is none at all."""
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from semigpc.algorithms import ALGORITHMS
+from semigpc.refiners import REFINERS, NoRefiner, Refiner
+from semigpc.types import Batch, Clock, ModelOutput, Networks, StepOutput
+from tests.algorithms.tiny import LABELS, Steppable, TinyNetwork, learn, make_algorithm, make_refiner, pair, seeded, stream
+
+MEMORY: dict[str, Any] = {"buffer_size": 12, "warmup_steps": 1}
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "none": ("none", {}),
+    "similarity": ("similarity", MEMORY),
+    "similarity-balanced-before": ("similarity", {**MEMORY, "balanced": True, "push": "before"}),
+    "gp": ("gp", MEMORY),
+    "gp-balanced-prior": ("gp", {**MEMORY, "balanced": True, "class_prior": "frequency"}),
+    "gp-classifier": ("gp", {**MEMORY, "role": "classifier", "exclude_same_index": True}),
+    "gp-before-ema": ("gp", {**MEMORY, "push": "before", "source": "ema"}),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fixmatch": {"threshold": 0.6},
+    "simmatch": {"threshold": 0.6},
+    "comatch": {"threshold": 0.6, "queue_batches": 2},
+    "remixmatch": {"warmup": 0.3},
+}
+every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+every_pair = pytest.mark.parametrize(("name", "setting"), list(itertools.product(ALGORITHMS, SETTINGS)))
+
+
+def make(name: str, setting: str) -> Steppable:
+    refiner, options = SETTINGS[setting]
+    return make_algorithm(name, make_refiner(refiner, **options), **OPTIONS.get(name, {}))
+
+
+class Record:
+    """Every answer and gradient of a run, to be compared bit for bit."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+
+    def add(self, output: StepOutput, gradients: dict[str, Tensor]) -> None:
+        self.values += [output.loss.detach(), *(metric.detach().clone() for metric in output.metrics.values())]
+        self.values += gradients.values()
+        if output.pseudo is not None:
+            self.values += list(output.pseudo)
+
+    def add_state(self, *modules: Any) -> None:
+        self.values += [value.clone() for module in modules for value in module.state_dict().values()]
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Record)
+        return len(self.values) == len(other.values) and all(map(torch.equal, self.values, other.values))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def run(algorithm: Steppable, networks: Networks, batches: list[Batch], start: int = 0) -> Record:
+    record = Record()
+    for step, batch in enumerate(batches, start):
+        output: StepOutput = seeded(step, lambda batch=batch, step=step: algorithm.step(networks, batch, Clock(step, 20, 2)))
+        record.add(output, learn(networks, output.loss))
+    record.add_state(*networks)
+    return record
+
+
+def test_the_tables_name_what_is_tested() -> None:
+    assert {refiner for refiner, _ in SETTINGS.values()} == set(REFINERS)
+    assert all(entry.label for entry in ALGORITHMS.values())
+
+
+@every_pair
+def test_every_algorithm_steps_with_every_refiner(name: str, setting: str) -> None:
+    algorithm, networks = make(name, setting), pair(dtype=torch.float32)
+    for step, batch in enumerate(stream(6, dtype=torch.float32)):
+        output: StepOutput = seeded(step, lambda batch=batch, step=step: algorithm.step(networks, batch, Clock(step, 20, 2)))
+        assert output.loss.shape == ()
+        assert output.loss.dtype == torch.float32
+        assert bool(output.loss.isfinite())
+        for metric in output.metrics.values():
+            assert metric.shape == ()
+            assert bool(metric.isfinite())
+        if output.pseudo is not None:
+            assert output.pseudo.mask.shape == (len(batch.views["weak"]),)
+            torch.testing.assert_close(output.pseudo.probs.sum(dim=1), torch.ones(len(batch.views["weak"])))
+        assert all(parameter.grad is None for network in networks for parameter in network.parameters())
+        gradients = learn(networks, output.loss)
+        assert all(bool(value.isfinite().all()) for value in gradients.values())
+        assert float(gradients["backbone.1.weight"].abs().max()) > 0
+
+
+@every_pair
+def test_a_run_resumed_from_its_state_goes_on_bit_for_bit(name: str, setting: str) -> None:
+    running, networks, batches = make(name, setting), pair(), stream(9)
+    run(running, networks, batches[:5])
+    if hasattr(running.refiner, "rebuild"):
+        running.refiner.rebuild()  # loading does
+    state, others = copy.deepcopy(running.state_dict()), copy.deepcopy(networks)
+    resumed = make(name, setting)
+    if name == "simmatch":
+        resumed.bank.mul_(-1)  # type: ignore[attr-defined]  # a fresh one starts at other random rows
+    resumed.load_state_dict(state)
+    rest = run(running, networks, batches[5:], start=5)
+    again = run(resumed, others, batches[5:], start=5)
+    rest.add_state(running)
+    again.add_state(resumed)
+    assert rest == again
+
+
+@every_pair
+def test_the_state_says_all_there_is(name: str, setting: str) -> None:
+    """A step changes the state or nothing: what is not in ``state_dict`` cannot be told apart after loading an old one."""
+    algorithm, batches = make(name, setting), stream(8)
+    before = copy.deepcopy(algorithm.state_dict())
+    first = run(algorithm, pair(), batches)
+    algorithm.load_state_dict(before)
+    assert run(algorithm, pair(), batches) == first
+
+
+@pytest.mark.parametrize("setting", ["similarity", "gp", "gp-classifier"])
+@every_algorithm
+def test_a_refiner_in_its_warm_up_is_none_at_all(name: str, setting: str) -> None:
+    refiner, options = SETTINGS[setting]
+    warming = make_algorithm(name, make_refiner(refiner, **{**options, "warmup_steps": 6}), **OPTIONS.get(name, {}))
+    bare = make(name, "none")
+    here, there, batches = pair(), pair(), stream(9)
+    with_it, without = run(warming, here, batches[:6]), run(bare, there, batches[:6])
+    own = {key: value for key, value in warming.state_dict().items() if not key.startswith("refiner.")}
+    assert with_it == without
+    assert all(torch.equal(own[key], value) for key, value in bare.state_dict().items())
+    speaks = name != "supervised" or setting == "gp-classifier"
+    assert (run(warming, here, batches[6:], 6) != run(bare, there, batches[6:], 6)) == speaks, "and then it speaks"
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@every_algorithm
+def test_a_refiner_without_weight_changes_no_bit(name: str, setting: str) -> None:
+    refiner, options = SETTINGS[setting]
+    if refiner == "none" or options.get("role") == "classifier":
+        pytest.skip("has no weight")
+    mute = make_algorithm(name, make_refiner(refiner, **{**options, "blend": 0.0}), **OPTIONS.get(name, {}))
+    networks, others = pair(), pair()
+    for pair_ in (networks, others):
+        pair_.teacher.eval()
+    assert run(mute, networks, stream(6)) == run(make(name, "none"), others, stream(6))
+
+
+class Probe(NoRefiner):
+    """Writes down what it is asked."""
+
+    observes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.indexed: list[Tensor] = []
+
+    def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:
+        self.asked.append("classify")
+        if index is not None:
+            self.indexed.append(index)
+        return super().classify(output, index)
+
+    def refine(self, site: Any, output: ModelOutput, probs: Tensor) -> Tensor:
+        self.asked.append(site)
+        assert not probs.requires_grad
+        assert len(output.features) == len(probs)
+        return super().refine(site, output, probs)
+
+    def observe(self, moment: Any, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+        self.asked.append(moment)
+        assert len(x.features) == len(batch.y)
+        super().observe(moment, networks, x, batch)
+
+
+@every_algorithm
+def test_a_refiner_is_asked_at_the_sites_the_algorithm_names_between_two_observations(name: str) -> None:
+    probe = Probe()
+    refiner: Refiner = probe
+    algorithm: Any = make_algorithm(name, refiner, **OPTIONS.get(name, {}))
+    networks = pair()
+    for step, batch in enumerate(stream(6)):
+        probe.asked.clear()
+        probe.indexed.clear()
+        learn(networks, algorithm.step(networks, batch, Clock(step, 20, 2)).loss)
+        assert probe.asked[0] == "before"
+        assert probe.asked[-1] == "after"
+        inner = probe.asked[1:-1]
+        assert "classify" in inner
+        assert all(torch.equal(index, batch.index) for index in probe.indexed)
+        assert set(inner) - {"classify"} <= set(algorithm.sites)
+    assert name == "supervised" or set(inner) - {"classify"} == set(algorithm.sites)
+    assert name == "remixmatch" or len(probe.indexed) == 1, "labelled pictures are known by their index"
+
+
+@every_algorithm
+def test_a_batch_holds_no_true_label_of_an_unlabelled_picture(name: str) -> None:
+    assert Batch._fields == ("x", "y", "index", "views", "view_index")
+    algorithm, other = make(name, "gp"), make(name, "gp")
+    views: tuple[str, ...] = algorithm.views  # type: ignore[attr-defined]
+    batches = [batch._replace(views={view: batch.views[view] for view in views}) for batch in stream(4)]
+    blind = [batch._replace(view_index=torch.zeros_like(batch.view_index)) for batch in batches]
+    assert run(algorithm, pair(), batches) == run(other, pair(), blind), "a position in the unlabelled set is no information"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "options"),
+    [("fixmatch", "ema", {}), ("remixmatch", "ema", {}), ("simmatch", "ema", {}), ("simmatch", "student", {"bank": "teacher"})],
+)
+def test_a_look_through_the_teacher_moves_no_statistics(name: str, source: str, options: dict[str, Any]) -> None:
+    """Where there is no moving average the teacher is the student: its batch normalisation must not see a batch twice."""
+    looking = make_algorithm(name, make_refiner("gp", source=source, buffer_size=12), **options)
+    plain = make_algorithm(name, NoRefiner())
+    batch = stream(1)[0]
+    means = []
+    for algorithm in (looking, plain):
+        student: nn.Module = TinyNetwork()
+        seeded(0, lambda a=algorithm, s=student: a.step(Networks(s, s), batch, Clock(0, 20, 2)))
+        assert student.training
+        means.append(student.state_dict()["backbone.2.running_mean"])
+    assert torch.equal(*means)
+
+
+def test_the_stream_is_long_tailed_and_repeats_pictures() -> None:
+    batches = stream(6)
+    assert all(torch.equal(LABELS[batch.index], batch.y) for batch in batches)
+    repeats = [len(batch.index) - len(set(batch.index.tolist())) for batch in batches]
+    assert set(repeats) == {0, 1}

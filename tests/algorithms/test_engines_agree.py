@@ -1,0 +1,60 @@
+"""The same stream through the float32 refiner and through a fresh float64 solve at every step: the same pseudo-labels."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from semigpc.refiners import GaussianProcessRefiner, GPConfig
+from semigpc.types import ModelOutput
+from tests.algorithms.slow_refiners import Entry, SlowGP, newest_of_each_class
+from tests.algorithms.tiny import CLASSES
+
+STEPS, SIZE, BATCH, QUERIES, WIDTH, TAU = 300, 256, 8, 16, 32, 0.95
+TRUE_COUNTS = torch.tensor([16, 12, 8, 4])  # forty pictures, each seen again and again
+
+
+def said(features: Tensor) -> ModelOutput:
+    return ModelOutput(features.new_zeros(len(features), CLASSES), features, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "spread"),
+    [({}, 0.02), ({}, 0.3), ({"class_prior": "frequency"}, 0.02), ({"balanced": True}, 0.02)],
+    ids=["tight", "loose", "class prior", "balanced"],
+)
+def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spread: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.repeat_interleave(torch.arange(CLASSES), TRUE_COUNTS)
+    centres = torch.randn(CLASSES, WIDTH, generator=generator)[labels]
+    pictures = F.normalize(centres + 0.7 * torch.randn(len(labels), WIDTH, generator=generator), dim=1)
+
+    def views(chosen: Tensor, noise: Tensor) -> Tensor:
+        shake = torch.randn(len(chosen), WIDTH, generator=generator) / WIDTH**0.5
+        return F.normalize(pictures[chosen] + noise * shake, dim=1)
+
+    config = GPConfig(buffer_size=SIZE, **options)
+    refiner, slow = GaussianProcessRefiner(config, WIDTH, CLASSES), SlowGP(config)
+    passed: set[bool] = set()
+    worst = 0.0
+    for step in range(STEPS):
+        queries = views(torch.randint(len(labels), (QUERIES,), generator=generator), torch.linspace(0, 1, QUERIES)[:, None])
+        with torch.no_grad():
+            fast, exact = refiner.logits(said(queries)), slow.answer(said(queries.double()))
+        assert torch.equal(fast.argmax(dim=1), exact.argmax(dim=1)) or step == 0
+        sure, truly = (torch.softmax(z, dim=1).max(dim=1).values >= TAU for z in (fast, exact))
+        assert torch.equal(sure, truly), step
+        passed |= set(truly.tolist())
+        worst = max(worst, float((fast.double() - exact).abs().max()) / refiner.logit_scale)
+        chosen = torch.randint(len(labels), (BATCH,), generator=generator)
+        features = views(chosen, torch.tensor(spread))
+        refiner.write(features, labels[chosen], chosen)
+        rows = zip(features.double(), labels[chosen].tolist(), chosen.tolist(), strict=True)
+        slow.entries += [Entry(*row) for row in rows]
+        balanced = newest_of_each_class(slow.entries, SIZE // CLASSES)
+        slow.entries = balanced if config.balanced else slow.entries[-SIZE:]
+    assert worst <= 1e-4
+    assert passed == {False, True}, "some pass and some do not, or nothing is shown"
+    assert len(slow.entries) == SIZE

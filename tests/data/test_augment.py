@@ -1,0 +1,212 @@
+"""The pipelines against torchvision's functions, their sizes, and their dependence on the generator alone."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2.functional as TF
+from numpy.random import default_rng
+from PIL import Image
+from torch import Tensor
+
+from semigpc.data import Augment, AugmentConfig, DataError
+from semigpc.data.augment import CIFAR10_MEAN, CIFAR10_STD, CIFAR100_MEAN, CIFAR100_STD, IMAGENET_MEAN, IMAGENET_STD
+from semigpc.data.pictures import to_image
+from tests.data.samples import picture
+
+SHAPES = [(8, 8), (32, 32), (40, 25), (25, 40), (300, 200)]
+
+
+def normalised(image: Image.Image) -> Tensor:
+    result: Tensor = TF.normalize(TF.to_dtype(TF.to_image(image), torch.float32, scale=True), IMAGENET_MEAN, IMAGENET_STD)
+    return result
+
+
+@pytest.mark.parametrize("style", ["pad", "resize"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_view_has_the_size_asked_for(style: str, shape: tuple[int, int]) -> None:
+    augment = Augment(AugmentConfig(image_size=24, style=style))  # type: ignore[arg-type]
+    image = picture(*shape, default_rng(0))
+    for name in ("weak", "strong", "strong2"):
+        view = augment.view(name, image, default_rng(1))
+        assert view.shape == (3, 24, 24)
+        assert view.dtype == torch.float32
+    assert augment.evaluate(image).shape == (3, 24, 24)
+
+
+def test_a_weak_view_is_a_crop_of_the_reflected_picture_maybe_mirrored() -> None:
+    image = picture(32, 32, default_rng(0))
+    padded = TF.pad(image, [4, 4, 4, 4], padding_mode="reflect")
+    crops = {}
+    for top in range(9):
+        for left in range(9):
+            crop = TF.crop(padded, top, left, 32, 32)
+            crops[crop.tobytes()] = (top, left, False)
+            crops[TF.horizontal_flip(crop).tobytes()] = (top, left, True)
+    augment, rng = Augment(AugmentConfig(image_size=32)), default_rng(0)
+    drawn = [crops[augment.pixels("weak", image, rng).tobytes()] for _ in range(3000)]
+    assert set(drawn) == set(crops.values())  # every offset, both ways round, and nothing else
+    assert np.mean([mirrored for *_, mirrored in drawn]) == pytest.approx(0.5, abs=0.05)
+
+
+def test_without_flips_nothing_is_mirrored() -> None:
+    image = picture(8, 8, default_rng(0))
+    augment, rng = Augment(AugmentConfig(image_size=8, flip=False, crop_ratio=1.0)), default_rng(0)
+    assert all(augment.pixels("weak", image, rng).tobytes() == image.tobytes() for _ in range(20))
+
+
+@pytest.mark.parametrize(("size", "ratio", "pad"), [(32, 0.875, 4), (8, 0.875, 1), (28, 0.875, 3), (32, 1.0, 0), (10, 0.5, 5)])
+def test_the_padding_is_the_part_that_the_crop_leaves(size: int, ratio: float, pad: int) -> None:
+    columns = np.zeros((size, size, 3), np.uint8) + np.arange(size, dtype=np.uint8)[None, :, None]
+    augment, rng = Augment(AugmentConfig(image_size=size, crop_ratio=ratio, flip=False)), default_rng(0)
+    first = {int(augment.pixels("weak", to_image(columns), rng)[0, pad, 0]) for _ in range(400)}
+    assert first == set(range(2 * pad + 1)) if 2 * pad < size else first >= set(range(size))
+
+
+def test_strong_views_start_from_the_same_crop_and_flip() -> None:
+    image = picture(32, 32, default_rng(0))
+    augment = Augment(AugmentConfig(image_size=32))
+    augment.policy = lambda cropped, _: cropped  # type: ignore[assignment]
+    assert (augment.pixels("strong", image, default_rng(5)) == augment.pixels("weak", image, default_rng(5))).all()
+
+
+def test_the_policy_sees_the_cropped_picture_and_its_result_is_the_view() -> None:
+    image = picture(16, 16, default_rng(0))
+    augment = Augment(AugmentConfig(image_size=16, crop_ratio=1.0, flip=False, operations=2))
+    rng = default_rng(5)
+    rng.random(3)  # what crop and flip take
+    assert augment.pixels("strong", image, default_rng(5)).tobytes() == augment.policy(image, rng).tobytes()
+
+
+def test_the_weak_view_of_a_photograph_is_a_crop_of_the_squashed_picture() -> None:
+    image = picture(50, 31, default_rng(0))
+    augment = Augment(AugmentConfig(image_size=28, style="resize", flip=False))
+    squashed = np.asarray(TF.resize(image, [32, 32]))
+    crops = {squashed[top : top + 28, left : left + 28].tobytes() for top in range(5) for left in range(5)}
+    rng = default_rng(0)
+    assert {augment.pixels("weak", image, rng).tobytes() for _ in range(400)} == crops
+
+
+def test_the_strong_crop_of_a_photograph_has_the_area_and_aspect_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes: list[tuple[int, int, int, int]] = []
+    crop = Image.Image.crop
+
+    def spy(image: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
+        boxes.append(box)
+        return crop(image, box)
+
+    monkeypatch.setattr(Image.Image, "crop", spy)
+    augment = Augment(AugmentConfig(image_size=224, style="resize", operations=0))
+    image, rng = Image.new("RGB", (256, 256)), default_rng(0)
+    for _ in range(600):
+        assert augment._random_resized_crop(image, rng).size == (224, 224)
+    left, top, right, bottom = np.array(boxes).T
+    width, height = right - left, bottom - top
+    area, aspect = width * height / 256**2, np.log(width / height)
+    assert min(left.min(), top.min()) >= 0
+    assert max(right.max(), bottom.max()) <= 256
+    assert 0.075 < area.min() < 0.12
+    assert 0.9 < area.max() <= 1
+    assert np.abs(aspect).max() < math.log(4 / 3) + 0.02
+    assert abs(aspect.mean()) < 0.03
+
+
+def test_the_strong_crop_is_cropped_first_and_then_resized() -> None:
+    image = picture(32, 32, default_rng(0))
+    augment = Augment(AugmentConfig(image_size=28, style="resize"))
+    rng = default_rng(3)
+    area, aspect = rng.uniform(0.08, 1) * 1024, math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+    width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+    left, top = rng.integers(32 - width + 1), rng.integers(32 - height + 1)
+    expected = TF.resized_crop(image, int(top), int(left), height, width, [28, 28])
+    assert augment._random_resized_crop(image, default_rng(3)).tobytes() == expected.tobytes()
+
+
+def test_a_crop_that_never_fits_is_the_whole_picture() -> None:
+    class AlwaysWide(np.random.Generator):
+        def uniform(self, *bounds: float) -> float:  # type: ignore[override]
+            return bounds[1]
+
+    image = picture(32, 32, default_rng(0))
+    augment = Augment(AugmentConfig(image_size=28, style="resize"))
+    result = augment._random_resized_crop(image, AlwaysWide(np.random.PCG64(0)))
+    assert result.tobytes() == TF.resize(image, [28, 28]).tobytes()
+
+
+@pytest.mark.parametrize("shape", [(50, 31), (31, 50), (32, 32), (500, 375), (20, 21)])
+def test_photographs_are_evaluated_at_their_centre(shape: tuple[int, int]) -> None:
+    image = picture(*shape, default_rng(0))
+    expected = TF.center_crop(TF.resize(image, [32]), [28, 28])
+    actual = Augment(AugmentConfig(image_size=28, style="resize")).evaluate(image)
+    torch.testing.assert_close(actual, normalised(expected), atol=1e-5, rtol=0)
+
+
+def test_small_pictures_are_evaluated_as_they_are() -> None:
+    augment = Augment(AugmentConfig(image_size=32))
+    image, other = picture(32, 32, default_rng(0)), picture(40, 25, default_rng(0))
+    torch.testing.assert_close(augment.evaluate(image), normalised(image), atol=1e-5, rtol=0)
+    torch.testing.assert_close(augment.evaluate(other), normalised(TF.resize(other, [32, 32])), atol=1e-5, rtol=0)
+
+
+def test_stacks_are_normalised_like_single_pictures() -> None:
+    augment = Augment(AugmentConfig(image_size=8))
+    views = [augment.pixels("strong", picture(8, 8, default_rng(i)), default_rng(i)) for i in range(5)]
+    stack = augment.normalise(np.stack(views))
+    assert stack.shape == (5, 3, 8, 8)
+    assert stack.is_contiguous()
+    assert all(torch.equal(row, augment.normalise(view)) for row, view in zip(stack, views, strict=True))
+
+
+@pytest.mark.parametrize("style", ["pad", "resize"])
+def test_views_follow_from_the_generator(style: str) -> None:
+    augment = Augment(AugmentConfig(image_size=16, style=style))  # type: ignore[arg-type]
+    copy = pickle.loads(pickle.dumps(augment))  # as a worker gets it
+    image = picture(20, 20, default_rng(0))
+    for view in (augment.weak, augment.strong):
+        assert torch.equal(view(image, default_rng(7)), view(image, default_rng(7)))
+        different = {view(image, default_rng(seed)).numpy().tobytes() for seed in range(10)}
+        assert len(different) > 5
+    assert torch.equal(augment.strong(image, default_rng(7)), copy.strong(image, default_rng(7)))
+    rng = default_rng(7)
+    assert not torch.equal(augment.view("strong", image, rng), augment.view("strong2", image, rng))
+
+
+def test_pictures_are_not_changed() -> None:
+    image = picture(16, 16, default_rng(0))
+    before, rng = image.tobytes(), default_rng(0)
+    augment = Augment(AugmentConfig(image_size=16))
+    for _ in range(100):
+        augment.strong(image, rng)
+    assert image.tobytes() == before
+
+
+def test_the_statistics_of_the_recipe() -> None:
+    assert AugmentConfig(image_size=32).mean == (0.485, 0.456, 0.406)
+    assert AugmentConfig(image_size=32).std == (0.229, 0.224, 0.225)
+    assert pytest.approx((0.491, 0.482, 0.447), abs=1e-3) == CIFAR10_MEAN
+    assert pytest.approx((0.247, 0.244, 0.262), abs=1e-3) == CIFAR10_STD
+    assert pytest.approx((0.507, 0.487, 0.441), abs=1e-3) == CIFAR100_MEAN
+    assert pytest.approx((0.267, 0.256, 0.276), abs=1e-3) == CIFAR100_STD
+
+
+def test_an_unknown_view_is_answered_with_the_known_ones() -> None:
+    augment = Augment(AugmentConfig(image_size=8))
+    with pytest.raises(ValueError, match="unknown view 'stong'; known: weak, strong, strong2"):
+        augment.view("stong", Image.new("RGB", (8, 8)), default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_size": 1}, "image_size must be at least 2 pixels; got 1"),
+        ({"style": "crop"}, "style must be 'pad' or 'resize'; got 'crop'"),
+        ({"crop_ratio": 0.4}, r"crop_ratio must lie in \[0.5, 1\]; got 0.4"),
+        ({"operations": -1}, "operations must be 0 or more; got -1"),
+        ({"std": (1.0, 0.0, 1.0)}, "std above 0"),
+    ],
+)
+def test_configs_check_their_ranges(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        AugmentConfig(**({"image_size": 8} | changes))  # type: ignore[arg-type]

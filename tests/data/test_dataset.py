@@ -1,0 +1,134 @@
+"""Sets of pictures, and what splits promise and refuse."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from semigpc.data import DATASETS, DataError, ImageSet, Splits
+from semigpc.data.pictures import ArrayImages
+from tests.data.samples import small_splits
+
+POOL = ArrayImages(np.arange(10 * 2 * 2 * 3, dtype=np.uint8).reshape(10, 2, 2, 3))
+
+
+def image_set(labels: list[int], first: int = 0) -> ImageSet:
+    positions = np.arange(first, first + len(labels))
+    return ImageSet(POOL, np.array(labels, dtype=np.int64), [f"picture/{i}" for i in positions], positions)
+
+
+def splits(
+    labels: list[int],
+    class_names: tuple[str, ...] = ("ant", "bee", "cat"),
+    validation: ImageSet | None = None,
+    test: ImageSet | None = None,
+) -> Splits:
+    return Splits(
+        labeled=image_set(labels),
+        unlabeled=image_set([-1, -1], first=6),
+        unlabeled_truth=np.array([2, -1]),
+        class_names=class_names,
+        validation=validation,
+        test=test,
+    )
+
+
+def test_subsets_keep_to_the_pool() -> None:
+    part = image_set([0, 1, 2, 0], first=3).subset(np.array([3, 1]))
+    assert part.labels.tolist() == [0, 1]
+    assert part.positions.tolist() == [6, 4]
+    assert part.names == ("picture/6", "picture/4")
+    assert np.asarray(part[0]).tolist() == POOL.pixels[6].tolist()
+    deeper = part.subset(np.array([1]))
+    assert len(deeper) == 1
+    assert np.asarray(deeper[0]).tolist() == POOL.pixels[4].tolist()
+    assert deeper.images is POOL
+    assert len(part.subset(np.array([], dtype=int))) == 0
+
+
+def test_sets_that_do_not_fit_together_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"equally many; got \(10, 1, 1\)"):
+        ImageSet(POOL, np.array([0]), ["a"])
+    with pytest.raises(ValueError, match=r"lie in \[0, 10\).*got 0..10"):
+        ImageSet(POOL, np.array([0, 0]), ["a", "b"], np.array([0, 10]))
+    with pytest.raises(ValueError, match="labels must be a vector of integers; got float64"):
+        ImageSet(POOL, np.array([0.5]), ["a"], np.array([0]))
+
+
+def test_splits_count_and_describe_themselves() -> None:
+    data = splits([0, 1, 2, 0], validation=image_set([1], first=8), test=image_set([2], first=9))
+    assert data.n_classes == 3
+    assert data.class_counts.tolist() == [2, 1, 1]
+    told = json.loads(json.dumps(data.describe()))
+    assert told["size"] == {"labeled": 4, "unlabeled": 2, "validation": 1, "test": 1}
+    assert told["class_counts"] == {
+        "labeled": [2, 1, 1],
+        "validation": [0, 1, 0],
+        "test": [0, 0, 1],
+        "unlabeled_truth": [0, 0, 1],
+    }
+    assert told["class_names"] == ["ant", "bee", "cat"]
+    assert told["sha256"] == data.sha256
+    arrays = data.indices()
+    assert arrays["unlabeled"].tolist() == [6, 7]
+    assert arrays["test_names"].tolist() == ["picture/9"]
+
+
+def test_the_hash_is_of_names_positions_and_labels() -> None:
+    data = splits([0, 1, 2, 0])
+    assert data.sha256 == splits([0, 1, 2, 0]).sha256
+    assert data.sha256 == "aac6f2b417562917cb822c51e1373ce6098134f9e26b1d5f58ceb3717bc7c4b9"
+    others = [
+        splits([0, 1, 2, 1]),
+        splits([0, 1, 2, 0], ("ant", "bee", "dog")),
+        splits([0, 1, 2, 0], test=image_set([2], first=9)),
+        replace(data, labeled=ImageSet(POOL, data.labeled.labels, ["w", "x", "y", "z"], data.labeled.positions)),
+    ]
+    assert len({data.sha256, *(other.sha256 for other in others)}) == 5
+    assert replace(data, unlabeled_truth=np.array([0, 0])).sha256 == data.sha256  # what training cannot see
+
+
+def test_a_class_without_labels_is_named() -> None:
+    with pytest.raises(DataError, match=r"there is none of 'bee'. Label one"):
+        splits([0, 2, 0])
+
+
+def test_a_single_label_is_worth_a_note_once() -> None:
+    data = splits([0, 1, 2, 0])
+    assert data.notes == ("Classes with a single labelled picture: 'bee', 'cat'.",)
+    assert replace(data, test=image_set([2])).notes == data.notes
+
+
+def test_one_class_is_not_enough() -> None:
+    with pytest.raises(DataError, match="at least two classes; the labels name 'ant'"):
+        splits([0, 0], ("ant",))
+
+
+def test_labels_of_unlabelled_pictures_are_refused() -> None:
+    data = splits([0, 1, 2])
+    labelled = image_set([-1, 1], first=6)
+    with pytest.raises(ValueError, match="must carry no labels"):
+        replace(data, unlabeled=labelled)
+    assert replace(data, unlabeled=labelled.without_labels()).unlabeled.labels.tolist() == [-1, -1]
+    with pytest.raises(ValueError, match="one entry for each of the 2"):
+        replace(data, unlabeled_truth=np.array([1]))
+
+
+def test_labels_out_of_range_and_empty_parts_are_refused() -> None:
+    data = splits([0, 1, 2])
+    with pytest.raises(DataError, match=r"test part must lie in \[0, 3\).*got 3..3"):
+        replace(data, test=image_set([3]))
+    with pytest.raises(DataError, match="validation part has no pictures"):
+        replace(data, validation=image_set([]))
+
+
+def test_every_data_set_has_a_config_and_a_loader() -> None:
+    assert set(DATASETS) == {"arrays", "digits", "folder"}
+    for entry in DATASETS.values():
+        assert entry.config.__dataclass_params__.frozen
+        assert callable(entry.load)
+
+
+def test_a_picture_without_classes_in_the_truth_is_not_counted() -> None:
+    assert small_splits().describe()["class_counts"]["unlabeled_truth"] == [0, 0, 0, 0]

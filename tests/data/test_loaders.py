@@ -1,0 +1,205 @@
+"""Batches: a function of seed and step, whoever makes them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from semigpc.data import Augment, AugmentConfig, BatchStream, DataError, FolderConfig, eval_loader, train_loader
+from semigpc.data.folder import load
+from semigpc.data.loaders import epoch_order
+from semigpc.types import Batch
+from tests.data.samples import small_splits, write_pictures
+
+AUGMENT = Augment(AugmentConfig(image_size=8))
+SPLITS = small_splits()
+SETTINGS: dict[str, Any] = {
+    "views": ("weak", "strong", "strong2"),
+    "labeled_batch": 6,
+    "unlabeled_batch": 9,
+    "seed": 3,
+    "epoch_steps": 7,
+}
+
+
+def loader(*, first_step: int = 0, total_steps: int = 16, workers: int = 0, **changes: Any) -> Iterable[Batch]:
+    settings = SETTINGS | changes
+    return train_loader(SPLITS, AUGMENT, first_step=first_step, total_steps=total_steps, workers=workers, **settings)
+
+
+def tensors(batch: Batch) -> list[Tensor]:
+    return [batch.x, batch.y, batch.index, batch.view_index, *batch.views.values()]
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return list(one.views) == list(other.views) and all(map(torch.equal, tensors(one), tensors(other)))
+
+
+def test_a_batch_is_what_it_says() -> None:
+    batch = next(iter(loader()))
+    assert batch.x.shape == (6, 3, 8, 8)
+    assert list(batch.views) == ["weak", "strong", "strong2"]
+    assert all(view.shape == (9, 3, 8, 8) and view.dtype == torch.float32 for view in batch.views.values())
+    assert batch.y.tolist() == SPLITS.labeled.labels[batch.index.numpy()].tolist()
+    assert batch.y.dtype == batch.index.dtype == batch.view_index.dtype == torch.int64
+    assert not torch.equal(batch.views["strong"], batch.views["strong2"])
+
+
+def test_rows_are_the_pictures_that_the_indices_name() -> None:
+    plain = Augment(AugmentConfig(image_size=8, crop_ratio=1.0, flip=False))
+    batch = BatchStream(SPLITS, plain, **SETTINGS | {"views": ("weak",)})[5]
+    for row, index in enumerate(batch.index.tolist()):
+        assert torch.equal(batch.x[row], plain.evaluate(SPLITS.labeled[index]))
+    for row, index in enumerate(batch.view_index.tolist()):
+        assert torch.equal(batch.views["weak"][row], plain.evaluate(SPLITS.unlabeled[index]))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_number_of_workers_changes_nothing(workers: int) -> None:
+    expected = list(loader())
+    actual = list(loader(workers=workers))
+    assert len(actual) == 16
+    assert all(map(same, actual, expected))
+    resumed = list(loader(workers=workers, first_step=5, total_steps=12))
+    assert all(map(same, resumed, expected[5:12]))
+
+
+def test_a_run_resumes_at_any_step() -> None:
+    expected = list(loader())
+    for first_step in (1, 6, 7, 8, 15, 16):
+        resumed = list(loader(first_step=first_step))
+        assert len(resumed) == 16 - first_step
+        assert all(map(same, resumed, expected[first_step:]))
+    stream = BatchStream(SPLITS, AUGMENT, **SETTINGS)
+    assert all(same(stream[step], expected[step]) for step in (9, 2, 15, 0))
+
+
+def test_a_longer_run_begins_like_a_shorter_one() -> None:
+    assert all(map(same, loader(total_steps=20), list(loader(total_steps=16))))
+
+
+def test_an_epoch_is_whole_permutations_and_the_beginning_of_one() -> None:
+    batches = list(loader(total_steps=14))
+    for epoch in (batches[:7], batches[7:]):
+        labeled = torch.cat([batch.index for batch in epoch])  # 42 draws of 20
+        assert [sorted(labeled[i : i + 20].tolist()) for i in (0, 20)] == [list(range(20))] * 2
+        assert len(set(labeled[40:].tolist())) == 2
+        unlabeled = torch.cat([batch.view_index for batch in epoch])  # 63 draws of 30
+        assert [sorted(unlabeled[i : i + 30].tolist()) for i in (0, 30)] == [list(range(30))] * 2
+    assert not torch.equal(batches[0].index, batches[7].index)
+
+
+def test_seeds_change_positions_and_views() -> None:
+    one, other = next(iter(loader(seed=3))), next(iter(loader(seed=4)))
+    assert not torch.equal(one.index, other.index)
+    assert not torch.equal(one.view_index, other.view_index)
+    assert not torch.equal(one.x, other.x)
+
+
+def test_usb_order_leaves_the_seed_out_of_the_positions() -> None:
+    one, other = (list(loader(seed=seed, usb_order=True)) for seed in (3, 4))
+    assert all(
+        torch.equal(a.index, b.index) and torch.equal(a.view_index, b.view_index) for a, b in zip(one, other, strict=True)
+    )
+    assert not torch.equal(one[0].x, other[0].x)
+    assert not torch.equal(one[0].index, one[7].index)
+
+
+def test_usb_order_replays_its_permutations() -> None:
+    source = torch.Generator().manual_seed(5)
+    expected = torch.cat([torch.randperm(20, generator=source) for _ in range(3)])[:42]
+    assert epoch_order(20, 42, seed=9, epoch=5, stream=1, usb_order=True).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("size", "draws"), [(20, 42), (20, 40), (20, 7), (1, 3)])
+def test_orders_have_the_length_asked_for(size: int, draws: int) -> None:
+    order = epoch_order(size, draws, seed=0, epoch=0, stream=0)
+    assert order.shape == (draws,)
+    assert np.bincount(order, minlength=size).max() == -(-draws // size)
+
+
+def test_streams_epochs_and_seeds_have_orders_of_their_own() -> None:
+    triples = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    orders = {tuple(epoch_order(50, 50, seed=seed, epoch=epoch, stream=stream)) for seed, epoch, stream in triples}
+    assert len(orders) == 4
+
+
+def test_supervised_batches_have_no_views() -> None:
+    for splits in (SPLITS, small_splits(u=0)):
+        stream = BatchStream(splits, AUGMENT, **SETTINGS | {"views": ()})
+        assert stream[0].views == {}
+        assert stream[0].view_index.shape == (0,)
+        assert len(stream[0].x) == 6
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_global_generator_is_left_alone(workers: int) -> None:
+    before = torch.get_rng_state()
+    list(loader(total_steps=3, workers=workers))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_loader_may_be_left_early_and_read_again() -> None:
+    batches = loader(workers=1)
+    first = next(iter(batches))
+    assert same(first, next(iter(batches)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_sees_every_picture_once_in_order(workers: int) -> None:
+    assert SPLITS.test is not None
+    batches = eval_loader(SPLITS.test, AUGMENT, 3, workers)
+    for _ in range(2):  # a run evaluates many times with one loader
+        seen = list(batches)
+        assert [len(batch.images) for batch in seen] == [3, 3, 1]
+        assert torch.cat([batch.positions for batch in seen]).tolist() == list(range(7))
+        assert torch.cat([batch.labels for batch in seen]).tolist() == SPLITS.test.labels.tolist()
+        assert torch.equal(seen[2].images[0], AUGMENT.evaluate(SPLITS.test[6]))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_picture_stops_the_run_with_its_path(tmp_path: Path, workers: int) -> None:
+    write_pictures(tmp_path, {"ant": 4, "bee": 4})
+    (tmp_path / "bee" / "2.png").write_bytes(b"no picture")
+    splits = load(FolderConfig(root=str(tmp_path)), seed=0)
+    batches = train_loader(
+        splits, AUGMENT, **SETTINGS | {"views": (), "labeled_batch": 8}, first_step=0, total_steps=2, workers=workers
+    )
+    with pytest.raises(DataError, match=r"The picture .*bee/2.png cannot be read"):
+        list(batches)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labeled_batch": 0}, "labeled_batch must be at least 1; got 0"),
+        ({"unlabeled_batch": 0}, "unlabeled_batch must be at least 1; got 0"),
+        ({"epoch_steps": 0}, "epoch_steps must be at least 1; got 0"),
+        ({"seed": -1}, "seed must be at least 0; got -1"),
+        ({"first_step": 17}, r"first_step must lie in \[0, 16\].*got 17"),
+        ({"workers": -1}, "workers must be 0 or more"),
+        ({"prefetch": 0}, "prefetch 1 or more; got 0 and 0"),
+    ],
+)
+def test_impossible_loaders_are_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        loader(**changes)
+
+
+def test_views_need_unlabelled_pictures_and_known_names() -> None:
+    with pytest.raises(DataError, match="views weak, strong, strong2 are made of unlabelled pictures, and there are none"):
+        BatchStream(small_splits(u=0), AUGMENT, **SETTINGS)
+    with pytest.raises(ValueError, match="unknown view 'medium'; known: weak, strong, strong2"):
+        loader(views=("medium",))
+    with pytest.raises(DataError, match="batch_size must be at least 1; got 0"):
+        eval_loader(SPLITS.labeled, AUGMENT, 0, 0)
+
+
+def test_true_labels_of_unlabelled_pictures_are_nowhere_in_a_batch() -> None:
+    known = replace(SPLITS, unlabeled_truth=np.arange(30) % 4)
+    assert same(BatchStream(known, AUGMENT, **SETTINGS)[0], BatchStream(SPLITS, AUGMENT, **SETTINGS)[0])

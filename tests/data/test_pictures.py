@@ -1,0 +1,84 @@
+"""Decoding: upright, RGB, or an error with the path."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semigpc.data import DataError
+from semigpc.data.pictures import FileImages, read_picture
+from tests.data.samples import picture
+
+ORIENTATION = 0x0112  # the EXIF tag
+
+
+def save(path: Path, image: Image.Image, **options: object) -> Path:
+    image.save(path, **options)  # type: ignore[arg-type]
+    return path
+
+
+def test_exif_orientation_is_honoured(tmp_path: Path) -> None:
+    image = picture(6, 4, np.random.default_rng(0))
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6  # a quarter turn clockwise to be upright
+    turned = read_picture(save(tmp_path / "a.png", image, exif=exif))
+    assert turned.size == (4, 6)
+    assert turned.tobytes() == image.transpose(Image.Transpose.ROTATE_270).tobytes()
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "CMYK"])
+def test_other_modes_become_rgb(tmp_path: Path, mode: str) -> None:
+    image = picture(6, 4, np.random.default_rng(0)).convert(mode)
+    path = save(tmp_path / ("a.tif" if mode == "CMYK" else "a.png"), image)
+    assert read_picture(path).mode == "RGB"
+    if mode in ("L", "P", "1"):
+        assert read_picture(path).tobytes() == image.convert("RGB").tobytes()
+
+
+def test_a_palette_with_transparency_is_read_without_a_warning(tmp_path: Path) -> None:
+    image = picture(6, 4, np.random.default_rng(0)).convert("P")
+    path = save(tmp_path / "a.png", image, transparency=bytes(range(256)))
+    assert read_picture(path).tobytes() == image.convert("RGB").tobytes()
+
+
+def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path: Path) -> None:
+    values = np.array([[0, 255, 256], [40000, 65535, 1000]], dtype=np.uint16)
+    pixels = np.asarray(read_picture(save(tmp_path / "a.png", Image.fromarray(values))))
+    assert pixels[..., 0].tolist() == [[0, 0, 1], [156, 255, 3]]
+
+
+def test_pixels_of_unknown_range_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.tif", Image.fromarray(np.ones((3, 3), np.float32)))
+    with pytest.raises(DataError, match=r"a.tif cannot be read: its pixels are 32-bit"):
+        read_picture(path)
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "gif"])
+def test_a_truncated_or_foreign_file_is_an_error_with_its_path(tmp_path: Path, ending: str) -> None:
+    path = save(tmp_path / f"a.{ending}", picture(60, 40, np.random.default_rng(0)))
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], whole[:20], b"", b"no picture"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=f"The picture .*a.{ending} cannot be read"):
+            read_picture(path)
+    path.unlink()
+    with pytest.raises(DataError, match=f"a.{ending} is no longer there"):
+        read_picture(path)
+
+
+def test_decoded_pictures_are_kept_up_to_the_limit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    paths = [save(tmp_path / f"{i}.png", picture(10, 10, rng)) for i in range(4)]
+    images = FileImages(paths, cache_bytes=900)  # two pictures of 400 bytes
+    first = [images[i].tobytes() for i in range(4)]
+    assert images[0] is images[0]
+    assert images[1] is images[1]
+    assert images[2] is not images[2]
+    assert [images[i].tobytes() for i in range(4)] == first
+    copy = pickle.loads(pickle.dumps(images))
+    assert len(pickle.dumps(images)) < 1000  # the paths alone
+    assert copy[0] is copy[0]
+    nothing = FileImages(paths, cache_bytes=0)
+    assert nothing[0] is not nothing[0]

@@ -1,0 +1,218 @@
+"""Counts and overlaps of long-tailed splits, as the tables of the specification have them."""
+
+import numpy as np
+import pytest
+
+from semigpc.data import DataError, Split, SplitConfig, carve_validation, long_tail_counts, long_tail_split
+from semigpc.data.splits import Overlap
+
+LABELS = np.tile(np.arange(10), 5000)  # ten classes of 5000, interleaved
+
+VECTORS = {
+    (1500, 50): [1500, 971, 628, 407, 263, 170, 110, 71, 46, 30],
+    (1500, 100): [1500, 899, 539, 323, 193, 116, 69, 41, 25, 15],
+    (1500, 150): [1500, 859, 492, 282, 161, 92, 53, 30, 17, 10],
+    (5000, 50): [5000, 3237, 2096, 1357, 878, 568, 368, 238, 154, 100],
+    (5000, 100): [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50],
+    (5000, 150): [5000, 2865, 1642, 941, 539, 309, 177, 101, 58, 33],
+}
+TOTALS = {
+    (10, 1500): {50: 4196, 100: 3720, 150: 3496},
+    (100, 150): {20: 4741, 50: 3751, 100: 3218},
+    (10, 5000): {50: 13996, 100: 12406, 150: 11665},
+    (100, 500): {20: 15907, 50: 12608, 100: 10847},
+    (10, 3000): {50: 8397, 100: 7443, 150: 6996},
+    (100, 300): {20: 9527, 50: 7546, 100: 6486},
+}
+
+
+def config(overlap: Overlap = "nested", unlabeled_head: int = 5000, minimum: int = 1) -> SplitConfig:
+    """The paper's setting A on CIFAR-10 with a ratio of 100."""
+    return SplitConfig(
+        labeled_head=1500,
+        labeled_ratio=100,
+        unlabeled_head=unlabeled_head,
+        unlabeled_ratio=100,
+        overlap=overlap,
+        minimum=minimum,
+    )
+
+
+def counts(positions: np.ndarray) -> list[int]:
+    result: list[int] = np.bincount(LABELS[positions], minlength=10).tolist()
+    return result
+
+
+@pytest.mark.parametrize(("head", "ratio"), VECTORS)
+def test_the_vectors_of_cifar10(head: int, ratio: int) -> None:
+    assert long_tail_counts(head, ratio, 10) == VECTORS[head, ratio]
+
+
+@pytest.mark.parametrize(
+    ("n_classes", "head", "ratio", "total"),
+    [(n, head, ratio, total) for (n, head), row in TOTALS.items() for ratio, total in row.items()],
+)
+def test_the_totals_of_both_cifars(n_classes: int, head: int, ratio: int, total: int) -> None:
+    assert sum(long_tail_counts(head, ratio, n_classes)) == total
+
+
+@pytest.mark.parametrize(("ratio", "last"), [(20, 7), (50, 3), (100, 1)])
+def test_the_tails_of_cifar100(ratio: int, last: int) -> None:
+    vector = long_tail_counts(150, ratio, 100)
+    assert vector[0] == 150
+    assert vector[-3:] == [last] * 3
+
+
+def test_a_negative_ratio_reverses_the_tail() -> None:
+    assert long_tail_counts(5000, -100, 10) == VECTORS[5000, 100][::-1]
+    assert long_tail_counts(7, 1, 3) == long_tail_counts(7, -1, 3) == [7, 7, 7]
+
+
+@pytest.mark.parametrize("head", [3, 10, 36, 120, 1000, 99999])
+@pytest.mark.parametrize("ratio", [2, 3, 7, 10, 30, 100])
+def test_the_last_class_is_the_head_over_the_ratio(head: int, ratio: int) -> None:
+    for n_classes in (2, 3, 7, 100, 810):
+        assert long_tail_counts(head, ratio, n_classes)[-1] == head // ratio  # where plain floats may fall just short
+
+
+@pytest.mark.parametrize(
+    ("head", "ratio", "n_classes"), [(10, 0.5, 3), (10, 0, 3), (10, float("inf"), 3), (10, 2, 1), (-1, 2, 3)]
+)
+def test_impossible_tails_are_refused(head: int, ratio: float, n_classes: int) -> None:
+    with pytest.raises(DataError, match="got"):
+        long_tail_counts(head, ratio, n_classes)
+
+
+def test_nested_has_exactly_the_counts_asked_for() -> None:
+    split = long_tail_split(LABELS, 10, config(), seed=0)
+    assert counts(split.labeled) == VECTORS[1500, 100]
+    assert counts(split.unlabeled) == VECTORS[5000, 100]
+    assert len(split.unlabeled) == 12406
+    assert set(split.labeled) <= set(split.unlabeled)
+
+
+def test_topup_adds_to_the_labelled_ones() -> None:
+    split = long_tail_split(LABELS, 10, config("topup"), seed=0)
+    assert len(split.unlabeled) == len(set(split.unlabeled)) == 12403
+    assert set(split.labeled) <= set(split.unlabeled)
+    assert counts(split.unlabeled)[0] == 5000
+
+
+def test_usb_takes_what_is_left_and_misses_the_ratio() -> None:
+    split = long_tail_split(LABELS, 10, config("usb"), seed=0)
+    vector = counts(split.unlabeled)
+    assert (vector[0], vector[1], vector[9]) == (5000, 3896, 65)
+    assert round(vector[0] / vector[9]) == 77
+    assert len(set(split.unlabeled)) == len(split.unlabeled)
+    assert split.unlabeled[: len(split.labeled)].tolist() == split.labeled.tolist()
+
+
+def test_disjoint_shares_nothing() -> None:
+    split = long_tail_split(LABELS, 10, config("disjoint", unlabeled_head=3000), seed=0)
+    assert len(split.unlabeled) == 7443
+    assert not set(split.labeled) & set(split.unlabeled)
+
+
+@pytest.mark.parametrize("ratio", [50, 100, 150])
+def test_balanced_labels_fit_into_every_tail(ratio: int) -> None:
+    setting_b = SplitConfig(labeled_head=4, unlabeled_head=5000, unlabeled_ratio=ratio)
+    split = long_tail_split(LABELS, 10, setting_b, seed=1)
+    assert counts(split.labeled) == [4] * 10
+    assert counts(split.unlabeled) == VECTORS[5000, ratio]
+    assert set(split.labeled) <= set(split.unlabeled)
+
+
+@pytest.mark.parametrize("overlap", ["nested", "topup", "usb", "disjoint"])
+def test_a_split_follows_from_its_seed(overlap: Overlap) -> None:
+    setting = config(overlap, unlabeled_head=3000)
+    first, again, other = (long_tail_split(LABELS, 10, setting, seed) for seed in (3, 3, 4))
+    assert first.sha256() == again.sha256() != other.sha256()
+    assert first.labeled.dtype == first.unlabeled.dtype == np.int64
+    assert len(first.unlabeled) == len(other.unlabeled)
+
+
+def test_the_hash_knows_which_array_a_position_is_in() -> None:
+    a, b = np.arange(3), np.arange(3, 7)
+    assert Split(a, b).sha256() == Split(a.astype(np.int64), b).sha256()
+    assert Split(a, b).sha256() != Split(np.arange(4), np.arange(4, 7)).sha256()
+
+
+def test_the_usb_generator_replays_the_legacy_shuffles() -> None:
+    setting = SplitConfig(labeled_head=40, labeled_ratio=10, unlabeled_head=100, unlabeled_ratio=10, overlap="usb", rng="usb")
+    split = long_tail_split(LABELS, 10, setting, seed=5)
+    labeled_counts, pool_counts = long_tail_counts(40, 10, 10), long_tail_counts(100, 10, 10)
+    state = np.random.get_state()  # noqa: NPY002 -- the point is to compare with the legacy global generator
+    np.random.seed(5)  # noqa: NPY002
+    labeled: list[int] = []
+    pool: list[int] = []
+    for c in range(10):
+        own = np.where(c == LABELS)[0]
+        np.random.shuffle(own)  # noqa: NPY002
+        labeled += own[: labeled_counts[c]].tolist()
+        pool += own[labeled_counts[c] : labeled_counts[c] + pool_counts[c]].tolist()
+    np.random.set_state(state)  # noqa: NPY002
+    assert split.labeled.tolist() == labeled
+    assert split.unlabeled.tolist() == labeled + pool
+
+
+def test_no_class_falls_below_the_minimum() -> None:
+    setting = SplitConfig(labeled_head=36, labeled_ratio=100, unlabeled_head=60, unlabeled_ratio=100)
+    assert long_tail_counts(36, 100, 10)[-1] == 0
+    split = long_tail_split(LABELS, 10, setting, seed=0)
+    assert min(counts(split.labeled)) == min(counts(split.unlabeled)) == 1
+    more = SplitConfig(labeled_head=36, labeled_ratio=100, unlabeled_head=60, unlabeled_ratio=100, minimum=3)
+    assert counts(long_tail_split(LABELS, 10, more, seed=0).labeled)[-3:] == [3, 3, 3]
+
+
+def test_no_unlabelled_pictures_can_be_asked_for() -> None:
+    split = long_tail_split(LABELS, 10, SplitConfig(labeled_head=5, unlabeled_head=0, overlap="disjoint"), seed=0)
+    assert len(split.labeled) == 50
+    assert len(split.unlabeled) == 0
+
+
+def test_a_class_that_is_too_small_is_named() -> None:
+    labels = np.repeat(np.arange(3), [50, 50, 4])
+    with pytest.raises(DataError, match=r"Class 2 has 4 pictures.*needs 10"):
+        long_tail_split(labels, 3, SplitConfig(labeled_head=5, unlabeled_head=5, overlap="disjoint"), seed=0)
+    with pytest.raises(DataError, match="Class 2 has 4 pictures"):
+        long_tail_split(labels, 3, SplitConfig(labeled_head=5, unlabeled_head=9), seed=0)
+    nested = long_tail_split(labels, 3, SplitConfig(labeled_head=3, unlabeled_head=9), seed=0)
+    assert np.bincount(labels[nested.unlabeled]).tolist() == [9, 9, 4]  # as many as there are
+
+
+def test_labels_cannot_be_nested_in_fewer_pictures() -> None:
+    crossed = SplitConfig(labeled_head=100, labeled_ratio=10, unlabeled_head=200, unlabeled_ratio=-10)
+    with pytest.raises(DataError, match="class 0 would have 100 labelled and 20 unlabelled"):
+        long_tail_split(LABELS, 10, crossed, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"overlap": "some"}, "overlap must be one of nested, topup, usb, disjoint; got 'some'"),
+        ({"rng": "mt"}, "rng must be one of pcg64, usb"),
+        ({"minimum": 0}, "minimum must be at least 1"),
+        ({"labeled_head": 0}, "labeled_head must be at least 1"),
+        ({"unlabeled_head": -1}, "got 10 and -1"),
+        ({"labeled_ratio": 0.5}, "imbalance_ratio"),
+        ({"overlap": "topup", "unlabeled_head": 5}, "5 < 10"),
+    ],
+)
+def test_configs_check_their_ranges(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        SplitConfig(**({"labeled_head": 10, "unlabeled_head": 20} | changes))  # type: ignore[arg-type]
+
+
+def test_validation_takes_its_part_of_each_class_but_never_the_last_label() -> None:
+    labels = np.repeat(np.arange(4), [20, 9, 2, 1])
+    kept, held = carve_validation(labels, 0.3, seed=0)
+    assert np.bincount(labels[held], minlength=4).tolist() == [6, 2, 0, 0]
+    assert sorted([*kept, *held]) == list(range(len(labels)))
+    _, most = carve_validation(labels, 0.99, seed=0)
+    assert np.bincount(labels[most], minlength=4).tolist() == [19, 8, 1, 0]
+    assert (
+        carve_validation(labels, 0.3, seed=0)[1].tolist() == held.tolist() != carve_validation(labels, 0.3, seed=1)[1].tolist()
+    )
+    assert len(carve_validation(labels, 0.0, seed=0)[1]) == 0
+    with pytest.raises(DataError, match=r"\[0, 1\); got 1"):
+        carve_validation(labels, 1.0, seed=0)

@@ -1,0 +1,68 @@
+"""What a network would have said, and refiners that have seen something."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from semigpc.refiners import REFINERS
+from semigpc.types import Batch, ModelOutput, Networks
+
+CLASSES, WIDTH = 3, 8
+
+
+class Nobody(nn.Module):
+    """A network that nobody should ask."""
+
+    def forward(self, pictures: Tensor) -> ModelOutput:
+        raise AssertionError("this pass is not wanted")
+
+
+class Mirror(nn.Module):
+    """A teacher whose features are the pictures upside down."""
+
+    def forward(self, pictures: Tensor) -> ModelOutput:
+        return said(-pictures.flatten(1)[:, :WIDTH])
+
+
+NOBODY = Networks(Nobody(), Nobody())
+
+
+def said(features: Tensor) -> ModelOutput:
+    """An output with these features, logits of no use, and a projection that is the features turned by one."""
+    return ModelOutput(features.new_zeros(len(features), CLASSES), features, {"projection": features.roll(1, dims=1)})
+
+
+def points(
+    rows: int, generator: torch.Generator, *, dtype: torch.dtype = torch.float64, counts: tuple[int, ...] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Features (rows, WIDTH), not of unit length, and labels (rows,); of ``counts`` for each class if given."""
+    axes = 2 * torch.eye(CLASSES, WIDTH, dtype=dtype)
+    if counts is None:
+        labels = torch.randint(CLASSES, (rows,), generator=generator)
+    else:
+        labels = torch.repeat_interleave(torch.arange(CLASSES), torch.tensor(counts))
+    return axes[labels] + 0.5 * torch.randn(len(labels), WIDTH, generator=generator, dtype=dtype), labels
+
+
+def batch_of(features: Tensor, labels: Tensor, index: Tensor | None = None) -> Batch:
+    """A labelled batch whose pictures are the features."""
+    return Batch(features, labels, torch.arange(len(labels)) if index is None else index, {}, torch.arange(0))
+
+
+def make(name: str, **options: Any) -> Any:
+    """A refiner from the registry; without a warm-up unless one is asked for."""
+    entry = REFINERS[name]
+    return entry.build(entry.config(**{"warmup_steps": 0, "buffer_size": 24, **options}), WIDTH, CLASSES)
+
+
+def show(refiner: Any, features: Tensor, labels: Tensor, networks: Networks = NOBODY) -> None:
+    """One whole step in which nothing is asked."""
+    batch = batch_of(features, labels)
+    for moment in ("before", "after"):
+        refiner.observe(moment, networks, said(features), batch)
+
+
+def unit(features: Tensor) -> Tensor:
+    return F.normalize(features, dim=1)

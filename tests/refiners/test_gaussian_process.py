@@ -1,0 +1,214 @@
+"""SemiGPC's own promises (algorithms sections 3.4, 3.6 and 3.7); its place in each algorithm is tested there."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from semigpc.refiners import GPConfig, auto_logit_scale
+from tests.refiners.outputs import CLASSES, WIDTH, make, points, said, show, unit
+
+
+@pytest.mark.parametrize(("n_classes", "expected"), [(10, 6.43), (100, 9.42), (200, 10.30), (810, 12.05)])
+def test_the_automatic_logit_scale_is_that_of_the_method(n_classes: int, expected: float) -> None:
+    scale = auto_logit_scale(n_classes)
+    assert scale == pytest.approx(expected, abs=0.005)
+    sure = math.exp(0.8 * scale) / (math.exp(0.8 * scale) + n_classes - 1)
+    assert sure == pytest.approx(0.95, abs=1e-9), "0.8 on one class and 0 elsewhere just reaches the threshold"
+
+
+def test_the_logit_scale_may_be_given(generator: torch.Generator) -> None:
+    features, labels = points(10, generator)
+    answers = []
+    for scale in (2.0, 6.0):
+        refiner = make("gp", dtype="float64", logit_scale=scale)
+        show(refiner, features, labels)
+        answers.append(refiner.logits(said(features)))
+    torch.testing.assert_close(3 * answers[0], answers[1])
+    assert make("gp").logit_scale == auto_logit_scale(CLASSES)
+
+
+@pytest.mark.parametrize("prior", ["none", "frequency"])
+def test_a_query_far_from_everything_gets_no_confidence(prior: str, generator: torch.Generator) -> None:
+    refiner = make("gp", l2norm=False, class_prior=prior)
+    features, labels = points(20, generator)
+    show(refiner, features, labels)
+    far = said(features + 100)
+    own = torch.eye(CLASSES)[labels]
+    torch.testing.assert_close(refiner.refine("semantic", far, own), torch.full((20, CLASSES), 1 / CLASSES))
+    near = refiner.refine("semantic", said(features), own)
+    assert float(near.max(dim=1).values.min()) > 0.4
+
+
+def test_with_a_balanced_buffer_the_class_prior_only_shifts_the_logits(generator: torch.Generator) -> None:
+    features, labels = points(0, generator, counts=(8, 8, 8))
+    queries = said(points(10, generator)[0])
+    plain, prior = (make("gp", dtype="float64", class_prior=each) for each in ("none", "frequency"))
+    for refiner in (plain, prior):
+        show(refiner, features, labels)
+    shift = plain.logits(queries) - prior.logits(queries)
+    torch.testing.assert_close(shift, shift[:, :1].expand(-1, CLASSES), rtol=0, atol=1e-10)
+    assert float(shift.abs().max()) > 0.01
+
+
+def test_the_class_prior_follows_its_equation_and_helps_the_rare_class(generator: torch.Generator) -> None:
+    counts = torch.tensor([16, 6, 2], dtype=torch.float64)
+    features, labels = points(0, generator, counts=(16, 6, 2))
+    queries = points(10, generator)[0]
+    plain, prior = (make("gp", dtype="float64", class_prior=each, logit_scale=1.0) for each in ("none", "frequency"))
+    for refiner in (plain, prior):
+        show(refiner, features, labels)
+
+    def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.exp((a @ b.mT - 1) / 0.1)
+
+    h = unit(features)
+    inverse = torch.linalg.inv(kernel(h, h) + 0.1 * torch.eye(24, dtype=torch.float64))
+    weights = kernel(unit(queries), h) @ inverse
+    one_hot = torch.eye(CLASSES, dtype=torch.float64)[labels]
+    torch.testing.assert_close(plain.logits(said(queries)), weights @ one_hot)
+    expected = (weights @ (one_hot - counts / 24)) * (8 / counts).sqrt()
+    torch.testing.assert_close(prior.logits(said(queries)), expected)
+    between = unit(features[labels == 0].mean(dim=0) + features[labels == 2].mean(dim=0)[None])
+    margins = [float(z[0, 2] - z[0, 0]) for z in (refiner.logits(said(between)) for refiner in (plain, prior))]
+    assert margins[0] < margins[1]
+
+
+@pytest.mark.parametrize("exclude", [False, True])
+def test_a_class_not_seen_yet_has_no_say_under_the_class_prior(exclude: bool, generator: torch.Generator) -> None:
+    options: dict[str, Any] = {"role": "classifier", "exclude_same_index": True} if exclude else {}
+    refiner = make("gp", class_prior="frequency", **options)
+    features, labels = points(0, generator, counts=(5, 3, 0))
+    show(refiner, features, labels)
+    logits = refiner.logits(said(features), labels if exclude else None)
+    assert bool(logits.isfinite().all())
+    assert float(logits[:, 2].abs().max()) == 0
+
+
+def test_the_classifier_gives_its_gradient_to_the_query_alone(generator: torch.Generator) -> None:
+    refiner = make("gp", role="classifier", dtype="float64", warmup_steps=1)
+    features, labels = points(10, generator)
+    queries = points(6, generator)[0].requires_grad_()
+    assert refiner.classify(said(queries)).logits.eq(0).all(), "in its warm-up, the network's own"
+    show(refiner, features, labels)
+    output = refiner.classify(said(queries))
+    show(refiner, *points(10, generator))  # a gradient may be taken after the buffer has moved on
+    show(refiner, *points(10, generator))
+    (gradient,) = torch.autograd.grad(output.logits[:, 1].sum(), queries)
+    again = make("gp", role="classifier", dtype="float64")
+    show(again, features, labels)
+    small = 1e-6 * torch.eye(WIDTH, dtype=torch.float64)
+    for row in range(3):
+        there, back = (again.logits(said(queries.detach()[row] + sign * small))[:, 1] for sign in (1, -1))
+        torch.testing.assert_close((there - back) / 2e-6, gradient[row], rtol=0, atol=1e-6)
+    assert output.features is not None
+    own = torch.eye(CLASSES)[:1]
+    assert refiner.refine("semantic", said(queries[:1]), own) is own, "probabilities are the GP's already"
+
+
+def test_refining_leaves_the_logits_of_every_view_alone(generator: torch.Generator) -> None:
+    refiner = make("gp")
+    show(refiner, *points(10, generator))
+    output = said(points(4, generator)[0])
+    assert refiner.classify(output) is output
+
+
+def test_copies_of_a_picture_can_be_kept_out_of_its_own_prediction(generator: torch.Generator) -> None:
+    refiner = make("gp", role="classifier", exclude_same_index=True, dtype="float64")
+    features, _ = points(1, generator)
+    copies = features.expand(5, -1) + 0.01 * torch.randn(5, WIDTH, generator=generator, dtype=torch.float64)
+    refiner.write(unit(copies), torch.zeros(5, dtype=torch.int64), torch.full((5,), 7))
+    same, other = (refiner.classify(said(features), torch.tensor([index])).logits for index in (7, 8))
+    assert float(same.abs().max()) <= 1e-9, "nothing else is known"
+    assert float(other[0, 0]) == pytest.approx(refiner.logit_scale * 5 / 5.1, rel=0.01)
+    assert torch.equal(refiner.classify(said(features)).logits, other)
+
+
+def test_the_inverse_is_not_saved_and_the_state_is_enough(generator: torch.Generator) -> None:
+    for options in ({}, {"balanced": True}, {"dtype": "float64", "class_prior": "frequency"}):
+        first, second = make("gp", **options), make("gp", **options)
+        for _ in range(8):
+            show(first, *points(5, generator))
+        state = first.state_dict()
+        assert max(value.numel() for value in state.values()) < 24 * 24
+        second.load_state_dict(state)
+        first.rebuild()
+        more, queries = points(5, generator), said(points(6, generator)[0])
+        for refiner in (first, second):
+            show(refiner, *more)
+        assert torch.equal(first.logits(queries), second.logits(queries))
+
+
+def test_rebuilding_changes_no_answer(generator: torch.Generator) -> None:
+    refiner = make("gp", dtype="float64")
+    for _ in range(8):
+        show(refiner, *points(5, generator))
+    queries = said(points(6, generator)[0])
+    before = refiner.logits(queries)
+    refiner.rebuild()
+    torch.testing.assert_close(refiner.logits(queries), before, rtol=0, atol=1e-10)
+
+
+def test_an_empty_copy_has_the_same_switches_and_a_memory_of_its_own(generator: torch.Generator) -> None:
+    refiner = make("gp", length_scale=0.9, dtype="float64", class_prior="frequency")
+    features, labels = points(10, generator)
+    show(refiner, features, labels)
+    other = refiner.empty_copy()
+    assert (len(refiner.buffer), len(other.buffer)) == (10, 0)
+    assert other.config == refiner.config
+    queries = said(points(6, generator)[0])
+    assert float(other.logits(queries).abs().max()) == 0
+    other.write(unit(features), labels)
+    torch.testing.assert_close(other.logits(queries), refiner.logits(queries), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_casting_the_algorithm_leaves_the_engine_as_it_is(dtype: str, generator: torch.Generator) -> None:
+    features, labels = points(10, generator)
+    cast, plain = make("gp", dtype=dtype), make("gp", dtype=dtype)
+    for refiner in (cast, plain):
+        show(refiner, features, labels)
+    cast.to(torch.float16)
+    assert torch.equal(cast.logits(said(features)), plain.logits(said(features)))
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"logit_scale": 0.0}, "logit_scale must be positive"),
+        ({"logit_scale": -1.0}, "logit_scale must be positive"),
+        ({"exclude_same_index": True}, "role='classifier'"),
+        ({"role": "classifier", "site": "final"}, "leave site at 'semantic'"),
+        ({"role": "classifier", "site": "aggregate"}, "leave site at 'semantic'"),
+        ({"blend": 2.0}, "blend must lie in"),
+    ],
+)
+def test_switches_that_contradict_each_other_are_refused(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        GPConfig(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"noise_std": 0.0},
+        {"length_scale": 0.0},
+        {"output_scale": -1.0},
+        {"buffer_size": 0},
+        {"buffer_size": 2, "balanced": True},
+    ],
+)
+def test_a_gp_that_cannot_be_is_refused_when_it_is_made(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must|at least"):
+        make("gp", **options)
+
+
+def test_the_defaults_are_those_of_the_method() -> None:
+    config = GPConfig()
+    assert config.buffer_size == 16300
+    assert config.noise_std**2 / config.output_scale == pytest.approx(0.1)
+    assert config.length_scale**2 == pytest.approx(0.1)
+    assert (config.role, config.site, config.blend, config.push) == ("refine", "semantic", 1.0, "after")
+    assert (config.feature, config.l2norm, config.source) == ("backbone", True, "student")
+    assert (config.class_prior, config.warmup_steps, config.kernel_clip) == ("none", 1024, 0.0)

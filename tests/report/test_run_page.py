@@ -1,0 +1,189 @@
+"""The page of a run says what the folder says, needs nothing else, and is made from whatever a run has left."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semigpc.report.run_page import write_run_report
+from tests.report.synthetic import write_run
+
+OPTIMISTIC = "Best on the test set (optimistic: chosen on the test set)"
+
+
+def page_of(folder: Path) -> str:
+    return write_run_report(folder).read_text(encoding="utf-8")
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def keep_lines(folder: Path, *, below: int) -> None:
+    path = folder / "metrics.jsonl"
+    lines = [line for line in path.read_text().splitlines() if json.loads(line)["step"] < below]
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+def assert_self_contained(page: str) -> None:
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "<script" not in page
+    assert "<link" not in page
+    assert "@import" not in page
+    assert set(re.findall(r'(?:src|href)="([^"#]{0,5})', page)) <= {"", "data:"}
+    ids = re.findall(r'\sid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r"url\(#([^)]+)\)", page)) | set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    return folder, write_run(folder)
+
+
+def test_the_page_lies_in_the_folder_and_needs_nothing_else(finished: tuple[Path, dict[str, Any]]) -> None:
+    path = write_run_report(finished[0])
+    assert path == finished[0] / "report.html"
+    assert_self_contained(path.read_text(encoding="utf-8"))
+
+
+def test_the_headline_numbers_are_those_of_the_summary(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, summary = finished
+    page = page_of(folder)
+    for choice, name in (("last", "Last step"), ("best_on_validation", "Best on validation"), ("best_on_test", OPTIMISTIC)):
+        entry = summary["results"][choice]
+        row = re.search(rf'<tr><th scope="row">{re.escape(name)}</th>.*?</tr>', page, re.DOTALL)
+        assert row is not None
+        for value in (entry["balanced_accuracy"], entry["top1"], entry["groups"]["few"], entry["ece"]):
+            assert f">{100 * value:.1f}%</td>" in row[0]
+    assert "Finished at step 2,000 of 2,000, after 2 min 54 s." in page
+
+
+def test_every_part_of_the_page_is_there_with_a_caption(finished: tuple[Path, dict[str, Any]]) -> None:
+    page = page_of(finished[0])
+    titles = re.findall(r"<h3>([^<]+)</h3>\s*<svg", page)
+    assert titles == [
+        "Accuracy over training",
+        "Recall of each class",
+        "Confusion matrix",
+        "Reliability",
+        "Quality of the pseudo-labels",
+        "Class counts: given, believed, true",
+        "Pseudo-labels of each class over time",
+        "Loss, and use of the unlabelled pictures",
+    ]
+    captions = re.findall(r"<figcaption>(.+?)</figcaption>", page)
+    assert len(captions) == len(titles)
+    assert all(caption.endswith(".") for caption in captions)
+    for words in ("3f0c" * 16, "labelled counts follow", "imbalance_ratio", "heads.projection", "kernel width set", "2.6.0"):
+        assert words in page
+
+
+def test_charts_follow_the_theme_of_the_page(finished: tuple[Path, dict[str, Any]]) -> None:
+    page = page_of(finished[0])
+    drawings = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+    assert "currentColor" in drawings
+    assert "var(--grid)" in drawings
+    assert "#222222" not in drawings
+    assert "DejaVu" not in drawings
+
+
+def test_the_same_folder_makes_the_same_page(finished: tuple[Path, dict[str, Any]]) -> None:
+    assert page_of(finished[0]) == page_of(finished[0])
+
+
+def test_names_cannot_break_the_page(tmp_path: Path) -> None:
+    names = ['<b>&"', "<script>alert(1)</script>", "$a$b$", "猫", "a very long name of a very rare bird", "", "f", "g"]
+    write_run(tmp_path / "run", names=names)
+    edit(tmp_path / "run" / "config.json", data={"name": "</title><script>"})
+    page = page_of(tmp_path / "run")
+    assert_self_contained(page)
+    assert "<b>" not in page
+    assert "&lt;b&gt;&amp;" in page
+    assert "$a$b$" in page
+    assert "猫" in page
+
+
+def test_an_interrupted_run_has_a_page_that_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    keep_lines(tmp_path / "run", below=460)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as lines:
+        lines.write('{"kind": "eval", "step": 500, "bal')
+    page = page_of(tmp_path / "run")
+    assert "No summary.json: the run was interrupted or is still going; it has reached step 440 of 2,000" in page
+    assert "Unreadable lines of metrics.jsonl, such as a kill leaves at the end, were left out: 1." in page
+    assert page.count('<th scope="row">Last evaluation</th>') == 4
+    assert OPTIMISTIC not in page
+    assert "Confusion matrix" in page
+
+
+@pytest.mark.parametrize("name", ["environment", "split", "summary", "metrics"])
+def test_any_one_file_may_be_missing(tmp_path: Path, name: str) -> None:
+    write_run(tmp_path / "run", n_classes=6)
+    gone = next((tmp_path / "run").glob(f"{name}.*"))
+    gone.unlink()
+    page = page_of(tmp_path / "run")
+    assert gone.name in page
+    assert_self_contained(page)
+
+
+def test_a_run_killed_before_its_first_line_has_a_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    (tmp_path / "run" / "summary.json").write_text('{"status": "fin')
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    page = page_of(tmp_path / "run")
+    assert "summary.json is not whole JSON" in page
+    assert "it has written no metrics" in page
+    assert "Nothing was evaluated before the run ended." in page
+
+
+def test_without_true_labels_the_page_says_what_is_not_known(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", true_known=False)
+    page = page_of(tmp_path / "run")
+    assert "Precision is not known" in page
+    assert "Accepted, of those believed to be of the class" in page
+    assert "true, among the unlabelled" not in page
+
+
+def test_an_empty_group_is_a_dash(tmp_path: Path) -> None:
+    summary = write_run(tmp_path / "run", n_classes=4)
+    few = summary["class_groups"]["few"]
+    assert few == []
+    row = re.search(r'<tr><th scope="row">Last step</th>.*?</tr>', page_of(tmp_path / "run"), re.DOTALL)
+    assert row is not None
+    assert ">–</td>" in row[0]  # noqa: RUF001
+
+
+def test_many_classes_thin_out(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", n_classes=150)
+    path = write_run_report(tmp_path / "run")
+    page = path.read_text(encoding="utf-8")
+    assert_self_contained(page)
+    assert "class, most labelled first" in page
+    assert "<details><summary>Split: 150 classes" in page
+    assert page.count("class 149") == 1  # in the table of the split, not on an axis
+    assert path.stat().st_size < 600_000
+
+
+def test_a_loss_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as lines:
+        lines.write('{"kind": "train", "step": 2020, "loss": NaN, "loss_x": NaN}\n')
+    assert "The training loss was not a finite number at step 2,020 (1 times in all)." in page_of(tmp_path / "run")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds config.json and metrics.jsonl; .* has neither. Give the folder"):
+        write_run_report(tmp_path)
+
+
+def test_files_of_different_runs_are_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    edit(tmp_path / "run" / "split.json", class_names=["a", "b"], labeled_counts=[1, 2], unlabeled_counts=None)
+    with pytest.raises(ValueError, match="one number for each of the 2 classes; got 10"):
+        write_run_report(tmp_path / "run")

@@ -1,0 +1,46 @@
+"""Numbers and names as a page writes them."""
+
+import math
+
+from semigpc.report.wording import count, duration, flatten, mean_and_spread, number_of, percent, points, run_title, short
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    dash = "\N{EN DASH}"
+    assert [percent(None), percent(math.nan), points(None), count(None), duration(None)] == [dash] * 5
+    assert mean_and_spread(None, 0.1, 3) == (dash, "")
+
+
+def test_numbers_have_one_decimal_and_their_sign() -> None:
+    assert percent(0.1234) == "12.3%"
+    assert [points(gap) for gap in (0.031, -0.02, -0.0001)] == ["+3.1", "\N{MINUS SIGN}2.0", "0.0"]
+    assert mean_and_spread(0.5, 0.013, 3) == ("50.0", "± 1.3")
+    assert mean_and_spread(0.5, 0.0, 1) == ("50.0", "")
+    assert count(12345) == "12,345"
+
+
+def test_times_have_two_units() -> None:
+    assert [duration(s) for s in (4.25, 174, 3600 * 5 + 60, 3600 * 50)] == ["4.2 s", "2 min 54 s", "5 h 1 min", "2 d 2 h"]
+
+
+def test_groups_are_found_flat_or_nested() -> None:
+    assert number_of({"groups": {"few": 0.5}}, "few") == number_of({"few": 0.5}, "few") == 0.5
+    assert number_of({"groups": {"few": None}}, "few") is None
+    assert number_of({"ece": math.nan}, "ece") is None
+
+
+def test_long_names_are_cut_in_the_middle_and_are_never_mathematics() -> None:
+    assert short("Scarlet tanager, female 12", 14) == "Scarlet t…e 12"
+    assert short("a\nb") == "a b"
+    assert short("$x$") == r"\$x\$"
+
+
+def test_a_run_is_named_by_what_is_known_of_it() -> None:
+    config = {"algorithm": {"name": "simmatch"}, "refiner": {"name": "gp"}, "data": {"name": "digits"}, "seed": 3}
+    assert run_title(config) == "SimMatch + SemiGPC on digits, seed 3"
+    assert run_title({"algorithm": {"name": "mymatch"}, "refiner": {"name": "none"}}) == "mymatch"
+    assert run_title({}) == "Run"
+
+
+def test_nested_settings_become_dotted_keys() -> None:
+    assert flatten({"a": {"b": 1, "c": {}}, "d": None}) == [("a.b", "1"), ("a.c", "{}"), ("d", "none")]
