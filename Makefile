@@ -9,8 +9,8 @@ BIN    := $(VENV)/bin
 help:     ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
 
-run: $(VENV)/ready     ## draw the toy figures into toy/
-	$(BIN)/semigpc toy --out toy
+run: $(VENV)/ready     ## train on long-tailed digits with and without SemiGPC, into demo/
+	$(BIN)/semigpc demo --out demo
 
 test: $(VENV)/ready     ## all tests
 	$(BIN)/python -m pytest
@@ -25,11 +25,13 @@ format: $(VENV)/ready     ## format and fix what can be fixed
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-toy: run     ## the same as run
+toy: $(VENV)/ready     ## draw the toy figures into toy/
+	$(BIN)/semigpc toy --out toy
 
-bench: $(VENV)/ready     ## time an update against its peers
+bench: $(VENV)/ready     ## time an update against its peers, and a training step with the GP against one without
 	mkdir -p bench
 	$(BIN)/semigpc bench update --plot bench/update.png
+	$(BIN)/semigpc bench step
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "semigpc needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }

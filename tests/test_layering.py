@@ -10,13 +10,24 @@ import semigpc
 
 ROOT = Path(semigpc.__file__).parent
 MAY_IMPORT: dict[str, set[str]] = {
+    "types": set(),
+    "losses": set(),
+    "pseudo_labels": set(),
     "gp": set(),
     "buffers": set(),
     "toy": {"gp"},
-    "report": {"toy"},
-    "bench": {"gp"},
-    "cli": {"gp", "buffers", "toy", "report", "bench"},
-    "__init__": {"gp", "buffers"},
+    "refiners": {"gp", "buffers", "types"},
+    "algorithms": {"refiners", "losses", "pseudo_labels", "types"},
+    "models": {"types"},
+    "data": {"types"},
+    "training": {"algorithms", "refiners", "models", "data", "types"},
+    "recipes": {"training", "algorithms", "refiners", "models", "data"},
+    "report": {"toy", "types"},
+    "bench": {"gp", "training", "algorithms", "refiners", "models", "data", "types"},
+    "cli": {
+        *("types", "gp", "buffers", "toy", "refiners", "algorithms", "models", "data", "training", "recipes", "report", "bench"),
+    },
+    "__init__": {"gp", "buffers", "refiners", "algorithms", "data", "models", "training", "types"},
     "__main__": {"cli"},
 }
 WITHIN_GP = [

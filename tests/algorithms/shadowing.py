@@ -68,8 +68,8 @@ def follow(
     shadow = Shadow()
     for step, batch in enumerate(batches):
         clock = Clock(step, len(batches) + 2, epoch_steps)
-        output: StepOutput = seeded(step, lambda batch=batch, clock=clock: algorithm.step(networks, batch, clock))
-        expected: Expected = seeded(step, lambda batch=batch, clock=clock: reference.step(shadows, batch, clock))
+        output = seeded(step, algorithm.step, networks, batch, clock)
+        expected = seeded(step, reference.step, shadows, batch, clock)
         where = f"{name}, step {step}"
         same_answers(output, expected, where)
         same_gradients(learn(networks, output.loss), learn(shadows, expected.loss), where)
@@ -115,8 +115,9 @@ def same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor], where
 def same_networks(actual: Networks, expected: Networks, where: str) -> None:
     for role, ours, theirs in zip(("student", "teacher"), actual, expected, strict=True):
         assert ours.training == theirs.training, f"{where}: the {role} was left in another mode"
+        values = ours.state_dict()
         for name, value in theirs.state_dict().items():
-            close(ours.state_dict()[name], value, f"{where}, {role}'s {name}")
+            close(values[name], value, f"{where}, {role}'s {name}")
 
 
 def same_state(algorithm: Steppable, reference: Reference, where: str) -> None:

@@ -1,7 +1,8 @@
 """Refiners from the equations of the method (algorithms section 3), by fresh float64 solves over plain lists."""
 
 import copy
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,7 +38,8 @@ class Silent:
         pass
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True)
+class Entry:
     feature: Tensor
     label: int
     index: int
@@ -64,7 +66,7 @@ class SlowGP:
         return h / (h**2).sum(dim=1, keepdim=True) ** 0.5 if self.config.l2norm else h
 
     def kernel(self, a: Tensor, b: Tensor) -> Tensor:
-        distances = ((a[:, None, :] - b[None, :, :]) ** 2).sum(dim=2)
+        distances = (a**2).sum(dim=1)[:, None] + (b**2).sum(dim=1)[None, :] - 2 * a @ b.mT
         k = self.config.output_scale * torch.exp(-distances / (2 * self.config.length_scale**2))
         return torch.where(k < self.config.kernel_clip, torch.zeros_like(k), k)
 
@@ -96,7 +98,8 @@ class SlowGP:
         if index is not None and self.config.exclude_same_index:
             same = torch.tensor([[entry.index == i for entry in self.entries] for i in index.tolist()])
             k = k * ~same
-        return self.scale() * weights * (k @ torch.linalg.solve(K, targets))
+        mu: Tensor = k @ torch.linalg.solve(K, targets)
+        return self.scale() * weights * mu
 
     def logits(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:
         if self.config.role != "classifier" or self.steps < self.config.warmup_steps:

@@ -1,4 +1,4 @@
-"""What each algorithm promises in so many words (algorithms sections 11 and 12), shown on pictures that say their own logits."""
+"""What each algorithm promises in so many words (algorithms sections 11 and 12), on pictures that say their own logits."""
 
 from typing import Any
 
@@ -97,7 +97,7 @@ def test_freematch_without_a_confident_picture_has_no_fairness_term() -> None:
 @pytest.mark.parametrize(("at", "expected"), [(0, 0.0), (2, 0.2), (5, 0.5), (9, 0.9), (10, 1.0), (11, 1.0), (639, 1.0)])
 def test_the_remixmatch_warm_up_is_linear_and_over_after_a_64th_of_training(at: int, expected: float) -> None:
     algorithm = make_algorithm("remixmatch", NoRefiner()).double()
-    output: StepOutput = seeded(0, lambda: algorithm.step(pair(), stream(1)[0], Clock(at, 640, 64)))
+    output = seeded(0, algorithm.step, pair(), stream(1)[0], Clock(at, 640, 64))
     ramped = float(output.loss.detach()) - term(output, "loss_x") - 0.5 * term(output, "loss_rot")
     ramp = ramped / (1.5 * term(output, "loss_u") + 0.5 * term(output, "loss_pre"))
     assert ramp == pytest.approx(expected, abs=1e-9)
@@ -108,7 +108,7 @@ def test_mixup_keeps_most_of_every_picture_and_mixes_its_label_alike() -> None:
     pictures = labels.view(6, 6, 1, 1)
     weights = []
     for seed in range(20):
-        mixed, mixed_labels = seeded(seed, lambda: mixup(pictures, labels, 0.75))
+        mixed, mixed_labels = seeded(seed, mixup, pictures, labels, 0.75)
         assert torch.equal(mixed.view(6, 6), mixed_labels)
         torch.testing.assert_close(mixed_labels.sum(dim=0), torch.ones(6, dtype=torch.float64))
         weights.append(float(mixed_labels.diagonal().min()))
@@ -155,7 +155,7 @@ def test_written_bank_rows_are_unit_vectors(bank: str) -> None:
         for number, batch in enumerate(stream(4)):
             learn(networks, each.step(networks, batch, Clock(number, 10, 2)).loss)
     visited = algorithm.visited
-    assert 0 < int(visited.sum())
+    assert bool(visited.any())
     lengths = algorithm.bank[visited].norm(dim=1)
     torch.testing.assert_close(lengths, torch.ones_like(lengths), rtol=0, atol=1e-12)
     assert float((compat.bank[visited].norm(dim=1) - 1).abs().max()) > 0.01, "as USB has it, they are not"
@@ -222,7 +222,8 @@ def test_the_first_simmatch_reads_weak_views_through_the_teacher() -> None:
 def test_of_a_picture_twice_in_a_batch_the_last_is_written() -> None:
     assert sorted(last_of_each(torch.tensor([3, 1, 3, 2, 1])).tolist()) == [2, 3, 4]
     looks = torch.eye(5, dtype=torch.float64)[:3]
-    batch = batch_of(*[picture(rolled([1.0, 0, 0, 0]))] * 2, [4, 4, 9], picture(torch.zeros(3, CLASSES), looks))
+    views = picture(rolled([1.0, 0.0, 0.0, 0.0]))
+    batch = batch_of(views, views, [4, 4, 9], picture(torch.zeros(3, CLASSES), looks))
     algorithm: Any = make_algorithm("simmatch", NoRefiner()).double()
     assert isinstance(algorithm, SimMatch)
     start = algorithm.bank[4].clone()

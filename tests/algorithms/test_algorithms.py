@@ -63,7 +63,7 @@ class Record:
 def run(algorithm: Steppable, networks: Networks, batches: list[Batch], start: int = 0) -> Record:
     record = Record()
     for step, batch in enumerate(batches, start):
-        output: StepOutput = seeded(step, lambda batch=batch, step=step: algorithm.step(networks, batch, Clock(step, 20, 2)))
+        output = seeded(step, algorithm.step, networks, batch, Clock(step, 20, 2))
         record.add(output, learn(networks, output.loss))
     record.add_state(*networks)
     return record
@@ -78,7 +78,7 @@ def test_the_tables_name_what_is_tested() -> None:
 def test_every_algorithm_steps_with_every_refiner(name: str, setting: str) -> None:
     algorithm, networks = make(name, setting), pair(dtype=torch.float32)
     for step, batch in enumerate(stream(6, dtype=torch.float32)):
-        output: StepOutput = seeded(step, lambda batch=batch, step=step: algorithm.step(networks, batch, Clock(step, 20, 2)))
+        output = seeded(step, algorithm.step, networks, batch, Clock(step, 20, 2))
         assert output.loss.shape == ()
         assert output.loss.dtype == torch.float32
         assert bool(output.loss.isfinite())
@@ -220,7 +220,7 @@ def test_a_look_through_the_teacher_moves_no_statistics(name: str, source: str, 
     means = []
     for algorithm in (looking, plain):
         student: nn.Module = TinyNetwork()
-        seeded(0, lambda a=algorithm, s=student: a.step(Networks(s, s), batch, Clock(0, 20, 2)))
+        seeded(0, algorithm.step, Networks(student, student), batch, Clock(0, 20, 2))
         assert student.training
         means.append(student.state_dict()["backbone.2.running_mean"])
     assert torch.equal(*means)

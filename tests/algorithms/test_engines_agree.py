@@ -12,7 +12,7 @@ from semigpc.types import ModelOutput
 from tests.algorithms.slow_refiners import Entry, SlowGP, newest_of_each_class
 from tests.algorithms.tiny import CLASSES
 
-STEPS, SIZE, BATCH, QUERIES, WIDTH, TAU = 300, 256, 8, 16, 32, 0.95
+BATCH, QUERIES, WIDTH, TAU = 8, 16, 32, 0.95
 TRUE_COUNTS = torch.tensor([16, 12, 8, 4])  # forty pictures, each seen again and again
 
 
@@ -21,11 +21,16 @@ def said(features: Tensor) -> ModelOutput:
 
 
 @pytest.mark.parametrize(
-    ("options", "spread"),
-    [({}, 0.02), ({}, 0.3), ({"class_prior": "frequency"}, 0.02), ({"balanced": True}, 0.02)],
+    ("options", "spread", "steps", "size"),
+    [
+        ({}, 0.02, 300, 256),
+        ({}, 0.3, 120, 96),
+        ({"class_prior": "frequency"}, 0.02, 120, 96),
+        ({"balanced": True}, 0.02, 120, 96),
+    ],
     ids=["tight", "loose", "class prior", "balanced"],
 )
-def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spread: float) -> None:
+def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spread: float, steps: int, size: int) -> None:
     generator = torch.Generator().manual_seed(3)
     labels = torch.repeat_interleave(torch.arange(CLASSES), TRUE_COUNTS)
     centres = torch.randn(CLASSES, WIDTH, generator=generator)[labels]
@@ -35,11 +40,11 @@ def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spr
         shake = torch.randn(len(chosen), WIDTH, generator=generator) / WIDTH**0.5
         return F.normalize(pictures[chosen] + noise * shake, dim=1)
 
-    config = GPConfig(buffer_size=SIZE, **options)
+    config = GPConfig(buffer_size=size, **options)
     refiner, slow = GaussianProcessRefiner(config, WIDTH, CLASSES), SlowGP(config)
     passed: set[bool] = set()
     worst = 0.0
-    for step in range(STEPS):
+    for step in range(steps):
         queries = views(torch.randint(len(labels), (QUERIES,), generator=generator), torch.linspace(0, 1, QUERIES)[:, None])
         with torch.no_grad():
             fast, exact = refiner.logits(said(queries)), slow.answer(said(queries.double()))
@@ -53,8 +58,8 @@ def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spr
         refiner.write(features, labels[chosen], chosen)
         rows = zip(features.double(), labels[chosen].tolist(), chosen.tolist(), strict=True)
         slow.entries += [Entry(*row) for row in rows]
-        balanced = newest_of_each_class(slow.entries, SIZE // CLASSES)
-        slow.entries = balanced if config.balanced else slow.entries[-SIZE:]
+        balanced = newest_of_each_class(slow.entries, size // CLASSES)
+        slow.entries = balanced if config.balanced else slow.entries[-size:]
     assert worst <= 1e-4
     assert passed == {False, True}, "some pass and some do not, or nothing is shown"
-    assert len(slow.entries) == SIZE
+    assert len(slow.entries) == size

@@ -65,6 +65,7 @@ MEMORY_CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {"feature": "projection"}) for name in ("simmatch", "simmatch-full-teacher", "comatch")),
     *((name, {"feature": "projection", "site": "aggregate", "push": "before"}) for name in ("simmatch", "comatch")),
     *((name, {"feature": "projection", "role": "classifier"}) for name in ("simmatch", "comatch")),
+    ("fixmatch-soft", {"blend": 0.5}),
     ("simmatch", {"site": "final"}),
     ("simmatch", {"site": "final", "blend": 0.5}),
     ("simmatch-full-teacher", {"site": "final", "source": "ema"}),
@@ -72,7 +73,7 @@ MEMORY_CASES: list[tuple[str, dict[str, Any]]] = [
     ("simmatch-full-teacher", {"role": "classifier"}),
     ("simmatch-teacher", {"source": "ema", "feature": "projection"}),
 ]
-STEPS = 5
+STEPS = 4
 
 
 def gp(**options: Any) -> tuple[Any, SlowGP]:
@@ -97,7 +98,7 @@ def test_the_base_algorithm_follows_its_equations(case: str) -> None:
 
 
 @pytest.mark.parametrize("setting", GP_CASES)
-@pytest.mark.parametrize("case", ["supervised", "fixmatch", "fixmatch-soft", "freematch", "remixmatch", "simmatch", "comatch"])
+@pytest.mark.parametrize("case", ["supervised", "fixmatch", "freematch", "remixmatch", "simmatch", "comatch"])
 def test_the_algorithm_with_a_gp_follows_its_equations(case: str, setting: str) -> None:
     name, options = {**MASKED, **UNMASKED}[case]
     refiner, slow = gp(**GP_CASES[setting])
@@ -118,7 +119,7 @@ def test_the_gp_may_speak_for_the_memory(case: str, setting: dict[str, Any]) -> 
 
 
 def test_simmatch_as_usb_writes_it() -> None:
-    options = {"threshold": 0.6, "temperature": 0.3, "smoothing": 0.7}
+    options: dict[str, Any] = {"threshold": 0.6, "temperature": 0.3, "smoothing": 0.7}
     batches = stream(STEPS, repeats=False)
     compat = follow("simmatch", batches, NoRefiner(), compat_usb=True, **options)
     fixed = follow("simmatch", batches, NoRefiner(), **options)
@@ -128,7 +129,7 @@ def test_simmatch_as_usb_writes_it() -> None:
 
 def test_comatch_wraps_its_ring_when_pushes_do_not_divide_it() -> None:
     task = Task(torch.tensor(COUNTS), LABELED, UNLABELED)  # a ring of 15 rows, filled by 5 + 4
-    options = {"threshold": 0.5, "queue_batches": 1, "smoothing": 0.6}
+    options: dict[str, Any] = {"threshold": 0.5, "queue_batches": 1, "smoothing": 0.6}
     shadow = follow("comatch", stream(7, unlabeled=4), NoRefiner(), task=task, **options)
     assert min(shadow.passed, shadow.stopped) > 0
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.refiners import REFINERS, Refiner
 from semigpc.types import Batch, Clock, ModelOutput, Networks, StepOutput, Task
 
+Answer = TypeVar("Answer")
 CLASSES = 4
 COUNTS = (7, 5, 3, 1)  # sixteen labelled pictures: shares that float32 holds exactly
 LABELS = torch.repeat_interleave(torch.arange(CLASSES), torch.tensor(COUNTS))
@@ -38,8 +39,8 @@ class TinyNetwork(nn.Module):
 
     def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
             self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, WIDTH), nn.BatchNorm1d(WIDTH))
             self.classifier = nn.Linear(WIDTH, CLASSES)
             self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, PROJECTION)
@@ -97,8 +98,8 @@ def make_refiner(name: str, width: int = WIDTH, **options: Any) -> Refiner:
 
 def make_algorithm(name: str, refiner: Refiner, *, task: Task = TASK, **options: Any) -> Steppable:
     """An algorithm from its entry in the registry; whatever it draws as it is made is the same every time."""
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(7)
         return cast("Steppable", ALGORITHMS[name].build(configure(name, **options), refiner, task))
 
 
@@ -123,7 +124,7 @@ def learn(networks: Networks, loss: Tensor, rate: float = 0.1, momentum: float =
     }
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter -= rate * gradients[name]
+            parameter.sub_(rate * gradients[name])
             follower = teacher.get_parameter(name)
             follower.copy_(momentum * follower + (1 - momentum) * parameter)
         for name, value in student.named_buffers():
@@ -131,8 +132,8 @@ def learn(networks: Networks, loss: Tensor, rate: float = 0.1, momentum: float =
     return gradients
 
 
-def seeded(seed: int, call: Callable[[], Any]) -> Any:
+def seeded(seed: int, call: Callable[..., Answer], *arguments: Any) -> Answer:
     """What the call answers, with torch's generator at a seed for as long as it takes."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return call()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return call(*arguments)

@@ -1,5 +1,6 @@
 """Batches: a function of seed and step, whoever makes them."""
 
+import pickle
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._utils import ExceptionWrapper
 
 from semigpc.data import Augment, AugmentConfig, BatchStream, DataError, FolderConfig, eval_loader, train_loader
 from semigpc.data.folder import load
@@ -170,8 +172,17 @@ def test_an_unreadable_picture_stops_the_run_with_its_path(tmp_path: Path, worke
     batches = train_loader(
         splits, AUGMENT, **SETTINGS | {"views": (), "labeled_batch": 8}, first_step=0, total_steps=2, workers=workers
     )
-    with pytest.raises(DataError, match=r"The picture .*bee/2.png cannot be read"):
+    with pytest.raises(DataError, match=r"^The picture .*bee/2.png cannot be read.* take it out of the data.$"):
         list(batches)
+
+
+def test_a_data_error_also_survives_torchs_own_way_between_processes() -> None:
+    try:
+        raise DataError("The picture x.png cannot be read.")
+    except DataError:
+        wrapped = pickle.loads(pickle.dumps(ExceptionWrapper(where="in a worker")))
+    with pytest.raises(DataError, match=r"in a worker(.|\n)*The picture x.png cannot be read."):
+        wrapped.reraise()
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_dictionary_columns_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("file,label\na.jpg,cat\n", "must have the columns file_name and label; it has 'file', 'label', but not 'file_name'"),
+        ("file,label\na.jpg,cat\n", "must have the columns file_name and label; it has 'file', 'label', not 'file_name'"),
         ("file_name;label\na.jpg;cat\n", "separate them by commas"),
         ("", "it has none"),
         ("file_name,label\n", "lists no pictures"),
@@ -81,5 +81,5 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     no_parquet = write_csv(tmp_path / "a.parquet", "file_name,label\na.jpg,cat\n")
     with pytest.raises(DataError, match="cannot be read as Parquet"):
         read_labels(no_parquet)
-    with pytest.raises(DataError, match="but not 'label'"):
+    with pytest.raises(DataError, match="not 'label'"):
         read_labels(write_parquet(tmp_path / "b.parquet", file_name=["x"], lable=["cat"]))

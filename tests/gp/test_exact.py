@@ -178,9 +178,11 @@ def test_the_mean_is_differentiable_in_the_queries(generator: torch.Generator) -
     assert torch.autograd.gradcheck(engine.mean, queries)
 
 
-def test_a_gradient_may_be_taken_after_the_buffer_has_changed(generator: torch.Generator) -> None:
+@pytest.mark.parametrize("held", [12, 20])  # a buffer that is still filling too
+def test_a_gradient_may_be_taken_after_the_buffer_has_changed(generator: torch.Generator, held: int) -> None:
     engine, draw = make(20), clusters(generator)
     engine.replace(torch.arange(20), *draw(20))
+    engine.remove(torch.arange(held, 20))
     queries = draw(3)[0].requires_grad_()
     again = queries.detach().clone().requires_grad_()
     engine.mean(again).square().sum().backward()

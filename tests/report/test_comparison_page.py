@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,14 +21,22 @@ def page_of(folder: Path) -> str:
     return write_comparison_report(folder).read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def four(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
-    return tmp_path, write_comparison(tmp_path, methods=FOUR)
+class Four(NamedTuple):
+    folder: Path
+    record: dict[str, Any]
+    page: str
 
 
-def test_the_table_holds_mean_deviation_and_seeds_of_every_cell(four: tuple[Path, dict[str, Any]]) -> None:
-    folder, record = four
-    page = page_of(folder)
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Four:
+    folder = tmp_path_factory.mktemp("four")
+    record = write_comparison(folder, methods=FOUR, n_classes=6)
+    write_run_report(folder / "cells" / "simmatch+gp" / "seed1")
+    return Four(folder, record, page_of(folder))
+
+
+def test_the_table_holds_mean_deviation_and_seeds_of_every_cell(four: Four) -> None:
+    _, record, page = four
     for cell in record["cells"]:
         row = next(row for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL) if f"</svg>{cell['label']}<" in row)
         assert '<td class="number">3</td>' in row
@@ -39,17 +47,16 @@ def test_the_table_holds_mean_deviation_and_seeds_of_every_cell(four: tuple[Path
     assert '<span class="tag">baseline</span>' in page
 
 
-def test_pairs_are_drawn_and_listed_seed_by_seed(four: tuple[Path, dict[str, Any]]) -> None:
-    folder, record = four
-    page = page_of(folder)
+def test_pairs_are_drawn_and_listed_seed_by_seed(four: Four) -> None:
+    _, record, page = four
     for pair in record["pairs"]:
         assert f"<td>{pair['name']}</td>" in page
         assert ", ".join(f"{100 * gap:+.1f}" for gap in pair["differences"]) in page.replace("\N{MINUS SIGN}", "-")
     assert "Paired differences, seed by seed" in page
 
 
-def test_the_page_has_every_chart_and_the_command_and_nothing_from_outside(four: tuple[Path, dict[str, Any]]) -> None:
-    page = page_of(four[0])
+def test_the_page_has_every_chart_and_the_command_and_nothing_from_outside(four: Four) -> None:
+    page = four.page
     assert re.findall(r"<h3>([^<]+)</h3>\s*<svg", page) == [
         "Paired differences, seed by seed",
         "Balanced accuracy over training",
@@ -61,42 +68,38 @@ def test_the_page_has_every_chart_and_the_command_and_nothing_from_outside(four:
     assert not re.search(r"https?://|<script|<link|@import", page)
 
 
-def test_runs_with_a_page_are_linked_and_others_named(four: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = four
-    write_run_report(folder / "cells" / "simmatch+gp" / "seed1")
-    page = page_of(folder)
-    assert '<a href="cells/simmatch+gp/seed1/report.html">' in page
-    assert page.count("(no report)") == 11
+def test_runs_with_a_page_are_linked_and_others_named(four: Four) -> None:
+    assert '<a href="cells/simmatch+gp/seed1/report.html">' in four.page
+    assert four.page.count("(no report)") == 11
 
 
-def test_twins_share_a_hue_and_differ_in_lightness_and_dashes(four: tuple[Path, dict[str, Any]]) -> None:
-    plain, refined, other_plain, other_refined = read_comparison(four[0]).cells
+def test_twins_share_a_hue_and_differ_in_lightness_and_dashes(four: Four) -> None:
+    plain, refined, other_plain, other_refined = read_comparison(four.folder).cells
     assert len({cell.colour for cell in (plain, refined, other_plain, other_refined)}) == 4
     assert plain.marker == refined.marker != other_plain.marker
     assert plain.dashes == other_plain.dashes != refined.dashes == "-"
 
 
-def test_a_cell_keeps_its_colour_in_another_comparison(four: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_cell_keeps_its_colour_in_another_comparison(four: Four, tmp_path: Path) -> None:
     write_comparison(tmp_path / "b", methods=[("mymatch", "none"), ("simmatch", "gp")], seeds=(0,))
-    colours = {cell.name: cell.colour for cell in read_comparison(four[0]).cells}
+    colours = {cell.name: cell.colour for cell in read_comparison(four.folder).cells}
     assert read_comparison(tmp_path / "b").cells[1].colour == colours["simmatch+gp"]
 
 
-def test_without_run_folders_the_results_still_speak(four: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = four
-    shutil.rmtree(folder / "cells")
-    page = page_of(folder)
+def test_without_run_folders_the_results_still_speak(four: Four, tmp_path: Path) -> None:
+    shutil.copy(four.folder / "comparison.json", tmp_path)
+    page = page_of(tmp_path)
     assert "The files of fixmatch+none for seed 0, 1, 2 are missing" in page
     assert "Recall of each class" in page
     assert "Balanced accuracy over training" not in page
 
 
-def test_a_seed_that_failed_is_told(four: tuple[Path, dict[str, Any]]) -> None:
-    folder, record = four
+def test_a_seed_that_failed_is_told(four: Four, tmp_path: Path) -> None:
+    record = json.loads(json.dumps(four.record))
     record["cells"][3]["runs"].pop()
     record["cells"][3]["std"] = None
-    (folder / "comparison.json").write_text(json.dumps(record))
-    assert "Means over fewer than the 3 seeds asked for: Simmatch + SemiGPC (2)." in page_of(folder)
+    (tmp_path / "comparison.json").write_text(json.dumps(record))
+    assert "Means over fewer than the 3 seeds asked for: Simmatch + SemiGPC (2)." in page_of(tmp_path)
 
 
 def test_many_methods_get_a_panel_for_each_algorithm_and_one_seed_has_no_deviation(tmp_path: Path) -> None:

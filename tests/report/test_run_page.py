@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -39,21 +39,31 @@ def assert_self_contained(page: str) -> None:
     assert set(re.findall(r"url\(#([^)]+)\)", page)) | set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
 
 
+class Finished(NamedTuple):
+    folder: Path
+    summary: dict[str, Any]
+    page: str
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("runs") / "finished"
-    return folder, write_run(folder)
+    summary = write_run(folder)
+    return Finished(folder, summary, page_of(folder))
 
 
-def test_the_page_lies_in_the_folder_and_needs_nothing_else(finished: tuple[Path, dict[str, Any]]) -> None:
-    path = write_run_report(finished[0])
-    assert path == finished[0] / "report.html"
-    assert_self_contained(path.read_text(encoding="utf-8"))
+def test_the_page_needs_nothing_else(finished: Finished) -> None:
+    assert_self_contained(finished.page)
 
 
-def test_the_headline_numbers_are_those_of_the_summary(finished: tuple[Path, dict[str, Any]]) -> None:
-    folder, summary = finished
-    page = page_of(folder)
+def test_the_same_folder_makes_the_same_page_in_its_place(finished: Finished) -> None:
+    path = write_run_report(finished.folder)
+    assert path == finished.folder / "report.html"
+    assert path.read_text(encoding="utf-8") == finished.page
+
+
+def test_the_headline_numbers_are_those_of_the_summary(finished: Finished) -> None:
+    _, summary, page = finished
     for choice, name in (("last", "Last step"), ("best_on_validation", "Best on validation"), ("best_on_test", OPTIMISTIC)):
         entry = summary["results"][choice]
         row = re.search(rf'<tr><th scope="row">{re.escape(name)}</th>.*?</tr>', page, re.DOTALL)
@@ -63,8 +73,8 @@ def test_the_headline_numbers_are_those_of_the_summary(finished: tuple[Path, dic
     assert "Finished at step 2,000 of 2,000, after 2 min 54 s." in page
 
 
-def test_every_part_of_the_page_is_there_with_a_caption(finished: tuple[Path, dict[str, Any]]) -> None:
-    page = page_of(finished[0])
+def test_every_part_of_the_page_is_there_with_a_caption(finished: Finished) -> None:
+    page = finished.page
     titles = re.findall(r"<h3>([^<]+)</h3>\s*<svg", page)
     assert titles == [
         "Accuracy over training",
@@ -83,17 +93,13 @@ def test_every_part_of_the_page_is_there_with_a_caption(finished: tuple[Path, di
         assert words in page
 
 
-def test_charts_follow_the_theme_of_the_page(finished: tuple[Path, dict[str, Any]]) -> None:
-    page = page_of(finished[0])
+def test_charts_follow_the_theme_of_the_page(finished: Finished) -> None:
+    page = finished.page
     drawings = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
     assert "currentColor" in drawings
     assert "var(--grid)" in drawings
     assert "#222222" not in drawings
     assert "DejaVu" not in drawings
-
-
-def test_the_same_folder_makes_the_same_page(finished: tuple[Path, dict[str, Any]]) -> None:
-    assert page_of(finished[0]) == page_of(finished[0])
 
 
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
@@ -164,10 +170,19 @@ def test_many_classes_thin_out(tmp_path: Path) -> None:
     path = write_run_report(tmp_path / "run")
     page = path.read_text(encoding="utf-8")
     assert_self_contained(page)
-    assert "class, most labelled first" in page
+    assert "class, most frequent first" in page
     assert "<details><summary>Split: 150 classes" in page
     assert page.count("class 149") == 1  # in the table of the split, not on an axis
     assert path.stat().st_size < 600_000
+
+
+def test_without_pseudo_labels_the_counts_are_still_shown(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", algorithm="supervised", refiner="none")
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text("".join(line + "\n" for line in path.read_text().splitlines() if '"pseudo"' not in line))
+    page = page_of(tmp_path / "run")
+    assert "No pseudo-labels were made" in page
+    assert "Quality of the pseudo-labels" not in page
 
 
 def test_a_loss_that_is_not_finite_is_named(tmp_path: Path) -> None:

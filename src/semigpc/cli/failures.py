@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 USAGE, FAILURE, STOPPED = 2, 1, 130
-STOPS_BY_HAND = "Interrupted. What was saved before is intact."
+GO_ON = "Give the same command with --resume to go on."
 
 # By name, so that a verb which imports little stays quick; the first class of an error's ancestry that is listed decides.
 EXIT_CODES = {
@@ -45,7 +45,7 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
                     raise
                 if debug or context.find_root().params.get("debug"):
                     traceback.print_exception(error)
-                message, code = explain(error)
+                message, code = explain(error, resumable="resume" in options)
                 typer.echo(f"semigpc {verb}: {message}", err=True)
                 raise typer.Exit(code) from None
 
@@ -64,12 +64,12 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
     return decorate
 
 
-def explain(error: BaseException) -> tuple[str, int]:
-    """The paragraph for an error, and the exit code."""
+def explain(error: BaseException, *, resumable: bool = False) -> tuple[str, int]:
+    """The paragraph for an error, and the exit code; a verb that can be resumed says so when it was stopped."""
     for kind in type(error).__mro__:
         code = EXIT_CODES.get(f"{kind.__module__}.{kind.__qualname__}")
         if code is not None:
-            return _paragraph(error), code
+            return f"{_paragraph(error)} {GO_ON}" if code == STOPPED and resumable else _paragraph(error), code
     name = type(error).__name__
     advice = "This was not foreseen: run again with --debug, and report what it shows."
     return f"{name}: {' '.join(str(error).split())} {advice}", FAILURE
@@ -77,22 +77,13 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 def _paragraph(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
-        return STOPS_BY_HAND
+        return "interrupted; what was saved before is intact."
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}." if error.filename else f"{error.strerror}."
-    text = _without_worker_traceback(str(error), type(error))
+    text = str(error)
     if isinstance(error, ImportError) and "pip install" not in text:
         text = f"{text}. semigpc doctor finds out what is wrong with the installation."
-    if type(error).__name__ == "Stopped":
-        text = f"{text} Give the same command with --resume to go on."
     return " ".join(text.split())
-
-
-def _without_worker_traceback(text: str, kind: type[BaseException]) -> str:
-    """An error that a loader's worker raised comes with the worker's traceback in its text; the last line is what it said."""
-    if not text.startswith(f"Caught {kind.__name__} in DataLoader worker"):
-        return text
-    return text.rpartition(f"{kind.__module__}.{kind.__qualname__}: ")[2]
 
 
 def _belongs_to_typer(error: BaseException) -> bool:

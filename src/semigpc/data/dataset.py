@@ -16,7 +16,7 @@ Integers = NDArray[np.int64]
 class DataError(ValueError):
     """Something about the data that its owner can mend; the message is one paragraph and says how.
 
-    It is made from that one string alone, because this is how a loader's worker process hands an error to the main one.
+    It is made from that one string alone, so that it can travel from a loader's worker process to the main one.
     """
 
 

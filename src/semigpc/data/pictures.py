@@ -16,6 +16,10 @@ MEGABYTE = 2**20
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)  # what Pillow may raise
 
 
+class PictureError(DataError):
+    """A picture that cannot be read; the message has its path."""
+
+
 class ArrayImages:
     """Pictures held as (P, H, W, 3) bytes, or (P, H, W) if grey, which is repeated in all three channels when asked for."""
 
@@ -80,9 +84,9 @@ def read_picture(path: Path) -> Image.Image:
             opened.load()
             return _to_rgb(ImageOps.exif_transpose(opened))
     except FileNotFoundError as error:
-        raise DataError(f"The picture {path} is no longer there. Put it back, or take it out of the data.") from error
+        raise PictureError(f"The picture {path} is no longer there. Put it back, or take it out of the data.") from error
     except BROKEN as error:
-        raise DataError(
+        raise PictureError(
             f"The picture {path} cannot be read: {error}. It may be truncated or no picture at all; "
             "replace it, or take it out of the data."
         ) from error

@@ -67,7 +67,7 @@ def _check_columns(found: list[str], path: Path) -> None:
     missing = [name for name in COLUMNS if name not in found]
     if missing:
         raise DataError(
-            f"{path} must have the columns {' and '.join(COLUMNS)}; it has {listed(found) or 'none'}, but not {listed(missing)}. "
+            f"{path} must have the columns {' and '.join(COLUMNS)}; it has {listed(found) or 'none'}, not {listed(missing)}. "
             "Rename the columns, and separate them by commas if the file is CSV."
         )
 

@@ -253,7 +253,7 @@ class KernelSystem(nn.Module):
         else:
             wide = queries.double()
             k = torch.cat([self.kernel(wide, rows.double()) for rows in stored.split(4 * CHUNK)], dim=1)
-        return k if self.count == self.width else k * self.occupied[: self.width]
+        return k if self.count == self.width else k * self.occupied[: self.width].to(k.dtype)
 
     def _evaluate_rows(self, slots: Tensor) -> Tensor:
         """Rows of K, (B, n): noise on the diagonal, the identity at empty slots."""

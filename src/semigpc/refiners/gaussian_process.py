@@ -132,10 +132,10 @@ class GaussianProcessRefiner(nn.Module):
     def _copies(self, queries: Tensor, index: Tensor, shares: Tensor) -> Tensor:
         """What the entries of the same pictures add to the mean, (M, C)."""
         same = (index.unsqueeze(1) == self.buffer.entries.indices.to(index.device)).to(queries)  # (M, N)
-        weights = self.engine.alpha.to(queries)  # (N, C)
+        features, weights = self.engine.features.clone(), self.engine.alpha.to(queries, copy=True)  # (N, D), (N, C)
         if self.config.class_prior == "frequency":
-            weights = weights - self.engine.alpha.sum(dim=1, keepdim=True).to(queries) * shares  # K^-1 1, as rows of Y sum to 1
-        return (self.engine.kernel(queries, self.engine.features) * same) @ weights
+            weights = weights - weights.sum(dim=1, keepdim=True) * shares  # K^-1 1, as rows of Y sum to 1
+        return (self.engine.kernel(queries, features) * same) @ weights
 
     def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:
         """The GP's logits in place of the linear ones, with role ``classifier`` and after the warm-up."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from semigpc.report.chart_style import BLUE, INK, MUTED, ORANGE, Chart, chart, name_panel, panels, share_axis
+from semigpc.report.chart_style import BLUE, INK, MUTED, ORANGE, Chart, chart, key_below, name_panel, panels, share_axis
 from semigpc.report.run_folder import Entry, floats
 from semigpc.report.wording import number_of, percent
 
@@ -10,7 +10,7 @@ WIDTH, HEIGHT = 4.7, 5.33  # inches; as high as the confusion matrix it stands b
 
 
 def reliability_chart(entry: Entry, *, alone: bool = False) -> Chart | None:
-    """Draw accuracy over confidence in bins with the gap to the diagonal, and how many pictures each bin holds.
+    """Draw accuracy over confidence in bins with the gap between the two, and how many pictures each bin holds.
 
     The second panel stands below the first, or, with ``alone``, beside it across the page.
     """
@@ -26,21 +26,13 @@ def reliability_chart(entry: Entry, *, alone: bool = False) -> Chart | None:
         figure, (top, bottom) = panels(2, 1, width=WIDTH, height=HEIGHT, ratios=(3, 1))
 
     filled = (counts > 0) & np.isfinite(accuracy) & np.isfinite(confidence)
-    gap = (accuracy - confidence)[filled]
-    top.bar(middles[filled], accuracy[filled], widths[filled] * 0.92, color=BLUE, label="accuracy", zorder=2)
-    top.bar(
-        middles[filled],
-        -gap,
-        widths[filled] * 0.92,
-        bottom=accuracy[filled],
-        color=(*(0.835, 0.369, 0.0), 0.35),
-        edgecolor=ORANGE,
-        linewidth=0.8,
-        label="gap to confidence",
-        zorder=3,
-    )
+    x, right, sure = middles[filled], accuracy[filled], confidence[filled]
+    top.bar(x, right, widths[filled] * 0.92, color=BLUE, alpha=0.55, label="accuracy", zorder=2)
+    top.vlines(x, np.minimum(right, sure), np.maximum(right, sure), color=ORANGE, linewidth=1.6, zorder=3)
+    half = widths[filled] * 0.32
+    top.hlines(sure, x - half, x + half, color=ORANGE, linewidth=2.4, label="confidence", zorder=3)
     top.plot([0, 1], [0, 1], color=INK, linestyle=":", linewidth=1.2, label="perfectly calibrated", zorder=4)
-    top.legend(loc="upper left", frameon=False, fontsize=8.5, labelcolor=INK)
+    key_below(figure)
     name_panel(top, f"ECE {percent(number_of(entry, 'ece'))}", x="confidence" if alone else "", y="accuracy")
     share_axis(top, whole=True)
     bottom.bar(middles, counts, widths * 0.92, color=MUTED)
@@ -50,5 +42,7 @@ def reliability_chart(entry: Entry, *, alone: bool = False) -> Chart | None:
     for axes in (top, bottom):
         axes.set_xlim(0, 1)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
-    caption = "Bars below the dotted line are overconfident, bars above it too shy; judge by the bins that hold many pictures."
+    caption = (
+        "Orange above a bar is overconfidence, orange below its top is shyness; judge by the bins that hold many pictures."
+    )
     return chart(figure, "Reliability", caption)

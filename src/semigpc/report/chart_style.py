@@ -85,8 +85,8 @@ def share_axis(axes: Axes, *, whole: bool = False) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None if high - low < 0.05 else 0))
 
 
-def key_below(figure: Figure, *, columns: int = 6) -> None:
-    """Write one key for all panels below them, with each name once."""
+def key_below(figure: Figure) -> None:
+    """Write one key for all panels below them, with each name once: in a line, or in four columns."""
     found = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
     named = {label: handle for pairs in found for handle, label in pairs}
     if named:
@@ -94,7 +94,7 @@ def key_below(figure: Figure, *, columns: int = 6) -> None:
             named.values(),
             named.keys(),
             loc="outside lower center",
-            ncols=min(columns, len(named)),
+            ncols=len(named) if len(named) <= 5 else 4,
             frameon=False,
             fontsize=FONT,
             handlelength=3,

@@ -29,7 +29,7 @@ from semigpc.report.wording import ABSENT, count, number_of, percent, short
 
 LAST_WINDOWS = 5  # of pseudo-labels, which tell what is believed at the end
 LOG_FROM = 15  # the largest true or given share over the smallest, from which shares are drawn on a log scale
-RANKS = "class, most labelled first"
+RANKS = "class, most frequent first"
 
 
 def recall_chart(run: RunFolder, entry: Entry) -> Chart | None:
@@ -63,9 +63,7 @@ def recall_chart(run: RunFolder, entry: Entry) -> Chart | None:
     reading = "The number by a name is its count of labelled pictures; look" if n <= NAMED else "Each dot is a class; look"
     empty = int(np.isnan(recall).sum())
     gap = f" (classes without pictures to measure on, left empty: {empty})" if empty else ""
-    caption = (
-        f"{reading} at how far recall falls from the well-labelled classes on the left to the rare ones on the right{gap}."
-    )
+    caption = f"{reading} at how far recall falls from the common classes on the left to the rare ones on the right{gap}."
     return chart(figure, "Recall of each class", caption)
 
 
@@ -91,9 +89,9 @@ def share_chart(run: RunFolder) -> Chart | None:
     name_panel(axes, x="" if n <= NAMED else RANKS)
     key_below(figure)
     truth = "the true share" if true is not None else "the share given, if the unlabelled pictures are drawn alike"
-    caption = (
-        f"The believed share should follow {truth}; below it the class is overlooked, above it the class takes from others."
-    )
+    caption = f"The believed share should follow {truth}; below it a class is overlooked, above it one takes from others."
+    if believed is None:
+        caption = "No pseudo-labels were made; look at how unevenly the labels are spread over the classes."
     return chart(figure, "Class counts: given, believed, true", caption)
 
 
@@ -121,11 +119,12 @@ def share_scale(axes: Axes, known: list[Floats]) -> None:
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
     else:
-        floor = positive.min() / 4
+        drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines])
+        floor = max(positive.min() / 4, 0.7 * drawn.min())
         for line in axes.lines:
             line.set_ydata(np.maximum(np.asarray(line.get_ydata(), dtype=np.float64), floor))
         axes.set_yscale("log")
-        axes.set_ylim(floor * 0.9, 1.5 * max(positive.max(), *(np.max(np.asarray(line.get_ydata())) for line in axes.lines)))
+        axes.set_ylim(floor * 0.9, 1.5 * drawn.max())
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))

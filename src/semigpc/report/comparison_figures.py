@@ -26,6 +26,7 @@ from semigpc.report.chart_style import (
 from semigpc.report.class_figures import RANKS, class_axis, class_shares, draw_shares, share_scale
 from semigpc.report.comparison_folder import Cell, Comparison, mean_of
 from semigpc.report.run_folder import Entry, Floats, RunFolder, floats
+from semigpc.report.training_figures import FEW_POINTS
 from semigpc.report.wording import ALGORITHMS, metric_name, points, short
 
 Pick = Callable[[Entry, RunFolder], Sequence[Entry]]
@@ -54,7 +55,7 @@ def difference_chart(comparison: Comparison) -> Chart | None:
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     name_panel(axes, x=f"difference in {metric_name(comparison.metric).lower()}, percentage points")
-    caption = "A dot is one seed and the bar their mean: a gain is believable when all dots lie on the same side of zero."
+    caption = "Dots are seeds, the bar their mean; look for all dots on one side of zero, which with few seeds can be chance."
     return chart(figure, "Paired differences, seed by seed", caption)
 
 
@@ -80,7 +81,7 @@ def pseudo_chart(comparison: Comparison) -> Chart | None:
 def recall_chart(comparison: Comparison) -> Chart | None:
     """Draw the recall of each class for all cells."""
     n = len(comparison.reference.class_names)
-    caption = "Classes stand from most to least labelled; look at how far each line falls on the right, among the rare classes."
+    caption = "Classes stand from common to rare; look at how far each line falls on the right."
     return _over_classes(
         comparison, lambda cell: cell.mean_per_class("per_class_recall", n), "Recall of each class", caption, shares=False
     )
@@ -124,7 +125,7 @@ def _over_steps(
     _same_limits(found_panels)
     for axes in found_panels:
         share_axis(axes, whole=whole)
-    key_below(figure, columns=4)
+    key_below(figure)
     return chart(figure, title, caption)
 
 
@@ -159,13 +160,14 @@ def _over_classes(
         lowest = axes is places[-1]
         axes.tick_params(axis="x", labelbottom=lowest)
         name_panel(axes, ALGORITHMS.get(group, group), x=f"{RANKS} (running means)" if lowest and n > NAMED else "")
-    key_below(figure, columns=4)
+    key_below(figure)
     return chart(figure, title, caption)
 
 
 def _draw_band(axes: Axes, cell: Cell, steps: Floats, values: Floats) -> None:
     """Draw the mean over runs of values (runs, S), and a band around it if there are several."""
-    axes.plot(steps, values.mean(axis=0), **cell.line, label=short(cell.label, 40))
+    marker = cell.marker if len(steps) <= FEW_POINTS else ""
+    axes.plot(steps, values.mean(axis=0), **cell.line, marker=marker, markersize=3.5, label=short(cell.label, 40))
     if len(values) > 1:
         axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=cell.colour, alpha=0.15, linewidth=0)
 

@@ -44,7 +44,7 @@ def confusion_chart(run: RunFolder, entry: Entry) -> Chart | None:
     axes.spines[:].set_visible(False)
     _shade_key(figure, {f"{shade**2:.0%}": shade for shade in (0.0, 0.1, 0.3, 0.5, 0.7, 1.0)})
     together = f", {block} neighbours to a cell" if block > 1 else ""
-    written = "Numbers are percents of the true class" if n <= NUMBERED else f"Classes stand by labelled count{together}"
+    written = "Numbers are percents of the true class" if n <= NUMBERED else f"Classes stand from common to rare{together}"
     caption = f"{written}; look for colour left of the diagonal in the lower rows: rare classes taken for common ones."
     return chart(figure, "Confusion matrix", caption)
 
@@ -71,7 +71,7 @@ def pseudo_map_chart(run: RunFolder) -> Chart | None:
         _paint(axes, grid, n, grid.shape[1])
         _name_rows(axes, names if i == 0 else [""] * n)
         _name_columns(axes, [int(one["step"]) for one in run.pseudo], grid.shape[1])
-        name_panel(axes, title, x="step", y="" if n <= NAMED or i else "class, most labelled first")
+        name_panel(axes, title, x="step", y="" if n <= NAMED or i else "class, most frequent first")
         axes.spines[:].set_visible(False)
     _shade_key(figure, {f"{shade:.0%}": shade for shade in (0.0, 0.25, 0.5, 0.75, 1.0)})
     return chart(figure, "Pseudo-labels of each class over time", caption)

@@ -41,9 +41,10 @@ class RunFolder:
 
     @property
     def order(self) -> NDArray[np.intp]:
-        """Class ids (C,), most labelled first."""
-        counts = self.counts("labeled_counts")
-        return np.arange(len(self.class_names)) if counts is None else np.argsort(-counts, kind="stable")
+        """Class ids (C,), most labelled first; those with as many labels by their true count among the unlabelled."""
+        nothing = np.zeros(len(self.class_names))
+        labelled, true = self.counts("labeled_counts"), self.counts("unlabeled_counts")
+        return np.lexsort((-(nothing if true is None else true), -(nothing if labelled is None else labelled)))
 
     @property
     def groups(self) -> dict[str, list[int]]:

@@ -25,7 +25,16 @@ from semigpc.report.chart_style import (
 from semigpc.report.run_folder import HEADS, PARTS, Entry, Floats, RunFolder, series
 from semigpc.report.wording import HEAD_NAMES, metric_name
 
-LOSS_NAMES = {"loss": "total", "loss_x": "labelled", "loss_u": "unlabelled"}
+LOSS_NAMES = {
+    "loss": "total",
+    "loss_x": "labelled",
+    "loss_u": "unlabelled",
+    "loss_in": "instances",
+    "loss_c": "contrastive",
+    "loss_f": "fairness",
+    "loss_pre": "before mixing",
+    "loss_rot": "rotation",
+}
 LOSS_COLOURS = (BLUE, ORANGE, PURPLE, GOLD, GREEN, GREY)
 HEAD_COLOURS = {"linear": BLUE, "gp": ORANGE}
 FEW_POINTS = 30  # up to so many, each point of a curve is marked
@@ -56,12 +65,9 @@ def loss_chart(run: RunFolder) -> Chart | None:
         name_panel(axes, "Unlabelled pictures used")
         share_axis(axes, whole=True)
         step_axis(axes)
-    used = " and the share of unlabelled pictures above the threshold should rise" if right else ""
-    return chart(
-        figure,
-        "Loss, and use of the unlabelled pictures" if right else "Loss",
-        f"Each part of the loss should settle{used}; a part stuck at zero does no work.",
-    )
+    title = "Loss, and use of the unlabelled pictures" if right else "Loss"
+    used = " and more unlabelled pictures should pass the threshold" if right else ""
+    return chart(figure, title, f"Each part, here before its weight, should settle{used}; a part stuck at zero does no work.")
 
 
 def accuracy_chart(run: RunFolder) -> Chart | None:

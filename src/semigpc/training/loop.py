@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import torch
 from semigpc.data import DATASETS, Augment, Splits, train_loader
 from semigpc.refiners import GPConfig
 from semigpc.training import checkpoint
-from semigpc.training.evaluate import fill, gp_of
 from semigpc.training.config import TrainConfig
+from semigpc.training.evaluate import fill, gp_of
 from semigpc.training.experiment import Experiment, name_of
 from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
@@ -50,14 +50,18 @@ def train(experiment: Experiment, path: Path, *, resume: bool = False, listener:
     splits = DATASETS[name_of("data", experiment.data)].load(experiment.data, experiment.seed)
     groups = groups_of(splits)
     folder = RunFolder(path)
-    if resume and folder.config.exists():
+    begun = resume and folder.config.exists()
+    if begun:
         folder.check_same(experiment, splits)
     else:
-        folder.start(experiment, splits, groups)
+        folder.refuse_if_taken()
 
     with _own_random_numbers(experiment), Interrupt() as interrupt:
         trainer = assemble(experiment, splits.class_counts, build_fabric(experiment))
         augment = Augment(experiment.augment)
+        _batches(trainer, splits, augment, experiment, first=0)  # what cannot work is refused before anything is written
+        if not begun:
+            folder.start(experiment, splits, groups)
         journal = Journal(folder, experiment, splits, augment, groups, listener or Listener())
         step = _begin(trainer, journal, folder, splits, augment, experiment)
         return _run(trainer, journal, folder, splits, augment, experiment, step, interrupt)
@@ -92,21 +96,8 @@ def _run(
     interrupt: Interrupt,
 ) -> dict[str, Any]:
     config, fabric = experiment.train, trainer.fabric
-    loader = train_loader(
-        splits,
-        augment,
-        views=trainer.algorithm.views,
-        labeled_batch=config.labeled_batch,
-        unlabeled_batch=config.unlabeled_batch,
-        seed=experiment.seed,
-        epoch_steps=config.epoch_steps,
-        first_step=first,
-        total_steps=config.steps,
-        workers=config.workers,
-        usb_order=config.compat_usb_order,
-    )
     journal.begin(first)
-    batches = iter(loader)
+    batches = iter(_batches(trainer, splits, augment, experiment, first=first))
     for step in range(first, config.steps):
         waited = time.perf_counter()
         batch = fabric.to_device(next(batches))
@@ -126,6 +117,23 @@ def _run(
             journal.finish(done, trainer, status="stopped")
             raise Stopped(f"stopped after step {done} of {config.steps}; everything is saved in {folder.path}.")
     return journal.finish(config.steps, trainer, status="finished")
+
+
+def _batches(trainer: Trainer, splits: Splits, augment: Augment, experiment: Experiment, *, first: int) -> Iterable[Batch]:
+    config = experiment.train
+    return train_loader(
+        splits,
+        augment,
+        views=trainer.algorithm.views,
+        labeled_batch=config.labeled_batch,
+        unlabeled_batch=config.unlabeled_batch,
+        seed=experiment.seed,
+        epoch_steps=config.epoch_steps,
+        first_step=first,
+        total_steps=config.steps,
+        workers=config.workers,
+        usb_order=config.compat_usb_order,
+    )
 
 
 def take_step(trainer: Trainer, batch: Batch, step: int, config: TrainConfig) -> tuple[StepOutput, float]:

@@ -39,12 +39,16 @@ class RunFolder:
         self.last = path / "checkpoints" / "last.safetensors"
         self.best = path / "checkpoints" / "best.safetensors"
 
-    def start(self, experiment: Experiment, splits: Splits, groups: dict[str, list[int]]) -> None:
-        """Begin a new run. A folder that holds one already is refused, never overwritten."""
+    def refuse_if_taken(self) -> None:
+        """A folder that holds a run already is refused, never overwritten."""
         if self.config.exists():
             raise RunError(
                 f"{self.path} already holds a run. Go on with it by --resume, or choose another folder; nothing is overwritten."
             )
+
+    def start(self, experiment: Experiment, splits: Splits, groups: dict[str, list[int]]) -> None:
+        """Begin a new run."""
+        self.refuse_if_taken()
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "environment.json", environment())
         write_json(self.split, split_facts(splits) | {"class_groups": groups})

@@ -1,5 +1,7 @@
 """What trains, assembled from an experiment, and how it is saved and restored."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,12 +107,15 @@ def assemble(experiment: Experiment, class_counts: npt.NDArray[np.int64], fabric
         unlabeled_batch=experiment.train.unlabeled_batch,
     )
     heads: dict[str, HeadSpec] = experiment.algorithm.heads
-    model = build_model(experiment.model, n_classes, heads)
+    with _settings_of("model"):
+        model = build_model(experiment.model, n_classes, heads)
     width = model.n_features
     if getattr(experiment.refiner, "feature", "backbone") == "projection":
         width = heads["projection"].width
-    refiner = REFINERS[experiment.refiner_name].build(experiment.refiner, width, n_classes)
-    algorithm = ALGORITHMS[experiment.algorithm_name].build(experiment.algorithm, refiner, task)
+    with _settings_of("refiner"):
+        refiner = REFINERS[experiment.refiner_name].build(experiment.refiner, width, n_classes)
+    with _settings_of("algorithm"):
+        algorithm = ALGORITHMS[experiment.algorithm_name].build(experiment.algorithm, refiner, task)
     if isinstance(algorithm, nn.Module):
         algorithm.to(fabric.device)
 
@@ -124,7 +129,7 @@ def assemble(experiment: Experiment, class_counts: npt.NDArray[np.int64], fabric
 
 
 @contextmanager
-def _named(room: str) -> Iterator[None]:
+def _settings_of(room: str) -> Iterator[None]:
     """What a room refuses when it is built is a setting too."""
     try:
         yield

@@ -1,0 +1,70 @@
+"""An algorithm of your own, with and without SemiGPC, without touching a file of ours: about twenty seconds on a CPU.
+
+Mean Teacher in its simplest form: the strong view has to agree with what the moving average says of the weak one.
+"""
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from semigpc.algorithms import ALGORITHMS, AlgorithmEntry
+from semigpc.recipes import digits
+from semigpc.refiners import Refiner
+from semigpc.training import train
+from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanTeacherConfig:
+    """What ``--set algorithm.consistency_weight=...`` would reach."""
+
+    consistency_weight: float = 1.0
+
+    @property
+    def heads(self) -> dict[str, HeadSpec]:
+        """No head beside the classifier."""
+        return {}
+
+
+class MeanTeacher(nn.Module):
+    """L = H(z_x, y) + w H(z_s, f(p_teacher)), with the refiner f. State would live in registered buffers; there is none."""
+
+    views = ("weak", "strong")
+    sites = ("semantic",)
+
+    def __init__(self, config: MeanTeacherConfig, refiner: Refiner, task: Task) -> None:  # noqa: ARG002
+        super().__init__()
+        self.config, self.refiner = config, refiner
+
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:  # noqa: ARG002
+        """The loss of one batch."""
+        x, strong = networks.forward(batch.x, batch.views["strong"])
+        self.refiner.observe("before", networks, x, batch)
+        with torch.no_grad():
+            weak = networks.teacher(batch.views["weak"])
+            probs = self.refiner.refine("semantic", weak, torch.softmax(weak.logits, dim=1))
+        self.refiner.observe("after", networks, x, batch)
+        loss_x = F.cross_entropy(x.logits, batch.y)
+        loss_u = F.cross_entropy(strong.logits, probs)
+        loss = loss_x + self.config.consistency_weight * loss_u
+        return StepOutput(loss, {"loss_x": loss_x, "loss_u": loss_u}, PseudoLabels(probs, torch.ones(len(probs))))
+
+
+def main() -> None:
+    """Train it twice on long-tailed digits."""
+    ALGORITHMS["mean_teacher"] = AlgorithmEntry(MeanTeacherConfig, MeanTeacher, "Mean Teacher")
+    for refiner in ("none", "gp"):
+        experiment = digits(algorithm="mean_teacher", refiner=refiner)
+        experiment = replace(experiment, train=replace(experiment.train, steps=300, threads=1))
+        with tempfile.TemporaryDirectory() as folder:
+            result = train(experiment, Path(folder) / "run")["results"]["last"]
+        groups = ", ".join(f"{name} {value:.0%}" for name, value in result["groups"].items())
+        print(f"Mean Teacher, refiner {refiner}: balanced accuracy {result['balanced_accuracy']:.1%} ({groups})")
+
+
+if __name__ == "__main__":
+    main()

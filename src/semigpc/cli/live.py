@@ -1,0 +1,83 @@
+"""A run as it goes on: a bar on a terminal, a line at every evaluation elsewhere; on standard error either way."""
+
+from types import TracebackType
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from semigpc.training import Listener, RunFolder
+from semigpc.training.run_folder import read_json
+
+
+class Live(Listener):
+    """Shows steps, speed, time left, the last loss and the last balanced accuracy.
+
+    Args:
+        folder: of the run, whose split is told before the first step.
+        console: where to tell it.
+    """
+
+    def __init__(self, folder: RunFolder, console: Console) -> None:
+        self.folder, self.console = folder, console
+        errors = Console(stderr=True)
+        self.on_terminal = errors.is_terminal
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=errors, transient=True, disable=not self.on_terminal)
+        self.task = self.bar.add_task("", total=None, said="")
+        self.last: dict[str, str] = {}
+        self.total = 0
+
+    def __enter__(self) -> "Live":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def begin(self, first_step: int, total_steps: int) -> None:
+        """Say what was found, and show the bar."""
+        tell_split(read_json(self.folder.split, "the run was never begun"), self.console)
+        if first_step:
+            self.console.print(f"Resuming after step {first_step} of {total_steps}.", highlight=False)
+        self.total = total_steps
+        self.bar.update(self.task, total=total_steps, completed=first_step)
+        self.bar.start()
+
+    def step(self, step: int) -> None:
+        """Move the bar."""
+        self.bar.update(self.task, completed=step + 1)
+
+    def entry(self, entry: dict[str, Any]) -> None:
+        """Remember what to show, and show it."""
+        if entry["kind"] == "train":
+            self.last["loss"] = f"loss {entry['loss']:.3f}"
+            self.last["speed"] = f"{entry['steps_per_second']:.1f} steps/s"
+        elif entry["kind"] == "eval":
+            figure = f"{100 * entry['balanced_accuracy']:.1f} % balanced accuracy"
+            self.last["accuracy"] = f"{figure} ({entry['part']}, {entry['head']} head)"
+        else:
+            return
+        self.bar.update(self.task, said=", ".join(self.last.values()))
+        if entry["kind"] == "eval" and not self.on_terminal:
+            typer.echo(f"step {entry['step']} of {self.total}: {', '.join(self.last.values())}", err=True)
+
+
+def tell_split(split: dict[str, Any], console: Console) -> None:
+    """Classes, counts and notes of a split."""
+    labeled = split["labeled_counts"]
+    names = split["class_names"]
+    shown = ", ".join(f"{name} {count}" for name, count in list(zip(names, labeled, strict=True))[:12])
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    told = [
+        f"{len(names)} classes, {sum(labeled)} labelled pictures ({shown}{more}), {split['unlabeled']} unlabelled",
+        *(f"{sum(split[f'{part}_counts'])} for {part}" for part in ("validation", "test") if split[f"{part}_counts"]),
+    ]
+    console.print(f"Found {', '.join(told)}.", highlight=False, markup=False, soft_wrap=True)
+    notes = list(split["notes"])
+    if not split["validation_counts"]:
+        notes.append("No validation pictures: the best step cannot be told, so the last one counts. See --validation.")
+    if not split["test_counts"]:
+        notes.append("No test pictures: see --test." if split["validation_counts"] else "No test pictures either: see --test.")
+    for note in notes:
+        console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)

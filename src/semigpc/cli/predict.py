@@ -1,0 +1,138 @@
+"""``semigpc predict``: labels for pictures that have none."""
+
+import csv
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from semigpc.cli.evaluate import Run, Which
+from semigpc.cli.failures import reported
+
+if TYPE_CHECKING:
+    from semigpc.data import ImageSet
+    from semigpc.training.inference import LoadedRun
+
+COLUMNS = ("file", "label", "confidence", "second", "second_confidence")
+FEW = 40  # rows shown on the screen
+SUFFIXES = (".csv", ".parquet", ".json")
+
+Row = dict[str, Any]
+
+
+class Head(StrEnum):
+    """Who answers."""
+
+    auto = "auto"
+    linear = "linear"
+    gp = "gp"
+
+
+@reported("predict")
+def predict(
+    run: Run,
+    paths: Annotated[list[Path], typer.Argument(metavar="PATHS...", help="Pictures, and folders of pictures.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a .csv, .parquet or .json file.")] = None,
+    head: Annotated[
+        Head, typer.Option("--head", help="The linear classifier, the GP, or the one the run was judged by (auto).")
+    ] = Head.auto,
+    checkpoint: Which = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Name pictures that cannot be read, and go on.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON on standard output.")] = False,
+) -> None:
+    """Label pictures with a trained run.
+
+    For each picture: the class, how sure the run is of it, and the second
+    best class. Without --out the table is shown on the screen.
+
+    Example:
+
+      semigpc predict runs/photos-simmatch-gp-seed0 new/ --out labels.csv
+    """
+    if out is not None and out.suffix not in SUFFIXES:
+        raise typer.BadParameter(f"the name must end in {', '.join(SUFFIXES)}; got {out.name!r}.", param_hint="--out")
+    if out is not None and not out.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {out.parent}.", param_hint="--out")
+    from semigpc.training import SettingError
+    from semigpc.training.given_pictures import pictures_at
+    from semigpc.training.inference import load_run
+
+    images = pictures_at(paths)
+    if skip_bad:
+        images = _readable(images)
+    loaded = load_run(run, None if checkpoint is None else checkpoint.value)
+    if head is Head.gp and loaded.gp is None:
+        raise SettingError(f"{run} was trained without a GP, so it has no GP head. Leave --head out.")
+    rows = _label(loaded, images, loaded.head if head is Head.auto else head.value)
+    if out is not None:
+        _write(rows, out)
+        typer.echo(f"wrote {out}: {len(rows)} pictures", err=as_json)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    elif out is None or len(rows) <= FEW:
+        Console().print(_table(rows))
+
+
+def _readable(images: "ImageSet") -> "ImageSet":
+    """Those that can be decoded; the others are named."""
+    import numpy as np
+
+    from semigpc.data import DataError
+
+    good = []
+    for i in range(len(images)):
+        try:
+            images[i]
+            good.append(i)
+        except DataError as error:
+            typer.echo(f"skipped: {error}", err=True)
+    if not good:
+        raise DataError(f"none of the {len(images)} pictures can be read.")
+    return images.subset(np.array(good))
+
+
+def _label(run: "LoadedRun", images: "ImageSet", head: str) -> list[Row]:
+    errors = Console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("Pictures", total=len(images))
+        probs = run.predict(images, on_batch=lambda done: bar.advance(task, done)).probs
+    chosen = probs[head] if head in probs else probs["linear"]  # a GP whose buffer is still empty does not answer
+    rows = []
+    for name, row in zip(images.names, chosen, strict=True):
+        first, second = (int(c) for c in (-row).argsort(kind="stable")[:2])
+        named = (run.class_names[first], float(row[first]), run.class_names[second], float(row[second]))
+        rows.append(dict(zip(COLUMNS, (name, *named), strict=True)))
+    return rows
+
+
+def _write(rows: list[Row], path: Path) -> None:
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=2) + "\n")
+    elif path.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows({**row, **{key: f"{row[key]:.6f}" for key in row if key.endswith("confidence")}} for row in rows)
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(box=box.SIMPLE, padding=(0, 1))
+    for heading, justify in (("file", "left"), ("label", "left"), ("sure", "right"), ("second", "left"), ("sure", "right")):
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in rows[:FEW]:
+        percents = [f"{100 * row[key]:.1f} %" for key in ("confidence", "second_confidence")]
+        table.add_row(row["file"], row["label"], percents[0], row["second"], percents[1])
+    if len(rows) > FEW:
+        table.caption = f"and {len(rows) - FEW} more; --out FILE.csv writes all of them"
+    return table

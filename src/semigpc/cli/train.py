@@ -1,0 +1,112 @@
+"""``semigpc train``: a classifier from few labels and many unlabelled pictures."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from semigpc.cli.failures import reported
+
+OWN = "Your own data"
+
+
+@reported("train")
+def train(
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="A recipe (semigpc list recipes), a folder of pictures, or an .npz file.")
+    ],
+    algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="See semigpc list algorithms.")] = "simmatch",
+    refiner: Annotated[str, typer.Option("--refiner", metavar="NAME", help="gp is SemiGPC; none is the plain algorithm.")] = "gp",
+    ratio: Annotated[
+        float | None, typer.Option("--ratio", metavar="GAMMA", help="Imbalance ratio of a recipe, head over tail.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of split, weights and order.")] = 0,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="How long; short for train.steps.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting, repeatable; see semigpc list settings DATA."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Run folder; by default runs/ and a name made of the above.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder, if there is one.")] = False,
+    labels: Annotated[
+        Path | None,
+        typer.Option("--labels", metavar="FILE", help="CSV or Parquet: file_name, label.", rich_help_panel=OWN),
+    ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option("--test", metavar="PATH", help="Labelled pictures to judge by: such a file, or a folder of class folders.", rich_help_panel=OWN),
+    ] = None,
+    validation: Annotated[
+        str | None,
+        typer.Option("--validation", metavar="FRACTION|PATH", help="Pictures to choose the best step by: a part of the labels, or as for --test. By default 0.2 if every class has 5 labels.", rich_help_panel=OWN),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="See semigpc list models; small_cnn by default.", rich_help_panel=OWN),
+    ] = None,
+    image_size: Annotated[
+        int | None,
+        typer.Option("--image-size", metavar="PIXELS", min=2, help="Side of the pictures the network sees; by default what suits it.", rich_help_panel=OWN),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
+) -> None:
+    """Train a classifier from few labels and many unlabelled pictures.
+
+    Settings come from the defaults, then from the recipe, then from --set.
+    The run folder keeps them with the split, every figure, the checkpoints
+    and report.html. Ctrl-C saves and stops; the same command with --resume
+    goes on and ends with the same bits as a run that was never stopped.
+
+    Examples:
+
+      semigpc train digits --ratio 30 --algorithm simmatch --refiner gp
+      semigpc train photos --labels labels.csv --test test.csv
+      semigpc train photos --labels labels.csv --set train.lr=1e-3
+    """
+    from semigpc.cli.experiments import Wishes, resolve
+    from semigpc.cli.live import Live
+    from semigpc.report.run_page import write_run_report
+    from semigpc.training import RunFolder
+    from semigpc.training import train as run
+
+    wishes = Wishes(
+        algorithm=algorithm,
+        refiner=refiner,
+        seed=seed,
+        ratio=ratio,
+        labels=labels,
+        test=test,
+        validation=validation,
+        model=model,
+        image_size=image_size,
+    )
+    experiment, name = resolve(data, wishes)
+    experiment = experiment.override([*([f"train.steps={steps}"] if steps else []), *(settings or [])])
+    folder = out or Path("runs", f"{name}-{experiment.algorithm_name}-{experiment.refiner_name}-seed{experiment.seed}")
+
+    console = Console(stderr=as_json)
+    with Live(RunFolder(folder), console) as live:
+        summary = run(experiment, folder, resume=resume, listener=live)
+    page = write_run_report(folder)
+    if as_json:
+        typer.echo(json.dumps({"run": str(folder), "report": str(page), **summary}, indent=2))
+    _tell_results(folder, summary, console)
+    typer.echo(f"run: {folder}", err=as_json)
+    typer.echo(f"report: {page}", err=as_json)
+
+
+def _tell_results(folder: Path, summary: dict[str, Any], console: Console) -> None:
+    from semigpc.cli.run_tables import HEADS, result_table
+    from semigpc.report.run_folder import read_run
+
+    last = summary["results"]["last"]
+    if last is None:
+        console.print("There were no pictures to judge by. Give some with --test, or with semigpc evaluate.", soft_wrap=True)
+        return
+    evaluations = read_run(folder, bulky=False)
+    curves = [evaluations.curve(last["part"], head) for head in HEADS]
+    console.print(result_table(summary["results"], [curve[-1] for curve in curves if curve]))

@@ -1,0 +1,95 @@
+"""Pictures given to a finished run: with labels to judge it by, or without, to be labelled."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semigpc.data import ArraysConfig, DataError, ImageSet
+from semigpc.data.dataset import listed
+from semigpc.data.listing import class_folders, existing, from_table, pictures_below
+from semigpc.data.pictures import ArrayImages, FileImages
+from semigpc.data.tables import is_table
+from semigpc.training.inference import LoadedRun
+
+
+def pictures_to_judge(run: LoadedRun, data: Path, labels: Path | None = None, *, partial: bool = False) -> ImageSet:
+    """Labelled pictures, with their classes found by name among those of the run.
+
+    Args:
+        run: whose classes count.
+        data: a folder of class folders, a table beside its pictures, or an ``.npz`` file with x_test and y_test.
+        labels: a table for a folder whose sub-folders are no classes; rows without a label are passed over.
+        partial: let classes of the run be absent.
+    """
+    path = existing(data, "The data to judge by")
+    images = _from_arrays(run, path, labels) if path.suffix == ".npz" else _from_files(run, path, labels)
+    present = set(images.labels.tolist())
+    absent = [name for c, name in enumerate(run.class_names) if c not in present]
+    if absent and not partial:
+        raise DataError(
+            f"the run knows {len(run.class_names)} classes, and {data} has pictures of {len(present)}: none of "
+            f"{listed(absent)}. Add some, or say --partial to judge by the classes that are there."
+        )
+    return images
+
+
+def pictures_at(paths: Sequence[Path]) -> ImageSet:
+    """Files, and every picture below folders, without labels; each once, in the order given."""
+    files: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            inside = [path / name for name in pictures_below(path)]
+            if not inside:
+                raise DataError(f"There is no picture below {path}.")
+            files |= dict.fromkeys(inside)
+        elif path.is_file():
+            files[path] = None
+        else:
+            raise DataError(f"There is no picture and no folder {path}. Check the path.")
+    return ImageSet(FileImages(list(files)), np.full(len(files), -1), [str(path) for path in files])
+
+
+def _from_files(run: LoadedRun, path: Path, labels: Path | None) -> ImageSet:
+    if labels is not None:
+        listing = from_table(existing(labels, "The table of labels", path), path)
+    elif is_table(path):
+        listing = from_table(path, path.parent)
+    else:
+        listing = class_folders(path)
+    named = {name: label for name, label in listing.labels.items() if label is not None}
+    if not named:
+        raise DataError(f"{labels or path} has no labelled picture to judge by. Fill in the labels.")
+    numbers = _numbers(run, list(named.values()))
+    return ImageSet(FileImages([listing.root / name for name in named]), numbers, list(named))
+
+
+def _from_arrays(run: LoadedRun, path: Path, labels: Path | None) -> ImageSet:
+    if labels is not None:
+        raise DataError(f"{path} holds its own labels, y_test; leave --labels out.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not {"x_test", "y_test"} <= set(file.files):
+                raise DataError(f"{path} must hold x_test and y_test to judge by; it has {listed(file.files) or 'nothing'}.")
+            x, y = file["x_test"], file["y_test"]
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read: {error}. Write plain arrays with numpy.savez.") from error
+    if y.ndim != 1 or y.dtype.kind not in "iu" or len(x) != len(y) or not len(y) or y.min() < 0:
+        raise DataError(f"y_test must hold one class, 0 or more, for each of the {len(x)} pictures; got {y.dtype} {y.shape}.")
+    names = [str(c) for c in y.tolist()]
+    if isinstance(run.experiment.data, ArraysConfig):  # classes are numbers there, whatever they are called
+        names = [run.class_names[c] if c < len(run.class_names) else str(c) for c in y.tolist()]
+    return ImageSet(ArrayImages(x), _numbers(run, names), [f"x_test/{i}" for i in range(len(x))])
+
+
+def _numbers(run: LoadedRun, names: Sequence[str]) -> NDArray[np.int64]:
+    known = {name: c for c, name in enumerate(run.class_names)}
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise DataError(
+            f"the data have pictures of {listed(unknown)}, which the run does not know; it was trained on "
+            f"{listed(run.class_names)}. Rename the class, leave it out, or train with it."
+        )
+    return np.array([known[name] for name in names], dtype=np.int64)

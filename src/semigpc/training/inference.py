@@ -1,0 +1,119 @@
+"""A finished run put to use: its network and its GP, on pictures of any kind."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from semigpc.data import DATASETS, Augment, EvaluationBatch, ImageSet, Splits, eval_loader
+from semigpc.refiners import GaussianProcessRefiner
+from semigpc.training import checkpoint
+from semigpc.training.evaluate import Predictions, gp_of, headline_head, predict, refilled
+from semigpc.training.experiment import Experiment, name_of
+from semigpc.training.run_folder import RunError, RunFolder, read_json
+from semigpc.training.state import assemble, build_fabric
+
+Choice = Literal["best", "last"]
+Part = Literal["test", "validation"]
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """What a run learnt, ready to answer.
+
+    ``network`` is the one that was evaluated in training, in evaluation mode; ``gp`` is None if the run had none; ``head`` is
+    the one whose figures stand in the tables; ``step`` is where the ``checkpoint`` was written.
+    """
+
+    folder: RunFolder
+    experiment: Experiment
+    class_names: tuple[str, ...]
+    groups: dict[str, list[int]]
+    network: nn.Module
+    gp: GaussianProcessRefiner | None
+    head: str
+    augment: Augment
+    device: torch.device
+    checkpoint: Choice
+    step: int
+
+    def predict(self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None) -> Predictions:
+        """Probabilities of M pictures by each head; ``on_batch`` hears how many pictures were just done."""
+        batches = eval_loader(images, self.augment, batch_size=self.experiment.train.eval_batch, workers=0)
+        return predict(self.network, self.gp, _counted(batches, on_batch), self.device)
+
+    def has(self, name: Part) -> bool:
+        """Whether the run had such pictures."""
+        return bool(read_json(self.folder.split, "its split is gone")[f"{name}_counts"])
+
+    def part(self, name: Part) -> "tuple[LoadedRun, ImageSet]":
+        """Test or validation pictures of the run's own data, and the run as it was judged on them.
+
+        The data are read again and must still be what they were, as far as this part is concerned.
+        """
+        data = self.experiment.data
+        splits: Splits = DATASETS[name_of("data", data)].load(data, self.experiment.seed)
+        images = splits.test if name == "test" else splits.validation
+        if images is None:
+            raise RunError(f"{self.folder.path} has no {name} pictures. Give some with --data, or another --part.")
+        with np.load(self.folder.path / "split.npz", allow_pickle=False) as saved:
+            before = saved[f"{name}_names"].tolist() if f"{name}_names" in saved else []
+        counts = read_json(self.folder.split, "its split is gone")[f"{name}_counts"]
+        now = np.bincount(images.labels, minlength=splits.n_classes).tolist()
+        if splits.class_names != self.class_names or list(images.names) != before or now != counts:
+            raise RunError(
+                f"the {name} pictures or their classes have changed since {self.folder.path} was trained: "
+                f"{len(self.class_names)} classes and {len(before)} pictures then, {splits.n_classes} and {len(images)} now. "
+                "Put them back as they were, or give pictures to judge by with --data."
+            )
+        if self.gp is None or self.gp.config.eval_buffer == "live":
+            return self, images
+        batch = self.experiment.train.eval_batch
+        gp = refilled(self.gp, self.network, splits.labeled, self.augment, batch=batch, device=self.device)
+        return replace(self, gp=gp), images
+
+
+def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
+    """Read a run folder; the training data need not be there.
+
+    Args:
+        path: of the folder.
+        choice: the checkpoint that was best on validation, or the last one; without it the best, if there is one.
+    """
+    folder = RunFolder(path)
+    experiment = folder.experiment()
+    facts = read_json(folder.split, "the run was never begun")
+    choice = choice or ("best" if folder.best.exists() else "last")
+    file = folder.best if choice == "best" else folder.last
+    if not file.exists():
+        why = "it had no validation pictures" if folder.last.exists() else "it was stopped too early"
+        raise RunError(f"{path} has no {choice} checkpoint: {why}. Choose another, or train on with --resume.")
+    saved = checkpoint.load(file)
+    bare = replace(experiment, model=replace(experiment.model, pretrained=None))  # every weight comes from the checkpoint
+    with torch.random.fork_rng():
+        trainer = assemble(bare, np.array(facts["labeled_counts"]), build_fabric(bare))
+    trainer.restore_networks(saved)
+    return LoadedRun(
+        folder,
+        experiment,
+        tuple(facts["class_names"]),
+        facts["class_groups"],
+        trainer.evaluated.eval(),
+        gp_of(trainer.refiner),
+        headline_head(trainer.refiner),
+        Augment(experiment.augment),
+        trainer.fabric.device,
+        choice,
+        int(saved.state["step"]),
+    )
+
+
+def _counted(batches: Iterable[EvaluationBatch], on_batch: Callable[[int], None] | None) -> Iterator[EvaluationBatch]:
+    for batch in batches:
+        yield batch
+        if on_batch is not None:
+            on_batch(len(batch.labels))

@@ -1,0 +1,129 @@
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from semigpc.algorithms import ALGORITHMS
+from semigpc.refiners import REFINERS
+from semigpc.training import DivergedError, Listener, RunFolder, Stopped, train
+from semigpc.training.checkpoint import load
+from tests.training.small_runs import STEPS, small_run
+
+
+def entries(path: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in RunFolder(path).metrics.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_a_run_folder_tells_everything(tmp_path: Path) -> None:
+    experiment = small_run("simmatch", "gp")
+    summary = train(experiment, tmp_path)
+    folder = RunFolder(tmp_path)
+    assert folder.experiment() == experiment
+    split = json.loads(folder.split.read_text())
+    assert split["labeled_counts"] == [36, 24, 16, 11, 7, 5, 3, 2, 1, 1]
+    assert split["test_counts"] == [40] * 10
+    assert len(np.load(tmp_path / "split.npz")["labeled"]) == sum(split["labeled_counts"])
+    assert "torch" in json.loads((tmp_path / "environment.json").read_text())
+    assert summary["status"] == "finished"
+    assert [entry["step"] for entry in entries(tmp_path, "eval") if entry["part"] == "test" and entry["head"] == "linear"] == [
+        10,
+        20,
+        30,
+    ]
+    assert {entry["head"] for entry in entries(tmp_path, "eval")} == {"linear", "gp"}
+    trained = entries(tmp_path, "train")
+    assert sum(entry["window"] for entry in trained) == STEPS
+    assert {"loss", "loss_x", "loss_u", "loss_in", "mask_rate", "lr", "data_wait_share"} <= trained[-1].keys()
+    pseudo = entries(tmp_path, "pseudo")
+    assert sum(sum(entry["believed_counts"]) for entry in pseudo) == STEPS * experiment.train.unlabeled_batch
+
+
+def test_best_is_chosen_on_validation_and_test_is_named_apart(tmp_path: Path) -> None:
+    results = train(small_run(), tmp_path)["results"]
+    linear = [entry for entry in entries(tmp_path, "eval") if entry["head"] == "linear"]
+    validation = {entry["step"]: entry["balanced_accuracy"] for entry in linear if entry["part"] == "validation"}
+    test = {entry["step"]: entry["balanced_accuracy"] for entry in linear if entry["part"] == "test"}
+    best = max(validation, key=lambda step: validation[step])  # the first of equals
+    assert results["best_on_validation"]["step"] == best
+    assert results["best_on_validation"]["balanced_accuracy"] == test[best]
+    assert results["best_on_test"]["balanced_accuracy"] == max(test.values())
+    assert results["last"]["balanced_accuracy"] == test[STEPS]
+    assert load(RunFolder(tmp_path).best).state["step"] == best
+
+
+def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
+    results = train(small_run("fixmatch", "none", "data.validation_per_class=0"), tmp_path)["results"]
+    assert results["best_on_validation"] is None
+    assert not RunFolder(tmp_path).best.exists()
+
+
+@pytest.mark.parametrize("refiner", REFINERS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_runs_with_every_refiner(algorithm: str, refiner: str, tmp_path: Path) -> None:
+    summary = train(small_run(algorithm, refiner, "train.steps=12", "train.eval_steps=12"), tmp_path)
+    assert summary["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("refiner.role=classifier",),
+        ("refiner.role=classifier", "refiner.exclude_same_index=true", "refiner.eval_buffer=rebuilt"),
+        ("refiner.prefill=true", "refiner.eval_head=gp"),
+        ("refiner.source=ema", "refiner.push=before", "refiner.balanced=true", "refiner.balance=strict"),
+        ("train.clip_norm=1.0",),
+        ("train.optimizer=sgd", "train.ema=0", "train.schedule=constant"),
+        ("train.compat_usb_order=true", "algorithm.bank=full_teacher"),
+        ("algorithm.compat_usb=true", "refiner.feature=projection", "refiner.site=final"),
+    ],
+)
+def test_the_switches_work_together(settings: tuple[str, ...], tmp_path: Path) -> None:
+    summary = train(small_run("simmatch", "gp", *settings, "train.steps=12"), tmp_path)
+    assert np.isfinite(summary["results"]["last"]["loss"])
+    head = "gp" if {"refiner.role=classifier", "refiner.eval_head=gp"} & set(settings) else "linear"
+    assert summary["results"]["last"]["head"] == head
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
+def test_mixed_precision_never_reaches_the_gp(tmp_path: Path) -> None:
+    with torch.backends.mkldnn.flags(enabled=False):  # some virtual machines announce bfloat16 instructions they do not have
+        train(small_run("fixmatch", "gp", "train.precision=bf16-mixed"), tmp_path)
+    features = load(RunFolder(tmp_path).last).part("algorithm")["refiner.engine.system.feature_columns"]
+    assert features.dtype == torch.float32
+    norms = features[:, features.any(dim=0)].double().square().sum(dim=0)
+    assert torch.allclose(norms, torch.ones_like(norms), atol=1e-6)  # bfloat16 would be off by a thousandth
+
+
+def test_a_loss_that_is_no_number_stops_the_run_with_advice(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"at step \d+ \(loss_x .*Lower train\.lr"):
+        train(small_run("fixmatch", "none", "train.lr=1e30", "train.warmup_steps=0"), tmp_path)
+
+
+def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    class Impatient(Listener):
+        def step(self, step: int) -> None:
+            if step == 11:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Stopped, match="stopped after step 12 of 30"):
+        train(small_run(), tmp_path / "cut", listener=Impatient())
+    assert load(RunFolder(tmp_path / "cut").last).state["step"] == 12
+    assert json.loads(RunFolder(tmp_path / "cut").summary.read_text())["status"] == "stopped"
+    train(small_run(), tmp_path / "cut", resume=True)
+    train(small_run(), tmp_path / "whole")
+    ours, theirs = (load(RunFolder(tmp_path / name).last) for name in ("cut", "whole"))
+    networks = [name for name in ours.tensors if name.startswith(("model.", "average."))]
+    close = [torch.allclose(ours.tensors[name], theirs.tensors[name], atol=1e-4) for name in networks]
+    assert all(close)
+
+
+def test_tensorboard_files_are_written_on_demand(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+    train(small_run("fixmatch", "none", "train.tensorboard=true", "train.steps=5"), tmp_path)
+    assert list((tmp_path / "tensorboard").iterdir())

@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, precision_score
+
+from semigpc.training.metrics import calibration, class_groups, classification_metrics
+from semigpc.training.pseudo_stats import PseudoLabelStats
+from semigpc.types import PseudoLabels
+
+GROUPS = {"many": [0, 1], "medium": [2], "few": [3]}
+
+
+def draws(m: int = 200, n_classes: int = 4) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, n_classes, m)
+    probs = generator.dirichlet(np.ones(n_classes), m)
+    probs[np.arange(m), labels] += 0.4
+    return probs / probs.sum(axis=1, keepdims=True), labels
+
+
+def test_metrics_agree_with_scikit_learn() -> None:
+    probs, labels = draws()
+    predicted = probs.argmax(axis=1)
+    figures = classification_metrics(probs, labels, GROUPS)
+    assert figures["top1"] == pytest.approx((predicted == labels).mean())
+    assert figures["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted))
+    assert figures["macro_f1"] == pytest.approx(f1_score(labels, predicted, average="macro"))
+    assert figures["macro_precision"] == pytest.approx(precision_score(labels, predicted, average="macro"))
+    assert np.array_equal(figures["confusion"], confusion_matrix(labels, predicted))
+    assert figures["top5"] == 1  # of four classes
+    assert figures["groups"]["many"] == pytest.approx(np.mean(figures["per_class_recall"][:2]))
+
+
+def test_a_class_without_pictures_has_no_figure_and_does_not_count() -> None:
+    probs = np.array([[0.9, 0.05, 0.05, 0], [0.8, 0.1, 0.1, 0], [0.2, 0.7, 0.1, 0]])
+    figures = classification_metrics(probs, np.array([0, 1, 1]), GROUPS)
+    assert figures["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
+    assert figures["per_class_recall"] == [1, 0.5, None, None]
+    assert figures["per_class_precision"] == [0.5, 1, None, None]
+    assert figures["groups"]["few"] is None
+
+
+def test_top5_counts_the_five_largest() -> None:
+    probs = np.tile(np.linspace(0.2, 0.01, 10), (10, 1))
+    assert classification_metrics(probs, np.arange(10), {"many": list(range(10))})["top5"] == pytest.approx(0.5)
+
+
+def test_calibration_error_of_a_hand_made_case() -> None:
+    diagram, error = calibration(np.array([0.95, 0.95, 0.55, 1.0]), np.array([True, False, True, True]))
+    assert error == pytest.approx((abs(0.95 + 0.95 + 1.0 - 2) + 0.45) / 4)
+    assert sum(diagram["count"]) == 4
+    assert diagram["confidence"][0] is None
+
+
+def test_groups_are_thirds_by_labels_then_by_unlabelled_pictures() -> None:
+    assert class_groups(np.array([1, 9, 5, 7, 3, 2])) == {"many": [1, 3], "medium": [2, 4], "few": [0, 5]}
+    assert class_groups(np.full(3, 4), np.array([1, 3, 2])) == {"many": [1], "medium": [2], "few": [0]}
+
+
+def test_pseudo_label_statistics_of_a_hand_made_window() -> None:
+    stats = PseudoLabelStats(3, np.array([0, 1, 2, -1]))
+    probs = torch.eye(3)[torch.tensor([0, 2, 2, 1])]
+    stats.add(PseudoLabels(probs, torch.tensor([True, True, False, True])), torch.arange(4))
+    window = stats.flush()
+    assert window == {
+        "window": 1,
+        "coverage": 0.75,
+        "precision": 0.5,  # of the two whose truth is known
+        "believed_counts": [1, 1, 2],
+        "accepted_counts": [1, 1, 1],
+        "true_counts": [1, 1, 1],
+        "per_class_coverage": [1, 1, 0],
+        "per_class_precision": [1, None, 0],
+    }
+    assert stats.flush() is None
+
+
+def test_without_truth_there_is_no_precision() -> None:
+    stats = PseudoLabelStats(2, np.full(4, -1))
+    stats.add(PseudoLabels(torch.full((4, 2), 0.5), torch.ones(4)), torch.arange(4))
+    window = stats.flush()
+    assert window is not None
+    assert window["precision"] is None
+    assert window["true_counts"] is window["per_class_precision"] is None
+    assert window["coverage"] == 1

@@ -1,0 +1,74 @@
+"""Check values of the training recipe, section 2."""
+
+import math
+
+import pytest
+import torch
+
+from semigpc.models import ModelConfig, build_model
+from semigpc.training import TrainConfig
+from semigpc.training.ema import average_of, update_average
+from semigpc.training.optim import build_optimizer, rate_factor, set_rate
+from semigpc.types import HeadSpec
+
+
+def test_the_rate_rises_linearly_and_falls_along_seven_sixteenths_of_a_cosine() -> None:
+    config = TrainConfig(steps=204_800, warmup_steps=5120)
+    assert rate_factor(0, config) == 0
+    assert rate_factor(2560, config) == pytest.approx(0.5)
+    assert rate_factor(5120, config) == 1
+    middle = 5120 + (204_800 - 5120) // 2
+    assert rate_factor(middle, config) == pytest.approx(math.cos(7 / 32 * math.pi), abs=1e-4)
+    assert rate_factor(204_800, config) == pytest.approx(0.19509, abs=1e-5)
+
+
+def test_a_constant_schedule_stays_after_the_warm_up() -> None:
+    config = TrainConfig(schedule="constant", warmup_steps=10)
+    assert [rate_factor(step, config) for step in (5, 10, 100_000)] == [0.5, 1, 1]
+
+
+@pytest.mark.parametrize(("lr", "decay", "stem", "last"), [(5e-4, 0.5, 6.10e-8, 2.5e-4), (1e-3, 0.65, 3.70e-6, 6.5e-4)])
+def test_layers_have_the_rates_of_the_recipe(lr: float, decay: float, stem: float, last: float) -> None:
+    model = build_model(ModelConfig(name="vit_tiny_patch2_32"), 10, {"projection": HeadSpec("projection", 8)})
+    config = TrainConfig(lr=lr, layer_decay=decay)
+    optimizer = build_optimizer(model, config)
+    rates = {id(parameter): group["base_lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    named = {name: rates[id(parameter)] for name, parameter in model.named_parameters()}
+    assert named["backbone.patch_embed.proj.weight"] == pytest.approx(stem, rel=2e-3)
+    assert named["backbone.blocks.11.attn.qkv.weight"] == pytest.approx(last)
+    assert named["backbone.norm.weight"] == pytest.approx(last)
+    assert named["classifier.weight"] == lr
+    assert all(rate == lr for name, rate in named.items() if name.startswith("heads."))
+    assert set_rate(optimizer, config.warmup_steps // 2, config) == pytest.approx(lr / 2)
+    assert max(group["lr"] for group in optimizer.param_groups) == pytest.approx(lr / 2)
+
+
+@pytest.mark.parametrize(("compat", "decayed"), [(False, 0.0), (True, 5e-4)])
+def test_vectors_and_positions_are_not_decayed(compat: bool, decayed: float) -> None:
+    model = build_model(ModelConfig(name="vit_tiny_patch2_32"), 10, {})
+    optimizer = build_optimizer(model, TrainConfig(compat_usb_decay=compat))
+    decay = {id(parameter): group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+    named = {name: decay[id(parameter)] for name, parameter in model.named_parameters()}
+    assert named["backbone.blocks.0.mlp.fc1.weight"] == 5e-4
+    assert named["backbone.blocks.0.mlp.fc1.bias"] == named["backbone.norm.weight"] == 0
+    assert named["backbone.pos_embed"] == named["backbone.cls_token"] == decayed
+
+
+def test_every_parameter_is_in_one_group() -> None:
+    model = build_model(ModelConfig(), 10, {"rotation": HeadSpec("linear", 4)})
+    grouped = [id(p) for group in build_optimizer(model, TrainConfig()).param_groups for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+
+
+def test_the_average_follows_parameters_and_copies_statistics() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    average = average_of(model)
+    before = average[0].weight.clone()  # type: ignore[index]
+    with torch.no_grad():
+        model[0].weight.add_(1)
+        model[1].running_mean.add_(5)  # type: ignore[operator, union-attr]
+    update_average(average, model, 0.9)
+    assert torch.allclose(average[0].weight, before + 0.1)  # type: ignore[index]
+    assert torch.equal(average[1].running_mean, model[1].running_mean)  # type: ignore[index]
+    assert not average.training
+    assert not any(parameter.requires_grad for parameter in average.parameters())

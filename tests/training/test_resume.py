@@ -1,0 +1,113 @@
+"""Killed at any step and resumed, a run ends with the bits of one that was not."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from semigpc.algorithms import ALGORITHMS
+from semigpc.training import Experiment, RunError, RunFolder, train
+from semigpc.training.checkpoint import load
+from tests.training.small_runs import STEPS, small_run
+
+VICTIM = """
+import json, sys
+from pathlib import Path
+from semigpc.training import Experiment, Listener, train
+
+class Teller(Listener):
+    def step(self, step):
+        print(step, flush=True)
+
+if __name__ == "__main__":
+    train(Experiment.from_plain(json.loads(sys.argv[1])), Path(sys.argv[2]), listener=Teller())
+"""
+
+
+def kill_at(step: int, experiment: Experiment, path: Path, tmp_path: Path) -> None:
+    script = tmp_path / "victim.py"
+    script.write_text(VICTIM)
+    command = [sys.executable, str(script), json.dumps(experiment.to_plain()), str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as victim:
+        assert victim.stdout is not None
+        for line in victim.stdout:
+            if int(line) == step:
+                os.killpg(victim.pid, signal.SIGKILL)
+                break
+        assert victim.wait() == -signal.SIGKILL
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    timing = ("steps_per_second", "data_wait_share")
+    entries = [json.loads(line) for line in RunFolder(path).metrics.read_text().splitlines()]
+    return [{key: value for key, value in entry.items() if key not in timing} for entry in entries]
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    ours, theirs = load(RunFolder(one).last), load(RunFolder(other).last)
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    different = [name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])]
+    assert not different
+    assert ours.state["step"] == theirs.state["step"] == STEPS
+    assert lines(one) == lines(other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_killed_run_resumes_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
+    experiment = small_run(algorithm, "gp", "train.workers=1")
+    step = random.Random().randrange(8, STEPS - 2)  # a different one every time: it must not matter
+    kill_at(step, experiment, tmp_path / "killed", tmp_path)
+    assert load(RunFolder(tmp_path / "killed").last).state["step"] <= step + 1
+    train(experiment, tmp_path / "killed", resume=True)
+    train(experiment, tmp_path / "whole")
+    assert_same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
+    train(small_run("simmatch", "none"), tmp_path / "none")
+    train(small_run("simmatch", "none", "train.workers=2"), tmp_path / "two")
+    ours, theirs = (load(RunFolder(tmp_path / name).last).part("model") for name in ("none", "two"))
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_two_seeds_end_differently(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        train(small_run(seed=seed), tmp_path / str(seed))
+    ours, theirs = (load(RunFolder(tmp_path / name).last).part("model") for name in "01")
+    assert not torch.equal(ours["classifier.weight"], theirs["classifier.weight"])
+
+
+def test_the_callers_random_numbers_are_left_alone(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    train(small_run("remixmatch", "none"), tmp_path / "run")
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
+    train(small_run(), tmp_path / "run")
+    with pytest.raises(RunError, match="already holds a run"):
+        train(small_run(), tmp_path / "run")
+
+
+def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None:
+    train(small_run(), tmp_path / "run")
+    with pytest.raises(RunError, match=r"train\.lr was 0\.002, now 0\.001"):
+        train(small_run("fixmatch", "gp", "train.lr=1e-3"), tmp_path / "run", resume=True)
+
+
+def test_resuming_a_finished_run_trains_no_further(tmp_path: Path) -> None:
+    first = train(small_run(), tmp_path / "run")
+    before = RunFolder(tmp_path / "run").last.read_bytes()
+    again = train(small_run(), tmp_path / "run", resume=True)
+    assert again["results"] == first["results"]
+    assert RunFolder(tmp_path / "run").last.read_bytes() == before
