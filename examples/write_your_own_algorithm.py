@@ -45,7 +45,7 @@ class MeanTeacher(nn.Module):
         x, strong = networks.forward(batch.x, batch.views["strong"])
         self.refiner.observe("before", networks, x, batch)
         with torch.no_grad():
-            weak = networks.teacher(batch.views["weak"])
+            weak = networks.ask_teacher(batch.views["weak"])
             probs = self.refiner.refine("semantic", weak, torch.softmax(weak.logits, dim=1))
         self.refiner.observe("after", networks, x, batch)
         loss_x = F.cross_entropy(x.logits, batch.y)

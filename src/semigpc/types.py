@@ -65,6 +65,15 @@ class Networks(NamedTuple):
         output: ModelOutput = self.student(torch.cat(images))
         return output.split([len(part) for part in images])
 
+    @torch.no_grad()
+    def ask_teacher(self, images: Tensor) -> ModelOutput:
+        """What the teacher says in evaluation mode; neither its statistics nor its mode change."""
+        modes = [(module, module.training) for module in self.teacher.modules()]
+        output: ModelOutput = self.teacher.eval()(images)
+        for module, training in modes:
+            module.training = training
+        return output
+
 
 @dataclass(frozen=True)
 class Clock:

@@ -205,6 +205,29 @@ def test_simmatch_does_not_read_its_bank_in_epoch_0() -> None:
     assert losses[False][1] != losses[True][1]
 
 
+def test_simmatch_with_nothing_in_its_bank_yet_stays_finite() -> None:
+    """As when a run starts from weights but without a memory, past epoch 0."""
+    algorithm = make_algorithm("simmatch", NoRefiner(), projection=5)
+    weak = picture(rolled([4.0] + [0.0] * (CLASSES - 1)))
+    output = step(algorithm, batch_of(weak, weak, [0, 1]))
+    assert output.loss.isfinite()
+    assert term(output, "loss_in") == 0
+
+
+def test_a_picture_of_classes_the_simmatch_bank_has_not_seen_has_no_instance_loss() -> None:
+    """Its target is 0 / 0 when float32 rounds the probability of every class in the bank to nothing."""
+    algorithm = make_algorithm("simmatch", NoRefiner(), projection=5)
+    first = int(LABELS[0])
+    same = [position for position, label in enumerate(LABELS.tolist()) if label == first][:1]
+    sure = torch.zeros(CLASSES, dtype=torch.float64)
+    sure[(first + 1) % CLASSES] = 2000.0  # beyond what float64 can tell from certainty
+    weak = picture(sure.expand(4, -1))
+    step(algorithm, batch_of(weak, weak, same))
+    output = step(algorithm, batch_of(weak, weak, same))
+    assert output.loss.isfinite()
+    assert term(output, "loss_in") == 0
+
+
 def test_the_first_simmatch_reads_weak_views_through_the_teacher() -> None:
     batch = stream(1)[0]
     for bank in ("teacher", "full_teacher"):

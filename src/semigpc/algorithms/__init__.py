@@ -1,7 +1,7 @@
 """Algorithms: one file each, reading like its pseudo-code.
 
-An algorithm is an ``nn.Module`` whose registered buffers are all of its state, with ``views`` it wants cut, the ``sites`` where a
-refiner may speak, and ``step``. To add one, write a file with a frozen config (``heads`` says which extra heads the network
+An algorithm is an ``nn.Module`` whose registered buffers are all of its state, with ``views`` it wants cut, the ``sites`` where
+a refiner may speak, and ``step``. To add one, write a file with a frozen config (``heads`` says which extra heads the network
 needs) and such a class, and list it in ``ALGORITHMS``.
 """
 

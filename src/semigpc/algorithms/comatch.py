@@ -96,8 +96,8 @@ class CoMatch(nn.Module):
     def _smooth(self, weak: ModelOutput, probs_w: Tensor) -> Tensor:
         if int(self.pushed) < len(self.features):  # not full yet: the algorithm's own label alone
             return probs_w
-        A = torch.softmax(weak.heads["projection"] @ self.features.to(probs_w).mT / self.config.temperature, dim=1)
-        aggregate = self.refiner.refine("aggregate", weak, A @ self.probs.to(probs_w))
+        weights = torch.softmax(weak.heads["projection"] @ self.features.to(probs_w).mT / self.config.temperature, dim=1)
+        aggregate = self.refiner.refine("aggregate", weak, weights @ self.probs.to(probs_w))
         return self.config.smoothing * probs_w + (1 - self.config.smoothing) * aggregate
 
     def _push(self, features: Tensor, probs: Tensor) -> None:

@@ -81,7 +81,7 @@ class FreeMatch(nn.Module):
                 "loss_u": loss_u,
                 "loss_f": loss_f,
                 "mask_rate": mask.float().mean(),
-                "threshold": self.threshold,
+                "threshold": self.threshold.clone(),
             },
             PseudoLabels(probs, mask),
         )

@@ -76,14 +76,15 @@ class SimMatch(nn.Module):
         config, refiner = self.config, self.refiner
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
         if config.bank == "full_teacher":
-            weak = _in_eval_mode(networks.teacher, batch.views["weak"])
+            weak = networks.ask_teacher(batch.views["weak"])
 
         refiner.observe("before", networks, x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
             probs_w = self.alignment(refiner.refine("semantic", weak, torch.softmax(refiner.classify(weak).logits, dim=1)))
-            smoothed, instances = self._smooth(weak, probs_w) if clock.epoch > 0 else (probs_w, None)
+            readable = clock.epoch > 0 and bool(self.visited.any())
+            smoothed, instances = self._smooth(weak, probs_w) if readable else (probs_w, None)
             probs = refiner.refine("final", weak, smoothed)  # (U, C)
             mask = confident(probs, config.threshold)  # (U,)
 
@@ -111,7 +112,7 @@ class SimMatch(nn.Module):
         aggregate = self.refiner.refine("aggregate", weak, aggregate)
         q = s * self.refiner.refine("final", weak, probs_w)[:, self.bank_labels]  # unfold and scale
         smoothed = self.config.smoothing * probs_w + (1 - self.config.smoothing) * aggregate
-        return smoothed, q / q.sum(dim=1, keepdim=True)
+        return smoothed, q / q.sum(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)  # 0 / 0: none of its classes seen
 
     def _instance_loss(self, strong: ModelOutput, instances: Tensor) -> Tensor:
         """mean_b - sum_j q_j log softmax_j(e(u_s) . E_j / T); the gradient flows through e(u_s) alone."""
@@ -128,8 +129,7 @@ class SimMatch(nn.Module):
             mixed = m * self.bank[index] + (1 - m) * x.heads["projection"][rows].to(self.bank)
             entries = F.normalize(mixed, dim=0 if config.compat_usb else 1)
         else:
-            output = _in_eval_mode(networks.teacher, batch.x) if config.bank == "full_teacher" else networks.teacher(batch.x)
-            entries = output.heads["projection"][rows].to(self.bank)
+            entries = networks.ask_teacher(batch.x).heads["projection"][rows].to(self.bank)
         self.bank[index], self.bank_labels[index], self.visited[index] = entries, batch.y[rows], True
 
 
@@ -138,11 +138,3 @@ def last_of_each(index: Tensor) -> Tensor:
     values, inverse = index.unique(return_inverse=True)
     positions = torch.arange(len(index), device=index.device)
     return torch.zeros_like(values).scatter_reduce_(0, inverse, positions, "amax", include_self=False)
-
-
-@torch.no_grad()
-def _in_eval_mode(network: nn.Module, images: Tensor) -> ModelOutput:
-    training = network.training
-    output: ModelOutput = network.eval()(images)
-    network.train(training)
-    return output

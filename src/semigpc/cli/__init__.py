@@ -6,7 +6,13 @@ from typing import Annotated
 import typer
 
 from semigpc.cli.bench import app as bench_app
+from semigpc.cli.doctor import doctor
+from semigpc.cli.evaluate import evaluate
+from semigpc.cli.failures import Debug
+from semigpc.cli.list_verb import list_command
+from semigpc.cli.predict import predict
 from semigpc.cli.toy import toy
+from semigpc.cli.train import train
 
 app = typer.Typer(
     name="semigpc",
@@ -15,6 +21,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
 )
+app.command()(train)
+app.command()(evaluate)
+app.command()(predict)
+app.command("list")(list_command)
+app.command()(doctor)
 app.command()(toy)
 app.add_typer(bench_app, name="bench")
 
@@ -30,6 +41,7 @@ def semigpc(
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
+    _debug: Debug = False,
 ) -> None:
     """Options that stand before the verb."""
 

@@ -26,7 +26,9 @@ class Part(StrEnum):
     validation = "validation"
 
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, as semigpc train made it.")]
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", exists=True, file_okay=False, help="Folder of a run, as semigpc train made it.")
+]
 Which = Annotated[
     Checkpoint | None,
     typer.Option("--checkpoint", help="State of the run: best on validation (the default, if there is one) or last."),
@@ -53,7 +55,7 @@ def evaluate(
     Classes of other pictures are matched by name. One that the run does not
     know is an error, and so is one that has no picture, unless --partial.
 
-    Examples:
+    For example:
 
       semigpc evaluate runs/photos-simmatch-gp-seed0
       semigpc evaluate runs/photos-simmatch-gp-seed0 --data new/ --partial
@@ -82,5 +84,5 @@ def evaluate(
     if as_json:
         facts = {"run": str(run), "checkpoint": loaded.checkpoint, "step": loaded.step, "pictures": source}
         typer.echo(json.dumps({**facts, "class_names": loaded.class_names, "heads": heads}, indent=2))
-    title = f"{run}, {loaded.checkpoint} checkpoint (step {loaded.step}), {len(images)} pictures: accuracy in percent"
-    Console(stderr=as_json).print(heads_table(title, source, heads))
+    step = f"{loaded.checkpoint} ({loaded.step})"
+    Console(stderr=as_json).print(heads_table(step, f"{source} ({len(images)})", heads))

@@ -43,7 +43,7 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
             except (Exception, KeyboardInterrupt) as error:
                 if _belongs_to_typer(error):
                     raise
-                if debug or context.find_root().params.get("debug"):
+                if debug or context.find_root().params.get("_debug"):
                     traceback.print_exception(error)
                 message, code = explain(error, resumable="resume" in options)
                 typer.echo(f"semigpc {verb}: {message}", err=True)

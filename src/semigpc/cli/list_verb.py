@@ -35,7 +35,7 @@ def list_command(
 ) -> None:
     """List what there is, one line each.
 
-    Examples:
+    For example:
 
       semigpc list algorithms
       semigpc list models resnet
@@ -150,4 +150,4 @@ def _settings(data: str, algorithm: str, refiner: str) -> dict[str, Any]:
 
 
 def _first_line(thing: object) -> str:
-    return (thing.__doc__ or "").strip().partition("\n")[0]
+    return (thing.__doc__ or "").strip().partition("\n")[0].replace("``", "")

@@ -51,7 +51,7 @@ def predict(
     For each picture: the class, how sure the run is of it, and the second
     best class. Without --out the table is shown on the screen.
 
-    Example:
+    For example:
 
       semigpc predict runs/photos-simmatch-gp-seed0 new/ --out labels.csv
     """

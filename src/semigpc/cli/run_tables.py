@@ -11,26 +11,26 @@ HEADS = {"linear": "linear", "gp": "GP"}
 CHOICES = {
     "last": "last step",
     "best_on_validation": "best on validation",
-    "best_on_test": "best on test (chosen on the test set)",
+    "best_on_test": "best on test, chosen on the test set",
 }
 
 
 def result_table(results: Mapping[str, Any], last: Iterable[Mapping[str, Any]]) -> Table:
     """The choices of a summary; ``last`` holds what each head said at the last step."""
-    table = _table("Accuracy in percent", "")
+    table = _table("Accuracy in percent", "step")
     for entry in last:
-        _add(table, CHOICES["last"], entry)
+        _add(table, f"{CHOICES['last']} ({entry['step']})", entry)
     for key in ("best_on_validation", "best_on_test"):
         if results.get(key):
-            _add(table, CHOICES[key], results[key])
+            _add(table, f"{CHOICES[key]} ({results[key]['step']})", results[key])
     return table
 
 
-def heads_table(title: str, part: str, heads: Mapping[str, Mapping[str, Any]]) -> Table:
+def heads_table(step: str, source: str, heads: Mapping[str, Mapping[str, Any]]) -> Table:
     """One evaluation, a row for each head."""
-    table = _table(title, "")
+    table = _table("Accuracy in percent", "step")
     for head, figures in heads.items():
-        _add(table, "", {**figures, "head": head, "part": part})
+        _add(table, step, {**figures, "head": head, "part": source})
     return table
 
 
@@ -47,5 +47,4 @@ def _table(title: str, first: str) -> Table:
 def _add(table: Table, name: str, entry: Mapping[str, Any]) -> None:
     figures = [entry["balanced_accuracy"], entry["top1"], *(entry["groups"].get(group) for group in GROUPS)]
     shown = ["-" if figure is None else f"{100 * figure:.1f}" for figure in figures]
-    step = f" ({entry['step']})" if "step" in entry else ""
-    table.add_row(f"{name}{step}", str(entry["part"]), HEADS[entry["head"]], *shown)
+    table.add_row(name, str(entry["part"]), HEADS[entry["head"]], *shown)

@@ -18,7 +18,9 @@ def train(
         str, typer.Argument(metavar="DATA", help="A recipe (semigpc list recipes), a folder of pictures, or an .npz file.")
     ],
     algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="See semigpc list algorithms.")] = "simmatch",
-    refiner: Annotated[str, typer.Option("--refiner", metavar="NAME", help="gp is SemiGPC; none is the plain algorithm.")] = "gp",
+    refiner: Annotated[
+        str, typer.Option("--refiner", metavar="NAME", help="gp is SemiGPC; none is the plain algorithm.")
+    ] = "gp",
     ratio: Annotated[
         float | None, typer.Option("--ratio", metavar="GAMMA", help="Imbalance ratio of a recipe, head over tail.")
     ] = None,
@@ -38,11 +40,21 @@ def train(
     ] = None,
     test: Annotated[
         Path | None,
-        typer.Option("--test", metavar="PATH", help="Labelled pictures to judge by: such a file, or a folder of class folders.", rich_help_panel=OWN),
+        typer.Option(
+            "--test",
+            metavar="PATH",
+            help="Labelled pictures to judge by: such a file, or a folder of class folders.",
+            rich_help_panel=OWN,
+        ),
     ] = None,
     validation: Annotated[
         str | None,
-        typer.Option("--validation", metavar="FRACTION|PATH", help="Pictures to choose the best step by: a part of the labels, or as for --test. By default 0.2 if every class has 5 labels.", rich_help_panel=OWN),
+        typer.Option(
+            "--validation",
+            metavar="FRACTION|PATH",
+            help="To choose the best step by: part of the labels, or as for --test. 0.2 if every class has 5.",
+            rich_help_panel=OWN,
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -50,7 +62,13 @@ def train(
     ] = None,
     image_size: Annotated[
         int | None,
-        typer.Option("--image-size", metavar="PIXELS", min=2, help="Side of the pictures the network sees; by default what suits it.", rich_help_panel=OWN),
+        typer.Option(
+            "--image-size",
+            metavar="PIXELS",
+            min=2,
+            help="Side of the pictures the network sees; by default what suits it.",
+            rich_help_panel=OWN,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
@@ -61,7 +79,7 @@ def train(
     and report.html. Ctrl-C saves and stops; the same command with --resume
     goes on and ends with the same bits as a run that was never stopped.
 
-    Examples:
+    For example:
 
       semigpc train digits --ratio 30 --algorithm simmatch --refiner gp
       semigpc train photos --labels labels.csv --test test.csv

@@ -100,8 +100,8 @@ def _experiment(
         train=TrainConfig(
             steps=1000,
             epoch_steps=100,
-            labeled_batch=32 if small else 16,
-            unlabeled_ratio=2,
+            labeled_batch=16,
+            unlabeled_ratio=3,
             lr=2e-3 if small else 5e-4,
             layer_decay=0.5 if transformer else 1.0,
             warmup_steps=20,

@@ -76,5 +76,5 @@ class Placement(nn.Module):
     @torch.no_grad()
     def memorable(self, networks: Networks, x: ModelOutput, batch: Batch) -> Tensor:
         """(B, D) features of the labelled batch as the memory should hold them."""
-        output = x if self.config.source == "student" else networks.teacher(batch.x)
+        output = x if self.config.source == "student" else networks.ask_teacher(batch.x)
         return self.features(output).detach()

@@ -1,0 +1,174 @@
+"""``semigpc doctor``: is the installation sound, and if not, what mends it?"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from semigpc.cli.failures import reported
+
+GIGABYTE = 2**30
+MACHINE = ("cpus", "torch threads", "device")  # looked at more closely below
+LITTLE = 1  # gigabytes, below which disk and memory are worth a warning
+MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "bad": "[red]bad [/]"}
+# Builds that do not fit each other say so when the operators of torchvision are registered, which is on import.
+PAIR = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at; ``remedy`` is the command or the change that mends it."""
+
+    name: str
+    status: Literal["ok", "warn", "bad"]
+    found: str
+    remedy: str = ""
+
+
+@reported("doctor")
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON on standard output.")] = False,
+) -> None:
+    """Check the installation: versions, devices, and whether training works.
+
+    Looks for packages that do not fit each other, such as a torchvision made
+    for another torch, writes and reads a checkpoint, and trains one step.
+    What is broken comes with the command that mends it; the exit code is
+    then 1.
+    """
+    console = Console(stderr=as_json)
+    findings: list[Finding] = []
+    for finding in examine():
+        findings.append(finding)
+        console.print(f"{MARKS[finding.status]} {finding.name}:", end=" ", highlight=False)
+        console.print(finding.found, highlight=False, markup=False, soft_wrap=True)
+        if finding.remedy:
+            console.print(f"     mend it: {finding.remedy}", highlight=False, markup=False, soft_wrap=True)
+    sound = all(finding.status != "bad" for finding in findings)
+    if as_json:
+        typer.echo(json.dumps({"ok": sound, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    console.print("Everything needed works." if sound else "Something is broken; see above.")
+    if not sound:
+        raise typer.Exit(1)
+
+
+def examine() -> Iterator[Finding]:
+    """Every finding, in the order in which one depends on the other."""
+    yield from _versions()
+    yield _pair()
+    yield from _machine()
+    yield _attempt("checkpoints", _write_and_read, "look at the temporary folder (TMPDIR), and at pip show safetensors.")
+    yield _attempt("training", _train_a_step, "semigpc --debug train digits --steps 1 shows where it fails; report it.")
+
+
+# Packages ----------------------------------------------------------------------------------------------------------
+
+
+def _versions() -> Iterator[Finding]:
+    from semigpc.training.run_folder import environment
+
+    for name, found in environment().items():
+        if name in MACHINE:
+            continue
+        if found == "not installed":
+            yield Finding(name, "bad", found, f"{sys.executable} -m pip install {name}")
+        else:
+            yield Finding(name, "ok", found)
+
+
+def _pair() -> Finding:
+    """Import torchvision in a process of its own, where it can neither hide behind nor break what runs here."""
+    done = subprocess.run([sys.executable, "-c", PAIR], capture_output=True, text=True)
+    if done.returncode == 0:
+        return Finding("torch and torchvision", "ok", "fit each other")
+    said = done.stderr.strip().splitlines()
+    return Finding(
+        "torch and torchvision", "bad", f"do not fit each other: {said[-1] if said else 'no message'}", reinstall_command()
+    )
+
+
+def reinstall_command() -> str:
+    """Install the torchvision that belongs to this torch: of one index, so that both are for the same CPU or CUDA."""
+    import torch
+
+    release, _, build = torch.__version__.partition("+")
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    return f"{sys.executable} -m pip install --force-reinstall torch=={release} torchvision{index}"
+
+
+# Machine -----------------------------------------------------------------------------------------------------------
+
+
+def _machine() -> Iterator[Finding]:
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    if torch.backends.mps.is_available():
+        gpus.append("Apple GPU (mps)")
+    yield Finding("devices", "ok", ", ".join(gpus) or "no GPU; training runs on the CPU")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    if threads > cores:
+        yield Finding("threads", "warn", f"{threads} of torch on {cores} cores", f"OMP_NUM_THREADS={cores} before the command")
+    else:
+        yield Finding("threads", "ok", f"{threads} of torch on {cores} cores")
+    disk = shutil.disk_usage(Path.cwd()).free / GIGABYTE
+    yield _enough("free disk here", disk, "delete old runs, or write elsewhere with --out")
+    memory = _free_memory()
+    if memory is not None:
+        yield _enough("free memory", memory, "close other programs, or lower train.labeled_batch and data.cache_bytes")
+
+
+def _enough(name: str, gigabytes: float, remedy: str) -> Finding:
+    status: Literal["ok", "warn"] = "ok" if gigabytes >= LITTLE else "warn"
+    return Finding(name, status, f"{gigabytes:.1f} GB", "" if status == "ok" else remedy)
+
+
+def _free_memory() -> float | None:
+    """In gigabytes, where the system tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 / GIGABYTE for line in lines if line.startswith("MemAvailable")), None)
+
+
+# Trying ------------------------------------------------------------------------------------------------------------
+
+
+def _attempt(name: str, work: Callable[[Path], str], remedy: str) -> Finding:
+    try:
+        with tempfile.TemporaryDirectory(prefix="semigpc-doctor-") as folder:
+            return Finding(name, "ok", work(Path(folder)))
+    except Exception as error:
+        return Finding(name, "bad", f"{type(error).__name__}: {' '.join(str(error).split())}", remedy)
+
+
+def _write_and_read(folder: Path) -> str:
+    import torch
+
+    from semigpc.training.checkpoint import load, save
+
+    weights = torch.arange(6.0).reshape(2, 3)
+    save(folder / "a.safetensors", {"model": {"weight": weights}}, {"step": 1})
+    if not torch.equal(load(folder / "a.safetensors").part("model")["weight"], weights):
+        raise RuntimeError("a checkpoint was read back with other numbers than were written")
+    return "written and read back"
+
+
+def _train_a_step(folder: Path) -> str:
+    from semigpc.recipes import digits
+    from semigpc.training import train
+
+    tiny = digits().override(["train.steps=1", "data.test_per_class=1", "data.validation_per_class=0"])
+    summary = train(tiny, folder / "run")
+    return f"one step of SimMatch with the GP in {summary['seconds']:.1f} s"

@@ -1,0 +1,47 @@
+"""Calling ``semigpc`` as a user does, in this process or in one of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from semigpc.cli import app
+
+runner = CliRunner(env={"COLUMNS": "100"})
+SHORT = ("--set", "refiner.buffer_size=64", "--set", "train.eval_batch=64", "--set", "train.threads=1")
+
+
+def semigpc(*arguments: str | Path) -> Result:
+    return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(*arguments: str | Path, code: int, words: str) -> str:
+    """Call, and check that it says so in one paragraph: that exit code, these words, no traceback. Answers with the paragraph."""
+    done = semigpc(*arguments)
+    assert done.exit_code == code, done.output
+    check_paragraph(done.stderr, str(arguments[0]), words)
+    return done.stderr
+
+
+def check_paragraph(stderr: str, verb: str, words: str) -> None:
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith(f"semigpc {verb}: "), stderr
+    assert words in last, stderr
+    assert "Traceback" not in stderr
+
+
+def start(*arguments: str | Path, cwd: Path, **options: Any) -> "subprocess.Popen[str]":
+    """The real entry point, in a process group of its own, as a terminal would have it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "semigpc", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        **options,
+    )

@@ -1,0 +1,60 @@
+"""``semigpc doctor``: sound here, and a clear answer where something is broken."""
+
+import json
+import sys
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+import torch
+
+from semigpc.cli import doctor as verb
+from tests.cli.calls import semigpc
+
+doctor = sys.modules[verb.__module__]
+
+
+def test_this_installation_is_sound() -> None:
+    done = semigpc("doctor", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["ok"]
+    names = {finding["name"] for finding in told["findings"]}
+    assert {"python", "torch", "torch and torchvision", "devices", "threads", "checkpoints", "training"} <= names
+    assert "Everything needed works." in done.stderr
+
+
+def test_a_torchvision_of_another_torch_comes_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "Traceback ...\nRuntimeError: operator torchvision::nms does not exist\n"
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: CompletedProcess([], 1, "", said))
+    monkeypatch.setattr(doctor, "_train_a_step", lambda _: "not tried")
+    done = semigpc("doctor")
+    assert done.exit_code == 1
+    assert "do not fit each other: RuntimeError: operator torchvision::nms does not exist" in done.stdout
+    assert "pip install --force-reinstall torch==" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("2.6.0+cpu", "torch==2.6.0 torchvision --index-url https://download.pytorch.org/whl/cpu"),
+        ("2.6.0+cu126", "torch==2.6.0 torchvision --index-url https://download.pytorch.org/whl/cu126"),
+        ("2.6.0", "torch==2.6.0 torchvision"),
+    ],
+)
+def test_both_packages_come_from_one_index(monkeypatch: pytest.MonkeyPatch, version: str, words: str) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert doctor.reinstall_command().endswith(words)
+
+
+def test_what_fails_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(folder: Path) -> str:
+        raise OSError(30, "Read-only file system", str(folder))
+
+    assert doctor._attempt("checkpoints", broken, "look elsewhere").status == "bad"
+    assert doctor._enough("free disk here", 0.5, "delete old runs").status == "warn"
+    monkeypatch.setattr(doctor, "examine", lambda: iter([doctor._attempt("checkpoints", broken, "look elsewhere")]))
+    done = semigpc("doctor")
+    assert done.exit_code == 1
+    assert "mend it: look elsewhere" in done.stdout

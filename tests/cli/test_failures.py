@@ -1,0 +1,72 @@
+"""Errors become one paragraph and an exit code."""
+
+import importlib
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from semigpc.cli.failures import EXIT_CODES, explain, reported
+from semigpc.data import DataError
+from semigpc.data.pictures import PictureError
+from semigpc.training import Stopped
+
+
+def app_that_raises(error: BaseException) -> typer.Typer:
+    app = typer.Typer()
+
+    @app.callback()
+    def root() -> None: ...
+
+    @app.command()
+    @reported("go")
+    def go(resume: bool = False) -> None:  # noqa: ARG001
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_every_name_is_that_of_an_error(name: str) -> None:
+    module, _, kind = name.rpartition(".")
+    assert issubclass(getattr(importlib.import_module(module), kind), BaseException)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (DataError("The folder\nis empty."), 2, "semigpc go: The folder is empty.\n"),
+        (PictureError("The picture x is bad."), 1, "semigpc go: The picture x is bad.\n"),
+        (FileNotFoundError(2, "No such file", "a.csv"), 1, "semigpc go: No such file: a.csv.\n"),
+        (OSError(28, "No space left on device"), 1, "semigpc go: No space left on device.\n"),
+        (ImportError("needs the extra: pip install 'semigpc[x]'."), 1, "semigpc go: needs the extra: pip install 'semigpc[x]'.\n"),
+        (ModuleNotFoundError("No module named 'timm'"), 1, "No module named 'timm'. semigpc doctor finds out"),
+        (Stopped("stopped after step 3."), 130, "semigpc go: stopped after step 3. Give the same command with --resume to go on.\n"),
+        (KeyboardInterrupt(), 130, "semigpc go: interrupted; what was saved before is intact. Give the same"),
+        (ZeroDivisionError("1 / 0"), 1, "semigpc go: ZeroDivisionError: 1 / 0 This was not foreseen: run again with --debug"),
+    ],
+)
+def test_one_paragraph(error: BaseException, code: int, words: str) -> None:
+    done = CliRunner().invoke(app_that_raises(error), ["go"])
+    assert done.exit_code == code
+    assert done.stderr.startswith("semigpc go: ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_debug_adds_the_traceback() -> None:
+    done = CliRunner().invoke(app_that_raises(ZeroDivisionError("1 / 0")), ["go", "--debug"])
+    assert done.exit_code == 1
+    assert "Traceback (most recent call last)" in done.stderr
+
+
+def test_typers_own_errors_stay_its_own() -> None:
+    done = CliRunner().invoke(app_that_raises(typer.BadParameter("no such thing")), ["go"])
+    assert done.exit_code == 2
+    assert "Usage:" in done.stderr
+    assert CliRunner().invoke(app_that_raises(typer.Exit(7)), ["go"]).exit_code == 7
+
+
+def test_a_verb_without_resume_does_not_speak_of_it() -> None:
+    assert "--resume" not in explain(KeyboardInterrupt())[0]

@@ -1,0 +1,162 @@
+"""A folder of pictures with few labels trains, evaluates and predicts with the commands of the README and docs/own_data.md."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from semigpc.training import RunFolder
+from tests.cli.calls import SHORT, refused, semigpc
+from tests.cli.conftest import Trained
+from tests.cli.own_data import CLASSES, make_class_folders, make_folder, pixels
+
+
+def settings(run: Path) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads((run / "config.json").read_text())
+    return found
+
+
+def test_training_says_what_it_found_and_what_came_out(trained: Trained) -> None:
+    for words in (
+        "Found 3 classes, 14 labelled pictures (one 5, two 3, zero 6), 36 unlabelled, 15 for test.",
+        "Note: No validation pictures",
+        "last step (30)",
+        "best on test, chosen on the test set (30)",
+        f"report: {trained.run / 'report.html'}",
+    ):
+        assert words in trained.printed
+    assert "step 30 of 30: loss" in trained.lines  # no terminal, so a line at every evaluation
+    assert (trained.run / "report.html").stat().st_size > 10_000
+
+
+def test_tiny_pictures_are_used_as_they_are(trained: Trained) -> None:
+    config = settings(trained.run)
+    assert (config["augment"]["image_size"], config["augment"]["style"]) == (16, "pad")
+    assert (config["model"]["name"], config["train"]["workers"]) == ("small_cnn", 0)
+    assert config["refiner"]["class_prior"] == "frequency"
+
+
+def test_evaluation_repeats_the_figures_of_the_run(trained: Trained) -> None:
+    done = semigpc("evaluate", trained.run, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["checkpoint"], told["step"], told["pictures"]) == ("last", 30, "test")
+    last = json.loads((trained.run / "summary.json").read_text())["results"]["last"]
+    assert told["heads"]["linear"].items() <= last.items()
+    assert set(told["heads"]) == {"linear", "gp"}
+    assert "balanced" in done.stderr
+
+
+def test_a_run_needs_its_training_data_no_more(trained: Trained, tmp_path: Path) -> None:
+    run = shutil.copytree(trained.run, tmp_path / "run")
+    config = settings(run)
+    config["data"]["root"] = str(tmp_path / "gone")
+    (run / "config.json").write_text(json.dumps(config))
+    new = make_class_folders(tmp_path / "new", dict.fromkeys(CLASSES, 4), skip=60)
+    other = semigpc("evaluate", run, "--data", new, "--json")
+    assert other.exit_code == 0, other.output
+    assert json.loads(other.stdout)["heads"]["linear"]["n"] == 12
+    assert semigpc("predict", run, new).exit_code == 0
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "json"])
+def test_predictions_are_written(trained: Trained, tmp_path: Path, ending: str) -> None:
+    out = tmp_path / f"labels.{ending}"
+    done = semigpc("predict", trained.run, trained.photos, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert f"wrote {out}: 65 pictures" in done.stdout
+    if ending == "csv":
+        rows = list(csv.DictReader(out.open()))
+    else:
+        rows = json.loads(out.read_text()) if ending == "json" else parquet.read_table(out).to_pylist()
+    assert len(rows) == 65
+    for row in rows:
+        assert row["label"] in CLASSES
+        assert row["second"] in CLASSES
+        assert row["second"] != row["label"]
+        assert 0 <= float(row["second_confidence"]) <= float(row["confidence"]) <= 1
+
+
+def test_few_predictions_are_shown_and_heads_differ(trained: Trained) -> None:
+    picture = trained.photos / "on_00.png"
+    assert "on_00.png" in semigpc("predict", trained.run, picture).stdout.replace("\n", "")
+    linear, gp = (
+        json.loads(semigpc("predict", trained.run, picture, "--json", "--head", head).stdout)[0] for head in ("linear", "gp")
+    )
+    assert linear["confidence"] != gp["confidence"]
+
+
+def test_pictures_that_cannot_be_read_stop_or_are_skipped(trained: Trained, tmp_path: Path) -> None:
+    whole = (trained.photos / "on_00.png").read_bytes()
+    (tmp_path / "good.png").write_bytes(whole)
+    (tmp_path / "bad.png").write_bytes(whole[: len(whole) // 2])
+    refused("predict", trained.run, tmp_path, code=1, words=str(tmp_path / "bad.png"))
+    done = semigpc("predict", trained.run, tmp_path, "--skip-bad", "--json")
+    assert done.exit_code == 0, done.output
+    assert [row["file"] for row in json.loads(done.stdout)] == [str(tmp_path / "good.png")]
+    assert "skipped: The picture" in done.stderr
+    refused("predict", trained.run, tmp_path / "bad.png", "--skip-bad", code=2, words="none of the 1 pictures")
+
+
+def test_parquet_labels_mean_the_same_as_csv(trained: Trained, tmp_path: Path) -> None:
+    rows = list(csv.DictReader((trained.root / "labels.csv").open()))
+    table = pyarrow.table({"file_name": [r["file_name"] for r in rows], "label": [r["label"] or None for r in rows]})
+    parquet.write_table(table, tmp_path / "labels.parquet")
+    tables = ("--labels", tmp_path / "labels.parquet", "--test", trained.root / "test.csv")
+    done = semigpc("train", trained.photos, *tables, "--steps", "1", "--out", tmp_path / "run", *SHORT)
+    assert done.exit_code == 0, done.output
+    splits = [json.loads(RunFolder(run).split.read_text())["sha256"] for run in (tmp_path / "run", trained.run)]
+    assert splits[0] == splits[1]
+
+
+def test_class_folders_with_a_validation_part(tmp_path: Path) -> None:
+    photos = make_class_folders(tmp_path / "photos", {"zero": 8, "one": 6, "two": 5}, unlabeled=4)
+    judged = make_class_folders(tmp_path / "judged", dict.fromkeys(CLASSES, 3), skip=40)
+    command = ("train", photos, "--test", judged, "--steps", "2", "--algorithm", "fixmatch", "--refiner", "none")
+    done = semigpc(*command, "--out", tmp_path / "run", "--set", "train.eval_steps=1", "--json")
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert summary["status"] == "finished"
+    assert summary["results"]["best_on_validation"]["part"] == "test"
+    assert settings(tmp_path / "run")["data"]["validation"] == 0.2  # every class has five labels
+    assert "best on validation" in done.stderr
+    assert json.loads(semigpc("evaluate", tmp_path / "run", "--json").stdout)["checkpoint"] == "best"
+    own = json.loads(semigpc("evaluate", tmp_path / "run", "--part", "validation", "--json").stdout)
+    assert own["heads"]["linear"]["n"] == 3
+    refused("predict", tmp_path / "run", photos, "--head", "gp", code=2, words="trained without a GP")
+
+
+def test_arrays(tmp_path: Path) -> None:
+    x = np.concatenate([pixels(name, 12) for name in CLASSES])
+    y = np.repeat(np.arange(3), 12)
+    known = np.arange(len(y)) % 12 < 4
+    np.savez(tmp_path / "a.npz", x_labeled=x[known], y_labeled=y[known], x_unlabeled=x[~known], x_test=x, y_test=y)
+    done = semigpc("train", tmp_path / "a.npz", "--steps", "1", "--out", tmp_path / "run", *SHORT)
+    assert done.exit_code == 0, done.output
+    told = [semigpc("evaluate", tmp_path / "run", *extra, "--json") for extra in ((), ("--data", tmp_path / "a.npz"))]
+    own, other = (json.loads(done.stdout)["heads"] for done in told)
+    assert own == other
+
+
+@pytest.mark.slow
+def test_the_three_commands_through_the_installed_script(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    script = Path(sys.executable).with_name("semigpc")
+    for command in (
+        "train photos --labels labels.csv --test test.csv --steps 30",
+        "evaluate runs/photos-simmatch-gp-seed0",
+        "predict runs/photos-simmatch-gp-seed0 photos --out predicted.csv",
+    ):
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run([script, *command.split()], cwd=tmp_path, capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "predicted.csv").read_text().splitlines()) == 66
+    assert (tmp_path / "runs/photos-simmatch-gp-seed0/report.html").exists()

@@ -1,0 +1,70 @@
+"""Signals and a full disk, through the real entry point and with loader workers: nothing is lost, nothing is noisy."""
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from semigpc.training import checkpoint
+from tests.cli.calls import check_paragraph, start
+
+COMMAND = (
+    *("train", "digits", "--out", "run", "--algorithm", "fixmatch", "--refiner", "none", "--resume", "--steps", "400"),
+    *("--set", "train.checkpoint_steps=20", "--set", "train.eval_steps=400", "--set", "train.workers=2"),
+)
+LIMIT = 300_000  # bytes a file may have: less than a checkpoint, more than anything else of a run
+
+
+def stop_group(process: "subprocess.Popen[str]", number: int, last: Path) -> tuple[str, int]:
+    """Signal every process of the group, as a terminal and a batch system do, once a new checkpoint is there."""
+    before, deadline = step_of(last), time.monotonic() + 90
+    while step_of(last) == before and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, number)
+    _, stderr = process.communicate(timeout=60)
+    return stderr, process.returncode
+
+
+def step_of(last: Path) -> int:
+    return int(checkpoint.load(last).state["step"]) if last.exists() else 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_then_sigterm_then_a_full_disk_then_the_end(tmp_path: Path) -> None:
+    last = tmp_path / "run" / "checkpoints" / "last.safetensors"
+    for number in (signal.SIGINT, signal.SIGTERM):
+        stderr, code = stop_group(start(*COMMAND, cwd=tmp_path), number, last)
+        assert code == 130, stderr
+        check_paragraph(stderr, "train", "everything is saved in run. Give the same command with --resume to go on.")
+        assert "Error" not in stderr
+        assert f"after step {step_of(last)} of 400" in stderr
+
+    before = last.read_bytes()
+    full = start(*COMMAND, cwd=tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)))
+    _, stderr = full.communicate(timeout=90)
+    assert full.returncode == 1, stderr
+    check_paragraph(stderr, "train", "The previous checkpoint run/checkpoints/last.safetensors is intact.")
+    assert last.read_bytes() == before
+    assert [path.name for path in last.parent.iterdir()] == [last.name]
+
+    end = start(*COMMAND, cwd=tmp_path)
+    stdout, stderr = end.communicate(timeout=120)
+    assert end.returncode == 0, stderr
+    assert "Resuming after step" in stdout
+    assert step_of(last) == 400
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_workers_start_prints_no_traceback_of_theirs(tmp_path: Path) -> None:
+    process = start(*COMMAND, cwd=tmp_path)
+    deadline = time.monotonic() + 90
+    while not (tmp_path / "run" / "config.json").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # the first batch is not there yet
+    _, stderr = process.communicate(timeout=90)
+    assert process.returncode == 130, stderr
+    check_paragraph(stderr, "train", "stopped after step 1 of 400")
