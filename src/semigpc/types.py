@@ -18,7 +18,7 @@ class Batch(NamedTuple):
 
     x: Tensor
     y: Tensor
-    index: Tensor
+    index: Tensor  # type: ignore[assignment] # hides tuple.index, which nobody asks of a batch
     views: dict[str, Tensor]
     view_index: Tensor
 

@@ -19,7 +19,7 @@ def semigpc(*arguments: str | Path) -> Result:
 
 
 def refused(*arguments: str | Path, code: int, words: str) -> str:
-    """Call, and check that it says so in one paragraph: that exit code, these words, no traceback. Answers with the paragraph."""
+    """Call, and check that it is refused in one paragraph: that exit code, these words, no traceback."""
     done = semigpc(*arguments)
     assert done.exit_code == code, done.output
     check_paragraph(done.stderr, str(arguments[0]), words)

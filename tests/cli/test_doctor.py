@@ -8,14 +8,14 @@ from subprocess import CompletedProcess
 import pytest
 import torch
 
-from semigpc.cli import doctor as verb
-from tests.cli.calls import semigpc
+import semigpc.cli.doctor  # noqa: F401 - as a module; in its package the name is the verb's
+from tests.cli.calls import semigpc as call
 
-doctor = sys.modules[verb.__module__]
+doctor = sys.modules["semigpc.cli.doctor"]
 
 
 def test_this_installation_is_sound() -> None:
-    done = semigpc("doctor", "--json")
+    done = call("doctor", "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["ok"]
@@ -28,7 +28,7 @@ def test_a_torchvision_of_another_torch_comes_with_the_command_that_mends_it(mon
     said = "Traceback ...\nRuntimeError: operator torchvision::nms does not exist\n"
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: CompletedProcess([], 1, "", said))
     monkeypatch.setattr(doctor, "_train_a_step", lambda _: "not tried")
-    done = semigpc("doctor")
+    done = call("doctor")
     assert done.exit_code == 1
     assert "do not fit each other: RuntimeError: operator torchvision::nms does not exist" in done.stdout
     assert "pip install --force-reinstall torch==" in done.stdout
@@ -55,6 +55,6 @@ def test_what_fails_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) ->
     assert doctor._attempt("checkpoints", broken, "look elsewhere").status == "bad"
     assert doctor._enough("free disk here", 0.5, "delete old runs").status == "warn"
     monkeypatch.setattr(doctor, "examine", lambda: iter([doctor._attempt("checkpoints", broken, "look elsewhere")]))
-    done = semigpc("doctor")
+    done = call("doctor")
     assert done.exit_code == 1
     assert "mend it: look elsewhere" in done.stdout

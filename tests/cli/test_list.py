@@ -1,6 +1,8 @@
 """``semigpc list``: everything there is, and every setting."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS
@@ -9,7 +11,13 @@ from semigpc.recipes import RECIPES, digits
 from semigpc.refiners import REFINERS
 from tests.cli.calls import semigpc
 
-ROOMS = {"algorithms": ALGORITHMS, "refiners": REFINERS, "models": MODELS, "datasets": DATASETS, "recipes": RECIPES}
+ROOMS: dict[str, Mapping[str, Any]] = {
+    "algorithms": ALGORITHMS,
+    "refiners": REFINERS,
+    "models": MODELS,
+    "datasets": DATASETS,
+    "recipes": RECIPES,
+}
 
 
 def test_everything_has_a_line() -> None:

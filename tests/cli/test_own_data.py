@@ -24,12 +24,18 @@ def settings(run: Path) -> dict[str, dict[str, object]]:
     return found
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_training_says_what_it_found_and_what_came_out(trained: Trained) -> None:
     for words in (
         "Found 3 classes, 14 labelled pictures (one 5, two 3, zero 6), 36 unlabelled, 15 for test.",
         "Note: No validation pictures",
-        "last step (30)",
-        "best on test, chosen on the test set (30)",
+        "last              30   test       GP",
+        "best on test*     30   test       linear",
+        "* chosen on the test set itself",
         f"report: {trained.run / 'report.html'}",
     ):
         assert words in trained.printed
@@ -74,7 +80,7 @@ def test_predictions_are_written(trained: Trained, tmp_path: Path, ending: str) 
     assert done.exit_code == 0, done.output
     assert f"wrote {out}: 65 pictures" in done.stdout
     if ending == "csv":
-        rows = list(csv.DictReader(out.open()))
+        rows = read_csv(out)
     else:
         rows = json.loads(out.read_text()) if ending == "json" else parquet.read_table(out).to_pylist()
     assert len(rows) == 65
@@ -107,7 +113,7 @@ def test_pictures_that_cannot_be_read_stop_or_are_skipped(trained: Trained, tmp_
 
 
 def test_parquet_labels_mean_the_same_as_csv(trained: Trained, tmp_path: Path) -> None:
-    rows = list(csv.DictReader((trained.root / "labels.csv").open()))
+    rows = read_csv(trained.root / "labels.csv")
     table = pyarrow.table({"file_name": [r["file_name"] for r in rows], "label": [r["label"] or None for r in rows]})
     parquet.write_table(table, tmp_path / "labels.parquet")
     tables = ("--labels", tmp_path / "labels.parquet", "--test", trained.root / "test.csv")

@@ -49,7 +49,8 @@ def bench_step(
     """Time whole steps (forward, GP, backward, optimiser) in turns, with a full buffer, and then the loop with its loader.
 
     Args:
-        model: by name, for pictures of 32 x 32. algorithm: by name. buffer_size: N. batch: B labelled and B unlabelled pictures.
+        model: by name, for pictures of 32 x 32. algorithm: by name. buffer_size: N.
+        batch: B labelled and B unlabelled pictures.
         repetitions: of each kind of step, and of the steps that wait for data. workers: that load.
     """
     base = Experiment(

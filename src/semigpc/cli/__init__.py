@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from semigpc.cli.bench import app as bench_app
+from semigpc.cli.compare import compare_verb
+from semigpc.cli.demo import demo
 from semigpc.cli.doctor import doctor
 from semigpc.cli.evaluate import evaluate
 from semigpc.cli.failures import Debug
@@ -21,9 +23,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
 )
+app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
 app.command()(predict)
+app.command("compare")(compare_verb)
 app.command("list")(list_command)
 app.command()(doctor)
 app.command()(toy)

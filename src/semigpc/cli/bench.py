@@ -9,11 +9,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from semigpc.algorithms import ALGORITHMS
-from semigpc.bench.step import bench_step
 from semigpc.bench.update import OURS, PEERS, Record, bench_update, missing_peers
 from semigpc.report.bench_figures import draw_update_curves
-from semigpc.training.settings import nearest_name
 
 app = typer.Typer(help="Time semigpc against its peers, side by side in one run.", no_args_is_help=True)
 
@@ -86,6 +83,10 @@ def step(
     optimiser, and the GP's query and update with a full buffer. Then the loop
     runs on its real loader, to see how long a step waits for its pictures.
     """
+    from semigpc.algorithms import ALGORITHMS
+    from semigpc.bench.step import bench_step
+    from semigpc.training.settings import nearest_name
+
     if algorithm not in ALGORITHMS:
         raise typer.BadParameter(nearest_name("algorithm", algorithm, list(ALGORITHMS)), param_hint="--algorithm")
     errors = Console(stderr=True)
@@ -105,8 +106,8 @@ def step(
         typer.echo(json.dumps(times._asdict()))
     else:
         typer.echo(
-            f"{algorithm} on {model}, B = {batch}: {times.base_s:.3f} s a step, {times.gp_s:.3f} s with a GP over {buffer} rows, "
-            f"ratio {times.ratio:.3f}; {times.data_wait_share:.1%} of a step waits for data (median of {repetitions})."
+            f"{algorithm} on {model}, B = {batch}: {times.base_s:.3f} s a step, {times.gp_s:.3f} s with a GP over {buffer} "
+            f"rows, ratio {times.ratio:.3f}; {times.data_wait_share:.1%} of a step waits for data (median of {repetitions})."
         )
 
 

@@ -8,12 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from semigpc.cli.compare import ComparisonProgress, make_cells
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import comparison_table
-from semigpc.report.comparison_page import write_comparison_report
-from semigpc.report.run_page import write_run_report
-from semigpc.training.comparison import compare, run_path
 
 RATIO = 30.0
 
@@ -36,6 +31,13 @@ def demo(
 
     Called again it shows the same figures without training.
     """
+    from semigpc.cli.cells import make_cells
+    from semigpc.cli.comparison_bars import ComparisonProgress
+    from semigpc.cli.tables import comparison_table
+    from semigpc.report.comparison_page import write_comparison_report
+    from semigpc.report.run_page import write_run_report
+    from semigpc.training.comparison import compare, run_path
+
     console = Console(stderr=as_json)
     cells = make_cells("digits", ["simmatch"], ["none", "gp"], RATIO, [])
     jobs = max(1, min(len(cells), os.cpu_count() or 1))

@@ -84,5 +84,5 @@ def evaluate(
     if as_json:
         facts = {"run": str(run), "checkpoint": loaded.checkpoint, "step": loaded.step, "pictures": source}
         typer.echo(json.dumps({**facts, "class_names": loaded.class_names, "heads": heads}, indent=2))
-    step = f"{loaded.checkpoint} ({loaded.step})"
-    Console(stderr=as_json).print(heads_table(step, f"{source} ({len(images)})", heads))
+    table = heads_table(loaded.checkpoint, loaded.step, f"{source} ({len(images)})", heads)
+    Console(stderr=as_json).print(table)

@@ -8,35 +8,34 @@ from rich.table import Table
 
 GROUPS = ("many", "medium", "few")
 HEADS = {"linear": "linear", "gp": "GP"}
-CHOICES = {
-    "last": "last step",
-    "best_on_validation": "best on validation",
-    "best_on_test": "best on test, chosen on the test set",
-}
+CHOICES = {"best_on_validation": "best on validation", "best_on_test": "best on test*"}
+OPTIMISTIC = "* chosen on the test set itself, so better than new pictures will be"
 
 
 def result_table(results: Mapping[str, Any], last: Iterable[Mapping[str, Any]]) -> Table:
     """The choices of a summary; ``last`` holds what each head said at the last step."""
-    table = _table("Accuracy in percent", "step")
+    table = _table()
     for entry in last:
-        _add(table, f"{CHOICES['last']} ({entry['step']})", entry)
-    for key in ("best_on_validation", "best_on_test"):
+        _add(table, "last", entry)
+    for key, name in CHOICES.items():
         if results.get(key):
-            _add(table, f"{CHOICES[key]} ({results[key]['step']})", results[key])
+            _add(table, name, results[key])
+    table.caption = OPTIMISTIC if results.get("best_on_test") else None
     return table
 
 
-def heads_table(step: str, source: str, heads: Mapping[str, Mapping[str, Any]]) -> Table:
+def heads_table(name: str, step: int, source: str, heads: Mapping[str, Mapping[str, Any]]) -> Table:
     """One evaluation, a row for each head."""
-    table = _table("Accuracy in percent", "step")
+    table = _table()
     for head, figures in heads.items():
-        _add(table, step, {**figures, "head": head, "part": source})
+        _add(table, name, {**figures, "step": step, "head": head, "part": source})
     return table
 
 
-def _table(title: str, first: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE, padding=(0, 1), title_style="bold", title_justify="left")
-    table.add_column(first)
+def _table() -> Table:
+    table = Table(title="Accuracy in percent", box=box.SIMPLE, title_style="bold", title_justify="left", caption_justify="left")
+    table.add_column("")
+    table.add_column("step", justify="right")
     for heading in ("pictures", "head"):
         table.add_column(heading)
     for heading in ("balanced", "top-1", *GROUPS):
@@ -47,4 +46,4 @@ def _table(title: str, first: str) -> Table:
 def _add(table: Table, name: str, entry: Mapping[str, Any]) -> None:
     figures = [entry["balanced_accuracy"], entry["top1"], *(entry["groups"].get(group) for group in GROUPS)]
     shown = ["-" if figure is None else f"{100 * figure:.1f}" for figure in figures]
-    table.add_row(name, str(entry["part"]), HEADS[entry["head"]], *shown)
+    table.add_row(name, str(entry["step"]), str(entry["part"]), HEADS[entry["head"]], *shown)

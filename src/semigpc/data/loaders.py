@@ -1,28 +1,20 @@
 """Batches for training, as a pure function of the seed and the step; and pictures in order, for evaluation."""
 
-import multiprocessing
-import signal
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.random import Generator, Philox
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from semigpc.data.augment import Augment, check_views
 from semigpc.data.dataset import DataError, ImageSet, Integers, Splits
+from semigpc.data.workers import InOrder
 from semigpc.types import Batch
 
-Item = TypeVar("Item")
-
 LABELED, UNLABELED = 0, 1  # streams of positions
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-# Forking a process whose torch or OpenMP threads hold a lock can hang the child. A fork server is a fresh process without
-# such threads, and having loaded this module once it starts workers as fast as a fork does.
-START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 def epoch_order(size: int, draws: int, *, seed: int, epoch: int, stream: int, usb_order: bool = False) -> Integers:
@@ -178,7 +170,7 @@ def train_loader(
         epoch_steps=epoch_steps,
         usb_order=usb_order,
     )
-    return _Loader(stream, range(first_step, total_steps), workers, prefetch)
+    return InOrder(stream, range(first_step, total_steps), workers, prefetch)
 
 
 def eval_loader(image_set: ImageSet, augment: Augment, batch_size: int, workers: int) -> Iterable[EvaluationBatch]:
@@ -186,81 +178,4 @@ def eval_loader(image_set: ImageSet, augment: Augment, batch_size: int, workers:
     if batch_size < 1:
         raise DataError(f"batch_size must be at least 1; got {batch_size}.")
     stream = _EvaluationStream(image_set, augment, batch_size)
-    return _Loader(stream, range(len(stream)), workers, prefetch=2)
-
-
-class _Loader(Generic[Item]):
-    """Items of a stream in order. Worker processes, if any, stay alive between passes.
-
-    A DataError comes out of a worker as it went in: by torch's own way it would be a paragraph at the end of two tracebacks, and
-    torch would take five seconds to stop the worker.
-    """
-
-    def __init__(self, stream: Dataset[Item], items: Sequence[int], workers: int, prefetch: int) -> None:
-        if workers < 0 or prefetch < 1:
-            raise DataError(f"workers must be 0 or more and prefetch 1 or more; got {workers} and {prefetch}.")
-        options: dict[str, Any] = {}
-        if workers:
-            context = multiprocessing.get_context(START_METHOD)
-            if START_METHOD == "forkserver":
-                context.set_forkserver_preload([__name__])
-                _start_fork_server_without_signals()
-            options = {"prefetch_factor": prefetch, "persistent_workers": True, "multiprocessing_context": context}
-        self._batches: DataLoader[Item | DataError] = DataLoader(
-            _Guarded(stream),
-            batch_size=None,
-            sampler=items,
-            collate_fn=_as_it_is,
-            num_workers=workers,
-            worker_init_fn=_prepare_worker,
-            # Without one of its own a loader draws from torch's global generator, and changes what the model draws next.
-            generator=torch.Generator(),
-            **options,
-        )
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[Item]:
-        for item in self._batches:
-            if isinstance(item, DataError):
-                raise item
-            yield item
-
-
-class _Guarded(Dataset[Item | DataError]):
-    def __init__(self, stream: Dataset[Item]) -> None:
-        self.stream = stream
-
-    def __getitem__(self, item: int) -> Item | DataError:
-        try:
-            return self.stream[item]
-        except DataError as error:
-            return error
-
-
-def _as_it_is(batch: Item) -> Item:
-    return batch
-
-
-def _prepare_worker(_worker: int) -> None:
-    """Workers share the cores with training; more threads each would only get in its way.
-
-    Ctrl-C reaches every process of a terminal, and a batch system's SIGTERM every process of a job. It is for the loop to
-    decide when to stop; the workers end when it does.
-    """
-    torch.set_num_threads(1)
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _start_fork_server_without_signals() -> None:
-    """What blocks a signal when it is born keeps doing so, and so do its children: no Ctrl-C reaches a worker too early."""
-    from multiprocessing import forkserver, resource_tracker
-
-    resource_tracker.ensure_running()  # first, since it unblocks these signals when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return InOrder(stream, range(len(stream)), workers, prefetch=2)

@@ -42,30 +42,32 @@ def _experiment(data: DigitsConfig, algorithm: str, refiner: str, seed: int) -> 
     refiners: dict[str, Any] = {
         "none": NoRefinerConfig(),
         "similarity": SimilarityConfig(buffer_size=1024, warmup_steps=100),
-        "gp": GPConfig(buffer_size=1024, warmup_steps=100, class_prior="frequency"),
+        "gp": GPConfig(buffer_size=1024, warmup_steps=100, logit_scale=16.0, class_prior="frequency"),
     }
     if algorithm not in ALGORITHMS:
         raise SettingError(nearest_name("algorithm", algorithm, list(ALGORITHMS)))
     if refiner not in refiners:
         raise SettingError(nearest_name("refiner", refiner, list(refiners)))
     chosen = ALGORITHMS[algorithm].config()
+    if hasattr(chosen, "unlabeled_weight"):
+        chosen = replace(chosen, unlabeled_weight=chosen.unlabeled_weight / 2)
     if isinstance(chosen, CoMatchConfig):
         chosen = replace(chosen, queue_batches=8)
     return Experiment(
         data=data,
-        augment=AugmentConfig(image_size=8, flip=False, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+        augment=AugmentConfig(image_size=8, flip=False, operations=1, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
         model=ModelConfig(name="small_cnn"),
         algorithm=chosen,
         refiner=refiners[refiner],
         train=TrainConfig(
-            steps=800,
+            steps=1000,
             epoch_steps=100,
             labeled_batch=16,
             unlabeled_ratio=2,
             lr=2e-3,
             layer_decay=1.0,
             warmup_steps=20,
-            ema=0.99,
+            ema=0.995,
             eval_steps=100,
             checkpoint_steps=200,
             log_steps=50,

@@ -46,6 +46,10 @@ def override(plain: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, 
             level = level.get(part) if isinstance(level, dict) else None
         if not isinstance(level, dict) or last not in level:
             raise unknown_key(key, list(dotted_keys(changed)))
+        if isinstance(level[last], dict):
+            raise SettingError(
+                f"{key} is a group of settings; set them one by one, as in {key}.{next(iter(level[last]))}=value."
+            )
         level[last] = _parse(text.strip())
     return changed
 

@@ -1,0 +1,64 @@
+"""Live progress of a comparison."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from semigpc.training import Listener
+from semigpc.training.comparison import Cell, ComparisonListener
+
+
+class ComparisonProgress(ComparisonListener):
+    """One bar for all runs and one for each that is going on, on standard error."""
+
+    def __init__(self, total: int, title: str) -> None:
+        console = Console(stderr=True)
+        self.live = console.is_terminal
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+        self.bars = Progress(*columns, console=console, transient=True, disable=not self.live)
+        self.all = self.bars.add_task(title, total=total, said="")
+
+    def __enter__(self) -> "ComparisonProgress":
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def run(self, cell: Cell, seed: int) -> Listener:
+        """A bar for this run."""
+        return RunBar(self.bars, self.bars.add_task(f"  {cell.label}, seed {seed}", total=None, said=""))
+
+    def done(self, cell: Cell, seed: int, summary: Mapping[str, Any], *, kept: bool) -> None:
+        """Move the bar of all runs."""
+        self.bars.advance(self.all)
+        for task in self.bars.tasks:
+            if task.description == f"  {cell.label}, seed {seed}":
+                self.bars.remove_task(task.id)
+        if not self.live and not kept:
+            last = summary["results"]["last"]
+            figure = f"{100 * last['balanced_accuracy']:.1f} % balanced accuracy" if last else "no figure"
+            typer.echo(f"{cell.label}, seed {seed}: {figure}, {summary['seconds']:.0f} s", err=True)
+
+
+class RunBar(Listener):
+    """Shows one run as a bar with its last balanced accuracy."""
+
+    def __init__(self, bars: Progress, task: TaskID) -> None:
+        self.bars, self.task = bars, task
+
+    def begin(self, first_step: int, total_steps: int) -> None:
+        """Set the length of the bar."""
+        self.bars.update(self.task, total=total_steps, completed=first_step)
+
+    def step(self, step: int) -> None:
+        """Move it."""
+        self.bars.update(self.task, completed=step + 1)
+
+    def entry(self, entry: dict[str, Any]) -> None:
+        """Show how good the network is."""
+        if entry["kind"] == "eval" and entry["head"] == "linear":
+            self.bars.update(self.task, said=f"{100 * entry['balanced_accuracy']:.1f} %")

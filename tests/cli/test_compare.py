@@ -1,0 +1,77 @@
+"""``semigpc compare``, ``demo`` and ``bench step``, through the real entry point."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from semigpc.cli import app
+
+runner = CliRunner()
+SHORT = ("--set", "train.steps=8", "--set", "train.eval_steps=8", "--set", "train.threads=1", "--set", "refiner.warmup_steps=2")
+
+
+def test_compare_writes_tables_and_a_page_for_each_ratio(tmp_path: Path) -> None:
+    command = ["compare", "digits", "--algorithm", "fixmatch", "--ratio", "10", "--ratio", "30", "--seeds", "2", *SHORT]
+    done = runner.invoke(app, [*command, "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["comparisons"].keys() == {"10", "30"}
+    names = [cell["name"] for cell in found["comparisons"]["10"]["cells"]]
+    assert names == ["supervised+none", "fixmatch+none", "fixmatch+gp"]
+    gains = [pair["mean_difference"] for one in found["comparisons"].values() for pair in one["pairs"]]
+    assert found["mean_gain"] == pytest.approx(sum(gains) / len(gains))
+    assert "FixMatch + SemiGPC" in done.stderr
+    assert "points of balanced accuracy" in done.stderr
+    for ratio in ("ratio10", "ratio30"):
+        assert "FixMatch + SemiGPC" in (tmp_path / ratio / "report.html").read_text()
+        config = json.loads((tmp_path / ratio / "cells" / "fixmatch+gp" / "seed1" / "config.json").read_text())
+        assert config["refiner"]["warmup_steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["digitz"], "unknown recipe 'digitz'; did you mean 'digits'?"),
+        (["digits", "--algorithm", "fixmach"], "unknown algorithm 'fixmach'; did you mean 'fixmatch'?"),
+        (["digits", "--refiner", "pg"], "unknown refiner 'pg'; did you mean 'gp'?"),
+        (["digits", "--set", "train.lrr=1"], "did you mean 'train.lr'?"),
+        (["digits", "--algorithm", "fixmatch", "--set", "refiner.lenght_scale=1"], "did you mean 'refiner.length_scale'?"),
+        (["digits", "--algorithm", "fixmatch", "--set", "refiner=1"], "refiner"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = runner.invoke(app, ["compare", *arguments, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_demo_shows_that_the_few_come_off_better(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["demo", "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    labels_only, base, refined = json.loads(done.stdout)["cells"]
+    assert (labels_only["name"], base["name"], refined["name"]) == ("supervised+none", "simmatch+none", "simmatch+gp")
+    assert refined["mean"]["few"] > base["mean"]["few"]
+    assert refined["mean"]["balanced_accuracy"] > 0.75
+    assert all(name in done.stderr for name in ("many", "medium", "few", "report:"))
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "cells" / "simmatch+gp" / "seed0" / "report.html").exists()
+
+
+def test_bench_step_measures_both_and_the_wait() -> None:
+    command = ["bench", "step", "--model", "small_cnn", "--buffer", "64", "--repetitions", "2", "--workers", "0", "--json"]
+    done = runner.invoke(app, command)
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout)
+    assert figures["ratio"] == pytest.approx(figures["gp_s"] / figures["base_s"])
+    assert 0 <= figures["data_wait_share"] <= 1
+
+
+def test_bench_step_knows_its_algorithms() -> None:
+    done = runner.invoke(app, ["bench", "step", "--algorithm", "fixmach"])
+    assert done.exit_code == 2
+    assert "fixmatch" in done.stderr
