@@ -1,14 +1,15 @@
 """What users get wrong: each is answered in one paragraph, with the right exit code and nothing lost."""
 
-import errno
 import json
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
-from torch import Tensor
 
+from semigpc.cli.live import Live
 from semigpc.training import checkpoint
 from tests.cli.calls import SHORT, refused, semigpc
 from tests.cli.conftest import Trained
@@ -132,25 +133,40 @@ def test_resuming_with_other_settings(trained: Trained) -> None:
     assert "best on test*" in again.stdout
 
 
-def test_a_full_disk_while_checkpointing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ("train", "digits", "--out", tmp_path, "--steps", "6", "--set", "train.checkpoint_steps=2", *QUICK, "--resume")
-    written: list[Path] = []
+@contextmanager
+def files_no_larger_than(limit: int) -> Iterator[None]:
+    """A disk that is full for anything larger: the system itself refuses to write on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    def full_after_one(tensors: dict[str, Tensor], draft: Path, metadata: dict[str, str]) -> None:
-        if written:
-            draft.write_bytes(b"half")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written.append(draft)
-        save_file(tensors, draft, metadata=metadata)
 
-    monkeypatch.setattr(checkpoint, "save_file", full_after_one)
-    told = refused(*command, code=1, words="No space left on device")
-    assert "last.safetensors is intact. Make room or mend it, then resume." in told
-    assert checkpoint.load(tmp_path / "checkpoints" / "last.safetensors").state["step"] == 2
-    monkeypatch.undo()
-    done = semigpc(*command)
+def test_a_full_disk_while_checkpointing(tmp_path: Path) -> None:
+    """The first half of a run is saved, the next checkpoint finds no room, and later the run goes on from where it was."""
+    half = ("train", "digits", "--out", tmp_path, "--steps", "6", "--set", "train.checkpoint_steps=2", *QUICK, "--resume")
+    last = tmp_path / "checkpoints" / "last.safetensors"
+
+    def stop_in_step_two(self: Live, step: int) -> None:  # noqa: ARG001
+        if step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Live, "step", stop_in_step_two)
+        refused(*half, code=130, words="interrupted; what was saved before is intact. Give the same command with --resume")
+    before = last.read_bytes()
+    with files_no_larger_than(len(before) // 2):
+        told = refused(*half, code=1, words="could not write the checkpoint")
+    assert f"The previous checkpoint {last} is intact. Make room or mend it, then resume." in told
+    assert last.read_bytes() == before
+    assert [path.name for path in last.parent.iterdir()] == [last.name]
+
+    done = semigpc(*half)
     assert done.exit_code == 0, done.output
     assert "Resuming after step 2 of 6." in done.stdout
+    assert checkpoint.load(last).state["step"] == 6
 
 
 def test_a_broken_checkpoint(trained: Trained, tmp_path: Path) -> None:

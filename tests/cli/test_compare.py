@@ -18,8 +18,10 @@ def test_compare_writes_tables_and_a_page_for_each_ratio(tmp_path: Path) -> None
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["comparisons"].keys() == {"10", "30"}
-    names = [cell["name"] for cell in found["comparisons"]["10"]["cells"]]
-    assert names == ["supervised+none", "fixmatch+none", "fixmatch+gp"]
+    assert json.loads((tmp_path / "figures.json").read_text()) == found
+    cells = found["comparisons"]["10"]["cells"]
+    assert list(cells) == ["supervised+none", "fixmatch+none", "fixmatch+gp"]
+    assert [len(cell["balanced_accuracy"]) for cell in cells.values()] == [2, 2, 2]
     gains = [pair["mean_difference"] for one in found["comparisons"].values() for pair in one["pairs"]]
     assert found["mean_gain"] == pytest.approx(sum(gains) / len(gains))
     assert "FixMatch + SemiGPC" in done.stderr

@@ -1,7 +1,6 @@
-"""Signals and a full disk, through the real entry point and with loader workers: nothing is lost, nothing is noisy."""
+"""Ctrl-C and SIGTERM, through the real entry point and with a loader worker: nothing is lost, nothing is noisy."""
 
 import os
-import resource
 import signal
 import subprocess
 import time
@@ -15,9 +14,8 @@ from tests.cli.calls import check_paragraph, start
 
 COMMAND = (
     *("train", "digits", "--out", "run", "--algorithm", "fixmatch", "--refiner", "none", "--resume", "--steps", "120"),
-    *("--set", "train.checkpoint_steps=20", "--set", "train.eval_steps=120", "--set", "train.workers=2"),
+    *("--set", "train.checkpoint_steps=20", "--set", "train.eval_steps=120", "--set", "train.workers=1"),
 )
-LIMIT = 300_000  # bytes a file may have: less than a checkpoint, more than anything else of a run
 
 
 def stop_group(process: "subprocess.Popen[str]", number: int, ready: Callable[[], bool]) -> str:
@@ -38,7 +36,7 @@ def step_of(last: Path) -> int:
 
 
 @pytest.mark.slow
-def test_ctrl_c_then_sigterm_then_a_full_disk_then_the_end(tmp_path: Path) -> None:
+def test_ctrl_c_and_sigterm_save_and_stop(tmp_path: Path) -> None:
     run = tmp_path / "run"
     last = run / "checkpoints" / "last.safetensors"
 
@@ -49,17 +47,3 @@ def test_ctrl_c_then_sigterm_then_a_full_disk_then_the_end(tmp_path: Path) -> No
 
     told = stop_group(start(*COMMAND, cwd=tmp_path), signal.SIGTERM, lambda: step_of(last) > 1)
     assert f"stopped after step {step_of(last)} of 120" in told
-
-    before = last.read_bytes()
-    full = start(*COMMAND, cwd=tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)))
-    _, stderr = full.communicate(timeout=90)
-    assert full.returncode == 1, stderr
-    check_paragraph(stderr, "train", "The previous checkpoint run/checkpoints/last.safetensors is intact.")
-    assert last.read_bytes() == before
-    assert [path.name for path in last.parent.iterdir()] == [last.name]
-
-    end = start(*COMMAND, cwd=tmp_path)
-    stdout, stderr = end.communicate(timeout=90)
-    assert end.returncode == 0, stderr
-    assert "Resuming after step" in stdout
-    assert step_of(last) == 120

@@ -39,6 +39,20 @@ def _applies(setting: str, plain: Mapping[str, Any]) -> bool:
     return room not in ("refiner", "algorithm") or key in plain[room]
 
 
+def figures_of(comparison: dict[str, Any]) -> dict[str, Any]:
+    """A comparison without what is said class by class: one number a seed, in percent."""
+    cells = {
+        cell["name"]: {
+            "label": cell["label"],
+            "balanced_accuracy": [round(100 * run["result"]["balanced_accuracy"], 2) for run in cell["runs"]],
+            "groups": {name: round(100 * cell["mean"][name], 2) for name in ("many", "medium", "few")},
+            "seconds": round(sum(run["seconds"] for run in cell["runs"]) / len(cell["runs"]), 1),
+        }
+        for cell in comparison["cells"]
+    }
+    return {"title": comparison["title"], "seeds": comparison["seeds"], "cells": cells, "pairs": comparison["pairs"]}
+
+
 def mean_gain(comparisons: list[dict[str, Any]]) -> float | None:
     """The mean of all paired differences."""
     gains = [pair["mean_difference"] for comparison in comparisons for pair in comparison["pairs"]]

@@ -38,33 +38,37 @@ def compare_verb(
     paired: the table shows means and spreads, and what a refiner adds to its
     own base, seed by seed. Labels only is always run beside them.
 
-    A comparison that was stopped goes on where it was: call it again.
+    A comparison that was stopped goes on where it was: call it again. The
+    figures of all runs are in figures.json, class by class in the reports.
 
     As in the results of the documentation:
 
       semigpc compare digits --ratio 10 --ratio 100 --seeds 5 --jobs 2
     """
-    from semigpc.cli.cells import make_cells, mean_gain
+    from semigpc.cli.cells import figures_of, make_cells, mean_gain
     from semigpc.cli.comparison_bars import ComparisonProgress
     from semigpc.cli.tables import comparison_table, pairs_table
     from semigpc.report.comparison_page import write_comparison_report
     from semigpc.training.comparison import compare
+    from semigpc.training.run_folder import write_json
 
     console = Console(stderr=as_json)
+    command = shlex.join(["semigpc", *sys.argv[1:]])
     comparisons = {}
     for gamma in ratio:
         cells = make_cells(recipe, algorithm, refiner, gamma, settings)
         folder = out / f"ratio{gamma:g}" if len(ratio) > 1 else out
         title = f"{recipe}, imbalance ratio {gamma:g}, {seeds} seeds"
-        command = shlex.join(["semigpc", *sys.argv[1:]])
         with ComparisonProgress(len(cells) * seeds, title) as progress:
             result = compare(cells, range(seeds), folder, title=title, command=command, jobs=jobs, listener=progress)
-        comparisons[f"{gamma:g}"] = result
+        comparisons[f"{gamma:g}"] = figures_of(result)
         console.print(comparison_table(result))
         console.print(pairs_table(result))
         typer.echo(f"report: {write_comparison_report(folder)}", err=as_json)
     overall = mean_gain(list(comparisons.values()))
     if overall is not None and len(ratio) > 1:
         console.print(f"Over all algorithms and ratios a refiner adds {100 * overall:+.1f} points of balanced accuracy.")
+    figures = {"command": command, "comparisons": comparisons, "mean_gain": overall}
+    write_json(out / "figures.json", figures)
     if as_json:
-        typer.echo(json.dumps({"comparisons": comparisons, "mean_gain": overall}, indent=2))
+        typer.echo(json.dumps(figures, indent=2))

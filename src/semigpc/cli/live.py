@@ -49,18 +49,16 @@ class Live(Listener):
         self.bar.update(self.task, completed=step + 1)
 
     def entry(self, entry: dict[str, Any]) -> None:
-        """Remember what to show, and show it."""
+        """Show the last loss and accuracy: beside the bar, or as a line of its own."""
         if entry["kind"] == "train":
-            self.last["loss"] = f"loss {entry['loss']:.3f}"
-            self.last["speed"] = f"{entry['steps_per_second']:.1f} steps/s"
+            self.last["loss"] = f"loss {entry['loss']:.3f}, {entry['steps_per_second']:.1f} steps/s"
         elif entry["kind"] == "eval":
-            figure = f"{100 * entry['balanced_accuracy']:.1f} % balanced accuracy"
-            self.last["accuracy"] = f"{figure} ({entry['part']}, {entry['head']} head)"
-        else:
-            return
+            figure = f"{100 * entry['balanced_accuracy']:.1f} % balanced accuracy ({entry['part']}, {entry['head']} head)"
+            if entry["head"] == "linear":  # one figure is enough beside the bar
+                self.last["accuracy"] = figure
+            if not self.on_terminal:
+                typer.echo(f"step {entry['step']} of {self.total}: {self.last.get('loss', '')}, {figure}", err=True)
         self.bar.update(self.task, said=", ".join(self.last.values()))
-        if entry["kind"] == "eval" and not self.on_terminal:
-            typer.echo(f"step {entry['step']} of {self.total}: {', '.join(self.last.values())}", err=True)
 
 
 def tell_split(split: dict[str, Any], console: Console) -> None:

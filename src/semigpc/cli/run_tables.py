@@ -33,7 +33,8 @@ def heads_table(name: str, step: int, source: str, heads: Mapping[str, Mapping[s
 
 
 def _table() -> Table:
-    table = Table(title="Accuracy in percent", box=box.SIMPLE, title_style="bold", title_justify="left", caption_justify="left")
+    table = Table(title="Accuracy in percent", box=box.SIMPLE, padding=(0, 0), title_style="bold")
+    table.title_justify = table.caption_justify = "left"
     table.add_column("")
     table.add_column("step", justify="right")
     for heading in ("pictures", "head"):

@@ -41,8 +41,8 @@ def _experiment(data: DigitsConfig, algorithm: str, refiner: str, seed: int) -> 
     """The rest, which is the same in both settings."""
     refiners: dict[str, Any] = {
         "none": NoRefinerConfig(),
-        "similarity": SimilarityConfig(buffer_size=1024, warmup_steps=100),
-        "gp": GPConfig(buffer_size=1024, warmup_steps=100, logit_scale=16.0, class_prior="frequency"),
+        "similarity": SimilarityConfig(buffer_size=512, warmup_steps=100),
+        "gp": GPConfig(buffer_size=512, warmup_steps=100, logit_scale=11.0, class_prior="frequency"),
     }
     if algorithm not in ALGORITHMS:
         raise SettingError(nearest_name("algorithm", algorithm, list(ALGORITHMS)))
@@ -68,8 +68,8 @@ def _experiment(data: DigitsConfig, algorithm: str, refiner: str, seed: int) -> 
             layer_decay=1.0,
             warmup_steps=20,
             ema=0.995,
-            eval_steps=100,
-            checkpoint_steps=200,
+            eval_steps=200,
+            checkpoint_steps=500,
             log_steps=50,
             workers=0,
         ),

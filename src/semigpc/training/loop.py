@@ -112,6 +112,7 @@ def _run(
             save_checkpoint(folder.best, trainer, journal, done)
         if done % config.checkpoint_steps == 0 or done == config.steps or interrupt.asked:
             journal.log(done)
+            trainer.settle()
             save_checkpoint(folder.last, trainer, journal, done)
         if interrupt.asked and done < config.steps:
             journal.finish(done, trainer, status="stopped")

@@ -48,17 +48,22 @@ class Trainer:
         if self.average is not None:
             update_average(self.average, self.model, momentum)
 
+    def settle(self) -> None:
+        """Rebuild the GP's inverse, as loading a checkpoint does.
+
+        Done where a run may be resumed, so that the run which goes on and the run which resumes start from the same digits.
+        """
+        gp = gp_of(self.refiner)
+        if gp is not None:
+            gp.rebuild()
+
     # Saving ---------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything needed to go on bit for bit: weights, average, moments, algorithm, refiner, random numbers.
 
-        The GP's inverse is left out, being a gigabyte at 16 300 rows. It is rebuilt when a checkpoint is loaded, and here too,
-        so that the run which goes on and the run which resumes do so from the same digits.
+        The GP's inverse is left out, being a gigabyte at 16 300 rows; see :meth:`settle`.
         """
-        gp = gp_of(self.refiner)
-        if gp is not None:
-            gp.rebuild()
         random = {"cpu": torch.get_rng_state()}
         if self.fabric.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.fabric.device)
