@@ -9,7 +9,9 @@ from semigpc.training.checkpoint import CheckpointError, load, save
 
 def test_tensors_and_state_come_back(tmp_path: Path) -> None:
     weight = torch.arange(6.0).reshape(2, 3)
-    save(tmp_path / "a.safetensors", {"model": {"w": weight.mT, "n": torch.tensor(3)}, "empty": {}}, {"step": 5, "x": [1, None]})
+    save(
+        tmp_path / "a.safetensors", {"model": {"w": weight.mT, "n": torch.tensor(3)}, "empty": {}}, {"step": 5, "x": [1, None]}
+    )
     found = load(tmp_path / "a.safetensors")
     assert torch.equal(found.part("model")["w"], weight.mT)
     assert found.part("model")["n"].item() == 3

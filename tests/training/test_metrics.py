@@ -3,14 +3,14 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, precision_score
 
-from semigpc.training.metrics import calibration, class_groups, classification_metrics
+from semigpc.training.metrics import Array, calibration, class_groups, classification_metrics
 from semigpc.training.pseudo_stats import PseudoLabelStats
 from semigpc.types import PseudoLabels
 
 GROUPS = {"many": [0, 1], "medium": [2], "few": [3]}
 
 
-def draws(m: int = 200, n_classes: int = 4) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def draws(m: int = 200, n_classes: int = 4) -> tuple[Array, Array]:
     generator = np.random.default_rng(0)
     labels = generator.integers(0, n_classes, m)
     probs = generator.dirichlet(np.ones(n_classes), m)

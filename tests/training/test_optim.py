@@ -61,14 +61,15 @@ def test_every_parameter_is_in_one_group() -> None:
 
 
 def test_the_average_follows_parameters_and_copies_statistics() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    average = average_of(model)
-    before = average[0].weight.clone()  # type: ignore[index]
+    linear, norm = torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)
+    average = average_of(torch.nn.Sequential(linear, norm))
+    before = average.state_dict()["0.weight"].clone()
     with torch.no_grad():
-        model[0].weight.add_(1)
-        model[1].running_mean.add_(5)  # type: ignore[operator, union-attr]
-    update_average(average, model, 0.9)
-    assert torch.allclose(average[0].weight, before + 0.1)  # type: ignore[index]
-    assert torch.equal(average[1].running_mean, model[1].running_mean)  # type: ignore[index]
+        linear.weight.add_(1)
+        norm.running_mean = torch.full((2,), 5.0)
+    update_average(average, torch.nn.Sequential(linear, norm), 0.9)
+    after = average.state_dict()
+    assert torch.allclose(after["0.weight"], before + 0.1)
+    assert torch.equal(after["1.running_mean"], torch.full((2,), 5.0))
     assert not average.training
     assert not any(parameter.requires_grad for parameter in average.parameters())
