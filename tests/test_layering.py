@@ -11,6 +11,7 @@ import semigpc
 ROOT = Path(semigpc.__file__).parent
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
+    "versions": set(),
     "losses": set(),
     "pseudo_labels": set(),
     "gp": set(),
@@ -20,26 +21,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": {"refiners", "losses", "pseudo_labels", "types"},
     "models": {"types"},
     "data": {"types"},
-    "training": {"algorithms", "refiners", "models", "data", "types"},
+    "training": {"algorithms", "refiners", "models", "data", "types", "versions"},
     "recipes": {"training", "algorithms", "refiners", "models", "data"},
     "report": {"toy", "types"},
     "bench": {"gp", "training", "algorithms", "refiners", "models", "data", "types"},
-    "cli": {
-        *(
-            "types",
-            "gp",
-            "buffers",
-            "toy",
-            "refiners",
-            "algorithms",
-            "models",
-            "data",
-            "training",
-            "recipes",
-            "report",
-            "bench",
-        ),
-    },
+    "cli": {"versions", "toy", "algorithms", "refiners", "models", "data", "training", "recipes", "report", "bench"},
     "__init__": {"gp", "buffers", "refiners", "algorithms", "data", "models", "training", "types"},
     "__main__": {"cli"},
 }

@@ -1,7 +1,16 @@
-"""semigpc: distribution-aware label refinement for class-imbalanced semi-supervised learning with Gaussian processes."""
+"""semigpc: distribution-aware label refinement for class-imbalanced semi-supervised learning with Gaussian processes.
 
-from semigpc.buffers import BalancedBuffer, FIFOBuffer, Written
-from semigpc.gp import RBF, Clipped, Cosine, ExactGP, Health, Kernel, Laplace, NotPositiveDefiniteError
+The public names are here, and are imported when they are first used: torch takes seconds, which ``semigpc --help`` should not.
+Training lives in :mod:`semigpc.training` and :mod:`semigpc.recipes`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semigpc.buffers import BalancedBuffer, FIFOBuffer, Written
+    from semigpc.gp import RBF, Clipped, Cosine, ExactGP, Health, Kernel, Laplace, NotPositiveDefiniteError
+    from semigpc.refiners import GaussianProcessRefiner, GPConfig
 
 __all__ = [
     "RBF",
@@ -10,9 +19,25 @@ __all__ = [
     "Cosine",
     "ExactGP",
     "FIFOBuffer",
+    "GPConfig",
+    "GaussianProcessRefiner",
     "Health",
     "Kernel",
     "Laplace",
     "NotPositiveDefiniteError",
     "Written",
 ]
+ROOMS = ("gp", "buffers", "refiners")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for room in ROOMS:
+            module = import_module(f"semigpc.{room}")
+            if name in module.__all__:
+                return getattr(module, name)
+    raise AttributeError(f"module 'semigpc' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,6 +1,8 @@
 """Errors become one paragraph and an exit code."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -78,3 +80,11 @@ def test_typers_own_errors_stay_its_own() -> None:
 
 def test_a_verb_without_resume_does_not_speak_of_it() -> None:
     assert "--resume" not in explain(KeyboardInterrupt())[0]
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys, semigpc.cli; print([name for name in ('torch', 'sklearn', 'matplotlib', 'timm') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -7,10 +7,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
-
-from semigpc.bench.update import OURS, PEERS, Record, bench_update, missing_peers
-from semigpc.report.bench_figures import draw_update_curves
 
 app = typer.Typer(help="Time semigpc against its peers, side by side in one run.", no_args_is_help=True)
 
@@ -44,6 +40,10 @@ def update(
     Slow peers are repeated less often and never extrapolated. Ours is made for
     buffers of thousands: with a few hundred rows a fresh solve is as fast.
     """
+    from semigpc.bench.update import OURS, PEERS, Record, bench_update, missing_peers
+    from semigpc.cli.bench_tables import update_table
+    from semigpc.report.bench_figures import draw_update_curves
+
     sizes = size or [1000, 2000, 4000, 8000]
     if batch >= min(sizes):
         raise typer.BadParameter(f"{batch} rows do not fit below the smallest size, {min(sizes)}.", param_hint="--batch")
@@ -58,7 +58,7 @@ def update(
             records.append(
                 bench_update(n, batch=batch, classes=classes, steps=steps, budget_s=budget, seed=seed, report=status.update)
             )
-            console.print(_table(records[-1]))
+            console.print(update_table(records[-1]))
     if plot is not None:
         draw_update_curves(records, OURS | PEERS, plot)
         console.print(f"Curves: {plot}")
@@ -109,29 +109,3 @@ def step(
             f"{algorithm} on {model}, B = {batch}: {times.base_s:.3f} s a step, {times.gp_s:.3f} s with a GP over {buffer} "
             f"rows, ratio {times.ratio:.3f}; {times.data_wait_share:.1%} of a step waits for data (median of {repetitions})."
         )
-
-
-def _table(record: Record) -> Table:
-    title = f"One update, N = {record['size']}, B = {record['batch']}, C = {record['classes']}"
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    table.add_column("method")
-    table.add_column("time", justify="right")
-    table.add_column("time / ours", justify="right")
-    table.add_column("repetitions", justify="right")
-    for key, label in (OURS | PEERS).items():
-        seconds = record.get(key)
-        name = key.removesuffix("_s")
-        if seconds is None:
-            table.add_row(label, "not installed", "", "")
-            continue
-        ratio = float(seconds) / float(record["ours_s"] or 1)
-        repetitions = str(record.get(f"repetitions_{name}") or record["steps"])
-        style = "bold" if key == "ours_s" else ""
-        table.add_row(label, f"{1e3 * float(seconds):.2f} ms", f"{ratio:.2f} x", repetitions, style=style)
-    table.caption = (
-        f"ours / floor {record['ratio_floor']:.2f} (median step {record['ratio_floor_median']:.2f}), "
-        f"refining {record['ratio_floor_refined']:.2f}\n"
-        f"extra memory {100 * float(record['peak_share'] or 0):.1f} % of N^2\n"
-        f"error of the means {record['max_abs_error']:.1e}, refining {record['max_abs_error_refined']:.1e}"
-    )
-    return table

@@ -15,12 +15,13 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
+from semigpc.versions import MISSING, versions
 
 GIGABYTE = 2**30
-MACHINE = ("cpus", "torch threads", "device")  # looked at more closely below
 LITTLE = 1  # gigabytes, below which disk and memory are worth a warning
 MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "bad": "[red]bad [/]"}
 # Builds that do not fit each other say so when the operators of torchvision are registered, which is on import.
+BFLOAT16 = "import torch; torch.nn.Linear(64, 64).bfloat16()(torch.ones(64, 64).bfloat16())"
 PAIR = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
 
 
@@ -64,8 +65,12 @@ def doctor(
 def examine() -> Iterator[Finding]:
     """Every finding, in the order in which one depends on the other."""
     yield from _versions()
-    yield _pair()
+    pair = _pair()
+    yield pair
+    if pair.status == "bad":
+        return  # whatever else is asked would fail for the same reason
     yield from _machine()
+    yield _bfloat16()
     yield _attempt("checkpoints", _write_and_read, "look at the temporary folder (TMPDIR), and at pip show safetensors.")
     yield _attempt("training", _train_a_step, "semigpc --debug train digits --steps 1 shows where it fails; report it.")
 
@@ -74,12 +79,8 @@ def examine() -> Iterator[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    from semigpc.training.run_folder import environment
-
-    for name, found in environment().items():
-        if name in MACHINE:
-            continue
-        if found == "not installed":
+    for name, found in versions().items():
+        if found == MISSING:
             yield Finding(name, "bad", found, f"{sys.executable} -m pip install {name}")
         else:
             yield Finding(name, "ok", found)
@@ -98,9 +99,7 @@ def _pair() -> Finding:
 
 def reinstall_command() -> str:
     """Install the torchvision that belongs to this torch: of one index, so that both are for the same CPU or CUDA."""
-    import torch
-
-    release, _, build = torch.__version__.partition("+")
+    release, _, build = versions()["torch"].partition("+")
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
     return f"{sys.executable} -m pip install --force-reinstall torch=={release} torchvision{index}"
 
@@ -126,6 +125,14 @@ def _machine() -> Iterator[Finding]:
     memory = _free_memory()
     if memory is not None:
         yield _enough("free memory", memory, "close other programs, or lower train.labeled_batch and data.cache_bytes")
+
+
+def _bfloat16() -> Finding:
+    """Some virtual machines announce instructions that their processor does not have; the process then dies on the spot."""
+    done = subprocess.run([sys.executable, "-c", BFLOAT16], capture_output=True, text=True)
+    if done.returncode == 0:
+        return Finding("bfloat16 on the CPU", "ok", "works")
+    return Finding("bfloat16 on the CPU", "warn", "crashes", "leave train.precision at 32-true when training on this CPU")
 
 
 def _enough(name: str, gigabytes: float, remedy: str) -> Finding:

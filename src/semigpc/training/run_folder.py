@@ -2,8 +2,6 @@
 
 import json
 import os
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ from semigpc.data import Splits
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import class_groups
 from semigpc.training.settings import dotted_keys
-
-PACKAGES = ("semigpc", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn", "safetensors")
+from semigpc.versions import versions
 
 
 class RunError(RuntimeError):
@@ -125,15 +122,8 @@ def _counts(labels: npt.NDArray[np.int64], splits: Splits) -> list[int]:
 
 def environment() -> dict[str, str]:
     """Versions and machine, for whoever wants the same figures again."""
-    found = {"python": platform.python_version(), "platform": platform.platform(), "cpus": str(os.cpu_count())}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    found["torch threads"] = str(torch.get_num_threads())
-    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return found
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return versions() | {"cpus": str(os.cpu_count()), "torch threads": str(torch.get_num_threads()), "device": device}
 
 
 def write_json(path: Path, value: Any) -> None:

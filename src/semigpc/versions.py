@@ -1,0 +1,18 @@
+"""What is installed, told without importing any of it, so that a broken installation can be looked at too."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+PACKAGES = ("semigpc", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn", "safetensors", "pyarrow")
+MISSING = "not installed"
+
+
+def versions() -> dict[str, str]:
+    """Python, and the packages that figures depend on, by name."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = MISSING
+    return found
