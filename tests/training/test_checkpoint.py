@@ -51,3 +51,26 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         load(tmp_path / "none.safetensors")
+
+
+def test_moments_come_back_laid_out_like_their_parameters() -> None:
+    def fresh() -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
+        weight = torch.nn.Parameter(torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last))
+        return weight, torch.optim.AdamW([weight], lr=0.1, fused=True)
+
+    def descend(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        weight.pow(3).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    weight, optimizer = fresh()
+    descend(weight, optimizer)
+    other, resumed = fresh()
+    with torch.no_grad():
+        other.copy_(weight)
+    saved = {name: value.clone(memory_format=torch.contiguous_format) for name, value in checkpoint.optimizer_tensors(optimizer).items()}
+    checkpoint.restore_optimizer(resumed, saved)
+    for _ in range(2):
+        descend(weight, optimizer)
+        descend(other, resumed)
+    assert torch.equal(weight, other)

@@ -81,9 +81,16 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put the moments back; rates are set by the schedule."""
+    """Put the moments back; rates are set by the schedule.
+
+    A file holds rows in order, a parameter may be laid out otherwise (channels last): its moments have to be laid out as it is,
+    or a fused optimiser pairs the wrong numbers.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     moments: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, name = key.split(".", 1)
-        moments.setdefault(int(number), {})[name] = value
+        parameter = parameters[int(number)]
+        laid_out = torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value
+        moments.setdefault(int(number), {})[name] = laid_out.detach()
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
