@@ -55,7 +55,12 @@ def awkward_pictures() -> list[Image.Image]:
     one_flat[..., 1] = 77
     two_values = np.where(rng.random((20, 20, 3)) < 0.9, 30, 31).astype(np.uint8)
     arrays = [noise, one_flat, two_values, np.full((17, 16, 3), 9, np.uint8), noise[:8, :8], noise // 7 + 3, noise[:, :11]]
-    return [*(Image.fromarray(np.ascontiguousarray(array)) for array in arrays), picture(32, 32, rng), picture(7, 50, rng)]
+    return [
+        *(Image.fromarray(np.ascontiguousarray(array)) for array in arrays),
+        picture(32, 32, rng),
+        picture(7, 50, rng),
+        picture(96, 80, rng),
+    ]
 
 
 @pytest.mark.parametrize("operation", POOL, ids=lambda operation: operation.name)

@@ -68,7 +68,10 @@ def test_moments_come_back_laid_out_like_their_parameters() -> None:
     other, resumed = fresh()
     with torch.no_grad():
         other.copy_(weight)
-    saved = {name: value.clone(memory_format=torch.contiguous_format) for name, value in checkpoint.optimizer_tensors(optimizer).items()}
+    saved = {
+        name: value.clone(memory_format=torch.contiguous_format)
+        for name, value in checkpoint.optimizer_tensors(optimizer).items()
+    }
     checkpoint.restore_optimizer(resumed, saved)
     for _ in range(2):
         descend(weight, optimizer)

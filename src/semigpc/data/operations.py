@@ -1,25 +1,21 @@
 """RandAugment: the pool of picture operations, how they are drawn, and the cutout that follows.
 
-Every operation gives what Pillow's own function gives, byte for byte, which is what the published recipes were run with. Five
-of them are written out here, because Pillow fills their tables with 256 to 768 Python numbers a call and on small pictures that
-is nearly all of their cost.
+The operations are torchvision's on Pillow pictures, which is what the published recipes were run with; shears and translations
+are given by their coefficients, as there, and so go to Pillow directly. Small pictures take a faster way to the same bytes.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
-from PIL import Image, ImageEnhance
+from PIL import Image
+from torchvision.transforms.v2 import functional as tv
 
-from semigpc.data.pictures import to_image, to_pixels
+from semigpc.data import small_pictures
 
 CUTOUT_COLOUR = (125, 123, 114)
 LARGEST_CUTOUT = 0.5  # of the width
-VALUES = np.arange(256)
-CHANNELS = np.arange(3)
-FIRST_ENTRY = 256 * CHANNELS  # of each channel, in a table of all three
+SMALL = 64 * 64  # pixels, up to which :mod:`semigpc.data.small_pictures` is faster
 
 
 class Operation(NamedTuple):
@@ -31,57 +27,34 @@ class Operation(NamedTuple):
     apply: Callable[[Image.Image, float], Image.Image]
 
 
+def _small(image: Image.Image) -> bool:
+    return image.width * image.height <= SMALL
+
+
 def autocontrast(image: Image.Image, _: float) -> Image.Image:
     """Stretch each channel to 0..255; a channel of a single value stays as it is."""
-    scale, offset = [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]
-    for channel, (low, high) in enumerate(_extrema(image)):
-        if high > low:
-            scale[channel] = 255.0 / (high - low)
-            offset[channel] = -low * scale[channel]
-    return to_image((to_pixels(image) * scale + offset).astype(np.uint8))
-
-
-def _extrema(image: Image.Image) -> list[tuple[int, int]]:
-    """Smallest and largest value of each channel."""
-    return list(image.getextrema())  # type: ignore[arg-type]  # one pair a channel, as an RGB picture has three
+    return small_pictures.autocontrast(image) if _small(image) else tv.autocontrast(image)
 
 
 def equalize(image: Image.Image, _: float) -> Image.Image:
-    """Make each channel's histogram as flat as a table allows, counting in steps of (pixels - those of the top value) / 255."""
-    if image.width * image.height < 256:  # the step is 0: nothing to spread
-        return image
-    entries = to_pixels(image) + FIRST_ENTRY  # (H, W, 3) places in a table of all channels
-    histogram = np.bincount(entries.ravel(), minlength=3 * 256).reshape(3, 256)
-    up_to = histogram.cumsum(axis=1)
-    below = up_to - histogram
-    last = (histogram > 0)[:, ::-1].argmax(axis=1)  # of the top value, from the end
-    step = below[CHANNELS, 255 - last] // 255
-    spread = (step[:, None] // 2 + below) // np.maximum(step, 1)[:, None]
-    table = np.where(step[:, None] > 0, np.minimum(spread, 255), VALUES).astype(np.uint8)
-    return to_image(table.ravel().take(entries))
+    """Make each channel's histogram as flat as a table allows."""
+    return small_pictures.equalize(image) if _small(image) else tv.equalize(image)
 
 
 def contrast(image: Image.Image, factor: float) -> Image.Image:
-    """Blend with the picture's mean grey, which is rounded to a whole number."""
-    grey = np.frombuffer(image.convert("L").tobytes(), np.uint8)
-    mean = int(int(grey.sum(dtype=np.int64)) / len(grey) + 0.5)
-    return Image.blend(Image.new("RGB", image.size, (mean, mean, mean)), image, factor)
+    """Blend with the picture's mean grey."""
+    return small_pictures.contrast(image, factor) if _small(image) else tv.adjust_contrast(image, factor)
 
 
 def posterize(image: Image.Image, bits: float) -> Image.Image:
     """Keep the upper int(bits) bits, at least one."""
-    dropped = 8 - max(1, int(bits))
-    return _look_up(image, VALUES >> dropped << dropped)
+    kept = max(1, int(bits))
+    return small_pictures.posterize(image, kept) if _small(image) else tv.posterize(image, kept)
 
 
 def solarize(image: Image.Image, threshold: float) -> Image.Image:
     """Invert the values that are not below the threshold."""
-    return _look_up(image, np.where(threshold > VALUES, VALUES, 255 - VALUES))
-
-
-def _look_up(image: Image.Image, table: NDArray[np.int64]) -> Image.Image:
-    """Replace every value v by ``table[v]``; table (256,)."""
-    return Image.frombytes("RGB", image.size, image.tobytes().translate(table.astype(np.uint8).tobytes()))
+    return small_pictures.solarize(image, threshold) if _small(image) else tv.solarize(image, threshold)
 
 
 def _affine(image: Image.Image, *coefficients: float) -> Image.Image:
@@ -91,14 +64,14 @@ def _affine(image: Image.Image, *coefficients: float) -> Image.Image:
 
 POOL: tuple[Operation, ...] = (
     Operation("autocontrast", 0, 1, autocontrast),
-    Operation("brightness", 0.05, 0.95, lambda image, v: ImageEnhance.Brightness(image).enhance(v)),
-    Operation("color", 0.05, 0.95, lambda image, v: ImageEnhance.Color(image).enhance(v)),
+    Operation("brightness", 0.05, 0.95, lambda image, v: tv.adjust_brightness(image, v)),
+    Operation("color", 0.05, 0.95, lambda image, v: tv.adjust_saturation(image, v)),
     Operation("contrast", 0.05, 0.95, contrast),
     Operation("equalize", 0, 1, equalize),
     Operation("identity", 0, 1, lambda image, _: image),
     Operation("posterize", 4, 8, posterize),
-    Operation("rotate", -30, 30, lambda image, v: image.rotate(v, Image.Resampling.NEAREST)),
-    Operation("sharpness", 0.05, 0.95, lambda image, v: ImageEnhance.Sharpness(image).enhance(v)),
+    Operation("rotate", -30, 30, lambda image, v: tv.rotate(image, v)),
+    Operation("sharpness", 0.05, 0.95, lambda image, v: tv.adjust_sharpness(image, v)),
     Operation("shear_x", -0.3, 0.3, lambda image, v: _affine(image, 1, v, 0, 0, 1, 0)),
     Operation("shear_y", -0.3, 0.3, lambda image, v: _affine(image, 1, 0, 0, v, 1, 0)),
     Operation("solarize", 0, 256, solarize),
