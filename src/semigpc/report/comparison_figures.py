@@ -113,7 +113,9 @@ def _over_steps(
     shown = [name for name in measures if any(measure == name for measure, _ in curves)]
     if not curves:
         return None
-    places = [(group, cells, name) for group, cells in comparison.groups() for name in shown]
+    drawn = {cell for _, cell in curves}
+    groups = [(group, cells) for group, cells in comparison.groups() if any(cell.name in drawn for cell in cells)]
+    places = [(group, cells, name) for group, cells in groups for name in shown]
     figure, found_panels = _grid(len(places), columns=2 if len(shown) == 2 else 3)
     for axes, (group, cells, name) in zip(found_panels, places, strict=True):
         for cell in cells:
@@ -138,7 +140,7 @@ def _over_classes(
     found = {cell.name: numbers for cell in comparison.cells if (numbers := values(cell)) is not None and len(numbers) == n}
     if not found or not n:
         return None
-    groups = comparison.groups()
+    groups = [(group, cells) for group, cells in comparison.groups() if any(cell.name in found for cell in cells)]
     figure, places = panels(len(groups), 1, height=3.9 if len(groups) == 1 else 1.0 + 2.1 * len(groups))
     given, _, true = class_shares(reference)
     for axes, (group, cells) in zip(places, groups, strict=True):
