@@ -107,5 +107,5 @@ def step(
     else:
         typer.echo(
             f"{algorithm} on {model}, B = {batch}: {times.base_s:.3f} s a step, {times.gp_s:.3f} s with a GP over {buffer} "
-            f"rows, ratio {times.ratio:.3f}; {times.data_wait_share:.1%} of a step waits for data (median of {repetitions})."
+            f"rows, ratio {times.ratio:.3f}; {times.data_wait_share:.1%} of a step waits for data (fastest of {repetitions})."
         )
