@@ -60,7 +60,7 @@ def test_moments_come_back_laid_out_like_their_parameters() -> None:
 
     def descend(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
-        weight.pow(3).sum().backward()  # type: ignore[no-untyped-call]
+        weight.pow(3).sum().backward()
         optimizer.step()
 
     weight, optimizer = fresh()

@@ -101,8 +101,24 @@ def test_mixed_precision_never_reaches_the_gp(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_stops_the_run_with_advice(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match=r"at step \d+ \(loss_x .*Lower train\.lr"):
+    with pytest.raises(DivergedError, match=r"at step \d+ \(loss_x .*a lower train\.lr"):
         train(small_run("fixmatch", "none", "train.lr=1e30", "train.warmup_steps=0"), tmp_path)
+
+
+def test_features_that_are_no_numbers_are_told_as_such_before_the_gp_sees_them(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"features are no numbers any more at step \d+.*a lower train\.lr"):
+        train(small_run("fixmatch", "gp", "train.lr=1e30", "train.warmup_steps=0"), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_predictions_that_are_no_numbers_are_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match="no numbers any more"):
+        train(small_run("fixmatch", "none", "train.lr=1e30", "train.warmup_steps=0", "train.eval_steps=1"), tmp_path)
+
+
+def test_a_refiner_that_never_speaks_is_noted(tmp_path: Path) -> None:
+    train(small_run("fixmatch", "gp", "train.steps=3", "refiner.warmup_steps=3"), tmp_path)
+    assert any("never speaks" in entry["message"] for entry in entries(tmp_path, "note"))
 
 
 def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_end(tmp_path: Path) -> None:

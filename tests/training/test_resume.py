@@ -105,6 +105,19 @@ def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None
         train(small_run("fixmatch", "gp", "train.lr=1e-3"), tmp_path / "run", resume=True)
 
 
+def test_lines_that_are_gone_are_missed(tmp_path: Path) -> None:
+    train(small_run(), tmp_path / "run")
+    RunFolder(tmp_path / "run").metrics.unlink()
+    with pytest.raises(RunError, match="has lost lines since the checkpoint"):
+        train(small_run(), tmp_path / "run", resume=True)
+
+
+def test_another_algorithm_is_named_before_what_follows_from_it(tmp_path: Path) -> None:
+    train(small_run("fixmatch", "none"), tmp_path / "run")
+    with pytest.raises(RunError, match=r"settings: algorithm\.name was 'fixmatch', now 'simmatch'"):
+        train(small_run("simmatch", "none"), tmp_path / "run", resume=True)
+
+
 def test_resuming_a_finished_run_trains_no_further(tmp_path: Path) -> None:
     first = train(small_run(), tmp_path / "run")
     before = RunFolder(tmp_path / "run").last.read_bytes()

@@ -51,6 +51,9 @@ def test_later_settings_win() -> None:
         ("augment.mean=[1, 2]", r"augment\.mean must be a list of 3 values"),
         ("data.split=4", r"data\.split"),
         ("algorithm.name=fixmach", r"unknown algorithm 'fixmach'; did you mean 'fixmatch'\?"),
+        ("algorithm.threshold=7", r"algorithm: threshold must lie in \[0, 1\]; got 7\.0"),
+        ("algorithm.temperature=0", r"algorithm: temperature must be positive"),
+        ("algorithm.unlabeled_weight=-1", r"algorithm: unlabeled_weight must not be negative"),
         ("seed=1.5", r"seed must be a whole number"),
     ],
 )

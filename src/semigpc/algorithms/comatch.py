@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semigpc.algorithms.ranges import check_ranges
 from semigpc.losses import masked_cross_entropy
 from semigpc.pseudo_labels import QueueAlignment, confident
 from semigpc.refiners import Refiner
@@ -37,6 +38,9 @@ class CoMatchConfig:
     alignment_batches: int = 32
     queue_batches: int = 32
     projection: int = 64
+
+    def __post_init__(self) -> None:
+        check_ranges(self, fractions=("threshold", "smoothing", "graph_threshold"), positive=("temperature",))
 
     @property
     def heads(self) -> dict[str, HeadSpec]:

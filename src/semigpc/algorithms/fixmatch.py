@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from semigpc.algorithms.ranges import check_ranges
 from semigpc.losses import masked_cross_entropy
 from semigpc.pseudo_labels import confident, sharpen
 from semigpc.refiners import Refiner
@@ -27,6 +28,9 @@ class FixMatchConfig:
     unlabeled_weight: float = 1.0
     hard_labels: bool = True
     temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_ranges(self, fractions=("threshold",), positive=("temperature",))
 
     @property
     def heads(self) -> dict[str, HeadSpec]:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semigpc.algorithms.ranges import check_ranges
 from semigpc.losses import masked_cross_entropy
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
@@ -28,6 +29,9 @@ class FreeMatchConfig:
     momentum: float = 0.999
     quantile: float | None = None
     clip: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, fractions=("momentum",))
 
     @property
     def heads(self) -> dict[str, HeadSpec]:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semigpc.algorithms.ranges import check_ranges
 from semigpc.losses import soft_cross_entropy
 from semigpc.pseudo_labels import EMAAlignment, sharpen
 from semigpc.refiners import Refiner
@@ -35,6 +36,9 @@ class ReMixMatchConfig:
     rotation_weight: float = 0.5
     warmup: float = 1 / 64
     alignment_momentum: float = 0.999
+
+    def __post_init__(self) -> None:
+        check_ranges(self, fractions=("alignment_momentum", "warmup"), positive=("temperature", "mixup"))
 
     @property
     def heads(self) -> dict[str, HeadSpec]:

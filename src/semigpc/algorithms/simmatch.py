@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semigpc.algorithms.ranges import check_ranges
 from semigpc.losses import masked_cross_entropy
 from semigpc.pseudo_labels import QueueAlignment, confident
 from semigpc.refiners import Refiner
@@ -42,6 +43,9 @@ class SimMatchConfig:
     bank: Literal["momentum", "teacher", "full_teacher"] = "momentum"
     bank_momentum: float = 0.7
     compat_usb: bool = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self, fractions=("threshold", "smoothing", "bank_momentum"), positive=("temperature",))
 
     @property
     def heads(self) -> dict[str, HeadSpec]:

@@ -45,7 +45,7 @@ def resolve(data: str, wishes: Wishes) -> tuple[Experiment, str]:
     if not path.exists():
         if path.suffix or "/" in data:
             raise DataError(f"there is no folder or file {data}. Check the path.")
-        raise SettingError(f"there is no folder {data!r}, and as a recipe it is unknown: {_recipes(data)}")
+        raise SettingError(f"there is no folder {data!r}, nor a recipe of that name. {_recipes(data)}")
     if wishes.ratio is not None:
         raise SettingError("--ratio cuts a recipe's long tail; your own data have the tail they have. Leave it out.")
     return (_folder(path, wishes) if path.is_dir() else _arrays(path, wishes)), path.resolve().stem

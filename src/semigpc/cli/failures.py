@@ -18,7 +18,7 @@ EXIT_CODES = {
     "semigpc.data.dataset.DataError": USAGE,
     "semigpc.training.run_folder.RunError": FAILURE,
     "semigpc.training.checkpoint.CheckpointError": FAILURE,
-    "semigpc.training.loop.DivergedError": FAILURE,
+    "semigpc.training.evaluate.DivergedError": FAILURE,
     "semigpc.training.loop.Stopped": STOPPED,
     "builtins.KeyboardInterrupt": STOPPED,
     "builtins.ImportError": FAILURE,

@@ -12,8 +12,8 @@ def comparison_table(comparison: dict[str, Any]) -> Table:
     """One row a cell: balanced accuracy with its spread, and the class groups."""
     many_seeds = len(comparison["seeds"]) > 1
     table = _table(f"{comparison['title']}\ntest accuracy in percent" + (", mean and standard deviation" if many_seeds else ""))
-    for heading in ("", "balanced", *GROUPS, "calibration error"):
-        table.add_column(heading, justify="left" if not heading else "right", no_wrap=not heading)
+    for heading in ("", "balanced", *GROUPS, "ECE"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
     best = max(cell["mean"]["balanced_accuracy"] for cell in comparison["cells"])
     for cell in comparison["cells"]:
         values = [_percent(cell, name, spread=many_seeds) for name in ("balanced_accuracy", *GROUPS, "ece")]

@@ -77,7 +77,8 @@ def train(
     Settings come from the defaults, then from the recipe, then from --set.
     The run folder keeps them with the split, every figure, the checkpoints
     and report.html. Ctrl-C saves and stops; the same command with --resume
-    goes on and ends with the same bits as a run that was never stopped.
+    goes on. A run that was killed ends with the same bits as one that was
+    not.
 
     For example:
 
@@ -103,7 +104,7 @@ def train(
         image_size=image_size,
     )
     experiment, name = resolve(data, wishes)
-    experiment = experiment.override([*([f"train.steps={steps}"] if steps else []), *(settings or [])])
+    experiment = experiment.override([*(settings or []), *([f"train.steps={steps}"] if steps else [])])
     folder = out or Path("runs", f"{name}-{experiment.algorithm_name}-{experiment.refiner_name}-seed{experiment.seed}")
 
     console = Console(stderr=as_json)

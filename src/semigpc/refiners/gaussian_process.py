@@ -44,7 +44,8 @@ class GPConfig(PlacementConfig):
         iterative_refinement: when the inverse is refined against K, see :class:`semigpc.ExactGP`.
         dtype: of the engine.
         eval_head: which head gives the headline number; the other is reported beside it.
-        eval_buffer: evaluate with the buffer as it stands, or with one rebuilt from the labels by the evaluated weights.
+        eval_buffer: evaluate with the buffer as it stands, or with one rebuilt from the labels by the evaluated weights;
+            ``auto`` rebuilds it for role ``classifier``.
     """
 
     role: Literal["refine", "classifier"] = "refine"
@@ -62,7 +63,12 @@ class GPConfig(PlacementConfig):
     iterative_refinement: Literal["auto", "always", "never"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     eval_head: Literal["linear", "gp"] = "linear"
-    eval_buffer: Literal["live", "rebuilt"] = "live"
+    eval_buffer: Literal["auto", "live", "rebuilt"] = "auto"
+
+    @property
+    def rebuilt_for_evaluation(self) -> bool:
+        """Whether evaluation fills a buffer of its own."""
+        return self.eval_buffer == "rebuilt" or (self.eval_buffer == "auto" and self.role == "classifier")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,9 +2,10 @@
 
 from semigpc.training.checkpoint import CheckpointError
 from semigpc.training.config import TrainConfig
+from semigpc.training.evaluate import DivergedError
 from semigpc.training.experiment import Experiment
 from semigpc.training.journal import Listener
-from semigpc.training.loop import DivergedError, Stopped, train
+from semigpc.training.loop import Stopped, train
 from semigpc.training.run_folder import RunError, RunFolder
 from semigpc.training.settings import SettingError
 

@@ -3,8 +3,11 @@
 import multiprocessing
 import os
 import queue
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,7 +125,10 @@ def _run_missing(missing: list[tuple[Cell, int]], path: Path, jobs: int, listene
     context = multiprocessing.get_context("spawn")
     messages = context.Manager().Queue()
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+    with (
+        _terminable(),
+        ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,)) as pool,
+    ):
         try:
             futures = {
                 pool.submit(
@@ -132,8 +138,23 @@ def _run_missing(missing: list[tuple[Cell, int]], path: Path, jobs: int, listene
             }
             _listen(futures, missing, messages, listener)
         except BaseException:
+            for worker in list(pool._processes.values()):
+                worker.terminate()  # which its run takes as Ctrl-C: it saves and stops
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does, so that it takes its workers along."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Messenger(Listener):
@@ -167,14 +188,11 @@ def _listen(
     listeners: dict[int, Listener] = {}
     waiting = set(futures)
     while waiting:
-        try:
+        with suppress(queue.Empty):
             number, method, arguments = messages.get(timeout=0.2)
             if number not in listeners:
                 listeners[number] = listener.run(*runs[number])
             getattr(listeners[number], method)(*arguments)
-            continue
-        except queue.Empty:
-            pass
         for future in [future for future in waiting if future.done()]:
             waiting.remove(future)
             listener.done(*futures[future], future.result(), kept=False)

@@ -14,6 +14,10 @@ from semigpc.training.metrics import classification_metrics
 from semigpc.types import ModelOutput
 
 
+class DivergedError(RuntimeError):
+    """Losses or predictions are no numbers any more."""
+
+
 class Predictions(NamedTuple):
     """Probabilities of M pictures by each head: ``probs["linear"]``, and ``probs["gp"]`` where there is one, (M, C)."""
 
@@ -39,7 +43,10 @@ def predict(
             probs["gp"].append(torch.softmax(gp.logits(output).double(), dim=1).cpu())
         labels.append(targets)
     network.train(training)
-    return Predictions({head: torch.cat(parts).numpy() for head, parts in probs.items()}, torch.cat(labels).numpy())
+    found = {head: torch.cat(parts).numpy() for head, parts in probs.items()}
+    if not all(np.isfinite(values).all() for values in found.values()):
+        raise DivergedError("the network's predictions are no numbers any more. Start a new run with a lower train.lr.")
+    return Predictions(found, torch.cat(labels).numpy())
 
 
 @torch.no_grad()

@@ -70,7 +70,7 @@ class LoadedRun:
                 f"{len(self.class_names)} classes and {len(before)} pictures then, {splits.n_classes} and {len(images)} now. "
                 "Put them back as they were, or give pictures to judge by with --data."
             )
-        if self.gp is None or self.gp.config.eval_buffer == "live":
+        if self.gp is None or not self.gp.config.rebuilt_for_evaluation:
             return self, images
         batch = self.experiment.train.eval_batch
         gp = refilled(self.gp, self.network, splits.labeled, self.augment, batch=batch, device=self.device)

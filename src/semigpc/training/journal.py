@@ -120,7 +120,7 @@ class Journal:
 
     def _judge(self, images: ImageSet, trainer: Trainer) -> dict[str, dict[str, Any]]:
         config, gp, device = self.experiment.train, gp_of(trainer.refiner), trainer.fabric.device
-        if gp is not None and gp.config.eval_buffer == "rebuilt":
+        if gp is not None and gp.config.rebuilt_for_evaluation:
             gp = refilled(gp, trainer.evaluated, self.splits.labeled, self.augment, batch=config.eval_batch, device=device)
         loader = eval_loader(images, self.augment, batch_size=config.eval_batch, workers=0)
         return evaluate(predict(trainer.evaluated, gp, loader, device), self.groups)

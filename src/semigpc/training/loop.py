@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from semigpc.data import DATASETS, Augment, Splits, train_loader
-from semigpc.refiners import GPConfig
+from semigpc.refiners import GPConfig, PlacementConfig
 from semigpc.training import checkpoint
 from semigpc.training.config import TrainConfig
-from semigpc.training.evaluate import fill, gp_of
+from semigpc.training.evaluate import DivergedError, fill, gp_of
 from semigpc.training.experiment import Experiment, name_of
 from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
@@ -22,9 +22,7 @@ from semigpc.training.run_folder import RunFolder, groups_of
 from semigpc.training.state import Trainer, assemble, build_fabric, precision_state
 from semigpc.types import Batch, Clock, StepOutput
 
-
-class DivergedError(RuntimeError):
-    """The loss is no number any more."""
+ADVICE = "Start a new run with a lower train.lr, longer train.warmup_steps, train.clip_norm=1, or train.precision=32-true."
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
@@ -34,8 +32,9 @@ class Stopped(Exception):  # noqa: N818 - not an error
 def train(experiment: Experiment, path: Path, *, resume: bool = False, listener: Listener | None = None) -> dict[str, Any]:
     """Train, and leave a run folder that tells everything; answers with its summary.
 
-    The result on a CPU depends on the experiment alone: a run that was killed and resumed ends with the same bits as one that
-    was not, whatever the number of loader workers.
+    The result on a CPU depends on the experiment and the number of torch's threads alone: a run that was killed and resumed
+    ends with the same bits as one that was not, whatever the number of loader workers. After Ctrl-C, which saves at once, a run with
+    a GP goes on from an inverse that was rebuilt at another step than it would have been: the same up to rounding.
 
     Args:
         experiment: what to do. path: of the run folder.
@@ -79,6 +78,8 @@ def _begin(
     folder.rewind_metrics(0)
     for note in splits.notes:
         journal.note(0, note)
+    if isinstance(experiment.refiner, PlacementConfig) and experiment.refiner.warmup_steps >= experiment.train.steps:
+        journal.note(0, "The refiner's warm-up is as long as the run, so it never speaks; lower refiner.warmup_steps.")
     gp = gp_of(trainer.refiner)
     if gp is not None and isinstance(experiment.refiner, GPConfig) and experiment.refiner.prefill:
         fill(gp, trainer.evaluated, splits.labeled, augment, batch=experiment.train.eval_batch, device=trainer.fabric.device)
@@ -110,11 +111,12 @@ def _run(
             journal.log(done)
         if (done % config.eval_steps == 0 or done == config.steps) and journal.evaluate(done, trainer):
             save_checkpoint(folder.best, trainer, journal, done)
-        if done % config.checkpoint_steps == 0 or done == config.steps or interrupt.asked:
+        stop = interrupt.asked and done < config.steps
+        if done % config.checkpoint_steps == 0 or done == config.steps or stop:
             journal.log(done)
             trainer.settle()
             save_checkpoint(folder.last, trainer, journal, done)
-        if interrupt.asked and done < config.steps:
+        if stop:
             journal.finish(done, trainer, status="stopped")
             raise Stopped(f"stopped after step {done} of {config.steps}; everything is saved in {folder.path}.")
     return journal.finish(config.steps, trainer, status="finished")
@@ -140,7 +142,13 @@ def _batches(trainer: Trainer, splits: Splits, augment: Augment, experiment: Exp
 def take_step(trainer: Trainer, batch: Batch, step: int, config: TrainConfig) -> tuple[StepOutput, float]:
     """Loss, gradient, optimiser, moving average; answers with what the algorithm said and the learning rate."""
     rate = set_rate(trainer.optimizer, step, config)
-    output = trainer.algorithm.step(trainer.networks, batch, Clock(step, config.steps, config.epoch_steps))
+    try:
+        output = trainer.algorithm.step(trainer.networks, batch, Clock(step, config.steps, config.epoch_steps))
+    except ValueError as error:  # a GP refuses features that are no numbers before there is a loss
+        with torch.no_grad():
+            if trainer.networks.student(batch.x).features.isfinite().all():
+                raise
+        raise DivergedError(f"the network's features are no numbers any more at step {step}. {ADVICE}") from error
     _refuse_non_finite(output, step, rate)
     trainer.optimizer.zero_grad(set_to_none=True)
     trainer.fabric.backward(output.loss)
@@ -162,10 +170,7 @@ def _refuse_non_finite(output: StepOutput, step: int, rate: float) -> None:
     if math.isfinite(loss):
         return
     parts = ", ".join(f"{name} {float(value.detach()):g}" for name, value in output.metrics.items())
-    raise DivergedError(
-        f"the loss is {loss} at step {step} ({parts}; learning rate {rate:g}). Lower train.lr, raise train.warmup_steps, set "
-        "train.clip_norm, or use train.precision=32-true. The last checkpoint is from before and intact."
-    )
+    raise DivergedError(f"the loss is {loss} at step {step} ({parts}; learning rate {rate:g}). {ADVICE}")
 
 
 @contextmanager

@@ -60,7 +60,8 @@ class RunFolder:
     def check_same(self, experiment: Experiment, splits: Splits) -> None:
         """Refuse to go on with other settings or other data than the run began with."""
         asked, now = self.experiment().to_plain(), experiment.to_plain()
-        changed = sorted(key for key in {*dotted_keys(asked), *dotted_keys(now)} if _at(asked, key) != _at(now, key))
+        changed = [key for key in {*dotted_keys(asked), *dotted_keys(now)} if _at(asked, key) != _at(now, key)]
+        changed.sort(key=lambda key: (not key.endswith(".name"), key))  # another algorithm before what follows from it
         if changed:
             shown = "; ".join(f"{key} was {_at(asked, key)!r}, now {_at(now, key)!r}" for key in changed[:4])
             raise RunError(
@@ -91,6 +92,11 @@ class RunFolder:
 
     def rewind_metrics(self, size: int) -> None:
         """Forget what was written after a checkpoint."""
+        held = self.metrics.stat().st_size if self.metrics.exists() else 0
+        if held < size:
+            raise RunError(
+                f"{self.metrics} has lost lines since the checkpoint ({held} of {size} bytes). Put it back, or start anew."
+            )
         with self.metrics.open("a") as file:
             file.truncate(size)
 

@@ -97,8 +97,9 @@ class Trainer:
 
 
 def build_fabric(experiment: Experiment) -> Fabric:
-    """One device, the network's precision as configured."""
-    fabric = Fabric(accelerator="auto", devices=1, precision=experiment.train.precision)
+    """One CUDA device or the CPU (Apple's GPUs have no float64, which the GP needs); the network's precision as configured."""
+    accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    fabric = Fabric(accelerator=accelerator, devices=1, precision=experiment.train.precision)
     fabric.launch()
     return fabric
 
