@@ -33,8 +33,8 @@ def train(experiment: Experiment, path: Path, *, resume: bool = False, listener:
     """Train, and leave a run folder that tells everything; answers with its summary.
 
     The result on a CPU depends on the experiment and the number of torch's threads alone: a run that was killed and resumed
-    ends with the same bits as one that was not, whatever the number of loader workers. After Ctrl-C, which saves at once, a run with
-    a GP goes on from an inverse that was rebuilt at another step than it would have been: the same up to rounding.
+    ends with the same bits as one that was not, whatever the number of loader workers. After Ctrl-C, which saves at once, a
+    run with a GP goes on from an inverse rebuilt at another step than it would have been: the same up to rounding.
 
     Args:
         experiment: what to do. path: of the run folder.
