@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format toy bench
+.PHONY: help run test lint check format toy bench
 
 help:     ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -15,10 +15,12 @@ run: $(VENV)/ready     ## train on long-tailed digits with and without SemiGPC, 
 test: $(VENV)/ready     ## all tests
 	$(BIN)/python -m pytest
 
-check: $(VENV)/ready     ## format, lint, types, fast tests: what pre-commit runs
+lint: $(VENV)/ready     ## format, lint, types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+check: lint     ## the same and the fast tests: what pre-commit runs
 	$(BIN)/python -m pytest -m "not slow"
 
 format: $(VENV)/ready     ## format and fix what can be fixed
