@@ -12,7 +12,7 @@ from semigpc.data.arrays import load as load_arrays
 from semigpc.data.folder import load as load_folder
 from semigpc.models import MODELS, ModelConfig
 from semigpc.models.backbones import VITS
-from semigpc.refiners import GPConfig, SimilarityConfig
+from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
 from semigpc.training import Experiment, TrainConfig
 from semigpc.training.experiment import config_type
 
@@ -21,6 +21,7 @@ LOOKED_AT = 16  # pictures, to find out how large they are
 ENOUGH_TO_VALIDATE = 5  # labels of each class
 VALIDATION = 0.2
 TIMM_SIZE = 224
+PRIOR_SCALE = 1.7  # the class prior lowers posterior means, so lambda has to be larger; chosen on digits, where it makes 11
 
 
 def own_folder(
@@ -83,7 +84,8 @@ def _experiment(
     if isinstance(chosen, CoMatchConfig):
         chosen = replace(chosen, queue_batches=8)
     if isinstance(memory, GPConfig):
-        memory = replace(memory, buffer_size=2048, class_prior="frequency", warmup_steps=100)
+        scale = round(PRIOR_SCALE * auto_logit_scale(splits.n_classes), 2)
+        memory = replace(memory, buffer_size=2048, class_prior="frequency", logit_scale=scale, warmup_steps=100)
     if isinstance(memory, SimilarityConfig):
         memory = replace(memory, buffer_size=2048, warmup_steps=100)
     name = model or "small_cnn"
