@@ -179,7 +179,7 @@ def test_a_broken_checkpoint(trained: Trained, tmp_path: Path) -> None:
 
 def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
     wild = ("--set", "train.lr=1e30", "--set", "train.warmup_steps=0", "--steps", "20")
-    refused("train", "digits", "--out", tmp_path / "run", *wild, *QUICK, code=1, words="Lower train.lr")
+    refused("train", "digits", "--out", tmp_path / "run", *wild, *QUICK, code=1, words="a lower train.lr")
 
 
 def test_debug_shows_the_traceback_before_the_verb_and_after_it() -> None:
