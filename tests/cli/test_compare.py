@@ -1,12 +1,16 @@
 """``semigpc compare``, ``demo`` and ``bench step``, through the real entry point."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from semigpc.cli import app
+from tests.cli.calls import start
 
 runner = CliRunner()
 SHORT = ("--set", "train.steps=8", "--set", "train.eval_steps=8", "--set", "train.threads=1", "--set", "refiner.warmup_steps=2")
@@ -77,3 +81,29 @@ def test_bench_step_knows_its_algorithms() -> None:
     done = runner.invoke(app, ["bench", "step", "--algorithm", "fixmach"])
     assert done.exit_code == 2
     assert "fixmatch" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_comparison_that_is_ended_takes_its_workers_along(tmp_path: Path) -> None:
+    command = ("compare", "digits", "--algorithm", "fixmatch", "--seeds", "2", "--jobs", "2", "--out", "out")
+    with start(*command, cwd=tmp_path) as process:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("out/cells/fixmatch*/seed0/metrics.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "semigpc compare: interrupted" in stderr
+    assert nobody_left(process.pid, seconds=20)
+
+
+def nobody_left(group: int, *, seconds: float) -> bool:
+    """Whether a process group empties in that time; helpers of multiprocessing end a moment after their parent."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.2)
+    return False

@@ -17,7 +17,7 @@ import torch
 
 from semigpc.training.experiment import Experiment
 from semigpc.training.journal import METRIC, Listener
-from semigpc.training.loop import train
+from semigpc.training.loop import Stopped, train
 from semigpc.training.run_folder import RunError, RunFolder, read_json, write_json
 
 FIGURES = (METRIC, "top1", "macro_f1", "ece")
@@ -175,7 +175,10 @@ class _Messenger(Listener):
 
 
 def _run_elsewhere(experiment: Experiment, path: Path, messages: Any, number: int) -> dict[str, Any]:
-    return train(experiment, path, resume=True, listener=_Messenger(messages, number))
+    try:
+        return train(experiment, path, resume=True, listener=_Messenger(messages, number))
+    except Stopped:
+        os._exit(1)  # it is saved; returning would let the pool hand this process the next run
 
 
 def _listen(
