@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,30 +42,26 @@ class ArrayImages:
         return Image.frombytes("L", (width, height), pixels.tobytes()).convert("RGB")
 
 
-class FileImages:
-    """Pictures in files, upright and RGB. One that cannot be read is an error with its path, never skipped.
+class KeptImages:
+    """Pictures that are decoded by ``read`` when they are asked for, and then kept.
 
     Decoded pictures are kept until ``cache_bytes`` of them are held, and none is thrown out for another: which pictures come
     next is random, so the first ones are worth as much as the last. Each worker process of a loader keeps its own.
-
-    Args:
-        paths: P files.
-        cache_bytes: at most this much is kept; 0 keeps nothing.
     """
 
-    def __init__(self, paths: Sequence[Path], *, cache_bytes: int = 512 * MEGABYTE) -> None:
-        self.paths = tuple(paths)
+    def __init__(self, cache_bytes: int) -> None:
         self.cache_bytes = cache_bytes
         self._held: dict[int, Image.Image] = {}
         self._room = cache_bytes
 
-    def __len__(self) -> int:
-        return len(self.paths)
+    def read(self, position: int) -> Image.Image:
+        """Decode a picture, whether it is held or not."""
+        raise NotImplementedError
 
     def __getitem__(self, position: int) -> Image.Image:
         picture = self._held.get(position)
         if picture is None:
-            picture = read_picture(self.paths[position])
+            picture = self.read(position)
             size = 4 * picture.width * picture.height  # Pillow holds RGB in four bytes
             if size <= self._room:
                 self._room -= size
@@ -73,14 +69,45 @@ class FileImages:
         return picture
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a worker process: the paths, and not the pictures decoded so far."""
+        """What goes to a worker process: where the pictures are, and not those decoded so far."""
         return self.__dict__ | {"_held": {}, "_room": self.cache_bytes}
 
 
-def read_picture(path: Path) -> Image.Image:
-    """Decode one file, turn it as its EXIF orientation says, and convert it to RGB."""
+class FileImages(KeptImages):
+    """Pictures in files, upright and RGB, decoded and kept. One that cannot be read is an error with its path, never skipped.
+
+    Args:
+        paths: P files.
+        cache_bytes: at most this much is kept; 0 keeps nothing.
+    """
+
+    def __init__(self, paths: Sequence[Path], *, cache_bytes: int = 512 * MEGABYTE) -> None:
+        super().__init__(cache_bytes)
+        self.paths = tuple(paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, position: int) -> Image.Image:
+        """Decode a picture, whether it is held or not."""
+        return read_picture(self.paths[position])
+
+    def fingerprint(self, position: int) -> bytes:
+        """Which file, how large and from when: changes when the picture does, without reading it."""
+        path = self.paths[position]
+        try:
+            facts = path.stat()
+        except OSError as error:
+            raise PictureError(
+                f"The picture {path} cannot be found: {error}. Put it back, or take it out of the data."
+            ) from error
+        return f"{path} {facts.st_size} {facts.st_mtime_ns}".encode()
+
+
+def read_picture(path: Path, content: IO[bytes] | None = None) -> Image.Image:
+    """Decode one file, or ``content`` that was found at ``path``; turn it as its EXIF orientation says; convert it to RGB."""
     try:
-        with Image.open(path) as opened:
+        with Image.open(path if content is None else content) as opened:
             opened.load()
             return _to_rgb(ImageOps.exif_transpose(opened))
     except FileNotFoundError as error:

@@ -1,0 +1,163 @@
+"""SemiAves, SemiFungi, Semi-iNat and SemiCUB: fine-grained pictures in the parts that published split files list."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal, get_args
+
+import numpy as np
+
+from semigpc.data.dataset import DataError, ImageSet, Integers, Splits
+from semigpc.data.pictures import MEGABYTE, FileImages
+from semigpc.data.published_counts import BENCHMARKS, SPLIT_FILES_AT, Benchmark, Name
+from semigpc.data.split_files import SplitFile, missing_pictures, read_split
+
+Labels = Literal["l_train_val", "l_train"]
+Unlabeled = Literal["in", "in+out"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FGVCConfig:
+    """Which of the four sets, and where it is.
+
+    The test part is always the whole published test file. Labels of unlabelled pictures are never trained on: where the
+    files tell them, they are the truth that diagnostics look at; pictures of U_out belong to none of the C classes.
+
+    Args:
+        benchmark: the set; it is looked for in ``<root>/<benchmark>`` and in ``<root>/semi_fgvc/<benchmark>``.
+        root: the folder of the sets.
+        labels: "l_train_val" as in the paper, which leaves nothing to validate on; or "l_train", with the rest for validation.
+        unlabeled: U_in alone, or U_in and U_out.
+        splits: a folder with ``<benchmark>/<split>.txt``, if the split files are not in the folder of the set itself.
+        cache_bytes: decoded pictures that each process keeps, in bytes.
+    """
+
+    benchmark: Name
+    root: str
+    labels: Labels = "l_train_val"
+    unlabeled: Unlabeled = "in"
+    splits: str | None = None
+    cache_bytes: int = 512 * MEGABYTE
+
+    def __post_init__(self) -> None:
+        for name, known in (("benchmark", get_args(Name)), ("labels", get_args(Labels)), ("unlabeled", get_args(Unlabeled))):
+            if getattr(self, name) not in known:
+                raise DataError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
+        if self.labels == "l_train" and "val" not in BENCHMARKS[self.benchmark].files:
+            raise DataError(
+                f"{BENCHMARKS[self.benchmark].title} has no validation part: its l_train and l_train_val are the same "
+                "pictures. Leave labels at 'l_train_val'."
+            )
+        if self.cache_bytes < 0:
+            raise DataError(f"cache_bytes must be 0 or more; got {self.cache_bytes}.")
+
+
+def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts are published: nothing is drawn
+    """Read the split files and look whether every picture they list is there; none is decoded before it is asked for."""
+    benchmark = BENCHMARKS[config.benchmark]
+    folder = set_folder(Path(config.root), config.benchmark)
+    lists = folder if config.splits is None else set_folder(Path(config.splits), config.benchmark)
+    images = folder / benchmark.image_folder
+
+    wanted = {"labeled": config.labels, "unlabeled": "u_train_in", "test": "test"}
+    wanted |= {"validation": "val"} if config.labels == "l_train" else {}
+    wanted |= {"out": "u_train_out"} if config.unlabeled == "in+out" else {}
+    parts = {part: _listed(lists, split, config.benchmark) for part, split in wanted.items()}
+    _check_apart(parts.values())
+    for part in parts.values():
+        _check_there(part, images, benchmark)
+
+    pool = FileImages([images / name for part in parts.values() for name in part.names], cache_bytes=config.cache_bytes)
+    sets: dict[str, ImageSet] = {}
+    first = 0
+    for name, part in parts.items():
+        sets[name] = ImageSet(pool, part.labels, part.names, np.arange(first, first + len(part)))
+        first += len(part)
+    truth = _truth(parts["unlabeled"], lists / "u_train_in_oracle.txt", benchmark)
+    unlabeled = sets["unlabeled"]
+    if "out" in sets:
+        out = sets["out"]
+        truth = np.concatenate([truth, np.full(len(out), -1)])
+        positions = np.concatenate([unlabeled.positions, out.positions])
+        unlabeled = ImageSet(pool, truth, unlabeled.names + out.names, positions)
+    return Splits(
+        labeled=sets["labeled"],
+        unlabeled=unlabeled.without_labels(),
+        unlabeled_truth=truth,
+        validation=sets.get("validation"),
+        test=sets["test"],
+        class_names=_class_names(parts["labeled"], benchmark),
+    )
+
+
+def set_folder(root: Path, name: str) -> Path:
+    """The folder of a set, in either layout."""
+    root = root.expanduser()
+    places = [root / name, root / "semi_fgvc" / name]
+    for place in places:
+        if place.is_dir():
+            return place.resolve()
+    itself = (root / "test.txt").is_file()
+    hint = f"{root} seems to be the folder of the set itself; give the folder above it." if itself else "Check the path."
+    raise DataError(
+        f"The folder of {BENCHMARKS[name].title} is not there: looked for {places[0]} and {places[1]}. {hint} To come by the "
+        f"set: semigpc data download {name} {root}"
+    )
+
+
+def _listed(lists: Path, split: str, name: str) -> SplitFile:
+    """The split file, or where to get it."""
+    path = lists / f"{split}.txt"
+    if not path.is_file():
+        raise DataError(
+            f"The split file {path} is not there. The split files of {BENCHMARKS[name].title} are published at "
+            f"{SPLIT_FILES_AT}, folder data/{name}: put them into {lists}, or give a folder with {name}/{split}.txt as splits."
+        )
+    lowest, below = BENCHMARKS[name].labels_of(split)
+    return read_split(path, lowest=lowest, below=below)
+
+
+def _check_apart(parts: Iterable[SplitFile]) -> None:
+    """Refuse a picture in two parts: one that is trained on must not be judged by."""
+    seen: dict[str, tuple[Path, int]] = {}
+    for part in parts:
+        for line, name in enumerate(part.names, start=1):
+            path, other = seen.setdefault(name, (part.path, line))
+            if path != part.path:
+                raise DataError(
+                    f"No picture may be in two parts; line {line} of {part.path} lists {name}, which line {other} of {path} "
+                    "has too. Take it out of one, or fetch the split files again as they were published."
+                )
+
+
+def _check_there(part: SplitFile, images: Path, benchmark: Benchmark) -> None:
+    missing = missing_pictures(images, part.names)
+    if missing:
+        raise DataError(missing_message(part, missing, images, benchmark))
+
+
+def missing_message(part: SplitFile, missing: list[int], images: Path, benchmark: Benchmark) -> str:
+    """What to say of a list whose pictures at the indices ``missing`` are not there."""
+    name = part.names[missing[0]]
+    return (
+        f"Line {missing[0] + 1} of {part.path} lists {name}, which is not below {images}; missing are {len(missing)} of "
+        f"its {len(part)} pictures. They come with {benchmark.archive_of(name)} from {benchmark.source}: unpack it so that "
+        f"{images / name} is there."
+    )
+
+
+def _truth(unlabeled: SplitFile, oracle: Path, benchmark: Benchmark) -> Integers:
+    """(u,) classes of U_in: out of the oracle file, which has an order of its own, or else out of the label column."""
+    if not oracle.is_file():
+        return unlabeled.labels
+    told = read_split(oracle, below=benchmark.classes)
+    classes = dict(zip(told.names, told.labels.tolist(), strict=True))
+    return np.array([classes.get(name, -1) for name in unlabeled.names], dtype=np.int64)
+
+
+def _class_names(labeled: SplitFile, benchmark: Benchmark) -> tuple[str, ...]:
+    """The folder that the pictures of a class are in, if folders have names, else its number."""
+    names = {c: str(c) for c in range(benchmark.classes)}
+    if benchmark.named_folders:
+        names |= {int(c): PurePosixPath(name).parent.name for name, c in zip(labeled.names, labeled.labels, strict=True)}
+    return tuple(names.values())

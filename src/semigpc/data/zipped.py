@@ -1,0 +1,85 @@
+"""Pictures inside a zip file, read in place."""
+
+import io
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from semigpc.data.dataset import DataError
+from semigpc.data.listing import EXTENSIONS
+from semigpc.data.pictures import MEGABYTE, KeptImages, PictureError, read_picture
+
+UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+class ZipImages(KeptImages):
+    """Pictures that are members of a zip file, upright and RGB, decoded and kept.
+
+    The zip file is opened when a process first asks for a picture: a copy in another process opens it afresh, whether it was
+    sent there or forked, since two processes must not share the position in an open file.
+
+    Args:
+        archive: the zip file.
+        members: P names in it.
+        cache_bytes: at most this much is kept; 0 keeps nothing.
+    """
+
+    def __init__(self, archive: Path, members: Sequence[str], *, cache_bytes: int = 512 * MEGABYTE) -> None:
+        super().__init__(cache_bytes)
+        self.archive = archive
+        self.members = tuple(members)
+        self._opened: tuple[int, zipfile.ZipFile] | None = None  # by which process
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def read(self, position: int) -> Image.Image:
+        """Decode a picture, whether it is held or not."""
+        path = self.archive / self.members[position]
+        try:
+            content = self._zip().read(self.members[position])
+        except UNREADABLE as error:
+            raise PictureError(
+                f"The picture {path} cannot be read: {error}. The zip file may have been replaced, cut short or encrypted; "
+                "put a whole and plain one there."
+            ) from error
+        return read_picture(path, io.BytesIO(content))
+
+    def fingerprint(self, position: int) -> bytes:
+        """Name, size and checksum as the zip file has them: changes when the picture does, without reading it."""
+        facts = self._zip().getinfo(self.members[position])
+        return f"{facts.filename} {facts.file_size} {facts.CRC}".encode()
+
+    def _zip(self) -> zipfile.ZipFile:
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), zipfile.ZipFile(self.archive)
+        return self._opened[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to a worker process: names alone, neither pictures nor the open file."""
+        return super().__getstate__() | {"_opened": None}
+
+
+def zipped_pictures(archive: Path) -> list[str]:
+    """Names of all pictures in a zip file, sorted; hidden ones are passed over."""
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            names = opened.namelist()
+    except FileNotFoundError as error:
+        raise DataError(f"The zip file of the pictures is not there: {archive}. Check the path.") from error
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{archive} cannot be read as a zip file: {error}. It may be cut short; fetch it again, or give a folder."
+        ) from error
+    return sorted({name for name in names if _is_picture(name)})
+
+
+def _is_picture(name: str) -> bool:
+    """By its ending alone; comparing strings, since a pathlib object for each of 60 000 names takes longer than the rest."""
+    dot = name.rfind(".")
+    return dot > 0 and name[dot:].lower() in EXTENSIONS and not name.startswith(".") and "/." not in name

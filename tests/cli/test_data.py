@@ -1,0 +1,150 @@
+"""``semigpc data``: the table and its exit code, JSON, and downloads with and without a network."""
+
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from semigpc.data.archives import ARCHIVES, Archive
+from tests.cli.calls import semigpc
+from tests.data.fgvc_samples import PUBLISHED, lines, needs_published, write_lines, write_made_up_set
+
+
+def refused(*arguments: str | Path, words: str) -> str:
+    """In one paragraph on standard error, as a mistake of the user's."""
+    done = semigpc("data", *arguments)
+    assert done.exit_code == 2, done.output
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"semigpc data {arguments[0]}: "), done.stderr
+    assert words in last
+    assert "Traceback" not in done.stderr
+    return last
+
+
+# verify --------------------------------------------------------------------------------------------------------------
+
+
+@needs_published
+@pytest.mark.parametrize(
+    ("name", "row", "sentence"),
+    [
+        ("semi_aves", "test: classes 200 x 40 200 x 40 40 of each ok", "Everything found is as published."),
+        ("semi_fungi", "gamma over L_in + U_in 354/35 = 10.11 354/35 = 10.11 10.1 ok", "as published; absent: 2."),
+        ("semi_inat", "test: classes 810 x 20 810 x 20 100 of each paper is wrong", "public and the private half of 8100"),
+        ("cub", "u_train_in: pictures 3885 3885 3853 paper is wrong", "make the 11788 pictures of CUB-200-2011."),
+    ],
+)
+def test_the_published_files_agree(name: str, row: str, sentence: str) -> None:
+    done = semigpc("data", "verify", name, PUBLISHED)
+    assert done.exit_code == 0, done.output
+    rows = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "what found expected paper says verdict" in rows
+    assert row in rows
+    assert sentence in done.stdout
+    assert "differs" not in done.stdout
+
+
+@needs_published
+def test_the_real_entry_point_verifies(tmp_path: Path) -> None:
+    rows = lines("cub", "test")
+    for split in ("l_train_val", "u_train_in"):
+        write_lines(tmp_path / "cub" / f"{split}.txt", lines("cub", split))
+    write_lines(tmp_path / "cub" / "test.txt", rows[:-1])
+    command = [sys.executable, "-m", "semigpc", "data", "verify", "cub", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert not told["ok"]
+    differ = {finding["what"]: finding for finding in told["findings"] if finding["verdict"] == "differs"}
+    assert set(differ) == {"test: pictures", "test: classes", "test: sha256"}
+    assert (differ["test: pictures"]["found"], differ["test: pictures"]["expected"]) == (999, 1000)
+    assert {finding["what"] for finding in told["findings"] if finding["verdict"] == "absent"} >= {"l_train: pictures"}
+
+
+def test_what_differs_is_told_with_exit_code_1(tmp_path: Path) -> None:
+    folder = write_made_up_set(tmp_path)
+    for name in ("001.Bird_1/test 1.jpg", "199.Bird_199/test 0.jpg"):
+        (folder / "images" / name).unlink()
+        (folder / "images" / name).write_bytes(b"no picture")
+    done = semigpc("data", "verify", "cub", tmp_path, "--images", "decode")
+    assert done.exit_code == 1, done.output
+    rows = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "pictures that decode 405 407 - differs" in rows
+    assert "test: pictures on disk 200 200 - ok" in rows
+    assert done.stdout.count("cannot be read: cannot identify image file") == 2
+    assert "figures must be looked at" in done.stdout
+    (folder / "test.txt").unlink()
+    done = semigpc("data", "verify", "cub", tmp_path)
+    assert done.exit_code == 1
+    assert "absent, needed" in done.stdout
+
+
+def test_split_files_elsewhere(tmp_path: Path) -> None:
+    folder = write_made_up_set(tmp_path / "lists")
+    (tmp_path / "pictures" / "cub").mkdir(parents=True)
+    (folder / "images").rename(tmp_path / "pictures" / "cub" / "images")
+    command = ("data", "verify", "cub", tmp_path / "pictures", "--splits", tmp_path / "lists", "--images", "exist", "--json")
+    found = {finding["what"]: finding for finding in json.loads(semigpc(*command).stdout)["findings"]}
+    assert found["u_train_in: pictures on disk"]["verdict"] == "ok"
+
+
+def test_wrong_paths_and_names_are_refused(tmp_path: Path) -> None:
+    refused("verify", "semi_aves", tmp_path, words=f"looked for {tmp_path / 'semi_aves'} and")
+    refused("verify", "cifar10", tmp_path, words="CIFAR-10 is not in")
+    assert semigpc("data", "verify", "semi_aves", tmp_path / "nowhere").exit_code == 2
+    assert semigpc("data", "verify", "cifar10", tmp_path, "--splits", tmp_path).exit_code == 2
+    unknown = semigpc("data", "verify", "semi_birds", tmp_path)
+    assert unknown.exit_code == 2
+    assert "semi_aves" in unknown.stderr
+
+
+# download ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("semi_aves", "the in-class unlabelled images (2.3 GB)"),
+        ("semi_fungi", "fungi_train_val.tgz (13 GB, md5 df2b2980835668ed1d9a0e286e4bdadd)"),
+        ("semi_inat", "u_train.tar.gz (5.2 GB)"),
+        ("cub", "CUB_200_2011.tgz (md5 97eceeb196236b17998738112f37df78)"),
+    ],
+)
+def test_sets_that_have_to_be_fetched_by_hand_come_with_instructions(tmp_path: Path, name: str, words: str) -> None:
+    told = refused("download", name, tmp_path, words=words)
+    assert f"{tmp_path / name}" in told
+    assert f"https://github.com/cvl-umass/ssl-evaluation, folder data/{name}" in told
+    assert told.endswith(f"semigpc data verify {name} {tmp_path} --images exist")
+
+
+def test_cifar_is_fetched_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = tmp_path / "served.tar.gz"
+    with tarfile.open(packed, "w:gz") as tar:
+        entry = tarfile.TarInfo("cifar-10-batches-bin/readme.html")
+        entry.size = 5
+        tar.addfile(entry, io.BytesIO(b"hello"))
+    content = packed.read_bytes()
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    source = Archive(packed.as_uri(), "cifar-10-binary.tar.gz", digest, len(content), "cifar-10-batches-bin")
+    monkeypatch.setitem(ARCHIVES, "cifar10", source)
+    done = semigpc("data", "download", "cifar10", tmp_path / "data")
+    assert done.exit_code == 0, done.output
+    unpacked = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"
+    assert done.stdout.strip() == f"cifar10 is in {unpacked}"
+    assert (unpacked / "readme.html").read_text() == "hello"
+    again = semigpc("data", "download", "cifar10", tmp_path / "data")
+    assert again.exit_code == 0
+    assert "is there already" in again.stdout
+
+
+def test_without_a_network_a_download_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = ARCHIVES["cifar100"]
+    nowhere = Archive("http://127.0.0.1:9/cifar.tar.gz", known.file_name, known.md5, known.size, known.folder)
+    monkeypatch.setitem(ARCHIVES, "cifar100", nowhere)
+    told = refused("download", "cifar100", tmp_path, words="http://127.0.0.1:9/cifar.tar.gz cannot be reached")
+    assert "md5" in told
