@@ -1,0 +1,203 @@
+"""``semigpc reproduce``: a table of the paper, run cell by cell, our figures beside the published ones."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from semigpc.cli.failures import USAGE, reported
+
+if TYPE_CHECKING:
+    from semigpc.recipes.paper_table import Options, PaperTable
+
+WIDTH = 110  # characters, where nobody says how many there are
+
+
+class Scale(StrEnum):
+    """How much is run."""
+
+    paper = "paper"
+    cpu = "cpu"
+
+
+class Features(StrEnum):
+    """What is learnt at scale cpu."""
+
+    live = "live"
+    cached = "cached"
+
+
+def _help_without_a_table(context: typer.Context, table: str | None) -> str | None:
+    if table is None and not context.params.get("listed"):
+        from semigpc.recipes.tables import TABLES
+
+        typer.echo(context.get_help())
+        width = max(map(len, TABLES))
+        typer.echo("\n".join(["Tables:", *(f"  {name:<{width}}  {entry.title}" for name, entry in TABLES.items())]))
+        raise typer.Exit(USAGE)
+    return table
+
+
+@reported("reproduce")
+def reproduce(
+    table: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TABLE",
+            help="cifar10_lt, cifar100_lt, fgvc, balanced_cifar, algorithm_ablation or pretraining_ablation.",
+            callback=_help_without_a_table,
+        ),
+    ] = None,
+    root: Annotated[Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data; see semigpc data.")] = None,
+    cell: Annotated[
+        list[str], typer.Option("--cell", metavar="GLOB", help="Cells or groups to run, as in 'A/100/*'; repeat for more.")
+    ] = [],  # noqa: B006 - typer reads it once
+    algorithm: Annotated[
+        list[str], typer.Option("--algorithm", metavar="NAME", help="Instead of the paper's; repeat for more.")
+    ] = [],  # noqa: B006
+    refiner: Annotated[
+        list[str], typer.Option("--refiner", metavar="NAME", help="none and gp by default; similarity is there too.")
+    ] = ["none", "gp"],  # noqa: B006
+    labels_per_class: Annotated[
+        int | None, typer.Option("--labels-per-class", metavar="N", min=1, help="In setting B; the paper has 4.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Seeds 0 to N - 1.")] = 3,
+    scale: Annotated[Scale, typer.Option("--scale", help="In full, or cut to what a CPU can do.")] = Scale.paper,
+    features: Annotated[
+        Features, typer.Option("--features", help="At scale cpu: a small network, or a frozen one's features, kept.")
+    ] = Features.live,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", metavar="DIR", help="Folder of pre-trained weights; ROOT/weights by default.")
+    ] = None,
+    settings: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for every cell that has it.")
+    ] = [],  # noqa: B006
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for runs and pages; reproduced/TABLE-SCALE by default.")
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", is_eager=True, help="Only tell the cells and what each would cost; needs no data.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+) -> None:
+    """Run a table of the paper, and print our figures beside the published ones.
+
+    A table has groups of rows (A/100 is setting A with an imbalance ratio of
+    100), and each group is a comparison on the same splits and seeds: labels
+    only, the base algorithm, and the same with SemiGPC. Rows that the paper
+    quotes from others are shown and not run.
+
+    What was stopped goes on where it was: give the command again. Finished
+    runs are kept, and figures.json in the output folder has all of it.
+
+    What would it cost, and one cell of it:
+
+      semigpc reproduce --list
+      semigpc reproduce cifar10_lt --root data --cell 'B/100/*' --seeds 5
+
+    The weights that the paper starts from are looked for in data/weights;
+    what is missing is named with its address. Without a GPU:
+
+      semigpc reproduce cifar10_lt --root data --scale cpu --seeds 3 --jobs 2
+    """
+    from semigpc.recipes.paper_table import Options
+    from semigpc.recipes.tables import find_table
+
+    options = Options(
+        root=root or Path(),
+        weights=weights,
+        scale=scale.value,
+        features=features.value,
+        algorithms=tuple(algorithm),
+        refiners=tuple(refiner),
+        labels_per_class=labels_per_class,
+        overrides=tuple(settings),
+    )
+    console = Console(stderr=as_json, width=None if Console(stderr=as_json).is_terminal else WIDTH)
+    if listed:
+        _tell_prices(table, options, cell, seeds, console, as_json=as_json)
+    else:
+        _run(find_table(table or ""), options, cell, seeds, root, out, jobs, console, as_json=as_json)
+
+
+def _run(
+    table: "PaperTable",
+    options: "Options",
+    globs: list[str],
+    seeds: int,
+    root: Path | None,
+    out: Path | None,
+    jobs: int,
+    console: Console,
+    *,
+    as_json: bool,
+) -> None:
+    """Run what is missing, group by group, and tell what came out."""
+    from semigpc.cli.comparison_bars import ComparisonProgress
+    from semigpc.cli.reproduce_figures import add_environments, begun, figures_of_group, finished, folder_name, paired, spelled
+    from semigpc.cli.reproduce_tables import gains_table, remarks, results_table
+    from semigpc.recipes.paper_table import select
+    from semigpc.recipes.weights import check_weights
+    from semigpc.report.comparison_page import write_comparison_report
+    from semigpc.training import SettingError
+    from semigpc.training.comparison import compare
+    from semigpc.training.run_folder import write_json
+
+    if root is None:
+        raise SettingError("the data have to come from somewhere: give their folder by --root. Only --list needs none.")
+    if options.labels_per_class is not None and not table.few_labels:
+        raise SettingError(f"{table.name} has no setting B, whose labels could be counted; leave --labels-per-class out.")
+    cells = table.all_cells(options)
+    chosen = select(cells, globs)
+    for one in chosen:
+        check_weights(one.experiment)
+    kind = options.scale if options.features == "live" else f"{options.scale}-{options.features}"
+    out = out or Path("reproduced") / f"{table.name}-{kind}"
+    command = spelled(table.name, options, globs, seeds, jobs)
+    figures = begun(table, options, seeds, command)
+    for name, group in table.groups.items():
+        folder = out / folder_name(name)
+        own = [one for one in cells if one.group == name]
+        ours = [one for one in own if one in chosen or finished(one, folder, seeds)]
+        if not ours:
+            continue
+        title = f"{group.title}, scale {kind}, {seeds} seeds"
+        with ComparisonProgress(len(ours) * seeds, title) as progress:
+            compare(paired(ours), range(seeds), folder, title=title, command=command, jobs=jobs, listener=progress)
+        shown = [one for one in own if one in ours or one.experiment is None]
+        figures["groups"][name] = figures_of_group(group, shown, folder, seeds, judged=figures["judged"])
+        add_environments(figures, ours, folder)
+        write_json(out / "figures.json", figures)
+        typer.echo(f"report: {write_comparison_report(folder)}", err=as_json)
+    console.print(results_table(figures))
+    console.print(gains_table(figures))
+    for line in remarks(figures, table):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    typer.echo(f"figures: {out / 'figures.json'}", err=as_json)
+    if as_json:
+        typer.echo(json.dumps(figures, indent=2))
+
+
+def _tell_prices(
+    name: str | None, options: "Options", globs: list[str], seeds: int, console: Console, *, as_json: bool
+) -> None:
+    from semigpc.cli.reproduce_tables import price_remarks, price_table, prices_of
+    from semigpc.recipes.paper_table import select
+    from semigpc.recipes.tables import TABLES, find_table
+    from semigpc.training import SettingError
+
+    if name is None and globs:
+        raise SettingError(f"--cell picks from one table: name it before --list. Known: {', '.join(TABLES)}.")
+    prices = {}
+    able = [table for table in TABLES.values() if options.scale == "paper" or not table.full_scale]
+    for table in able if name is None else [find_table(name)]:
+        prices[table.name] = prices_of(table, select(table.all_cells(options), globs), options.scale, seeds)
+        console.print(price_table(prices[table.name]))
+    for line in price_remarks(list(prices.values()), options.scale):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(prices, indent=2))

@@ -1,0 +1,127 @@
+"""The paper's experiments cut to what a machine without a GPU can run: a small network, or a frozen one's features.
+
+Figures at this scale compare algorithms with each other, and refiners with their base. They say nothing of published ones.
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from semigpc.algorithms import CoMatchConfig, FixMatchConfig, FreeMatchConfig, ReMixMatchConfig, SimMatchConfig
+from semigpc.data import CifarConfig
+from semigpc.models import ModelConfig
+from semigpc.models.backbones import input_statistics
+from semigpc.refiners import GPConfig, SimilarityConfig
+from semigpc.training import Experiment, FrozenConfig, TrainConfig
+
+EMBEDDED = ModelConfig(name="tf_efficientnet_lite0", pretrained="embedded")
+SMALL, PHOTOGRAPH, FROZEN = 16, 48, 96  # pixels a side
+TAILS = 2.5  # times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled pictures 2000 and 600
+
+
+def shrink(experiment: Experiment, features: Literal["live", "cached"]) -> Experiment:
+    """The same data, algorithm and refiner in minutes (live, end to end) or seconds (cached) a run.
+
+    Args:
+        experiment: at the scale of the paper.
+        features: "live" trains a small CNN from scratch; "cached" trains an adapter on features of EfficientNet-Lite0.
+    """
+    experiment = replace(experiment, data=_shorter_tails(experiment.data))
+    return _small(experiment) if features == "live" else on_cached_features(experiment)
+
+
+def _shorter_tails(data: Any) -> Any:
+    """Long-tailed CIFAR with fewer pictures; where labels are balanced they stay as many, and outside of U.
+
+    The rarest class would have fewer unlabelled pictures than labels, so that the latter cannot be part of them.
+    """
+    if not isinstance(data, CifarConfig) or data.split.unlabeled_ratio == 1:
+        return data
+    split = replace(data.split, unlabeled_head=round(data.split.unlabeled_head / TAILS))
+    if split.labeled_ratio == 1:
+        return replace(data, split=replace(split, overlap="disjoint"))
+    return replace(data, split=replace(split, labeled_head=round(split.labeled_head / TAILS)))
+
+
+def _small(experiment: Experiment) -> Experiment:
+    """A CNN of 93 000 weights from scratch, on CIFAR at 16 x 16; about two minutes a run on one CPU core."""
+    remixmatch, pictures = isinstance(experiment.algorithm, ReMixMatchConfig), experiment.augment.image_size <= 32
+    return replace(
+        experiment,
+        augment=replace(experiment.augment, image_size=SMALL if pictures else PHOTOGRAPH, operations=1),
+        model=ModelConfig(name="small_cnn"),
+        algorithm=_short_run(experiment.algorithm),
+        refiner=_small_memory(experiment.refiner),
+        train=TrainConfig(
+            steps=1500,
+            epoch_steps=100,
+            labeled_batch=32,
+            unlabeled_ratio=1 if remixmatch else 2,  # as in the classic recipes; it sees each picture three times
+            lr=2e-3,
+            layer_decay=1.0,
+            warmup_steps=50,
+            ema=0.99,
+            eval_steps=500,
+            checkpoint_steps=500,
+            log_steps=100,
+            workers=0 if pictures else 1,
+            threads=1,  # so small a network is no faster with more, and figures depend on their number
+        ),
+    )
+
+
+def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, image_size: int = FROZEN) -> Experiment:
+    """An adapter on features of a frozen network, whose V weak and V strong views are computed once; seconds a run.
+
+    Args:
+        experiment: data, algorithm and refiner. model: the frozen network. image_size: of the pictures it sees.
+    """
+    algorithm = _short_run(experiment.algorithm)
+    mean, std = input_statistics(model.name)
+    if isinstance(algorithm, ReMixMatchConfig):
+        algorithm = replace(algorithm, rotation_weight=0.0)  # features cannot be turned
+    return replace(
+        experiment,
+        augment=replace(experiment.augment, image_size=image_size, operations=3, mean=mean, std=std),
+        model=model,
+        algorithm=algorithm,
+        refiner=_small_memory(experiment.refiner),
+        frozen=FrozenConfig(),
+        train=TrainConfig(
+            steps=500,
+            epoch_steps=50,
+            labeled_batch=64,
+            unlabeled_ratio=1 if isinstance(algorithm, ReMixMatchConfig) else 2,
+            lr=1e-3,
+            layer_decay=1.0,
+            warmup_steps=20,
+            ema=0.99,
+            eval_steps=250,
+            checkpoint_steps=500,
+            log_steps=50,
+            eval_batch=1024,
+            workers=0,
+            threads=1,
+        ),
+    )
+
+
+def _short_run(algorithm: Any) -> Any:
+    """Averages that follow within some hundred steps, and a confidence that a network reaches in as many."""
+    if isinstance(algorithm, FixMatchConfig | SimMatchConfig | CoMatchConfig):
+        algorithm = replace(algorithm, threshold=0.8)
+    if isinstance(algorithm, CoMatchConfig):
+        algorithm = replace(algorithm, queue_batches=8)
+    if isinstance(algorithm, FreeMatchConfig):
+        algorithm = replace(algorithm, momentum=0.99)
+    if isinstance(algorithm, ReMixMatchConfig):
+        algorithm = replace(algorithm, alignment_momentum=0.99)
+    return algorithm
+
+
+def _small_memory(refiner: Any) -> Any:
+    """A buffer of 1024 entries, and for SemiGPC the class prior."""
+    if isinstance(refiner, GPConfig):
+        return replace(refiner, buffer_size=1024, warmup_steps=200, class_prior="frequency", logit_scale=11.0)
+    if isinstance(refiner, SimilarityConfig):
+        return replace(refiner, buffer_size=1024, warmup_steps=200)
+    return refiner

@@ -1,0 +1,54 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from semigpc.models import ModelConfig
+from semigpc.recipes.weights import check_weights, weight_file, weights_folder
+from semigpc.training import Experiment, SettingError
+
+
+def starting_from(pretrained: str | None) -> Experiment:
+    return replace(Experiment(), model=ModelConfig(name="vit_small_patch16_224", pretrained=pretrained))
+
+
+def test_official_files_and_where_they_are_published() -> None:
+    usb = "https://github.com/microsoft/Semi-supervised-learning/releases/download/v.0.0.0/"
+    meta = "https://dl.fbaipublicfiles.com/"
+    assert weight_file("vit_tiny_patch2_32", "supervised").url == f"{usb}vit_tiny_patch2_32_mlp_im_1k_32.pth"
+    assert weight_file("vit_small_patch2_32", "supervised").url == f"{usb}vit_small_patch2_32_mlp_im_1k_32.pth"
+    small = {name: weight_file("vit_small_patch16_224", name) for name in ("supervised", "dino", "msn")}
+    assert [file.layout for file in small.values()] == ["usb", "dino", "msn"]
+    assert small["supervised"].url == f"{usb}vit_small_patch16_224_mlp_im_1k_224.pth"
+    assert small["dino"].url == f"{meta}dino/dino_deitsmall16_pretrain/dino_deitsmall16_pretrain.pth"
+    assert small["msn"].url == f"{meta}msn/vits16_800ep.pth.tar"
+    with pytest.raises(SettingError, match="vit_tiny_patch2_32 has published weights by supervised; got 'dino'"):
+        weight_file("vit_tiny_patch2_32", "dino")
+
+
+def test_weights_lie_below_the_data_unless_told() -> None:
+    assert weights_folder("/data", None) == Path("/data/weights")
+    assert weights_folder("/data", "/else/where") == Path("/else/where")
+
+
+def test_weights_lie_beside_data_that_are_one_file(tmp_path: Path) -> None:
+    (tmp_path / "cifar10.zip").write_bytes(b"")
+    assert weights_folder(tmp_path / "cifar10.zip", None) == tmp_path.resolve() / "weights"
+
+
+def test_missing_weights_are_named_with_their_address(tmp_path: Path) -> None:
+    path = tmp_path / "vits16_800ep.pth.tar"
+    with pytest.raises(SettingError) as told:
+        check_weights(starting_from(str(path)))
+    for words in (f"are not in {tmp_path}", "https://dl.fbaipublicfiles.com/msn/vits16_800ep.pth.tar", "--weights", "timm"):
+        assert words in str(told.value)
+    path.write_bytes(b"")
+    check_weights(starting_from(str(path)))
+
+
+def test_what_comes_from_elsewhere_is_not_looked_for() -> None:
+    check_weights(starting_from(None))
+    check_weights(starting_from("timm"))
+    check_weights(starting_from("embedded"))
+    with pytest.raises(SettingError, match=r"a file that exists; got mine\.pth"):
+        check_weights(starting_from("mine.pth"))
