@@ -24,7 +24,7 @@ class ReMixMatchConfig:
         mixup: alpha of the Beta distribution that mixing weights come from.
         unlabeled_weight: of the mixed unlabelled pictures.
         premix_weight: of the un-mixed strong view.
-        rotation_weight: of the rotation to guess.
+        rotation_weight: of the rotation to guess; 0 leaves that task and its head out, as features of a frozen network need.
         warmup: share of training over which the first two weights rise from 0.
         alignment_momentum: of the distribution alignment.
     """
@@ -43,7 +43,7 @@ class ReMixMatchConfig:
     @property
     def heads(self) -> dict[str, HeadSpec]:
         """Extra heads of the network."""
-        return {"rotation": HeadSpec("linear", 4)}
+        return {"rotation": HeadSpec("linear", 4)} if self.rotation_weight else {}
 
 
 class ReMixMatch(nn.Module):
@@ -75,7 +75,6 @@ class ReMixMatch(nn.Module):
             probs = self.refiner.refine("semantic", weak, torch.softmax(self.refiner.classify(weak).logits, dim=1))  # (U, C)
             targets = sharpen(self.alignment(probs), config.temperature)  # (U, C)
             turns = torch.randint(4, (len(strong),), device=strong.device)
-            turned = torch.stack([picture.rot90(int(k), dims=(1, 2)) for picture, k in zip(strong, turns, strict=True)])
             pictures = torch.cat([batch.x, strong, strong2, batch.views["weak"]])
             labels = torch.cat([F.one_hot(batch.y, probs.shape[1]).to(targets), targets, targets, targets])
             pictures, labels = mixup(pictures, labels, config.mixup)
@@ -85,14 +84,13 @@ class ReMixMatch(nn.Module):
         with frozen_statistics(student):
             logits_u = torch.cat([self.refiner.classify(student(chunk)).logits for chunk in rest])
             logits_s = self.refiner.classify(student(strong)).logits
-            logits_turned = student(turned).heads["rotation"]
+            loss_rot = self._guess_turns(student, strong, turns)
         if x is not None:
             self.refiner.observe("after", networks, x, batch)
 
         loss_x = soft_cross_entropy(logits_x, labels[: len(first)])
         loss_u = soft_cross_entropy(logits_u, labels[len(first) :])
         loss_pre = soft_cross_entropy(logits_s, targets)
-        loss_rot = F.cross_entropy(logits_turned, turns)
         ramp = min(clock.step / (config.warmup * clock.total_steps), 1.0) if config.warmup else 1.0
         return StepOutput(
             loss_x
@@ -101,6 +99,13 @@ class ReMixMatch(nn.Module):
             {"loss_x": loss_x, "loss_u": loss_u, "loss_pre": loss_pre, "loss_rot": loss_rot},
             PseudoLabels(targets, torch.ones(len(targets), dtype=torch.bool, device=targets.device)),
         )
+
+    def _guess_turns(self, student: nn.Module, pictures: Tensor, turns: Tensor) -> Tensor:
+        """Cross-entropy of the head that guesses by how many quarter turns (U,) each picture was rotated."""
+        if not self.config.rotation_weight:
+            return torch.zeros((), device=pictures.device)
+        turned = torch.stack([picture.rot90(int(k), dims=(1, 2)) for picture, k in zip(pictures, turns, strict=True)])
+        return F.cross_entropy(student(turned).heads["rotation"], turns)
 
 
 def mixup(pictures: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,14 @@ import typer
 
 from semigpc.cli.bench import app as bench_app
 from semigpc.cli.compare import compare_verb
+from semigpc.cli.data import app as data_app
 from semigpc.cli.demo import demo
 from semigpc.cli.doctor import doctor
 from semigpc.cli.evaluate import evaluate
 from semigpc.cli.failures import Debug
 from semigpc.cli.list_verb import list_command
 from semigpc.cli.predict import predict
+from semigpc.cli.reproduce import reproduce
 from semigpc.cli.toy import toy
 from semigpc.cli.train import train
 
@@ -28,10 +30,12 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(predict)
 app.command("compare")(compare_verb)
+app.command()(reproduce)
 app.command("list")(list_command)
 app.command()(doctor)
 app.command()(toy)
 app.add_typer(bench_app, name="bench")
+app.add_typer(data_app, name="data")
 
 
 def _print_version(asked: bool) -> None:

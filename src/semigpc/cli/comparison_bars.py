@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from semigpc.cli.feature_bar import FeatureBar
 from semigpc.training import Listener
 from semigpc.training.comparison import Cell, ComparisonListener
 
@@ -20,16 +21,23 @@ class ComparisonProgress(ComparisonListener):
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
         self.bars = Progress(*columns, console=console, transient=True, disable=not self.live)
         self.all = self.bars.add_task(title, total=total, said="")
+        self.extraction = FeatureBar()
 
     def __enter__(self) -> "ComparisonProgress":
-        self.bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.extraction.close()
         self.bars.stop()
+
+    def features(self, done: int, total: int) -> None:
+        """Show how many pictures have their features, before any run starts."""
+        self.extraction.show(done, total)
 
     def run(self, cell: Cell, seed: int) -> Listener:
         """A bar for this run."""
+        self.extraction.close()
+        self.bars.start()
         return RunBar(self.bars, self.bars.add_task(f"  {cell.label}, seed {seed}", total=None, said=""))
 
     def done(self, cell: Cell, seed: int, summary: Mapping[str, Any], *, kept: bool) -> None:

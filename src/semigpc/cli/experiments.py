@@ -1,10 +1,13 @@
 """From words on the command line to an experiment: a recipe by its name, or your own data by their path."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from semigpc.data import DataError
+from semigpc.models import ModelConfig
 from semigpc.recipes import RECIPES
+from semigpc.recipes.cpu_scale import EMBEDDED, FROZEN, on_cached_features
 from semigpc.recipes.own import own_arrays, own_folder
 from semigpc.training import Experiment, SettingError
 from semigpc.training.settings import nearest_name
@@ -23,6 +26,7 @@ class Wishes:
     validation: str | None = None
     model: str | None = None
     image_size: int | None = None
+    cached: bool = False
 
     @property
     def of_own_data(self) -> dict[str, object]:
@@ -39,6 +43,8 @@ class Wishes:
 
 def resolve(data: str, wishes: Wishes) -> tuple[Experiment, str]:
     """The experiment that ``data`` and the wishes describe, and a short name for it."""
+    if wishes.cached:
+        return _on_cached_features(data, wishes)
     if data in RECIPES:
         return _recipe(data, wishes), data
     path = Path(data).expanduser()
@@ -49,6 +55,15 @@ def resolve(data: str, wishes: Wishes) -> tuple[Experiment, str]:
     if wishes.ratio is not None:
         raise SettingError("--ratio cuts a recipe's long tail; your own data have the tail they have. Leave it out.")
     return (_folder(path, wishes) if path.is_dir() else _arrays(path, wishes)), path.resolve().stem
+
+
+def _on_cached_features(data: str, wishes: Wishes) -> tuple[Experiment, str]:
+    """The same with a frozen network: the embedded one, or any of timm's, which brings the weights of its hub."""
+    frozen = EMBEDDED if wishes.model is None else ModelConfig(name=wishes.model, pretrained="timm")
+    size = wishes.image_size or FROZEN
+    own: dict[str, Any] = {} if data in RECIPES else {"model": frozen.name, "image_size": size}
+    experiment, name = resolve(data, replace(wishes, cached=False, **own))
+    return on_cached_features(experiment, frozen, size), name
 
 
 def _recipe(name: str, wishes: Wishes) -> Experiment:

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from semigpc.cli.feature_bar import FeatureBar
 from semigpc.training import Listener, RunFolder
 from semigpc.training.run_folder import read_json
 
@@ -26,6 +27,7 @@ class Live(Listener):
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
         self.bar = Progress(*columns, console=errors, transient=True, disable=not self.on_terminal)
         self.task = self.bar.add_task("", total=None, said="")
+        self.extraction = FeatureBar()
         self.last: dict[str, str] = {}
         self.total = 0
 
@@ -33,10 +35,16 @@ class Live(Listener):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.extraction.close()
         self.bar.stop()
+
+    def features(self, done: int, total: int) -> None:
+        """Show how many pictures have their features."""
+        self.extraction.show(done, total)
 
     def begin(self, first_step: int, total_steps: int) -> None:
         """Say what was found, and show the bar."""
+        self.extraction.close()
         tell_split(read_json(self.folder.split, "the run was never begun"), self.console)
         if first_step:
             self.console.print(f"Resuming after step {first_step} of {total_steps}.", highlight=False)

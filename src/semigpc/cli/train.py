@@ -1,6 +1,7 @@
 """``semigpc train``: a classifier from few labels and many unlabelled pictures."""
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,13 @@ from rich.console import Console
 from semigpc.cli.failures import reported
 
 OWN = "Your own data"
+
+
+class Features(StrEnum):
+    """What is learnt from."""
+
+    live = "live"
+    cached = "cached"
 
 
 @reported("train")
@@ -24,6 +32,10 @@ def train(
     ratio: Annotated[
         float | None, typer.Option("--ratio", metavar="GAMMA", help="Imbalance ratio of a recipe, head over tail.")
     ] = None,
+    features: Annotated[
+        Features,
+        typer.Option("--features", help="live trains the network; cached keeps it frozen and trains an adapter in seconds."),
+    ] = Features.live,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of split, weights and order.")] = 0,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="How long; short for train.steps.")] = None,
     settings: Annotated[
@@ -80,11 +92,17 @@ def train(
     goes on. A run that was killed ends with the same bits as one that was
     not.
 
+    With --features cached a pretrained network stays as it is: features of
+    all pictures are computed once and kept (in ~/.cache/semigpc, or where
+    SEMIGPC_CACHE says), and training takes seconds. The network is
+    EfficientNet-Lite0 from the extra 'embedded', or --model of timm's.
+
     For example:
 
       semigpc train digits --ratio 30 --algorithm simmatch --refiner gp
       semigpc train photos --labels labels.csv --test test.csv
       semigpc train photos --labels labels.csv --set train.lr=1e-3
+      semigpc train photos --labels labels.csv --features cached
     """
     from semigpc.cli.experiments import Wishes, resolve
     from semigpc.cli.live import Live
@@ -102,6 +120,7 @@ def train(
         validation=validation,
         model=model,
         image_size=image_size,
+        cached=features is Features.cached,
     )
     experiment, name = resolve(data, wishes)
     experiment = experiment.override([*(settings or []), *([f"train.steps={steps}"] if steps else [])])

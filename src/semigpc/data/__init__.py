@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from semigpc.data import arrays, digits, folder
+from semigpc.data import arrays, cifar, digits, fgvc, folder
 from semigpc.data.arrays import ArraysConfig, splits_from_arrays
-from semigpc.data.augment import Augment, AugmentConfig
+from semigpc.data.augment import Augment, AugmentConfig, ViewSource
+from semigpc.data.cached_features import CachedFeatures
+from semigpc.data.cifar import CifarConfig
 from semigpc.data.dataset import DataError, Images, ImageSet, Splits
 from semigpc.data.digits import DigitsConfig
+from semigpc.data.feature_cache import CacheKey, FeatureCache, cache_root, weights_hash
+from semigpc.data.fgvc import FGVCConfig
 from semigpc.data.folder import FolderConfig
 from semigpc.data.loaders import BatchStream, EvaluationBatch, eval_loader, train_loader
 from semigpc.data.splits import Split, SplitConfig, carve_validation, long_tail_counts, long_tail_split
@@ -22,7 +26,9 @@ class DatasetEntry(NamedTuple):
 
 DATASETS: dict[str, DatasetEntry] = {
     "arrays": DatasetEntry(ArraysConfig, arrays.load),
+    "cifar": DatasetEntry(CifarConfig, cifar.load),
     "digits": DatasetEntry(DigitsConfig, digits.load),
+    "fgvc": DatasetEntry(FGVCConfig, fgvc.load),
     "folder": DatasetEntry(FolderConfig, folder.load),
 }
 
@@ -32,20 +38,28 @@ __all__ = [
     "Augment",
     "AugmentConfig",
     "BatchStream",
+    "CacheKey",
+    "CachedFeatures",
+    "CifarConfig",
     "DataError",
     "DatasetEntry",
     "DigitsConfig",
     "EvaluationBatch",
+    "FGVCConfig",
+    "FeatureCache",
     "FolderConfig",
     "ImageSet",
     "Images",
     "Split",
     "SplitConfig",
     "Splits",
+    "ViewSource",
+    "cache_root",
     "carve_validation",
     "eval_loader",
     "long_tail_counts",
     "long_tail_split",
     "splits_from_arrays",
     "train_loader",
+    "weights_hash",
 ]

@@ -1,8 +1,9 @@
 """Weak, strong and plain views of a picture, as the recipe has them (its section 5)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from numpy.random import Generator
 from PIL import Image
 from torch import Tensor
 
-from semigpc.data.dataset import DataError
+from semigpc.data.dataset import DataError, ImageSet, Integers
 from semigpc.data.operations import RandAugment
 from semigpc.data.pictures import Pixels, to_image, to_pixels
 
@@ -27,6 +28,23 @@ VIEWS = ("weak", "strong", "strong2")
 AREA = (0.08, 1.0)  # of a strong crop, as a part of the whole
 LOG_ASPECT = (math.log(3 / 4), math.log(4 / 3))
 CROP_TRIES = 10
+
+
+class ViewSource(Protocol):
+    """What turns pictures into the tensors a network sees: views cut from pixels, or features computed ahead of time.
+
+    ``fetch`` gets whatever the views of some pictures are made from, once for all of them; the other two answer with a tensor
+    of n rows, one a picture.
+    """
+
+    def fetch(self, image_set: ImageSet, indices: Integers, /) -> Any:
+        """Pictures (n,) of a set."""
+
+    def cut(self, name: str, fetched: Any, rng: Generator, /) -> Tensor:
+        """The view an algorithm calls ``name`` of each, at random."""
+
+    def plain(self, fetched: Any, /) -> Tensor:
+        """The view to judge by, without randomness."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +92,8 @@ class AugmentConfig:
 class Augment:
     """Makes views. Everything random comes from the generator passed in, so equal generators give equal views.
 
-    ``weak``, ``strong``, ``view`` and ``evaluate`` give (3, s, s) normalised floats. A loader that wants many at once asks for
-    their ``pixels`` and normalises the stack, which saves several calls a picture.
+    ``weak``, ``strong``, ``view`` and ``evaluate`` give (3, s, s) normalised floats of one picture. As a :class:`ViewSource` it
+    normalises many at once, which saves several calls a picture.
     """
 
     def __init__(self, config: AugmentConfig) -> None:
@@ -106,6 +124,18 @@ class Augment:
     def evaluate(self, image: Image.Image) -> Tensor:
         """No randomness."""
         return self.normalise(self.evaluation_pixels(image))
+
+    def fetch(self, image_set: ImageSet, indices: Integers) -> list[Image.Image]:
+        """The pictures, decoded once for all their views."""
+        return [image_set[int(i)] for i in indices]
+
+    def cut(self, name: str, pictures: Sequence[Image.Image], rng: Generator) -> Tensor:
+        """A random view of each picture, (n, 3, s, s)."""
+        return self.normalise(np.stack([self.pixels(name, picture, rng) for picture in pictures]))
+
+    def plain(self, pictures: Sequence[Image.Image]) -> Tensor:
+        """The plain view of each picture, (n, 3, s, s)."""
+        return self.normalise(np.stack([self.evaluation_pixels(picture) for picture in pictures]))
 
     def pixels(self, name: str, image: Image.Image, rng: Generator) -> Pixels:
         """A view before normalisation, (s, s, 3)."""

@@ -9,7 +9,7 @@ from numpy.random import Generator, Philox
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from semigpc.data.augment import Augment, check_views
+from semigpc.data.augment import ViewSource, check_views
 from semigpc.data.dataset import DataError, ImageSet, Integers, Splits
 from semigpc.data.workers import InOrder
 from semigpc.types import Batch
@@ -42,7 +42,7 @@ class BatchStream(Dataset[Batch]):
 
     Args:
         splits: the data.
-        augment: makes the views.
+        source: makes the views: an :class:`Augment`, or cached features.
         views: names of the unlabelled views, none for supervised training.
         labeled_batch: B.
         unlabeled_batch: U, not used if there are no views.
@@ -54,7 +54,7 @@ class BatchStream(Dataset[Batch]):
     def __init__(
         self,
         splits: Splits,
-        augment: Augment,
+        source: ViewSource,
         *,
         views: tuple[str, ...],
         labeled_batch: int,
@@ -77,7 +77,7 @@ class BatchStream(Dataset[Batch]):
                 f"The views {', '.join(views)} are made of unlabelled pictures, and there are none. "
                 "Add unlabelled pictures, or train with labels alone."
             )
-        self.labeled, self.unlabeled, self.augment = splits.labeled, splits.unlabeled, augment
+        self.labeled, self.unlabeled, self.source = splits.labeled, splits.unlabeled, source
         self.views, self.labeled_batch, self.unlabeled_batch = views, labeled_batch, unlabeled_batch if views else 0
         self.seed, self.epoch_steps, self.usb_order = seed, epoch_steps, usb_order
         self._orders: dict[int, tuple[int, Integers]] = {}
@@ -86,16 +86,13 @@ class BatchStream(Dataset[Batch]):
         index = self._positions(step, LABELED, len(self.labeled), self.labeled_batch)
         view_index = self._positions(step, UNLABELED, len(self.unlabeled), self.unlabeled_batch)
         rng = Generator(Philox(key=np.array([self.seed, step], dtype=np.uint64)))
-        x = np.stack([self.augment.pixels("weak", self.labeled[i], rng) for i in index])
-        pictures = [self.unlabeled[i] for i in view_index]
+        x = self.source.cut("weak", self.source.fetch(self.labeled, index), rng)
+        pictures = self.source.fetch(self.unlabeled, view_index)
         return Batch(
-            x=self.augment.normalise(x),
+            x=x,
             y=torch.from_numpy(self.labeled.labels[index]),
             index=torch.from_numpy(index),
-            views={
-                name: self.augment.normalise(np.stack([self.augment.pixels(name, picture, rng) for picture in pictures]))
-                for name in self.views
-            },
+            views={name: self.source.cut(name, pictures, rng) for name in self.views},
             view_index=torch.from_numpy(view_index),
         )
 
@@ -112,7 +109,7 @@ class BatchStream(Dataset[Batch]):
 
 
 class EvaluationBatch(NamedTuple):
-    """``images`` (M, 3, H, W), ``labels`` (M,) and ``positions`` (M,) in the set."""
+    """``images`` (M, 3, H, W), or features (M, D), ``labels`` (M,) and ``positions`` (M,) in the set."""
 
     images: Tensor
     labels: Tensor
@@ -120,8 +117,8 @@ class EvaluationBatch(NamedTuple):
 
 
 class _EvaluationStream(Dataset[EvaluationBatch]):
-    def __init__(self, image_set: ImageSet, augment: Augment, batch_size: int) -> None:
-        self.image_set, self.augment, self.batch_size = image_set, augment, batch_size
+    def __init__(self, image_set: ImageSet, source: ViewSource, batch_size: int) -> None:
+        self.image_set, self.source, self.batch_size = image_set, source, batch_size
 
     def __len__(self) -> int:
         return -(-len(self.image_set) // self.batch_size)
@@ -129,14 +126,13 @@ class _EvaluationStream(Dataset[EvaluationBatch]):
     def __getitem__(self, number: int) -> EvaluationBatch:
         first = number * self.batch_size
         positions = torch.arange(first, min(first + self.batch_size, len(self.image_set)))
-        pixels = np.stack([self.augment.evaluation_pixels(self.image_set[i]) for i in positions.tolist()])
-        labels = torch.from_numpy(self.image_set.labels[positions.numpy()])
-        return EvaluationBatch(self.augment.normalise(pixels), labels, positions)
+        views = self.source.plain(self.source.fetch(self.image_set, positions.numpy()))
+        return EvaluationBatch(views, torch.from_numpy(self.image_set.labels[positions.numpy()]), positions)
 
 
 def train_loader(
     splits: Splits,
-    augment: Augment,
+    source: ViewSource,
     *,
     views: tuple[str, ...],
     labeled_batch: int,
@@ -162,7 +158,7 @@ def train_loader(
         raise DataError(f"first_step must lie in [0, {total_steps}], the steps of the run; got {first_step}.")
     stream = BatchStream(
         splits,
-        augment,
+        source,
         views=views,
         labeled_batch=labeled_batch,
         unlabeled_batch=unlabeled_batch,
@@ -173,9 +169,9 @@ def train_loader(
     return InOrder(stream, range(first_step, total_steps), workers, prefetch)
 
 
-def eval_loader(image_set: ImageSet, augment: Augment, batch_size: int, workers: int) -> Iterable[EvaluationBatch]:
+def eval_loader(image_set: ImageSet, source: ViewSource, batch_size: int, workers: int) -> Iterable[EvaluationBatch]:
     """Every picture of the set once, in order, ``batch_size`` at a time; the last batch may be smaller."""
     if batch_size < 1:
         raise DataError(f"batch_size must be at least 1; got {batch_size}.")
-    stream = _EvaluationStream(image_set, augment, batch_size)
+    stream = _EvaluationStream(image_set, source, batch_size)
     return InOrder(stream, range(len(stream)), workers, prefetch=2)

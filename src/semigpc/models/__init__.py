@@ -8,7 +8,9 @@ from typing import Any, get_args
 
 from torch import nn
 
+from semigpc.models.adapter import Adapter, OnFrozen
 from semigpc.models.backbones import VITS, build_timm, build_vit
+from semigpc.models.embedded import EMBEDDED, embedded_weights
 from semigpc.models.heads import Classifier
 from semigpc.models.pretrained import Layout, LoadReport, load_weights
 from semigpc.models.small_cnn import SmallCNN
@@ -31,7 +33,8 @@ class ModelConfig:
         name: a key of :data:`MODELS`, or any name timm knows.
         image_size, patch_size: in pixels a side, where a network depends on them; None takes its own.
         drop_path: stochastic depth of the last block, falling linearly to 0 at the first; None takes the network's own.
-        pretrained: None starts from random weights, "timm" from timm's hub, anything else is a file.
+        pretrained: None starts from random weights, "timm" from timm's hub, "embedded" from a package of weights (the extra of
+            that name, for tf_efficientnet_lite0), anything else is a file.
         pretrained_layout: how that file names its parts; "auto" finds out.
     """
 
@@ -50,7 +53,7 @@ class ModelConfig:
         if self.drop_path is not None and not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path must lie in [0, 1); got {self.drop_path}. None takes the model's own.")
         if self.pretrained == "":
-            raise ValueError("pretrained must be 'timm' or a file; got ''. None starts from random weights.")
+            raise ValueError("pretrained must be 'timm', 'embedded' or a file; got ''. None starts from random weights.")
         if self.pretrained_layout not in get_args(Layout):
             layouts = ", ".join(get_args(Layout))
             raise ValueError(f"pretrained_layout must be one of {layouts}; got {self.pretrained_layout!r}.")
@@ -74,7 +77,9 @@ def build_model(config: ModelConfig, n_classes: int, heads: Mapping[str, HeadSpe
         backbone = MODELS[config.name](**options)
         if from_hub:
             _note(load_weights(backbone, _hub_twin(config.name).state_dict(), layout="timm"), "timm's hub")
-    if config.pretrained is not None and not from_hub:
+    if config.pretrained == EMBEDDED:
+        _note(load_weights(backbone, embedded_weights(config.name, backbone), layout="timm"), "the embedded weights")
+    elif config.pretrained is not None and not from_hub:
         _note(load_weights(backbone, config.pretrained, layout=config.pretrained_layout), config.pretrained)
     return Classifier(backbone, n_classes, heads)
 
@@ -96,9 +101,11 @@ def _note(report: LoadReport, source: str) -> None:
 
 __all__ = [
     "MODELS",
+    "Adapter",
     "Classifier",
     "LoadReport",
     "ModelConfig",
+    "OnFrozen",
     "SmallCNN",
     "WideResNet",
     "build_model",

@@ -117,6 +117,16 @@ def build_timm(
     return model
 
 
+def input_statistics(name: str) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    """Mean and deviation of each channel that a network was trained with: timm's, or ImageNet's where timm does not know."""
+    import timm
+    from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+    known = timm.get_pretrained_cfg(name) if timm.is_model(name.partition(".")[0]) else None
+    mean, std = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if known is None else (known.mean, known.std)
+    return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
+
+
 def unknown_name(name: str, known: Iterable[str]) -> str:
     """The message for a model nobody knows, with the names that look most like it."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)

@@ -56,6 +56,7 @@ class Classifier(nn.Module):
         if n_classes < 2:
             raise ValueError(f"n_classes must be at least 2; got {n_classes}.")
         self.n_features = _feature_width(backbone)
+        self.input_dims = int(getattr(backbone, "input_dims", 4))
         self.n_classes = n_classes
         self.backbone = backbone
         self.classifier = nn.Linear(self.n_features, n_classes)
@@ -64,9 +65,10 @@ class Classifier(nn.Module):
         self.heads = nn.ModuleDict({name: _build_head(name, spec, self.n_features) for name, spec in (heads or {}).items()})
 
     def forward(self, images: Tensor) -> ModelOutput:
-        """Pictures (M, 3, H, W) to logits (M, C), features (M, D) and heads (M, width)."""
-        if images.ndim != 4:
-            raise ValueError(f"images must have shape (M, 3, H, W); got {tuple(images.shape)}. Stack single ones first.")
+        """Pictures (M, 3, H, W), or what else the backbone takes, to logits (M, C), features (M, D) and heads (M, width)."""
+        if images.ndim != self.input_dims:
+            wanted = "(M, 3, H, W)" if self.input_dims == 4 else "(M, n_inputs)"
+            raise ValueError(f"images must have shape {wanted}; got {tuple(images.shape)}. Stack single ones first.")
         features = self.backbone(images)
         if features.shape != (len(images), self.n_features):
             raise ValueError(

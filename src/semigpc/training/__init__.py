@@ -4,6 +4,7 @@ from semigpc.training.checkpoint import CheckpointError
 from semigpc.training.config import TrainConfig
 from semigpc.training.evaluate import DivergedError
 from semigpc.training.experiment import Experiment
+from semigpc.training.frozen import FrozenConfig
 from semigpc.training.journal import Listener
 from semigpc.training.loop import Stopped, train
 from semigpc.training.run_folder import RunError, RunFolder
@@ -13,6 +14,7 @@ __all__ = [
     "CheckpointError",
     "DivergedError",
     "Experiment",
+    "FrozenConfig",
     "Listener",
     "RunError",
     "RunFolder",

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from semigpc.training.experiment import Experiment
+from semigpc.data import DATASETS
+from semigpc.training.experiment import Experiment, name_of
 from semigpc.training.journal import METRIC, Listener
-from semigpc.training.loop import Stopped, train
+from semigpc.training.loop import Stopped, train, view_source
 from semigpc.training.run_folder import RunError, RunFolder, read_json, write_json
+from semigpc.training.state import build_fabric
 
 FIGURES = (METRIC, "top1", "macro_f1", "ece")
 WITHOUT = "none"  # the refiner that others are compared with
@@ -40,6 +42,9 @@ class Cell:
 
 class ComparisonListener:
     """Told what happens, as it happens; override what you want to hear."""
+
+    def features(self, done: int, total: int) -> None:
+        """Features of so many pictures are computed, of those that were not cached."""
 
     def run(self, cell: Cell, seed: int) -> Listener:  # noqa: ARG002
         """A run starts, here or elsewhere; answers with who listens to it."""
@@ -81,6 +86,7 @@ def compare(
                 missing.append((cell, seed))
             else:
                 listener.done(cell, seed, summary, kept=True)
+    _compute_features(missing, listener)
     _run_missing(missing, path, jobs, listener)
     _check_splits(cells, seeds, path)
     comparison: dict[str, Any] = {
@@ -113,6 +119,22 @@ def _finished(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
         raise RunError(f"{folder.path} holds a run with other settings. Compare into another folder, or delete that one.")
     summary: dict[str, Any] = read_json(folder.summary, "it was never finished")
     return summary if summary["status"] == "finished" else None
+
+
+def _compute_features(missing: list[tuple[Cell, int]], listener: ComparisonListener) -> None:
+    """Once and for all runs, before several of them set out to do the same."""
+    known: list[Experiment] = []
+    for cell, seed in missing:
+        experiment = replace(cell.experiment, seed=seed)
+        if experiment.frozen is None or any(_same_features(experiment, other) for other in known):
+            continue
+        known.append(experiment)
+        splits = DATASETS[name_of("data", experiment.data)].load(experiment.data, seed)
+        view_source(experiment, splits, build_fabric(experiment).device, listener.features)
+
+
+def _same_features(one: Experiment, other: Experiment) -> bool:
+    return all(getattr(one, part) == getattr(other, part) for part in ("data", "augment", "model", "frozen", "seed"))
 
 
 def _run_missing(missing: list[tuple[Cell, int]], path: Path, jobs: int, listener: ComparisonListener) -> None:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from semigpc.data import Augment, ImageSet, eval_loader
+from semigpc.data import ImageSet, ViewSource, eval_loader
 from semigpc.refiners import GaussianProcessRefiner, Refiner
 from semigpc.training.metrics import classification_metrics
 from semigpc.types import ModelOutput
@@ -54,14 +54,14 @@ def refilled(
     refiner: GaussianProcessRefiner,
     network: nn.Module,
     labeled: ImageSet,
-    augment: Augment,
+    source: ViewSource,
     *,
     batch: int,
     device: torch.device,
 ) -> GaussianProcessRefiner:
     """A GP of the same kind over the labelled set as this network sees it now, without augmentation. O(n N^2)."""
     fresh, training = refiner.empty_copy(), network.training
-    fill(fresh, network.eval(), labeled, augment, batch=batch, device=device)
+    fill(fresh, network.eval(), labeled, source, batch=batch, device=device)
     network.train(training)
     return fresh
 
@@ -71,13 +71,13 @@ def fill(
     refiner: GaussianProcessRefiner,
     network: nn.Module,
     labeled: ImageSet,
-    augment: Augment,
+    source: ViewSource,
     *,
     batch: int,
     device: torch.device,
 ) -> None:
     """One pass over the labels into the buffer, with the network in whatever mode it is."""
-    for images, targets, positions in eval_loader(labeled, augment, batch_size=batch, workers=0):
+    for images, targets, positions in eval_loader(labeled, source, batch_size=batch, workers=0):
         features = refiner.placement.features(network(images.to(device)))
         refiner.write(features, targets.to(device), positions.to(device))
 

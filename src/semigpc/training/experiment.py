@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from semigpc.algorithms import ALGORITHMS, FixMatchConfig
+from semigpc.algorithms import ALGORITHMS, FixMatchConfig, ReMixMatchConfig
 from semigpc.data import DATASETS, AugmentConfig, DigitsConfig
 from semigpc.models import ModelConfig
 from semigpc.refiners import REFINERS, NoRefinerConfig, PlacementConfig
 from semigpc.training.config import TrainConfig
+from semigpc.training.frozen import FrozenConfig
 from semigpc.training.settings import SettingError, from_plain, nearest_name, override, to_plain
 
 ROOMS: dict[str, Mapping[str, Any]] = {"data": DATASETS, "algorithm": ALGORITHMS, "refiner": REFINERS}
@@ -19,8 +20,9 @@ ROOMS: dict[str, Mapping[str, Any]] = {"data": DATASETS, "algorithm": ALGORITHMS
 class Experiment:
     """Data, augmentation, network, algorithm, refiner, loop and seed.
 
-    ``data``, ``algorithm`` and ``refiner`` are configs out of ``DATASETS``, ``ALGORITHMS`` and ``REFINERS``. Combinations that
-    make no sense are refused here, before anything is loaded.
+    ``data``, ``algorithm`` and ``refiner`` are configs out of ``DATASETS``, ``ALGORITHMS`` and ``REFINERS``. With ``frozen``
+    the network keeps its weights and an adapter trains on its features. Combinations that make no sense are refused here,
+    before anything is loaded.
 
     Example::
 
@@ -34,6 +36,7 @@ class Experiment:
     algorithm: Any = field(default_factory=FixMatchConfig)
     refiner: Any = field(default_factory=NoRefinerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    frozen: FrozenConfig | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -43,6 +46,8 @@ class Experiment:
             raise SettingError(f"seed must not be negative; got {self.seed}.")
         if isinstance(self.refiner, PlacementConfig):
             self._check_placement(self.refiner)
+        if self.frozen is not None and isinstance(self.algorithm, ReMixMatchConfig) and self.algorithm.rotation_weight:
+            raise SettingError("features cannot be rotated as pictures can; set algorithm.rotation_weight=0 in frozen mode.")
         if getattr(self.algorithm, "bank", "").endswith("teacher") and not self.train.ema:
             raise SettingError(f"algorithm.bank={self.algorithm.bank!r} needs a moving average; set train.ema, such as 0.999.")
 
@@ -84,7 +89,12 @@ class Experiment:
                 arguments[key] = from_plain(config_type(key, values.pop("name")), values, f"{key}.")
             else:
                 arguments[key] = value
-        for key, kind in (("augment", AugmentConfig), ("model", ModelConfig), ("train", TrainConfig)):
+        for key, kind in (
+            ("augment", AugmentConfig),
+            ("model", ModelConfig),
+            ("train", TrainConfig),
+            ("frozen", FrozenConfig),
+        ):
             if isinstance(arguments.get(key), Mapping):
                 arguments[key] = from_plain(kind, arguments[key], f"{key}.")
         if not isinstance(arguments.get("seed", 0), int):

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from semigpc.data import DATASETS, Augment, EvaluationBatch, ImageSet, Splits, eval_loader
+from semigpc.data import DATASETS, Augment, EvaluationBatch, ImageSet, Splits, ViewSource, eval_loader
+from semigpc.models import OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training import checkpoint
 from semigpc.training.evaluate import Predictions, gp_of, headline_head, predict, refilled
 from semigpc.training.experiment import Experiment, name_of
+from semigpc.training.frozen import frozen_backbone
 from semigpc.training.run_folder import RunError, RunFolder, read_json
 from semigpc.training.state import assemble, build_fabric
 
@@ -36,14 +38,14 @@ class LoadedRun:
     network: nn.Module
     gp: GaussianProcessRefiner | None
     head: str
-    augment: Augment
+    source: ViewSource
     device: torch.device
     checkpoint: Choice
     step: int
 
     def predict(self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None) -> Predictions:
         """Probabilities of M pictures by each head; ``on_batch`` hears how many pictures were just done."""
-        batches = eval_loader(images, self.augment, batch_size=self.experiment.train.eval_batch, workers=0)
+        batches = eval_loader(images, self.source, batch_size=self.experiment.train.eval_batch, workers=0)
         return predict(self.network, self.gp, _counted(batches, on_batch), self.device)
 
     def has(self, name: Part) -> bool:
@@ -73,7 +75,7 @@ class LoadedRun:
         if self.gp is None or not self.gp.config.rebuilt_for_evaluation:
             return self, images
         batch = self.experiment.train.eval_batch
-        gp = refilled(self.gp, self.network, splits.labeled, self.augment, batch=batch, device=self.device)
+        gp = refilled(self.gp, self.network, splits.labeled, self.source, batch=batch, device=self.device)
         return replace(self, gp=gp), images
 
 
@@ -93,16 +95,23 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         why = "it had no validation pictures" if folder.last.exists() else "it was stopped too early"
         raise RunError(f"{path} has no {choice} checkpoint: {why}. Choose another, or train on with --resume.")
     saved = checkpoint.load(file)
-    bare = replace(experiment, model=replace(experiment.model, pretrained=None))  # every weight comes from the checkpoint
+    counts, fabric = np.array(facts["labeled_counts"]), build_fabric(experiment)
     with torch.random.fork_rng():
-        trainer = assemble(bare, np.array(facts["labeled_counts"]), build_fabric(bare))
+        if experiment.frozen is None:  # every weight comes from the checkpoint
+            trainer = assemble(replace(experiment, model=replace(experiment.model, pretrained=None)), counts, fabric)
+        else:
+            width = saved.part("model")["backbone.hidden.weight"].shape[1]
+            trainer = assemble(experiment, counts, fabric, cached_width=width)
     trainer.restore_networks(saved)
+    network = trainer.evaluated
+    if experiment.frozen is not None:
+        network = OnFrozen(frozen_backbone(experiment.model, fabric.device), network)
     return LoadedRun(
         folder,
         experiment,
         tuple(facts["class_names"]),
         facts["class_groups"],
-        trainer.evaluated.eval(),
+        network.eval(),
         gp_of(trainer.refiner),
         headline_head(trainer.refiner),
         Augment(experiment.augment),

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from semigpc.data import Augment, ImageSet, Splits, eval_loader
+from semigpc.data import ImageSet, Splits, ViewSource, eval_loader
 from semigpc.training.evaluate import evaluate, gp_of, headline_head, predict, refilled
 from semigpc.training.experiment import Experiment
 from semigpc.training.pseudo_stats import PseudoLabelStats
@@ -19,6 +19,9 @@ METRIC = "balanced_accuracy"  # what best means
 
 class Listener:
     """Told what happens, as it happens. Every method does nothing here; override what you want to hear."""
+
+    def features(self, done: int, total: int) -> None:
+        """Features of so many pictures are computed, of those that were not cached."""
 
     def begin(self, first_step: int, total_steps: int) -> None:
         """Training starts at a step."""
@@ -34,7 +37,7 @@ class Journal:
     """Collects what steps say, writes it to the run folder, evaluates, and remembers the best.
 
     Args:
-        folder: of the run. experiment, splits, augment: what is run. groups: class ids of many, medium, few.
+        folder: of the run. experiment, splits, source: what is run. groups: class ids of many, medium, few.
         listener: told about everything that is written.
     """
 
@@ -43,11 +46,11 @@ class Journal:
         folder: RunFolder,
         experiment: Experiment,
         splits: Splits,
-        augment: Augment,
+        source: ViewSource,
         groups: dict[str, list[int]],
         listener: Listener,
     ) -> None:
-        self.folder, self.experiment, self.splits, self.augment = folder, experiment, splits, augment
+        self.folder, self.experiment, self.splits, self.source = folder, experiment, splits, source
         self.groups, self.listener = groups, listener
         self.pseudo = PseudoLabelStats(splits.n_classes, splits.unlabeled_truth)
         self.results: dict[str, Any] = {"last": None, "best_on_validation": None, "best_on_test": None}
@@ -121,8 +124,8 @@ class Journal:
     def _judge(self, images: ImageSet, trainer: Trainer) -> dict[str, dict[str, Any]]:
         config, gp, device = self.experiment.train, gp_of(trainer.refiner), trainer.fabric.device
         if gp is not None and gp.config.rebuilt_for_evaluation:
-            gp = refilled(gp, trainer.evaluated, self.splits.labeled, self.augment, batch=config.eval_batch, device=device)
-        loader = eval_loader(images, self.augment, batch_size=config.eval_batch, workers=0)
+            gp = refilled(gp, trainer.evaluated, self.splits.labeled, self.source, batch=config.eval_batch, device=device)
+        loader = eval_loader(images, self.source, batch_size=config.eval_batch, workers=0)
         return evaluate(predict(trainer.evaluated, gp, loader, device), self.groups)
 
     # Ending ---------------------------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from semigpc.data import DATASETS, Augment, Splits, train_loader
+from semigpc.data import DATASETS, Augment, CachedFeatures, Splits, ViewSource, train_loader
 from semigpc.refiners import GPConfig, PlacementConfig
 from semigpc.training import checkpoint
 from semigpc.training.config import TrainConfig
 from semigpc.training.evaluate import DivergedError, fill, gp_of
 from semigpc.training.experiment import Experiment, name_of
+from semigpc.training.frozen import Progress, cached_features
 from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
 from semigpc.training.optim import set_rate
@@ -55,19 +56,29 @@ def train(experiment: Experiment, path: Path, *, resume: bool = False, listener:
     else:
         folder.refuse_if_taken()
 
+    listener = listener or Listener()
     with _own_random_numbers(experiment), Interrupt() as interrupt:
-        trainer = assemble(experiment, splits.class_counts, build_fabric(experiment))
-        augment = Augment(experiment.augment)
-        _batches(trainer, splits, augment, experiment, first=0)  # what cannot work is refused before anything is written
+        fabric = build_fabric(experiment)
+        source = view_source(experiment, splits, fabric.device, listener.features)
+        width = source.width if isinstance(source, CachedFeatures) else None
+        trainer = assemble(experiment, splits.class_counts, fabric, cached_width=width)
+        _batches(trainer, splits, source, experiment, first=0)  # what cannot work is refused before anything is written
         if not begun:
             folder.start(experiment, splits, groups)
-        journal = Journal(folder, experiment, splits, augment, groups, listener or Listener())
-        step = _begin(trainer, journal, folder, splits, augment, experiment)
-        return _run(trainer, journal, folder, splits, augment, experiment, step, interrupt)
+        journal = Journal(folder, experiment, splits, source, groups, listener)
+        step = _begin(trainer, journal, folder, splits, source, experiment)
+        return _run(trainer, journal, folder, splits, source, experiment, step, interrupt)
+
+
+def view_source(experiment: Experiment, splits: Splits, device: torch.device, progress: Progress | None) -> ViewSource:
+    """What batches are made from: pictures, or in frozen mode their features, of which missing ones are computed."""
+    if experiment.frozen is None:
+        return Augment(experiment.augment)
+    return cached_features(experiment.frozen, experiment.model, experiment.augment, splits, device=device, progress=progress)
 
 
 def _begin(
-    trainer: Trainer, journal: Journal, folder: RunFolder, splits: Splits, augment: Augment, experiment: Experiment
+    trainer: Trainer, journal: Journal, folder: RunFolder, splits: Splits, source: ViewSource, experiment: Experiment
 ) -> int:
     """Restore the last checkpoint, or start afresh; answers with the first step to take."""
     if folder.last.exists():
@@ -82,7 +93,7 @@ def _begin(
         journal.note(0, "The refiner's warm-up is as long as the run, so it never speaks; lower refiner.warmup_steps.")
     gp = gp_of(trainer.refiner)
     if gp is not None and isinstance(experiment.refiner, GPConfig) and experiment.refiner.prefill:
-        fill(gp, trainer.evaluated, splits.labeled, augment, batch=experiment.train.eval_batch, device=trainer.fabric.device)
+        fill(gp, trainer.evaluated, splits.labeled, source, batch=experiment.train.eval_batch, device=trainer.fabric.device)
     return 0
 
 
@@ -91,14 +102,14 @@ def _run(
     journal: Journal,
     folder: RunFolder,
     splits: Splits,
-    augment: Augment,
+    source: ViewSource,
     experiment: Experiment,
     first: int,
     interrupt: Interrupt,
 ) -> dict[str, Any]:
     config, fabric = experiment.train, trainer.fabric
     journal.begin(first)
-    batches = iter(_batches(trainer, splits, augment, experiment, first=first))
+    batches = iter(_batches(trainer, splits, source, experiment, first=first))
     for step in range(first, config.steps):
         waited = time.perf_counter()
         batch = fabric.to_device(next(batches))
@@ -122,11 +133,11 @@ def _run(
     return journal.finish(config.steps, trainer, status="finished")
 
 
-def _batches(trainer: Trainer, splits: Splits, augment: Augment, experiment: Experiment, *, first: int) -> Iterable[Batch]:
+def _batches(trainer: Trainer, splits: Splits, source: ViewSource, experiment: Experiment, *, first: int) -> Iterable[Batch]:
     config = experiment.train
     return train_loader(
         splits,
-        augment,
+        source,
         views=trainer.algorithm.views,
         labeled_batch=config.labeled_batch,
         unlabeled_batch=config.unlabeled_batch,

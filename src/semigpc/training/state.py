@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from semigpc.algorithms import ALGORITHMS, Algorithm
-from semigpc.models import Classifier, build_model
+from semigpc.models import Adapter, Classifier, build_model
 from semigpc.refiners import REFINERS, Refiner
 from semigpc.training.checkpoint import Checkpoint, CheckpointError, optimizer_tensors, restore_optimizer
 from semigpc.training.ema import average_of, update_average
@@ -104,8 +104,13 @@ def build_fabric(experiment: Experiment) -> Fabric:
     return fabric
 
 
-def assemble(experiment: Experiment, class_counts: npt.NDArray[np.int64], fabric: Fabric) -> Trainer:
-    """Network, average, optimiser, refiner and algorithm, fresh, for the classes that have these labelled pictures (C,)."""
+def assemble(
+    experiment: Experiment, class_counts: npt.NDArray[np.int64], fabric: Fabric, *, cached_width: int | None = None
+) -> Trainer:
+    """Network, average, optimiser, refiner and algorithm, fresh, for the classes that have these labelled pictures (C,).
+
+    In frozen mode ``cached_width`` is the width of the features that stand in for pictures.
+    """
     n_classes = len(class_counts)
     task = Task(
         class_counts=torch.as_tensor(class_counts),
@@ -114,7 +119,10 @@ def assemble(experiment: Experiment, class_counts: npt.NDArray[np.int64], fabric
     )
     heads: dict[str, HeadSpec] = experiment.algorithm.heads
     with _settings_of("model"):
-        model = build_model(experiment.model, n_classes, heads)
+        if experiment.frozen is not None and cached_width is not None:
+            model = Classifier(Adapter(cached_width, experiment.frozen.width), n_classes, heads)
+        else:
+            model = build_model(experiment.model, n_classes, heads)
     width = model.n_features
     if getattr(experiment.refiner, "feature", "backbone") == "projection":
         width = heads["projection"].width
