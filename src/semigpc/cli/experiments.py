@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from semigpc.data import DataError
-from semigpc.models import ModelConfig
 from semigpc.recipes import RECIPES
 from semigpc.recipes.cpu_scale import EMBEDDED, FROZEN, on_cached_features
 from semigpc.recipes.own import own_arrays, own_folder
@@ -59,10 +58,10 @@ def resolve(data: str, wishes: Wishes) -> tuple[Experiment, str]:
 
 def _on_cached_features(data: str, wishes: Wishes) -> tuple[Experiment, str]:
     """The same with a frozen network: the embedded one, or any of timm's, which brings the weights of its hub."""
-    frozen = EMBEDDED if wishes.model is None else ModelConfig(name=wishes.model, pretrained="timm")
     size = wishes.image_size or FROZEN
-    own: dict[str, Any] = {} if data in RECIPES else {"model": frozen.name, "image_size": size}
+    own: dict[str, Any] = {} if data in RECIPES else {"model": wishes.model or EMBEDDED.name, "image_size": size}
     experiment, name = resolve(data, replace(wishes, cached=False, **own))
+    frozen = EMBEDDED if wishes.model is None else replace(experiment.model, pretrained="timm")
     return on_cached_features(experiment, frozen, size), name
 
 

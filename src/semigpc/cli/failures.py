@@ -16,6 +16,7 @@ EXIT_CODES = {
     "semigpc.training.settings.SettingError": USAGE,
     "semigpc.data.pictures.PictureError": FAILURE,  # a kind of DataError: the command was right, a file is broken
     "semigpc.data.dataset.DataError": USAGE,
+    "semigpc.models.backbones.HubError": FAILURE,
     "semigpc.training.run_folder.RunError": FAILURE,
     "semigpc.training.checkpoint.CheckpointError": FAILURE,
     "semigpc.training.evaluate.DivergedError": FAILURE,

@@ -82,6 +82,9 @@ def reproduce(
     listed: Annotated[
         bool, typer.Option("--list", is_eager=True, help="Only tell the cells and what each would cost; needs no data.")
     ] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the recall of every class into this PNG.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
     """Run a table of the paper, and print our figures beside the published ones.
@@ -121,7 +124,7 @@ def reproduce(
     if listed:
         _tell_prices(table, options, cell, seeds, console, as_json=as_json)
     else:
-        _run(find_table(table or ""), options, cell, seeds, root, out, jobs, console, as_json=as_json)
+        _run(find_table(table or ""), options, cell, seeds, root, out, jobs, plot, console, as_json=as_json)
 
 
 def _run(
@@ -132,6 +135,7 @@ def _run(
     root: Path | None,
     out: Path | None,
     jobs: int,
+    plot: Path | None,
     console: Console,
     *,
     as_json: bool,
@@ -178,6 +182,11 @@ def _run(
     for line in remarks(figures, table):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"figures: {out / 'figures.json'}", err=as_json)
+    if plot is not None:
+        from semigpc.report.reproduction_figures import draw_class_recall
+
+        draw_class_recall(figures, plot)
+        typer.echo(f"classes one by one: {plot}", err=as_json)
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
 

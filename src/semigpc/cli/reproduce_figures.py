@@ -1,5 +1,6 @@
 """What a reproduction found, as data: every seed beside what was published, and nothing of this machine's folders."""
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -76,7 +77,14 @@ def begun(table: PaperTable, options: Options, seeds: int, command: str) -> dict
 def figures_of_group(group: Group, cells: Sequence[PaperCell], folder: Path, seeds: int, *, judged: bool) -> dict[str, Any]:
     """All that is told of a group: its cells by row, and gains seed by seed."""
     told = {cell.row: _figures(cell, folder, seeds, judged=judged) for cell in cells}
-    return {"title": group.title, "cells": told, "gains": _gains(group, told, judged=judged)}
+    first = next(cell for cell in cells if cell.experiment is not None)
+    split = read_json(RunFolder(run_path(folder, paired([first])[0], 0)).split, "the run has no split")
+    return {
+        "title": group.title,
+        "class_names": split["class_names"],
+        "cells": told,
+        "gains": _gains(group, told, judged=judged),
+    }
 
 
 def add_environments(figures: dict[str, Any], cells: Sequence[PaperCell], folder: Path) -> None:
@@ -103,6 +111,8 @@ def _figures(cell: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict
             "per_class_recall": [[_percent(recall, 1) for recall in result["per_class_recall"]] for result in last],
         },
         "best_on_test": _over_seeds(best) | {"step": [result["step"] for result in best]},
+        "head": last[0]["head"],
+        "last_by_head": _by_head(paths),
         "seconds": [round(summary["seconds"], 1) for summary in summaries],
         "split_sha256": [read_json(RunFolder(path).split, "the run has no split")["sha256"] for path in paths],
         "config": without_folders(cell.experiment.to_plain()),
@@ -113,6 +123,18 @@ def _figures(cell: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict
             figures[choice]["difference"] = round(mean - cell.published.top1, 2)
             figures[choice]["agrees"] = agrees(mean, cell.published) if judged else None
     return figures
+
+
+def _by_head(paths: Sequence[Path]) -> dict[str, list[float | None]]:
+    """Balanced accuracy of every head at the last step, also of those that are not the headline."""
+    found: dict[str, list[float | None]] = {}
+    for path in paths:
+        lines = [json.loads(line) for line in RunFolder(path).metrics.read_text().splitlines()]
+        judged = [line for line in lines if line["kind"] == "eval" and line["part"] == "test"]
+        for line in judged:
+            if line["step"] == judged[-1]["step"]:
+                found.setdefault(line["head"], []).append(_percent(line["balanced_accuracy"]))
+    return found
 
 
 def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

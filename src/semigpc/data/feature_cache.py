@@ -11,6 +11,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -157,15 +158,16 @@ class FeatureCache:
             save_file(tensors, draft)
             draft.replace(self.path / f"{kind}-{number}.safetensors")
         except (OSError, SafetensorError) as error:
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):  # it may not have come to a file, nor to the folder
+                draft.unlink()
             raise DataError(f"Features cannot be written to {self.path}: {error}. Make room, or set {VARIABLE}.") from error
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
     def _refuse_foreign(self) -> None:
         file = self.path / "key.json"
-        if not self.path.exists():
-            return
+        if not file.exists() and not any(self.path.glob("*.safetensors")):
+            return  # nothing was ever finished there
         try:
             held = json.loads(file.read_text())
         except (OSError, ValueError) as error:
@@ -204,7 +206,7 @@ class FeatureCache:
             weak=self._rows("weak", list(trained), views),
             strong=self._rows("strong", list(trained), views),
             plain=self._rows("plain", list(row), self._index("plain") | views),
-            sets=[(image_set, np.array([row[mark] for mark in marks[part]])) for part, image_set in sets.items()],
+            sets=[(image_set, np.array([row[mark] for mark in marks[part]], np.int64)) for part, image_set in sets.items()],
         )
 
     def _rows(self, name: str, marks: Sequence[bytes], index: Mapping[bytes, Place]) -> Tensor:

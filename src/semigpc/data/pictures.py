@@ -101,7 +101,7 @@ class FileImages(KeptImages):
             raise PictureError(
                 f"The picture {path} cannot be found: {error}. Put it back, or take it out of the data."
             ) from error
-        return f"{path} {facts.st_size} {facts.st_mtime_ns}".encode()
+        return f"{path.absolute()} {facts.st_size} {facts.st_mtime_ns}".encode()
 
 
 def read_picture(path: Path, content: IO[bytes] | None = None) -> Image.Image:

@@ -40,20 +40,25 @@ class ZipImages(KeptImages):
 
     def read(self, position: int) -> Image.Image:
         """Decode a picture, whether it is held or not."""
-        path = self.archive / self.members[position]
         try:
             content = self._zip().read(self.members[position])
         except UNREADABLE as error:
-            raise PictureError(
-                f"The picture {path} cannot be read: {error}. The zip file may have been replaced, cut short or encrypted; "
-                "put a whole and plain one there."
-            ) from error
-        return read_picture(path, io.BytesIO(content))
+            raise self._unreadable(position, error) from error
+        return read_picture(self.archive / self.members[position], io.BytesIO(content))
 
     def fingerprint(self, position: int) -> bytes:
         """Name, size and checksum as the zip file has them: changes when the picture does, without reading it."""
-        facts = self._zip().getinfo(self.members[position])
+        try:
+            facts = self._zip().getinfo(self.members[position])
+        except UNREADABLE as error:
+            raise self._unreadable(position, error) from error
         return f"{facts.filename} {facts.file_size} {facts.CRC}".encode()
+
+    def _unreadable(self, position: int, error: Exception) -> PictureError:
+        return PictureError(
+            f"The picture {self.archive / self.members[position]} cannot be read: {error}. The zip file may have been "
+            "replaced, cut short or encrypted; put a whole and plain one there."
+        )
 
     def _zip(self) -> zipfile.ZipFile:
         if self._opened is None or self._opened[0] != os.getpid():

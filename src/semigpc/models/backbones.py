@@ -9,6 +9,10 @@ from typing import Any
 from torch import nn
 
 
+class HubError(RuntimeError):
+    """Weights that could not be fetched; the message says what to do without a network."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ViTShape:
     """A row of the table of backbones: patch and picture in pixels a side, and the rest of a plain ViT.
@@ -109,7 +113,7 @@ def build_timm(
             tagged = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
             raise KeyError(unknown_name(name, tagged)) from error
         if pretrained:
-            raise RuntimeError(
+            raise HubError(
                 f"the hub weights of {name} could not be fetched ({type(error).__name__}: {error}). "
                 "Without a network, download the file elsewhere and give its path as pretrained."
             ) from error

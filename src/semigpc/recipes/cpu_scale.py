@@ -119,9 +119,16 @@ def _short_run(algorithm: Any) -> Any:
 
 
 def _small_memory(refiner: Any) -> Any:
-    """A buffer of 1024 entries, and for SemiGPC the class prior."""
+    """A buffer of 1024 entries; for SemiGPC the class prior, and its own head to be judged by where the buffer is balanced."""
     if isinstance(refiner, GPConfig):
-        return replace(refiner, buffer_size=1024, warmup_steps=200, class_prior="frequency", logit_scale=11.0)
+        return replace(
+            refiner,
+            buffer_size=1024,
+            warmup_steps=200,
+            class_prior="frequency",
+            logit_scale=11.0,
+            eval_head="gp" if refiner.balanced else "linear",
+        )
     if isinstance(refiner, SimilarityConfig):
         return replace(refiner, buffer_size=1024, warmup_steps=200)
     return refiner

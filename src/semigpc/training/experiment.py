@@ -44,6 +44,8 @@ class Experiment:
             name_of(room, getattr(self, room))
         if self.seed < 0:
             raise SettingError(f"seed must not be negative; got {self.seed}.")
+        if not isinstance(self.frozen, FrozenConfig | None):
+            raise SettingError(f"frozen must be a FrozenConfig or None; got {self.frozen!r}. Say --features cached instead.")
         if isinstance(self.refiner, PlacementConfig):
             self._check_placement(self.refiner)
         if self.frozen is not None and isinstance(self.algorithm, ReMixMatchConfig) and self.algorithm.rotation_weight:

@@ -1,6 +1,8 @@
 """Frozen-backbone mode: features of all views are computed once, and an adapter with the heads trains on them in seconds."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 
 from semigpc.data import AugmentConfig, CachedFeatures, CacheKey, FeatureCache, Splits, cache_root, weights_hash
 from semigpc.models import ModelConfig, build_model
+from semigpc.training.settings import settings_of
 
 Progress = Callable[[int, int], None]
 
@@ -31,7 +34,7 @@ class FrozenConfig:
 
 def frozen_backbone(model: ModelConfig, device: torch.device) -> nn.Module:
     """The network below, in evaluation mode and without gradients."""
-    with torch.random.fork_rng():  # what trains on top must not depend on how many numbers this one drew
+    with settings_of("model"), torch.random.fork_rng():  # what trains on top must not depend on how many numbers this one drew
         torch.manual_seed(0)  # so that a network without pretrained weights is the same one every time
         backbone: nn.Module = build_model(model, 2).backbone
     return backbone.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
@@ -63,4 +66,16 @@ def cached_features(
     key = CacheKey(
         network=model.name, weights=weights_hash(backbone.state_dict()), augment=augment, views=frozen.views, width=width
     )
-    return FeatureCache(key, cache_root()).features(splits, embed, workers=workers, progress=progress)
+    with _all_threads():
+        return FeatureCache(key, cache_root()).features(splits, embed, workers=workers, progress=progress)
+
+
+@contextmanager
+def _all_threads() -> Iterator[None]:
+    """As many as there are cores: unlike the adapter, the network below is worth them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(before, os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

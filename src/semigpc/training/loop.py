@@ -57,17 +57,18 @@ def train(experiment: Experiment, path: Path, *, resume: bool = False, listener:
         folder.refuse_if_taken()
 
     listener = listener or Listener()
-    with _own_random_numbers(experiment), Interrupt() as interrupt:
+    with _own_random_numbers(experiment):
         fabric = build_fabric(experiment)
-        source = view_source(experiment, splits, fabric.device, listener.features)
+        source = view_source(experiment, splits, fabric.device, listener.features)  # minutes, which Ctrl-C ends at once
         width = source.width if isinstance(source, CachedFeatures) else None
-        trainer = assemble(experiment, splits.class_counts, fabric, cached_width=width)
-        _batches(trainer, splits, source, experiment, first=0)  # what cannot work is refused before anything is written
-        if not begun:
-            folder.start(experiment, splits, groups)
-        journal = Journal(folder, experiment, splits, source, groups, listener)
-        step = _begin(trainer, journal, folder, splits, source, experiment)
-        return _run(trainer, journal, folder, splits, source, experiment, step, interrupt)
+        with Interrupt() as interrupt:
+            trainer = assemble(experiment, splits.class_counts, fabric, cached_width=width)
+            _batches(trainer, splits, source, experiment, first=0)  # what cannot work is refused before anything is written
+            if not begun:
+                folder.start(experiment, splits, groups)
+            journal = Journal(folder, experiment, splits, source, groups, listener)
+            step = _begin(trainer, journal, folder, splits, source, experiment)
+            return _run(trainer, journal, folder, splits, source, experiment, step, interrupt)
 
 
 def view_source(experiment: Experiment, splits: Splits, device: torch.device, progress: Progress | None) -> ViewSource:

@@ -5,11 +5,21 @@ import difflib
 import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 class SettingError(ValueError):
     """A setting that does not exist or cannot have that value; the message names the way out."""
+
+
+@contextmanager
+def settings_of(room: str) -> Iterator[None]:
+    """What a room refuses when it is built is a setting too."""
+    try:
+        yield
+    except (KeyError, ValueError) as error:
+        raise SettingError(f"{room}: {error.args[0]}") from error
 
 
 def to_plain(config: Any) -> dict[str, Any]:

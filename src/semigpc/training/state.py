@@ -1,7 +1,5 @@
 """What trains, assembled from an experiment, and how it is saved and restored."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +17,7 @@ from semigpc.training.ema import average_of, update_average
 from semigpc.training.evaluate import gp_of
 from semigpc.training.experiment import Experiment
 from semigpc.training.optim import build_optimizer
-from semigpc.training.settings import SettingError
+from semigpc.training.settings import settings_of
 from semigpc.types import HeadSpec, Networks, Task
 
 
@@ -118,7 +116,7 @@ def assemble(
         unlabeled_batch=experiment.train.unlabeled_batch,
     )
     heads: dict[str, HeadSpec] = experiment.algorithm.heads
-    with _settings_of("model"):
+    with settings_of("model"):
         if experiment.frozen is not None and cached_width is not None:
             model = Classifier(Adapter(cached_width, experiment.frozen.width), n_classes, heads)
         else:
@@ -126,9 +124,9 @@ def assemble(
     width = model.n_features
     if getattr(experiment.refiner, "feature", "backbone") == "projection":
         width = heads["projection"].width
-    with _settings_of("refiner"):
+    with settings_of("refiner"):
         refiner = REFINERS[experiment.refiner_name].build(experiment.refiner, width, n_classes)
-    with _settings_of("algorithm"):
+    with settings_of("algorithm"):
         algorithm = ALGORITHMS[experiment.algorithm_name].build(experiment.algorithm, refiner, task)
     if isinstance(algorithm, nn.Module):
         algorithm.to(fabric.device)
@@ -140,15 +138,6 @@ def assemble(
     if average is not None:
         teacher.eval()
     return Trainer(fabric, model, average, optimizer, Networks(student, teacher), refiner, algorithm)
-
-
-@contextmanager
-def _settings_of(room: str) -> Iterator[None]:
-    """What a room refuses when it is built is a setting too."""
-    try:
-        yield
-    except (KeyError, ValueError) as error:
-        raise SettingError(f"{room}: {error.args[0]}") from error
 
 
 def precision_state(fabric: Fabric) -> dict[str, Any]:
