@@ -221,18 +221,21 @@ class SlowReMixMatch:
         starts = range(size, len(mixed), size)
         rest = torch.cat([self.refiner.logits(untouched(student, mixed[s : s + size])) for s in starts])
         strong = untouched(student, batch.views["strong"])
-        turned = torch.stack([turn(picture, int(k)) for picture, k in zip(batch.views["strong"], turns, strict=True)])
-        rotated = untouched(student, turned)
         loss_x = masked(first, list(mixed_labels[:size]), [True] * size)
         loss_mix = masked(rest, list(mixed_labels[size:]), [True] * len(rest))
         loss_pre = masked(self.refiner.logits(strong), list(t), [True] * len(t))
-        loss_rot = mean([cross_entropy(rotated.heads["rotation"][b], int(k)) for b, k in enumerate(turns)])
+        loss_rot = self.rotation(student, batch, turns) if config.rotation_weight else torch.zeros((), dtype=torch.float64)
         ramp = min(max(clock.step / (config.warmup * clock.total_steps), 0.0), 1.0)
         loss = loss_x + ramp * (config.unlabeled_weight * loss_mix + config.premix_weight * loss_pre)
         loss = loss + config.rotation_weight * loss_rot
         self.refiner.take("after", networks, x, batch)
         terms = {"loss_x": loss_x, "loss_u": loss_mix, "loss_pre": loss_pre, "loss_rot": loss_rot}
         return Expected(loss, terms, t, [True] * len(t))
+
+    def rotation(self, student: nn.Module, batch: Batch, turns: Tensor) -> Tensor:
+        turned = torch.stack([turn(picture, int(k)) for picture, k in zip(batch.views["strong"], turns, strict=True)])
+        rotated = untouched(student, turned)
+        return mean([cross_entropy(rotated.heads["rotation"][b], int(k)) for b, k in enumerate(turns)])
 
     def draw(self, batch: Batch) -> tuple[Tensor, float, Tensor]:
         """Quarter turns, mixing weight, permutation, in this order."""

@@ -5,12 +5,25 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from semigpc.refiners import GPConfig, NoRefiner
-from semigpc.types import Task
+from semigpc.types import Clock, ModelOutput, Networks, Task
 from tests.algorithms.shadowing import follow
 from tests.algorithms.slow_refiners import SlowGP
-from tests.algorithms.tiny import COUNTS, LABELED, PROJECTION, UNLABELED, WIDTH, make_refiner, stream
+from tests.algorithms.tiny import (
+    COUNTS,
+    LABELED,
+    PROJECTION,
+    UNLABELED,
+    WIDTH,
+    TinyNetwork,
+    configure,
+    make_algorithm,
+    make_refiner,
+    seeded,
+    stream,
+)
 
 MASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "fixmatch": ("fixmatch", {"threshold": 0.7, "unlabeled_weight": 1.3}),
@@ -42,6 +55,7 @@ UNMASKED: dict[str, tuple[str, dict[str, Any]]] = {
             "rotation_weight": 1.3,
         },
     ),
+    "remixmatch-unturned": ("remixmatch", {"warmup": 0.5, "alignment_momentum": 0.6, "rotation_weight": 0.0}),
 }
 GP_CASES: dict[str, dict[str, Any]] = {
     "semantic": {},
@@ -81,6 +95,14 @@ def gp(**options: Any) -> tuple[Any, SlowGP]:
     options = {"dtype": "float64", "warmup_steps": 1, "buffer_size": 12, "length_scale": 0.7, **options}
     width = PROJECTION if options.get("feature") == "projection" else WIDTH
     return make_refiner("gp", width, **options), SlowGP(GPConfig(**options))
+
+
+class Flat(TinyNetwork):
+    """Takes rows of numbers, and has no head to guess turns with."""
+
+    def forward(self, pictures: Tensor) -> ModelOutput:
+        assert pictures.ndim == 2
+        return super().forward(pictures)._replace(heads={})
 
 
 @functools.cache
@@ -125,6 +147,20 @@ def test_simmatch_as_usb_writes_it() -> None:
     fixed = follow("simmatch", batches, NoRefiner(), **options)
     assert compat.losses[:2] == fixed.losses[:2]
     assert compat.losses[2] != fixed.losses[2]
+
+
+def test_remixmatch_without_turns_needs_no_head_and_no_pictures() -> None:
+    """As on features of a frozen network: rows of numbers, which nothing can turn."""
+    assert configure("remixmatch", rotation_weight=0.0).heads == {}
+    assert list(configure("remixmatch").heads) == ["rotation"]
+    here, there = (make_algorithm("remixmatch", NoRefiner(), rotation_weight=0.0).double() for _ in range(2))
+    pictured, flat = TinyNetwork(), Flat()
+    for step, batch in enumerate(stream(STEPS)):
+        rows = batch._replace(x=batch.x.flatten(1), views={name: view.flatten(1) for name, view in batch.views.items()})
+        expected = seeded(step, here.step, Networks(pictured, pictured), batch, Clock(step, STEPS, 2))
+        output = seeded(step, there.step, Networks(flat, flat), rows, Clock(step, STEPS, 2))
+        assert torch.equal(output.loss, expected.loss)
+        assert int(output.metrics["loss_rot"]) == 0
 
 
 def test_comatch_wraps_its_ring_when_pushes_do_not_divide_it() -> None:

@@ -15,6 +15,8 @@ from semigpc.training import Experiment, FrozenConfig, TrainConfig
 
 EMBEDDED = ModelConfig(name="tf_efficientnet_lite0", pretrained="embedded")
 SMALL, PHOTOGRAPH, FROZEN = 16, 48, 96  # pixels a side
+LOGIT_SCALE = 11.0  # lambda with the class prior, which lowers posterior means
+FROZEN_LENGTH = 0.5  # l on features of a frozen network
 TAILS = 2.5  # times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled pictures 2000 and 600
 
 
@@ -50,7 +52,7 @@ def _small(experiment: Experiment) -> Experiment:
         augment=replace(experiment.augment, image_size=SMALL if pictures else PHOTOGRAPH, operations=1),
         model=ModelConfig(name="small_cnn"),
         algorithm=_short_run(experiment.algorithm),
-        refiner=_small_memory(experiment.refiner),
+        refiner=_small_memory(experiment.refiner, 1024, 200),
         train=TrainConfig(
             steps=1500,
             epoch_steps=100,
@@ -77,6 +79,9 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
     """
     algorithm = _short_run(experiment.algorithm)
     mean, std = input_statistics(model.name)
+    refiner = _small_memory(experiment.refiner, 512, 50)
+    if isinstance(refiner, GPConfig):
+        refiner = replace(refiner, length_scale=FROZEN_LENGTH)
     if isinstance(algorithm, ReMixMatchConfig):
         algorithm = replace(algorithm, rotation_weight=0.0)  # features cannot be turned
     return replace(
@@ -84,19 +89,19 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
         augment=replace(experiment.augment, image_size=image_size, operations=3, mean=mean, std=std),
         model=model,
         algorithm=algorithm,
-        refiner=_small_memory(experiment.refiner),
+        refiner=refiner,
         frozen=FrozenConfig(),
         train=TrainConfig(
-            steps=500,
+            steps=300,
             epoch_steps=50,
-            labeled_batch=64,
+            labeled_batch=32,
             unlabeled_ratio=1 if isinstance(algorithm, ReMixMatchConfig) else 2,
             lr=1e-3,
             layer_decay=1.0,
             warmup_steps=20,
             ema=0.99,
-            eval_steps=250,
-            checkpoint_steps=500,
+            eval_steps=150,
+            checkpoint_steps=300,
             log_steps=50,
             eval_batch=1024,
             workers=0,
@@ -118,17 +123,11 @@ def _short_run(algorithm: Any) -> Any:
     return algorithm
 
 
-def _small_memory(refiner: Any) -> Any:
-    """A buffer of 1024 entries; for SemiGPC the class prior, and its own head to be judged by where the buffer is balanced."""
+def _small_memory(refiner: Any, buffer_size: int, warmup_steps: int) -> Any:
+    """A smaller buffer; for SemiGPC the class prior, and its own head to be judged by where the buffer is balanced."""
+    if isinstance(refiner, GPConfig | SimilarityConfig):
+        refiner = replace(refiner, buffer_size=buffer_size, warmup_steps=warmup_steps)
     if isinstance(refiner, GPConfig):
-        return replace(
-            refiner,
-            buffer_size=1024,
-            warmup_steps=200,
-            class_prior="frequency",
-            logit_scale=11.0,
-            eval_head="gp" if refiner.balanced else "linear",
-        )
-    if isinstance(refiner, SimilarityConfig):
-        return replace(refiner, buffer_size=1024, warmup_steps=200)
+        head: Literal["gp", "linear"] = "gp" if refiner.balanced else "linear"
+        return replace(refiner, class_prior="frequency", logit_scale=LOGIT_SCALE, eval_head=head)
     return refiner

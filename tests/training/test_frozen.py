@@ -1,0 +1,301 @@
+"""A frozen network's cached features: every algorithm trains on them, resumes bit for bit, and answers for pictures again."""
+
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from semigpc.algorithms import ALGORITHMS
+from semigpc.data import DATASETS, CachedFeatures, Splits, eval_loader, feature_cache
+from semigpc.models import ModelConfig, SmallCNN
+from semigpc.training import Experiment, FrozenConfig, Listener, RunFolder, SettingError, train
+from semigpc.training.checkpoint import load
+from semigpc.training.comparison import Cell, ComparisonListener, compare
+from semigpc.training.evaluate import predict
+from semigpc.training.frozen import cached_features, frozen_backbone
+from semigpc.training.inference import load_run
+from tests.training.small_runs import small_run
+from tests.training.test_resume import assert_same_end, kill_at
+
+CPU = torch.device("cpu")
+QUICK = ("train.lr=0.02", "train.ema=0.9")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Features that one test computed are there for the next; no worker processes, which take longer to start than to work."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.mktemp("features")
+        patch.setenv("SEMIGPC_CACHE", str(root))
+        patch.setattr(feature_cache, "FEW", 10**6)
+        yield root
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "features"))
+    return tmp_path / "features"
+
+
+def frozen_run(algorithm: str = "fixmatch", refiner: str = "gp", *settings: str, seed: int = 0) -> Experiment:
+    """Thirty steps of an adapter on a random convolutional network; ReMixMatch has nothing to turn."""
+    unturned = ["algorithm.rotation_weight=0"] if algorithm == "remixmatch" else []
+    experiment = small_run(algorithm, refiner, *unturned, seed=seed)
+    return replace(experiment, frozen=FrozenConfig(views=2, width=32)).override(list(settings))
+
+
+def splits_of(experiment: Experiment) -> Splits:
+    return DATASETS["digits"].load(experiment.data, experiment.seed)
+
+
+def features_of(experiment: Experiment, **options: Any) -> CachedFeatures:
+    assert experiment.frozen is not None
+    splits = options.pop("splits", None) or splits_of(experiment)
+    return cached_features(experiment.frozen, experiment.model, experiment.augment, splits, device=CPU, **options)
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return load(RunFolder(run).last).part("model")
+
+
+def marks(root: Path) -> list[bytes]:
+    """Of the pictures in a cache, as often as they are there."""
+    found: list[bytes] = []
+    for path in root.glob("*/*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            found += [row.tobytes() for row in file.get_tensor("marks").numpy()]
+    return found
+
+
+# Training ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refiner", ["none", "gp"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_trains_on_features(algorithm: str, refiner: str, tmp_path: Path) -> None:
+    summary = train(frozen_run(algorithm, refiner, *QUICK), tmp_path)
+    assert summary["status"] == "finished"
+    assert summary["results"]["last"]["step"] == 30
+    assert (tmp_path / "checkpoints" / "best.safetensors").exists(), "judged on validation"
+    trained = weights(tmp_path)
+    assert trained["backbone.hidden.weight"].shape == (32, SmallCNN().num_features)
+    assert not [name for name in trained if "rotation" in name]
+    assert all(name.startswith(("backbone.hidden.", "classifier.", "heads.")) for name in trained), "nothing of the network"
+
+
+def test_labels_teach_the_adapter(tmp_path: Path) -> None:
+    settings = ("train.steps=150", "train.eval_steps=150", "frozen.width=64")
+    summary = train(frozen_run("supervised", "none", *QUICK, *settings), tmp_path)
+    assert summary["results"]["last"]["balanced_accuracy"] > 0.3  # chance is a tenth
+
+
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    experiment = frozen_run("simmatch", "gp")
+    features_of(experiment)
+    kill_at(17, experiment, tmp_path / "killed", tmp_path)
+    assert 0 < load(RunFolder(tmp_path / "killed").last).state["step"] < 19
+    train(experiment, tmp_path / "killed", resume=True)
+    train(experiment, tmp_path / "whole")
+    assert_same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_whether_features_had_to_be_computed_changes_no_bit(own_cache: Path, tmp_path: Path) -> None:
+    experiment, caller = frozen_run("remixmatch", "none"), torch.get_rng_state()
+    train(experiment, tmp_path / "first")
+    files = {path: path.stat().st_mtime_ns for path in own_cache.glob("*/*")}
+    train(experiment, tmp_path / "second")
+    assert {path: path.stat().st_mtime_ns for path in own_cache.glob("*/*")} == files
+    assert_same_end(tmp_path / "first", tmp_path / "second")
+    assert torch.equal(torch.get_rng_state(), caller)
+
+
+def test_resuming_without_frozen_is_refused_by_name(tmp_path: Path) -> None:
+    experiment = frozen_run("fixmatch", "none")
+    train(experiment, tmp_path)
+    with pytest.raises(RuntimeError, match=r"begun with other settings: .*frozen\.views was 2, now None"):
+        train(replace(experiment, frozen=None), tmp_path, resume=True)
+
+
+class Interrupting(Listener):
+    """Presses Ctrl-C when told of features for the n-th time."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.told: list[tuple[int, int]] = []
+
+    def features(self, done: int, total: int) -> None:
+        self.told.append((done, total))
+        if len(self.told) == self.at:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_ctrl_c_ends_the_computing_at_once_and_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_cache, "SHARD", 16)
+    experiment, first = frozen_run("fixmatch", "none"), Interrupting(at=5)
+    with pytest.raises(KeyboardInterrupt):
+        train(experiment, tmp_path / "run", listener=first)
+    assert len(first.told) == 5
+    assert not (tmp_path / "run").exists(), "no run was begun"
+    again = Interrupting(at=-1)
+    assert train(experiment, tmp_path / "run", resume=True, listener=again)["status"] == "finished"
+    assert first.told[0][1] - again.told[0][1] == 64, "four of the five were on disk"
+
+
+# Answering for pictures --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refiner", ["none", "gp"])
+def test_a_loaded_run_says_of_pictures_what_it_said_of_their_features(refiner: str, tmp_path: Path) -> None:
+    experiment = frozen_run("fixmatch", refiner, *QUICK, "train.steps=100", "train.eval_steps=100")
+    summary = train(experiment, tmp_path)
+    run, images = load_run(tmp_path, "last").part("test")
+    answers = run.predict(images)
+    splits = splits_of(experiment)
+    assert splits.test is not None
+    loader = eval_loader(splits.test, features_of(experiment, splits=splits), batch_size=256, workers=0)
+    cached = predict(run.network.get_submodule("classifier"), run.gp, loader, CPU)
+    assert answers.probs.keys() == cached.probs.keys() == ({"linear", "gp"} if refiner == "gp" else {"linear"})
+    for head, probs in answers.probs.items():
+        np.testing.assert_allclose(probs, cached.probs[head], atol=0.01)  # features are rounded to 16 bits
+        assert (probs.argmax(axis=1) == cached.probs[head].argmax(axis=1)).mean() > 0.98
+    top1 = (answers.probs[run.head].argmax(axis=1) == answers.labels).mean()
+    assert top1 == pytest.approx(summary["results"]["last"]["top1"], abs=0.01)
+    assert top1 > 0.2, "or there is nothing to compare"
+
+
+def test_the_frozen_network_is_the_same_every_time_and_disturbs_nobody() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = frozen_backbone(ModelConfig(), CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    other = frozen_backbone(ModelConfig(), CPU)
+    assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+    assert not one.training
+    assert not any(parameter.requires_grad for parameter in one.parameters())
+
+
+def test_only_what_changes_the_features_has_them_computed_again(own_cache: Path, tmp_path: Path) -> None:
+    files = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    for file in files:
+        torch.save(SmallCNN().state_dict(), file)
+
+    def computed(*settings: str, seed: int = 0) -> int:
+        told = [0]
+        features_of(frozen_run("fixmatch", "none", *settings, seed=seed), progress=lambda _, total: told.append(total))
+        return told[-1]
+
+    everything = computed()
+    assert everything > 500
+    assert computed("frozen.width=8", "train.lr=1") == 0
+    assert 0 < computed(seed=1) < everything, "another split shares what it can"
+    for settings in (
+        ("frozen.views=1",),
+        ("augment.operations=2",),
+        (f"model.pretrained={files[0]}",),
+        (f"model.pretrained={files[1]}",),
+    ):
+        assert computed(*settings) == everything
+        assert computed(*settings) == 0
+    assert len(list(own_cache.iterdir())) == 5
+
+
+# Settings ----------------------------------------------------------------------------------------------------------------
+
+
+def test_settings_are_written_and_read(tmp_path: Path) -> None:
+    for experiment in (frozen_run(), small_run()):
+        assert Experiment.from_plain(experiment.to_plain()) == experiment
+    train(frozen_run("supervised", "none", "train.steps=1"), tmp_path)
+    assert RunFolder(tmp_path).experiment().frozen == FrozenConfig(views=2, width=32)
+
+
+def test_a_config_from_before_there_was_such_a_mode_means_no_frozen_network() -> None:
+    plain = small_run().to_plain()
+    assert plain.pop("frozen") is None
+    assert Experiment.from_plain(plain) == small_run()
+
+
+def test_frozen_settings_can_be_overridden() -> None:
+    assert frozen_run().override(["frozen.views=5"]).frozen == FrozenConfig(views=5, width=32)
+    for name, values in (("views", "0 and 32"), ("width", "2 and 0")):
+        with pytest.raises(SettingError, match=f"frozen: views and width must be at least 1; got {values}"):
+            frozen_run().override([f"frozen.{name}=0"])
+    with pytest.raises(SettingError, match=r"frozen must be a FrozenConfig or None; got 2. Say --features cached instead."):
+        small_run().override(["frozen=2"])
+
+
+def test_features_cannot_be_rotated() -> None:
+    message = r"^features cannot be rotated as pictures can; set algorithm\.rotation_weight=0 in frozen mode\.$"
+    with pytest.raises(SettingError, match=message):
+        replace(small_run("remixmatch", "none"), frozen=FrozenConfig())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("model.name=smal_cnn",), r"model: unknown model 'smal_cnn'; did you mean 'small_cnn'"),
+        (("model.pretrained=embedded",), "model: the embedded weights are those of tf_efficientnet_lite0; got small_cnn"),
+        (("model.pretrained=timm",), "model: timm's hub has no weights for small_cnn"),
+    ],
+)
+def test_a_network_that_cannot_be_is_a_setting_and_leaves_no_run(
+    settings: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingError, match=message):
+        train(frozen_run("fixmatch", "none", *settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# Comparing ---------------------------------------------------------------------------------------------------------------
+
+
+class Recording(ComparisonListener):
+    """Writes down what happens in which order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.told: list[tuple[int, int]] = []
+
+    def features(self, done: int, total: int) -> None:
+        self.events.append("features")
+        self.told.append((done, total))
+
+    def run(self, cell: Cell, seed: int) -> Listener:  # noqa: ARG002
+        self.events.append("run")
+        return Interrupting(at=1)  # told of features, it would end the comparison
+
+    def done(self, cell: Cell, seed: int, summary: object, *, kept: bool) -> None:  # noqa: ARG002
+        self.events.append("kept" if kept else "done")
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_comparison_computes_features_once_before_its_runs(jobs: int, own_cache: Path, tmp_path: Path) -> None:
+    short = ("train.steps=6", "train.eval_steps=6")
+    cells = [Cell(frozen_run("fixmatch", refiner, *short), refiner) for refiner in ("none", "gp")]
+    first = Recording()
+    found = compare(cells, [0], tmp_path / "runs", title="t", command="c", jobs=jobs, listener=first)
+    assert [cell["name"] for cell in found["cells"]] == ["fixmatch+none", "fixmatch+gp"]
+    assert first.events.index("run") == len(first.told), "features come before runs"
+    assert first.events.count("done") == 2
+    assert first.told[-1][0] == first.told[-1][1]
+    assert [done for done, _ in first.told] == sorted({done for done, _ in first.told}), "in one go"
+    held = marks(own_cache)
+    assert len(held) == len(set(held)) == first.told[-1][1]
+
+    again = Recording()
+    compare(cells, [0, 1], tmp_path / "runs", title="t", command="c", listener=again)
+    assert again.events[:3] == ["kept", "kept", "features"], "the other seed's pictures"
+    held = marks(own_cache)
+    trained = {path.name for path in own_cache.glob("*/*") if path.name.startswith("views")}
+    assert len(trained) >= 2
+    assert len(held) == first.told[-1][1] + again.told[-1][1]
