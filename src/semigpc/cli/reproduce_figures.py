@@ -20,6 +20,7 @@ from semigpc.training.run_folder import read_json
 METRIC = "top1"
 PATHS = ("root", "splits", "pretrained")  # settings that name a place
 GROUPS = ("many", "medium", "few")
+LAST = 20  # evaluations
 
 
 def folder_name(group: str) -> str:
@@ -102,6 +103,7 @@ def _figures(cell: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict
         return figures
     paths = [run_path(folder, Cell(cell.experiment, cell.row), seed) for seed in range(seeds)]
     summaries = [read_json(RunFolder(path).summary, "the run was never finished") for path in paths]
+    runs = [_evaluations(path) for path in paths]
     last, best = ([summary["results"][choice] for summary in summaries] for choice in ("last", "best_on_test"))
     figures |= {
         "last": _over_seeds(last)
@@ -112,7 +114,8 @@ def _figures(cell: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict
         },
         "best_on_test": _over_seeds(best) | {"step": [result["step"] for result in best]},
         "head": last[0]["head"],
-        "last_by_head": _by_head(paths),
+        "last_by_head": _by_head(runs),
+        f"mean_of_last_{LAST}": [_mean_of_last(evaluations, last[0]["head"]) for evaluations in runs],
         "seconds": [round(summary["seconds"], 1) for summary in summaries],
         "split_sha256": [read_json(RunFolder(path).split, "the run has no split")["sha256"] for path in paths],
         "config": without_folders(cell.experiment.to_plain()),
@@ -125,16 +128,26 @@ def _figures(cell: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict
     return figures
 
 
-def _by_head(paths: Sequence[Path]) -> dict[str, list[float | None]]:
+def _evaluations(path: Path) -> list[dict[str, Any]]:
+    """What was said of the test pictures, head by head and step by step."""
+    lines = [json.loads(line) for line in RunFolder(path).metrics.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "eval" and line["part"] == "test"]
+
+
+def _by_head(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[float | None]]:
     """Balanced accuracy of every head at the last step, also of those that are not the headline."""
     found: dict[str, list[float | None]] = {}
-    for path in paths:
-        lines = [json.loads(line) for line in RunFolder(path).metrics.read_text().splitlines()]
-        judged = [line for line in lines if line["kind"] == "eval" and line["part"] == "test"]
-        for line in judged:
-            if line["step"] == judged[-1]["step"]:
-                found.setdefault(line["head"], []).append(_percent(line["balanced_accuracy"]))
+    for evaluations in runs:
+        for entry in evaluations:
+            if entry["step"] == evaluations[-1]["step"]:
+                found.setdefault(entry["head"], []).append(_percent(entry["balanced_accuracy"]))
     return found
+
+
+def _mean_of_last(evaluations: Sequence[Mapping[str, Any]], head: str) -> float:
+    """Of the last evaluations, as some authors report; fewer than 20 where there are no more."""
+    values = [entry[METRIC] for entry in evaluations if entry["head"] == head][-LAST:]
+    return round(100 * fmean(values), 2)
 
 
 def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from semigpc.training import Experiment, FrozenConfig, TrainConfig
 EMBEDDED = ModelConfig(name="tf_efficientnet_lite0", pretrained="embedded")
 SMALL, PHOTOGRAPH, FROZEN = 16, 48, 96  # pixels a side
 LOGIT_SCALE = 11.0  # lambda with the class prior, which lowers posterior means
-FROZEN_LENGTH = 0.5  # l on features of a frozen network
+FROZEN_LENGTH, FROZEN_NOISE = 0.5, 1.0  # l and sigma on features of an adapter, which fits its few labels closely
 TAILS = 2.5  # times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled pictures 2000 and 600
 
 
@@ -81,7 +81,7 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
     mean, std = input_statistics(model.name)
     refiner = _small_memory(experiment.refiner, 512, 50)
     if isinstance(refiner, GPConfig):
-        refiner = replace(refiner, length_scale=FROZEN_LENGTH)
+        refiner = replace(refiner, length_scale=FROZEN_LENGTH, noise_std=FROZEN_NOISE)
     if isinstance(algorithm, ReMixMatchConfig):
         algorithm = replace(algorithm, rotation_weight=0.0)  # features cannot be turned
     return replace(
@@ -92,7 +92,7 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
         refiner=refiner,
         frozen=FrozenConfig(),
         train=TrainConfig(
-            steps=300,
+            steps=600,
             epoch_steps=50,
             labeled_batch=32,
             unlabeled_ratio=1 if isinstance(algorithm, ReMixMatchConfig) else 2,
@@ -100,8 +100,8 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
             layer_decay=1.0,
             warmup_steps=20,
             ema=0.99,
-            eval_steps=150,
-            checkpoint_steps=300,
+            eval_steps=200,
+            checkpoint_steps=600,
             log_steps=50,
             eval_batch=1024,
             workers=0,
