@@ -165,6 +165,10 @@ def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> N
         assert {"many", "medium", "few"} <= cell["last"].keys()
         assert cell["last"]["agrees"] is None
         assert cell["seconds"][0] > 0
+        assert cell["last_by_head"][cell["head"]] == cell["last"]["balanced_accuracy"]
+        assert len(cell["mean_of_last_20"]) == 1
+    assert (base["head"], set(base["last_by_head"])) == ("linear", {"linear"})
+    assert (refined["head"], set(refined["last_by_head"])) == ("gp", {"linear", "gp"})  # the buffer is balanced
     assert refined["last"]["difference"] == pytest.approx(refined["last"]["mean"] - 95.74)
     assert base["split_sha256"] == refined["split_sha256"]
     assert (refined["config"]["train"]["steps"], refined["config"]["refiner"]["buffer_size"]) == (6, 40)
@@ -179,8 +183,10 @@ def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> N
         assert folder.name not in text
 
     before = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
-    again = semigpc(*command, "--cell", "A/100/supervised+none", "--json")  # what was run before is shown too
+    plot = tmp_path / "classes.png"
+    again = semigpc(*command, "--cell", "A/100/supervised+none", "--json", "--plot", str(plot))  # earlier runs are shown too
     assert again.exit_code == 0, again.output
+    assert plot.read_bytes().startswith(b"\x89PNG")
     found = json.loads(again.stdout)
     assert list(found["groups"]["A/100"]["cells"]) == ["supervised+none", "CoSSL", "simmatch+none", "simmatch+gp"]
     assert found["groups"]["A/100"]["cells"]["simmatch+gp"] == refined

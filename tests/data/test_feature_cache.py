@@ -293,11 +293,11 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 def zip_up(archive: Path, pictures: Sequence[Image.Image]) -> Splits:
-    names = [f"{i}.png" for i in range(len(pictures))]
+    names = [f"{i}.bmp" for i in range(len(pictures))]  # all of one size
     with zipfile.ZipFile(archive, "w") as file:
         for name, picture in zip(names, pictures, strict=True):
-            picture.save(archive.parent / "one.png")
-            file.write(archive.parent / "one.png", name)
+            picture.save(archive.parent / "one.bmp")
+            file.write(archive.parent / "one.bmp", name)
     return splits_of(ZipImages(archive, names), range(4), range(10), range(10, 12))
 
 
@@ -314,7 +314,7 @@ def test_a_member_of_a_zip_file_that_changed_is_computed_again(tmp_path: Path) -
 def test_a_zip_file_that_is_gone_is_named(tmp_path: Path) -> None:
     splits = zip_up(tmp_path / "a.zip", [noise(12)[i] for i in range(12)])
     (tmp_path / "a.zip").unlink()
-    with pytest.raises(DataError, match=r"The picture .*a.zip/0.png cannot be read: .*put a whole and plain one there"):
+    with pytest.raises(DataError, match=r"The picture .*a.zip/0.bmp cannot be read: .*put a whole and plain one there"):
         compute(tmp_path / "cache", splits)
 
 

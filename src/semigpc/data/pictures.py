@@ -1,6 +1,7 @@
 """Where pictures come from: arrays in memory, and files decoded when they are asked for."""
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -42,7 +43,7 @@ class ArrayImages:
         return Image.frombytes("L", (width, height), pixels.tobytes()).convert("RGB")
 
 
-class KeptImages:
+class KeptImages(ABC):
     """Pictures that are decoded by ``read`` when they are asked for, and then kept.
 
     Decoded pictures are kept until ``cache_bytes`` of them are held, and none is thrown out for another: which pictures come
@@ -54,9 +55,9 @@ class KeptImages:
         self._held: dict[int, Image.Image] = {}
         self._room = cache_bytes
 
+    @abstractmethod
     def read(self, position: int) -> Image.Image:
         """Decode a picture, whether it is held or not."""
-        raise NotImplementedError
 
     def __getitem__(self, position: int) -> Image.Image:
         picture = self._held.get(position)

@@ -16,12 +16,17 @@ STYLES = {"none": ("algorithms alone", BLUE), "similarity": ("with a kernel aver
 
 
 def draw_class_recall(figures: Mapping[str, Any], path: Path) -> None:
+    """Save :func:`class_recall_figure` as a PNG."""
+    class_recall_figure(figures).savefig(path, format="png")
+
+
+def class_recall_figure(figures: Mapping[str, Any]) -> Figure:
     """Recall of each class, a panel a group: labels only, and the mean over algorithms with each refiner.
 
     Thin lines are the algorithms one by one, all of them means over seeds.
 
     Args:
-        figures: what ``semigpc reproduce`` writes as figures.json. path: of the PNG.
+        figures: what ``semigpc reproduce`` writes as figures.json.
     """
     groups = {
         name: group for name, group in figures["groups"].items() if any("last" in cell for cell in group["cells"].values())
@@ -38,7 +43,7 @@ def draw_class_recall(figures: Mapping[str, Any], path: Path) -> None:
         axes.set_ylabel("recall, %")
     handles, labels = found[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    figure.savefig(path)
+    return figure
 
 
 def _draw_group(axes: Axes, name: str, group: Mapping[str, Any]) -> None:
