@@ -1,12 +1,12 @@
 """The cells of a comparison, from names on the command line."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from semigpc.algorithms import ALGORITHMS
 from semigpc.recipes import RECIPES
 from semigpc.training import SettingError
 from semigpc.training.comparison import Cell
+from semigpc.training.experiment import override_all
 from semigpc.training.settings import nearest_name
 
 REFINER_LABELS = {"none": "", "similarity": " + similarity", "gp": " + SemiGPC"}
@@ -22,21 +22,13 @@ def make_cells(recipe: str, algorithms: list[str], refiners: list[str], ratio: f
         for refiner in refiners
         if algorithm != "supervised"
     ]
-    unused, cells = set(settings), []
-    for algorithm, refiner in chosen:
-        experiment = RECIPES[recipe](imbalance_ratio=ratio, algorithm=algorithm, refiner=refiner, seed=0)
-        own = [setting for setting in settings if _applies(setting, experiment.to_plain())]
-        unused -= set(own)
-        cells.append(Cell(experiment.override(own), ALGORITHMS[algorithm].label + REFINER_LABELS.get(refiner, f" + {refiner}")))
-    if unused:  # by no cell at all: the last one says what it does not know
-        experiment.override(sorted(unused))
-    return cells
-
-
-def _applies(setting: str, plain: Mapping[str, Any]) -> bool:
-    """A setting of a refiner or an algorithm concerns the cells that have it; every other setting concerns all."""
-    room, _, key = setting.partition("=")[0].partition(".")
-    return room not in ("refiner", "algorithm") or key in plain[room]
+    made = [
+        RECIPES[recipe](imbalance_ratio=ratio, algorithm=algorithm, refiner=refiner, seed=0) for algorithm, refiner in chosen
+    ]
+    return [
+        Cell(experiment, ALGORITHMS[algorithm].label + REFINER_LABELS.get(refiner, f" + {refiner}"))
+        for experiment, (algorithm, refiner) in zip(override_all(made, settings), chosen, strict=True)
+    ]
 
 
 def figures_of(comparison: dict[str, Any]) -> dict[str, Any]:

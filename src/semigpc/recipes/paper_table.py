@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from semigpc.recipes.paper_scale import SUITES
 from semigpc.recipes.published import NOTES, PUBLISHED, Published
 from semigpc.recipes.verdicts import ENOUGH_SEEDS
 from semigpc.training import Experiment, SettingError
-from semigpc.training.experiment import config_type
+from semigpc.training.experiment import config_type, override_all
 from semigpc.training.settings import nearest_name
 
 Scale = Literal["paper", "cpu"]
@@ -137,7 +137,7 @@ class PaperTable:
         ]
         cells = [
             PaperCell(group=name, row=row, published=printed.get(row), experiment=experiment)
-            for experiment in overridden([_at_scale(experiment, options) for experiment in made], options.overrides)
+            for experiment in override_all([_at_scale(experiment, options) for experiment in made], options.overrides)
             for row in [f"{experiment.algorithm_name}+{experiment.refiner_name}"]
         ]
         quoted = [
@@ -152,23 +152,6 @@ def _at_scale(experiment: Experiment, options: Options) -> Experiment:
     from semigpc.recipes.cpu_scale import shrink
 
     return shrink(experiment, options.features)
-
-
-def overridden(experiments: Sequence[Experiment], settings: Sequence[str]) -> list[Experiment]:
-    """Each with the settings carried out that it has: those of an algorithm or a refiner concern its own cells alone."""
-    unused, changed = set(settings), []
-    for experiment in experiments:
-        own = [setting for setting in settings if _applies(setting, experiment.to_plain())]
-        unused -= set(own)
-        changed.append(experiment.override(own))
-    if unused:  # by no cell at all: the last one says what it does not know
-        experiments[-1].override(sorted(unused))
-    return changed
-
-
-def _applies(setting: str, plain: Mapping[str, Any]) -> bool:
-    room, _, key = setting.partition("=")[0].strip().partition(".")
-    return room not in ("refiner", "algorithm") or key in plain[room]
 
 
 def select(cells: Sequence[PaperCell], globs: Sequence[str]) -> list[PaperCell]:

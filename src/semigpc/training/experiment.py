@@ -108,6 +108,23 @@ class Experiment:
         return self.from_plain(override(self.to_plain(), assignments)) if assignments else self
 
 
+def override_all(experiments: Sequence[Experiment], settings: Sequence[str]) -> list[Experiment]:
+    """Each with the settings changed that it has: those of an algorithm or a refiner concern the experiments with it alone."""
+    unused, changed = set(settings), []
+    for experiment in experiments:
+        own = [setting for setting in settings if _applies(setting, experiment.to_plain())]
+        unused -= set(own)
+        changed.append(experiment.override(own))
+    if unused:  # by none at all: the last one says what it does not know
+        experiments[-1].override(sorted(unused))
+    return changed
+
+
+def _applies(setting: str, plain: Mapping[str, Any]) -> bool:
+    room, _, key = setting.partition("=")[0].strip().partition(".")
+    return room not in ("refiner", "algorithm") or key in plain[room]
+
+
 def name_of(room: str, config: Any) -> str:
     """The name under which a config's class is listed."""
     for name, entry in ROOMS[room].items():
