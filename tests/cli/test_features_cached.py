@@ -43,7 +43,7 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SEMIGPC_CACHE", str(root / "cache"))
         with start(*command, "--out", run, cwd=root) as process:
-            printed, lines = process.communicate(timeout=300)
+            printed, lines = process.communicate(timeout=600)
         assert process.returncode == 0, lines
         yield Cached(root, photos, run, command, printed, lines)
 

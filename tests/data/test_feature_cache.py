@@ -1,15 +1,9 @@
-"""Cached features: those of the very views, computed once whoever asks, whole after any interruption, never stale."""
+"""Cached features: those of the very views, computed once whoever asks, never stale."""
 
-import json
 import multiprocessing
 import os
-import resource
-import signal
-import subprocess
-import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,120 +12,37 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save, save_file
 from torch import Tensor
 
 from semigpc.data import (
     Augment,
-    AugmentConfig,
-    CachedFeatures,
-    CacheKey,
     DataError,
     FeatureCache,
     FolderConfig,
-    Images,
-    ImageSet,
     Splits,
     cache_root,
-    feature_cache,
-    view_chunks,
     weights_hash,
 )
 from semigpc.data.folder import load
-from semigpc.data.pictures import ArrayImages, FileImages
+from semigpc.data.pictures import FileImages
 from semigpc.data.zipped import ZipImages
 from semigpc.models import SmallCNN
+from tests.data.feature_samples import (
+    AUGMENT,
+    EACH,
+    JUDGED,
+    KEY,
+    TRAINED,
+    VIEWS,
+    compute,
+    computed,
+    everything,
+    noise,
+    same,
+    shards,
+    splits_of,
+)
 from tests.data.samples import write_pictures
-
-AUGMENT = AugmentConfig(image_size=8, crop_ratio=0.75)
-VIEWS = 3
-KEY = CacheKey(network="pixels", weights="0" * 64, augment=AUGMENT, views=VIEWS, width=3 * 8 * 8)
-EACH = 2 * VIEWS + 1  # pictures that the network sees of one to train on
-TRAINED, JUDGED = 40, 8
-
-
-class Counting:
-    """A network whose features are the pixels, and which counts what it is shown; the ``ends_at``-th call fails."""
-
-    def __init__(self, ends_at: int | None = None, error: type[BaseException] = RuntimeError) -> None:
-        self.calls, self.seen, self.ends_at, self.error = 0, 0, ends_at, error
-
-    def __call__(self, pictures: Tensor) -> Tensor:
-        if self.calls == self.ends_at:
-            raise self.error
-        self.calls += 1
-        self.seen += len(pictures)
-        return pictures.flatten(1)
-
-
-def noise(count: int = TRAINED + JUDGED) -> ArrayImages:
-    return ArrayImages(np.random.default_rng(0).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8))
-
-
-def splits_of(
-    images: Images,
-    labeled: Sequence[int] = range(12),
-    unlabeled: Sequence[int] = range(TRAINED),
-    test: Sequence[int] = range(TRAINED, TRAINED + JUDGED),
-) -> Splits:
-    """Pictures of a pool; the labelled ones are among the unlabelled."""
-    pool = ImageSet(images, np.arange(len(images)) % 2, [str(i) for i in range(len(images))])
-    drawn = pool.subset(np.array(unlabeled, dtype=np.int64))
-    return Splits(
-        labeled=pool.subset(np.array(labeled)),
-        unlabeled=drawn.without_labels(),
-        unlabeled_truth=drawn.labels,
-        test=pool.subset(np.array(test)),
-        class_names=("even", "odd"),
-    )
-
-
-def compute(root: Path, splits: Splits, embed: Callable[[Tensor], Tensor] | None = None, **options: Any) -> CachedFeatures:
-    return FeatureCache(KEY, root).features(splits, embed or Counting(), **{"workers": 0} | options)
-
-
-def computed(root: Path, splits: Splits) -> int:
-    """How many pictures, in whatever view, the network has to see for these splits."""
-    counting = Counting()
-    compute(root, splits, counting)
-    return counting.seen
-
-
-def everything(source: CachedFeatures, splits: Splits) -> dict[str, Tensor]:
-    """What can be had of each part, its pictures in the order of their positions; in six draws every view occurs."""
-    found = {}
-    for part, image_set in splits.parts():
-        order = np.argsort(image_set.positions, kind="stable")
-        fetched = source.fetch(image_set, order)
-        found[f"{part} plain"] = source.plain(fetched)
-        if part in CachedFeatures.TRAINING:
-            for kind in ("weak", "strong"):
-                draws = [source.cut(kind, fetched, np.random.default_rng(seed)) for seed in range(6)]
-                found[f"{part} {kind}"] = torch.stack(draws, dim=1)
-    return found
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(values, other[name]) for name, values in one.items())
-
-
-def shards(root: Path) -> list[Path]:
-    return sorted(root.glob("*/*.safetensors"))
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """Features of the usual splits, computed in one go."""
-    splits = splits_of(noise())
-    return everything(compute(tmp_path_factory.mktemp("whole"), splits), splits)
-
-
-@pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four pictures at a time through the network, eight in a file."""
-    monkeypatch.setattr(view_chunks, "PICTURES", 4)
-    monkeypatch.setattr(feature_cache, "SHARD", 8)
-
 
 # What is in it -----------------------------------------------------------------------------------------------------------
 
@@ -369,172 +280,3 @@ def test_the_folder_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch) 
     for value, expected in (("/fast/disk", "/fast/disk"), ("~/x", "/home/somebody/x"), ("", "/home/somebody/.cache/semigpc")):
         monkeypatch.setenv("SEMIGPC_CACHE", value)
         assert cache_root() == Path(expected)
-
-
-# Interruptions -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("small_shards")
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize(("ends_at", "kept"), [(0, 0), (2, 8), (5, 16), (11, 40)])
-def test_what_was_finished_is_kept(
-    tmp_path: Path, expected: dict[str, Tensor], ends_at: int, kept: int, error: type[BaseException]
-) -> None:
-    splits = splits_of(noise())
-    with pytest.raises(error):
-        compute(tmp_path, splits, Counting(ends_at, error))
-    rest, told = Counting(), []
-    source = compute(tmp_path, splits, rest, progress=lambda _, total: told.append(total))
-    assert rest.seen == (TRAINED - kept) * EACH + JUDGED
-    assert set(told) == {TRAINED - kept + JUDGED}
-    assert same(everything(source, splits), expected)
-
-
-def die_while_writing(root: str) -> None:
-    """Compute features until the third file is half written, and be killed."""
-    before = iter(range(2))
-
-    def write_half(tensors: dict[str, Tensor], path: Path) -> None:
-        if next(before, None) is None:
-            whole = save(tensors)
-            path.write_bytes(whole[: len(whole) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-        save_file(tensors, path)
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(view_chunks, "PICTURES", 4)
-    patch.setattr(feature_cache, "SHARD", 8)
-    patch.setattr(feature_cache, "save_file", write_half)
-    compute(Path(root), splits_of(noise()))
-
-
-def test_a_process_that_was_killed_leaves_whole_files(tmp_path: Path, expected: dict[str, Tensor]) -> None:
-    code = f"import sys; from {__name__} import die_while_writing; die_while_writing(sys.argv[1])"
-    victim = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[2], capture_output=True)
-    assert victim.returncode == -signal.SIGKILL, victim.stderr.decode()
-    assert len(list(tmp_path.glob("*/.*.part"))) == 1, "the half of a file"
-    splits, rest = splits_of(noise()), Counting()
-    source = compute(tmp_path, splits, rest)
-    assert rest.seen == (TRAINED - 16) * EACH + JUDGED
-    assert same(everything(source, splits), expected)
-
-
-def test_drafts_are_never_read(tmp_path: Path) -> None:
-    splits = splits_of(noise())
-    compute(tmp_path, splits)
-    whole = shards(tmp_path)
-    for path in whole:
-        path.rename(path.with_name(f".{path.stem}.part"))
-    (whole[0].parent / ".0123456789ab.part").write_bytes(b"nothing that could be read")
-    assert computed(tmp_path, splits) == TRAINED * EACH + JUDGED
-
-
-@pytest.mark.parametrize("left", [(), (".0123456789ab.part",)])
-def test_a_folder_in_which_nothing_was_finished_is_used(tmp_path: Path, left: tuple[str, ...]) -> None:
-    folder = tmp_path / KEY.folder_name
-    folder.mkdir()
-    for name in left:
-        (folder / name).write_text("{")
-    assert computed(tmp_path, splits_of(noise())) == TRAINED * EACH + JUDGED
-    assert json.loads((folder / "key.json").read_text())["views"] == VIEWS
-
-
-# Bad input ---------------------------------------------------------------------------------------------------------------
-
-
-def key_file(tmp_path: Path) -> Path:
-    compute(tmp_path, splits_of(noise()))
-    return tmp_path / KEY.folder_name / "key.json"
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("weights", "f" * 64, f"weights is '{'f' * 64}' there and '{'0' * 64}' here"),
-        ("views", 5, "views is 5 there and 3 here"),
-        ("network", None, "network is None there and 'pixels' here"),
-    ],
-)
-def test_features_that_something_else_made_are_refused(tmp_path: Path, field: str, value: object, words: str) -> None:
-    file = key_file(tmp_path)
-    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
-    with pytest.raises(DataError) as refused:
-        FeatureCache(KEY, tmp_path)
-    assert str(refused.value) == (
-        f"{file} says that these features were made otherwise: {words}. They are not used; delete the folder, "
-        "or set SEMIGPC_CACHE to another one."
-    )
-
-
-@pytest.mark.parametrize(
-    ("content", "words"), [("no JSON", "cannot be read"), ("[1]", "made otherwise"), (b"\xff\xfe", "cannot be read")]
-)
-def test_a_key_that_is_none_is_refused(tmp_path: Path, content: str | bytes, words: str) -> None:
-    file = key_file(tmp_path)
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=rf"{file} .*{words}.*elete the folder"):
-        FeatureCache(KEY, tmp_path)
-
-
-@pytest.mark.parametrize("as_folder", [False, True])
-def test_shards_whose_key_is_gone_are_refused(tmp_path: Path, as_folder: bool) -> None:
-    file = key_file(tmp_path)
-    file.unlink()
-    if as_folder:
-        file.mkdir()
-    with pytest.raises(DataError, match=rf"{file} cannot be read: .*Delete the folder {file.parent}; it will be made again"):
-        FeatureCache(KEY, tmp_path)
-
-
-@pytest.mark.usefixtures("small_shards")
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.6, 0.999])
-def test_a_file_that_was_cut_short_is_named_and_deleting_it_heals(
-    tmp_path: Path, expected: dict[str, Tensor], share: float
-) -> None:
-    splits = splits_of(noise())
-    compute(tmp_path, splits)
-    broken = next(path for path in shards(tmp_path) if path.name.startswith("views"))
-    content = broken.read_bytes()
-    broken.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(DataError, match=rf"^{broken} cannot be read: .*Delete that file; its features will be made again.$"):
-        compute(tmp_path, splits)
-    broken.unlink()
-    counting = Counting()
-    assert same(everything(compute(tmp_path, splits, counting), splits), expected)
-    assert counting.seen == 8 * EACH
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e6])  # the last is too large for 16 bits
-def test_features_that_are_no_numbers_are_refused_and_not_kept(tmp_path: Path, value: float) -> None:
-    splits = splits_of(noise())
-    with pytest.raises(DataError, match=r"^pixels answers with features that are no numbers in 16 bits. Are its weights whole"):
-        compute(tmp_path, splits, lambda pictures: torch.full((len(pictures), KEY.width), value))
-    assert not shards(tmp_path)
-    assert computed(tmp_path, splits) == TRAINED * EACH + JUDGED
-
-
-@contextmanager
-def files_no_larger_than(limit: int) -> Iterator[None]:
-    """A disk that is full for anything larger: the system itself refuses to write on."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.parametrize("limit", [10, 5000])  # not even the key; or the key and no features
-def test_a_full_disk_is_told_and_leaves_nothing_half_done(tmp_path: Path, expected: dict[str, Tensor], limit: int) -> None:
-    splits = splits_of(noise())
-    message = rf"^Features cannot be written to {tmp_path}/\S+: .*Make room, or set SEMIGPC_CACHE.$"
-    with files_no_larger_than(limit), pytest.raises(DataError, match=message):
-        compute(tmp_path, splits)
-    assert not [path for path in tmp_path.glob("*/*") if path.name != "key.json"]
-    assert same(everything(compute(tmp_path, splits), splits), expected)
-
-
-def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"^Features cannot be written to .*Not a directory.*set SEMIGPC_CACHE.$"):
-        compute(tmp_path / "file", splits_of(noise()))
