@@ -61,7 +61,7 @@ def _on_cached_features(data: str, wishes: Wishes) -> tuple[Experiment, str]:
     size = wishes.image_size or FROZEN
     own: dict[str, Any] = {} if data in RECIPES else {"model": wishes.model or EMBEDDED.name, "image_size": size}
     experiment, name = resolve(data, replace(wishes, cached=False, **own))
-    frozen = EMBEDDED if wishes.model is None else replace(experiment.model, pretrained="timm")
+    frozen = EMBEDDED if wishes.model in (None, EMBEDDED.name) else replace(experiment.model, pretrained="timm")
     return on_cached_features(experiment, frozen, size), name
 
 

@@ -58,7 +58,9 @@ class Live(Listener):
 
     def entry(self, entry: dict[str, Any]) -> None:
         """Show the last loss and accuracy: beside the bar, or as a line of its own."""
-        if entry["kind"] == "train":
+        if entry["kind"] == "note" and entry["message"] not in read_json(self.folder.split, "the run was never begun")["notes"]:
+            self.console.print(f"Note: {entry['message']}", highlight=False, markup=False, soft_wrap=True)
+        elif entry["kind"] == "train":
             self.last["loss"] = f"loss {entry['loss']:.3f}, {entry['steps_per_second']:.1f} steps/s"
         elif entry["kind"] == "eval":
             figure = f"{100 * entry['balanced_accuracy']:.1f} % balanced accuracy ({entry['part']}, {entry['head']} head)"

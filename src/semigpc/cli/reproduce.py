@@ -51,7 +51,9 @@ def reproduce(
             callback=_help_without_a_table,
         ),
     ] = None,
-    root: Annotated[Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data; see semigpc data.")] = None,
+    root: Annotated[
+        Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data, or a .zip of pictures; see docs.")
+    ] = None,
     cell: Annotated[
         list[str], typer.Option("--cell", metavar="GLOB", help="Cells or groups to run, as in 'A/100/*'; repeat for more.")
     ] = [],  # noqa: B006 - typer reads it once
@@ -160,7 +162,8 @@ def _run(
     for one in chosen:
         check_weights(one.experiment)
     kind = options.scale if options.features == "live" else f"{options.scale}-{options.features}"
-    out = out or Path("reproduced") / f"{table.name}-{kind}"
+    labels = "" if options.labels_per_class is None else f"-{options.labels_per_class}labels"
+    out = out or Path("reproduced") / f"{table.name}-{kind}{labels}"
     command = spelled(table.name, options, globs, seeds, jobs)
     figures = begun(table, options, seeds, command)
     for name, group in table.groups.items():

@@ -165,6 +165,7 @@ def _gains(group: Group, told: Mapping[str, Mapping[str, Any]], *, judged: bool)
         if "last" not in cell or refiner == "none" or base is None:
             continue
         gains = [ours - theirs for ours, theirs in zip(cell["last"][METRIC], base["last"][METRIC], strict=True)]
+        linear = cell["last_by_head"]["linear"] if cell["head"] != "linear" else None
         printed = cell["published"] or {}
         claimed = printed.get("delta") if printed.get("meant") is None else printed["meant"]
         found.append(
@@ -175,6 +176,7 @@ def _gains(group: Group, told: Mapping[str, Mapping[str, Any]], *, judged: bool)
                 "gains": [round(gain, 2) for gain in gains],
                 "mean": round(fmean(gains), 2),
                 "std": round(pstdev(gains), 2),
+                "linear": None if linear is None else round(fmean(linear) - fmean(base["last_by_head"]["linear"]), 2),
                 "published": printed.get("delta"),
                 "claimed": claimed,
                 "claim": judge_gain(gains, claimed, enough=group.seeds) if judged and claimed is not None else None,

@@ -29,6 +29,12 @@ SMALLER = (
 )
 BEYOND = "SemiGPC has a class prior here (refiner.class_prior=frequency), which the paper's method has not."
 
+GP_HEAD = ", GP head"
+HEADS = (
+    "GP head: the prediction judged is the GP's own, of the base algorithm it is the linear layer's; what SemiGPC adds to the "
+    "linear layer stands beside it."
+)
+
 
 def results_table(figures: Mapping[str, Any]) -> Table:
     """Ours beside the published, a section for each group."""
@@ -41,7 +47,7 @@ def results_table(figures: Mapping[str, Any]) -> Table:
     for name, group in figures["groups"].items():
         table.add_row(f"[bold]{name}[/bold]", *[""] * 5)
         for cell in group["cells"].values():
-            table.add_row(f"  {cell['label']}", *_row(cell, spread=count > 1))
+            table.add_row(f"  {cell['label']}{GP_HEAD if cell.get('head') == 'gp' else ''}", *_row(cell, spread=count > 1))
         table.add_section()
     return table
 
@@ -67,12 +73,13 @@ def gains_table(figures: Mapping[str, Any]) -> Table:
     """What a refiner adds to its base, at the last step."""
     table = _table("What the refiner adds, in points at the last step")
     table.add_column("", no_wrap=True)
-    for heading in ("ours", "published", "claim"):
+    for heading in ("ours", "by the linear layer", "published", "claim"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, group in figures["groups"].items():
         for gain in group["gains"]:
             ours = f"{gain['mean']:+.2f}" + (f" ± {gain['std']:.2f}" if len(figures["seeds"]) > 1 else "")
-            table.add_row(f"{name}: {gain['label']}", ours, _printed(gain), gain["claim"] or "-")
+            linear = "same" if gain["linear"] is None else f"{gain['linear']:+.2f}"
+            table.add_row(f"{name}: {gain['label']}", ours, linear, _printed(gain), gain["claim"] or "-")
     return table
 
 
@@ -89,10 +96,12 @@ def remarks(figures: Mapping[str, Any], table: PaperTable) -> list[str]:
     if figures["scale"] == "cpu":
         lines.append(SMALLER)
         lines += [BEYOND] if _has_class_prior(figures) else []
-    elif figures["changed"]:
-        lines.append(f"Settings were changed ({', '.join(figures['changed'])}), so nothing is held against the paper.")
-    else:
+    elif not figures["changed"]:
         lines.append(BANDS)
+    if figures["changed"]:
+        lines.append(f"Settings were changed ({', '.join(figures['changed'])}), so nothing is held against the paper.")
+    if any(cell.get("head") == "gp" for group in figures["groups"].values() for cell in group["cells"].values()):
+        lines.append(HEADS)
     lines += [f"In print: {note}" for note in table.notes]
     about: dict[tuple[str, str], list[str]] = {}
     for name, group in figures["groups"].items():

@@ -124,6 +124,7 @@ def train(
     )
     experiment, name = resolve(data, wishes)
     experiment = experiment.override([*(settings or []), *([f"train.steps={steps}"] if steps else [])])
+    name = f"{name}-cached" if experiment.frozen is not None else name
     folder = out or Path("runs", f"{name}-{experiment.algorithm_name}-{experiment.refiner_name}-seed{experiment.seed}")
 
     console = Console(stderr=as_json)

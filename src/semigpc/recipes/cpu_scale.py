@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from semigpc.algorithms import CoMatchConfig, FixMatchConfig, FreeMatchConfig, ReMixMatchConfig, SimMatchConfig
-from semigpc.data import CifarConfig
+from semigpc.data import CifarConfig, FGVCConfig
 from semigpc.models import ModelConfig
 from semigpc.models.backbones import input_statistics
-from semigpc.refiners import GPConfig, SimilarityConfig
+from semigpc.recipes.own import PRIOR_SCALE
+from semigpc.recipes.paper_scale import SUITES
+from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
 from semigpc.training import Experiment, FrozenConfig, TrainConfig
 
 EMBEDDED = ModelConfig(name="tf_efficientnet_lite0", pretrained="embedded")
 SMALL, PHOTOGRAPH, FROZEN = 16, 48, 96  # pixels a side
-LOGIT_SCALE = 11.0  # lambda with the class prior, which lowers posterior means
+TEN = 10  # classes, where nobody says
 FROZEN_LENGTH, FROZEN_NOISE = 0.5, 1.0  # l and sigma on features of an adapter, which fits its few labels closely
 TAILS = 2.5  # times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled pictures 2000 and 600
 
@@ -52,7 +54,7 @@ def _small(experiment: Experiment) -> Experiment:
         augment=replace(experiment.augment, image_size=SMALL if pictures else PHOTOGRAPH, operations=1),
         model=ModelConfig(name="small_cnn"),
         algorithm=_short_run(experiment.algorithm),
-        refiner=_small_memory(experiment.refiner, 1024, 200),
+        refiner=_small_memory(experiment.refiner, experiment.data, 1024, 200),
         train=TrainConfig(
             steps=1500,
             epoch_steps=100,
@@ -79,7 +81,7 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
     """
     algorithm = _short_run(experiment.algorithm)
     mean, std = input_statistics(model.name)
-    refiner = _small_memory(experiment.refiner, 512, 50)
+    refiner = _small_memory(experiment.refiner, experiment.data, 512, 50)
     if isinstance(refiner, GPConfig):
         refiner = replace(refiner, length_scale=FROZEN_LENGTH, noise_std=FROZEN_NOISE)
     if isinstance(algorithm, ReMixMatchConfig):
@@ -123,11 +125,18 @@ def _short_run(algorithm: Any) -> Any:
     return algorithm
 
 
-def _small_memory(refiner: Any, buffer_size: int, warmup_steps: int) -> Any:
+def _small_memory(refiner: Any, data: Any, buffer_size: int, warmup_steps: int) -> Any:
     """A smaller buffer; for SemiGPC the class prior, and its own head to be judged by where the buffer is balanced."""
     if isinstance(refiner, GPConfig | SimilarityConfig):
         refiner = replace(refiner, buffer_size=buffer_size, warmup_steps=warmup_steps)
     if isinstance(refiner, GPConfig):
         head: Literal["gp", "linear"] = "gp" if refiner.balanced else "linear"
-        return replace(refiner, class_prior="frequency", logit_scale=LOGIT_SCALE, eval_head=head)
+        scale = refiner.logit_scale or float(round(PRIOR_SCALE * auto_logit_scale(_n_classes(data))))
+        return replace(refiner, class_prior="frequency", logit_scale=scale, eval_head=head)
     return refiner
+
+
+def _n_classes(data: Any) -> int:
+    if isinstance(data, FGVCConfig):
+        return SUITES[data.benchmark].n_classes
+    return data.n_classes if isinstance(data, CifarConfig) else TEN

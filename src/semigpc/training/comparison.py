@@ -116,7 +116,9 @@ def _finished(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
     if not folder.summary.exists():
         return None
     if folder.experiment() != replace(cell.experiment, seed=seed):
-        raise RunError(f"{folder.path} holds a run with other settings. Compare into another folder, or delete that one.")
+        raise RunError(
+            f"{folder.path} holds a run with other settings. Compare into another folder (--out), or delete that one."
+        )
     summary: dict[str, Any] = read_json(folder.summary, "it was never finished")
     return summary if summary["status"] == "finished" else None
 

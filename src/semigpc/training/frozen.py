@@ -72,9 +72,10 @@ def cached_features(
 
 @contextmanager
 def _all_threads() -> Iterator[None]:
-    """As many as there are cores: unlike the adapter, the network below is worth them."""
+    """As many as this process has cores, unless OMP_NUM_THREADS says otherwise: the network is worth them."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(before, os.cpu_count() or 1))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     try:
         yield
     finally:
