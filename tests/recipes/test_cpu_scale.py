@@ -72,6 +72,18 @@ def test_semigpc_is_judged_by_its_own_head_where_its_buffer_is_balanced(
     assert balanced.class_prior == queue.class_prior == "frequency"
 
 
+def test_lambda_follows_the_number_of_classes_unless_it_was_set() -> None:
+    found = {}
+    for name in ("semi_aves", "semi_inat", "cub"):
+        refiner = shrink(fgvc(root="data", benchmark=name), "cached").refiner
+        assert isinstance(refiner, GPConfig)
+        found[name] = refiner.logit_scale
+    assert found == {"semi_aves": 18.0, "semi_inat": 20.0, "cub": 16.0}  # 1.7 times the automatic one
+    given = on_cached_features(digits().override(["refiner.logit_scale=7.7"])).refiner
+    assert isinstance(given, GPConfig)
+    assert given.logit_scale == 7.7
+
+
 def test_features_are_not_turned_but_pictures_are(paper: Callable[..., Experiment]) -> None:
     weights = {}
     for features in ("live", "cached"):

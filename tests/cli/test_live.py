@@ -1,0 +1,25 @@
+"""What a run says while it goes on."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from semigpc.cli.live import Live
+from semigpc.training import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "split.json").write_text(json.dumps({"notes": ["One class is rare."]}))
+    return RunFolder(tmp_path)
+
+
+def test_a_note_is_told_unless_it_is_one_of_the_split_which_is_told_with_it(folder: RunFolder) -> None:
+    said = io.StringIO()
+    with Live(folder, Console(file=said, width=100)) as live:
+        live.entry({"kind": "note", "step": 0, "message": "One class is rare."})
+        live.entry({"kind": "note", "step": 0, "message": "The refiner never speaks."})
+    assert said.getvalue() == "Note: The refiner never speaks.\n"
