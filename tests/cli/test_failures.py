@@ -65,6 +65,21 @@ def test_one_paragraph(error: BaseException, code: int, words: str) -> None:
     assert done.stdout == ""
 
 
+def test_what_goes_on_by_itself_says_so_when_it_is_stopped() -> None:
+    app = typer.Typer()
+
+    @app.callback()
+    def root() -> None: ...
+
+    @app.command()
+    @reported("table")
+    def table(jobs: int = 1) -> None:  # noqa: ARG001
+        raise Stopped("stopped after step 3.")
+
+    done = CliRunner().invoke(app, ["table"])
+    assert done.stderr == "semigpc table: stopped after step 3. Give the same command again to go on.\n"
+
+
 def test_debug_adds_the_traceback() -> None:
     done = CliRunner().invoke(app_that_raises(ZeroDivisionError("1 / 0")), ["go", "--debug"])
     assert done.exit_code == 1

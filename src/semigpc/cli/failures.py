@@ -9,7 +9,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 USAGE, FAILURE, STOPPED = 2, 1, 130
-GO_ON = "Give the same command with --resume to go on."
+# How to go on after a stop, by an option that only such verbs have.
+GO_ON = {"resume": "Give the same command with --resume to go on.", "jobs": "Give the same command again to go on."}
 
 # By name, so that a verb which imports little stays quick; the first class of an error's ancestry that is listed decides.
 EXIT_CODES = {
@@ -46,7 +47,7 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
                     raise
                 if debug or context.find_root().params.get("_debug"):
                     traceback.print_exception(error)
-                message, code = explain(error, resumable="resume" in options)
+                message, code = explain(error, next((hint for option, hint in GO_ON.items() if option in options), ""))
                 typer.echo(f"semigpc {verb}: {message}", err=True)
                 raise typer.Exit(code) from None
 
@@ -65,12 +66,12 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
     return decorate
 
 
-def explain(error: BaseException, *, resumable: bool = False) -> tuple[str, int]:
-    """The paragraph for an error, and the exit code; a verb that can be resumed says so when it was stopped."""
+def explain(error: BaseException, go_on: str = "") -> tuple[str, int]:
+    """The paragraph for an error, and the exit code; a verb that can be resumed says how when it was stopped."""
     for kind in type(error).__mro__:
         code = EXIT_CODES.get(f"{kind.__module__}.{kind.__qualname__}")
         if code is not None:
-            return f"{_paragraph(error)} {GO_ON}" if code == STOPPED and resumable else _paragraph(error), code
+            return f"{_paragraph(error)} {go_on if code == STOPPED else ''}".rstrip(), code
     name = type(error).__name__
     advice = "This was not foreseen: run again with --debug, and report what it shows."
     return f"{name}: {' '.join(str(error).split())} {advice}", FAILURE
