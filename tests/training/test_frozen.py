@@ -15,7 +15,7 @@ from torch import Tensor
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS, CachedFeatures, Splits, eval_loader, feature_cache
 from semigpc.models import ModelConfig, SmallCNN
-from semigpc.training import Experiment, FrozenConfig, Listener, RunFolder, SettingError, train
+from semigpc.training import Experiment, FrozenConfig, Listener, RunError, RunFolder, SettingError, train
 from semigpc.training.checkpoint import load
 from semigpc.training.comparison import Cell, ComparisonListener, compare
 from semigpc.training.evaluate import predict
@@ -171,6 +171,19 @@ def test_a_loaded_run_says_of_pictures_what_it_said_of_their_features(refiner: s
     top1 = (answers.probs[run.head].argmax(axis=1) == answers.labels).mean()
     assert top1 == pytest.approx(summary["results"]["last"]["top1"], abs=0.01)
     assert top1 > 0.2, "or there is nothing to compare"
+
+
+def test_a_run_is_used_with_the_network_it_was_trained_on_and_no_other(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pth"
+    torch.save(SmallCNN().state_dict(), weights)
+    experiment = replace(frozen_run(), model=ModelConfig(name="small_cnn", pretrained=str(weights)))
+    train(experiment, tmp_path / "run")
+    load_run(tmp_path / "run")
+    torch.save(SmallCNN().state_dict(), weights)  # drawn anew
+    with pytest.raises(RunError, match="with other weights than it finds now"):
+        load_run(tmp_path / "run")
+    with pytest.raises(RunError, match="begun on features of another network"):
+        train(experiment, tmp_path / "run", resume=True)
 
 
 def test_the_frozen_network_is_the_same_every_time_and_disturbs_nobody() -> None:

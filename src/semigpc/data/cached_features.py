@@ -1,7 +1,8 @@
 """Features in place of pictures: what a batch is made of when the network below is frozen."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from numpy.random import Generator
@@ -29,13 +30,23 @@ class CachedFeatures:
         weak, strong: (R, V, D) of R training pictures.
         plain: (R', D), those R first.
         sets: which rows (n,) the pictures of each set have. Only these very sets can be asked for.
+        origin: what made them, for whoever must be sure to use the same network again.
     """
 
     TRAINING = ("labeled", "unlabeled")
 
-    def __init__(self, *, weak: Tensor, strong: Tensor, plain: Tensor, sets: Sequence[tuple[ImageSet, Integers]]) -> None:
+    def __init__(
+        self,
+        *,
+        weak: Tensor,
+        strong: Tensor,
+        plain: Tensor,
+        sets: Sequence[tuple[ImageSet, Integers]],
+        origin: Mapping[str, Any] | None = None,
+    ) -> None:
         self._weak, self._strong, self._plain = weak, strong, plain
         self._sets = list(sets)
+        self.origin = dict(origin or {})
 
     @property
     def width(self) -> int:

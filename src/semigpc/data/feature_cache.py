@@ -207,6 +207,7 @@ class FeatureCache:
             strong=self._rows("strong", list(trained), views),
             plain=self._rows("plain", list(row), self._index("plain") | views),
             sets=[(image_set, np.array([row[mark] for mark in marks[part]], np.int64)) for part, image_set in sets.items()],
+            origin=self.key.plain(),
         )
 
     def _rows(self, name: str, marks: Sequence[bytes], index: Mapping[bytes, Place]) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from semigpc.data import DATASETS, Augment, EvaluationBatch, ImageSet, Splits, ViewSource, eval_loader
+from semigpc.data import DATASETS, Augment, EvaluationBatch, ImageSet, Splits, ViewSource, eval_loader, weights_hash
 from semigpc.models import OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training import checkpoint
@@ -105,7 +105,7 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
     trainer.restore_networks(saved)
     network = trainer.evaluated
     if experiment.frozen is not None:
-        network = OnFrozen(frozen_backbone(experiment.model, fabric.device), network)
+        network = OnFrozen(_same_backbone(folder, experiment, fabric.device), network)
     return LoadedRun(
         folder,
         experiment,
@@ -119,6 +119,18 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         choice,
         int(saved.state["step"]),
     )
+
+
+def _same_backbone(folder: RunFolder, experiment: Experiment, device: torch.device) -> nn.Module:
+    """The frozen network that a run's features came from, and no other."""
+    backbone = frozen_backbone(experiment.model, device)
+    made_by = read_json(folder.features, "the run does not say what made its features")["weights"]
+    if weights_hash(backbone.state_dict()) != made_by:
+        raise RunError(
+            f"{folder.path} was trained on features of {experiment.model.name} with other weights than it finds now "
+            f"(model.pretrained is {experiment.model.pretrained!r}). Put those back; on others its answers mean nothing."
+        )
+    return backbone
 
 
 def _counted(batches: Iterable[EvaluationBatch], on_batch: Callable[[int], None] | None) -> Iterator[EvaluationBatch]:

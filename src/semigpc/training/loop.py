@@ -66,6 +66,8 @@ def train(experiment: Experiment, path: Path, *, resume: bool = False, listener:
             _batches(trainer, splits, source, experiment, first=0)  # what cannot work is refused before anything is written
             if not begun:
                 folder.start(experiment, splits, groups)
+            if isinstance(source, CachedFeatures):
+                folder.check_features(source.origin)
             journal = Journal(folder, experiment, splits, source, groups, listener)
             step = _begin(trainer, journal, folder, splits, source, experiment)
             return _run(trainer, journal, folder, splits, source, experiment, step, interrupt)

@@ -32,6 +32,7 @@ class RunFolder:
         self.config = path / "config.json"
         self.metrics = path / "metrics.jsonl"
         self.split = path / "split.json"
+        self.features = path / "features.json"
         self.summary = path / "summary.json"
         self.last = path / "checkpoints" / "last.safetensors"
         self.best = path / "checkpoints" / "best.safetensors"
@@ -75,6 +76,17 @@ class RunFolder:
             raise RunError(
                 f"the data have changed since {self.path} was begun (hash {old['sha256'][:12]}, now {splits.sha256[:12]})."
                 f"{classes} Put them back as they were, or start a new run."
+            )
+
+    def check_features(self, origin: dict[str, Any]) -> None:
+        """Note what made the features of a frozen network, or refuse to go on with those that something else made."""
+        if not self.features.exists():
+            write_json(self.features, origin)
+            return
+        if read_json(self.features, "it is gone") != origin:
+            raise RunError(
+                f"{self.path} was begun on features of another network, or cut otherwise ({self.features} says which). "
+                "Put the weights back as they were, or start a new run in another folder."
             )
 
     def append(self, kind: str, step: int, **values: Any) -> dict[str, Any]:
