@@ -138,7 +138,15 @@ class Interrupting(Listener):
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.usefixtures("own_cache")
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """As in a terminal; a process in the background of a script is started deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("own_cache", "heeds_ctrl_c")
 def test_ctrl_c_ends_the_computing_at_once_and_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_cache, "SHARD", 16)
     experiment, first = frozen_run("fixmatch", "none"), Interrupting(at=5)
