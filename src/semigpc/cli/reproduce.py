@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import USAGE, reported
+from semigpc.cli.train import Features
 
 if TYPE_CHECKING:
     from semigpc.recipes.paper_table import Options, PaperTable
@@ -21,13 +22,6 @@ class Scale(StrEnum):
 
     paper = "paper"
     cpu = "cpu"
-
-
-class Features(StrEnum):
-    """What is learnt at scale cpu."""
-
-    live = "live"
-    cached = "cached"
 
 
 def _help_without_a_table(context: typer.Context, table: str | None) -> str | None:
