@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semigpc.buffers import BalancedBuffer, FIFOBuffer, Written
+    from semigpc.estimator import SemiGPClassifier
     from semigpc.gp import RBF, Clipped, Cosine, ExactGP, Health, Kernel, Laplace, NotPositiveDefiniteError
     from semigpc.refiners import GaussianProcessRefiner, GPConfig
 
@@ -25,9 +26,10 @@ __all__ = [
     "Kernel",
     "Laplace",
     "NotPositiveDefiniteError",
+    "SemiGPClassifier",
     "Written",
 ]
-ROOMS = ("gp", "buffers", "refiners")
+ROOMS = ("gp", "buffers", "refiners", "estimator")
 
 
 def __getattr__(name: str) -> Any:

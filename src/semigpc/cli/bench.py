@@ -8,6 +8,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from semigpc.cli.bench_estimator import estimator
+
 app = typer.Typer(help="Time semigpc against its peers, side by side in one run.", no_args_is_help=True)
 
 
@@ -109,3 +111,6 @@ def step(
             f"{algorithm} on {model}, B = {batch}: {times.base_s:.3f} s a step, {times.gp_s:.3f} s with a GP over {buffer} "
             f"rows, ratio {times.ratio:.3f}; {times.data_wait_share:.1%} of a step waits for data (fastest of {repetitions})."
         )
+
+
+app.command()(estimator)

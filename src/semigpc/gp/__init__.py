@@ -1,6 +1,6 @@
 """Gaussian processes over a changing buffer: kernels, the exact engine, and the slow references it is tested against."""
 
-from semigpc.gp.exact import ExactGP
+from semigpc.gp.exact import ExactGP, LeftOut
 from semigpc.gp.health import Health
 from semigpc.gp.kernels import KERNELS, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.solver import NotPositiveDefiniteError
@@ -14,5 +14,6 @@ __all__ = [
     "Health",
     "Kernel",
     "Laplace",
+    "LeftOut",
     "NotPositiveDefiniteError",
 ]

@@ -1,7 +1,7 @@
 """The exact engine: a Gaussian process over a buffer whose rows change at every step."""
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,14 @@ from semigpc.gp.kernels import RBF, Kernel
 from semigpc.gp.system import CHUNK, KernelSystem
 
 MIN_NOISE_STD = 1e-12
+
+
+class LeftOut(NamedTuple):
+    """What is said of each of n slots without that one: mean (n, C), mean (n,) of a target of ones, and variance (n,)."""
+
+    mean: Tensor
+    ones: Tensor
+    variance: Tensor
 
 
 class ExactGP(nn.Module):
@@ -227,6 +235,37 @@ class ExactGP(nn.Module):
         alpha = self.system.solver.alpha[: self.n_classes, slots].mT
         left_out: Tensor = self.targets[slots].double() - torch.linalg.solve(M, alpha)
         return left_out.to(self.dtype)
+
+    @full_precision()
+    @torch.no_grad()
+    def leave_one_out(self) -> LeftOut:
+        """Every occupied slot left out alone: y_i - alpha_i / P_ii, variance 1 / P_ii - sigma^2; float64. O(N^2 + N C).
+
+        ``ones`` is the mean that targets of 1 would have: ``mean - ones * offset`` is that of targets less an offset.
+        """
+        slots = self.occupied.nonzero().squeeze(1)
+        rows = [self.system.solver.inverse.rows(chunk).gather(1, chunk.unsqueeze(1)) for chunk in slots.split(CHUNK)]
+        diagonal = torch.cat(rows).double() if rows else self.targets.new_zeros(0, 1, dtype=torch.float64)
+        alpha = self.system.solver.alpha[:, slots].mT
+        wanted = torch.cat([self.targets[slots].double(), torch.ones_like(diagonal)], dim=1)
+        left_out = wanted - alpha / diagonal
+        variance = (1 / diagonal.squeeze(1) - self.noise_std**2).clamp_min(0)
+        return LeftOut(left_out[:, : self.n_classes], left_out[:, self.n_classes], variance)
+
+    @full_precision()
+    @torch.no_grad()
+    def covariance(self, queries: Tensor, others: Tensor) -> Tensor:
+        """k(h, h') - k(h, h_Q) K^-1 k(h_Q, h'), (M, M'): what is shared by the functions' values. O(M' N^2 + M N M').
+
+        Args:
+            queries: (M, D). others: (M', D), the fewer of the two.
+        """
+        check_queries(self, queries)
+        check_queries(self, others)
+        prior = self.kernel(queries.to(self.dtype), others.to(self.dtype)).double()
+        weights = self.label_weights(others).double()[:, : self.system.width]  # (M', n)
+        explained = [self.system.cross(chunk).double() @ weights.mT for chunk in queries.split(CHUNK)]
+        return (prior - torch.cat(explained)).to(queries.dtype)
 
     # Changing -------------------------------------------------------------------------------------------------------
 

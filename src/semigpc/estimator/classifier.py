@@ -1,0 +1,355 @@
+"""SemiGPClassifier: labels for a table of rows from a few of them, with the scikit-learn contract."""
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from semigpc.estimator.answers import ABSTAINED, OUTLIER, Answers, Explanation, Floats, Integers, LeaveOneOut
+from semigpc.estimator.calibration import left_out_scores
+from semigpc.estimator.fitting import Fitted, fit_memory
+from semigpc.estimator.memory import Memory
+from semigpc.estimator.options import Options
+from semigpc.estimator.targets import read_targets, unlabeled_like
+from semigpc.gp.posterior import Scored
+
+CHUNK = 16_384  # rows scored at a time
+
+
+class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Gaussian process classification of rows of which a few are labelled, made for long tails.
+
+        score(x) = k(h, h_Q) K^-1 (Y - 1 pi^T) diag(sqrt(nbar / n_c))      h = scaling(x)      K = k(h_Q, h_Q) + sigma^2 I
+        p(c | x) ~ prior_c exp(lambda score_c(x))                          (algorithms 3.1 and 3.7)
+
+    ``fit`` chooses scaling, l, sigma and lambda by leave-one-out in closed form with every class counting the same, and
+    estimates from the unlabelled rows how often each class occurs among them. A label comes with its probability, the
+    posterior variance, and the labelled rows that made it; ``partial_fit`` takes a correction in O(N^2).
+
+    Cost: fit O(n^3) for n labelled rows (at most ``max_labeled``), a prediction O(n (D + C)), with its variance O(n (D + n)).
+
+    Args:
+        kernel: "rbf" (the paper's), "laplace" or "cosine".
+        length_scale: l, in units of scaled rows; "auto" chooses among multiples of the median distance.
+        noise_std: sigma, beside an output scale of 1; "auto" chooses.
+        logit_scale: lambda; "auto" makes the probabilities of left-out labels as likely as can be.
+        scaling: "unit", "centered", "standard", "rank" or "none", see :class:`semigpc.estimator.Scaling`; "auto" chooses.
+        class_prior: "balanced" decides as if all classes were equally frequent, which serves the rare ones best; "estimated"
+            decides under the shares that the unlabelled rows seem to have, which errs least often.
+        self_training: rounds in which unlabelled rows that are sure join the labelled ones; "auto" takes three if at least two
+            thirds of the labels (by class) are found without themselves, and none otherwise. Rows that joined help to
+            decide, in ``predict`` and ``predict_proba``. They never vouch: the confidence of the class decided for, its
+            variance and its reasons rest on given labels alone.
+        abstain: confidence below which no label is given; above 1, none ever is.
+        target_precision: in place of ``abstain``: the share of the labels given out that should be right; sets the threshold.
+        outlier_quantile: rows of a larger variance than this share of the labelled ones (left out) are called outliers.
+        max_labeled: labelled rows that are used at most; of more, the largest classes are thinned out, with a warning.
+        random_state: seed of what is drawn: subsets of many labels, and folds.
+
+    Attributes:
+        classes_: (C,) sorted. class_counts_: (C,) given labels. class_shares_: (C,) believed shares among the unlabelled rows.
+        transduction_: (n,) labels of the rows that were fitted: the given ones, and predictions for the others.
+        threshold_: confidence below which a label is withheld; 0 if none ever is.
+        outlier_variance_: variance above which a row is an outlier.
+        scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen.
+        labeled_rows_: numbers of the rows with a given label. n_features_in_: D.
+
+    Example:
+        >>> model = SemiGPClassifier(target_precision=0.95).fit(X, y)  # y: -1 or None where there is no label
+        >>> model.transduction_, model.explain(X[:1]).rows
+    """
+
+    def __init__(
+        self,
+        *,
+        kernel: str = "rbf",
+        length_scale: float | Literal["auto"] = "auto",
+        noise_std: float | Literal["auto"] = "auto",
+        logit_scale: float | Literal["auto"] = "auto",
+        scaling: str = "auto",
+        class_prior: Literal["balanced", "estimated"] = "balanced",
+        self_training: int | Literal["auto"] = "auto",
+        abstain: float | None = None,
+        target_precision: float | None = None,
+        outlier_quantile: float = 0.99,
+        max_labeled: int = 16_384,
+        random_state: int | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.length_scale = length_scale
+        self.noise_std = noise_std
+        self.logit_scale = logit_scale
+        self.scaling = scaling
+        self.class_prior = class_prior
+        self.self_training = self_training
+        self.abstain = abstain
+        self.target_precision = target_precision
+        self.outlier_quantile = outlier_quantile
+        self.max_labeled = max_labeled
+        self.random_state = random_state
+
+    # Learning -------------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, *, rows: Any = None) -> Self:
+        """Learn from rows of which some are labelled.
+
+        Args:
+            X: (n, D) finite numbers. y: (n,) classes; -1 or NaN, or beside text None, where there is no label; a sparse
+                indicator matrix will do.
+            rows: (n,) numbers by which the rows are known in explanations and corrections; 0 .. n - 1 if left out.
+        """
+        return self._fit(X, y, None, rows)
+
+    def _fit(self, X: Any, y: Any, classes: Any, rows: Any) -> Self:
+        options = Options.of(self.get_params())
+        X = validate_data(self, X, dtype=np.float32)
+        codes, self.classes_ = read_targets(y, None if classes is None else np.unique(classes))
+        numbers = _row_numbers(rows, len(X), 0)
+        if len(codes) != len(X):
+            raise ValueError(f"y must have one entry for each of the {len(X)} rows; got {len(codes)}.")
+        if not (codes >= 0).any():
+            raise ValueError(
+                f"none of the {len(X)} rows is labelled: all of y is -1, None or NaN. Label some rows of at least two classes."
+            )
+        self._adopt(fit_memory(X, codes, numbers, len(self.classes_), options))
+        self._rows_seen = int(numbers.max()) + 1
+        self._fitted_rows = {int(number): position for position, number in enumerate(numbers)}
+        self.transduction_ = self._transduce(X, codes)
+        return self
+
+    def _adopt(self, fitted: Fitted) -> None:
+        if fitted.thinned:
+            warnings.warn(
+                f"{fitted.thinned} of the labelled rows are not used: {self.max_labeled} fit (max_labeled), and the largest "
+                "classes give way.",
+                UserWarning,
+                stacklevel=4,
+            )
+        self._memory, self._helped, self._scaling = fitted.memory, fitted.helped, fitted.scaling
+        self.scaling_, self.kernel_ = fitted.scaling.name, fitted.memory.kernel
+        self.length_scale_, self.noise_std_ = fitted.length_scale, fitted.memory.noise_std
+        self.logit_scale_, self.self_training_ = fitted.logit_scale, fitted.rounds
+        self.class_shares_, self.threshold_ = fitted.shares, fitted.threshold
+        self.outlier_variance_ = fitted.outlier_variance
+        self._count()
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, *, rows: Any = None) -> Self:
+        """Add labels, or replace or withdraw those that are there, online: O(B N^2) for B rows.
+
+        Hyper-parameters, shares and threshold stay as ``fit`` found them; class counts follow. The first call is a ``fit``.
+        A class that was not known is added, at the cost of building the GP anew.
+
+        Args:
+            X: (B, D). y: (B,) classes; -1, None or NaN withdraws the label of that row.
+            classes: all classes there will be, at the first call; later ones are added.
+            rows: (B,) distinct row numbers. A number that is known stands for the same row as before. If left out, a row that
+                equals a labelled one replaces its label, and any other is new.
+        """
+        if not hasattr(self, "classes_"):
+            return self._fit(X, y, classes, rows)
+        X = validate_data(self, X, dtype=np.float32, reset=False)
+        codes, known = read_targets(y, self.classes_ if classes is None else np.union1d(self.classes_, classes))
+        if len(codes) != len(X):
+            raise ValueError(f"y must have one entry for each of the {len(X)} rows; got {len(codes)}.")
+        if len(known) > len(self.classes_):
+            self._add_classes(known)
+        points = self._scaling(X)
+        if rows is None:
+            there = self._memory.row_of()
+            fresh = iter(range(self._rows_seen, self._rows_seen + len(X)))
+            numbers = np.array([there.get(point.tobytes(), -1) for point in points.numpy()], dtype=np.int64)
+            numbers = np.array([number if number >= 0 else next(fresh) for number in numbers.tolist()], dtype=np.int64)
+            _, last = np.unique(numbers[::-1], return_index=True)  # of a row that is given twice, the newest label counts
+            keep = np.sort(len(numbers) - 1 - last)
+            numbers, codes, points = numbers[keep], codes[keep], points[torch.from_numpy(keep)]
+        else:
+            numbers = _row_numbers(rows, len(X), self._rows_seen)
+        self._rows_seen = max(self._rows_seen, int(numbers.max(initial=-1)) + 1)
+        labelled = codes >= 0
+        targets = torch.nn.functional.one_hot(torch.from_numpy(codes[labelled]), len(self.classes_)).double()
+        for memory in self._memories():
+            memory.forget(numbers[~labelled])
+            memory.put(numbers[labelled], points[torch.from_numpy(labelled)], targets, codes[labelled])
+        for number, code in zip(numbers.tolist(), codes.tolist(), strict=True):
+            if code >= 0 and number in self._fitted_rows:
+                self.transduction_[self._fitted_rows[number]] = self.classes_[code]
+        self._count()
+        return self
+
+    def _add_classes(self, known: NDArray[Any]) -> None:
+        places = np.searchsorted(known, self.classes_)
+        for memory in self._memories():
+            memory.rename_classes(torch.from_numpy(places), len(known))
+        shares = np.full(len(known), 1 / (len(self.transduction_) + len(known)))  # rare, as nobody has seen any
+        shares[places] = self.class_shares_ * (1 - (len(known) - len(places)) * shares[0])
+        self.classes_, self.class_shares_ = known, shares
+        if self.transduction_.dtype.kind in "US" or known.dtype.kind in "US":
+            self.transduction_ = self.transduction_.astype(np.result_type(self.transduction_.dtype, known.dtype))
+
+    def _count(self) -> None:
+        rows, codes, _ = self._memory.given()
+        self.labeled_rows_ = rows
+        self.class_counts_ = np.bincount(codes, minlength=len(self.classes_))
+
+    # Answering ------------------------------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Classes (M,) of rows (M, D); -1, NaN or (beside text) None where it abstains. O(M n (D + C))."""
+        answers = self.answer(X, variance=False, top=0)
+        return self._named(answers.codes, withheld=answers.confidence < self.threshold_)
+
+    def predict_proba(self, X: Any) -> Floats:
+        """Probabilities (M, C) under the class prior; rows sum to 1. O(M n (D + C))."""
+        rows = self._checked(X)
+        decider = self._helped or self._memory
+        return np.concatenate([self._probs(scored.mean)[0].numpy() for _, scored in self._scored(rows, decider)])
+
+    def predict_variance(self, X: Any) -> Floats:
+        """Posterior over prior variance (M,): 0 where all is known, 1 far from every label. O(M n (D + n))."""
+        parts = self._scored(self._checked(X), self._memory, variance=True)
+        return np.concatenate([scored.variance.numpy() for _, scored in parts if scored.variance is not None])
+
+    def answer(self, X: Any, *, variance: bool = True, top: int = 3) -> Answers:
+        """Class, confidence, variance, status and the weightiest reasons of rows (M, D), in one pass of bounded memory.
+
+        Without ``variance`` no row is called an outlier. O(M n (D + C)), with it O(M n (D + C + n)).
+        """
+        return self._answer(self._checked(X), variance=variance, top=top)
+
+    def _answer(self, X: Floats, *, variance: bool, top: int) -> Answers:
+        parts = self._scored(X, self._memory, variance=variance, top=top)
+        return Answers.join([self._answered(points, scored, top) for points, scored in parts])
+
+    def _answered(self, points: Tensor, scored: Scored, top: int) -> Answers:
+        codes, slots, weights = scored.classes, scored.slots, scored.reasons
+        if self._helped is not None:
+            codes = self._helped.posterior.score(points, bias=self._bias(), variance=False, top=0).classes
+            other = (codes != scored.classes).nonzero().squeeze(1)
+            found = self._memory.reasons(points[other], codes[other], top)
+            slots, weights = slots.index_copy(0, other, found.slots), weights.index_copy(0, other, found.weights.float())
+        decided = codes.unsqueeze(1)
+        confidence = self._probs(scored.mean)[1].gather(1, decided).squeeze(1).numpy()
+        status = np.where(confidence < self.threshold_, ABSTAINED, 0).astype(np.uint8)
+        variance = None if scored.variance is None else scored.variance.numpy()
+        if variance is not None:
+            status[variance > self.outlier_variance_] = OUTLIER
+        rows = np.append(self._memory.slot_rows(), -1)[slots.numpy()]
+        scores = scored.mean.gather(1, decided).squeeze(1).numpy()
+        return Answers(codes.numpy(), confidence, variance, status, rows, weights.numpy(), scores)
+
+    def explain(self, X: Any, top: int = 3, classes: Any = None) -> Explanation:
+        """The labelled rows that decide, with signed weights that add up to the score. O(M n (D + n)); meant for few rows.
+
+        Args:
+            X: (M, D). top: reasons a row, by size; the rest is summed up.
+            classes: (M,) classes to explain; the predicted ones if left out.
+        """
+        points = self._scaling(self._checked(X))
+        codes = (
+            (self._helped or self._memory).posterior.score(points, bias=self._bias(), variance=False, top=0).classes
+            if classes is None
+            else torch.from_numpy(self._codes_of(classes, len(points)))
+        )
+        found = self._memory.reasons(points, codes, top)
+        return Explanation(
+            codes=codes.numpy(),
+            rows=np.append(self._memory.slot_rows(), -1)[found.slots.numpy()],
+            weights=found.weights.float().numpy(),
+            differences=self._memory.differences(points, codes, found.slots).float().numpy(),
+            rest=(found.scores - found.weights.sum(dim=1)).float().numpy(),
+            scores=found.scores.float().numpy(),
+        )
+
+    def covariance(self, X1: Any, X2: Any) -> Floats:
+        """Posterior covariance (M1, M2) of the function at two sets of rows, over the prior variance. O(M2 n^2 + M1 n M2)."""
+        first, second = (self._scaling(self._checked(X)) for X in (X1, X2))
+        engine = self._memory.engine
+        found: Floats = engine.covariance(first.to(engine.dtype), second.to(engine.dtype)).float().numpy()
+        return found
+
+    def leave_one_out(self) -> LeaveOneOut:
+        """Every given label as the other labels would have it, in closed form. O(n^2 + n C)."""
+        check_is_fitted(self)
+        rows, codes, positions = self._memory.given()
+        left_out = self._memory.engine.leave_one_out()
+        given = torch.from_numpy(codes)
+        scores = left_out_scores(left_out.mean[positions], left_out.ones[positions], given, self._memory.counts())
+        variance = left_out.variance[positions].clamp(0, 1).float().numpy()
+        return LeaveOneOut(rows, codes, self._probs(scores.float())[0].numpy(), variance)
+
+    # Inside ---------------------------------------------------------------------------------------------------------
+
+    def _checked(self, X: Any) -> Floats:
+        check_is_fitted(self)
+        rows: Floats = validate_data(self, X, dtype=np.float32, reset=False)
+        return rows
+
+    def _scored(self, X: Floats, memory: Memory, *, variance: bool = False, top: int = 0) -> Iterator[tuple[Tensor, Scored]]:
+        """Points and what a memory says of them, a chunk at a time."""
+        bias = self._bias()
+        for start in range(0, len(X), CHUNK):
+            points = self._scaling(X[start : start + CHUNK])
+            yield points, memory.posterior.score(points, bias=bias, variance=variance, top=top)
+
+    def _memories(self) -> Iterator[Memory]:
+        yield self._memory
+        if self._helped is not None:
+            yield self._helped
+
+    def _bias(self) -> Tensor:
+        """(C,) log prior over lambda; classes without a label are out of the question."""
+        bias = torch.zeros(len(self.classes_))
+        if self.class_prior == "estimated":
+            bias = torch.from_numpy(self.class_shares_).clamp_min(1e-12).log().float() / self.logit_scale_
+        return bias.masked_fill(self._memory.counts() <= 0, -1e30)
+
+    def _probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """(M, C) under the class prior that decides, and under the shares of the unlabelled rows."""
+        absent = self._memory.counts() <= 0
+        logits = (self.logit_scale_ * scores).masked_fill(absent, -math.inf)
+        shares = torch.from_numpy(self.class_shares_).clamp_min(1e-12).log().float()
+        pool = torch.softmax(logits + shares, dim=1)
+        return (pool if self.class_prior == "estimated" else torch.softmax(logits, dim=1)), pool
+
+    def _named(self, codes: Integers, *, withheld: NDArray[np.bool_]) -> NDArray[Any]:
+        labels = self.classes_[codes]
+        if not withheld.any():
+            return labels
+        found = unlabeled_like(self.classes_, len(codes))
+        found[~withheld] = labels[~withheld]
+        return found
+
+    def _transduce(self, X: NDArray[np.float32], codes: Integers) -> NDArray[Any]:
+        answers = self._answer(X, variance=False, top=0)
+        labelled = codes >= 0
+        return self._named(
+            np.where(labelled, codes, answers.codes), withheld=~labelled & (answers.confidence < self.threshold_)
+        )
+
+    def _codes_of(self, classes: Any, count: int) -> Integers:
+        wanted = np.broadcast_to(np.asarray(classes), (count,))
+        codes = np.searchsorted(self.classes_, wanted).clip(0, len(self.classes_) - 1)
+        unknown = self.classes_[codes] != wanted
+        if unknown.any():
+            raise ValueError(f"classes must be among classes_; {wanted[unknown].tolist()[0]!r} is not.")
+        return codes.astype(np.int64)
+
+
+def _row_numbers(rows: Any, count: int, first: int) -> Integers:
+    if rows is None:
+        return np.arange(first, first + count)
+    numbers = np.asarray(rows)
+    if numbers.shape != (count,) or numbers.dtype.kind not in "iu" or (count and int(numbers.min()) < 0):
+        raise ValueError(
+            f"rows must be {count} whole numbers, 0 or more, one for each row of X; got {numbers.dtype} {numbers.shape}."
+        )
+    if len(np.unique(numbers)) < count:
+        raise ValueError("rows must be distinct: each number names one row.")
+    return numbers.astype(np.int64)

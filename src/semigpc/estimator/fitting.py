@@ -1,0 +1,155 @@
+"""What ``fit`` does: choose hyper-parameters, let sure rows join, and calibrate what is said."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from semigpc.estimator.answers import Integers
+from semigpc.estimator.calibration import best_logit_scale, estimate_shares, left_out_scores
+from semigpc.estimator.memory import Memory
+from semigpc.estimator.options import Options
+from semigpc.estimator.scaling import Scaling, fit_scalings
+from semigpc.estimator.self_training import Joined, Solver, self_train
+from semigpc.estimator.thresholds import precision_threshold
+from semigpc.estimator.tuning import Setting, balanced_subset, make_kernel, tune
+
+TUNED = 1000  # labelled rows that hyper-parameters are tuned on: one eigendecomposition takes a fraction of a second
+POOL = 20_000  # unlabelled rows that class shares are estimated from
+TRAINED = 2000  # labelled rows up to which self-training is worth its cost ...
+FOUND = 2 / 3  # ... and share of the labels, by class, that must be found without themselves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What was found out.
+
+    ``memory`` holds the given labels, ``helped`` these and the rows that joined in self-training, if any did.
+    """
+
+    memory: Memory
+    helped: Memory | None
+    scaling: Scaling
+    length_scale: float
+    logit_scale: float
+    rounds: int
+    shares: NDArray[np.float64]
+    threshold: float
+    outlier_variance: float
+    thinned: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Labelled points (n, D) with codes (n,), and unlabelled points (u, D)."""
+
+    points: Tensor
+    codes: Tensor
+    unlabeled: Tensor
+    n_classes: int
+
+    @property
+    def targets(self) -> Tensor:
+        """(n, C) one-hot."""
+        return torch.nn.functional.one_hot(self.codes, self.n_classes).double()
+
+
+def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_classes: int, options: Options) -> Fitted:
+    """Everything from rows (n, D) and codes (n,), -1 for unlabelled, with their numbers (n,)."""
+    rng = np.random.default_rng(options.seed)
+    labelled = np.flatnonzero(codes >= 0)
+    kept = labelled[balanced_subset(codes[labelled], options.max_labeled, rng)]
+    scaling, setting = _choose_setting(X, codes, kept, options, rng)
+    pool = np.flatnonzero(codes < 0)
+    pool = pool if len(pool) <= POOL else np.sort(rng.choice(pool, POOL, replace=False))
+    rows = Rows(scaling(X[kept]), torch.from_numpy(codes[kept]), scaling(X[pool]), n_classes)
+
+    kernel = make_kernel(options.kernel, setting.length_scale)
+    memory = Memory(kernel, setting.noise_std, rows.points, rows.targets, numbers[kept], codes[kept])
+    left_out = memory.engine.leave_one_out()
+    scores = left_out_scores(left_out.mean, left_out.ones, rows.codes, memory.counts())
+    scale = options.logit_scale or best_logit_scale(scores, rows.codes, _default_scale(n_classes))
+    rounds, helped = _rounds(scores, rows, options), None
+    if rounds:
+        solver = Solver(kernel, setting.noise_std, scale)
+        joined = self_train(solver, rows.points, rows.targets, rows.unlabeled, rounds=rounds)
+        helped = _with(memory, rows, joined, numbers[kept], numbers[pool]) if len(joined.positions) else None
+    shares, probs = _shares(memory, rows, scale)
+    threshold = options.abstain or 0.0
+    if options.target_precision is not None:
+        threshold = precision_threshold(
+            scale * scores, rows.codes, shares, probs, options.target_precision, options.class_prior
+        )
+    return Fitted(
+        memory=memory,
+        helped=helped,
+        scaling=scaling,
+        length_scale=setting.length_scale,
+        logit_scale=scale,
+        rounds=rounds,
+        shares=shares.numpy(),
+        threshold=threshold,
+        outlier_variance=float(left_out.variance.quantile(options.outlier_quantile)),
+        thinned=len(labelled) - len(kept),
+    )
+
+
+def _choose_setting(
+    X: NDArray[np.float32],
+    codes: Integers,
+    kept: Integers,
+    options: Options,
+    rng: np.random.Generator,
+) -> tuple[Scaling, Setting]:
+    scalings = fit_scalings(X, options.scaling)
+    tuned = kept[balanced_subset(codes[kept], TUNED, rng)]
+    _, dense = np.unique(codes[tuned], return_inverse=True)
+    setting = tune(
+        {name: scaling(X[tuned]) for name, scaling in scalings.items()},
+        torch.from_numpy(dense),
+        kernel=options.kernel,
+        length_scale=options.length_scale,
+        noise_std=options.noise_std,
+    )
+    return scalings[setting.scaling], setting
+
+
+def _default_scale(n_classes: int) -> float:
+    """lambda = ln((C - 1) tau / (1 - tau)) / 0.8 with tau = 0.95 (algorithms 3.6 item 9)."""
+    return math.log(max(n_classes - 1, 1) * 19) / 0.8
+
+
+def _rounds(scores: Tensor, rows: Rows, options: Options) -> int:
+    if options.rounds is not None or not len(rows.unlabeled):
+        return options.rounds if options.rounds and len(rows.unlabeled) else 0
+    counts = torch.bincount(rows.codes, minlength=rows.n_classes)
+    found = (scores.argmax(dim=1) == rows.codes).double()
+    by_class = torch.zeros(rows.n_classes, dtype=torch.float64).scatter_add_(0, rows.codes, found)
+    share = float((by_class[counts > 0] / counts[counts > 0]).mean())
+    return 3 if share >= FOUND and len(rows.codes) <= TRAINED else 0
+
+
+def _with(memory: Memory, rows: Rows, joined: Joined, numbers: Integers, pool: Integers) -> Memory:
+    """A memory of the labelled rows and those that joined."""
+    return Memory(
+        memory.kernel,
+        memory.noise_std,
+        torch.cat([rows.points, rows.unlabeled[joined.positions]]),
+        torch.cat([rows.targets, joined.targets]),
+        np.concatenate([numbers, pool[joined.positions.numpy()]]),
+        np.concatenate([rows.codes.numpy(), np.full(len(joined.positions), -1, dtype=np.int64)]),
+    )
+
+
+def _shares(memory: Memory, rows: Rows, scale: float) -> tuple[Tensor, Tensor]:
+    """Class shares (C,) of the unlabelled rows, and their probabilities (u, C) under equal shares."""
+    present = memory.counts() > 0
+    if not len(rows.unlabeled):
+        counts = torch.bincount(rows.codes, minlength=rows.n_classes).double()
+        return counts / counts.sum(), torch.zeros(0, rows.n_classes, dtype=torch.float64)
+    mean = memory.posterior.score(rows.unlabeled, variance=False, top=0).mean.double()
+    probs = torch.softmax((scale * mean).masked_fill(~present, -math.inf), dim=1)
+    return estimate_shares(probs, present), probs

@@ -1,0 +1,142 @@
+"""What else one would reach for: scikit-learn's classifiers, each on the same rows with the same preparation.
+
+One preparation serves all of them. Rows of D >= 128 numbers are taken for embeddings and scaled to unit length, as a network's
+features are compared by angle; narrower rows are taken for columns of a table and standardised, by mean and deviation over the
+labelled and unlabelled rows together. Codes are integers from 0; -1 is for rows without a label.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
+from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
+
+EMBEDDING_WIDTH = 128  # features from which rows are scaled to unit length instead of column by column
+UNLABELED = -1
+
+Rows = NDArray[Any]  # (n, D)
+Codes = NDArray[np.int64]  # (n,)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a classifier is built for: n_l labelled rows, of unit length or standardised."""
+
+    labeled: int
+    unit: bool
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A classifier to compare with.
+
+    Args:
+        name: for programs. title: for people.
+        build: makes the scikit-learn classifier, not yet fitted.
+        uses_unlabeled: whether it learns from unlabelled rows too; if not it never sees them.
+    """
+
+    name: str
+    title: str
+    build: Callable[[Prepared], Any]
+    uses_unlabeled: bool = False
+
+
+class FittedPeer:
+    """A peer that has learned.
+
+    Args:
+        scaler, classifier: as fitted.
+        remarks: what scikit-learn warned about meanwhile, each once, one line each.
+    """
+
+    def __init__(self, scaler: Any, classifier: Any, remarks: tuple[str, ...]) -> None:
+        self.scaler = scaler
+        self.classifier = classifier
+        self.remarks = remarks
+
+    def predict(self, X: Rows) -> Codes:
+        """The class (M,) of rows (M, D), as scikit-learn's own ``predict`` decides it.
+
+        LabelSpreading gives the first class to rows that no label reaches; that is counted as the answer that it is, and
+        its number joins ``remarks``.
+        """
+        scaled = self.scaler.transform(X)
+        with warnings.catch_warnings(record=True), np.errstate(all="ignore"):
+            warnings.simplefilter("always")
+            codes = np.asarray(self.classifier.predict(scaled), dtype=np.int64)
+            if isinstance(self.classifier, LabelSpreading):
+                unreached = int((~np.isfinite(self.classifier.predict_proba(scaled))).any(1).sum())
+                if unreached:
+                    self.remarks = (
+                        *self.remarks,
+                        f"no label reaches {unreached} of {len(codes)} rows: they get the first class",
+                    )
+        return codes
+
+
+def fit_peer(
+    peer: Peer, X: Rows, codes: Codes, unlabeled: Rows, *, most_unlabeled: int | None = None, seed: int = 0
+) -> FittedPeer:
+    """Fit a peer as its users would.
+
+    Args:
+        peer: one of PEERS.
+        X: (n_l, D) labelled rows. codes: (n_l,) their classes, integers >= 0.
+        unlabeled: (u, D) rows without labels, u may be 0. They also count in the means and deviations of the columns.
+        most_unlabeled: of the unlabelled rows the peer gets at most so many, drawn without return by ``seed``.
+
+    Raises:
+        Exception: whatever scikit-learn raises: a comparison catches it and reports the peer as failed.
+    """
+    unit = X.shape[1] >= EMBEDDING_WIDTH
+    scaler = Normalizer() if unit else StandardScaler()
+    if most_unlabeled is not None and len(unlabeled) > most_unlabeled:
+        unlabeled = unlabeled[np.sort(np.random.default_rng(seed).choice(len(unlabeled), most_unlabeled, replace=False))]
+    scaler.fit(np.concatenate([X, unlabeled]))
+    rows, known = scaler.transform(X), np.asarray(codes, dtype=np.int64)
+    if peer.uses_unlabeled and len(unlabeled):
+        rows = np.concatenate([rows, scaler.transform(unlabeled)])
+        known = np.concatenate([known, np.full(len(unlabeled), UNLABELED, dtype=np.int64)])
+    classifier = peer.build(Prepared(len(X), unit))
+    with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", message="self.within_class_std_dev_")  # only shrunken centroids would use it
+        classifier.fit(rows, known)
+    said = (str(warning.message).strip().split("\n")[0].strip() for warning in caught)
+    return FittedPeer(scaler, classifier, tuple(dict.fromkeys(said)))
+
+
+def _logistic(given: Prepared, *, balanced: bool) -> Any:
+    """Less pull towards zero on unit vectors: their coordinates are small, so weights must be large."""
+    return LogisticRegression(C=10.0 if given.unit else 1.0, max_iter=2000, class_weight="balanced" if balanced else None)
+
+
+PEERS: dict[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        Peer("knn1", "Nearest neighbour", lambda _: KNeighborsClassifier(n_neighbors=1)),
+        Peer("knn5", "5 nearest neighbours", lambda given: KNeighborsClassifier(n_neighbors=min(5, given.labeled))),
+        Peer("class_mean", "Nearest class mean", lambda _: NearestCentroid()),
+        Peer("logistic", "Logistic regression", lambda given: _logistic(given, balanced=False)),
+        Peer("logistic_balanced", "Logistic regression, balanced", lambda given: _logistic(given, balanced=True)),
+        Peer(
+            "label_spreading",
+            "LabelSpreading",
+            lambda _: LabelSpreading(kernel="knn", n_neighbors=7, max_iter=100),
+            uses_unlabeled=True,
+        ),
+        Peer(
+            "self_training",
+            "SelfTraining (balanced logistic)",
+            lambda given: SelfTrainingClassifier(_logistic(given, balanced=True), threshold=0.75),
+            uses_unlabeled=True,
+        ),
+    )
+}

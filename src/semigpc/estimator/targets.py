@@ -1,0 +1,103 @@
+"""Reading y: which rows are labelled, and the classes they have."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+
+
+class Targets(NamedTuple):
+    """Labels of n rows: their codes (n,), -1 where there is none, and the classes (C,) that codes count in."""
+
+    codes: NDArray[np.int64]
+    classes: NDArray[Any]
+
+
+def read_targets(y: Any, classes: NDArray[Any] | None = None) -> Targets:
+    """Labels as people give them.
+
+    Numbers mark unlabelled rows by -1 or NaN, text by None or NaN. A sparse matrix of one column is its dense self; one of
+    several columns is an indicator, whose rows without an entry are unlabelled.
+
+    Args:
+        y: (n,) or a sparse matrix of n rows.
+        classes: (C,) sorted, if they are known already; labels that are not among them are added.
+    """
+    values = _dense(y)
+    known = ~_missing(values)
+    given = values[known]
+    if values.dtype.kind == "O":
+        given = _plain(given)
+    if given.dtype.kind == "f" and len(given) and not np.isfinite(given).all():
+        raise ValueError("y contains infinity; a label is a class, and NaN or -1 stand for none.")
+    if len(given):
+        check_classification_targets(given)
+    if given.dtype.kind == "f" and not np.issubdtype(values.dtype, np.floating):
+        given = given.astype(values.dtype)
+    found = np.unique(given) if classes is None else np.unique(np.concatenate([np.asarray(classes), given]))
+    codes = np.full(len(values), -1, dtype=np.int64)
+    codes[known] = np.searchsorted(found, given)
+    return Targets(codes, found)
+
+
+def unlabeled_like(classes: NDArray[Any], count: int) -> NDArray[Any]:
+    """(count,) of what stands for "no label" beside such classes: -1, NaN or None, in a type that can hold both."""
+    kind = classes.dtype.kind
+    if kind in "iu":
+        return np.full(count, -1, dtype=np.result_type(classes.dtype, np.int8))
+    if kind == "f":
+        return np.full(count, np.nan, dtype=classes.dtype)
+    return np.full(count, None, dtype=object)
+
+
+def _dense(y: Any) -> NDArray[Any]:
+    if sparse.issparse(y):
+        if y.shape[1] == 1:
+            return np.asarray(y.toarray()).ravel()
+        matrix = y.tocsr()
+        entries = np.asarray((matrix != 0).sum(axis=1)).ravel()
+        if entries.max(initial=0) > 1:
+            raise ValueError(
+                f"a sparse y of several columns must have one entry a row at most; row {entries.argmax()} has more."
+            )
+        return np.where(entries == 1, np.asarray(matrix.argmax(axis=1)).ravel(), -1)
+    if y is None:
+        raise ValueError("requires y to be passed, but the target y is None")
+    values = column_or_1d(y, warn=True, dtype=None) if not _is_plain_text(y) else np.asarray(y)
+    return np.asarray(values)
+
+
+def _is_plain_text(y: Any) -> bool:
+    return isinstance(y, np.ndarray) and y.ndim == 1
+
+
+def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which entries are no label."""
+    if values.dtype.kind == "f":
+        return np.asarray(np.isnan(values) | (values == -1))
+    if values.dtype.kind in "iu":
+        return np.asarray(values == -1)
+    if values.dtype.kind == "O":
+        return np.array([_is_nothing(value) for value in values], dtype=bool)
+    return np.zeros(len(values), dtype=bool)
+
+
+def _is_nothing(value: Any) -> bool:
+    if value is None or (isinstance(value, int | float | np.number) and not isinstance(value, bool) and value == -1):
+        return True
+    try:
+        return bool(value != value)  # NaN is not equal to itself ...
+    except TypeError:
+        return True  # ... and pandas.NA will not say
+
+
+def _plain(given: NDArray[Any]) -> NDArray[Any]:
+    """Objects of one kind as an array of that kind: text stays objects, so that None can stand beside it."""
+    if all(isinstance(value, str) for value in given):
+        return given
+    if any(isinstance(value, str) for value in given):
+        raise ValueError("labels must be all text or all numbers; got both. Turn the numbers into text first.")
+    return np.array(given.tolist())

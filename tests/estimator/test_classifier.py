@@ -1,0 +1,251 @@
+"""What the estimator says: probabilities, variance, reasons, abstention, corrections."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from semigpc import SemiGPClassifier
+from semigpc.estimator import STATUSES
+from semigpc.estimator.calibration import class_scales
+from semigpc.gp.kernels import RBF
+from tests.estimator.long_tail import blobs
+
+FIXED: dict[str, Any] = {"length_scale": 0.6, "noise_std": 0.3, "logit_scale": 6.0, "scaling": "unit", "self_training": 0}
+
+
+def by_hand(X: Any, codes: Any, queries: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores and variance written plainly in float64: unit rows, fixed hyper-parameters, the class prior of section 3.7."""
+    known = codes >= 0
+    h, x = (torch.nn.functional.normalize(torch.from_numpy(rows).double(), dim=1) for rows in (X[known], queries))
+    kernel = RBF(length_scale=0.6)
+    Y = torch.nn.functional.one_hot(torch.from_numpy(codes[known])).double()
+    n_c = Y.sum(dim=0)
+    K_inv = torch.linalg.inv(kernel(h, h) + 0.09 * torch.eye(len(h), dtype=torch.float64))
+    k = kernel(x, h)
+    scores = k @ K_inv @ (Y - n_c / n_c.sum()) * (n_c.mean() / n_c).sqrt()
+    return scores, 1 - (k @ K_inv * k).sum(dim=1)
+
+
+def test_probabilities_and_variance_are_those_of_the_equations() -> None:
+    X, codes, _ = blobs()
+    model = SemiGPClassifier(**FIXED).fit(X, codes)
+    scores, variance = by_hand(X, codes, X)
+    assert model.predict_proba(X) == pytest.approx(torch.softmax(6 * scores, dim=1).numpy(), abs=2e-5)
+    assert model.predict_variance(X) == pytest.approx(variance.numpy(), abs=2e-5)
+    answers = model.answer(X)
+    assert answers.scores == pytest.approx(scores.max(dim=1).values.numpy(), abs=2e-5)
+    shares = torch.from_numpy(model.class_shares_)
+    pool = torch.softmax(6 * scores + shares.log(), dim=1)
+    assert answers.confidence == pytest.approx(pool.gather(1, scores.argmax(1, keepdim=True)).squeeze(1).numpy(), abs=2e-5)
+
+
+def test_weights_add_up_to_the_score_and_a_removed_reason_changes_it_by_its_difference() -> None:
+    X, codes, _ = blobs()
+    model = SemiGPClassifier(**FIXED).fit(X, codes)
+    queries = X[codes < 0][::17]
+    whole = model.explain(queries, top=int((codes >= 0).sum()))
+    assert whole.weights.sum(axis=1) == pytest.approx(whole.scores, abs=1e-5)
+    assert whole.rest == pytest.approx(0, abs=1e-5)
+    few = model.explain(queries, top=3)
+    assert few.weights.sum(axis=1) + few.rest == pytest.approx(few.scores, abs=1e-5)
+    assert (few.rows == whole.rows[:, :3]).all()
+
+    counts = model._memory.counts()
+    offset, scales = counts / counts.sum(), class_scales(counts)
+    for query, row, code, score, difference in zip(
+        queries, few.rows[:, 0], few.codes, few.scores, few.differences[:, 0], strict=True
+    ):
+        engine = SemiGPClassifier(**FIXED).fit(X, codes)._memory.engine
+        slot = int(np.flatnonzero(np.flatnonzero(codes >= 0) == row)[0])
+        engine.remove(torch.tensor([slot]))
+        point = model._scaling(query[None]).double()
+        without = (engine.mean(point, offset=offset) * scales)[0, code]
+        assert score - float(without) == pytest.approx(float(difference), abs=1e-5)
+
+
+def test_reasons_in_bulk_are_those_of_explain() -> None:
+    X, codes, _ = blobs()
+    for rounds in (0, 2):
+        model = SemiGPClassifier(self_training=rounds).fit(X, codes)
+        queries = X[codes < 0]
+        answers, reasons = model.answer(queries), model.explain(queries)
+        assert (answers.codes == reasons.codes).all()
+        assert answers.weights == pytest.approx(reasons.weights, abs=1e-4)
+        assert set(answers.rows.flat) <= set(np.flatnonzero(codes >= 0))
+
+
+def test_leave_one_out_is_what_a_fit_without_the_row_says() -> None:
+    X, codes, _ = blobs(counts=(12, 5, 2), unlabeled=10)
+    model = SemiGPClassifier(**FIXED).fit(X, codes)
+    left_out = model.leave_one_out()
+    for row, proba, variance in zip(left_out.rows[::3], left_out.proba[::3], left_out.variance[::3], strict=True):
+        fewer = codes.copy()
+        fewer[row] = -1
+        without = SemiGPClassifier(**FIXED).fit(X, fewer)
+        assert without.predict_proba(X[row : row + 1])[0] == pytest.approx(proba, abs=1e-5)
+        assert without.predict_variance(X[row : row + 1])[0] == pytest.approx(variance, abs=1e-5)
+
+
+def test_a_row_alone_in_its_class_is_given_to_another_when_left_out() -> None:
+    X, codes, _ = blobs(counts=(12, 5, 1), unlabeled=10)
+    left_out = SemiGPClassifier().fit(X, codes).leave_one_out()
+    alone = left_out.codes == 2
+    assert left_out.proba[alone, 2] == 0
+    assert left_out.proba.sum(axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_covariance_has_the_variance_on_its_diagonal_and_tells_what_a_new_label_will_do() -> None:
+    X, codes, truth = blobs()
+    model = SemiGPClassifier(**FIXED).fit(X, codes)
+    rows = np.flatnonzero(codes < 0)[:30]
+    before = model.predict_variance(X[rows])
+    covariance = model.covariance(X[rows], X[rows])
+    assert covariance.diagonal() == pytest.approx(before, abs=1e-5)
+    model.partial_fit(X[rows[:1]], truth[rows[:1]], rows=rows[:1])
+    expected = before - covariance[:, 0] ** 2 / (before[0] + model.noise_std_**2)
+    assert model.predict_variance(X[rows]) == pytest.approx(expected, abs=1e-5)
+
+
+# Corrections ------------------------------------------------------------------------------------------------------------
+
+
+def test_partial_fit_adds_replaces_and_withdraws_as_a_fresh_fit_would() -> None:
+    X, codes, truth = blobs()
+    model = SemiGPClassifier(**FIXED).fit(X, codes)
+    expected = codes.copy()
+    labelled, bare = np.flatnonzero(codes >= 0), np.flatnonzero(codes < 0)
+    steps = [(bare[:5], truth[bare[:5]]), (labelled[:2], [2, 1]), (labelled[2:4], [-1, -1]), (bare[:1], [-1])]
+    for rows, labels in steps:
+        model.partial_fit(X[rows], labels, rows=rows)
+        expected[rows] = labels
+        fresh = SemiGPClassifier(**FIXED).fit(X, expected)
+        assert model.predict_proba(X) == pytest.approx(fresh.predict_proba(X), abs=1e-5)
+        assert (model.class_counts_ == fresh.class_counts_).all()
+        assert set(model.labeled_rows_) == set(fresh.labeled_rows_)
+
+
+def test_without_row_numbers_equal_rows_are_replaced_and_others_added() -> None:
+    X, codes, _ = blobs()
+    model = SemiGPClassifier(**FIXED).fit(X, codes)
+    labelled = np.flatnonzero(codes >= 0)
+    model.partial_fit(X[labelled[:1]], [2])
+    assert len(model.labeled_rows_) == len(labelled)
+    assert model.transduction_[labelled[0]] == 2
+    model.partial_fit(X[labelled[:1]] + 1, [1])
+    assert len(model.labeled_rows_) == len(labelled) + 1
+    assert model.labeled_rows_.max() == len(X)
+
+
+def test_corrections_reach_a_self_trained_model_too() -> None:
+    X, codes, truth = blobs()
+    model = SemiGPClassifier(self_training=2).fit(X, codes)
+    assert model._helped is not None
+    joined = np.setdiff1d(model._helped.slot_rows(), model.labeled_rows_)
+    assert len(joined)
+    other = int((truth[joined[0]] + 1) % 3)
+    before = model.predict_proba(X[joined[:1]])[0, other]
+    model.partial_fit(X[joined[:1]], [other], rows=joined[:1])
+    assert model.predict_proba(X[joined[:1]])[0, other] > 2 * before
+    assert len(model._helped) == len(model.labeled_rows_) + len(joined) - 1
+
+
+def test_a_class_nobody_had_heard_of_can_be_added() -> None:
+    X, codes, _ = blobs()
+    names = np.where(codes < 0, None, np.array(["heron", "coot", "wren"])[codes])
+    model = SemiGPClassifier().fit(X, names)
+    far = np.full((3, X.shape[1]), -30, np.float32) + np.eye(X.shape[1], dtype=np.float32)[:3]
+    model.partial_fit(far, ["dodo"] * 3)
+    assert list(model.classes_) == ["coot", "dodo", "heron", "wren"]
+    assert (model.predict(far) == "dodo").all()
+    assert model.class_shares_.sum() == pytest.approx(1)
+    assert (model.predict(X[codes >= 0]) == names[codes >= 0]).mean() > 0.95
+
+
+# Abstaining -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_far_from_everything_is_an_outlier_and_gets_no_label() -> None:
+    X, codes, _ = blobs()
+    model = SemiGPClassifier(abstain=0.8, scaling="standard").fit(X, codes)
+    far = np.full((1, X.shape[1]), 60, np.float32)
+    assert STATUSES[int(model.answer(far).status[0])] == "outlier"
+    assert model.predict_variance(far)[0] > 0.99
+    assert model.predict(far)[0] == -1
+    assert model.predict_proba(far)[0] == pytest.approx(1 / 3, abs=1e-3)
+
+
+def test_a_target_precision_is_kept_where_classes_overlap() -> None:
+    kept, covered, all_right = [], [], []
+    for seed in range(10):
+        X, codes, truth = blobs(counts=(40, 20, 10), unlabeled=200, seed=seed)
+        X = X + 3.5 * np.random.default_rng(seed).standard_normal(X.shape).astype(np.float32)
+        model = SemiGPClassifier(target_precision=0.95).fit(X, codes)
+        bare = codes < 0
+        labels = model.predict(X[bare])
+        given = labels >= 0
+        covered.append(given.mean())
+        kept.append((labels == truth[bare])[given].mean() if given.any() else 1.0)
+        everything = SemiGPClassifier().fit(X, codes).predict(X[bare])
+        all_right.append((everything == truth[bare]).mean())
+    assert np.mean(all_right) < 0.93  # otherwise there would be little to promise
+    assert np.mean(kept) >= 0.93
+    assert np.mean(covered) > 0.2
+
+
+def test_what_stands_for_no_label_fits_the_labels() -> None:
+    X, codes, _ = blobs()
+    numbers = SemiGPClassifier(abstain=1.0).fit(X, codes).transduction_
+    assert numbers.dtype.kind == "i"
+    assert (numbers[codes >= 0] == codes[codes >= 0]).all()
+    assert (numbers == -1).any()
+    floats = SemiGPClassifier(abstain=1.0).fit(X, codes.astype(float)).transduction_
+    assert np.isnan(floats).any()
+    text = SemiGPClassifier(abstain=1.0).fit(X, np.where(codes < 0, None, codes.astype(str))).transduction_
+    assert any(label is None for label in text)
+
+
+def test_never_nan_where_label_spreading_gives_nan() -> None:
+    X = np.array([[0.0, 0], [0, 1], [1000, 1000], [5, 5]], np.float32)
+    model = SemiGPClassifier(scaling="none", length_scale=0.5).fit(X, [0, 1, -1, -1])
+    proba = model.predict_proba(X)
+    assert np.isfinite(proba).all()
+    assert proba.sum(axis=1) == pytest.approx(1)
+    assert proba[2] == pytest.approx(0.5)
+
+
+# The long tail ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_class_prior_decides_whether_rare_classes_are_favoured() -> None:
+    X, codes, truth = blobs(counts=(60, 8), unlabeled=300, seed=3)
+    X = X + 4 * np.random.default_rng(0).standard_normal(X.shape).astype(np.float32)
+    rare = np.flatnonzero((codes < 0) & (truth == 1))[20:]
+    X, codes, truth = (np.delete(array, rare, axis=0) for array in (X, codes, truth))
+    bare = codes < 0
+    models = {prior: SemiGPClassifier(class_prior=prior, self_training=0).fit(X, codes) for prior in ("balanced", "estimated")}
+    found = {prior: model.predict(X[bare]) for prior, model in models.items()}
+    recall = {prior: (labels[truth[bare] == 1] == 1).mean() for prior, labels in found.items()}
+    accuracy = {prior: (labels == truth[bare]).mean() for prior, labels in found.items()}
+    assert recall["balanced"] >= recall["estimated"]
+    assert accuracy["estimated"] > accuracy["balanced"]
+    assert models["balanced"].class_shares_[1] < 0.2  # 20 of 320
+
+
+def test_shares_of_the_unlabelled_rows_are_found_though_labels_say_otherwise() -> None:
+    X, codes, truth = blobs(counts=(10, 10, 10), unlabeled=200)
+    drop = np.concatenate([np.flatnonzero((codes < 0) & (truth == 1))[50:], np.flatnonzero((codes < 0) & (truth == 2))[10:]])
+    X, codes = np.delete(X, drop, axis=0), np.delete(codes, drop)
+    model = SemiGPClassifier().fit(X, codes)
+    assert model.class_shares_ == pytest.approx(np.array([200, 50, 10]) / 260, abs=0.05)
+
+
+def test_rows_that_joined_help_to_decide_but_do_not_vouch() -> None:
+    X, codes, _ = blobs(counts=(4, 4, 4), unlabeled=100)
+    alone, helped = (SemiGPClassifier(self_training=rounds).fit(X, codes) for rounds in (0, 3))
+    assert helped._helped is not None
+    assert (helped.predict_variance(X) == alone.predict_variance(X)).all()
+    same = helped.answer(X).codes == alone.answer(X).codes
+    assert helped.answer(X).confidence[same] == pytest.approx(alone.answer(X).confidence[same], abs=1e-6)
+    assert same.mean() > 0.9

@@ -1,0 +1,165 @@
+"""The parts of a fit, each against a slow or hand-made version of itself."""
+
+import numpy as np
+import pytest
+import torch
+
+from semigpc.estimator.calibration import best_logit_scale, class_scales, estimate_shares, left_out_scores
+from semigpc.estimator.scaling import fit_scalings
+from semigpc.estimator.self_training import SURE, Solver, self_train
+from semigpc.estimator.targets import read_targets
+from semigpc.estimator.thresholds import precision_threshold
+from semigpc.estimator.tuning import NOISES, balanced_subset, make_kernel, tune
+from semigpc.gp import RBF, ExactGP
+from tests.estimator.long_tail import blobs
+
+
+def labelled() -> tuple[torch.Tensor, torch.Tensor]:
+    X, codes, _ = blobs(counts=(9, 5, 3), unlabeled=2)
+    known = codes >= 0
+    return torch.from_numpy(X[known]).double(), torch.from_numpy(codes[known])
+
+
+def test_the_tuned_error_is_that_of_fits_without_each_row() -> None:
+    points, codes = labelled()
+    setting = tune({"none": points}, codes, kernel="rbf", length_scale=4.0, noise_std=0.3)
+    kernel, Y = RBF(length_scale=4.0), torch.nn.functional.one_hot(codes).double()
+    errors: list[list[float]] = [[], [], []]
+    for i in range(len(codes)):
+        rest = torch.arange(len(codes)) != i
+        K = kernel(points[rest], points[rest]) + 0.09 * torch.eye(len(codes) - 1, dtype=torch.float64)
+        mean = kernel(points[i : i + 1], points[rest]) @ torch.linalg.solve(K, Y[rest])
+        errors[int(codes[i])].append(float((Y[i] - mean).square().sum()))
+    assert setting.error == pytest.approx(np.mean([np.mean(one) for one in errors]), rel=1e-9)
+
+
+def test_the_best_of_all_settings_is_taken() -> None:
+    points, codes = labelled()
+    best = tune({"none": points, "tight": points / 100}, codes, kernel="rbf", length_scale=None, noise_std=None)
+    each = [
+        tune({name: h}, codes, kernel="rbf", length_scale=best.length_scale * factor, noise_std=noise).error
+        for name, h in (("none", points), ("tight", points / 100))
+        for factor in (0.35, 1.0)
+        for noise in NOISES
+    ]
+    assert best.error <= min(each) + 1e-12
+
+
+def test_a_subset_takes_from_the_largest_classes_only() -> None:
+    codes = np.repeat([0, 1, 2], [50, 20, 3])
+    kept = balanced_subset(codes, 30, np.random.default_rng(0))
+    assert np.bincount(codes[kept]).tolist() == [13, 13, 3]
+    assert (balanced_subset(codes, 73, np.random.default_rng(0)) == np.arange(73)).all()
+
+
+def test_the_online_engine_leaves_rows_out_as_fresh_ones_would() -> None:
+    points, codes = labelled()
+    targets = torch.nn.functional.one_hot(codes).double()
+    engine = ExactGP(40, points.shape[1], 3, kernel=RBF(length_scale=4.0), noise_std=0.3, dtype=torch.float64)
+    slots = torch.arange(len(codes)) * 2  # with empty slots between
+    engine.replace(slots, points, targets)
+    left_out = engine.leave_one_out()
+    for i in range(len(codes)):
+        fewer = ExactGP(40, points.shape[1], 3, kernel=RBF(length_scale=4.0), noise_std=0.3, dtype=torch.float64)
+        rest = torch.arange(len(codes)) != i
+        fewer.replace(slots[rest], points[rest], targets[rest])
+        query, offset = points[i : i + 1], torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+        assert left_out.mean[i] - left_out.ones[i] * offset == pytest.approx(fewer.mean(query, offset=offset)[0], abs=1e-10)
+        assert float(left_out.variance[i]) == pytest.approx(float(fewer.variance(query)), abs=1e-10)
+
+
+def test_left_out_scores_count_one_label_less() -> None:
+    counts = torch.tensor([3.0, 2.0, 1.0])
+    scores = left_out_scores(torch.ones(2, 3), torch.zeros(2), torch.tensor([0, 2]), counts)
+    assert scores[0] == pytest.approx(class_scales(torch.tensor([2.0, 2.0, 1.0])))
+    assert scores[1, 2] == -torch.inf
+    assert scores[1, :2] == pytest.approx(torch.tensor([(2.5 / 3) ** 0.5, (2.5 / 2) ** 0.5]))
+
+
+def test_the_logit_scale_is_that_of_the_likelihood_once_there_are_labels_enough() -> None:
+    rng = torch.Generator().manual_seed(0)
+    scores = torch.randn(30_000, 4, generator=rng, dtype=torch.float64)
+    codes = torch.multinomial(torch.softmax(5 * scores, dim=1), 1, generator=rng).squeeze(1)
+    assert best_logit_scale(scores, codes, default=20.0) == pytest.approx(5, rel=0.15)
+    assert best_logit_scale(scores[:0], codes[:0], default=20.0) == 20
+
+
+def test_shares_are_found_from_calibrated_probabilities() -> None:
+    rng = np.random.default_rng(0)
+    shares = np.array([0.8, 0.15, 0.05])
+    truth = rng.choice(3, size=20_000, p=shares)
+    x = torch.from_numpy(rng.standard_normal(len(truth)) + 1.5 * truth)
+    log_density = -((x[:, None] - 1.5 * torch.arange(3)) ** 2) / 2
+    probs = torch.softmax(log_density, dim=1)
+    found = estimate_shares(probs, torch.tensor([True, True, True]))
+    assert found.numpy() == pytest.approx(shares, abs=0.02)
+
+
+def test_the_threshold_keeps_its_promise_on_calibrated_rows() -> None:
+    rng = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(4000, 3, generator=rng, dtype=torch.float64)
+    codes = torch.multinomial(torch.softmax(logits, dim=1), 1, generator=rng).squeeze(1)
+    shares = torch.bincount(codes).double() / len(codes)
+    balanced = torch.softmax(logits - shares.log(), dim=1)
+    for target in (0.8, 0.9, 0.97):
+        threshold = precision_threshold(logits - shares.log(), codes, shares, balanced, target, "estimated")
+        confidence, decided = torch.softmax(logits, dim=1).max(dim=1)
+        given = confidence >= threshold
+        assert float((decided == codes)[given].double().mean()) == pytest.approx(target, abs=0.02)
+    assert (
+        precision_threshold(torch.zeros(9, 3), torch.arange(9) % 3, torch.full((3,), 1 / 3), balanced[:0], 0.95, "balanced") > 1
+    )
+
+
+@pytest.mark.parametrize(("name", "expected"), [("unit", 1.0), ("centered", 1.0)])
+def test_rows_are_put_on_the_sphere(name: str, expected: float) -> None:
+    X, _, _ = blobs()
+    lengths = fit_scalings(X, name)[name](X).norm(dim=1)
+    assert lengths.numpy() == pytest.approx(expected, abs=1e-5)
+
+
+def test_columns_are_standardised_and_constant_ones_vanish() -> None:
+    X, _, _ = blobs()
+    X = np.concatenate([X * 1000, np.full((len(X), 1), 7, np.float32)], axis=1)
+    points = fit_scalings(X, "standard")["standard"](X)
+    assert points.mean(dim=0).numpy() == pytest.approx(0, abs=1e-4)
+    assert points[:, :-1].std(dim=0).numpy() == pytest.approx(1, abs=0.01)
+    assert (points[:, -1] == 0).all()
+
+
+def test_ranks_do_not_change_when_columns_are_stretched() -> None:
+    X, _, _ = blobs()
+    X = np.abs(X) + 0.1
+    plain, stretched = fit_scalings(X, "rank")["rank"](X), fit_scalings(X**5, "rank")["rank"](X**5)
+    assert plain.numpy() == pytest.approx(stretched.numpy(), abs=0.15)
+    assert plain.abs().max() < 4
+    order = np.argsort(X[:, 0])
+    assert (np.diff(plain[order, 0]) >= 0).all()
+
+
+def test_unlike_columns_are_told_from_alike_ones() -> None:
+    X, _, _ = blobs()
+    assert set(fit_scalings(X)) == {"unit", "centered"}
+    X[:, 0] *= 1000
+    assert set(fit_scalings(X)) == {"standard", "rank"}
+
+
+def test_only_sure_rows_join_and_no_class_more_than_its_share() -> None:
+    X, codes, truth = blobs(counts=(8, 4, 4), unlabeled=100)
+    known = codes >= 0
+    points = {side: torch.from_numpy(X[rows]) for side, rows in (("labelled", known), ("bare", ~known))}
+    solver = Solver(make_kernel("rbf", 6.0), 0.2, 8.0)
+    targets = torch.nn.functional.one_hot(torch.from_numpy(codes[known])).double()
+    joined = self_train(solver, points["labelled"], targets, points["bare"], rounds=3)
+    assert len(joined.positions)
+    assert len(joined.positions.unique()) == len(joined.positions)
+    assert (joined.targets.max(dim=1).values >= SURE).all()
+    assert (joined.targets.argmax(dim=1).numpy() == truth[~known][joined.positions]).mean() > 0.95
+
+
+def test_targets_keep_their_kind() -> None:
+    assert read_targets(["b", None, "a"]).classes.tolist() == ["a", "b"]
+    assert read_targets(np.array([3, -1, 1], np.int8)).codes.tolist() == [1, -1, 0]
+    assert read_targets(np.array([2.0, np.nan, 5.0])).classes.tolist() == [2.0, 5.0]
+    assert read_targets([True, False]).classes.tolist() == [False, True]
+    assert read_targets(["c"], np.array(["a", "b"])).classes.tolist() == ["a", "b", "c"]

@@ -1,0 +1,273 @@
+"""Scoring many rows at once equals scoring them slowly in float64."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import semigpc.gp.posterior as module
+from semigpc.bench.timing import peak_extra_bytes
+from semigpc.gp import KERNELS, RBF, Clipped, Cosine, Kernel, Laplace, NotPositiveDefiniteError
+from semigpc.gp.posterior import Posterior, Scored
+from semigpc.gp.reference import kernel_matrix
+from tests.gp.streams import clusters
+
+NOISE_STD = 0.3
+EVERY_KERNEL: list[Kernel] = [
+    *(kernel() for kernel in KERNELS.values()),
+    RBF(length_scale=0.7, output_scale=2.5),
+    Laplace(length_scale=0.7, output_scale=2.5),
+    Cosine(output_scale=2.5),
+    Clipped(RBF(length_scale=0.7), 0.1),
+]
+
+
+class Problem(NamedTuple):
+    features: Tensor  # (N, D) float64
+    weights: Tensor  # (N, C)
+    queries: Tensor  # (M, D)
+
+
+def problem(generator: torch.Generator, *, n: int = 150, m: int = 70, kernel: Kernel | None = None) -> Problem:
+    draw = clusters(generator)
+    features, targets = draw(n)
+    weights = torch.linalg.solve(kernel_matrix(features, kernel or RBF(), NOISE_STD), targets - 0.2)
+    queries = draw(m)[0]
+    shared = min(n, m) // 3
+    queries[:shared] = features[:shared]
+    return Problem(features, weights, queries)
+
+
+def check_against_reference(
+    scored: Scored, problem: Problem, kernel: Kernel, *, top: int = 3, bias: Tensor | None = None, atol: float = 1e-5
+) -> None:
+    """Compare with float64; reasons by size, so that equals may come in any order."""
+    features, weights, queries = (x.double() for x in problem)
+    k = kernel(queries, features)
+    mean = k @ weights
+    torch.testing.assert_close(scored.mean.double(), mean, rtol=0, atol=atol)
+    if scored.variance is not None:
+        solved = torch.linalg.solve(kernel_matrix(features, kernel, NOISE_STD), k.mT).mT
+        variance = kernel.diagonal(queries) - (k * solved).sum(dim=1)
+        torch.testing.assert_close(scored.variance.double(), variance.clamp_min(0), rtol=0, atol=atol)
+        assert (scored.variance >= 0).all()
+    decided = mean if bias is None else mean + bias
+    best = decided.max(dim=1).values
+    torch.testing.assert_close(decided.gather(1, scored.classes[:, None])[:, 0], best, rtol=0, atol=atol)
+    own = k * weights.mT[scored.classes]
+    found = min(top, len(features))
+    assert scored.slots.shape == scored.reasons.shape == (len(queries), top)
+    assert (scored.slots[:, found:] == -1).all()
+    assert (scored.reasons[:, found:] == 0).all()
+    slots, reasons = scored.slots[:, :found], scored.reasons[:, :found].double()
+    assert all(len(set(row)) == found for row in slots.tolist())
+    torch.testing.assert_close(reasons, own.gather(1, slots), rtol=0, atol=atol)
+    torch.testing.assert_close(reasons.abs(), own.abs().topk(found, dim=1).values, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("kernel", EVERY_KERNEL, ids=repr)
+def test_every_kernel_equals_the_slow_path(kernel: Kernel, generator: torch.Generator) -> None:
+    given = Problem(*(x.float() for x in problem(generator, kernel=kernel)))
+    posterior = Posterior(given.features, given.weights, kernel=kernel, noise_std=NOISE_STD)
+    scored = posterior.score(given.queries, variance=kernel.positive_definite)
+    check_against_reference(scored, given, kernel, atol=2e-5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 63, 64, 65, 127, 200])
+@pytest.mark.parametrize("top", [0, 1, 3, 5])
+def test_any_number_of_labelled_rows_and_reasons(n: int, top: int, generator: torch.Generator) -> None:
+    given = problem(generator, n=n)
+    posterior = Posterior(given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD)
+    check_against_reference(posterior.score(given.queries.float(), top=top), given, RBF(), top=top)
+
+
+def test_chunks_and_strips_of_any_size_give_the_same(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = problem(generator, m=331)
+    posterior = Posterior(given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD)
+    monkeypatch.setattr(module, "CHUNK", 150)
+    monkeypatch.setattr(module, "STRIP_CELLS", 70 * 150)
+    check_against_reference(posterior.score(given.queries.float()), given, RBF())
+
+
+def test_without_labelled_rows_the_prior_answers(generator: torch.Generator) -> None:
+    queries = torch.randn(5, 4, generator=generator)
+    for kernel in (RBF(output_scale=2.0), Laplace(output_scale=2.0), Cosine(output_scale=2.0)):
+        posterior = Posterior(torch.empty(0, 4), torch.empty(0, 3), kernel=kernel, noise_std=NOISE_STD)
+        assert len(posterior) == 0
+        scored = posterior.score(queries, bias=torch.tensor([0.0, 1.0, 0.5]))
+        assert (scored.mean == 0).all()
+        assert scored.variance is not None
+        assert (scored.variance == 2).all()
+        assert (scored.classes == 1).all()
+        assert (scored.slots == -1).all()
+        assert (scored.reasons == 0).all()
+
+
+def test_no_rows_no_answers(generator: torch.Generator) -> None:
+    given = problem(generator)
+    for kernel in (RBF(), Laplace()):
+        scored = Posterior(given.features, given.weights, kernel=kernel, noise_std=NOISE_STD).score(torch.empty(0, 16))
+        assert [tuple(x.shape) for x in scored if x is not None] == [(0, 4), (0,), (0,), (0, 3), (0, 3)]
+        assert scored.classes.dtype == scored.slots.dtype == torch.int64
+
+
+def test_equal_reasons_are_different_labelled_rows(generator: torch.Generator) -> None:
+    features = torch.randn(3, 8, generator=generator).repeat(50, 1)  # every point 50 times over
+    weights = torch.randn(3, 4, generator=generator).repeat(50, 1) / 50
+    given = Problem(features.double(), weights.double(), features[:6].double())
+    posterior = Posterior(features, weights, kernel=RBF(length_scale=2.0), noise_std=NOISE_STD)
+    scored = posterior.score(features[:6], top=7)
+    check_against_reference(scored, given, RBF(length_scale=2.0), top=7)
+
+
+def test_reasons_are_found_where_every_weight_is_zero() -> None:
+    posterior = Posterior(torch.zeros(70, 2), torch.zeros(70, 2), kernel=RBF(), noise_std=NOISE_STD)
+    scored = posterior.score(torch.zeros(2, 2), top=3)
+    assert all(len(set(row)) == 3 and max(row) < 70 for row in scored.slots.tolist())
+    assert (scored.reasons == 0).all()
+
+
+def test_the_bias_chooses_the_class_and_nothing_else(generator: torch.Generator) -> None:
+    given = problem(generator)
+    posterior = Posterior(given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD)
+    bias = torch.tensor([-1e30, 0.3, 0.0, -0.1])
+    plain, biased = posterior.score(given.queries.float()), posterior.score(given.queries.float(), bias=bias)
+    assert torch.equal(plain.mean, biased.mean)
+    assert not (biased.classes == 0).any()
+    assert not torch.equal(plain.classes, biased.classes)
+    check_against_reference(biased, given, RBF(), bias=bias.double())
+
+
+def test_without_variance_the_rest_is_the_same(generator: torch.Generator) -> None:
+    given = problem(generator)
+    posterior = Posterior(given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD)
+    whole, part = posterior.score(given.queries.float()), posterior.score(given.queries.float(), variance=False)
+    assert part.variance is None
+    for field in ("mean", "classes", "slots", "reasons"):
+        assert torch.equal(getattr(whole, field), getattr(part, field))
+
+
+@pytest.mark.parametrize("kernel", [RBF(), Laplace()], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_queries_of_any_precision_and_layout(kernel: Kernel, dtype: torch.dtype, generator: torch.Generator) -> None:
+    given = problem(generator, kernel=kernel)
+    rounded = given.queries.to(dtype)
+    posterior = Posterior(given.features, given.weights, kernel=kernel, noise_std=NOISE_STD)
+    scored = posterior.score(rounded)
+    assert scored.mean.dtype == scored.reasons.dtype == torch.float32
+    check_against_reference(scored, given._replace(queries=rounded), kernel)
+    scattered = torch.stack([rounded, rounded], dim=2).mT.contiguous().mT[:, :, 0]
+    assert not scattered.is_contiguous()
+    check_against_reference(posterior.score(scattered), given._replace(queries=rounded), kernel)
+
+
+def test_a_common_offset_costs_no_digits(generator: torch.Generator) -> None:
+    given = problem(generator)
+    there = Problem((given.features + 50).float(), given.weights, (given.queries + 50).float())
+    posterior = Posterior(there.features, there.weights, kernel=RBF(), noise_std=NOISE_STD)
+    check_against_reference(posterior.score(there.queries), there, RBF(), atol=1e-5)
+
+
+def test_far_rows_answer_with_the_prior_and_likeness_never_exceeds_the_scale(generator: torch.Generator) -> None:
+    given = problem(generator)
+    kernel = RBF(length_scale=0.003, output_scale=2.0)
+    posterior = Posterior(given.features, torch.ones(150, 2), kernel=kernel, noise_std=NOISE_STD)
+    scored = posterior.score(torch.cat([given.features[:20], given.features[:20] + 30]))
+    assert scored.variance is not None
+    assert (scored.reasons <= 2).all()
+    assert (scored.mean[:20] >= 1.9).all()
+    assert (scored.mean[20:] < 1e-20).all()
+    assert (scored.variance[20:] == 2).all()
+
+
+def test_ill_conditioned_kernel_matrices_keep_the_variance_true(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = clusters(generator, spread=0.3)
+    features, queries = draw(400)[0], draw(100)[0]
+    kernel = RBF(length_scale=1.0)
+    K = kernel_matrix(features, kernel, 0.03)
+    assert 5e4 < torch.linalg.cond(K) < 5e6
+    k = kernel(queries, features)
+    variance = 1 - (k * torch.linalg.solve(K, k.mT).mT).sum(dim=1)
+    for precise in (module.PRECISE, 0):  # factorised in float64, and in float32
+        monkeypatch.setattr(module, "PRECISE", precise)
+        scored = Posterior(features, torch.ones(400, 2), kernel=kernel, noise_std=0.03).score(queries)
+        assert scored.variance is not None
+        torch.testing.assert_close(scored.variance.double(), variance, rtol=0, atol=1e-5 if precise else 1e-4)
+
+
+def test_what_float32_cannot_factorise_is_done_in_float64(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = torch.randn(40, 3, generator=generator).repeat(4, 1)
+    monkeypatch.setattr(module, "PRECISE", 0)
+    scored = Posterior(features, torch.ones(160, 2), kernel=RBF(length_scale=3.0), noise_std=1e-5).score(features)
+    assert scored.variance is not None
+    assert (scored.variance < 1e-2).all()
+
+
+def test_a_kernel_matrix_without_a_factor_is_refused(generator: torch.Generator) -> None:
+    features = torch.randn(60, 1, generator=generator)
+    kernel = Clipped(RBF(length_scale=1.0), 0.9)
+    posterior = Posterior(features, torch.ones(60, 2), kernel=kernel, noise_std=1e-3)
+    with pytest.raises(NotPositiveDefiniteError, match=r"is not positive definite\. Raise noise_std, or do without"):
+        posterior.score(features)
+    assert posterior.score(features, variance=False).variance is None
+
+
+def test_memory_is_bounded_by_the_chunk(generator: torch.Generator) -> None:
+    posterior = Posterior(torch.randn(100, 8, generator=generator), torch.ones(100, 2), kernel=RBF(), noise_std=NOISE_STD)
+    queries = torch.randn(20 * module.CHUNK, 8, generator=generator)
+    posterior.score(queries[:1])
+    answers = len(queries) * (2 * 4 + 4 + 8 + 3 * 8 + 3 * 4)
+    kernel_values = module.CHUNK * 100 * 4
+    assert peak_extra_bytes(lambda: posterior.score(queries)) < answers + 4 * kernel_values < answers + len(queries) * 100
+
+
+def test_is_untouched_by_autocast_gradients_and_its_caller(generator: torch.Generator) -> None:
+    given = problem(generator)
+    features, weights = given.features.float().requires_grad_(), given.weights.float().requires_grad_()
+    posterior = Posterior(features, weights, kernel=RBF(), noise_std=NOISE_STD)
+    with torch.no_grad():
+        features.zero_()
+        weights.zero_()
+    queries = given.queries.float().requires_grad_()
+    before = queries.detach().clone()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scored = posterior.score(queries)
+    assert not any(x.requires_grad for x in scored if x is not None)
+    assert torch.equal(queries, before)
+    check_against_reference(scored, given, RBF())
+
+
+def test_bad_arguments_are_refused_by_name(generator: torch.Generator) -> None:
+    features, weights = torch.randn(5, 3, generator=generator), torch.ones(5, 2)
+
+    def made(f: Tensor = features, w: Tensor = weights) -> Posterior:
+        return Posterior(f, w, kernel=RBF(), noise_std=NOISE_STD)
+
+    with pytest.raises(ValueError, match=r"weights must have shape \(5, any\), a row a feature; got \(4, 2\)"):
+        made(w=weights[:4])
+    with pytest.raises(ValueError, match=r"features must have shape \(any, any\); got \(3,\)"):
+        made(features[0])
+    with pytest.raises(ValueError, match="features must be finite, and so must their squares in float32; row 2 is not"):
+        made(features.index_fill(0, torch.tensor([2]), torch.inf))
+    with pytest.raises(ValueError, match=r"queries must have shape \(any, 3\); got \(5, 2\)"):
+        made().score(weights)
+    with pytest.raises(TypeError, match=r"queries must be floating point; got torch\.int64"):
+        made().score(torch.ones(2, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"bias must have shape \(2,\), one a class; got \(3,\)"):
+        made().score(features, bias=torch.zeros(3))
+    with pytest.raises(ValueError, match="top must be at least 0; got -1"):
+        made().score(features, top=-1)
+
+
+@pytest.mark.parametrize("kernel", [RBF(), Cosine()], ids=repr)
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, 1e30])
+def test_rows_that_are_not_finite_are_named(kernel: Kernel, wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK", 4)
+    posterior = Posterior(torch.ones(5, 3), torch.ones(5, 2), kernel=kernel, noise_std=NOISE_STD)
+    queries = torch.ones(10, 3)
+    queries[6, 1] = wrong
+    with pytest.raises(ValueError, match="queries must be finite, and so must their squares in float32; row 6 is not"):
+        posterior.score(queries)
