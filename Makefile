@@ -30,10 +30,11 @@ format: $(VENV)/ready     ## format and fix what can be fixed
 toy: $(VENV)/ready     ## draw the toy figures into toy/
 	$(BIN)/semigpc toy --out toy
 
-bench: $(VENV)/ready     ## time an update against its peers, and a training step with the GP against one without
+bench: $(VENV)/ready     ## time an update, a training step and the labelling of a million rows against their peers
 	mkdir -p bench
 	$(BIN)/semigpc bench update --plot bench/update.png
 	$(BIN)/semigpc bench step
+	$(BIN)/semigpc bench label
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "semigpc needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }

@@ -63,7 +63,7 @@ def check_against_reference(
     slots, reasons = scored.slots[:, :found], scored.reasons[:, :found].double()
     assert all(len(set(row)) == found for row in slots.tolist())
     torch.testing.assert_close(reasons, own.gather(1, slots), rtol=0, atol=atol)
-    torch.testing.assert_close(reasons.abs(), own.abs().topk(found, dim=1).values, rtol=0, atol=atol)
+    torch.testing.assert_close(reasons, own.topk(found, dim=1).values, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("kernel", EVERY_KERNEL, ids=repr)

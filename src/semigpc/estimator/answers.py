@@ -21,7 +21,7 @@ class Answers(NamedTuple):
         confidence: (M,) the probability that the label is right for a row like the unlabelled ones.
         variance: (M,) posterior over prior variance, 0 (known) to 1 (nothing like it was seen); None if not asked for.
         status: (M,) uint8, an index into :data:`STATUSES`.
-        rows: (M, top) numbers of the labelled rows that weigh most, -1 where there are fewer.
+        rows: (M, top) numbers of the labelled rows that speak most for the class, -1 where there are fewer.
         weights: (M, top) what each adds to the score of the class, signed.
         scores: (M,) that score: the sum of the weights of ALL labelled rows.
     """
@@ -46,7 +46,7 @@ class Explanation(NamedTuple):
 
     Attributes:
         codes: (M,) the class explained.
-        rows: (M, top) numbers of the labelled rows that weigh most, -1 where there are fewer.
+        rows: (M, top) numbers of the labelled rows that speak most for the class, -1 where there are fewer.
         weights: (M, top) what each adds to the score, signed: k(h, h_i) a[i, c].
         differences: (M, top) the score minus what it would be had that row never been labelled, all else equal.
         rest: (M,) what all other labelled rows add: ``weights.sum(1) + rest == scores``.

@@ -217,7 +217,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.concatenate([scored.variance.numpy() for _, scored in parts if scored.variance is not None])
 
     def answer(self, X: Any, *, variance: bool = True, top: int = 3) -> Answers:
-        """Class, confidence, variance, status and the weightiest reasons of rows (M, D), in one pass of bounded memory.
+        """Class, confidence, variance, status and the best reasons for it of rows (M, D), in one pass of bounded memory.
 
         Without ``variance`` no row is called an outlier. O(M n (D + C)), with it O(M n (D + C + n)).
         """
@@ -248,7 +248,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The labelled rows that decide, with signed weights that add up to the score. O(M n (D + n)); meant for few rows.
 
         Args:
-            X: (M, D). top: reasons a row, by size; the rest is summed up.
+            X: (M, D). top: rows that speak most for the class; the others are summed up. All of them, down to those that
+                speak most against it, for the number of labels.
             classes: (M,) classes to explain; the predicted ones if left out.
         """
         points = self._scaling(self._checked(X))

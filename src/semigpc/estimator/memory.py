@@ -106,7 +106,7 @@ class Memory:
             points: (M, D). codes: (M,) the class to explain for each.
         """
         weights = self.kernel(points.double(), self.engine.features[self.slots].double()) * self.weights()[:, codes].mT
-        order = weights.abs().argsort(dim=1, descending=True, stable=True)[:, :top]
+        order = weights.argsort(dim=1, descending=True, stable=True)[:, :top]
         missing = top - order.shape[1]
         slots = torch.nn.functional.pad(order, (0, missing), value=-1)
         return Reasons(slots, torch.nn.functional.pad(weights.gather(1, order), (0, missing)), weights.sum(dim=1))

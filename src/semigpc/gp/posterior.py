@@ -24,9 +24,10 @@ class Scored(NamedTuple):
         mean: (M, C) k(h, h_Q) weights.
         variance: (M,) of the noise-free function, at least 0; None if it was not asked for.
         classes: (M,) int64, argmax of mean + bias.
-        slots: (M, top) int64, the labelled rows with the largest |k(h, h_i) weights[i, class]|, largest first; -1 where
-            there are fewer than ``top``.
-        reasons: (M, top) those weights with their signs, 0 where the slot is -1. All N of them sum to the mean of the class.
+        slots: (M, top) int64, the labelled rows that speak most for the class: the largest k(h, h_i) weights[i, class],
+            largest first; -1 where there are fewer than ``top``.
+        reasons: (M, top) those weights, 0 where the slot is -1. All N of them, most of which may be negative, sum to the mean
+            of the class.
     """
 
     mean: Tensor
@@ -67,9 +68,9 @@ class Posterior:
         self.weights = weights.detach().to(torch.float32, copy=True).contiguous()
         for name, value in (("features", self.features), ("weights", self.weights)):
             _check_finite(name, square_norms(value))
-        # |weights|, a row a class, (C, N rounded up to whole groups). The padding's -1 is below every true one.
-        self._sizes = self.weights.new_full((weights.shape[1], -(-len(weights) // GROUP) * GROUP), -1)
-        self._sizes[:, : len(weights)] = self.weights.abs().mT
+        # A row a class, (C, N rounded up to whole groups). The padding wins nothing.
+        self._by_class = self.weights.new_full((weights.shape[1], -(-len(weights) // GROUP) * GROUP), -math.inf)
+        self._by_class[:, : len(weights)] = self.weights.mT
         self._rbf = _RBFExponents(self.features, kernel) if isinstance(kernel, RBF) else None
         self._factor: Tensor | None = None
 
@@ -97,7 +98,7 @@ class Posterior:
             slots=torch.full((rows, top), -1, dtype=torch.int64, device=queries.device),
             reasons=self.weights.new_zeros(rows, top),
         )
-        room = _Room(min(CHUNK, rows), len(self), queries.shape[1], self._sizes)
+        room = _Room(min(CHUNK, rows), len(self), queries.shape[1], self._by_class)
         for start in range(0, rows, CHUNK):
             part = slice(start, start + CHUNK)
             self._score_chunk(queries[part].detach(), answer.part(part), start, bias, room)
@@ -139,7 +140,7 @@ class Posterior:
             torch.sub(self.kernel.diagonal(points), self._explained(k), out=answer.variance).clamp_min_(0)
 
     def _explain(self, k: Tensor, classes: Tensor, slots: Tensor, reasons: Tensor, room: "_Room") -> None:
-        """The labelled rows of the largest |k weights[:, class]|, by a tournament: one pass over them, whatever ``top`` is.
+        """The labelled rows of the largest k weights[:, class], by a tournament: one pass over them, whatever ``top`` is.
 
         Every group of labelled rows has a winner. The winner of winners is noted and struck out, and its group has another.
 
@@ -149,12 +150,10 @@ class Posterior:
         rounds = min(slots.shape[1], len(self))
         if not rounds:
             return
-        sizes, winners = room.sizes[: len(k)], room.winners[: len(k)]
-        torch.index_select(self._sizes, 0, classes, out=sizes)
-        sizes[:, : len(self)].mul_(k)
-        if self._rbf is None:
-            sizes[:, : len(self)].abs_()  # other kernels may be negative
-        cells = sizes.view(-1, GROUP)
+        shares, winners = room.shares[: len(k)], room.winners[: len(k)]
+        torch.index_select(self._by_class, 0, classes, out=shares)
+        shares[:, : len(self)].mul_(k)
+        cells = shares.view(-1, GROUP)
         torch.amax(cells, dim=1, out=winners.view(-1))
         for column in range(rounds):
             group = winners.max(dim=1).indices
@@ -163,7 +162,7 @@ class Posterior:
             place = members.max(dim=1).indices
             torch.add(place, group, alpha=GROUP, out=slots[:, column])
             if column < rounds - 1:
-                members.scatter_(1, place.unsqueeze(1), -1)
+                members.scatter_(1, place.unsqueeze(1), -math.inf)
                 cells.index_copy_(0, cell, members)
                 winners.scatter_(1, group.unsqueeze(1), members.amax(dim=1, keepdim=True))
         found = slots[:, :rounds]
@@ -244,17 +243,17 @@ class _Room:
     """The memory of one chunk of queries, used again and again.
 
     Args:
-        chunk: queries. count: N. width: D. sizes: (C, N rounded up to whole groups).
+        chunk: queries. count: N. width: D. by_class: weights (C, N rounded up to whole groups).
     """
 
-    def __init__(self, chunk: int, count: int, width: int, sizes: Tensor) -> None:
+    def __init__(self, chunk: int, count: int, width: int, by_class: Tensor) -> None:
         self.strip = max(64, STRIP_CELLS // max(1, count))
-        self.kernel_values = sizes.new_empty(chunk, count)
-        self.rows = sizes.new_ones(chunk, width + 2)
-        strip, groups = min(self.strip, chunk), sizes.shape[1] // GROUP
-        self.sizes = sizes.new_empty(strip, sizes.shape[1])
-        self.winners = sizes.new_empty(strip, groups)
-        self.first_cells = torch.arange(strip, device=sizes.device) * groups
+        self.kernel_values = by_class.new_empty(chunk, count)
+        self.rows = by_class.new_ones(chunk, width + 2)
+        strip, groups = min(self.strip, chunk), by_class.shape[1] // GROUP
+        self.shares = by_class.new_empty(strip, by_class.shape[1])
+        self.winners = by_class.new_empty(strip, groups)
+        self.first_cells = torch.arange(strip, device=by_class.device) * groups
 
 
 def _check_finite(name: str, norms: Tensor, start: int = 0) -> None:
