@@ -5,16 +5,21 @@ from typing import Annotated
 
 import typer
 
+from semigpc.cli.audit import audit
 from semigpc.cli.bench import app as bench_app
 from semigpc.cli.compare import compare_verb
 from semigpc.cli.data import app as data_app
 from semigpc.cli.demo import demo
 from semigpc.cli.doctor import doctor
+from semigpc.cli.embed import embed
 from semigpc.cli.evaluate import evaluate
 from semigpc.cli.failures import Debug
+from semigpc.cli.label import label
 from semigpc.cli.list_verb import list_command
 from semigpc.cli.predict import predict
 from semigpc.cli.reproduce import reproduce
+from semigpc.cli.review import review
+from semigpc.cli.suggest import suggest
 from semigpc.cli.toy import toy
 from semigpc.cli.train import train
 
@@ -30,6 +35,11 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(predict)
 app.command("compare")(compare_verb)
+app.command()(embed)
+app.command()(label)
+app.command()(suggest)
+app.command()(audit)
+app.command()(review)
 app.command()(reproduce)
 app.command("list")(list_command)
 app.command()(doctor)

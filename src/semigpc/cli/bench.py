@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from semigpc.cli.bench_estimator import estimator
+from semigpc.cli.bench_label import label
 
 app = typer.Typer(help="Time semigpc against its peers, side by side in one run.", no_args_is_help=True)
 
@@ -114,3 +115,4 @@ def step(
 
 
 app.command()(estimator)
+app.command()(label)

@@ -53,7 +53,7 @@ def load(config: FolderConfig, seed: int) -> Splits:
     """List the pictures and their labels; no picture is decoded before it is asked for."""
     parts = _list_parts(config)
     training = parts["training"]
-    class_names = _ordered(training.classes)
+    class_names = ordered(training.classes)
     sets = _image_sets(parts, class_names, config.cache_bytes)
     pool, notes = sets.pop("training"), list(training.notes)
 
@@ -112,7 +112,7 @@ def _list_parts(config: FolderConfig) -> dict[str, Listing]:
     return {"training": training, **held}
 
 
-def _ordered(classes: Collection[str]) -> tuple[str, ...]:
+def ordered(classes: Collection[str]) -> tuple[str, ...]:
     """Sorted as numbers if all of them are whole numbers, else as text."""
     if all(name.isdecimal() for name in classes):
         return tuple(sorted(classes, key=lambda name: (int(name), name)))

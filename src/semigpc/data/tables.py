@@ -1,7 +1,7 @@
 """Tables of labels: CSV or Parquet files with the columns ``file_name`` and ``label``."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -9,7 +9,9 @@ from semigpc.data.dataset import DataError, listed
 
 COLUMNS = ("file_name", "label")
 SUFFIXES = (".csv", ".parquet")
-NO_LABEL = ("", "-1")
+NO_LABEL = ("", "-1", "-1.0", "nan", "NaN")
+
+Choose = Callable[[Sequence[str], Path], tuple[str, str]]  # the two columns to read, of those that a file has
 
 
 def is_table(path: Path) -> bool:
@@ -22,11 +24,10 @@ def read_labels(path: Path) -> dict[str, str | None]:
 
     A label that is empty, null or -1 is none. A row may be repeated, but not with another label.
     """
-    rows = _parquet_rows(path) if path.suffix.lower() == ".parquet" else _csv_rows(path)
     labels: dict[str, str | None] = {}
     conflicts: dict[str, set[str]] = {}
-    for number, (file_name, value) in enumerate(rows, start=1):
-        name, label = _name(file_name, number, path), _label(value)
+    for number, (file_name, value) in enumerate(read_pairs(path, _check_columns), start=1):
+        name, label = path_below(file_name, number, path), as_label(value)
         if labels.setdefault(name, label) != label:
             conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")
     if conflicts:
@@ -40,39 +41,45 @@ def read_labels(path: Path) -> dict[str, str | None]:
     return labels
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[Any, Any]]:
+def read_pairs(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
+    """Two columns of a CSV or Parquet file, row by row, as they are written there."""
+    return _parquet_rows(path, choose) if path.suffix.lower() == ".parquet" else _csv_rows(path, choose)
+
+
+def _csv_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            _check_columns(list(reader.fieldnames or []), path)
-            yield from ((row["file_name"], row["label"]) for row in reader)
+            first, second = choose(list(reader.fieldnames or []), path)
+            yield from ((row[first], row[second]) for row in reader)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV: {error}. Save it as comma-separated UTF-8 text.") from error
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[Any, Any]]:
+def _parquet_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
     # Here and not above: it takes a third of a second to import, and most data come without a Parquet file.
     import pyarrow
     from pyarrow import parquet
 
     try:
-        _check_columns(parquet.read_schema(path).names, path)
-        table = parquet.read_table(path, columns=list(COLUMNS))
+        columns = choose(parquet.read_schema(path).names, path)
+        table = parquet.read_table(path, columns=list(columns), partitioning=None)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}. Write it again, or save it as CSV.") from error
-    yield from zip(*(table.column(name).to_pylist() for name in COLUMNS), strict=True)
+    yield from zip(*(table.column(name).to_pylist() for name in columns), strict=True)
 
 
-def _check_columns(found: list[str], path: Path) -> None:
+def _check_columns(found: Sequence[str], path: Path) -> tuple[str, str]:
     missing = [name for name in COLUMNS if name not in found]
     if missing:
         raise DataError(
             f"{path} must have the columns {' and '.join(COLUMNS)}; it has {listed(found) or 'none'}, not {listed(missing)}. "
             "Rename the columns, and separate them by commas if the file is CSV."
         )
+    return COLUMNS
 
 
-def _name(value: Any, number: int, path: Path) -> str:
+def path_below(value: Any, number: int, path: Path) -> str:
     """The file's path below the root, always with forward slashes."""
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"Row {number} of {path} has no file_name. Fill it in, or delete the row.")
@@ -89,8 +96,11 @@ def _name(value: Any, number: int, path: Path) -> str:
     return str(name)
 
 
-def _label(value: Any) -> str | None:
-    """The class as text; whole floats lose their fraction, since that is how integers with gaps are often stored."""
+def as_label(value: Any) -> str | None:
+    """The class as text; whole floats lose their fraction, since that is how integers with gaps are often stored.
+
+    An empty cell, NaN and -1 are no label.
+    """
     if value is None or value != value:  # NaN is what pandas writes for no label
         return None
     if isinstance(value, float) and value.is_integer():

@@ -9,10 +9,10 @@ from semigpc.report.wording import number_of, percent
 WIDTH, HEIGHT = 4.7, 5.33  # inches; as high as the confusion matrix it stands beside
 
 
-def reliability_chart(entry: Entry, *, alone: bool = False) -> Chart | None:
+def reliability_chart(entry: Entry, *, alone: bool = False, noun: str = "pictures") -> Chart | None:
     """Draw accuracy over confidence in bins with the gap between the two, and how many pictures each bin holds.
 
-    The second panel stands below the first, or, with ``alone``, beside it across the page.
+    The second panel stands below the first, or, with ``alone``, beside it across the page. What is counted is called ``noun``.
     """
     bins = entry.get("reliability")
     if not bins or not sum(bins["count"]):
@@ -36,13 +36,11 @@ def reliability_chart(entry: Entry, *, alone: bool = False) -> Chart | None:
     name_panel(top, f"ECE {percent(number_of(entry, 'ece'))}", x="confidence" if alone else "", y="accuracy")
     share_axis(top, whole=True)
     bottom.bar(middles, counts, widths * 0.92, color=MUTED)
-    name_panel(bottom, x="confidence", y="pictures")
+    name_panel(bottom, x="confidence", y=noun)
     bottom.yaxis.set_major_formatter("{x:,.0f}")
     bottom.locator_params(axis="y", nbins=6 if alone else 3)
     for axes in (top, bottom):
         axes.set_xlim(0, 1)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
-    caption = (
-        "Orange above a bar is overconfidence, orange below its top is shyness; judge by the bins that hold many pictures."
-    )
+    caption = f"Orange above a bar is overconfidence, orange below its top is shyness; judge by the bins that hold many {noun}."
     return chart(figure, "Reliability", caption)

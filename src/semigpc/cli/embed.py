@@ -1,0 +1,98 @@
+"""``semigpc embed``: pictures to a table of embeddings."""
+
+import json
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from semigpc.cli.failures import reported
+from semigpc.cli.feature_bar import FeatureBar
+
+if TYPE_CHECKING:
+    from semigpc.labeling.embed import EmbedResult
+
+SHOWN = 10  # pictures left out that are named on the screen
+
+
+class Precision(StrEnum):
+    """Of the numbers in the table."""
+
+    float16 = "float16"
+    float32 = "float32"
+
+
+@reported("embed")
+def embed(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, help="Pictures, in folders however deep.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The .parquet file to write.")],
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Any timm backbone.")] = "tf_efficientnet_lite0",
+    pretrained: Annotated[
+        str,
+        typer.Option(
+            "--pretrained",
+            metavar="SOURCE",
+            help="Weights: embedded (of tf_efficientnet_lite0), timm (from its hub), a file, none (random), "
+            "or auto: embedded if there are such weights, timm otherwise.",
+        ),
+    ] = "auto",
+    image_size: Annotated[
+        int | None,
+        typer.Option("--image-size", metavar="PIXELS", min=2, help="Side of what the network sees; its own unless told."),
+    ] = None,
+    precision: Annotated[Precision, typer.Option("--precision", help="Of the numbers in the table.")] = Precision.float16,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Pictures that go through the network together.")] = 32,
+    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes that decode while the network works.")] = 1,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a table that is there already.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON on standard output.")] = False,
+) -> None:
+    """Turn a folder of pictures into a table of embeddings, for semigpc label.
+
+    Writes one row for each picture: file_name, relative to FOLDER, and
+    embedding, what a frozen network says of the square in its middle. Hidden
+    files are passed over. Stopped, the same command goes on.
+
+    All pictures that cannot be read are found, and listed in FILE.bad.txt
+    with the reason; nothing is then written unless --skip-bad leaves them out.
+
+    For example:
+
+      semigpc embed photos --out photos.parquet
+      semigpc embed photos --out photos.parquet --model resnet50 --skip-bad
+    """
+    from semigpc.labeling.embed import EmbedConfig, embed_folder
+
+    config = EmbedConfig(
+        model=model, pretrained=pretrained, image_size=image_size, precision=precision.value, batch=batch, workers=workers
+    )
+    bar = FeatureBar()
+    try:
+        result = embed_folder(folder, out, config, skip_bad=skip_bad, overwrite=overwrite, progress=bar.show)
+    except KeyboardInterrupt:
+        typer.echo("finished parts are kept; the same command goes on with them", err=True)
+        raise
+    finally:
+        bar.close()
+    _tell(result, quiet=as_json)
+    if as_json:
+        facts = {"path": str(result.path), "rows": result.rows, "made": result.made, **asdict(result.key), "bad": result.bad}
+        typer.echo(json.dumps(facts, indent=2))
+
+
+def _tell(result: "EmbedResult", *, quiet: bool) -> None:
+    for name, reason in result.bad[:SHOWN]:
+        typer.echo(f"left out: {name}: {reason}", err=True)
+    if len(result.bad) > SHOWN:
+        typer.echo(f"left out: {len(result.bad) - SHOWN} more, listed in {result.path}.bad.txt", err=True)
+    key = result.key
+    what = f"{result.rows} pictures, {key.width} numbers each ({key.network}, {key.image_size} px, {key.precision})"
+    if result.made is None:
+        typer.echo(f"{result.path} is already there: {what}", err=quiet)
+        return
+    before = result.rows - result.made
+    typer.echo(f"wrote {result.path}: {what}" + (f"; {before} were embedded before" if before else ""), err=quiet)

@@ -1,0 +1,159 @@
+"""``semigpc label``: labels for a table of embeddings or a folder of pictures, from a few that were given."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from semigpc.cli.failures import reported
+from semigpc.cli.stage_bar import StageBar
+
+FEW = 30  # classes shown on the screen
+
+
+@reported("label")
+def label(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="A .parquet, .arrow, .feather, .csv or .npz file of embeddings, a folder of .parquet shards, "
+            "or a folder of pictures.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
+    labels: Annotated[
+        Path | None,
+        typer.Option("--labels", metavar="FILE", help="A .csv or .parquet file: the ids and label; empty or -1 is none."),
+    ] = None,
+    id_column: Annotated[
+        str | None, typer.Option("--id", metavar="NAME", help="Column of ids; file_name or id unless told.")
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            "--features",
+            metavar="NAMES",
+            help="A column of lists, or columns of numbers: names and patterns, separated by commas. Unless told: embedding, "
+            "the only column of lists, or all columns of numbers.",
+        ),
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option("--label-column", metavar="NAME", help="Column of labels; label unless told.")
+    ] = None,
+    target_precision: Annotated[
+        float,
+        typer.Option(
+            "--target-precision", min=0.0, max=1.0, help="Share of the labels that are to be right; abstains from others."
+        ),
+    ] = 0.95,
+    abstain: Annotated[
+        float | None,
+        typer.Option("--abstain", min=0.0, max=1.0, help="Abstain below this confidence, whatever the precision."),
+    ] = None,
+    answer_all: Annotated[bool, typer.Option("--answer-all", help="Never abstain; outliers are still marked.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sample and of cross-validation.")] = 0,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Go on without pictures that cannot be read and rows that are not finite.")
+    ] = False,
+    images: Annotated[
+        Path | None, typer.Option("--images", metavar="FOLDER", help="Where the pictures of a table are, by their ids.")
+    ] = None,
+    image_url: Annotated[
+        str | None,
+        typer.Option("--image-url", metavar="PREFIX", help="What Label Studio is to find before the name of a picture."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="The network that sees pictures: any timm backbone.")
+    ] = "tf_efficientnet_lite0",
+    pretrained: Annotated[
+        str, typer.Option("--pretrained", metavar="SOURCE", help="Its weights, as for semigpc embed.")
+    ] = "auto",
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Cross-validate and write the page, or leave that out to be quick.")
+    ] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace labels that were made otherwise.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
+) -> None:
+    """Label every row from the few that have a label, and say why.
+
+    Writes to --out: labels.parquet and labels.csv (id, label, confidence,
+    variance, status, reasons), report.html with the precision to expect, and
+    label_studio.json to import. The status says what a label is worth:
+    labelled (given by you), pseudo, abstained (a guess below the
+    threshold) or outlier (unlike all that is labelled).
+
+    Rows are streamed: DATA may be larger than memory, except .npz. Stopped,
+    the same command goes on. Pictures are embedded first, as by semigpc embed.
+
+    For example:
+
+      semigpc label photos --labels labels.csv --out labelled
+      semigpc label x.parquet --labels labels.csv --out labelled --abstain 0.8
+      semigpc label x.csv --features 'f_*' --label-column kind --out labelled
+    """
+    if answer_all and abstain is not None:
+        raise typer.BadParameter("--answer-all and --abstain exclude each other.", param_hint="--abstain")
+    from semigpc.labeling.columns import Wanted
+    from semigpc.labeling.embed import EmbedConfig
+    from semigpc.labeling.inputs import LabelSettings
+    from semigpc.labeling.label import label_data
+
+    settings = LabelSettings(
+        data=data.expanduser(),
+        labels=labels.expanduser() if labels else None,
+        out=out.expanduser(),
+        columns=Wanted(id=id_column, features=features, label=label_column),
+        images=images.expanduser() if images else None,
+        image_url=image_url,
+        target_precision=None if answer_all or abstain is not None else target_precision,
+        abstain=abstain,
+        seed=seed,
+        skip_bad=skip_bad,
+        report=report,
+        embed=EmbedConfig(model=model, pretrained=pretrained),
+    )
+    try:
+        with StageBar() as bar:
+            summary = label_data(settings, overwrite=overwrite, progress=bar.show)
+    except KeyboardInterrupt:
+        typer.echo("finished parts are kept; the same command goes on with them", err=True)
+        raise
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2, ensure_ascii=False))
+    else:
+        _tell(summary, out, report=report)
+
+
+def _tell(summary: dict[str, Any], out: Path, *, report: bool) -> None:
+    console = Console()
+    for note in summary["notes"]:
+        console.print(f"note: {escape(note)}")
+    console.print(_table(summary))
+    files = ["labels.parquet", "labels.csv", "label_studio.json", *(["report.html"] if report else [])]
+    console.print(f"wrote {', '.join(files)} to {escape(str(out))}", soft_wrap=True)
+
+
+def _table(summary: dict[str, Any]) -> Table:
+    """Labels given and made of each class, and how many rows got none."""
+    table = Table(box=box.SIMPLE, padding=(0, 1), title=escape(summary["title"]), title_style="bold")
+    for heading, justify in (("class", "left"), ("given", "right"), ("pseudo-labelled", "right"), ("believed share", "right")):
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    from semigpc.data.folder import ordered
+
+    order = ordered(summary["classes"])
+    rows = list(zip(*(summary[key] for key in ("classes", "given", "pseudo", "believed")), strict=True))
+    rows.sort(key=lambda row: order.index(row[0]))
+    for name, given, pseudo, share in rows[:FEW]:
+        table.add_row(escape(name), str(given), str(pseudo), f"{100 * share:.1f} %")
+    if len(rows) > FEW:
+        table.add_row(f"and {len(rows) - FEW} more", "", "", "")
+    counts = summary["statuses"]
+    words = (("labelled", "given"), ("pseudo", "pseudo-labelled"), ("abstained", "abstained"), ("outlier", "outliers"))
+    table.caption = ", ".join(f"{counts[key]} {word}" for key, word in words)
+    return table

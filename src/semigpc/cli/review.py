@@ -1,0 +1,89 @@
+"""``semigpc review``: labels checked by a human, on a page of this machine."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from semigpc.cli.failures import reported
+
+if TYPE_CHECKING:
+    from semigpc.review.session import Session
+
+SERVER = ("starlette", "uvicorn")
+
+
+@reported("review")
+def review(
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="The folder that semigpc label wrote.", show_default=False)],
+    images: Annotated[
+        Path | None, typer.Option("--images", metavar="FOLDER", help="Where the pictures are, if not where they were labelled.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of 127.0.0.1; 0 for any that is free.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    export: Annotated[
+        bool, typer.Option("--export", help="Write the reviewed tables and end; also while a page is open.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --export: say as JSON what was written.")] = False,
+) -> None:
+    """Check labels by hand, on a page that learns from every answer.
+
+    Opens a page of this machine with the rows that most need a human
+    first. Accept, correct or skip them with the keyboard (? shows the
+    keys); the model follows at once. Every answer is kept in
+    OUT/reviews.jsonl as it is given, and the same command goes on where
+    it was left. Ctrl-C ends it.
+
+    For example:
+
+      semigpc label photos --labels labels.csv --out out
+      semigpc review out
+      semigpc review out --export
+      semigpc label photos --labels out/reviewed_labels.csv --out again
+    """
+    if not export and not all(importlib.util.find_spec(name) for name in SERVER):
+        raise ImportError("The page needs the extra: pip install 'semigpc[review]'.")
+    from semigpc.review.session import open_session
+
+    with Console(stderr=True).status("Opening the labels and fitting the model"):
+        session = open_session(folder, images=images, read_only=export)
+    try:
+        if session.journal.torn is not None:
+            typer.echo("The last line of reviews.jsonl was cut off by a crash; all others are intact.", err=True)
+        if export:
+            _export(session, as_json)
+        else:
+            _serve(session, port, browser)
+    finally:
+        session.close()
+
+
+def _export(session: "Session", as_json: bool) -> None:
+    with Console(stderr=True).status("Scoring all rows"):
+        written = session.export()
+    if as_json:
+        typer.echo(json.dumps(written, indent=2))
+        return
+    for file in written["files"]:
+        typer.echo(f"wrote {file}")
+    typer.echo(f"{session.summary()}; {written['labels']} of {written['rows']} rows are labelled by a human")
+
+
+def _serve(session: "Session", port: int, browser: bool) -> None:
+    import webbrowser
+
+    from semigpc.review.server import serve
+
+    def ready(address: str) -> None:
+        if session.replayed:
+            typer.echo(f"going on after {session.replayed} answers in {session.journal.path}")
+        typer.echo(f"review at {address}")
+        typer.echo("Ctrl-C ends it; everything is kept as you go.")
+        if browser:
+            webbrowser.open(address)
+
+    serve(session, port=port, ready=ready)
+    typer.echo(f"{session.summary()}; kept in {session.journal.path}")

@@ -1,0 +1,204 @@
+"""Pictures below a folder to a Parquet table of embeddings, resumable and in bounded memory."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from semigpc.data import DataError
+from semigpc.data.listing import EXTENSIONS, pictures_below
+from semigpc.data.pictures import PictureError
+from semigpc.data.workers import InOrder
+from semigpc.labeling.embedding_table import Bad, EmbeddingParts, EmbeddingTable, TableKey, printable
+from semigpc.labeling.network import AUTO, Network, all_threads
+from semigpc.labeling.square_pictures import SquarePictures
+from semigpc.models.embedded import NAME
+
+FEW = 64  # pictures that are not worth starting a worker for
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig:
+    """Which network sees the pictures, and how.
+
+    Args:
+        model: any timm backbone.
+        pretrained: "embedded" (for tf_efficientnet_lite0), "timm", a file, "none", or "auto": embedded if there are such
+            weights, timm's otherwise.
+        image_size: pixels a side that the network sees; None takes what it was trained with.
+        precision: of the numbers in the table.
+        batch: pictures that go through the network together.
+        workers: processes that decode while the network works.
+    """
+
+    model: str = NAME
+    pretrained: str = AUTO
+    image_size: int | None = None
+    precision: Literal["float16", "float32"] = "float16"
+    batch: int = 32
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("float16", "float32"):
+            raise DataError(f"precision must be float16 or float32; got {self.precision!r}.")
+        if self.image_size is not None and self.image_size < 2:
+            raise DataError(f"The image size must be at least 2 pixels; got {self.image_size}.")
+        if self.batch < 1 or self.workers < 0:
+            raise DataError(f"batch must be 1 or more and workers 0 or more; got {self.batch} and {self.workers}.")
+
+
+class EmbedResult(NamedTuple):
+    """The table, its rows, and the pictures that were left out, each with the reason.
+
+    ``made`` rows were computed by this call: None if the table was there already, fewer than all after a stop. ``key`` says
+    what they were made with.
+    """
+
+    path: Path
+    rows: int
+    bad: list[Bad]
+    made: int | None
+    key: TableKey
+
+
+def embed_folder(
+    folder: Path,
+    out: Path,
+    config: EmbedConfig | None = None,
+    *,
+    skip_bad: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> EmbedResult:
+    """Write the embeddings of all pictures below ``folder`` to ``out``, sorted by name; hidden files are passed over.
+
+    Finished parts wait in a folder beside ``out``, of its name and ".parts", until all are there; the same call goes on after
+    a stop. Pictures that cannot be read, and links that lead out of the folder, are all found before any is told, and listed
+    in a file beside ``out``, of its name and ".bad.txt". Memory: the names, and some thousand rows.
+
+    Args:
+        folder: of pictures, however deep. out: a .parquet file.
+        config: which network, and how; the embedded one unless told.
+        skip_bad: leave out what cannot be read instead of failing at the end.
+        overwrite: replace a table that is there, and parts that were made otherwise.
+        progress: told (pictures done, pictures to do) after every batch.
+
+    Raises:
+        PictureError: some pictures cannot be read. What could be read is kept for the next call.
+        DataError: there are no pictures, or ``out`` cannot be written or holds something else.
+    """
+    config, table = config or EmbedConfig(), EmbeddingTable(out)
+    root, marks, bad = _found(folder)
+    digest = _digest(marks, bad)
+    network = Network(config.model, config.pretrained, config.image_size)
+    key = TableKey(
+        network=config.model,
+        weights=network.weights,
+        image_size=network.image_size,
+        precision=config.precision,
+        width=network.width,
+    )
+    if not overwrite and (held := table.held(key, digest)) is not None:
+        table.remove_parts()  # left by a stop at the very end
+        _list_bad(held.bad, held.rows, table, skip_bad=skip_bad)
+        return EmbedResult(out, held.rows, held.bad, None, key)
+    parts = EmbeddingParts(table.parts, key, overwrite=overwrite)
+    missing = parts.missing(marks)
+    broken = _embed(network, root, missing, marks, parts, config, progress) if missing else []
+    unread = {name for name, _ in broken}
+    good, bad = [name for name in marks if name not in unread], sorted(bad + broken)
+    _list_bad(bad, len(good), table, skip_bad=skip_bad)
+    table.write(parts.groups(good, marks), key, pictures=digest, bad=bad)
+    table.remove_parts()
+    return EmbedResult(out, len(good), bad, len(missing) - len(broken), key)
+
+
+def _found(folder: Path) -> tuple[Path, dict[str, str], list[Bad]]:
+    """The resolved folder; size and time of each picture below it, by name; and those that are not to be opened."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is {'a file' if folder.exists() else 'not there'}. Give a folder of pictures.")
+    root, marks, bad = folder.resolve(), dict[str, str](), list[Bad]()
+    for name in pictures_below(root):
+        path = root / name
+        target = path.resolve() if path.is_symlink() else path
+        if not target.is_relative_to(root):
+            bad.append((printable(name), f"a link that leads out of the folder, to {printable(str(target))}"))
+        elif not _is_unicode(name):
+            bad.append((printable(name), "its name is not UTF-8; rename it"))
+        else:
+            facts = path.stat()
+            marks[name] = f"{facts.st_size} {facts.st_mtime_ns}"
+    if not marks and not bad:
+        raise DataError(f"There are no pictures below {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}.")
+    return root, marks, bad
+
+
+def _digest(marks: Mapping[str, str], bad: Sequence[Bad]) -> str:
+    """Which pictures there are, as they are now."""
+    digest = hashlib.sha256()
+    for name, fact in (*marks.items(), *bad):
+        digest.update(f"{name}\n{fact}\n".encode())
+    return digest.hexdigest()
+
+
+def _embed(
+    network: Network,
+    root: Path,
+    names: Sequence[str],
+    marks: Mapping[str, str],
+    parts: EmbeddingParts,
+    config: EmbedConfig,
+    progress: Progress | None,
+) -> list[Bad]:
+    """Add the embeddings of these pictures to the parts; answer with those that cannot be read."""
+    stream = SquarePictures(root, names, network.image_size, config.batch)
+    bad: list[Bad] = []
+    with all_threads():
+        workers = config.workers if len(names) > FEW else 0
+        for number, squares in enumerate(InOrder(stream, range(len(stream)), workers, 2)):
+            first = number * config.batch
+            good = [names[first + place] for place in squares.places]
+            bad += squares.bad
+            if good:
+                rows = _rounded(network.embed(squares.pixels), config.precision, network.name)
+                parts.add(good, [marks[name] for name in good], rows.numpy())
+            if progress is not None:
+                progress(min(first + config.batch, len(names)), len(names))
+    parts.flush()
+    return bad
+
+
+def _rounded(features: Tensor, precision: str, network: str) -> Tensor:
+    rounded = features.half() if precision == "float16" else features
+    if not bool(rounded.isfinite().all()):
+        way_out = "Try precision float32." if bool(features.isfinite().all()) else "Are its weights whole?"
+        raise DataError(f"{network} answers with embeddings that are no numbers in {precision}. {way_out}")
+    return rounded
+
+
+def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad: bool) -> None:
+    """Write down what cannot be read; an error unless it may be left out."""
+    listing = table.write_bad(bad)
+    if not bad or (skip_bad and rows):
+        return
+    few = "; ".join(f"{printable(name)}: {reason}" for name, reason in bad[:3])
+    more = "" if len(bad) <= 3 else f"; and {len(bad) - 3} more"
+    if not rows:
+        raise PictureError(f"None of the {len(bad)} pictures can be read ({few}{more}). {listing} lists them all.")
+    raise PictureError(
+        f"{len(bad)} of {len(bad) + rows} pictures cannot be read ({few}{more}). {listing} lists them all. The others are "
+        "embedded: replace or delete these and give the same command again, or leave them out with --skip-bad."
+    )
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

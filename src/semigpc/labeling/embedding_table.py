@@ -1,0 +1,254 @@
+"""A Parquet table of embeddings, and the parts that it is put together from."""
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+from pyarrow import parquet
+
+from semigpc.data import DataError
+
+PART = 512  # rows: what an interruption loses at most, half a minute or so of work
+GROUP = 4096  # rows that are written to the table together
+METADATA = b"semigpc"
+OPEN_PARTS = 16  # whose embeddings are held while the table is written
+WAY_OUT = "Ask to overwrite it (--overwrite), or write to another file."
+
+Bad = tuple[str, str]  # a picture's name, and why it cannot be used
+Matrix = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableKey:
+    """What embeddings depend on besides the pictures; in the metadata of every file, as JSON under the key ``semigpc``.
+
+    Args:
+        network: its name. weights: a hash of all that is in it.
+        image_size: pixels a side. precision: float16 or float32. width: D.
+    """
+
+    network: str
+    weights: str
+    image_size: int
+    precision: str
+    width: int
+
+    def schema(self, *extra: Any, **facts: Any) -> Any:
+        """Columns ``file_name`` and ``embedding`` and those given, with this key and other facts as metadata."""
+        kind = pyarrow.float16() if self.precision == "float16" else pyarrow.float32()
+        fields = [("file_name", pyarrow.string()), ("embedding", pyarrow.list_(kind, self.width)), *extra]
+        return pyarrow.schema(fields, metadata={METADATA: json.dumps(asdict(self) | facts)})
+
+    def difference(self, held: Mapping[str, Any]) -> str | None:
+        """How what was found differs, for a message."""
+        for name, value in asdict(self).items():
+            if held.get(name) != value:
+                return f"its {name} is {_short(held.get(name))} and not {_short(value)}"
+        return None
+
+
+class Held(NamedTuple):
+    """What a finished table says of itself."""
+
+    rows: int
+    bad: list[Bad]
+
+
+class EmbeddingTable:
+    """The finished file, which has its name only when it is complete."""
+
+    def __init__(self, path: Path) -> None:
+        if path.suffix.lower() != ".parquet":
+            raise DataError(f"The table of embeddings must be a .parquet file; got the name {path.name!r}.")
+        if path.is_dir() or not path.parent.is_dir():
+            what = "is a folder" if path.is_dir() else f"cannot be written, since there is no folder {path.parent}"
+            raise DataError(f"{path} {what}. Give the name of a file, in a folder that is there.")
+        self.path, self.parts = path, path.with_name(path.name + ".parts")
+
+    def held(self, key: TableKey, pictures: str) -> Held | None:
+        """What the file says if it is there; an error if it was made otherwise, or of other pictures."""
+        if not self.path.exists():
+            return None
+        facts, rows = _facts(self.path)
+        if facts is None:
+            raise DataError(f"{self.path} is there already and was not made by semigpc embed. {WAY_OUT}")
+        other = key.difference(facts)
+        if other is not None:
+            raise DataError(f"{self.path} is there already and was made otherwise: {other}. {WAY_OUT}")
+        if facts.get("pictures") != pictures:
+            raise DataError(
+                f"{self.path} is there already, with {rows} rows, and was made of other pictures: some were added, "
+                f"taken away or changed since. {WAY_OUT}"
+            )
+        return Held(rows, [(name, reason) for name, reason in facts["bad"]])
+
+    def write(self, groups: Iterator[tuple[list[str], Matrix]], key: TableKey, *, pictures: str, bad: list[Bad]) -> None:
+        """Names and embeddings, a row group at a time."""
+        draft = _draft(self.parts / "table")
+        try:
+            with parquet.ParquetWriter(draft, key.schema(pictures=pictures, bad=bad), **_STORED) as writer:
+                for names, embeddings in groups:
+                    writer.write_table(_table(writer.schema, names, embeddings))
+            draft.replace(self.path)
+        except OSError as error:
+            with suppress(OSError):
+                draft.unlink()
+            raise _unwritable(self.path, error) from error
+
+    def write_bad(self, bad: Sequence[Bad]) -> Path:
+        """All pictures that cannot be used, one a line, name and reason apart by a tab, beside the table; no file if none."""
+        path = self.path.with_name(self.path.name + ".bad.txt")
+        try:
+            if bad:
+                path.write_text("".join(f"{printable(name)}\t{reason}\n" for name, reason in bad), encoding="utf-8")
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        return path
+
+    def remove_parts(self) -> None:
+        """Once the table is complete."""
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+
+class EmbeddingParts:
+    """Rows that are finished: Parquet files of some hundred in a folder beside the table, each complete when it has its name.
+
+    A row is known by the picture's name and mark, which changes when the picture does.
+
+    Args:
+        folder: where they are. key: what rows must be made by.
+        overwrite: delete parts that were made otherwise, instead of refusing them.
+    """
+
+    def __init__(self, folder: Path, key: TableKey, *, overwrite: bool = False) -> None:
+        self.key, self.folder = key, folder
+        self._schema = key.schema(("mark", pyarrow.string()))
+        self._waiting: list[tuple[list[str], list[str], Matrix]] = []
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        for file in self._files():
+            facts, _ = _facts(file)
+            other = key.difference(facts or {})
+            if other is not None and not overwrite:
+                raise DataError(
+                    f"{self.folder} holds parts of a table that was made otherwise: {other}. Give the settings of then to go "
+                    "on with it, or delete that folder or ask to overwrite it (--overwrite) to begin again."
+                )
+            if other is not None:
+                file.unlink()
+
+    def missing(self, marks: Mapping[str, str]) -> list[str]:
+        """Names of those pictures that no part has as they are now, in the order given."""
+        index = self._index(marks)
+        return [name for name in marks if name not in index]
+
+    def add(self, names: Sequence[str], marks: Sequence[str], embeddings: Matrix) -> None:
+        """Rows (n,), (n,) and (n, D), which are written when there are enough of them."""
+        self._waiting.append((list(names), list(marks), embeddings))
+        if sum(len(held) for held, _, _ in self._waiting) >= PART:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if not self._waiting:
+            return
+        names, marks = ([value for rows in self._waiting for value in rows[i]] for i in (0, 1))
+        embeddings = np.concatenate([rows for _, _, rows in self._waiting])
+        draft = _draft(self.folder / "part")
+        try:
+            parquet.write_table(_table(self._schema, names, embeddings, marks), draft, **_STORED)
+            draft.replace(self.folder / f"part-{uuid.uuid4().hex[:12]}.parquet")
+        except OSError as error:
+            with suppress(OSError):
+                draft.unlink()
+            raise _unwritable(self.folder, error) from error
+        self._waiting = []
+
+    def groups(self, names: Sequence[str], marks: Mapping[str, str]) -> Iterator[tuple[list[str], Matrix]]:
+        """The rows of these names in this order, some thousand at a time. Memory: that many, and a few parts."""
+        index = self._index(marks)
+        read = lru_cache(OPEN_PARTS)(self._embeddings)
+        for first in range(0, len(names), GROUP):
+            group = list(names[first : first + GROUP])
+            yield group, np.stack([read(file)[row] for file, row in (index[name] for name in group)])
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("part-*.parquet"))
+
+    def _index(self, marks: Mapping[str, str]) -> dict[str, tuple[Path, int]]:
+        """In which part, and which row of it, a picture is as it is now."""
+        found: dict[str, tuple[Path, int]] = {}
+        for file in self._files():
+            table = _read(file, ["file_name", "mark"])
+            pairs = zip(table.column("file_name").to_pylist(), table.column("mark").to_pylist(), strict=True)
+            found |= {name: (file, row) for row, (name, mark) in enumerate(pairs) if marks.get(name) == mark}
+        return found
+
+    def _embeddings(self, file: Path) -> Matrix:
+        values = _read(file, ["embedding"]).column("embedding").combine_chunks().flatten()
+        matrix: Matrix = values.to_numpy(zero_copy_only=False).reshape(-1, self.key.width)
+        return matrix
+
+
+_STORED: dict[str, Any] = {"compression": "none", "use_dictionary": False}  # embeddings look like noise to a compressor
+
+
+def _table(schema: Any, names: list[str], embeddings: Matrix, *extra: list[str]) -> Any:
+    column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(embeddings.ravel()), embeddings.shape[1])
+    return pyarrow.Table.from_arrays(
+        [pyarrow.array(names, pyarrow.string()), column, *map(pyarrow.array, extra)], schema=schema
+    )
+
+
+def _facts(path: Path) -> tuple[dict[str, Any] | None, int]:
+    """What a file of ours says of itself, or None, and how many rows it has."""
+    try:
+        with parquet.ParquetFile(path) as file:
+            metadata, rows = file.schema_arrow.metadata or {}, file.metadata.num_rows
+        facts = json.loads(metadata.get(METADATA, b"null"))
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    return (facts if isinstance(facts, dict) else None), rows
+
+
+def _read(path: Path, columns: list[str]) -> Any:
+    try:
+        return parquet.read_table(path, columns=columns, partitioning=None)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} cannot be read: {error}. Delete that file; its embeddings will be made again.")
+
+
+def _unwritable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{path} cannot be written: {error.strerror or error}. Make room, or write elsewhere; finished parts are kept."
+    )
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+
+
+def _short(value: Any) -> str:
+    return f"{value[:12]}..." if isinstance(value, str) and len(value) == 64 else repr(value)
+
+
+def printable(name: str) -> str:
+    """A file's name as one line that can be shown anywhere."""
+    return name if name.isprintable() else ascii(name)

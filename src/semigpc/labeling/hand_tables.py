@@ -1,0 +1,53 @@
+"""CSV files with an empty column in which people write, and which are not replaced once somebody has."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from semigpc.data.dataset import DataError
+
+
+def write_hand_table(
+    path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]], *, blank: str, overwrite: bool = False
+) -> None:
+    """Write a table that has its name only when it is complete.
+
+    Args:
+        path: of the .csv file. header, rows: what it holds.
+        blank: the column that people fill in.
+        overwrite: replace a table in which somebody has written.
+
+    Raises:
+        DataError: somebody has written into the file that is there, or it cannot be written.
+    """
+    written = 0 if overwrite or not path.exists() else _written(path, blank)
+    if written:
+        raise DataError(
+            f"{path} is there already, and {written} rows of it have something in the column {blank!r}. Use them first, move "
+            "the file away, or give --overwrite to replace it."
+        )
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        with draft.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([header, *rows])
+        draft.replace(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}. Make room, or mend the folder.") from error
+
+
+def own_names(names: Sequence[str], id_name: str) -> list[str]:
+    """Names of columns, changed where the data call their ids the same."""
+    return [f"semigpc_{name}" if name == id_name else name for name in names]
+
+
+def _written(path: Path, blank: str) -> int:
+    """Rows in which somebody has written; a file that cannot be told is all theirs."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            if blank not in (reader.fieldnames or ()):
+                return 1 + sum(1 for _ in reader)
+            return sum(bool((row[blank] or "").strip()) for row in reader)
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return 1

@@ -1,0 +1,151 @@
+"""What is to be labelled, and by what labels: a table as it is, or pictures that are embedded first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from semigpc.data.dataset import DataError, listed
+from semigpc.data.listing import is_picture
+from semigpc.data.pictures import PictureError
+from semigpc.labeling.columns import Wanted
+from semigpc.labeling.embed import EmbedConfig, embed_folder
+from semigpc.labeling.given import read_given
+from semigpc.labeling.parts import OTHERS
+from semigpc.labeling.scan import Progress
+from semigpc.labeling.source import TableSource, open_source
+
+EMBEDDINGS = "embeddings.parquet"  # of pictures, inside the folder of the labels
+FILE_NAME = "file_name"  # what ids of pictures are called
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSettings:
+    """What ``semigpc label`` is asked for.
+
+    Args:
+        data: a table, a folder of Parquet shards, or a folder of pictures. out: the folder to write.
+        labels: a table of them; None if the data have a column of labels.
+        columns: names of columns, where they are not the usual ones.
+        images: where the pictures of a table are, by the ids. image_url: what Label Studio finds before the name of a picture.
+        target_precision: fraction of pseudo-labels that should be right; None for no such aim.
+        abstain: confidence below which a row gets no label; instead of ``target_precision``.
+        seed: of the sample and the folds. skip_bad: go on without pictures and rows that are no good.
+        report: cross-validate, and write the page. shard: rows labelled at a time; None fits memory.
+        embed: which network sees the pictures.
+    """
+
+    data: Path
+    labels: Path | None
+    out: Path
+    columns: Wanted = field(default_factory=Wanted)
+    images: Path | None = None
+    image_url: str | None = None
+    target_precision: float | None = 0.95
+    abstain: float | None = None
+    seed: int = 0
+    skip_bad: bool = False
+    report: bool = True
+    shard: int | None = None
+    embed: EmbedConfig = field(default_factory=EmbedConfig)
+
+
+class Inputs(NamedTuple):
+    """Ready to be read.
+
+    Attributes:
+        source: the rows. path, columns: by which the same rows are opened again.
+        given: labels by id, or None if they are in the data. images: the folder of the pictures, or None.
+        notes: for the user.
+    """
+
+    source: TableSource
+    path: Path
+    columns: Wanted
+    given: dict[str, str] | None
+    images: Path | None
+    notes: list[str]
+
+
+def is_picture_folder(path: Path) -> bool:
+    """Whether a folder holds a picture, however deep."""
+    return path.is_dir() and any(is_picture(file) for file in path.rglob("*"))
+
+
+def open_inputs(settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None) -> Inputs:
+    """Open the data and read the given labels; pictures are embedded, as far as that is not done yet.
+
+    Raises:
+        DataError: something is not there or cannot be meant. PictureError: a picture cannot be read.
+    """
+    if is_picture_folder(settings.data):
+        return _pictures(settings, overwrite, progress)
+    asked = settings.columns if settings.labels is None else replace(settings.columns, label=None)
+    source = open_source(settings.data, asked)
+    if source.has_ids and source.id_name in OTHERS:
+        raise DataError(f"Ids cannot be called {source.id_name!r}, which is a column of the labels. Rename the column.")
+    notes = []
+    given = None
+    if settings.labels is not None:
+        given = read_given(settings.labels, source.id_name, label_column=settings.columns.label)
+        if source.has_labels:
+            notes.append(f"The labels are those of {settings.labels.name}; the column of labels in the data was not used.")
+    elif not source.has_labels:
+        raise DataError(
+            f"There are no labels: {settings.data} has no column called 'label'. Give a table of them by --labels, or name the "
+            "column by --label-column."
+        )
+    return Inputs(source, settings.data.resolve(), asked, given, _folder(settings.images), notes)
+
+
+def _pictures(settings: LabelSettings, overwrite: bool, progress: Progress | None) -> Inputs:
+    """Labels are checked before the network is put to work, which may take hours."""
+    if settings.labels is None:
+        raise DataError(f"Pictures need a table of labels: --labels, with the columns {FILE_NAME} and label.")
+    if settings.columns.id or settings.columns.features:
+        raise DataError("--id and --features name columns of a table; a folder of pictures has none.")
+    root = settings.data.resolve()
+    given = read_given(settings.labels, FILE_NAME, label_column=settings.columns.label, pictures=True)
+    missing = [name for name in given if not is_picture(root / name)]
+    if missing:
+        raise DataError(
+            f"{settings.labels} has labels for {len(missing)} pictures that are not in {settings.data}: {listed(missing, 3)}. "
+            "Names must be relative to that folder; mend them, put the files there or delete the rows."
+        )
+    check_classes(list(given.values()), settings.labels)
+    table = settings.out / EMBEDDINGS
+    settings.out.mkdir(parents=True, exist_ok=True)
+
+    def told(done: int, total: int) -> None:
+        if progress is not None:
+            progress("embedding", done, total)
+
+    try:
+        made = embed_folder(root, table, settings.embed, skip_bad=settings.skip_bad, progress=told)
+    except PictureError:
+        raise
+    except DataError:
+        if not overwrite:
+            raise
+        made = embed_folder(root, table, settings.embed, skip_bad=settings.skip_bad, overwrite=True, progress=told)
+    bad = {name for name, _ in made.bad}
+    notes = [f"Pictures that could not be read and were left out: {len(bad)}; {EMBEDDINGS}.bad.txt names them."] if bad else []
+    kept = {name: label for name, label in given.items() if name not in bad}
+    return Inputs(open_source(table), table.resolve(), Wanted(), kept, root, notes)
+
+
+def _folder(path: Path | None) -> Path | None:
+    if path is not None and not path.is_dir():
+        raise DataError(f"The folder of the pictures is not there: {path}. Check --images.")
+    return path.resolve() if path is not None else None
+
+
+def check_classes(labels: Sequence[str], where: object) -> None:
+    """Refuse labels that there is nothing to learn from."""
+    classes = sorted(set(labels))
+    if not classes:
+        raise DataError(f"{where} gives no row a label. Label a few rows of each class first.")
+    if len(classes) == 1:
+        raise DataError(
+            f"All labels of {where} are {classes[0]!r}; at least two classes are needed. Label rows of another one."
+        )

@@ -1,0 +1,192 @@
+"""Labels for all rows of a table, or all pictures of a folder, from the few that have one.
+
+    inputs    the data are opened, pictures embedded, given labels read
+    scan      pass 1: ids checked, labelled rows and a sample of the others gathered
+    fit       the estimator, on those
+    parts     pass 2: labels, confidence, variance, status and reasons, shard by shard; finished shards are kept if it stops
+    outputs   labels.parquet, labels.csv, label_studio.json and .xml
+    facts     cross-validation, summary.json, report.html; project.json at the very end
+
+Memory does not grow with the rows, but for some 32 bytes each while ids are compared.
+"""
+
+import json
+import time
+import warnings
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from semigpc.data.folder import ordered
+from semigpc.estimator import SemiGPClassifier
+from semigpc.labeling.facts import summarise
+from semigpc.labeling.given import Matching
+from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, is_picture_folder, open_inputs
+from semigpc.labeling.label_studio import LabelStudio
+from semigpc.labeling.out_folder import WRITTEN, Key, OutFolder, content_hash, files_hash
+from semigpc.labeling.outputs import write_tables
+from semigpc.labeling.parts import Labeller
+from semigpc.labeling.project import FILE, VERSION
+from semigpc.labeling.scan import SAMPLE, Progress, Scan, scan
+from semigpc.labeling.source import Source
+from semigpc.report.labeling_page import write_labeling_report
+
+SHARD, SHARD_BYTES = 65_536, 2**28  # rows and bytes of embeddings that are labelled at a time, at most
+DATA = "data content"
+NETWORK = ("model", "pretrained", "image_size", "precision")  # what embeddings depend on
+LEARNED = ("length_scale", "noise_std", "scaling", "self_training")  # hyper-parameters that fitting sets, with a trailing _
+
+
+def label_data(settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+    """Label everything, write the folder, and answer with what summary.json holds.
+
+    An identical call that was stopped goes on where it was; one that was finished is answered from the folder.
+
+    Args:
+        settings: what to label, and how. overwrite: replace labels that were made otherwise.
+        progress: told (what is being done, how much is done, of how much if that is known).
+
+    Raises:
+        DataError: something is not there, cannot be meant, or would replace other labels.
+    """
+    began = time.monotonic()
+    if not overwrite:
+        OutFolder(settings.out, _key(settings, "")).check(ignoring=DATA)  # before pictures are embedded
+    inputs = open_inputs(settings, overwrite=overwrite, progress=progress)
+    out = OutFolder(settings.out, _key(settings, files_hash(inputs.source.files)))
+    written = {"images": _text(inputs.images), "image_url": settings.image_url, "report": settings.report}
+    finished = not overwrite and out.check()
+    held = _held_summary(out, written) if finished else None
+    if held is not None:
+        return held
+
+    size = shard_rows(inputs.source, settings.shard)
+    found = scan(
+        inputs.source,
+        Matching(inputs.given),
+        size=size,
+        seed=settings.seed,
+        skip_bad=settings.skip_bad,
+        labels_path=settings.labels,
+        progress=progress,
+    )
+    check_classes(found.labels, settings.labels or settings.data)
+    if progress is not None:
+        progress("fitting", 0, None)
+    model, notes = fit(found, target_precision=settings.target_precision, abstain=settings.abstain, seed=settings.seed)
+    inputs.notes.extend(notes)
+
+    out.begin(afresh=overwrite or finished)  # not before: what cannot be labelled replaces nothing, and leaves nothing behind
+    parts = _label_parts(out, inputs, model, found, size, progress)
+    studio = LabelStudio(inputs.images, settings.image_url, f"semigpc-{version('semigpc')}")
+    tally = write_tables(parts, settings.out, inputs.source.id_name, studio)
+    classes = ordered(set(found.labels))
+    out.write_text("label_studio.xml", studio.interface(classes))
+    summary = summarise(settings, inputs, found, model, tally, progress) | {"seconds": round(time.monotonic() - began, 3)}
+    out.write_json("summary.json", summary)
+    if settings.report:
+        write_labeling_report(settings.out / "report.html", summary)
+    own = {"classes": classes, "counts": summary["statuses"], "written": written, "key": out.key}
+    out.write_json(FILE, _project(settings, inputs, found, model) | own)
+    out.remove_parts()
+    return summary
+
+
+def _held_summary(out: OutFolder, written: dict[str, Any]) -> dict[str, Any] | None:
+    """What a finished folder says, if it has all that is wanted now; a report too many does no harm."""
+    held: dict[str, Any] = json.loads((out.path / FILE).read_text(encoding="utf-8"))["written"]
+    same = all(held[name] == written[name] for name in ("images", "image_url"))
+    needed = [name for name in WRITTEN if name != "report.html" or written["report"]]
+    if not same or not all((out.path / name).is_file() for name in needed):
+        return None
+    out.remove_parts()
+    summary: dict[str, Any] = json.loads((out.path / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def shard_rows(source: Source, asked: int | None = None) -> int:
+    """Rows that are labelled at a time."""
+    return asked or max(1, min(SHARD, SHARD_BYTES // (4 * source.width)))
+
+
+def fit(found: Scan, *, target_precision: float | None, abstain: float | None, seed: int) -> tuple[SemiGPClassifier, list[str]]:
+    """The estimator on the labelled rows and the sample, by their row numbers; and what it warns of."""
+    model = SemiGPClassifier(target_precision=target_precision, abstain=abstain, random_state=seed)
+    labels = np.array([*found.labels, *[None] * len(found.sample)], dtype=object)
+    rows = np.concatenate([found.labelled, found.sample])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model.fit(np.concatenate([found.x, found.sample_x]), labels, rows=rows)
+    told = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+    return model, [f"{text[:1].upper()}{text[1:]}" for text in told]
+
+
+def parameters(model: SemiGPClassifier) -> dict[str, Any]:
+    """What makes the same model again without tuning: all parameters, the learned ones in place of "auto".
+
+    The logit scale alone is found again, which costs little: self-training uses the one before it and not the one after.
+    """
+    learned = {name: getattr(model, f"{name}_") for name in LEARNED}
+    threshold = float(model.threshold_)
+    settled = {"abstain": threshold if threshold > 0 else None, "target_precision": None}
+    plain: dict[str, Any] = json.loads(json.dumps(model.get_params() | learned | settled, default=float))
+    return plain
+
+
+def _label_parts(
+    out: OutFolder, inputs: Inputs, model: SemiGPClassifier, found: Scan, size: int, progress: Progress | None
+) -> list[Path]:
+    """Label the shards that are not there yet."""
+    parts = [out.part(number) for number in range(-(-found.rows // size))]
+    if all(part.exists() for part in parts):
+        return parts
+    labeller = Labeller(model, found, inputs.source.id_name)
+    for number, batch in enumerate(inputs.source.batches(size)):
+        if not parts[number].exists():
+            out.write_part(number, labeller.table(batch))
+        if progress is not None:
+            progress("labelling", batch.first + len(batch.ids), found.rows)
+    return parts
+
+
+def _key(settings: LabelSettings, data: str) -> Key:
+    """What the labels depend on, besides the code."""
+    return {
+        "data": str(settings.data.resolve()),
+        DATA: data,
+        "labels content": content_hash(settings.labels),
+        **{f"column of {name}": value for name, value in asdict(settings.columns).items()},
+        "target precision": settings.target_precision,
+        "abstain": settings.abstain,
+        "seed": settings.seed,
+        "skip_bad": settings.skip_bad,
+        "shard": settings.shard,
+        "network": [getattr(settings.embed, name) for name in NETWORK] if is_picture_folder(settings.data) else None,
+        "semigpc": version("semigpc"),
+    }
+
+
+def _project(settings: LabelSettings, inputs: Inputs, found: Scan, model: SemiGPClassifier) -> dict[str, Any]:
+    """project.json, by which the folder is opened again."""
+    inside = inputs.path.is_relative_to(settings.out.resolve())
+    return {
+        "version": VERSION,
+        "data": str(inputs.path.relative_to(settings.out.resolve()) if inside else inputs.path),
+        "labels": _text(settings.labels.resolve() if settings.labels else None),
+        "columns": asdict(inputs.columns),
+        "id_name": inputs.source.id_name,
+        "images": _text(inputs.images),
+        "rows": found.rows,
+        "width": inputs.source.width,
+        "bad_rows": found.bad.tolist(),
+        "sample": SAMPLE,
+        "seed": settings.seed,
+        "parameters": parameters(model),
+    }
+
+
+def _text(path: Path | None) -> str | None:
+    return str(path) if path is not None else None

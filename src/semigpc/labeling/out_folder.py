@@ -1,0 +1,132 @@
+"""The folder that labels are written to: what it may hold already, and the parts that are finished.
+
+A folder belongs to a key: all that the labels depend on, by value or by a hash. While rows are being labelled, the key is in
+``parts/key.json`` and every finished shard in a Parquet file beside it; at the end it is in ``project.json``.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+from semigpc.data.dataset import DataError
+
+WRITTEN = (
+    "project.json",
+    "labels.parquet",
+    "labels.csv",
+    "label_studio.json",
+    "label_studio.xml",
+    "summary.json",
+    "report.html",
+)
+ADVICE = "Give another --out, or --overwrite to make them again."
+
+Key = dict[str, Any]
+
+
+def files_hash(files: Sequence[Path]) -> str:
+    """A few letters that change when files do: their names, sizes and times, without reading them."""
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def content_hash(path: Path | None) -> str | None:
+    """A few letters that change when the content of a file does; None if there is none."""
+    return None if path is None or not path.is_file() else hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+class OutFolder:
+    """Where labels of this key are written.
+
+    Args:
+        path: the folder; made if it is not there.
+        key: what they depend on, as JSON holds it.
+    """
+
+    def __init__(self, path: Path, key: Key) -> None:
+        self.path = path
+        self.key: Key = json.loads(json.dumps(key))
+        self.parts = path / "parts"
+
+    def check(self, *, ignoring: str = "") -> bool:
+        """Whether all was finished before, by an identical run; ``ignoring`` leaves out a part of the key not known yet.
+
+        Raises:
+            DataError: the folder holds labels that were made otherwise, or files that are not ours to replace.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise DataError(f"--out must be a folder; {self.path} is a file.")
+        finished = _read_key(self.path / "project.json", inside=True)
+        begun = _read_key(self.parts / "key.json") if any(self.parts.glob("*.parquet")) else None
+        held = begun if finished is None else finished
+        if held is None:
+            foreign = [name for name in WRITTEN if (self.path / name).exists()]
+            if foreign:
+                raise DataError(f"{self.path} holds {foreign[0]}, which no finished labelling says to have written. {ADVICE}")
+            return False
+        other = [name for name in sorted({*held, *self.key}) if held.get(name) != self.key.get(name) and name != ignoring]
+        if other:
+            raise DataError(f"{self.path} holds labels that were made otherwise: {self._difference(held, other[0])}. {ADVICE}")
+        return finished is not None
+
+    def begin(self, *, afresh: bool = False) -> None:
+        """Make it ready for parts; those that are there already stay, unless all is to be done ``afresh``."""
+        if afresh:
+            self.clear()
+        self.parts.mkdir(parents=True, exist_ok=True)
+        self.write_text("parts/key.json", json.dumps(self.key, indent=2) + "\n")
+
+    def clear(self) -> None:
+        """Remove what labelling wrote, and nothing else."""
+        for name in WRITTEN:  # project.json first: without it the folder is not complete
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+    def _difference(self, held: Key, name: str) -> str:
+        if name.endswith("content"):
+            return f"the {name} has changed since"
+        return f"{name} is {held.get(name)!r} there and {self.key.get(name)!r} here"
+
+    # Parts ------------------------------------------------------------------------------------------------------------
+
+    def part(self, number: int) -> Path:
+        """Where a shard goes."""
+        return self.parts / f"{number:05d}.parquet"
+
+    def write_part(self, number: int, table: pyarrow.Table) -> None:
+        """One shard, which appears under its name when it is complete."""
+        draft = self.parts / f".{number:05d}.part"
+        parquet.write_table(table, draft)
+        draft.replace(self.part(number))
+
+    def write_text(self, name: str, text: str) -> None:
+        """A file, all at once."""
+        path = self.path / name
+        draft = path.with_name(f".{path.name}.part")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        """The same for plain values."""
+        self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def remove_parts(self) -> None:
+        """They are in the tables now."""
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+
+def _read_key(path: Path, *, inside: bool = False) -> Key | None:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}. {ADVICE}") from error
+    key = held.get("key") if inside and isinstance(held, dict) else held
+    return key if isinstance(key, dict) else {}

@@ -1,0 +1,143 @@
+"""The folder that ``semigpc label`` writes, opened again: its labels, its data and its model.
+
+    labels.parquet   one row for each row of the data, in their order: id, label, confidence, variance, status, reasons
+    project.json     what was labelled, and how; written last, so that a folder which has it is complete
+
+``label`` is the most probable class of every row, also where the status "abstained" or "outlier" says not to rely on it. Only a
+row whose embedding is no number has none; those are listed as ``bad_rows`` in project.json.
+"""
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+from pyarrow import parquet
+
+from semigpc.data.dataset import DataError
+from semigpc.estimator import SemiGPClassifier
+from semigpc.labeling.cells import Floats
+from semigpc.labeling.columns import Wanted
+from semigpc.labeling.sample import sample_rows
+from semigpc.labeling.source import TableSource, open_source
+
+FILE, TABLE = "project.json", "labels.parquet"
+VERSION = 1
+HELD = (
+    2**30
+)  # bytes of embeddings that are kept in memory, so that any rows are at hand; of more only what is asked for is read
+AGAIN = "Give the same semigpc label command again."
+
+Rows = NDArray[np.int64]
+
+
+class Project:
+    """A labelled data set.
+
+    Attributes:
+        folder: where it is. id_name: what ids are called.
+        images: the folder of the pictures, None for a table.
+        ids: by row number. classes: names in the order to show them, numbers by value; ``model().classes_`` sorts them as text.
+        table: labels.parquet. given: the label that was given, by row number. bad: rows that have no embedding.
+        settings: project.json.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any], table: pyarrow.Table, images: Path | None) -> None:
+        self.folder, self.settings, self.table, self.images = folder, settings, table, images
+        self.id_name: str = settings["id_name"]
+        self.classes: list[str] = list(settings["classes"])
+        self.ids: list[str] = table.column(self.id_name).to_pylist()
+        self.bad: frozenset[int] = frozenset(settings["bad_rows"])
+        status = np.asarray(table.column("status").to_pylist(), dtype=object)
+        labels = table.column("label").to_pylist()
+        self.given: dict[int, str] = {row: labels[row] for row in np.flatnonzero(status == "labelled").tolist()}
+        self._source: TableSource | None = None
+        self._held: Floats | None = None
+
+    @classmethod
+    def open(cls, folder: Path, *, images: Path | None = None) -> "Project":
+        """Read what ``semigpc label`` wrote.
+
+        Args:
+            folder: its --out. images: where the pictures are now, if they were moved or if the data were a table.
+
+        Raises:
+            DataError: it is no such folder or is not complete, or what it points to is gone.
+        """
+        settings = _read_settings(folder)
+        root = images or (Path(settings["images"]) if settings["images"] else None)
+        if root is not None and not root.is_dir():
+            raise DataError(f"The folder of the pictures is not there: {root}. Put it back, or say where it is now: --images.")
+        try:
+            table = parquet.read_table(folder / TABLE, partitioning=None)
+        except (OSError, pyarrow.ArrowException) as error:
+            raise DataError(f"{folder / TABLE} cannot be read: {error}. {AGAIN}") from error
+        if table.num_rows != settings["rows"] or settings["id_name"] not in table.column_names:
+            raise DataError(f"{folder / TABLE} is not what {FILE} says: {table.num_rows} rows. {AGAIN}")
+        return cls(folder, settings, table, root.resolve() if root else None)
+
+    @property
+    def source(self) -> TableSource:
+        """The data; opened when first asked for."""
+        if self._source is None:
+            path = self.folder / self.settings["data"]  # an absolute path stays itself
+            if not path.exists():
+                raise DataError(f"The data that {self.folder} was made from are not there: {path}. Put them back. Or: {AGAIN}")
+            self._source = open_source(path, Wanted(**self.settings["columns"]))
+            if self._source.width != self.settings["width"] or self._source.rows not in (None, len(self.ids)):
+                raise DataError(f"{path} has changed since it was labelled: other rows or columns. {AGAIN}")
+        return self._source
+
+    def embeddings(self, rows: Rows) -> Floats:
+        """Embeddings (M, D) of rows in any order; zeros for rows that have none.
+
+        Below 1 GB all of them are read once and kept; above, only the row groups that are asked for, each time.
+        """
+        wanted = np.asarray(rows, dtype=np.int64)
+        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self.ids)):
+            raise IndexError(f"rows must be in 0 to {len(self.ids) - 1}; got {wanted.min()} to {wanted.max()}.")
+        if self._held is None and 4 * len(self.ids) * self.settings["width"] <= HELD:
+            self._held = self.source.take(np.arange(len(self.ids)))
+        found = self.source.take(wanted) if self._held is None else self._held[wanted]
+        found[~np.isfinite(found).all(axis=1)] = 0.0
+        return found
+
+    def model(self) -> SemiGPClassifier:
+        """The estimator of the labels, fitted again on the given ones and the same sample of the others, without tuning."""
+        good = np.ones(len(self.ids), dtype=bool)
+        good[list(self.bad)] = False
+        labelled = np.array([row for row in self.given if good[row]], dtype=np.int64)
+        good[labelled] = False
+        sample = sample_rows(good, self.settings["sample"], self.settings["seed"])
+        rows = np.concatenate([labelled, sample])
+        labels = np.array([*(self.given[row] for row in labelled.tolist()), *[None] * len(sample)], dtype=object)
+        return SemiGPClassifier(**self.settings["parameters"]).fit(self.embeddings(rows), labels, rows=rows)
+
+    def picture(self, row: int) -> Path | None:
+        """The file of a row, if the data are pictures and it is there; never one outside of ``images``, also not by a link."""
+        if self.images is None:
+            return None
+        try:
+            path = (self.images / PurePosixPath(self.ids[row])).resolve()
+            return path if path.is_relative_to(self.images) and path.is_file() else None
+        except (OSError, ValueError):  # no name that a file could have
+            return None
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    file = folder / FILE
+    if not file.is_file():
+        if not folder.is_dir():
+            raise DataError(f"There is no folder {folder}. It is what semigpc label writes: --out.")
+        if (folder / "parts").is_dir() or (folder / TABLE).exists():
+            raise DataError(f"{folder} is not complete: labelling was stopped. {AGAIN}")
+        raise DataError(f"{folder} has no {FILE}, so it was not written by semigpc label. Check the path.")
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read: {error}. {AGAIN}") from error
+    if not isinstance(settings, dict) or settings.get("version") != VERSION:
+        raise DataError(f"{file} was written by another version of semigpc. Label again with --overwrite.")
+    return settings

@@ -1,0 +1,65 @@
+"""Files to squares of pixels, a batch at a time; what cannot be read is told and stops nothing."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+from torch.utils.data import Dataset
+
+from semigpc.data.pictures import PictureError, Pixels, read_picture, to_pixels
+from semigpc.labeling.embedding_table import Bad
+
+
+class Squares(NamedTuple):
+    """Those of a batch that could be read: their places in it (n,), and pixels (n, s, s, 3); and those that could not."""
+
+    places: list[int]
+    pixels: Pixels
+    bad: list[Bad]
+
+
+class SquarePictures(Dataset[Squares]):
+    """Batch i of the named pictures: the largest square in the middle of each, resized to s x s.
+
+    Args:
+        root: a folder. names: of pictures below it.
+        size: s. batch: pictures in a batch; the last may have fewer.
+    """
+
+    def __init__(self, root: Path, names: Sequence[str], size: int, batch: int) -> None:
+        self.root, self.names, self.size, self.batch = root, names, size, batch
+
+    def __len__(self) -> int:
+        return -(-len(self.names) // self.batch)
+
+    def __getitem__(self, number: int) -> Squares:
+        places, squares, bad = [], [], []
+        first = number * self.batch
+        for place, name in enumerate(self.names[first : first + self.batch]):
+            try:
+                squares.append(self._square(self.root / name))
+                places.append(place)
+            except PictureError as error:
+                bad.append((name, str(error)))
+        return Squares(places, np.array(squares, np.uint8).reshape(-1, self.size, self.size, 3), bad)
+
+    def _square(self, path: Path) -> Pixels:
+        """A merely large picture is welcome; one of more than 179 million pixels is refused by Pillow as an attack."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of large pictures, and of blemishes in a file that can be read all the same
+            try:
+                return to_pixels(ImageOps.fit(read_picture(path), (self.size, self.size), Image.Resampling.BILINEAR))
+            except PictureError as error:
+                raise PictureError(_reason(error.__cause__ or error, path)) from error
+            except Exception as error:  # a decoder may stumble over a broken file in any way
+                raise PictureError(f"{type(error).__name__}: {_reason(error, path)}") from error
+
+
+def _reason(error: BaseException, path: Path) -> str:
+    """One line without the path, which the name stands for."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).replace(f" {str(path)!r}", "").split())

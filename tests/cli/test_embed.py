@@ -1,0 +1,79 @@
+"""``semigpc embed`` as a user sees it."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+from tests.cli.calls import check_paragraph, refused, semigpc, start
+from tests.data.samples import write_pictures
+
+TINY = ("--model", "test_resnet", "--pretrained", "none", "--image-size", "32", "--workers", "0")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    write_pictures(tmp_path / "photos", {"b": 2, "a": 2}, size=(9, 9))
+    return tmp_path / "photos"
+
+
+def test_embed_writes_a_table_and_says_what_it_holds(photos: Path, tmp_path: Path) -> None:
+    done = semigpc("embed", photos, "--out", tmp_path / "x.parquet", *TINY)
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"wrote {tmp_path / 'x.parquet'}: 4 pictures, 96 numbers each (test_resnet, 32 px, float16)\n"
+    names = parquet.read_table(tmp_path / "x.parquet").column("file_name").to_pylist()
+    assert names == ["a/0.png", "a/1.png", "b/0.png", "b/1.png"]
+    again = semigpc("embed", photos, "--out", tmp_path / "x.parquet", *TINY)
+    assert again.stdout.startswith(f"{tmp_path / 'x.parquet'} is already there: 4 pictures")
+
+
+def test_embed_as_json_with_pictures_left_out(photos: Path, tmp_path: Path) -> None:
+    for i in range(12):
+        (photos / f"text{i:02d}.jpg").write_text("no picture")
+    out = tmp_path / "x.parquet"
+    done = semigpc("embed", photos, "--out", out, *TINY, "--skip-bad", "--json", "--precision", "float32")
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert (facts["rows"], facts["made"], facts["network"], facts["precision"]) == (4, 4, "test_resnet", "float32")
+    assert facts["bad"][0] == ["text00.jpg", "cannot identify image file"]
+    assert len(facts["bad"]) == 12
+    assert "left out: text00.jpg: cannot identify image file\n" in done.stderr
+    assert f"left out: 2 more, listed in {out}.bad.txt" in done.stderr
+
+
+def test_embed_refuses_in_one_paragraph(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.parquet"
+    refused("embed", photos, "--out", tmp_path / "x.csv", *TINY, code=2, words="must be a .parquet file")
+    refused("embed", photos, "--out", out, "--model", "resnte18", code=2, words="unknown model 'resnte18'; did you mean")
+    (tmp_path / "empty").mkdir()
+    refused("embed", tmp_path / "empty", "--out", out, *TINY, code=2, words="There are no pictures below")
+    (photos / "text.jpg").write_text("no picture")
+    refused("embed", photos, "--out", out, *TINY, code=1, words="1 of 5 pictures cannot be read (text.jpg: cannot identify")
+    semigpc("embed", photos, "--out", out, *TINY, "--skip-bad")
+    refused("embed", photos, "--out", out, *TINY, "--batch", "2", "--precision", "float32", code=2, words="--overwrite")
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "photos", {"a": 1200}, size=(32, 32))
+    command = ("embed", "photos", "--out", "x.parquet", "--model", "test_resnet", "--pretrained", "none", "--image-size", "96")
+    process = start(*command, cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("x.parquet.parts/part-*")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    check_paragraph(stderr, "embed", "interrupted; what was saved before is intact.")
+    assert "the same command goes on" in stderr
+    assert not (tmp_path / "x.parquet").exists()
+    done = start(*command, "--json", cwd=tmp_path)
+    stdout, stderr = done.communicate(timeout=120)
+    assert done.returncode == 0, stderr
+    facts = json.loads(stdout)
+    assert facts["rows"] == 1200
+    assert 0 < facts["made"] <= 1200 - 512

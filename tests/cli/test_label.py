@@ -1,0 +1,108 @@
+"""``semigpc label`` as a user sees it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from tests.cli.calls import refused, semigpc
+from tests.labeling.samples import IDS, LABELS, TRUTH, X, table_of, write, write_labels
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    write_labels(tmp_path / "labels.csv", LABELS)
+    return write(tmp_path, "parquet", X, IDS)
+
+
+def call(table: Path, *more: str | Path) -> tuple[str | Path, ...]:
+    folder = table.parent
+    return ("label", table, "--labels", folder / "labels.csv", "--out", folder / "out", *more)
+
+
+def test_label_writes_everything_and_says_so(table: Path) -> None:
+    few = dict(list(LABELS.items())[::2])
+    small = table.with_name("small.parquet")
+    parquet.write_table(table_of(X[:120], IDS[:120]), small)
+    write_labels(table.with_name("labels.csv"), {name: label for name, label in few.items() if name in IDS[:120]})
+    done = semigpc(*call(small))
+    assert done.exit_code == 0, done.output
+    assert "Labels for small.parquet" in done.stdout
+    assert "bee" in done.stdout
+    assert "given," in done.stdout
+    assert f"wrote labels.parquet, labels.csv, label_studio.json, report.html to {table.parent / 'out'}" in done.stdout
+    written = {path.name for path in (table.parent / "out").iterdir()}
+    assert written == {
+        "labels.parquet",
+        "labels.csv",
+        "label_studio.json",
+        "label_studio.xml",
+        "report.html",
+        "summary.json",
+        "project.json",
+    }
+    assert "Labels for small.parquet" in (table.parent / "out" / "report.html").read_text(encoding="utf-8")
+    assert json.loads((table.parent / "out" / "summary.json").read_text())["evidence"]["held_out"] > 10
+    again = semigpc(*call(small))
+    assert again.stdout == done.stdout
+
+
+def test_label_as_json(table: Path) -> None:
+    done = semigpc(*call(table, "--no-report", "--answer-all", "--json"))
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert summary["statuses"]["abstained"] == 0
+    assert summary == json.loads((table.parent / "out" / "summary.json").read_text())
+    assert not (table.parent / "out" / "report.html").exists()
+
+
+def test_columns_by_name(tmp_path: Path) -> None:
+    lines = [",".join([IDS[i], *map(str, X[i]), LABELS.get(IDS[i], ""), "note"]) for i in range(300)]
+    (tmp_path / "data.csv").write_text("\n".join(["name,f0,f1,f2,f3,f4,f5,kind,remark", *lines]) + "\n")
+    base = ("label", tmp_path / "data.csv", "--out", tmp_path / "out", "--no-report", "--id", "name")
+    refused(*base, "--label-column", "kind", code=2, words="1 are no numbers: 'remark (string)'")
+    done = semigpc(*base, "--label-column", "kind", "--features", "f*", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["settings"]["features"] == "6 columns, f0 to f5"
+    found = parquet.read_table(tmp_path / "out" / "labels.parquet")
+    assert found.column("name").to_pylist() == IDS
+    pseudo = [row["label"] == TRUTH[i] for i, row in enumerate(found.to_pylist()) if row["status"] == "pseudo"]
+    assert np.mean(pseudo) > 0.9
+
+
+def test_bad_input_is_refused_in_one_paragraph(table: Path, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere.parquet"
+    refused(*call(nowhere), code=2, words=f"There is no table and no folder {nowhere}")
+    refused(*call(table, "--features", "embeding"), code=2, words="Did you mean 'embedding'?")
+    refused(*call(table, "--id", "di"), code=2, words="has no column 'di', which --id names. Did you mean 'id'?")
+    refused("label", table, "--out", tmp_path / "out", code=2, words="Give a table of them by --labels")
+    refused("label", table, "--labels", nowhere, "--out", tmp_path / "out", code=2, words="The table of labels is not there")
+    twice = tmp_path / "twice.parquet"
+    parquet.write_table(table_of(X, [*IDS[:-1], IDS[0]]), twice)
+    refused(*call(twice), code=2, words="1 ids occur more than once, such as 'row-00000'")
+    nan = tmp_path / "nan.parquet"
+    parquet.write_table(table_of(np.where(X[9, 0] == X, np.nan, X), IDS), nan)
+    refused(*call(nan), code=2, words="row 10 of " + str(nan) + " (id 'row-00009')")
+    (tmp_path / "cut.parquet").write_bytes(table.read_bytes()[:-100])
+    refused(*call(tmp_path / "cut.parquet"), code=2, words="cannot be read as Parquet")
+    (tmp_path / "labels.csv").write_bytes("id,label\nä,1\n".encode("latin-1"))
+    refused(*call(table), code=2, words="Save it as comma-separated UTF-8 text")
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_exclude_each_other(table: Path) -> None:
+    done = semigpc(*call(table, "--answer-all", "--abstain", "0.8"))
+    assert done.exit_code == 2
+    assert "exclude each other" in done.stderr
+    assert semigpc(*call(table, "--abstain", "1.5")).exit_code == 2
+
+
+def test_labels_made_otherwise_are_not_replaced(table: Path) -> None:
+    assert semigpc(*call(table, "--no-report")).exit_code == 0
+    refused(
+        *call(table, "--no-report", "--abstain", "0.7"), code=2, words="abstain is None there and 0.7 here. Give another --out"
+    )
+    done = semigpc(*call(table, "--no-report", "--abstain", "0.7", "--overwrite"))
+    assert done.exit_code == 0, done.output

@@ -1,0 +1,41 @@
+"""A labelled project with a long tail, a cloud that nobody has labelled, copies, and strays."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyarrow import parquet
+
+from semigpc.labeling.inputs import LabelSettings
+from semigpc.labeling.label import label_data
+from semigpc.labeling.project import Project
+from tests.labeling.samples import table_of, write_labels
+
+SIZES = {"oak": 150, "elm": 60, "yew": 20, "new": 25, "stray": 6}
+LABELLED = {"oak": 15, "elm": 8, "yew": 3}
+
+
+class Clouds(NamedTuple):
+    """The project, and what each row truly is."""
+
+    project: Project
+    truth: NDArray[np.str_]
+
+
+def make_clouds(folder: Path, *, seed: int = 0, copies: int = 4) -> Clouds:
+    """Rows of ``new`` and ``stray`` have no label; the last ``copies`` rows are all the same one, far from all others."""
+    rng = np.random.default_rng(seed)
+    kinds = np.repeat(list(SIZES), list(SIZES.values()))
+    centres = dict(zip(SIZES, rng.normal(size=(5, 8)) * 3, strict=True))
+    x = np.array([centres[kind] + rng.normal(size=8) for kind in kinds])
+    x[kinds == "stray"] = rng.normal(size=(SIZES["stray"], 8)) * 12
+    x = np.concatenate([x, np.repeat(rng.normal(size=(1, 8)) * 4, copies, axis=0)]).astype(np.float32)
+    truth = np.concatenate([kinds, ["copy"] * copies])
+    ids = [f"{kind}-{row:03d}" for row, kind in enumerate(truth)]
+    given = {ids[row]: kind for kind, count in LABELLED.items() for row in np.flatnonzero(truth == kind)[:count]}
+    folder.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(table_of(x, ids), folder / "data.parquet")
+    labels = write_labels(folder / "labels.csv", given)
+    label_data(LabelSettings(data=folder / "data.parquet", labels=labels, out=folder / "out", report=False))
+    return Clouds(Project.open(folder / "out"), truth)

@@ -1,0 +1,310 @@
+"""Embedding a folder: what the table holds, stops, bad pictures, and tables that are in the way."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from pyarrow import parquet
+
+from semigpc.data import DataError
+from semigpc.data.pictures import PictureError
+from semigpc.labeling import embedding_table
+from semigpc.labeling.embed import EmbedConfig, EmbedResult, embed_folder
+from semigpc.labeling.network import Network
+from tests.data.samples import picture, write_pictures
+
+TINY = EmbedConfig(model="test_resnet", pretrained="none", image_size=32, batch=3, workers=0)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    write_pictures(tmp_path / "photos", {"b": 4, "a/deep": 3}, size=(20, 15))
+    return tmp_path / "photos"
+
+
+def rows_of(path: Path) -> dict[str, list[float]]:
+    table = parquet.read_table(path)
+    return dict(zip(table.column("file_name").to_pylist(), table.column("embedding").to_pylist(), strict=True))
+
+
+def check_same(one: Path, other: Path) -> None:
+    """To the last bits of 16, in which a network may differ when a batch has other company."""
+    assert list(rows_of(one)) == list(rows_of(other))
+    assert np.allclose(list(rows_of(one).values()), list(rows_of(other).values()), rtol=2e-3, atol=1e-4)
+    assert np.ptp(list(rows_of(one).values()), axis=0).max() > 1e-2  # pictures differ by more
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name not in ("photos", "x.parquet"))
+
+
+def interrupted_after(pictures: int) -> Any:
+    def progress(done: int, _total: int) -> None:
+        if done >= pictures:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def test_one_row_a_picture_sorted_by_name_with_what_made_it(photos: Path, tmp_path: Path) -> None:
+    done: list[tuple[int, int]] = []
+    result = embed_folder(photos, tmp_path / "x.parquet", TINY, progress=lambda *now: done.append(now))
+    table = parquet.read_table(result.path)
+    assert table.column_names == ["file_name", "embedding"]
+    names = ["a/deep/0.png", "a/deep/1.png", "a/deep/2.png", "b/0.png", "b/1.png", "b/2.png", "b/3.png"]
+    assert table.column("file_name").to_pylist() == names
+    assert str(table.schema.field("embedding").type).replace("element", "item") == (
+        f"fixed_size_list<item: halffloat>[{result.key.width}]"
+    )
+    facts = json.loads(table.schema.metadata[b"semigpc"])
+    assert facts | asdict(result.key) == facts
+    assert (facts["network"], facts["image_size"], facts["precision"], facts["bad"]) == ("test_resnet", 32, "float16", [])
+    assert len(facts["weights"]) == 64
+    assert done == [(3, 7), (6, 7), (7, 7)]
+    assert result[1:4] == (7, [], 7)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_row_is_what_the_network_says_of_the_middle_square(photos: Path, tmp_path: Path) -> None:
+    config = EmbedConfig(model="test_resnet", pretrained="none", image_size=32, precision="float32", workers=0)
+    rows = rows_of(embed_folder(photos, tmp_path / "x.parquet", config).path)
+    square = ImageOps.fit(Image.open(photos / "b/2.png"), (32, 32), Image.Resampling.BILINEAR)
+    alone = Network("test_resnet", "none", 32).embed(np.asarray(square)[None])[0]
+    assert torch.allclose(torch.tensor(rows["b/2.png"]), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_the_embedded_network_is_the_default(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "photos", {"a": 2}, size=(40, 40))
+    result = embed_folder(tmp_path / "photos", tmp_path / "x.parquet")
+    key = result.key
+    assert (key.network, key.image_size, key.precision, key.width) == ("tf_efficientnet_lite0", 224, "float16", 1280)
+    first, second = (np.array(row) for row in rows_of(result.path).values())
+    assert 0 < np.abs(first - second).mean() < np.abs(first).mean()  # two pictures of the same kind
+
+
+def test_after_a_stop_only_what_is_missing_is_embedded(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = embed_folder(photos, tmp_path / "whole.parquet", TINY).path
+    monkeypatch.setattr(embedding_table, "PART", 3)
+    monkeypatch.setattr(embedding_table, "GROUP", 2)
+    out = tmp_path / "x.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        embed_folder(photos, out, TINY, progress=interrupted_after(6))
+    assert not out.exists()
+    assert len(list((tmp_path / "x.parquet.parts").glob("part-*.parquet"))) == 2
+    result = embed_folder(photos, out, TINY)
+    assert (result.rows, result.made) == (7, 1)
+    check_same(out, whole)
+    assert parquet.ParquetFile(out).num_row_groups == 4
+    assert leftovers(tmp_path) == ["whole.parquet"]
+
+
+def test_pictures_that_came_or_changed_during_a_stop_are_embedded_too(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding_table, "PART", 3)
+    out = tmp_path / "x.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        embed_folder(photos, out, TINY, progress=interrupted_after(6))
+    picture(20, 15, np.random.default_rng(5)).save(photos / "a/deep/0.png")
+    picture(30, 30, np.random.default_rng(6)).save(photos / "a/new.png")
+    (photos / "a/deep/1.png").unlink()
+    result = embed_folder(photos, out, TINY)
+    assert (result.rows, result.made) == (7, 3)
+    check_same(out, embed_folder(photos, tmp_path / "y.parquet", TINY).path)
+
+
+def test_parts_of_other_settings_are_refused_until_told_to_overwrite(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding_table, "PART", 3)
+    with pytest.raises(KeyboardInterrupt):
+        embed_folder(photos, tmp_path / "x.parquet", TINY, progress=interrupted_after(3))
+    other = EmbedConfig(model="test_resnet", pretrained="none", image_size=64, workers=0)
+    with pytest.raises(DataError, match=r"x.parquet.parts holds parts .* its image_size is 32 and not 64\. .* begin again"):
+        embed_folder(photos, tmp_path / "x.parquet", other)
+    assert embed_folder(photos, tmp_path / "x.parquet", other, overwrite=True).made == 7
+    assert leftovers(tmp_path) == []
+
+
+def test_a_damaged_part_is_named(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding_table, "PART", 3)
+    with pytest.raises(KeyboardInterrupt):
+        embed_folder(photos, tmp_path / "x.parquet", TINY, progress=interrupted_after(3))
+    part = next((tmp_path / "x.parquet.parts").glob("part-*.parquet"))
+    part.write_bytes(part.read_bytes()[:50])
+    with pytest.raises(DataError, match=rf"{part.name} cannot be read: .*Delete that file"):
+        embed_folder(photos, tmp_path / "x.parquet", TINY)
+
+
+def test_a_finished_table_is_left_alone_while_nothing_changed(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.parquet"
+    first = embed_folder(photos, out, TINY)
+    before = out.stat().st_mtime_ns
+    again = embed_folder(photos, out, TINY)
+    assert (again.rows, again.made, out.stat().st_mtime_ns) == (first.rows, None, before)
+    with pytest.raises(DataError, match=r"made otherwise: its precision is 'float16' and not 'float32'\. Ask to overwrite it"):
+        embed_folder(photos, out, EmbedConfig(**asdict(TINY) | {"precision": "float32"}))
+    (photos / "b/3.png").unlink()
+    with pytest.raises(DataError, match="with 7 rows, and was made of other pictures: some were added, taken away or changed"):
+        embed_folder(photos, out, TINY)
+    assert embed_folder(photos, out, TINY, overwrite=True).rows == 6
+
+
+def test_a_file_that_is_no_table_of_ours_is_not_touched(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.parquet"
+    parquet.write_table(parquet.read_table(embed_folder(photos, out, TINY).path).replace_schema_metadata({}), out)
+    with pytest.raises(DataError, match="was not made by semigpc embed"):
+        embed_folder(photos, out, TINY)
+    out.write_text("precious")
+    with pytest.raises(DataError, match=r"x\.parquet cannot be read"):
+        embed_folder(photos, out, TINY)
+    assert out.read_text() == "precious"
+
+
+def spoil(photos: Path, outside: Path) -> None:
+    (photos / "a/text.jpg").write_text("no picture")
+    whole = picture(60, 40, np.random.default_rng(0))
+    whole.save(photos / "whole.jpg")
+    (photos / "b/cut.jpg").write_bytes((photos / "whole.jpg").read_bytes()[:900])
+    (photos / "huge.ppm").write_bytes(b"P6 20000 20000 255\n" + bytes(3000))
+    whole.save(outside)
+    (photos / "link.png").symlink_to(outside)
+    (photos / "fine_link.png").symlink_to(photos / "b/0.png")
+
+
+def test_all_bad_pictures_are_found_before_any_is_told(photos: Path, tmp_path: Path) -> None:
+    spoil(photos, tmp_path / "outside.png")
+    out = tmp_path / "x.parquet"
+    with pytest.raises(
+        PictureError, match=r"4 of 13 pictures cannot be read \(a/text.jpg: cannot identify image file; b/cut.jp"
+    ):
+        embed_folder(photos, out, TINY)
+    assert not out.exists()
+    told = dict(line.split("\t") for line in (tmp_path / "x.parquet.bad.txt").read_text().splitlines())
+    assert list(told) == ["a/text.jpg", "b/cut.jpg", "huge.ppm", "link.png"]
+    assert "truncated" in told["b/cut.jpg"]
+    assert "400000000 pixels) exceeds limit" in told["huge.ppm"]
+    assert told["link.png"] == f"a link that leads out of the folder, to {tmp_path / 'outside.png'}"
+
+    skipped = embed_folder(photos, out, TINY, skip_bad=True)
+    assert (skipped.rows, skipped.made, [name for name, _ in skipped.bad]) == (9, 0, list(told))
+    assert {"fine_link.png", "whole.jpg"} < set(rows_of(out))
+    assert embed_folder(photos, out, TINY, skip_bad=True) == skipped._replace(made=None)
+    with pytest.raises(PictureError, match="4 of 13 pictures cannot be read"):
+        embed_folder(photos, out, TINY)
+
+
+def test_pictures_that_were_mended_are_taken_up(photos: Path, tmp_path: Path) -> None:
+    good = (photos / "b/0.png").read_bytes()
+    (photos / "b/0.png").write_text("no picture")
+    with pytest.raises(PictureError, match="1 of 7"):
+        embed_folder(photos, tmp_path / "x.parquet", TINY)
+    (photos / "b/0.png").write_bytes(good)
+    assert embed_folder(photos, tmp_path / "x.parquet", TINY)[1:4] == (7, [], 1)
+    assert leftovers(tmp_path) == []  # nor the list of bad ones
+
+
+def test_a_folder_of_nothing_but_bad_pictures_is_an_error_in_any_case(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.jpg").write_text("no picture")
+    with pytest.raises(PictureError, match=r"None of the 1 pictures can be read \(a.jpg: cannot identify image file\)"):
+        embed_folder(tmp_path / "photos", tmp_path / "x.parquet", TINY, skip_bad=True)
+
+
+def test_a_large_picture_is_welcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # from which on Pillow warns; it refuses twice as many
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (40, 40)).save(tmp_path / "photos/large.png")
+    Image.new("RGB", (1500, 1)).save(tmp_path / "photos/thin.png")
+    assert embed_folder(tmp_path / "photos", tmp_path / "x.parquet", TINY).rows == 2
+
+
+def test_names_of_any_kind(photos: Path, tmp_path: Path) -> None:
+    content = (photos / "b/0.png").read_bytes()
+    for name in ("<b>&.png", "line\nbreak.png", "größe.png", ".hidden.png"):
+        (photos / name).write_bytes(content)
+    (photos / ".cache").mkdir()
+    (photos / ".cache/a.png").write_bytes(content)
+    (photos / "notes.txt").write_text("not a picture, nor called one")
+    (photos / "broken\n.png").write_text("no picture")
+    with (Path(str(photos)) / "latin\udce9.png").open("wb") as file:
+        file.write(content)
+    result = embed_folder(photos, tmp_path / "x.parquet", TINY, skip_bad=True)
+    assert set(rows_of(result.path)) >= {"<b>&.png", "line\nbreak.png", "größe.png"}
+    assert result.rows == 10
+    assert (tmp_path / "x.parquet.bad.txt").read_text().splitlines() == [
+        "'latin\\udce9.png'\tits name is not UTF-8; rename it",
+        "'broken\\n.png'\tcannot identify image file",
+    ]
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_same_rows(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "photos", {"a": 70}, size=(8, 8))
+    (tmp_path / "photos/bad.png").write_text("no picture")
+    alone = embed_folder(tmp_path / "photos", tmp_path / "x.parquet", TINY, skip_bad=True)
+    config = EmbedConfig(**asdict(TINY) | {"workers": 1})
+    helped = embed_folder(tmp_path / "photos", tmp_path / "y.parquet", config, skip_bad=True)
+    assert alone[1:] == helped[1:]
+    assert rows_of(alone.path) == rows_of(helped.path)
+
+
+def test_embeddings_that_do_not_fit_in_sixteen_bits_are_an_error(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Network, "embed", lambda _self, pixels: torch.full((len(pixels), 4), 1e6))
+    with pytest.raises(DataError, match=r"test_resnet answers .* no numbers in float16\. Try precision float32\."):
+        embed_folder(photos, tmp_path / "x.parquet", TINY)
+    assert embed_folder(photos, tmp_path / "y.parquet", EmbedConfig(**asdict(TINY) | {"precision": "float32"})).rows == 7
+
+
+def test_no_pictures_no_folder_and_no_place_to_write(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(words: str, folder: Path = photos, out: Path = tmp_path / "x.parquet") -> EmbedResult | None:
+        with pytest.raises(DataError, match=words):
+            embed_folder(folder, out, TINY)
+        return None
+
+    (tmp_path / "empty").mkdir()
+    wrong(r"There are no pictures below .*empty\. Known endings: \.bmp, ", folder=tmp_path / "empty")
+    wrong("nowhere is not there. Give a folder", folder=tmp_path / "nowhere")
+    wrong("0.png is a file. Give a folder", folder=photos / "b/0.png")
+    wrong("must be a .parquet file; got the name 'x.csv'", out=tmp_path / "x.csv")
+    wrong("since there is no folder", out=tmp_path / "nowhere/x.parquet")
+    (tmp_path / "folder.parquet").mkdir()
+    wrong("folder.parquet is a folder", out=tmp_path / "folder.parquet")
+    (tmp_path / "full.parquet.parts").write_text("in the way")
+    wrong("full.parquet.parts cannot be written: File exists. Make room", out=tmp_path / "full.parquet")
+
+    def full(*_arguments: object, **_options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(parquet, "write_table", full)
+    wrong("parts cannot be written: No space left on device. Make room, or write elsewhere; finished parts are kept")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model": "test_resnte"}, "The network cannot be built: unknown model 'test_resnte'; did you mean 'test_resnet'"),
+        ({"pretrained": "embedded"}, "the embedded weights are those of tf_efficientnet_lite0; got test_resnet"),
+        ({"pretrained": "nowhere.pth"}, "nowhere.pth"),
+        ({"model": "test_vit", "image_size": 31}, "test_vit cannot see pictures of 31 x 31 pixels|cannot be built"),
+        ({"precision": "float64"}, "precision must be float16 or float32; got 'float64'"),
+        ({"image_size": 1}, "at least 2 pixels; got 1"),
+        ({"batch": 0}, "batch must be 1 or more"),
+    ],
+)
+def test_settings_that_cannot_be(photos: Path, tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        embed_folder(photos, tmp_path / "x.parquet", EmbedConfig(**asdict(TINY) | settings))
+    assert leftovers(tmp_path) == []
+
+
+def test_a_network_of_fixed_size_is_built_for_the_size_asked_for() -> None:
+    assert Network("test_vit", "none", None).image_size == 160
+    assert Network("test_vit", "none", 64).embed(np.zeros((1, 64, 64, 3), np.uint8)).shape == (1, 64)

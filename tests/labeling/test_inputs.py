@@ -1,0 +1,104 @@
+"""Pictures that are embedded before they are labelled."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from semigpc.data import DataError
+from semigpc.labeling import inputs as inputs_module
+from semigpc.labeling.columns import Wanted
+from semigpc.labeling.embed import EmbedConfig
+from semigpc.labeling.inputs import LabelSettings, is_picture_folder
+from semigpc.labeling.label import label_data
+from semigpc.labeling.project import Project
+from tests.labeling.samples import write_labels
+
+TINY = EmbedConfig(model="test_resnet", pretrained="none", image_size=32, workers=0)
+COLOURS = {"red": (200, 30, 30), "blue": (30, 30, 200)}
+
+
+@pytest.fixture
+def wanted(tmp_path: Path) -> LabelSettings:
+    """Twelve pictures of either colour, four of each labelled."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "photos" / "sub").mkdir(parents=True)
+    for i in range(24):
+        name, colour = ("red", "blue")[i % 2], COLOURS[("red", "blue")[i % 2]]
+        pixels = np.clip(np.array(colour) + rng.integers(-30, 30, (12, 12, 3)), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / ("sub" if i % 3 else ".") / f"{name} {i:02d}.png")
+    names = sorted(path.relative_to(tmp_path / "photos").as_posix() for path in (tmp_path / "photos").rglob("*.png"))
+    given = {name: colour for colour in COLOURS for name in [name for name in names if colour in name][:4]}
+    labels = write_labels(tmp_path / "labels.csv", given, "file_name")
+    out = tmp_path / "out"
+    return LabelSettings(data=tmp_path / "photos", labels=labels, out=out, report=False, embed=TINY, target_precision=None)
+
+
+def test_pictures_are_embedded_and_labelled(wanted: LabelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    summary = label_data(wanted, progress=lambda stage, done, total: told.append(stage))  # noqa: ARG005
+    assert list(dict.fromkeys(told)) == ["embedding", "reading", "fitting", "labelling"]
+    assert summary["rows_noun"] == "pictures"
+    rows = parquet.read_table(wanted.out / "labels.parquet").to_pylist()
+    assert len(rows) == 24
+    assert all(row["label"] in row["file_name"] for row in rows)
+    assert '"image": "/data/local-files/?d=photos/' in (wanted.out / "label_studio.json").read_text()
+    project = Project.open(wanted.out)
+    assert project.picture(0) == wanted.data.resolve() / project.ids[0]
+    wanted.out.rename(wanted.out.with_name("moved"))  # the embeddings move along
+    assert Project.open(wanted.out.with_name("moved")).embeddings(np.array([1])).shape == (1, summary["width"])
+    wanted.out.with_name("moved").rename(wanted.out)
+    monkeypatch.setattr("semigpc.labeling.label.scan", None)
+    assert label_data(wanted) == summary
+
+
+def test_labels_are_checked_before_the_network_is_put_to_work(wanted: LabelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs_module, "embed_folder", None)
+    assert wanted.labels is not None
+    for content, words in (
+        ("file_name,label\n../x.png,red\n", "leads out of the root"),
+        (
+            "file_name,label\nred 99.png,red\nblue 99.png,blue\n",
+            "labels for 2 pictures that are not in .*: 'red 99.png', 'blue",
+        ),
+        ("file_name,label\nred 00.png,red\n", "at least two classes"),
+        ("file_name,label\nred 00.png,\n", "gives no row a label"),
+    ):
+        wanted.labels.write_text(content)
+        with pytest.raises(DataError, match=words):
+            label_data(wanted)
+    with pytest.raises(DataError, match="Pictures need a table of labels"):
+        label_data(replace(wanted, labels=None))
+    with pytest.raises(DataError, match="a folder of pictures has none"):
+        label_data(replace(wanted, columns=Wanted(id="name")))
+    assert not wanted.out.exists()
+
+
+def test_pictures_that_cannot_be_read(wanted: LabelSettings) -> None:
+    broken = next(path for path in wanted.data.rglob("*.png") if path.name == "red 00.png")
+    broken.write_text("no picture")
+    with pytest.raises(DataError, match=r"1 of 24 pictures cannot be read \(red 00\.png"):
+        label_data(wanted)
+    summary = label_data(replace(wanted, skip_bad=True))
+    assert summary["rows"] == 23
+    assert "left out: 1; embeddings.parquet.bad.txt names them" in summary["notes"][0]
+
+
+def test_another_network_is_refused_unless_overwritten(wanted: LabelSettings) -> None:
+    label_data(wanted)
+    other = replace(wanted, embed=replace(TINY, image_size=40))
+    with pytest.raises(DataError, match=r"network is \['test_resnet', 'none', 32, 'float16'\] there"):
+        label_data(other)
+    assert label_data(other, overwrite=True)["rows"] == 24
+
+
+def test_which_folders_hold_pictures(wanted: LabelSettings, tmp_path: Path) -> None:
+    assert is_picture_folder(wanted.data)
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "a.parquet").write_bytes(b"")
+    assert not is_picture_folder(tmp_path / "shards")
+    assert wanted.labels is not None
+    assert not is_picture_folder(wanted.labels)

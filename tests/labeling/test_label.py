@@ -1,0 +1,201 @@
+"""Labelling a table from end to end, without the report."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+
+from semigpc.data import DataError
+from semigpc.labeling import label as label_module
+from semigpc.labeling.label import label_data
+from semigpc.labeling.parts import Labeller
+from semigpc.labeling.project import Project
+from tests.labeling.samples import CLASSES, IDS, KINDS, LABELS, TRUTH, X, labels_of, settings, write, write_labels
+
+
+@pytest.fixture
+def usual(labelled: Callable[[str], Path]) -> Path:
+    return labelled("parquet").parent
+
+
+def test_every_row_has_its_label_in_the_order_of_the_data(usual: Path) -> None:
+    table = labels_of(usual / "out")
+    assert table.column_names == ["id", "label", "confidence", "variance", "status", "reasons"]
+    assert table.column("id").to_pylist() == IDS
+    rows = table.to_pylist()
+    given = [row for row in rows if row["id"] in LABELS]
+    assert all((row["label"], row["confidence"], row["status"]) == (LABELS[row["id"]], 1.0, "labelled") for row in given)
+    rest = [row for row in rows if row["id"] not in LABELS]
+    assert {row["status"] for row in rest} <= {"pseudo", "abstained", "outlier"}
+    right = [row["label"] == TRUTH[IDS.index(row["id"])] for row in rest if row["status"] == "pseudo"]
+    assert len(right) > 150
+    assert np.mean(right) > 0.9
+    assert all(0 <= row["variance"] <= 1 and row["label"] in CLASSES for row in rows)
+    assert not (usual / "out" / "parts").exists()
+
+
+def test_reasons_are_rows_with_a_label_of_their_own(usual: Path) -> None:
+    labels = dict(zip(*(labels_of(usual / "out").column(name).to_pylist() for name in ("id", "label")), strict=True))
+    for row in labels_of(usual / "out").to_pylist():
+        weights = [abs(reason["weight"]) for reason in row["reasons"]]
+        assert len(weights) == 3
+        assert weights == sorted(weights, reverse=True)
+        assert all(labels[reason["id"]] == reason["label"] for reason in row["reasons"])
+
+
+def test_csv_and_parquet_say_the_same(usual: Path) -> None:
+    with (usual / "out" / "labels.csv").open(newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    for row, expected in zip(found, labels_of(usual / "out").to_pylist(), strict=True):
+        assert (row["id"], row["label"], row["status"]) == (expected["id"], expected["label"], expected["status"])
+        assert float(row["confidence"]) == pytest.approx(expected["confidence"], rel=1e-5)
+        assert float(row["variance"]) == pytest.approx(expected["variance"], rel=1e-5)
+        reasons = json.loads(row["reasons"])
+        assert [reason["id"] for reason in reasons] == [reason["id"] for reason in expected["reasons"]]
+        assert [reason["weight"] for reason in reasons] == pytest.approx(
+            [reason["weight"] for reason in expected["reasons"]], rel=1e-5
+        )
+
+
+def test_the_summary_counts_what_the_table_holds(usual: Path) -> None:
+    summary, table = json.loads((usual / "out" / "summary.json").read_text()), labels_of(usual / "out")
+    status, label = table.column("status").to_pylist(), table.column("label").to_pylist()
+    assert summary["statuses"] == {name: status.count(name) for name in ("labelled", "pseudo", "abstained", "outlier")}
+    assert summary["classes"] == list(CLASSES)
+    assert summary["given"] == [12, 12, 12]
+    pseudo = [name for name, what in zip(label, status, strict=True) if what == "pseudo"]
+    assert summary["pseudo"] == [pseudo.count(name) for name in CLASSES]
+    assert sum(summary["believed"]) == pytest.approx(1)
+    assert summary["evidence"] is None
+    assert "--no-report" in summary["why_none"]
+
+
+def test_label_studio_gets_a_task_for_every_row(usual: Path) -> None:
+    tasks = json.loads((usual / "out" / "label_studio.json").read_text(encoding="utf-8"))
+    assert [task["data"]["text"] for task in tasks] == IDS
+    assert sum("annotations" in task for task in tasks) == 36
+    assert 'value="cat"' in (usual / "out" / "label_studio.xml").read_text()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "parquet"])
+def test_the_kind_of_file_does_not_matter(labelled: Callable[[str], Path], kind: str) -> None:
+    expected = labels_of(labelled("parquet"))
+    assert labels_of(labelled(kind)).rename_columns(expected.column_names).equals(expected)
+
+
+@pytest.mark.parametrize("shard", [37, 128])
+def test_the_size_of_a_shard_does_not_matter(usual: Path, tmp_path: Path, shard: int) -> None:
+    label_data(settings(usual, out=tmp_path / "out", shard=shard))
+    found, expected = labels_of(tmp_path / "out"), labels_of(usual / "out")
+    for name in ("id", "label", "status"):
+        assert found.column(name).equals(expected.column(name))
+    for name in ("confidence", "variance"):
+        np.testing.assert_allclose(found.column(name).to_numpy(), expected.column(name).to_numpy(), atol=2e-5)
+
+
+def test_a_stopped_run_goes_on_and_ends_the_same(usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = settings(usual, out=tmp_path / "whole", shard=50)
+    label_data(whole)
+    stopped = settings(usual, out=tmp_path / "stopped", shard=50)
+
+    def stop(stage: str, done: int, total: int | None) -> None:  # noqa: ARG001
+        if stage == "labelling" and done == 150:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        label_data(stopped, progress=stop)
+    assert sorted(path.name for path in (tmp_path / "stopped" / "parts").glob("*.parquet")) == [
+        "00000.parquet",
+        "00001.parquet",
+        "00002.parquet",
+    ]
+    assert not (tmp_path / "stopped" / "project.json").exists()
+    made: list[int] = []
+    table = Labeller.table
+
+    def counted(labeller: Labeller, batch: Any) -> pyarrow.Table:
+        made.append(batch.first)
+        return table(labeller, batch)
+
+    monkeypatch.setattr(Labeller, "table", counted)
+    label_data(stopped)
+    assert made == [150, 200, 250]
+    for name in ("labels.parquet", "labels.csv", "label_studio.json", "label_studio.xml"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_ends_the_same(usual: Path, tmp_path: Path) -> None:
+    script = f"""
+import os, signal
+from pathlib import Path
+from semigpc.labeling.inputs import LabelSettings
+from semigpc.labeling.label import label_data
+
+def die(stage, done, total):
+    if stage == "labelling" and done == 200:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+data, labels, out = Path({str(usual / "data.parquet")!r}), Path({str(usual / "labels.csv")!r}), Path({str(tmp_path / "out")!r})
+label_data(LabelSettings(data=data, labels=labels, out=out, report=False, shard=50), progress=die)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == -signal.SIGKILL
+    with pytest.raises(DataError, match="is not complete"):
+        Project.open(tmp_path / "out")
+    killed, whole = settings(usual, out=tmp_path / "out", shard=50), settings(usual, out=tmp_path / "whole", shard=50)
+    assert len(list((tmp_path / "out" / "parts").glob("*.parquet"))) == 4
+    label_data(killed)
+    label_data(whole)
+    assert (tmp_path / "out" / "labels.parquet").read_bytes() == (tmp_path / "whole" / "labels.parquet").read_bytes()
+
+
+def test_a_finished_folder_answers_at_once(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = json.loads((usual / "out" / "summary.json").read_text())
+    monkeypatch.setattr(label_module, "scan", None)  # nothing is read
+    assert label_data(settings(usual)) == summary
+
+
+def test_other_settings_are_refused_unless_overwritten(tmp_path: Path) -> None:
+    label_data(settings(tmp_path))
+    with pytest.raises(DataError, match=r"seed is 0 there and 3 here\. Give another --out, or --overwrite"):
+        label_data(settings(tmp_path, seed=3))
+    write_labels(tmp_path / "labels.csv", dict(list(LABELS.items())[:-1]))
+    changed = replace(settings(tmp_path), labels=write_labels(tmp_path / "fewer.csv", dict(list(LABELS.items())[:-1])))
+    with pytest.raises(DataError, match="the labels content has changed since"):
+        label_data(changed)
+    assert label_data(changed, overwrite=True)["statuses"]["labelled"] == 35
+
+
+def test_what_cannot_be_labelled_replaces_nothing(tmp_path: Path) -> None:
+    label_data(settings(tmp_path))
+    before = (tmp_path / "out" / "labels.parquet").read_bytes()
+    one_class = write_labels(tmp_path / "one.csv", {IDS[0]: "ant"})
+    with pytest.raises(DataError, match="at least two classes"):
+        label_data(settings(tmp_path, labels=one_class), overwrite=True)
+    assert (tmp_path / "out" / "labels.parquet").read_bytes() == before
+    assert not (tmp_path / "out" / "parts").exists()
+
+
+def test_changed_data_are_noticed(tmp_path: Path) -> None:
+    label_data(settings(tmp_path))
+    write(tmp_path, "parquet", X[:299], IDS[:299])
+    with pytest.raises(DataError, match="the data content has changed since"):
+        label_data(settings(tmp_path))
+
+
+def test_the_aim_decides_how_much_is_labelled(usual: Path, tmp_path: Path) -> None:
+    all_of_it = label_data(settings(usual, out=tmp_path / "all", target_precision=None))
+    sure = label_data(settings(usual, out=tmp_path / "sure", target_precision=None, abstain=0.999999))
+    assert all_of_it["statuses"]["abstained"] == all_of_it["threshold"] == 0
+    assert sure["statuses"]["abstained"] > 100
+    assert sure["threshold"] == pytest.approx(0.999999)

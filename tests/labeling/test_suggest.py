@@ -1,0 +1,168 @@
+"""What to label next: never what is labelled, never the same twice, rare classes first, strays last."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from semigpc.data import DataError
+from semigpc.labeling.given import read_given
+from semigpc.labeling.suggest import (
+    SuggestConfig,
+    choose_diverse,
+    neighbourly,
+    rare_weights,
+    suggest,
+    unsure,
+    write_suggestions,
+)
+from tests.labeling.clouds import Clouds, make_clouds
+
+
+@pytest.fixture(scope="module")
+def clouds(tmp_path_factory: pytest.TempPathFactory) -> Clouds:
+    return make_clouds(tmp_path_factory.mktemp("clouds"))
+
+
+def points_covariance(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    covariance: NDArray[np.float64] = np.exp(-((x[:, None] - x[None]) ** 2).sum(axis=2) / 2)
+    return covariance
+
+
+def test_choosing_lowers_the_variance_as_conditioning_does() -> None:
+    rng = np.random.default_rng(0)
+    covariance = points_covariance(rng.normal(size=(30, 2)))
+    factors = rng.uniform(0.5, 1.0, 30)
+    chosen, worth = choose_diverse(covariance, factors, 0.01, 6)
+    for k in range(6):  # by the textbook: the posterior given noisy values at all rows chosen before
+        before = chosen[:k]
+        gain = np.linalg.solve(covariance[np.ix_(before, before)] + 0.01 * np.eye(k), covariance[before])
+        left = (covariance - covariance[:, before] @ gain).diagonal() * factors
+        left[before] = -1
+        assert chosen[k] == left.argmax()
+        assert worth[k] == pytest.approx(left.max(), abs=1e-10)
+
+
+def test_of_two_copies_one_waits_until_other_regions_are_explored() -> None:
+    x = np.array([[0.0, 0], [0, 0], [0.1, 0], [5, 5], [9, 0]])
+    chosen, worth = choose_diverse(points_covariance(x), np.array([1.0, 1.0, 1.0, 0.3, 0.2]), 0.01, 5)
+    assert chosen[:3].tolist() == [0, 3, 4]
+    assert (worth[3:] < 0.05).all()
+
+
+def test_no_more_rows_are_chosen_than_there_are() -> None:
+    chosen, _ = choose_diverse(np.eye(3), np.ones(3), 0.1, 10)
+    assert sorted(chosen) == [0, 1, 2]
+
+
+def test_a_row_without_neighbours_counts_for_little_at_any_length_scale() -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=(60, 3)), [[9.0, 9, 9]]])
+    for length_scale in (0.3, 1.0, 3.0):
+        weights = neighbourly(points_covariance(x / length_scale))
+        assert weights[-1] < 0.01
+        assert np.median(weights) > 0.99
+
+
+def test_rare_classes_weigh_more_with_a_larger_exponent() -> None:
+    counts = np.array([999, 99, 9])
+    assert rare_weights(counts, 0.0).tolist() == [1, 1, 1]
+    assert rare_weights(counts, 1.0) == pytest.approx([0.01, 0.1, 1])
+    assert (rare_weights(counts, 0.5) > rare_weights(counts, 1.0))[:2].all()
+
+
+def test_labelled_rows_are_never_suggested(clouds: Clouds) -> None:
+    project = clouds.project
+    everything = suggest(project, SuggestConfig(count=len(project.ids)))
+    rows = [suggestion.row for suggestion in everything]
+    assert len(rows) == len(set(rows)) == len(project.ids) - len(project.given)
+    assert not set(rows) & set(project.given)
+    worth = [suggestion.worth for suggestion in everything]
+    assert worth == sorted(worth, reverse=True)
+
+
+def test_an_unlabelled_cloud_and_one_of_the_copies_come_first(clouds: Clouds) -> None:
+    found = suggest(clouds.project, SuggestConfig(count=12))
+    kinds = clouds.truth[[suggestion.row for suggestion in found]].tolist()
+    assert kinds.count("copy") == 1
+    assert kinds[0] == "new"
+    assert found[0].why.startswith("unlike what is labelled")
+
+
+def test_of_an_outlier_nothing_is_sure() -> None:
+    assert unsure(np.array([1.0, 1.0, 1.0, 0.6]), np.array([0.0, 0.5, 3.0, 0.0])) == pytest.approx([0, 0.5, 1, 0.4])
+
+
+def test_outliers_can_be_left_out(clouds: Clouds) -> None:
+    status = clouds.project.table.column("status").to_pylist()
+    some = suggest(clouds.project, SuggestConfig(count=30, outliers="exclude"))
+    assert some
+    assert "outlier" not in {status[suggestion.row] for suggestion in some}
+
+
+def test_rare_classes_come_up_more_with_a_larger_weight(clouds: Clouds) -> None:
+    def share(rare: float) -> float:
+        found = suggest(clouds.project, SuggestConfig(count=60, rare=rare, outliers="exclude"))
+        return float(np.mean([suggestion.believed == "yew" for suggestion in found]))
+
+    assert share(0.0) <= share(1.0) <= share(4.0)
+    assert share(4.0) > share(0.0)
+
+
+def test_the_same_call_gives_the_same_rows_also_from_a_part_of_them(clouds: Clouds) -> None:
+    for pool in (3000, 40):
+        config = SuggestConfig(count=10, pool=pool, seed=3)
+        assert suggest(clouds.project, config) == suggest(clouds.project, config)
+    best = {suggestion.row for suggestion in suggest(clouds.project, SuggestConfig(count=10))}
+    of_few = {suggestion.row for suggestion in suggest(clouds.project, SuggestConfig(count=10, pool=100))}
+    assert len(best & of_few) >= 4
+
+
+def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> None:
+    project = make_clouds(tmp_path).project
+    found = suggest(project, SuggestConfig(count=5))
+    path = write_suggestions(project, found)
+    assert path == project.folder / "suggestions.csv"
+    write_suggestions(project, found)  # nobody has written into it
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [suggestion.id for suggestion in found]
+    assert list(rows[0]) == ["rank", "id", "label", "believed", "confidence", "variance", "worth", "why"]
+    assert {row["label"] for row in rows} == {""}
+    assert read_given(path, "id") == {}
+    rows[1]["label"] = "beech"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert read_given(path, "id") == {found[1].id: "beech"}
+    with pytest.raises(DataError, match=r"suggestions\.csv is there already, and 1 rows of it have something in .*'label'"):
+        write_suggestions(project, found)
+    write_suggestions(project, found, overwrite=True)
+    assert read_given(path, "id") == {}
+    path.write_bytes(b"rank,id,label\n1,a,\xff\n")
+    with pytest.raises(DataError, match="is there already"):
+        write_suggestions(project, found)
+
+
+def test_nothing_left_to_label(tmp_path: Path) -> None:
+    clouds = make_clouds(tmp_path)
+    clouds.project.table = clouds.project.table.set_column(4, "status", [["labelled"] * len(clouds.project.ids)])
+    with pytest.raises(DataError, match=r"Nothing is left to label in .*out: it has 265 rows, all labelled\."):
+        suggest(clouds.project)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"count": 0}, "count must be 1 or more"),
+        ({"count": 50, "pool": 20}, "and pool no less; got 50 and 20"),
+        ({"rare": -1.0}, r"rare must lie in \[0, 10\]; got -1.0"),
+        ({"outliers": "some"}, "outliers must be 'include' or 'exclude'; got 'some'"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        SuggestConfig(**settings)  # type: ignore[arg-type]

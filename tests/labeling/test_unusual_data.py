@@ -1,0 +1,101 @@
+"""Data and labels that are not as one would wish."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from semigpc.data import DataError
+from semigpc.labeling.columns import Wanted
+from semigpc.labeling.label import label_data
+from tests.labeling.samples import IDS, LABELS, TRUTH, X, labels_of, list_column, settings, table_of, write_labels
+
+
+def test_labels_in_the_data_themselves(tmp_path: Path) -> None:
+    kinds = [LABELS.get(name) for name in IDS]
+    parquet.write_table(table_of(X, IDS, kind=kinds), tmp_path / "data.parquet")
+    summary = label_data(settings(tmp_path, labels=None, columns=Wanted(label="kind")))
+    assert summary["statuses"]["labelled"] == 36
+
+
+def test_given_labels_go_before_those_in_the_data(tmp_path: Path) -> None:
+    parquet.write_table(table_of(X, IDS, label=["ant"] * 300), tmp_path / "data.parquet")
+    summary = label_data(settings(tmp_path))
+    assert summary["given"] == [12, 12, 12]
+    assert "the column of labels in the data was not used" in summary["notes"][0]
+
+
+def test_numbered_classes_and_row_numbers_for_ids(tmp_path: Path) -> None:
+    number = {"ant": 2, "bee": 10, "cat": 1}
+    given = np.array([number[name] if IDS[i] in LABELS else -1 for i, name in enumerate(TRUTH)])
+    np.savez(tmp_path / "data.npz", x=X, y=given)
+    summary = label_data(settings(tmp_path, data=tmp_path / "data.npz", labels=None))
+    assert json.loads((tmp_path / "out" / "project.json").read_text())["classes"] == ["1", "2", "10"]
+    assert dict(zip(summary["classes"], summary["given"], strict=True)) == {"1": 12, "2": 12, "10": 12}
+    assert labels_of(tmp_path / "out").column("id").to_pylist() == [str(i) for i in range(300)]
+
+
+def test_constant_features_and_rows_that_are_all_alike(tmp_path: Path) -> None:
+    constant = np.concatenate([X, np.full((300, 2), 7, np.float32)], axis=1)
+    constant[20:40] = constant[20]
+    parquet.write_table(table_of(constant, IDS), tmp_path / "data.parquet")
+    assert sum(label_data(settings(tmp_path))["statuses"].values()) == 300
+    parquet.write_table(table_of(np.ones((300, 3), np.float32), IDS), tmp_path / "same.parquet")
+    label_data(settings(tmp_path, data=tmp_path / "same.parquet", out=tmp_path / "same"))
+    assert np.isfinite(labels_of(tmp_path / "same").column("confidence").to_numpy()).all()
+
+
+def test_all_labelled(tmp_path: Path) -> None:
+    everything = write_labels(tmp_path / "all.csv", dict(zip(IDS, TRUTH, strict=True)))
+    summary = label_data(settings(tmp_path, labels=everything))
+    assert summary["statuses"] == {"labelled": 300, "pseudo": 0, "abstained": 0, "outlier": 0}
+    assert summary["notes"] == ["Every row has a label already: nothing was left to label."]
+    assert labels_of(tmp_path / "out").column("label").to_pylist() == TRUTH
+
+
+def test_a_class_with_a_single_label_is_noted(tmp_path: Path) -> None:
+    bees = [name for name, label in LABELS.items() if label == "bee"]
+    few = {name: label for name, label in LABELS.items() if label != "bee" or name == bees[0]}
+    summary = label_data(settings(tmp_path, labels=write_labels(tmp_path / "few.csv", few)))
+    assert summary["notes"] == ["Classes with a single label, of which little can be said: 'bee'."]
+
+
+def test_bad_rows_that_are_skipped_keep_what_was_given(tmp_path: Path) -> None:
+    x = X.copy()
+    labelled = IDS.index(next(iter(LABELS)))
+    x[labelled], x[290] = np.nan, np.inf
+    parquet.write_table(table_of(x, IDS), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=r"go on without them: --skip-bad"):
+        label_data(settings(tmp_path))
+    summary = label_data(settings(tmp_path, skip_bad=True))
+    rows = labels_of(tmp_path / "out").to_pylist()
+    assert [rows[290][key] for key in ("label", "confidence", "variance", "status", "reasons")] == [None, 0, 1, "abstained", []]
+    assert [rows[labelled][key] for key in ("label", "confidence", "status", "reasons")] == ["ant", 1, "labelled", []]
+    assert "not labelled: 2; 1 of them keep the label that was given" in summary["notes"][0]
+    assert json.loads((tmp_path / "out" / "project.json").read_text())["bad_rows"] == [labelled, 290]
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ({IDS[0]: "ant", IDS[1]: "ant"}, "are 'ant'; at least two classes are needed"),
+        ({IDS[0]: "", IDS[1]: "-1"}, "gives no row a label"),
+        ({IDS[0]: "ant", "nobody": "bee", "no-one": "bee"}, r"labels for 2 ids that are not in .*: 'nobody', 'no-one'"),
+    ],
+)
+def test_labels_that_nothing_can_be_learned_from(tmp_path: Path, labels: dict[str, str], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        label_data(settings(tmp_path, labels=write_labels(tmp_path / "few.csv", labels)))
+
+
+def test_there_must_be_labels_and_ids_need_a_name_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no column called 'label'\. Give a table of them by --labels"):
+        label_data(settings(tmp_path, labels=None))
+    parquet.write_table(pyarrow.table({"status": IDS, "embedding": list_column(X)}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match="Ids cannot be called 'status'"):
+        label_data(settings(tmp_path, columns=Wanted(id="status")))
+    with pytest.raises(DataError, match=r"The folder of the pictures is not there.*--images"):
+        label_data(settings(tmp_path, images=tmp_path / "nowhere", columns=Wanted(features="embedding")))
