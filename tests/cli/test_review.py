@@ -90,6 +90,7 @@ def test_reviews_that_do_not_fit_are_refused(out: Path) -> None:
     refused("review", out, "--export", code=2, words="Line 1 of")
 
 
+@pytest.mark.slow
 def test_one_folder_is_reviewed_by_one_server_and_exported_meanwhile(out: Path) -> None:
     server = Server(out)
     try:

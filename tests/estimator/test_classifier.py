@@ -15,8 +15,8 @@ from tests.estimator.long_tail import blobs
 FIXED: dict[str, Any] = {"length_scale": 0.6, "noise_std": 0.3, "logit_scale": 6.0, "scaling": "unit", "self_training": 0}
 
 
-def by_hand(X: Any, codes: Any, queries: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores and variance written plainly in float64: unit rows, fixed hyper-parameters, the class prior of section 3.7."""
+def by_hand(X: Any, codes: Any, queries: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Means, scores and variance in plain float64: unit rows, fixed hyper-parameters, the class prior of section 3.7."""
     known = codes >= 0
     h, x = (torch.nn.functional.normalize(torch.from_numpy(rows).double(), dim=1) for rows in (X[known], queries))
     kernel = RBF(length_scale=0.6)
@@ -24,21 +24,24 @@ def by_hand(X: Any, codes: Any, queries: Any) -> tuple[torch.Tensor, torch.Tenso
     n_c = Y.sum(dim=0)
     K_inv = torch.linalg.inv(kernel(h, h) + 0.09 * torch.eye(len(h), dtype=torch.float64))
     k = kernel(x, h)
-    scores = k @ K_inv @ (Y - n_c / n_c.sum()) * (n_c.mean() / n_c).sqrt()
-    return scores, 1 - (k @ K_inv * k).sum(dim=1)
+    mean = k @ K_inv @ (Y - n_c / n_c.sum())
+    return mean, mean * (n_c.mean() / n_c).sqrt(), 1 - (k @ K_inv * k).sum(dim=1)
 
 
 def test_probabilities_and_variance_are_those_of_the_equations() -> None:
     X, codes, _ = blobs()
     model = SemiGPClassifier(**FIXED).fit(X, codes)
-    scores, variance = by_hand(X, codes, X)
+    mean, scores, variance = by_hand(X, codes, X)
     assert model.predict_proba(X) == pytest.approx(torch.softmax(6 * scores, dim=1).numpy(), abs=2e-5)
     assert model.predict_variance(X) == pytest.approx(variance.numpy(), abs=2e-5)
     answers = model.answer(X)
     assert answers.scores == pytest.approx(scores.max(dim=1).values.numpy(), abs=2e-5)
     shares = torch.from_numpy(model.class_shares_)
-    pool = torch.softmax(6 * scores + shares.log(), dim=1)
+    pool = torch.softmax(model.confidence_scale_ * mean + shares.log(), dim=1)
     assert answers.confidence == pytest.approx(pool.gather(1, scores.argmax(1, keepdim=True)).squeeze(1).numpy(), abs=2e-5)
+    likely = SemiGPClassifier(**FIXED, class_prior="estimated").fit(X, codes)
+    assert likely.confidence_scale_ == model.confidence_scale_
+    assert likely.predict_proba(X) == pytest.approx(pool.numpy(), abs=2e-5)
 
 
 def test_weights_add_up_to_the_score_and_a_removed_reason_changes_it_by_its_difference() -> None:
@@ -220,7 +223,7 @@ def test_never_nan_where_label_spreading_gives_nan() -> None:
 
 def test_the_class_prior_decides_whether_rare_classes_are_favoured() -> None:
     X, codes, truth = blobs(counts=(60, 8), unlabeled=300, seed=3)
-    X = X + 4 * np.random.default_rng(0).standard_normal(X.shape).astype(np.float32)
+    X = X + 7 * np.random.default_rng(0).standard_normal(X.shape).astype(np.float32)
     rare = np.flatnonzero((codes < 0) & (truth == 1))[20:]
     X, codes, truth = (np.delete(array, rare, axis=0) for array in (X, codes, truth))
     bare = codes < 0

@@ -99,16 +99,25 @@ def test_the_threshold_keeps_its_promise_on_calibrated_rows() -> None:
     rng = torch.Generator().manual_seed(1)
     logits = 3 * torch.randn(4000, 3, generator=rng, dtype=torch.float64)
     codes = torch.multinomial(torch.softmax(logits, dim=1), 1, generator=rng).squeeze(1)
-    shares = torch.bincount(codes).double() / len(codes)
-    balanced = torch.softmax(logits - shares.log(), dim=1)
+    confidence, decided = torch.softmax(logits, dim=1).max(dim=1)
+    right, even = (decided == codes).double(), torch.ones(len(codes), dtype=torch.float64)
     for target in (0.8, 0.9, 0.97):
-        threshold = precision_threshold(logits - shares.log(), codes, shares, balanced, target, "estimated")
-        confidence, decided = torch.softmax(logits, dim=1).max(dim=1)
-        given = confidence >= threshold
-        assert float((decided == codes)[given].double().mean()) == pytest.approx(target, abs=0.02)
-    assert (
-        precision_threshold(torch.zeros(9, 3), torch.arange(9) % 3, torch.full((3,), 1 / 3), balanced[:0], 0.95, "balanced") > 1
-    )
+        given = confidence >= precision_threshold(confidence, right, even, confidence, target)
+        assert float(right[given].mean()) == pytest.approx(target, abs=0.02)
+
+
+def test_equal_confidences_are_accepted_or_refused_together() -> None:
+    same, right = torch.full((9,), 0.6), (torch.arange(9) % 3 == 0).double()
+    assert precision_threshold(same, right, torch.ones(9), same[:0], 0.5) > 1
+    assert precision_threshold(same, right, torch.ones(9), same[:0], 0.3) == pytest.approx(0.6)
+
+
+def test_unlabelled_rows_that_are_unsure_raise_the_threshold() -> None:
+    confidence, right = torch.linspace(0.5, 1, 100), torch.ones(100)
+    believed = torch.linspace(0, 1, 1000)
+    assert precision_threshold(confidence, right, torch.ones(100), believed[:0], 0.9) == pytest.approx(0.5)
+    threshold = precision_threshold(confidence, right, torch.ones(100), believed, 0.9)
+    assert float(believed[believed >= threshold].mean()) == pytest.approx(1 - 0.1 * 100 / 130, abs=1e-3)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("unit", 1.0), ("centered", 1.0)])

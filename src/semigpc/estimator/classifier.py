@@ -15,9 +15,9 @@ from torch import Tensor
 from semigpc.estimator.answers import ABSTAINED, OUTLIER, Answers, Explanation, Floats, Integers, LeaveOneOut
 from semigpc.estimator.calibration import left_out_scores
 from semigpc.estimator.fitting import Fitted, fit_memory
-from semigpc.estimator.memory import Memory
+from semigpc.estimator.memory import Memory, row_numbers
 from semigpc.estimator.options import Options
-from semigpc.estimator.targets import read_targets, unlabeled_like
+from semigpc.estimator.targets import codes_of, read_targets, unlabeled_like
 from semigpc.gp.posterior import Scored
 
 CHUNK = 16_384  # rows scored at a time
@@ -26,8 +26,12 @@ CHUNK = 16_384  # rows scored at a time
 class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Gaussian process classification of rows of which a few are labelled, made for long tails.
 
-        score(x) = k(h, h_Q) K^-1 (Y - 1 pi^T) diag(sqrt(nbar / n_c))      h = scaling(x)      K = k(h_Q, h_Q) + sigma^2 I
-        p(c | x) ~ prior_c exp(lambda score_c(x))                          (algorithms 3.1 and 3.7)
+        mu(x) = k(h, h_Q) K^-1 (Y - 1 pi^T)          h = scaling(x)          K = k(h_Q, h_Q) + sigma^2 I
+        p(c | x) ~ exp(lambda sqrt(nbar / n_c) mu_c(x))                      decides (algorithms 3.1 and 3.7)
+        confidence = q(c | x) ~ share_c exp(lambda' mu_c(x))                 of the class decided for
+
+    Equal evidence for every class, sqrt(nbar / n_c), finds the rare ones best; it also makes the large ones look unsure, so
+    that the probability that a label is right is taken from mu itself, under the shares of the unlabelled rows.
 
     ``fit`` chooses scaling, l, sigma and lambda by leave-one-out in closed form with every class counting the same, and
     estimates from the unlabelled rows how often each class occurs among them. A label comes with its probability, the
@@ -58,7 +62,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         transduction_: (n,) labels of the rows that were fitted: the given ones, and predictions for the others.
         threshold_: confidence below which a label is withheld; 0 if none ever is.
         outlier_variance_: variance above which a row is an outlier.
-        scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen.
+        scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen. confidence_scale_: that of the
+            confidence, see above.
         labeled_rows_: numbers of the rows with a given label. n_features_in_: D.
 
     Example:
@@ -111,7 +116,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options = Options.of(self.get_params())
         X = validate_data(self, X, dtype=np.float32)
         codes, self.classes_ = read_targets(y, None if classes is None else np.unique(classes))
-        numbers = _row_numbers(rows, len(X), 0)
+        numbers = row_numbers(rows, len(X))
         if len(codes) != len(X):
             raise ValueError(f"y must have one entry for each of the {len(X)} rows; got {len(codes)}.")
         if not (codes >= 0).any():
@@ -135,7 +140,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._memory, self._helped, self._scaling = fitted.memory, fitted.helped, fitted.scaling
         self.scaling_, self.kernel_ = fitted.scaling.name, fitted.memory.kernel
         self.length_scale_, self.noise_std_ = fitted.length_scale, fitted.memory.noise_std
-        self.logit_scale_, self.self_training_ = fitted.logit_scale, fitted.rounds
+        self.logit_scale_, self.confidence_scale_ = fitted.logit_scale, fitted.confidence_scale
+        self.self_training_ = fitted.rounds
         self.class_shares_, self.threshold_ = fitted.shares, fitted.threshold
         self.outlier_variance_ = fitted.outlier_variance
         self._count()
@@ -170,7 +176,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             keep = np.sort(len(numbers) - 1 - last)
             numbers, codes, points = numbers[keep], codes[keep], points[torch.from_numpy(keep)]
         else:
-            numbers = _row_numbers(rows, len(X), self._rows_seen)
+            numbers = row_numbers(rows, len(X))
         self._rows_seen = max(self._rows_seen, int(numbers.max(initial=-1)) + 1)
         labelled = codes >= 0
         targets = torch.nn.functional.one_hot(torch.from_numpy(codes[labelled]), len(self.classes_)).double()
@@ -256,7 +262,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         codes = (
             (self._helped or self._memory).posterior.score(points, bias=self._bias(), variance=False, top=0).classes
             if classes is None
-            else torch.from_numpy(self._codes_of(classes, len(points)))
+            else torch.from_numpy(codes_of(classes, self.classes_, len(points)))
         )
         found = self._memory.reasons(points, codes, top)
         return Explanation(
@@ -281,7 +287,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows, codes, positions = self._memory.given()
         left_out = self._memory.engine.leave_one_out()
         given = torch.from_numpy(codes)
-        scores = left_out_scores(left_out.mean[positions], left_out.ones[positions], given, self._memory.counts())
+        about = (left_out.mean[positions], left_out.ones[positions], given, self._memory.counts())
+        scores = left_out_scores(*about, equalised=self._memory.equalised)
         variance = left_out.variance[positions].clamp(0, 1).float().numpy()
         return LeaveOneOut(rows, codes, self._probs(scores.float())[0].numpy(), variance)
 
@@ -305,19 +312,23 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             yield self._helped
 
     def _bias(self) -> Tensor:
-        """(C,) log prior over lambda; classes without a label are out of the question."""
+        """(C,) log prior over the logit scale; classes without a label are out of the question."""
         bias = torch.zeros(len(self.classes_))
         if self.class_prior == "estimated":
-            bias = torch.from_numpy(self.class_shares_).clamp_min(1e-12).log().float() / self.logit_scale_
+            bias = self._log_shares() / self.confidence_scale_
         return bias.masked_fill(self._memory.counts() <= 0, -1e30)
 
     def _probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """(M, C) under the class prior that decides, and under the shares of the unlabelled rows."""
         absent = self._memory.counts() <= 0
-        logits = (self.logit_scale_ * scores).masked_fill(absent, -math.inf)
-        shares = torch.from_numpy(self.class_shares_).clamp_min(1e-12).log().float()
-        pool = torch.softmax(logits + shares, dim=1)
-        return (pool if self.class_prior == "estimated" else torch.softmax(logits, dim=1)), pool
+        plain = scores / self._memory.scales().clamp_min(1e-9).float()
+        pool = torch.softmax((self.confidence_scale_ * plain + self._log_shares()).masked_fill(absent, -math.inf), dim=1)
+        if self.class_prior == "estimated":
+            return pool, pool
+        return torch.softmax((self.logit_scale_ * scores).masked_fill(absent, -math.inf), dim=1), pool
+
+    def _log_shares(self) -> Tensor:
+        return torch.from_numpy(self.class_shares_).clamp_min(1e-12).log().float()
 
     def _named(self, codes: Integers, *, withheld: NDArray[np.bool_]) -> NDArray[Any]:
         labels = self.classes_[codes]
@@ -333,24 +344,3 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._named(
             np.where(labelled, codes, answers.codes), withheld=~labelled & (answers.confidence < self.threshold_)
         )
-
-    def _codes_of(self, classes: Any, count: int) -> Integers:
-        wanted = np.broadcast_to(np.asarray(classes), (count,))
-        codes = np.searchsorted(self.classes_, wanted).clip(0, len(self.classes_) - 1)
-        unknown = self.classes_[codes] != wanted
-        if unknown.any():
-            raise ValueError(f"classes must be among classes_; {wanted[unknown].tolist()[0]!r} is not.")
-        return codes.astype(np.int64)
-
-
-def _row_numbers(rows: Any, count: int, first: int) -> Integers:
-    if rows is None:
-        return np.arange(first, first + count)
-    numbers = np.asarray(rows)
-    if numbers.shape != (count,) or numbers.dtype.kind not in "iu" or (count and int(numbers.min()) < 0):
-        raise ValueError(
-            f"rows must be {count} whole numbers, 0 or more, one for each row of X; got {numbers.dtype} {numbers.shape}."
-        )
-    if len(np.unique(numbers)) < count:
-        raise ValueError("rows must be distinct: each number names one row.")
-    return numbers.astype(np.int64)

@@ -17,7 +17,7 @@ from semigpc.estimator.self_training import Joined, Solver, self_train
 from semigpc.estimator.thresholds import precision_threshold
 from semigpc.estimator.tuning import Setting, balanced_subset, make_kernel, tune
 
-TUNED = 1000  # labelled rows that hyper-parameters are tuned on: one eigendecomposition takes a fraction of a second
+TUNED = 600  # labelled rows that hyper-parameters are tuned on: an eigendecomposition takes a tenth of a second
 POOL = 20_000  # unlabelled rows that class shares are estimated from
 TRAINED = 2000  # labelled rows up to which self-training is worth its cost ...
 FOUND = 2 / 3  # ... and share of the labels, by class, that must be found without themselves
@@ -35,6 +35,7 @@ class Fitted:
     scaling: Scaling
     length_scale: float
     logit_scale: float
+    confidence_scale: float
     rounds: int
     shares: NDArray[np.float64]
     threshold: float
@@ -67,28 +68,34 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
     pool = pool if len(pool) <= POOL else np.sort(rng.choice(pool, POOL, replace=False))
     rows = Rows(scaling(X[kept]), torch.from_numpy(codes[kept]), scaling(X[pool]), n_classes)
 
-    kernel = make_kernel(options.kernel, setting.length_scale)
-    memory = Memory(kernel, setting.noise_std, rows.points, rows.targets, numbers[kept], codes[kept])
+    kernel, balanced = make_kernel(options.kernel, setting.length_scale), options.class_prior == "balanced"
+    memory = Memory(kernel, setting.noise_std, rows.points, rows.targets, numbers[kept], codes[kept], equalised=balanced)
     left_out = memory.engine.leave_one_out()
-    scores = left_out_scores(left_out.mean, left_out.ones, rows.codes, memory.counts())
-    scale = options.logit_scale or best_logit_scale(scores, rows.codes, _default_scale(n_classes))
-    rounds, helped = _rounds(scores, rows, options), None
+    about = (left_out.mean, left_out.ones, rows.codes, memory.counts())
+    equalised, plain = left_out_scores(*about), left_out_scores(*about, equalised=False)
+    default = _default_scale(n_classes)
+    logit_scale = options.logit_scale or best_logit_scale(equalised, rows.codes, default)
+    confidence_scale = best_logit_scale(plain, rows.codes, default)
+    rounds, helped = _rounds(equalised, rows, options), None
     if rounds:
-        solver = Solver(kernel, setting.noise_std, scale)
+        solver = Solver(kernel, setting.noise_std, logit_scale)
         joined = self_train(solver, rows.points, rows.targets, rows.unlabeled, rounds=rounds)
         helped = _with(memory, rows, joined, numbers[kept], numbers[pool]) if len(joined.positions) else None
-    shares, probs = _shares(memory, rows, scale)
+    shares, believed = _shares(memory, rows, confidence_scale)
     threshold = options.abstain or 0.0
     if options.target_precision is not None:
-        threshold = precision_threshold(
-            scale * scores, rows.codes, shares, probs, options.target_precision, options.class_prior
-        )
+        judged = equalised if balanced else confidence_scale * plain + shares.log()
+        confidence = _confidence(confidence_scale * plain, shares, judged.argmax(dim=1))
+        right = (judged.argmax(dim=1) == rows.codes).double()
+        weights = shares[rows.codes] / torch.bincount(rows.codes, minlength=n_classes)[rows.codes]
+        threshold = precision_threshold(confidence, right, weights, believed, options.target_precision)
     return Fitted(
         memory=memory,
         helped=helped,
         scaling=scaling,
         length_scale=setting.length_scale,
-        logit_scale=scale,
+        logit_scale=logit_scale,
+        confidence_scale=confidence_scale,
         rounds=rounds,
         shares=shares.numpy(),
         threshold=threshold,
@@ -141,15 +148,23 @@ def _with(memory: Memory, rows: Rows, joined: Joined, numbers: Integers, pool: I
         torch.cat([rows.targets, joined.targets]),
         np.concatenate([numbers, pool[joined.positions.numpy()]]),
         np.concatenate([rows.codes.numpy(), np.full(len(joined.positions), -1, dtype=np.int64)]),
+        equalised=memory.equalised,
     )
 
 
 def _shares(memory: Memory, rows: Rows, scale: float) -> tuple[Tensor, Tensor]:
-    """Class shares (C,) of the unlabelled rows, and their probabilities (u, C) under equal shares."""
+    """Class shares (C,) of the unlabelled rows, and the confidence (u,) of the class decided for by the labels alone."""
     present = memory.counts() > 0
     if not len(rows.unlabeled):
         counts = torch.bincount(rows.codes, minlength=rows.n_classes).double()
-        return counts / counts.sum(), torch.zeros(0, rows.n_classes, dtype=torch.float64)
-    mean = memory.posterior.score(rows.unlabeled, variance=False, top=0).mean.double()
-    probs = torch.softmax((scale * mean).masked_fill(~present, -math.inf), dim=1)
-    return estimate_shares(probs, present), probs
+        return counts / counts.sum(), torch.zeros(0, dtype=torch.float64)
+    scores = memory.posterior.score(rows.unlabeled, variance=False, top=0).mean.double()
+    logits = (scale * scores / memory.scales().clamp_min(1e-9)).masked_fill(~present, -math.inf)
+    shares = estimate_shares(torch.softmax(logits, dim=1), present)
+    judged = scores.masked_fill(~present, -math.inf) if memory.equalised else logits + shares.log()
+    return shares, _confidence(logits, shares, judged.argmax(dim=1))
+
+
+def _confidence(logits: Tensor, shares: Tensor, decided: Tensor) -> Tensor:
+    """(M,) probability of the classes decided for (M,), from logits (M, C) under equal shares."""
+    return torch.softmax(logits + shares.log(), dim=1).gather(1, decided.unsqueeze(1)).squeeze(1)

@@ -1,6 +1,6 @@
 """The labelled rows an estimator remembers: an exact GP, and which row of the user's sits in which of its slots."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,14 +29,23 @@ class Memory:
 
     Args:
         kernel: with output scale 1. noise_std: sigma.
+        equalised: whether scores give equal evidence to every class (algorithms 3.7).
         points: (n, D). targets: (n, C) rows that sum to 1.
         rows: (n,) distinct numbers. codes: (n,) given class, -1 where the label is soft.
     """
 
     def __init__(
-        self, kernel: Kernel, noise_std: float, points: Tensor, targets: Tensor, rows: Integers, codes: Integers
+        self,
+        kernel: Kernel,
+        noise_std: float,
+        points: Tensor,
+        targets: Tensor,
+        rows: Integers,
+        codes: Integers,
+        *,
+        equalised: bool,
     ) -> None:
-        self.kernel, self.noise_std = kernel, noise_std
+        self.kernel, self.noise_std, self.equalised = kernel, noise_std, equalised
         self._build(points, targets, rows, codes)
 
     def _build(self, points: Tensor, targets: Tensor, rows: Integers, codes: Integers) -> None:
@@ -79,12 +88,16 @@ class Memory:
         """(C,) labels of each class, soft ones as far as they go; float64."""
         return self.engine.targets.sum(dim=0, dtype=torch.float64)
 
+    def scales(self) -> Tensor:
+        """(C,) what scores of a class are multiplied by: sqrt(nbar / n_c) if equalised, and 1 otherwise."""
+        return class_scales(self.counts()) if self.equalised else torch.ones(self.engine.n_classes, dtype=torch.float64)
+
     def weights(self) -> Tensor:
-        """a = K^-1 (Y - 1 pi^T) diag(sqrt(nbar / n_c)) of the slots in use, (N, C), float64: a score is k(h, h_Q) a. O(N C)."""
+        """a = K^-1 (Y - 1 pi^T) diag(scales) of the slots in use, (N, C), float64: a score is k(h, h_Q) a. O(N C)."""
         alpha = self.engine.alpha[self.slots]
         counts = self.counts()
         beta = alpha.sum(dim=1, keepdim=True)  # K^-1 1, as targets sum to 1
-        return (alpha - beta * (counts / counts.sum().clamp_min(1e-9))) * class_scales(counts)
+        return (alpha - beta * (counts / counts.sum().clamp_min(1e-9))) * self.scales()
 
     @property
     def posterior(self) -> Posterior:
@@ -163,3 +176,17 @@ class Memory:
         """Row number by the bytes of a point, for every row held. O(N D)."""
         features = self.engine.features.float().contiguous().numpy()
         return {features[slot].tobytes(): row for row, slot in self._slot.items()}
+
+
+def row_numbers(rows: Any, count: int) -> Integers:
+    """Numbers (count,) that name rows: as given, or 0 .. count - 1."""
+    if rows is None:
+        return np.arange(count)
+    numbers = np.asarray(rows)
+    if numbers.shape != (count,) or numbers.dtype.kind not in "iu" or (count and int(numbers.min()) < 0):
+        raise ValueError(
+            f"rows must be {count} whole numbers, 0 or more, one for each row of X; got {numbers.dtype} {numbers.shape}."
+        )
+    if len(np.unique(numbers)) < count:
+        raise ValueError("rows must be distinct: each number names one row.")
+    return numbers.astype(np.int64)

@@ -53,6 +53,16 @@ def unlabeled_like(classes: NDArray[Any], count: int) -> NDArray[Any]:
     return np.full(count, None, dtype=object)
 
 
+def codes_of(wanted: Any, classes: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """Codes (count,) of classes by name, one or as many as asked for."""
+    names = np.broadcast_to(np.asarray(wanted), (count,))
+    codes = np.searchsorted(classes, names).clip(0, len(classes) - 1)
+    unknown = classes[codes] != names
+    if unknown.any():
+        raise ValueError(f"classes must be among classes_; {names[unknown].tolist()[0]!r} is not.")
+    return codes.astype(np.int64)
+
+
 def _dense(y: Any) -> NDArray[Any]:
     if sparse.issparse(y):
         if y.shape[1] == 1:

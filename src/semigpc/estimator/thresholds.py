@@ -1,7 +1,5 @@
 """When to abstain: the confidence from which labels are right as often as asked."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -9,14 +7,7 @@ FEW = 30  # labels that count as few: beside so many, half of the errors that ar
 NEVER = 1.0 + 1e-6  # a confidence that nothing has
 
 
-def precision_threshold(
-    logits: Tensor,
-    codes: Tensor,
-    shares: Tensor,
-    pool: Tensor,
-    target: float,
-    class_prior: Literal["balanced", "estimated"],
-) -> float:
+def precision_threshold(confidence: Tensor, right: Tensor, weights: Tensor, believed: Tensor, target: float) -> float:
     """The least confidence t such that labels of confidence >= t are right with probability ``target``. O(n log n + u log u).
 
     Two opinions are heard and the stricter one is followed. The labelled rows, each left out and weighed as its class is
@@ -24,32 +15,19 @@ def precision_threshold(
     themselves must keep the promise on average: that guards against a threshold learned from a handful of labels, and is
     asked for more strictly, 1 - (1 - target) n / (n + 30), the fewer labels n the model was calibrated on.
 
+    Args:
+        confidence: (n,) of labelled rows that did not take part. right: (n,) 1 where their label was found. weights: (n,).
+        believed: (u,) confidence of unlabelled rows.
+        target: precision asked for.
+
     Returns:
         The threshold; above 1 if no label can be promised.
-
-    Args:
-        logits: (n, C) of labelled rows that did not take part. codes: (n,) their classes.
-        shares: (C,) of the unlabelled rows, as which the labelled ones are weighed.
-        pool: (u, C) probabilities of unlabelled rows under equal shares.
-        target: precision asked for.
     """
-    confidence, right = _judged(torch.softmax(logits, dim=1), shares, class_prior, codes)
-    weights = shares[codes] / torch.bincount(codes, minlength=len(shares))[codes]
     thresholds = [_least(confidence, right, weights, target)]
-    if len(pool):
-        believed, _ = _judged(pool, shares, class_prior, None)
-        stricter = 1 - (1 - target) * len(codes) / (len(codes) + FEW)
+    if len(believed):
+        stricter = 1 - (1 - target) * len(right) / (len(right) + FEW)
         thresholds.append(_least(believed, believed, torch.ones_like(believed), stricter))
     return max(thresholds)
-
-
-def _judged(probs: Tensor, shares: Tensor, class_prior: str, codes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Confidence (n,) of the class decided for, and whether it is right."""
-    joint = probs * shares
-    joint = joint / joint.sum(dim=1, keepdim=True).clamp_min(1e-30)
-    decided = (joint if class_prior == "estimated" else probs).argmax(dim=1)
-    confidence = joint.gather(1, decided.unsqueeze(1)).squeeze(1)
-    return confidence, confidence if codes is None else (decided == codes).double()
 
 
 def _least(confidence: Tensor, right: Tensor, weights: Tensor, target: float) -> float:

@@ -16,8 +16,8 @@ from semigpc.labeling.peers import MOST_UNLABELED, Rows, compare_peers, preparat
 
 MOST_LABELS = 10_000  # that take part; of more, as many of each class as its share allows are drawn
 FEWEST = 10  # labels to hold out, below which nothing worth saying comes out
-# By so much another class must be more probable than the given one: on digits with 2 to 8% of the labels wrong, that finds 93%
-# of these, and 88% of what it finds is wrong.
+# By so much another class must be more probable than the given one. On long-tailed digits with 2% of the labels wrong it finds
+# 90% of these, but only 59% of what it finds is wrong (with 5%: 78% and 79%); of labels that are all right it lists about 1%.
 SUSPICION = 0.5
 
 Progress = Callable[[int, int], None]

@@ -37,7 +37,7 @@ from semigpc.report.labeling_page import write_labeling_report
 SHARD, SHARD_BYTES = 65_536, 2**28  # rows and bytes of embeddings that are labelled at a time, at most
 DATA = "data content"
 NETWORK = ("model", "pretrained", "image_size", "precision")  # what embeddings depend on
-LEARNED = ("length_scale", "noise_std", "scaling", "self_training")  # hyper-parameters that fitting sets, with a trailing _
+LEARNED = ("length_scale", "noise_std", "logit_scale", "scaling", "self_training")  # hyper-parameters that fitting sets, with a trailing _
 
 
 def label_data(settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None) -> dict[str, Any]:
@@ -125,10 +125,7 @@ def fit(found: Scan, *, target_precision: float | None, abstain: float | None, s
 
 
 def parameters(model: SemiGPClassifier) -> dict[str, Any]:
-    """What makes the same model again without tuning: all parameters, the learned ones in place of "auto".
-
-    The logit scale alone is found again, which costs little: self-training uses the one before it and not the one after.
-    """
+    """What makes the same model again without tuning: all parameters, the learned ones in place of "auto"."""
     learned = {name: getattr(model, f"{name}_") for name in LEARNED}
     threshold = float(model.threshold_)
     settled = {"abstain": threshold if threshold > 0 else None, "target_precision": None}

@@ -1,0 +1,263 @@
+"""What is believed of every row, kept up to date as a human answers.
+
+A new label moves the model at once, and with it the rows that somebody looks at; all others are scored again when they are
+shown or when nobody is waiting. ``generation`` counts the changes of the model, so every figure knows how old it is;
+``clock`` counts the changes of what people see, so every page can ask what is new to it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semigpc.estimator import SemiGPClassifier
+from semigpc.labeling.project import Project
+
+Rows = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+STATUSES = ("labelled", "pseudo", "abstained", "outlier")
+LABELLED, PSEUDO, ABSTAINED, OUTLIER = range(4)
+REASONS = 3
+READ_AHEAD = 16_384  # embeddings
+KEPT_ROWS = 50_000  # embeddings kept in memory: what was on the screen lately
+MANY = 256  # labels at once, beyond which variances are computed afresh rather than moved
+BLOCK = 64  # rows whose variance is computed at once
+FEW_LABELS = 2048  # up to which the variance of all rows is computed again after each answer
+CHUNK_PRODUCTS = 4e9  # multiplications between two looks at whether somebody is waiting, a tenth of a second or so
+
+
+class Reason(NamedTuple):
+    """A labelled row that decided, and what it added to the score."""
+
+    row: int
+    weight: float
+
+
+class Beliefs:
+    """Label, confidence, variance and status of n rows.
+
+    Args:
+        project: what ``semigpc label`` wrote.
+        model: fitted on the given labels.
+    """
+
+    def __init__(self, project: Project, model: SemiGPClassifier) -> None:
+        self.project, self.model = project, model
+        self.names: list[str] = []  # of classes; only ever longer, so that a code stays what it is
+        self._codes_by_name: dict[str, int] = {}
+        table = project.table
+        for name in project.classes:
+            self.code(name)
+        self.codes = encoded(table["label"], self.code)
+        self.first_codes = self.codes.copy()
+        self.confidence = table["confidence"].to_numpy().astype(np.float32)
+        self.variance = table["variance"].to_numpy().astype(np.float32)
+        self.status = encoded(table["status"], STATUSES.index).astype(np.uint8)
+        n = len(self.codes)
+        self.taught = np.full(n, -1, np.int32)  # the label that the model learned from, if any
+        for row, label in project.given.items():
+            self.taught[row] = self.code(label)
+        self.sound = np.ones(n, bool)  # rows that have an embedding; of the others a human alone can say something
+        self.sound[list(project.bad)] = False
+        self.generation = self.clock = 0
+        self.scored = np.zeros(n, np.int64)  # (n,) at which generation
+        self.varied = np.zeros(n, np.int64)  # the same of the variance
+        self.moved = np.zeros(n, np.int64)  # at which tick of the clock
+        self._reasons: dict[int, tuple[Reason, ...]] = {}
+        self._embeddings: dict[int, Floats] = {}
+        self._read_ahead: tuple[Rows, Floats] = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def code(self, name: str | None) -> int:
+        """The number of a class, which may be new; -1 for None."""
+        if name is None:
+            return -1
+        if name not in self._codes_by_name:
+            self._codes_by_name[name] = len(self.names)
+            self.names.append(name)
+        return self._codes_by_name[name]
+
+    def known_code(self, name: str) -> int:
+        """The number of a class; -2, which no row has, if there is none of that name."""
+        return self._codes_by_name.get(name, -2)
+
+    def label(self, row: int) -> str | None:
+        """Of a row, given or believed."""
+        code = int(self.codes[row])
+        return self.names[code] if code >= 0 else None
+
+    def reasons(self, row: int) -> tuple[Reason, ...]:
+        """Of a row that has been scored for showing."""
+        return self._reasons.get(row, ())
+
+    def label_counts(self) -> NDArray[np.int64]:
+        """(C,) how many rows of each class were labelled by a human, in the table or on the page."""
+        return np.bincount(self.taught[self.taught >= 0], minlength=len(self.names))
+
+    def embeddings(self, rows: Sequence[int] | Rows) -> Floats:
+        """(M, D), from memory where they were asked for lately."""
+        missing = [int(row) for row in rows if int(row) not in self._embeddings]
+        if missing:
+            if len(self._embeddings) + len(missing) > KEPT_ROWS:
+                self._embeddings.clear()
+                missing = [int(row) for row in rows]
+            read = self.project.embeddings(np.array(missing, np.int64))
+            self._embeddings.update(zip(missing, read, strict=True))
+        return np.stack([self._embeddings[int(row)] for row in rows])
+
+    def teach(self, labels: Mapping[int, str | None], visible: Iterable[int]) -> None:
+        """Tell the model labels of rows, None to forget one, and score ``visible`` and those rows again.
+
+        The posterior variance of what is visible follows exactly, with C (M, B) the covariance between M visible and B new
+        rows and V (B, B) among the new ones, both before they are known:
+
+            v -= diag(C (V + sigma^2 I)^-1 C^T)
+
+        and with the opposite sign, both taken afterwards, for rows that are forgotten. A label that replaces another moves
+        no variance. O(N^2 B + N M (D + B)) for N labels. Where self-training has put rows into the model that nobody labelled,
+        a new label may replace such a row, and variances are computed afresh.
+        """
+        rows = [row for row, label in labels.items() if self.code(label) != self.taught[row]]
+        if not rows:
+            return
+        learned = [row for row in rows if self.sound[row]]
+        forgotten = [row for row in learned if labels[row] is None]
+        seen = np.array(sorted({*visible, *(rows if len(rows) <= MANY else forgotten)}), np.int64)
+        follows = len(rows) <= MANY and self.model.self_training_ == 0
+        fresh = seen[(self.varied[seen] == self.generation) & self.sound[seen] & follows]
+        if learned:
+            change = -self._covered(fresh, [row for row in learned if self.taught[row] < 0])
+            said = np.array([labels[row] for row in learned], object)
+            self.model.partial_fit(self.embeddings(learned), said, rows=np.array(learned))
+            self.generation += 1
+            change += self._covered(fresh, forgotten)
+            self.variance[fresh] = np.clip(self.variance[fresh] + change, 0, 1)
+            self.varied[fresh] = self.generation
+        self._set(rows, [self.code(labels[row]) for row in rows])
+        self.score(seen)
+
+    def _set(self, rows: Sequence[int], codes: Sequence[int]) -> None:
+        """Take labels by humans over; those that are forgotten are scored when they are next shown."""
+        for row, code in zip(rows, codes, strict=True):
+            self.taught[row] = code
+            self._reasons.pop(row, None)
+            if code >= 0:
+                self.codes[row], self.confidence[row], self.status[row] = code, 1, LABELLED
+                self.scored[row] = self.generation
+            elif not self.sound[row]:
+                self.codes[row], self.confidence[row], self.status[row] = -1, 0, ABSTAINED
+
+    def _covered(self, rows: Rows, others: Sequence[int]) -> Floats:
+        """(M,) how much of the variance of ``rows`` goes when ``others`` are labelled."""
+        if len(rows) == 0 or len(others) == 0:
+            return np.zeros(len(rows), np.float32)
+        new = self.embeddings(others)
+        both = self.model.covariance(np.concatenate([self.embeddings(rows), new]), new).astype(np.float64)
+        cross, among = both[: len(rows)], both[len(rows) :]  # (M, B), (B, B)
+        solved = np.linalg.solve(among + self.model.noise_std_**2 * np.eye(len(others)), cross.T)  # (B, M)
+        covered: Floats = np.einsum("mb,bm->m", cross, solved).astype(np.float32)
+        return covered
+
+    def score(self, rows: Rows) -> None:
+        """Bring rows up to date, with their reasons; those of this generation cost nothing."""
+        stale = [row for row in rows.tolist() if self.scored[row] < self.generation or row not in self._reasons]
+        stale = [row for row in stale if self.sound[row]]
+        if not stale:
+            return
+        features = self.embeddings(stale)
+        late = self.varied[stale] < self.generation
+        if late.any():
+            self.variance[np.array(stale)[late]] = self._variances(features[late])
+            self.varied[stale] = self.generation
+        self._take(np.array(stale), features, top=REASONS + 1)
+
+    def _variances(self, features: Floats) -> Floats:
+        """(M,) in O(M N^2) from the inverse that the model keeps; of many rows in O(N^3 + M N^2 / 2) by a new factor."""
+        if len(features) > len(self.model.labeled_rows_) / 2:
+            return self.model.predict_variance(features)
+        blocks = (features[start : start + BLOCK] for start in range(0, len(features), BLOCK))
+        return np.concatenate([np.clip(self.model.covariance(block, block).diagonal(), 0, 1) for block in blocks])
+
+    def probabilities(self, rows: Sequence[int]) -> Floats:
+        """(M, C) of the classes of the model, for a row like the unlabelled ones, as confidences are."""
+        probs = self.model.predict_proba(self.embeddings(rows))
+        if self.model.class_prior == "balanced":
+            probs = probs * self.model.class_shares_.astype(np.float32)
+        shares: Floats = probs / probs.sum(axis=1, keepdims=True)
+        return shares
+
+    def touch(self, rows: Sequence[int] | Rows) -> None:
+        """Note that what people see of rows has changed, for whatever reason."""
+        self.clock += 1
+        self.moved[list(rows)] = self.clock
+
+    def catch_up(self) -> bool:
+        """Bring some rows that nobody looks at up to date; whether there are more of them.
+
+        With many labels their variance stays as it was until they are shown: more labels can only have lowered it.
+        """
+        stale = np.flatnonzero((self.scored < self.generation) & self.sound)
+        n_labels = len(self.model.labeled_rows_)
+        width = self.model.n_features_in_ + (n_labels if n_labels <= FEW_LABELS else 0)
+        some = stale[: max(64, int(CHUNK_PRODUCTS / n_labels / width))]
+        if len(some):
+            features = self._ahead(some, stale)
+            if n_labels <= FEW_LABELS:
+                self.variance[some] = self.model.predict_variance(features)
+                self.varied[some] = self.generation
+            self._take(some, features, top=1)
+            for row in some.tolist():
+                self._reasons.pop(row, None)
+        return len(some) < len(stale)
+
+    def _ahead(self, rows: Rows, coming: Rows) -> Floats:
+        """Embeddings of the first of the ``coming`` rows; many are read at once, as a large file is slow to seek in."""
+        held, features = self._read_ahead
+        at = np.searchsorted(held, rows)
+        if len(held) == 0 or at.max() >= len(held) or (held[at] != rows).any():
+            held = coming[: max(READ_AHEAD, len(rows))]
+            features = self.project.embeddings(held)
+            self._read_ahead = held, features
+            at = np.arange(len(rows))
+        found: Floats = features[at]
+        return found
+
+    def _take(self, rows: Rows, features: Floats, *, top: int) -> None:
+        answers = self.model.answer(features, variance=False, top=top)
+        own = np.array([self.code(str(name)) for name in self.model.classes_], np.int32)
+        free = self.taught[rows] < 0
+        variance = self.variance[rows]
+        status = np.where(answers.confidence < self.model.threshold_, ABSTAINED, PSEUDO)
+        status = np.where(variance > self.model.outlier_variance_, OUTLIER, status)
+        codes = np.where(free, own[answers.codes], self.taught[rows])
+        confidence = np.where(free, answers.confidence, np.float32(1))
+        status = np.where(free, status, LABELLED)
+        differs = (codes != self.codes[rows]) | (status != self.status[rows])
+        differs |= percent(confidence) != percent(self.confidence[rows])
+        if top > 1:
+            for i, row in enumerate(rows):
+                pairs = zip(answers.rows[i].tolist(), answers.weights[i].tolist(), strict=True)
+                reasons = tuple(Reason(r, round(w, 2)) for r, w in pairs if r not in (-1, int(row)))[:REASONS]
+                differs[i] |= reasons != self._reasons.get(int(row))
+                self._reasons[int(row)] = reasons
+        self.codes[rows], self.confidence[rows], self.status[rows] = codes, confidence, status
+        self.scored[rows] = self.generation
+        if differs.any():
+            self.touch(rows[differs])
+
+
+def encoded(column: Any, code: Callable[[str], int]) -> NDArray[np.int32]:
+    """(n,) numbers for a column of text; -1 where it is empty."""
+    found = column.cast("string").combine_chunks().dictionary_encode()
+    codes = np.array([*(code(value) for value in found.dictionary.to_pylist()), -1], np.int32)
+    taken: NDArray[np.int32] = codes[found.indices.fill_null(-1).to_numpy()]
+    return taken
+
+
+def percent(share: Floats) -> NDArray[np.int64]:
+    """As people see it."""
+    return np.rint(100 * share).astype(np.int64)

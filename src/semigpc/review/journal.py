@@ -1,0 +1,167 @@
+"""``reviews.jsonl``: every answer of a human, one JSON line each, on the disk before anybody is told that it is saved.
+
+A line holds the whole action, also one on many rows, so that after a crash an action is there or it is not. Lines are only
+ever added; an undo is a line that names the step it takes back.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Literal, get_args
+
+from semigpc.data import DataError
+
+NAME = "reviews.jsonl"
+Action = Literal["accept", "correct", "skip", "undo"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an action says about one row.
+
+    Args:
+        id: of the row, as the data call it; row numbers are not kept, so the data may be sorted anew.
+        before, after: the label that was shown, and the one that holds from now on; None where there is none.
+        status: labelled, pseudo, abstained or outlier, as it was shown. confidence: likewise.
+    """
+
+    id: str
+    before: str | None
+    after: str | None
+    status: str
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line.
+
+    Args:
+        step: 1, 2, 3, ...
+        time: in UTC, ISO 8601.
+        action: what was done. An ``undo`` has the step it takes back in ``undoes``.
+        changes: of one row, or of all rows that were accepted at once.
+    """
+
+    step: int
+    time: str
+    action: Action
+    changes: tuple[Change, ...]
+    undoes: int | None = None
+
+    def line(self) -> str:
+        """As the file holds it."""
+        plain = {key: value for key, value in asdict(self).items() if key != "undoes" or value is not None}
+        return json.dumps(plain, ensure_ascii=False) + "\n"
+
+
+def now() -> str:
+    """The time, as the lines hold it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Journal:
+    """The file, read at once and then open for appending.
+
+    A last line that a crash cut off is taken out, as nobody was ever told that it is saved; ``torn`` holds what was left of it.
+
+    Args:
+        path: of the file; made when the first line is written.
+        read_only: leave the file as it is, also while another process appends to it.
+
+    Raises:
+        DataError: a line in the middle cannot be understood, or another process appends to the file.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        self.torn: str | None = None
+        self._file: IO[bytes] | None = None
+        if not read_only:
+            self._file = path.open("ab", buffering=0)
+            self._lock()
+        try:
+            self.entries = self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, entry: Entry) -> None:
+        """Write a line and wait until the disk has it; an error, such as a full disk, leaves the file as it was."""
+        assert self._file is not None, "this journal was opened for reading only"
+        line, end = entry.line().encode(), self._file.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(end)
+            raise
+        self.entries.append(entry)
+
+    def close(self) -> None:
+        """Let another process append."""
+        if self._file is not None:
+            self._file.close()
+
+    def _lock(self) -> None:
+        with suppress(ImportError):  # Windows has no such locks: there, two servers at once are the user's own care
+            import fcntl
+
+            assert self._file is not None
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                self.close()
+                raise DataError(
+                    f"{self.path.parent} is being reviewed by another process, and only one may write {self.path.name}. "
+                    "Use its page, in as many tabs as you like, or stop it first."
+                ) from None
+
+    def _read(self) -> list[Entry]:
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole, _, tail = content.rpartition(b"\n")
+        lines = whole.split(b"\n") if whole else []
+        entries = [self._parse(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+        if tail:
+            entries += self._mend(tail, len(content))
+        return entries
+
+    def _mend(self, tail: bytes, size: int) -> list[Entry]:
+        """The last line if only its end is missing, as an editor may leave it; otherwise nothing, and it is cut off."""
+        try:
+            entry = _entry(json.loads(tail.decode()))
+        except (ValueError, TypeError, KeyError):
+            self.torn = tail.decode(errors="replace")
+            if self._file is not None:
+                self._file.truncate(size - len(tail))
+            return []
+        if self._file is not None:
+            self._file.write(b"\n")
+        return [entry]
+
+    def _parse(self, line: bytes, number: int) -> Entry:
+        try:
+            return _entry(json.loads(line.decode()))
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(
+                f"Line {number} of {self.path} is no review: {error}. Mend or remove that line, or move the file away to start "
+                "the review afresh."
+            ) from error
+
+
+def _entry(plain: Mapping[str, Any]) -> Entry:
+    if plain["action"] not in get_args(Action):
+        raise ValueError(f"unknown action {plain['action']!r}")
+    changes = tuple(Change(**change) for change in plain["changes"])
+    for change in changes:
+        if not isinstance(change.id, str) or not isinstance(change.after, str | None):
+            raise TypeError(f"ids and labels are text, got {change.id!r} and {change.after!r}")
+    undoes = plain.get("undoes")
+    if (plain["action"] == "undo") != isinstance(undoes, int):
+        raise ValueError("an undo, and nothing else, names the step that it undoes")
+    return Entry(step=int(plain["step"]), time=str(plain["time"]), action=plain["action"], changes=changes, undoes=undoes)

@@ -1,0 +1,275 @@
+"""A review: rows, what the model believes of them, and what humans say. It knows nothing of web pages.
+
+Every answer is appended to ``reviews.jsonl`` first and then told to the model; opening the same folder again replays the file.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+
+from semigpc.data import DataError
+from semigpc.labeling.project import Project
+from semigpc.review.beliefs import FEW_LABELS, STATUSES, Beliefs
+from semigpc.review.class_names import checked_name
+from semigpc.review.export import write_reviewed
+from semigpc.review.history import History
+from semigpc.review.journal import NAME, Action, Change, Entry, Journal, now
+from semigpc.review.progress import progress
+from semigpc.review.waiting import KINDS, Filters, Waiting
+
+MOST_VISIBLE = 1000
+MOST_CHOICES = 32  # rows whose classes are ranked at once
+CHOICES = 9
+VALUES = 32  # of an embedding, for a row without a picture
+
+
+class StaleError(Exception):
+    """The answer is about something that has changed since it was shown; ``rows`` are those to show again."""
+
+    def __init__(self, message: str, rows: Sequence[int]) -> None:
+        super().__init__(message)
+        self.rows = list(rows)
+
+
+class View(NamedTuple):
+    """What a page shows: rows on the screen, the tick of the clock that it has seen, rows whose classes it wants ranked."""
+
+    visible: Sequence[int] = ()
+    since: int = 0
+    choices: Sequence[int] = ()
+
+
+NOTHING = View()
+
+
+class Session:
+    """One review of one labelled folder, safe to call from several threads.
+
+    Args:
+        project: what ``semigpc label`` wrote.
+        read_only: answer questions and export, but take no answers.
+
+    Raises:
+        DataError: ``reviews.jsonl`` does not fit the data, or another process writes it.
+    """
+
+    def __init__(self, project: Project, *, read_only: bool = False) -> None:
+        self.project = project
+        self._lock = threading.RLock()
+        self._rows = {name: row for row, name in enumerate(project.ids)}
+        self.journal = Journal(project.folder / NAME, read_only=read_only)
+        try:
+            self.history = History(self._rows)
+            for entry in self.journal.entries:
+                self.history.apply(entry)
+            self.beliefs = Beliefs(project, project.model())
+            self.kinds = np.zeros(len(self.beliefs), np.uint8)
+            self.waiting = Waiting(self.beliefs, self.kinds)
+            self._judged = self.beliefs.generation
+            self._settle(list(self.history.answers), NOTHING)
+        except BaseException:
+            self.journal.close()
+            raise
+        self.replayed = len(self.journal.entries)
+
+    def __len__(self) -> int:
+        return len(self.project.ids)
+
+    def close(self) -> None:
+        """Let another process review this folder."""
+        self.journal.close()
+
+    def accept(
+        self,
+        rows: Sequence[int],
+        *,
+        labels: Sequence[str] | None = None,
+        versions: Sequence[int] | None = None,
+        view: View = NOTHING,
+    ) -> dict[str, Any]:
+        """Say that the labels of rows are right; ``labels`` are those that were shown, if they may have moved since."""
+        with self._lock:
+            self._check(rows, versions)
+            given = [self._believed(row) for row in rows] if labels is None else [self._named(label) for label in labels]
+            return self._answer("accept", dict(zip(rows, given, strict=True)), view)
+
+    def correct(self, row: int, label: str, *, version: int | None = None, view: View = NOTHING) -> dict[str, Any]:
+        """Give a row another label, which may be a new class."""
+        with self._lock:
+            self._check([row], None if version is None else [version])
+            return self._answer("correct", {row: self._named(label)}, view)
+
+    def skip(self, row: int, *, version: int | None = None, view: View = NOTHING) -> dict[str, Any]:
+        """Say that one cannot tell: the row is not asked about again, and the model learns nothing from it."""
+        with self._lock:
+            self._check([row], None if version is None else [version])
+            return self._answer("skip", {row: None}, view)
+
+    def undo(self, step: int | None = None, *, view: View = NOTHING) -> dict[str, Any]:
+        """Take back the last step that stands; ``step`` says which one that was thought to be."""
+        with self._lock:
+            last = self.history.done[-1] if self.history.done else None
+            if last is None or (step is not None and last.entry.step != step):
+                raise StaleError("There is nothing to undo." if last is None else "Something else was done since.", ())
+            changes = []
+            for row, previous in last.previous:
+                label = None if previous is None else previous.label
+                changes.append(self._change(row, label))
+            return self._record("undo", changes, view, undoes=last.entry.step)
+
+    def page(self, filters: Filters, *, seen: Sequence[int] = (), count: int = 60) -> dict[str, Any]:
+        """The next ``count`` cards of those that the filters show, leaving out the rows already ``seen``."""
+        with self._lock:
+            found = None
+            if filters.text:
+                column = self.project.table[self.project.id_name].cast("string")
+                found = pc.match_substring(column, filters.text, ignore_case=True).to_numpy(zero_copy_only=False)
+            rows = self.waiting.rows(filters, found)
+            rest = rows[~np.isin(rows, np.array(seen, np.int64))] if len(seen) else rows
+            shown = rest[:count]
+            self.beliefs.score(shown)
+            cards = [self.card(int(row)) for row in shown]
+            return self._status() | {"cards": cards, "found": len(rows), "left": len(rest) - len(cards)}
+
+    def refresh(self, view: View) -> dict[str, Any]:
+        """What has changed of a view since it was last told."""
+        with self._lock:
+            visible = np.array(sorted({row for row in view.visible if 0 <= row < len(self)}), np.int64)[:MOST_VISIBLE]
+            self.beliefs.score(visible)
+            moved = visible[self.beliefs.moved[visible] > view.since]
+            answer = self._status() | {"cards": [self.card(int(row)) for row in moved]}
+            return answer | ({"choices": self.choices(view.choices)} if view.choices else {})
+
+    def choices(self, rows: Sequence[int]) -> dict[int, list[tuple[str, float]]]:
+        """For each row, its label and then the most probable other classes, with their probabilities."""
+        with self._lock:
+            rows = [row for row in rows if 0 <= row < len(self)][:MOST_CHOICES]
+            if not rows:
+                return {}
+            probabilities = self.beliefs.probabilities(rows)
+            names = [str(name) for name in self.beliefs.model.classes_]
+            ranked: dict[int, list[tuple[str, float]]] = {}
+            for row, probs in zip(rows, probabilities, strict=True):
+                best = [names[c] for c in np.argsort(-probs, kind="stable")[:CHOICES]]
+                label = self.beliefs.label(row)
+                if label is not None:
+                    best = [label, *(name for name in best if name != label)][:CHOICES]
+                ranked[row] = [(name, round(float(probs[names.index(name)]), 4) if name in names else 0.0) for name in best]
+            return ranked
+
+    def card(self, row: int) -> dict[str, Any]:
+        """All that is shown of a row, as JSON holds it."""
+        beliefs, answer = self.beliefs, self.history.answers.get(row)
+        first = int(beliefs.first_codes[row])
+        card: dict[str, Any] = {
+            "row": row,
+            "id": self.project.ids[row],
+            "version": self.history.versions.get(row, 0),
+            "label": beliefs.label(row),
+            "confidence": round(float(beliefs.confidence[row]), 4),
+            "variance": round(float(beliefs.variance[row]), 4),
+            "status": STATUSES[beliefs.status[row]],
+            "answer": None if answer is None else answer.kind,
+            "first": beliefs.names[first] if first >= 0 else None,
+            "suspected": bool(self.waiting.suspected[row]) and answer is None,
+            "reasons": [
+                {"row": r.row, "id": self.project.ids[r.row], "label": beliefs.label(r.row), "weight": r.weight}
+                | {"given": bool(beliefs.taught[r.row] >= 0)}
+                for r in beliefs.reasons(row)
+            ],
+        }
+        if self.project.images is None:
+            card["values"] = [round(float(value), 4) for value in beliefs.embeddings([row])[0, :VALUES]]
+        return card
+
+    def catch_up(self) -> bool:
+        """Some work that nobody waits for; whether there is more."""
+        with self._lock:
+            more = self.beliefs.catch_up()
+            if not more and self._judged != self.beliefs.generation and len(self.beliefs.model.labeled_rows_) <= FEW_LABELS:
+                self.waiting.judge_given()
+                self._judged = self.beliefs.generation
+            return more
+
+    def export(self) -> dict[str, Any]:
+        """Write what stands now beside ``reviews.jsonl``; answers with the names of the files and what is in them."""
+        while self.catch_up():
+            pass
+        with self._lock:
+            return write_reviewed(self.project, self.beliefs, self.history.answers)
+
+    def summary(self) -> str:
+        """One line about the review so far."""
+        with self._lock:
+            kinds: list[str] = [answer.kind for answer in self.history.answers.values()]
+            told = ", ".join(f"{kinds.count(kind)} {kind}" for kind in KINDS if kind is not None)
+            return f"{len(kinds)} of {int(self.waiting.asked.sum())} reviewed: {told}"
+
+    def _status(self) -> dict[str, Any]:
+        last = self.history.done[-1].entry if self.history.done else None
+        undo = None if last is None else {"step": last.step, "action": last.action, "ids": [c.id for c in last.changes][:3]}
+        if undo is not None and last is not None:
+            undo["count"] = len(last.changes)
+        told = progress(self.waiting, self.history.answers)
+        return {"clock": self.beliefs.clock, "steps": self.history.steps, "undo": undo, "progress": told}
+
+    def _check(self, rows: Sequence[int], versions: Sequence[int] | None) -> None:
+        if not rows:
+            raise DataError("An answer must be about at least one row.")
+        outside = [row for row in rows if not 0 <= row < len(self)]
+        if outside:
+            raise DataError(f"Rows are numbered from 0 to {len(self) - 1}; got {outside[0]}.")
+        for row, version in zip(rows, versions or (), strict=versions is not None):
+            if version != self.history.versions.get(row, 0):
+                raise StaleError("This row was answered elsewhere in the meantime; it is shown as it stands now.", rows)
+
+    def _believed(self, row: int) -> str:
+        self.beliefs.score(np.array([row]))
+        label = self.beliefs.label(row)
+        if label is None:
+            raise DataError(f"Row {row} has no label that could be accepted.")
+        return label
+
+    def _named(self, label: str) -> str:
+        return checked_name(label, self.beliefs.names)
+
+    def _change(self, row: int, after: str | None) -> Change:
+        self.beliefs.score(np.array([row]))
+        confidence = round(float(self.beliefs.confidence[row]), 4)
+        return Change(self.project.ids[row], self.beliefs.label(row), after, STATUSES[self.beliefs.status[row]], confidence)
+
+    def _answer(self, action: Action, labels: dict[int, str | None], view: View) -> dict[str, Any]:
+        """Record what is new in the labels; an answer that stands already is not written twice."""
+        answers = self.history.answers
+        new = {row: label for row, label in labels.items() if row not in answers or answers[row].label != label}
+        if not new:
+            return self.refresh(view)
+        return self._record(action, [self._change(row, label) for row, label in new.items()], view)
+
+    def _record(self, action: Action, changes: list[Change], view: View, undoes: int | None = None) -> dict[str, Any]:
+        entry = Entry(self.history.steps + 1, now(), action, tuple(changes), undoes)
+        self.journal.append(entry)
+        rows = self.history.apply(entry)
+        self._settle(rows, view)
+        return self.refresh(view._replace(visible=[*rows, *view.visible]))
+
+    def _settle(self, rows: Sequence[int], view: View) -> None:
+        """Bring the model and the rows themselves in line with what humans say of them."""
+        labels: dict[int, str | None] = {}
+        for row in rows:
+            answer = self.history.answers.get(row)
+            self.kinds[row] = 0 if answer is None else KINDS.index(answer.kind)
+            said = None if answer is None else answer.label
+            labels[row] = self.project.given.get(row) if said is None else said
+        visible = [row for row in view.visible if 0 <= row < len(self)][:MOST_VISIBLE]
+        self.beliefs.teach(labels, visible)
+        self.beliefs.touch(rows)
+
+
+def open_session(folder: Path, *, images: Path | None = None, read_only: bool = False) -> Session:
+    """Open what ``semigpc label`` wrote into a folder for review."""
+    return Session(Project.open(folder, images=images), read_only=read_only)

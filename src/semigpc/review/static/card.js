@@ -1,0 +1,121 @@
+// One card: the picture or the values of a row, what is believed of it, and the labelled rows that are the reason.
+
+import { dot, el, icon, percent, plural, side, signed } from "./dom.js";
+import { codeOf, state } from "./store.js";
+
+const ANSWERS = {
+  accepted: ["check", "accepted"],
+  corrected: ["pencil", "corrected"],
+  skipped: ["unsure", "cannot tell"],
+};
+
+export function makeCard(card) {
+  const cell = el("div", { role: "gridcell", class: "cell", tabindex: "-1" });
+  const element = el("div", { role: "row", class: "card", id: `card-${card.row}`, "data-row": card.row }, cell);
+  fill(element, card);
+  return element;
+}
+
+export function fill(element, card) {
+  const cell = element.firstChild;
+  const shot = cell.querySelector(".shot") ?? makeShot(card); // kept, so that a picture does not flicker
+  cell.replaceChildren(shot, reasons(card), verdict(card), foot(card));
+  shot.querySelector(".badge")?.remove();
+  if (card.answer) shot.append(el("span", { class: "badge" }, icon(ANSWERS[card.answer][0]), ANSWERS[card.answer][1]));
+  element.dataset.answer = card.answer ?? "";
+  element.dataset.status = card.status;
+  element.classList.toggle("pending", state.pending.has(card.row));
+  cell.setAttribute("aria-label", spoken(card));
+  mark(element, card.row);
+  if (card.flash) {
+    card.flash = false;
+    element.classList.remove("flash");
+    void element.offsetWidth; // so that the animation starts again
+    element.classList.add("flash");
+  }
+}
+
+// Whether it is the current one, and whether it is selected.
+export function mark(element, row) {
+  const selected = state.selected.has(row);
+  element.classList.toggle("current", row === state.current);
+  element.classList.toggle("selected", selected);
+  element.firstChild.tabIndex = row === state.current ? 0 : -1;
+  element.firstChild.setAttribute("aria-selected", String(selected));
+  element.querySelector(".select")?.setAttribute("aria-pressed", String(selected));
+}
+
+function makeShot(card) {
+  const shot = el("div", { class: "shot" });
+  if (card.values) shot.append(bars(card.values));
+  else shot.append(picture(card.row, 384), el("button", { type: "button", class: "enlarge", tabindex: "-1", "aria-label": "Enlarge" }, icon("zoom")));
+  shot.append(el("button", { type: "button", class: "select", tabindex: "-1", "aria-label": "Select" }, icon("check")));
+  return shot;
+}
+
+export function picture(row, size) {
+  const image = el("img", { src: `pictures/${size}/${row}`, alt: "", loading: "lazy", decoding: "async", draggable: "false" });
+  image.addEventListener("error", () => replaceBroken(image));
+  return image;
+}
+
+async function replaceBroken(image) {
+  let reason = "This picture cannot be shown.";
+  try {
+    reason = (await (await fetch(image.src)).json()).error ?? reason;
+  } catch {
+    // the server has gone, which the banner tells
+  }
+  image.replaceWith(el("div", { class: "broken", title: reason }, icon("broken"), el("span", {}, reason)));
+}
+
+function bars(values) {
+  const most = Math.max(1e-9, ...values.map(Math.abs));
+  const wide = 100 / values.length;
+  const drawn = values.map((value, i) => {
+    const high = (46 * Math.abs(value)) / most;
+    return el("rect", { x: i * wide + wide * 0.12, y: value < 0 ? 50 : 50 - high, width: wide * 0.76, height: Math.max(0.4, high), class: value < 0 ? "below" : "above" });
+  });
+  const title = `First ${values.length} values`;
+  return el("svg", { class: "bars", viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-label": title }, el("line", { x1: 0, x2: 100, y1: 50, y2: 50 }), ...drawn);
+}
+
+function reasons(card) {
+  const list = el("ul", { class: "reasons", "aria-hidden": "true" });
+  for (const reason of card.reasons) {
+    const thumb = card.values ? null : picture(reason.row, 96);
+    list.append(
+      el("li", { title: `${reason.id}: ${reason.label}, ${signed(reason.weight)}${reason.given ? "" : "; nobody labelled it, the model was sure of it"}`, class: side(reason.weight) }, thumb,
+        el("span", { class: "why" }, el("span", { class: reason.given ? "label" : "label believed-only" }, dot(codeOf(reason.label)), reason.label ?? "?"),
+          el("span", { class: "weight" }, signed(reason.weight)), card.values ? el("span", { class: "id" }, reason.id) : null)),
+    );
+  }
+  if (card.reasons.length === 0) list.append(el("li", { class: "none" }, "no reasons yet"));
+  return list;
+}
+
+function verdict(card) {
+  const said = card.answer === "accepted" || card.answer === "corrected";
+  const meter = el("div", { class: "meter" }, el("i"));
+  meter.firstChild.style.width = `${100 * card.confidence}%`;
+  return el("div", { class: "verdict" },
+    el("div", { class: "believed" }, dot(codeOf(card.label)), el("b", {}, card.label ?? "no label"), el("span", { class: "sure" }, said ? "by you" : percent(card.confidence))),
+    meter);
+}
+
+function foot(card) {
+  const line = el("div", { class: "foot" }, el("span", { class: "id", title: card.id }, el("bdi", {}, card.id)));
+  if (card.suspected) line.append(el("span", { class: "chip suspected", title: "The other labels contradict this given label." }, "suspected"));
+  else line.append(el("span", { class: `chip ${card.status}` }, card.status));
+  if (card.first !== null && card.first !== card.label) line.append(el("span", { class: "was" }, "was ", el("s", {}, card.first)));
+  return line;
+}
+
+function spoken(card) {
+  const parts = [card.label ?? "no label"];
+  if (card.answer) parts.push(ANSWERS[card.answer][1]);
+  else parts.push(`${Math.round(100 * card.confidence)} percent`, card.suspected ? "suspected wrong" : card.status);
+  parts.push(card.id);
+  if (card.reasons.length) parts.push(`because of ${plural(card.reasons.length, "label")}: ${card.reasons.map((r) => `${r.label} ${signed(r.weight)}`).join(", ")}`);
+  return parts.join(", ");
+}

@@ -1,0 +1,58 @@
+// Elements, words and numbers. Text from the data only ever becomes text: nothing here parses HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export const byId = (id) => document.getElementById(id);
+
+export function el(tag, attributes = {}, ...children) {
+  const svg = ["svg", "use", "rect", "line", "path"].includes(tag);
+  const element = svg ? document.createElementNS(SVG, tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export const icon = (name) =>
+  el("svg", { class: "icon", "aria-hidden": "true" }, el("use", { href: `static/icons.svg#${name}` }));
+
+export function percent(share) {
+  const rounded = Math.round(100 * share);
+  return rounded === 100 && share < 1 ? ">99 %" : `${rounded} %`;
+}
+
+export const number = (value) => value.toLocaleString("en").replaceAll(",", "\u202f");
+
+export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
+
+// 12 345 in little room: 12k.
+export const short = (value) => (value < 10000 ? number(value) : new Intl.NumberFormat("en", { notation: "compact" }).format(value));
+
+export function signed(weight) {
+  return Math.abs(weight) < 0.005 ? "0.00" : `${weight < 0 ? "\u2212" : "+"}${Math.abs(weight).toFixed(2)}`;
+}
+
+export const side = (weight) => (Math.abs(weight) < 0.005 ? "neither" : weight < 0 ? "against" : "for");
+
+// A dot in the colour of a class: codes far apart on the colour wheel, so that neighbours in the list differ.
+export function dot(code) {
+  const element = el("i", { class: "dot", "aria-hidden": "true" });
+  if (code === undefined || code === null) element.classList.add("none");
+  else element.style.setProperty("--hue", String(Math.round((code * 137.508 + 210) % 360)));
+  return element;
+}
+
+let quiet = null;
+
+// Tell everybody: a line on the screen, and the same words for a screen reader.
+export function announce(text) {
+  byId("live").textContent = text;
+  const toast = byId("toast");
+  toast.textContent = text;
+  toast.classList.add("shown");
+  clearTimeout(quiet);
+  quiet = setTimeout(() => toast.classList.remove("shown"), 3500);
+}

@@ -1,0 +1,89 @@
+"""Pictures of the data set made small: by row number, upright, of bounded size, and only from below its folder."""
+
+import io
+import threading
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+
+from PIL import Image, ImageOps
+
+from semigpc.data.pictures import BROKEN, PictureError, read_picture
+from semigpc.labeling.project import Project
+
+SIZES = (96, 384, 1600)  # pixels along the longer side: beside a card, on it, and enlarged
+MOST_PIXELS = 100_000_000  # of a picture that is decoded at all: 400 MB
+AT_ONCE = 2
+KEPT_BYTES = 128 * 2**20
+QUALITY = 85
+
+
+class Thumbnails:
+    """JPEG files made when they are asked for; the latest are kept in memory.
+
+    Args:
+        project: whose pictures.
+    """
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._room = KEPT_BYTES
+        self._lock = threading.Lock()
+        self._decoders = threading.Semaphore(AT_ONCE)
+
+    def get(self, row: int, size: int) -> bytes:
+        """The picture of a row as JPEG, no larger than ``size`` pixels either way.
+
+        Raises:
+            PictureError: there is none, it cannot be read, it is too large to decode, or it lies outside of the folder.
+        """
+        with self._lock:
+            if (row, size) in self._kept:
+                self._kept.move_to_end((row, size))
+                return self._kept[row, size]
+        made = self._make(self._path(row), size)
+        with self._lock:
+            if (row, size) not in self._kept:
+                self._kept[row, size] = made
+                self._room -= len(made)
+            while self._room < 0:
+                self._room += len(self._kept.popitem(last=False)[1])
+        return made
+
+    def _path(self, row: int) -> Path:
+        path = self.project.picture(row)  # never outside of the folder of pictures, also not by a link
+        if path is None:
+            raise PictureError("There is no picture of this row in the folder of pictures.")
+        return path
+
+    def _make(self, path: Path, size: int) -> bytes:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of large pictures, and of odd ones that it can read
+            picture = self._decode(path, size)
+        picture.thumbnail((size, size), Image.Resampling.LANCZOS)
+        made = io.BytesIO()
+        picture.save(made, "JPEG", quality=QUALITY)
+        return made.getvalue()
+
+    def _decode(self, path: Path, size: int) -> Image.Image:
+        try:
+            with Image.open(path) as opened:
+                if opened.format == "JPEG":
+                    opened.draft("RGB", (size, size))  # the decoder itself can shrink it, up to eight times
+                width, height = opened.size
+                if width * height > MOST_PIXELS:
+                    raise PictureError(f"With {width} x {height} pixels this picture is too large to be shown.")
+                if opened.format == "JPEG":
+                    with self._decoders:
+                        return ImageOps.exif_transpose(opened).convert("RGB")
+        except BROKEN as error:
+            if isinstance(error, PictureError):
+                raise
+            gone = isinstance(error, FileNotFoundError)
+            raise PictureError("This picture is no longer there." if gone else "This picture cannot be read.") from error
+        with self._decoders:
+            try:
+                return read_picture(path)
+            except PictureError as error:
+                raise PictureError("This picture cannot be read.") from error

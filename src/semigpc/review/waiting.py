@@ -1,0 +1,149 @@
+"""Which rows wait for a human, and in what order."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semigpc.data import DataError
+from semigpc.review.beliefs import LABELLED, OUTLIER, STATUSES, Beliefs
+
+Status = Literal[
+    "unreviewed", "labelled", "pseudo", "abstained", "outlier", "suspected", "changed", "reviewed", "skipped", "all"
+]
+Sort = Literal["need", "least sure", "most sure", "random", "table"]
+Mask = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+RAREST, COMMONEST = 3.0, 0.5  # bounds of the weight of a class
+
+UNASKED, ACCEPTED, CORRECTED, SKIPPED = range(4)  # what a human said of a row
+KINDS = (None, "accepted", "corrected", "skipped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """Which cards to show. A label is the name of a class, confidences lie in [0, 1], text is looked for in ids."""
+
+    status: Status = "unreviewed"
+    label: str | None = None
+    least: float = 0.0
+    most: float = 1.0
+    text: str = ""
+    sort: Sort = "need"
+
+    def __post_init__(self) -> None:
+        for value, known in ((self.status, get_args(Status)), (self.sort, get_args(Sort))):
+            if value not in known:
+                raise DataError(f"There is no filter or order {value!r}. Known: {', '.join(known)}.")
+        if not 0 <= self.least <= self.most <= 1:
+            raise DataError(f"Confidences run from 0 to 1, the smaller first; got {self.least:g} to {self.most:g}.")
+
+
+class Waiting:
+    """The order of need of n rows.
+
+        need = doubt * rarity * (1 + suspicious)
+
+    doubt: 1 - confidence * (1 - variance); for a given label 1 - its probability by all other labels (leave-one-out).
+    rarity: sqrt(mean number of labels of a class / number of labels of this class), within [0.5, 3].
+    suspicious: 1 for an outlier, for a row whose label has changed since it was written, and for a given label that the others
+    contradict; 0 for the rest.
+
+    Args:
+        beliefs: of all rows.
+        kinds: (n,) what a human said of each; changed by the owner.
+    """
+
+    def __init__(self, beliefs: Beliefs, kinds: NDArray[np.uint8]) -> None:
+        self.beliefs, self.kinds = beliefs, kinds
+        n = len(beliefs)
+        self.given = beliefs.taught >= 0  # before anybody was asked here
+        self.supported = np.ones(n, np.float32)  # of a given label, by the others
+        self.suspected = np.zeros(n, bool)
+        self.random = np.random.default_rng(0).permutation(n)
+        self.judge_given()
+
+    def judge_given(self) -> None:
+        """Compare each given label with what the others say of its row."""
+        judged = self.beliefs.model.leave_one_out()
+        each = np.arange(len(judged.rows))
+        before = self.suspected.copy()
+        self.supported[judged.rows] = judged.proba[each, judged.codes]
+        self.suspected[judged.rows] = judged.proba.argmax(1) != judged.codes
+        self.suspected &= self.given
+        self.beliefs.touch(np.flatnonzero(self.suspected != before))
+
+    @property
+    def changed(self) -> Mask:
+        """(n,) whether the label, by whomever, is not the one that ``semigpc label`` wrote."""
+        differs: Mask = (self.beliefs.codes != self.beliefs.first_codes) & (self.beliefs.first_codes >= 0)
+        return differs
+
+    @property
+    def asked(self) -> Mask:
+        """(n,) whether somebody should look at it, or has."""
+        asked: Mask = ~self.given | self.suspected | (self.kinds != UNASKED)
+        return asked
+
+    def need(self) -> NDArray[np.float32]:
+        """(n,) as above."""
+        beliefs = self.beliefs
+        doubt = np.where(self.given, 1 - self.supported, 1 - beliefs.confidence * (1 - beliefs.variance))
+        counts = np.maximum(beliefs.label_counts(), 1)
+        rarity = np.clip(np.sqrt(counts.mean() / counts), COMMONEST, RAREST)
+        suspicious = (beliefs.status == OUTLIER) | self.changed | self.suspected
+        need: NDArray[np.float32] = (doubt * np.append(rarity, 1.0)[beliefs.codes] * (1 + suspicious)).astype(np.float32)
+        return need
+
+    def mask(self, status: Status) -> Mask:
+        """(n,) which rows a filter by status shows."""
+        if status == "all":
+            return np.ones(len(self.kinds), bool)
+        if status in STATUSES:
+            of_status: Mask = self.beliefs.status == STATUSES.index(status)
+            return of_status
+        masks: dict[str, Callable[[], Mask]] = {
+            "unreviewed": lambda: self.asked & (self.kinds == UNASKED),
+            "suspected": lambda: self.suspected & (self.kinds == UNASKED),
+            "changed": lambda: self.changed,
+            "reviewed": lambda: (self.kinds == ACCEPTED) | (self.kinds == CORRECTED),
+            "skipped": lambda: self.kinds == SKIPPED,
+        }
+        return masks[status]()
+
+    def rows(self, filters: Filters, found: Mask | None) -> Integers:
+        """Row numbers that the filters show, in their order.
+
+        Args:
+            filters: what to show.
+            found: (n,) which ids hold the text; None if no text is looked for.
+        """
+        beliefs = self.beliefs
+        mask = self.mask(filters.status)
+        if filters.label is not None:
+            mask = mask & (beliefs.codes == beliefs.known_code(filters.label))
+        if filters.least > 0 or filters.most < 1:
+            mask = mask & (beliefs.confidence >= filters.least) & (beliefs.confidence <= filters.most)
+        if found is not None:
+            mask = mask & found
+        rows = np.flatnonzero(mask)
+        keys: dict[Sort, Callable[[], NDArray[Any]]] = {
+            "need": lambda: -self.need()[rows] + 10 * (self.kinds[rows] != UNASKED),  # what was answered comes last
+            "least sure": lambda: beliefs.confidence[rows],
+            "most sure": lambda: -beliefs.confidence[rows],
+            "random": lambda: self.random[rows],
+            "table": lambda: rows,
+        }
+        return rows[np.argsort(keys[filters.sort](), kind="stable")]
+
+    def counts(self) -> dict[str, int]:
+        """How many rows each filter by status shows."""
+        return {status: int(self.mask(status).sum()) for status in get_args(Status)}
+
+    @property
+    def unlabelled(self) -> Mask:
+        """(n,) rows whose label nobody gave, neither in the table nor here."""
+        unlabelled: Mask = self.beliefs.status != LABELLED
+        return unlabelled

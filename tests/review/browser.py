@@ -1,0 +1,108 @@
+"""A headless Chromium, and the server as a user starts it."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semigpc.review.session import open_session
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+PATIENCE = 120_000  # milliseconds: as long as a busy machine may take, and no test waits that long for nothing
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """A browser, or the reason to skip."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine")
+    playwright.expect.set_options(timeout=PATIENCE)
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+class Server:
+    """``python -m semigpc review OUT`` in a process of its own."""
+
+    def __init__(self, out: Path, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "semigpc", "review", str(out), "--no-browser", "--port", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        self._ended: tuple[str, str] | None = None
+        self.address = self._address()
+
+    def _address(self) -> str:
+        assert self.process.stdout is not None
+        too_long = threading.Timer(PATIENCE / 1000, self.process.kill)
+        too_long.start()
+        try:
+            for line in iter(self.process.stdout.readline, ""):
+                if line.startswith("review at "):
+                    return line.split()[-1]
+        finally:
+            too_long.cancel()
+        _, told = self.end(9)
+        raise AssertionError(f"the server did not start: {told}")
+
+    def end(self, number: int) -> tuple[str, str]:
+        """Signal it, and what it has printed."""
+        if self._ended is None:
+            if self.process.poll() is None:
+                self.process.send_signal(number)
+            self._ended = self.process.communicate(timeout=PATIENCE / 1000)
+        return self._ended
+
+
+@contextmanager
+def served_here(out: Path) -> Iterator[str]:
+    """The same server on a thread of this process, which starts at once; answers with its address."""
+    import uvicorn
+
+    from semigpc.review.app import make_app
+
+    session = open_session(out)
+    server = uvicorn.Server(uvicorn.Config(make_app(session, "token"), port=0, log_level="error", lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/token/"
+        server.should_exit = True
+        thread.join()
+    session.close()
+
+
+def journal(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "reviews.jsonl").read_text().splitlines()]
+
+
+def open_page(browser: Any, address: str, *, width: int = 1280, height: int = 860) -> Any:
+    """A page that is ready for keys; whatever goes wrong in it fails the test."""
+    page = browser.new_page(viewport={"width": width, "height": height})
+    page.set_default_timeout(PATIENCE)
+    page.problems = []
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.on("dialog", lambda dialog: (page.problems.append(dialog.message), dialog.dismiss()))
+    page.goto(address)
+    page.locator("body[data-ready]").wait_for()
+    return page

@@ -1,0 +1,91 @@
+"""A labelled folder to review: small pictures of coloured shapes, embedded by their own pixels, three classes, few labels."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+from pyarrow import parquet
+
+from semigpc.labeling.inputs import LabelSettings
+from semigpc.labeling.label import label_data
+
+COLOURS = {"circle": (200, 60, 40), "square": (40, 150, 70), "triangle": (50, 80, 200)}
+CLASSES = tuple(COLOURS)
+HTML_NAME = "<img src=x onerror=alert(1)> & <b>co</b>.png"
+TEXT_NAME = "text.jpg"
+LINK_NAME = "link.png"
+OUTSIDE = ("../secret.png", "/etc/hostname")
+SIDE = 32
+
+
+def draw(shape: str, rng: np.random.Generator) -> Image.Image:
+    """One picture; the colour of the shape is nearly that of its class, the background any light one."""
+    picture = Image.new("RGB", (SIDE, SIDE), tuple(rng.integers(190, 256, 3).tolist()))
+    pen = ImageDraw.Draw(picture)
+    r = rng.integers(7, 13)
+    x, y = rng.integers(13, 20, 2)
+    fill = tuple(np.clip(np.array(COLOURS[shape]) + rng.integers(-60, 61, 3), 0, 255).tolist())
+    box = [x - r, y - r, x + r, y + r]
+    if shape == "circle":
+        pen.ellipse(box, fill=fill)
+    elif shape == "square":
+        pen.rectangle(box, fill=fill)
+    else:
+        pen.polygon([(x, y - r), (x + r, y + r), (x - r, y + r)], fill=fill)
+    return picture
+
+
+def features(picture: Image.Image) -> NDArray[np.float32]:
+    """Mean colours on a grid of 4 x 4, (48,)."""
+    return np.asarray(picture.resize((4, 4), Image.Resampling.BOX), np.float32).ravel() / np.float32(255)
+
+
+def make_labelled(root: Path, *, count: int = 90, each: int = 6, pictures: bool = True, bad: int | None = None) -> Path:
+    """``root/photos`` with pictures, ``root/data.parquet`` with embeddings and ``root/out`` with labels, which is the answer.
+
+    Among the ids are HTML, a text file with the name of a picture, a link that leaves the folder, and paths outside of it.
+    ``bad`` is a row whose embedding is no number.
+    """
+    rng = np.random.default_rng(0)
+    photos = root / "photos"
+    photos.mkdir(parents=True)
+    names, rows, shapes = [], [], []
+    odd = (HTML_NAME, TEXT_NAME, LINK_NAME, *OUTSIDE)
+    for i in range(count):
+        shape = CLASSES[rng.choice(3, p=(0.5, 0.35, 0.15))]
+        picture = draw(shape, rng)
+        name = odd[i - count] if i >= count - len(odd) else f"{'abc'[i % 3]}/{i:03d}.png"
+        rows.append(features(picture))
+        names.append(name)
+        shapes.append(shape)
+        if name not in odd or name == HTML_NAME:
+            (photos / name).parent.mkdir(exist_ok=True)
+            picture.save(photos / name)
+    draw("circle", rng).save(root / "secret.png")
+    (photos / TEXT_NAME).write_text("I am no picture.")
+    (photos / LINK_NAME).symlink_to(root / "secret.png")
+    x = np.stack(rows)
+    if bad is not None:
+        x[bad] = np.nan
+    column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(x.ravel()), x.shape[1])
+    parquet.write_table(pyarrow.table({"file_name": names, "embedding": column}), root / "data.parquet")
+    known = [name for shape in CLASSES for name in [n for n, s in zip(names, shapes, strict=True) if s == shape][:each]]
+    truth = dict(zip(names, shapes, strict=True))
+    with (root / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("file_name", "label"), *((name, truth[name]) for name in known)])
+    label_data(
+        LabelSettings(
+            data=root / "data.parquet",
+            labels=root / "labels.csv",
+            out=root / "out",
+            images=photos if pictures else None,
+            abstain=0.85,
+            target_precision=None,
+            skip_bad=bad is not None,
+            report=False,
+        )
+    )
+    return root / "out"

@@ -1,0 +1,245 @@
+"""The page in a real browser, on the server as a user starts it."""
+
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.review.browser import Server, chromium, journal, open_page, served_here
+from tests.review.shapes import HTML_NAME, TEXT_NAME
+
+
+def expect(what: Any) -> Any:
+    from playwright.sync_api import expect as playwright_expect
+
+    return playwright_expect(what)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def start(out: Path, browser: Any) -> Iterator[Callable[[], Server]]:  # noqa: ARG001  # no server where there is no browser
+    started: list[Server] = []
+
+    def start() -> Server:
+        started.append(Server(out))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def address(out: Path, browser: Any) -> Iterator[str]:  # noqa: ARG001
+    with served_here(out) as address:
+        yield address
+
+
+def expect_reviewed(page: Any, count: int) -> None:
+    expect(page.locator("#progress-text")).to_have_text(re.compile(rf"^{count} of \d+ reviewed$"))
+
+
+def current(page: Any) -> Any:
+    return page.locator(".card.current")
+
+
+def press(page: Any, *keys: str) -> None:
+    """Keys, each of which is an answer: wait until it is saved."""
+    for key in keys:
+        row = current(page).get_attribute("data-row")
+        page.keyboard.press(key)
+        expect(page.locator(f"#card-{row}:not([data-answer='']):not(.pending)")).to_be_visible()
+
+
+def answers(page: Any) -> dict[str, tuple[str, str]]:
+    """What the page shows as answered: by id, the label and the kind of answer."""
+    cards = page.locator(".card:not([data-answer=''])").all()
+    return {
+        card.locator(".foot .id").inner_text(): (card.locator(".believed b").inner_text(), card.get_attribute("data-answer"))
+        for card in cards
+    }
+
+
+@pytest.mark.slow
+def test_ten_pictures_by_keyboard_then_undo_reload_kill_and_restart_lose_nothing(
+    out: Path, browser: Any, start: Callable[[], Server]
+) -> None:
+    server = start()
+    page = open_page(browser, server.address)
+    expect_reviewed(page, 0)
+    expect(page.locator(".card")).to_have_count(60)
+    expect(current(page).locator(".reasons img")).to_have_count(3)
+    expect(page.locator("#choices .choice")).to_have_count(3)
+
+    press(page, "Enter", "Enter", "1", "2", "s", "3", "Enter")
+    second = page.locator("#choices .choice").nth(1).get_attribute("data-label")
+    press(page, "2")
+    page.keyboard.press("c")
+    page.locator("#picker-text").press_sequentially("hexagon")
+    expect(page.locator("#picker-list li")).to_have_text(["Add the class “hexagon”"])
+    page.keyboard.press("Enter")
+    expect_reviewed(page, 9)
+    press(page, "Enter")
+    expect_reviewed(page, 10)
+    expect(page.locator("#live")).to_contain_text("10 of ")
+    lines = journal(out)
+    assert [line["action"] for line in lines] == [
+        *("accept", "accept", "accept", "correct", "skip", "correct", "accept", "correct", "correct", "accept")
+    ]
+    assert [lines[at]["changes"][0]["after"] for at in (7, 8)] == [second, "hexagon"]
+
+    page.keyboard.press("u")
+    expect_reviewed(page, 9)
+    page.keyboard.press("Control+z")
+    expect_reviewed(page, 8)
+    assert current(page).locator(".foot .id").inner_text() == lines[8]["changes"][0]["id"]
+    assert not any(name == "hexagon" for name in page.locator("#classes .name").all_inner_texts())
+    said = answers(page)
+    assert len(said) == 8
+
+    page.reload()
+    expect_reviewed(page, 8)
+    server.end(signal.SIGKILL)
+    page.keyboard.press("Enter")
+    expect(page.locator("#banner")).to_contain_text("The server does not answer")
+    expect(page.locator("#live")).to_contain_text("Not saved")
+    page.close()
+
+    server = start()
+    page = open_page(browser, f"{server.address}#status=reviewed")
+    expect_reviewed(page, 8)
+    expect(page.locator(".card")).to_have_count(7)
+    page.locator("label.status.skipped").click()
+    expect(page.locator(".card")).to_have_count(1)
+    after = answers(page)
+    page.locator("label.status.reviewed").click()
+    expect(page.locator(".card")).to_have_count(7)
+    assert after | answers(page) == said
+    page.keyboard.press("u")
+    expect_reviewed(page, 7)
+    assert page.problems == []
+    page.close()
+    told, complaints = server.end(signal.SIGINT)
+    assert re.search(r"\n7 of \d+ reviewed: 4 accepted, 2 corrected, 1 skipped; kept in ", told)
+    assert complaints == ""
+    assert server.process.returncode == 0
+
+
+def test_two_tabs_see_each_other_and_the_first_answer_counts(address: str, out: Path, browser: Any) -> None:
+    first, second = (open_page(browser, address) for _ in range(2))  # contexts of their own: they share nothing
+    row = current(first).get_attribute("data-row")
+    assert current(second).get_attribute("data-row") == row
+    second.evaluate("() => { Object.defineProperty(document, 'visibilityState', { value: 'hidden' }); }")  # it does not ask
+    press(first, "2")
+    label = first.locator(f"#card-{row} .believed b").inner_text()
+    second.keyboard.press("s")  # on the card as it was
+    expect(second.locator("#live")).to_contain_text("answered elsewhere in the meantime")
+    expect(second.locator(f"#card-{row}")).to_have_attribute("data-answer", "corrected")
+    expect(second.locator(f"#card-{row} .believed b")).to_have_text(label)
+    expect_reviewed(second, 1)
+    assert [line["action"] for line in journal(out)] == ["correct"]
+    other = first.locator(".card[data-answer='']").first.get_attribute("data-row")
+    second.locator(f"#card-{other} .believed").click()
+    press(second, "Enter")
+    expect(first.locator(f"#card-{other}")).to_have_attribute("data-answer", "accepted")  # by asking now and then
+    expect_reviewed(first, 2)
+    assert first.problems == second.problems == []
+
+
+def test_names_are_shown_as_they_are_and_broken_pictures_are_told(address: str, browser: Any) -> None:
+    page = open_page(browser, f"{address}#status=all&text=img+src")
+    expect(page.locator(".card .foot .id")).to_have_text(HTML_NAME)
+    assert page.locator(".card b, .card img[src='x']").all_inner_texts() != [HTML_NAME]
+    assert page.locator("img[src='x']").count() == 0
+    page.keyboard.press("c")
+    page.locator("#picker-text").fill("<script>alert(2)</script>")
+    page.keyboard.press("Enter")
+    expect(page.locator(".card .believed b")).to_have_text("<script>alert(2)</script>")
+    expect(page.locator("#classes .name", has_text="<script>")).to_have_count(1)
+    page.locator("#text").fill(TEXT_NAME)
+    expect(page.locator(".card .foot .id")).to_have_text(TEXT_NAME)
+    expect(page.locator(".shot .broken")).to_have_text("This picture cannot be read.")
+    assert page.problems == []
+
+
+def test_a_narrow_screen_shows_everything_and_can_be_used_by_touch(address: str, browser: Any) -> None:
+    page = open_page(browser, address, width=390, height=844)
+    for step in (lambda: None, page.locator("#filters").click, lambda: page.locator("#other").click()):
+        step()
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    page.keyboard.press("Escape")
+    page.locator("#filters").click()
+    for button in ("#accept", "#other", "#skip", "#undo", "#filters"):
+        box = page.locator(button).bounding_box()
+        assert box["height"] >= 44, button
+    row = current(page).get_attribute("data-row")
+    page.locator("#accept").click()
+    expect(page.locator(f"#card-{row}")).to_have_attribute("data-answer", "accepted")
+    page.locator("#skip").click()
+    expect_reviewed(page, 2)
+    page.locator("#undo").click()
+    expect_reviewed(page, 1)
+    assert page.problems == []
+
+
+def test_many_cards_are_accepted_at_once_and_undone_at_once(address: str, out: Path, browser: Any) -> None:
+    page = open_page(browser, address)
+    page.keyboard.press("x")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Space")
+    expect(page.locator("#selected-text")).to_have_text("2 cards selected")
+    page.keyboard.press("a")
+    expect(page.locator("#bulk-ok")).to_have_text("Accept 2 cards")
+    page.keyboard.press("Enter")
+    expect_reviewed(page, 2)
+    page.keyboard.press("a")
+    page.locator("#bulk-least").fill("95")
+    sure = int(page.locator("#bulk-ok").inner_text().split()[1])
+    assert sure > 5
+    page.locator("#bulk-ok").click()
+    expect_reviewed(page, 2 + sure)
+    assert [len(line["changes"]) for line in journal(out)] == [2, sure]
+    page.keyboard.press("u")
+    expect_reviewed(page, 2)
+    page.keyboard.press("a")
+    page.keyboard.press("Escape")
+    expect(page.locator("#bulk")).to_be_hidden()
+    page.locator("#export").click()
+    expect(page.locator("#exported-files li")).to_have_count(3)
+    assert (out / "reviewed.parquet").exists()
+    assert page.problems == []
+
+
+def test_a_screen_reader_is_told_what_is_where(address: str, browser: Any) -> None:
+    page = open_page(browser, address)
+    grid = page.get_by_role("grid", name="Cards")
+    assert int(grid.get_attribute("aria-rowcount")) >= 72
+    focused = page.locator(":focus")
+    expect(focused).to_have_attribute("role", "gridcell")
+    label = focused.get_attribute("aria-label")
+    believed = current(page).locator(".believed b").inner_text()
+    assert label.startswith(f"{believed}, ")
+    assert "percent" in label
+    assert "because of 3 labels: " in label
+    press(page, "Enter")
+    expect(page.get_by_role("status")).to_contain_text(f"Accepted {believed} for ")
+    expect(focused).not_to_have_attribute("aria-label", label)
+    assert page.locator(".cell[tabindex='0']").count() == 1
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(focused).to_have_attribute("role", "gridcell")
+    unnamed = page.evaluate(
+        "() => [...document.querySelectorAll('button, input, select')].filter((e) => e.offsetParent && "
+        "!(e.getAttribute('aria-label') || e.textContent.trim() || e.closest('label'))).length"
+    )
+    assert unnamed == 0
+    assert page.problems == []

@@ -1,0 +1,246 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from semigpc.data import DataError
+from semigpc.review.session import Session, StaleError, View, open_session
+from semigpc.review.waiting import Filters
+
+
+def told(session: Session) -> list[tuple[Any, ...]]:
+    """What a human has said, row by row, and the labels by humans."""
+    cards = [session.card(row) for row in range(len(session))]
+    return [(c["row"], c["version"], c["answer"], c["label"] if c["status"] == "labelled" else None) for c in cards]
+
+
+def labels(session: Session) -> list[str | None]:
+    session.beliefs.score(np.arange(len(session)))
+    return [session.beliefs.label(row) for row in range(len(session))]
+
+
+def waiting_rows(session: Session, **filters: Any) -> list[int]:
+    return [card["row"] for card in session.page(Filters(**filters), count=200)["cards"]]
+
+
+def act_at_random(session: Session, rng: np.random.Generator) -> None:
+    row = int(rng.integers(len(session)))
+    action = rng.choice(["accept", "bulk", "correct", "new", "skip", "undo"])
+    if action == "accept":
+        session.accept([row])
+    elif action == "bulk":
+        session.accept(rng.choice(len(session), 5, replace=False).tolist())
+    elif action == "correct":
+        session.correct(row, str(rng.choice(["circle", "square", "triangle"])))
+    elif action == "new":
+        session.correct(row, f"new {rng.integers(2)}")
+    elif action == "skip":
+        session.skip(row)
+    elif session.history.done:
+        session.undo()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_journal_replayed_gives_the_same_state_and_undoing_all_gives_the_first(out: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    session = open_session(out)
+    first = labels(session)
+    for _ in range(30):
+        act_at_random(session, rng)
+    before, believed = told(session), labels(session)
+    session.close()
+
+    again = open_session(out)
+    assert told(again) == before
+    same = np.mean([a == b for a, b in zip(labels(again), believed, strict=True)])
+    assert same >= 0.95  # the model may have taken the labels in another order
+    while again.history.done:
+        again.undo()
+    assert again.history.answers == {}
+    given = again.project.given
+    assert {row: again.beliefs.label(row) for row in given} == given
+    assert np.mean([a == b for a, b in zip(labels(again), first, strict=True)]) >= 0.95
+    again.close()
+
+    last = open_session(out)
+    assert last.history.answers == {}
+    assert labels(last) == first, "a model that was never told is the same as the first"
+    last.close()
+
+
+def test_an_answer_is_on_the_disk_when_it_is_given(session: Session, out: Path) -> None:
+    first, second, third = waiting_rows(session)[:3]
+    believed = session.beliefs.label(first)
+    session.accept([first])
+    session.correct(second, "circle" if session.beliefs.label(second) != "circle" else "square")
+    session.skip(third)
+    session.undo()
+    lines = [json.loads(line) for line in (out / "reviews.jsonl").read_text().splitlines()]
+    assert [line["action"] for line in lines] == ["accept", "correct", "skip", "undo"]
+    change = lines[0]["changes"][0]
+    assert (change["id"], change["before"], change["after"]) == (session.project.ids[first], believed, believed)
+    assert lines[1]["changes"][0]["before"] != lines[1]["changes"][0]["after"]
+    assert lines[3]["undoes"] == 3
+    assert all(line["time"].endswith("Z") for line in lines)
+
+
+def test_the_model_learns_from_a_correction(session: Session) -> None:
+    row = waiting_rows(session)[0]
+    session.correct(row, "never seen before")
+    assert "never seen before" in session.beliefs.model.classes_
+    assert row in session.beliefs.model.labeled_rows_
+    card = session.card(row)
+    assert (card["label"], card["confidence"], card["status"], card["answer"]) == (
+        "never seen before",
+        1.0,
+        "labelled",
+        "corrected",
+    )
+    assert "never seen before" in [entry["name"] for entry in session.page(Filters())["progress"]["classes"]]
+    session.undo()
+    assert row not in session.beliefs.model.labeled_rows_
+    assert session.card(row)["label"] in session.project.classes
+    assert "never seen before" not in [entry["name"] for entry in session.page(Filters())["progress"]["classes"]]
+
+
+def test_a_correction_answers_with_the_visible_cards_that_changed_and_no_others(session: Session) -> None:
+    rows = waiting_rows(session)[:40]
+    clock = session.refresh(View(rows))["clock"]
+    assert session.refresh(View(rows, clock))["cards"] == []
+    before = {row: session.card(row) for row in rows}
+    reply = session.correct(rows[0], "square", view=View(rows, clock, rows[:2]))
+    changed = {card["row"]: card for card in reply["cards"]}
+    assert rows[0] in changed
+    assert set(changed) <= set(rows)
+    for row in set(rows) - set(changed):
+        shown = [round(100 * float(value)) for value in (before[row]["confidence"], session.card(row)["confidence"])]
+        assert (shown[0], before[row]["label"]) == (shown[1], session.card(row)["label"])
+    assert set(reply["choices"]) == set(rows[:2])
+    assert reply["choices"][rows[0]][0][0] == "square"
+    assert sum(share for _, share in reply["choices"][rows[1]]) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("self_training", [0, 3])
+def test_the_variance_follows_each_answer_exactly(out: Path, self_training: int) -> None:
+    settings = json.loads((out / "project.json").read_text())
+    settings["parameters"]["self_training"] = self_training
+    (out / "project.json").write_text(json.dumps(settings))
+    session = open_session(out)
+    rows = waiting_rows(session)[:50]
+    session.beliefs.varied[:] = -1
+    view = View(rows)
+    session.refresh(view)
+    acts: list[Callable[[], Any]] = [
+        lambda: session.accept([rows[0]], view=view),
+        lambda: session.accept(rows[1:9], view=view),
+        lambda: session.correct(rows[0], "square", view=view),
+        lambda: session.undo(view=view),
+        lambda: session.undo(view=view),
+    ]
+    for act in acts:
+        act()
+        expected = session.beliefs.model.predict_variance(session.beliefs.embeddings(rows))
+        np.testing.assert_allclose(session.beliefs.variance[rows], expected, atol=2e-4)
+    session.close()
+
+
+def test_rows_elsewhere_are_scored_when_nobody_waits_as_when_they_are_shown(session: Session) -> None:
+    rows = waiting_rows(session)
+    session.accept(rows[:3])
+    session.correct(rows[3], "triangle")
+    assert session.page(Filters(), count=1)["progress"]["stale"] > 0
+    while session.catch_up():
+        pass
+    assert session.page(Filters(), count=1)["progress"]["stale"] == 0
+    beliefs = session.beliefs
+    confidence, status = beliefs.confidence.copy(), beliefs.status.copy()
+    beliefs.scored[:] = -1
+    beliefs.score(np.arange(len(session)))
+    np.testing.assert_allclose(confidence, beliefs.confidence, atol=1e-5)
+    assert (status == beliefs.status).all()
+
+
+def test_an_answer_to_a_card_that_has_changed_is_stale(session: Session) -> None:
+    row, other = waiting_rows(session)[:2]
+    session.accept([row], versions=[0])
+    with pytest.raises(StaleError, match="answered elsewhere"):
+        session.correct(row, "square", version=0)
+    with pytest.raises(StaleError) as caught:
+        session.accept([other, row], versions=[0, 0])
+    assert caught.value.rows == [other, row]
+    assert session.card(other)["answer"] is None, "all or nothing"
+    session.skip(other, version=0)
+    with pytest.raises(StaleError, match="Something else was done"):
+        session.undo(1)
+    session.undo(2)
+    session.undo(1)
+    with pytest.raises(StaleError, match="nothing to undo"):
+        session.undo()
+
+
+def test_the_same_answer_twice_is_one(session: Session) -> None:
+    row = waiting_rows(session)[0]
+    session.accept([row])
+    session.accept([row])
+    assert session.history.steps == 1
+
+
+def test_a_label_that_was_shown_counts_even_if_the_model_has_moved_since(session: Session) -> None:
+    row = waiting_rows(session)[0]
+    other = next(name for name in session.project.classes if name != session.beliefs.label(row))
+    session.accept([row], labels=[other], versions=[0])
+    assert session.card(row)["label"] == other
+    assert session.card(row)["answer"] == "corrected"
+
+
+def test_to_skip_says_nothing_and_takes_back_what_was_said(session: Session) -> None:
+    row = waiting_rows(session)[0]
+    session.skip(row)
+    assert row not in session.beliefs.model.labeled_rows_
+    assert row not in waiting_rows(session)
+    assert waiting_rows(session, status="skipped") == [row]
+    session.correct(row, "square")
+    assert row in session.beliefs.model.labeled_rows_
+    session.skip(row)
+    assert row not in session.beliefs.model.labeled_rows_
+    session.undo()
+    assert session.card(row)["label"] == "square"
+    given = next(iter(session.project.given))
+    session.skip(given)
+    assert given in session.beliefs.model.labeled_rows_, "a given label stands until somebody gives another"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "one line of 1 to 100"),
+        ("a" * 101, "one line of 1 to 100"),
+        ("a\x00b", "one line"),
+        ("-1", "stands for no label"),
+        ("NaN", "stands for no label"),
+        ("Circle", "a class 'circle' already"),
+    ],
+)
+def test_names_that_no_class_can_have_are_refused(session: Session, name: str, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        session.correct(0, name)
+    assert session.history.steps == 0
+
+
+def test_rows_that_are_not_there_are_refused(session: Session) -> None:
+    for rows in ([len(session)], [-1], []):
+        with pytest.raises(DataError):
+            session.accept(rows)
+
+
+def test_reviews_of_other_data_are_refused(out: Path) -> None:
+    session = open_session(out)
+    session.accept([40])
+    session.close()
+    path = out / "reviews.jsonl"
+    path.write_text(path.read_text().replace(session.project.ids[40], "elsewhere.png"))
+    with pytest.raises(DataError, match=r"about 'elsewhere.png', which is not among the data"):
+        open_session(out)
