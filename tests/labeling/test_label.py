@@ -199,3 +199,13 @@ def test_the_aim_decides_how_much_is_labelled(usual: Path, tmp_path: Path) -> No
     assert all_of_it["statuses"]["abstained"] == all_of_it["threshold"] == 0
     assert sure["statuses"]["abstained"] > 100
     assert sure["threshold"] == pytest.approx(0.999999)
+
+
+def test_a_later_table_of_labels_overrules_an_earlier_one(tmp_path: Path) -> None:
+    first, second = list(LABELS)[:2]
+    more = write_labels(tmp_path / "more.csv", {first: LABELS[second], IDS[-1]: LABELS[second]})
+    label_data(settings(tmp_path, more_labels=(more,)))
+    given = Project.open(tmp_path / "out").given
+    assert given[IDS.index(first)] == LABELS[second]
+    assert given[len(IDS) - 1] == LABELS[second]
+    assert len(given) == len(set(LABELS) | {IDS[-1]})

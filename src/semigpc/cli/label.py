@@ -28,8 +28,12 @@ def label(
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
     labels: Annotated[
-        Path | None,
-        typer.Option("--labels", metavar="FILE", help="A .csv or .parquet file: the ids and label; empty or -1 is none."),
+        list[Path] | None,
+        typer.Option(
+            "--labels",
+            metavar="FILE",
+            help="A .csv or .parquet file: the ids and label; empty or -1 is none. Repeat for several; the last word counts.",
+        ),
     ] = None,
     id_column: Annotated[
         str | None, typer.Option("--id", metavar="NAME", help="Column of ids; file_name or id unless told.")
@@ -94,6 +98,7 @@ def label(
     For example:
 
       semigpc label photos --labels labels.csv --out labelled
+      semigpc label photos --labels labels.csv --labels more.csv --out better
       semigpc label x.parquet --labels labels.csv --out labelled --abstain 0.8
       semigpc label x.csv --features 'f_*' --label-column kind --out labelled
     """
@@ -106,7 +111,8 @@ def label(
 
     settings = LabelSettings(
         data=data.expanduser(),
-        labels=labels.expanduser() if labels else None,
+        labels=labels[0].expanduser() if labels else None,
+        more_labels=tuple(path.expanduser() for path in (labels or [])[1:]),
         out=out.expanduser(),
         columns=Wanted(id=id_column, features=features, label=label_column),
         images=images.expanduser() if images else None,

@@ -85,7 +85,9 @@ def _model(model: SemiGPClassifier, found: Scan) -> dict[str, Any]:
 def _settings(settings: LabelSettings, inputs: Inputs) -> dict[str, Any]:
     columns, source = inputs.source.columns, inputs.source
     return {
-        "labels": str(settings.labels) if settings.labels else f"column {columns.label!r} of the data",
+        "labels": ", ".join(str(path) for path in (settings.labels, *settings.more_labels))
+        if settings.labels
+        else f"column {columns.label!r} of the data",
         "ids": source.id_name if source.has_ids else "row numbers",
         "features": _few(columns.features),
         "target precision": settings.target_precision,

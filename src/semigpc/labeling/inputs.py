@@ -25,7 +25,8 @@ class LabelSettings:
 
     Args:
         data: a table, a folder of Parquet shards, or a folder of pictures. out: the folder to write.
-        labels: a table of them; None if the data have a column of labels.
+        labels: a table of them; None if the data have a column of labels. more_labels: further tables, of which a later one
+            overrules what earlier ones say of a row.
         columns: names of columns, where they are not the usual ones.
         images: where the pictures of a table are, by the ids. image_url: what Label Studio finds before the name of a picture.
         target_precision: fraction of pseudo-labels that should be right; None for no such aim.
@@ -38,6 +39,7 @@ class LabelSettings:
     data: Path
     labels: Path | None
     out: Path
+    more_labels: tuple[Path, ...] = ()
     columns: Wanted = field(default_factory=Wanted)
     images: Path | None = None
     image_url: str | None = None
@@ -87,7 +89,7 @@ def open_inputs(settings: LabelSettings, *, overwrite: bool = False, progress: P
     notes = []
     given = None
     if settings.labels is not None:
-        given = read_given(settings.labels, source.id_name, label_column=settings.columns.label)
+        given = _read_labels(settings, source.id_name)
         if source.has_labels:
             notes.append(f"The labels are those of {settings.labels.name}; the column of labels in the data was not used.")
     elif not source.has_labels:
@@ -105,7 +107,7 @@ def _pictures(settings: LabelSettings, overwrite: bool, progress: Progress | Non
     if settings.columns.id or settings.columns.features:
         raise DataError("--id and --features name columns of a table; a folder of pictures has none.")
     root = settings.data.resolve()
-    given = read_given(settings.labels, FILE_NAME, label_column=settings.columns.label, pictures=True)
+    given = _read_labels(settings, FILE_NAME, pictures=True)
     missing = [name for name in given if not is_picture(root / name)]
     if missing:
         raise DataError(
@@ -132,6 +134,15 @@ def _pictures(settings: LabelSettings, overwrite: bool, progress: Progress | Non
     notes = [f"Pictures that could not be read and were left out: {len(bad)}; {EMBEDDINGS}.bad.txt names them."] if bad else []
     kept = {name: label for name, label in given.items() if name not in bad}
     return Inputs(open_source(table), table.resolve(), Wanted(), kept, root, notes)
+
+
+def _read_labels(settings: LabelSettings, id_name: str, *, pictures: bool = False) -> dict[str, str]:
+    """The labels of all tables, the last word counting."""
+    given: dict[str, str] = {}
+    for path in (settings.labels, *settings.more_labels):
+        if path is not None:
+            given |= read_given(path, id_name, label_column=settings.columns.label, pictures=pictures)
+    return given
 
 
 def _folder(path: Path | None) -> Path | None:

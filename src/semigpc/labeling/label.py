@@ -37,7 +37,13 @@ from semigpc.report.labeling_page import write_labeling_report
 SHARD, SHARD_BYTES = 65_536, 2**28  # rows and bytes of embeddings that are labelled at a time, at most
 DATA = "data content"
 NETWORK = ("model", "pretrained", "image_size", "precision")  # what embeddings depend on
-LEARNED = ("length_scale", "noise_std", "logit_scale", "scaling", "self_training")  # hyper-parameters that fitting sets, with a trailing _
+LEARNED = (
+    "length_scale",
+    "noise_std",
+    "logit_scale",
+    "scaling",
+    "self_training",
+)  # hyper-parameters that fitting sets, with a trailing _
 
 
 def label_data(settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None) -> dict[str, Any]:
@@ -154,7 +160,7 @@ def _key(settings: LabelSettings, data: str) -> Key:
     return {
         "data": str(settings.data.resolve()),
         DATA: data,
-        "labels content": content_hash(settings.labels),
+        "labels content": [content_hash(path) for path in (settings.labels, *settings.more_labels)],
         **{f"column of {name}": value for name, value in asdict(settings.columns).items()},
         "target precision": settings.target_precision,
         "abstain": settings.abstain,
