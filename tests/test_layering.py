@@ -53,6 +53,7 @@ WITHIN_GP = [
     "tiles",
     "inverse",
     "solver",
+    "reasons",
     "posterior",
     "reference",
     "system",

@@ -16,7 +16,7 @@ SMALL = Problem("digits", "B", 5, 4, unlabeled=20)
 def test_a_long_tail_has_the_ratio_that_is_asked_for() -> None:
     pool = load_digits_pool()
     for setting in ("A", "B"):
-        task = cut(Problem("digits", setting, 20, 30, unlabeled=80), pool, seed=3)  # type: ignore[arg-type]
+        task = cut(Problem("digits", setting, 20, 30, unlabeled=80), pool, seed=3)
         labels, rest = (np.sort(np.bincount(task.truth[rows], minlength=10)) for rows in (task.codes >= 0, task.codes < 0))
         assert rest[-1] / rest[0] == pytest.approx(20, rel=0.05)
         assert (labels[0], labels[-1]) == ((1, 30) if setting == "A" else (30, 30))

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from semigpc.data import DataError
+from semigpc.review import beliefs as beliefs_module
+from semigpc.review.beliefs import OUTLIER
 from semigpc.review.session import Session, StaleError, View, open_session
 from semigpc.review.waiting import Filters
 
@@ -120,6 +122,8 @@ def test_a_correction_answers_with_the_visible_cards_that_changed_and_no_others(
         assert (shown[0], before[row]["label"]) == (shown[1], session.card(row)["label"])
     assert set(reply["choices"]) == set(rows[:2])
     assert reply["choices"][rows[0]][0][0] == "square"
+    label, share = reply["choices"][rows[1]][0]
+    assert (label, share) == (session.card(rows[1])["label"], session.card(rows[1])["confidence"])
     assert sum(share for _, share in reply["choices"][rows[1]]) == pytest.approx(1, abs=1e-3)
 
 
@@ -145,6 +149,31 @@ def test_the_variance_follows_each_answer_exactly(out: Path, self_training: int)
         expected = session.beliefs.model.predict_variance(session.beliefs.embeddings(rows))
         np.testing.assert_allclose(session.beliefs.variance[rows], expected, atol=2e-4)
     session.close()
+
+
+def test_with_many_labels_outliers_follow_exactly_and_other_variances_are_upper_bounds(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beliefs_module, "FEW_LABELS", 1)
+    session.beliefs.model.self_training_ = 0
+    rows = waiting_rows(session)[:50]
+    session.beliefs.varied[:] = -1
+    session.beliefs._reasons.clear()
+    session.beliefs.score(np.array(rows))
+    before = session.beliefs.variance[rows]
+    outlier = next(row for row in rows if session.beliefs.status[row] == OUTLIER)
+    others = [row for row in rows if row != outlier]
+    added = next(
+        row for row in others if session.beliefs.model.covariance(*session.beliefs.embeddings([outlier, row])[:, None]) > 0.02
+    )
+    session.accept([added], view=View(rows))
+    exact = session.beliefs.model.predict_variance(session.beliefs.embeddings(rows))
+    at = rows.index(outlier)
+    assert session.beliefs.variance[outlier] == pytest.approx(exact[at], abs=2e-4)
+    assert session.beliefs.variance[outlier] < before[at]
+    assert (session.beliefs.variance[rows] >= exact - 2e-4).all()
+    session.undo(view=View(rows))
+    np.testing.assert_allclose(session.beliefs.variance[rows], before, atol=2e-4)
 
 
 def test_rows_elsewhere_are_scored_when_nobody_waits_as_when_they_are_shown(session: Session) -> None:

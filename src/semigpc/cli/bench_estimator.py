@@ -24,6 +24,7 @@ def estimator(
     ] = None,
     data: Annotated[list[str] | None, typer.Option(help="Only this data set; repeat for several.", metavar="NAME")] = None,
     seeds: Annotated[int, typer.Option(help="Splits of each problem.", min=1)] = 5,
+    plot: Annotated[Path | None, typer.Option(help="Draw the accuracies to this PNG.", dir_okay=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
     """Compare SemiGPClassifier with scikit-learn on long-tailed problems.
@@ -41,8 +42,9 @@ def estimator(
     from semigpc.bench.estimator import run_study, summarise
     from semigpc.bench.long_tails import PROBLEMS, loaders
 
-    if not out.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.parent}.", param_hint="--out")
+    for option, path in (("--out", out), ("--plot", plot)):
+        if path is not None and not path.parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.parent}.", param_hint=option)
     found = loaders(embeddings)
     names = {problem.data for problem in PROBLEMS}
     unknown = [name for name in data or [] if name not in names]
@@ -57,6 +59,13 @@ def estimator(
         task = bar.add_task("problems", total=len(chosen) * seeds)
         records = run_study(chosen, found, seeds, out, advance=lambda name: bar.update(task, advance=1, description=name))
     summary = summarise(records)
+    if plot is not None:
+        from semigpc.bench.estimator import OURS
+        from semigpc.estimator.peers import PEERS
+        from semigpc.report.bench_figures import draw_estimator_study
+
+        titles = {OURS: "SemiGPClassifier", **{name: peer.title for name, peer in PEERS.items()}}
+        draw_estimator_study(summary, titles, OURS, plot)
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
     else:

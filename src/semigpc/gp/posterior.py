@@ -8,11 +8,11 @@ from torch import Tensor
 
 from semigpc.gp.checks import check_tensor, full_precision
 from semigpc.gp.kernels import RBF, Kernel, square_norms
+from semigpc.gp.reasons import GROUP, ReasonSearch
 from semigpc.gp.solver import NotPositiveDefiniteError
 
 CHUNK = 1024  # rows whose kernel values are made by one product, and held at once
 STRIP_CELLS = 2**19  # kernel values that elementwise passes stay with before they move on: 2 MB, as much as caches hold
-GROUP = 64  # labelled rows whose largest weight stands for them while the largest of all are sought
 PRECISE = 4096  # labelled rows up to which the kernel matrix is factorised in float64
 SMALLEST_EXPONENT = -70.0  # exp of less comes near denormal numbers, with which products are many times slower
 
@@ -68,10 +68,9 @@ class Posterior:
         self.weights = weights.detach().to(torch.float32, copy=True).contiguous()
         for name, value in (("features", self.features), ("weights", self.weights)):
             _check_finite(name, square_norms(value))
-        # A row a class, (C, N rounded up to whole groups). The padding wins nothing.
-        self._by_class = self.weights.new_full((weights.shape[1], -(-len(weights) // GROUP) * GROUP), -math.inf)
-        self._by_class[:, : len(weights)] = self.weights.mT
-        self._rbf = _RBFExponents(self.features, kernel) if isinstance(kernel, RBF) else None
+        self._search = ReasonSearch(self.weights)
+        self._features, self._weights = (x[self._search.order] for x in (self.features, self.weights))
+        self._rbf = _RBFExponents(self._features, kernel) if isinstance(kernel, RBF) else None
         self._factor: Tensor | None = None
 
     def __len__(self) -> int:
@@ -98,7 +97,7 @@ class Posterior:
             slots=torch.full((rows, top), -1, dtype=torch.int64, device=queries.device),
             reasons=self.weights.new_zeros(rows, top),
         )
-        room = _Room(min(CHUNK, rows), len(self), queries.shape[1], self._by_class)
+        room = _Room(self._search, min(CHUNK, rows), queries.shape[1])
         for start in range(0, rows, CHUNK):
             part = slice(start, start + CHUNK)
             self._score_chunk(queries[part].detach(), answer.part(part), start, bias, room)
@@ -122,60 +121,43 @@ class Posterior:
 
     def _score_chunk(self, chunk: Tensor, answer: Scored, start: int, bias: Tensor | None, room: "_Room") -> None:
         """Fill in the answer to a chunk (m, D) of the queries, which begins at row ``start`` of them."""
-        k = room.kernel_values[: len(chunk)]
+        values, largest = room.values[: len(chunk)], room.largest[: len(chunk)]
+        k = values[:, : len(self)]
         if self._rbf is not None:
             points = self._rbf.write_exponents(chunk, room.rows[: len(chunk)], k, start)
         else:
             points = chunk.to(torch.float32)
             _check_finite("queries", square_norms(points), start)
-            k.copy_(self.kernel(points, self.features))
-        for first in range(0, len(chunk), room.strip):
-            part = slice(first, first + room.strip)
-            values, mean = k[part] if self._rbf is None else k[part].exp_(), answer.mean[part]
-            torch.mm(values, self.weights, out=mean)
-            classes = (mean if bias is None else mean + bias).max(dim=1).indices
-            answer.classes[part] = classes
-            self._explain(values, classes, answer.slots[part], answer.reasons[part], room)
+            k.copy_(self.kernel(points, self._features))
+        strip = max(64, STRIP_CELLS // max(1, len(self)))
+        for k_strip, mean, whole, maxima in zip(*(x.split(strip) for x in (k, answer.mean, values, largest)), strict=True):
+            torch.mm(k_strip if self._rbf is None else k_strip.exp_(), self._weights, out=mean)
+            torch.amax(whole.view(*maxima.shape, GROUP), dim=2, out=maxima)
+        torch.argmax(answer.mean if bias is None else answer.mean + bias, dim=1, out=answer.classes)
+        self._explain(values, largest, answer)
         if answer.variance is not None:
             torch.sub(self.kernel.diagonal(points), self._explained(k), out=answer.variance).clamp_min_(0)
 
-    def _explain(self, k: Tensor, classes: Tensor, slots: Tensor, reasons: Tensor, room: "_Room") -> None:
-        """The labelled rows of the largest k weights[:, class], by a tournament: one pass over them, whatever ``top`` is.
-
-        Every group of labelled rows has a winner. The winner of winners is noted and struck out, and its group has another.
-
-        Args:
-            k: (m, N). classes: (m,). slots, reasons: (m, top), filled in.
-        """
-        rounds = min(slots.shape[1], len(self))
-        if not rounds:
+    def _explain(self, values: Tensor, largest: Tensor, answer: Scored) -> None:
+        """Fill in slots and reasons from the kernel values (m, N rounded up) and their maxima (m, groups)."""
+        top = min(answer.slots.shape[1], len(self))
+        if not top:
             return
-        shares, winners = room.shares[: len(k)], room.winners[: len(k)]
-        torch.index_select(self._by_class, 0, classes, out=shares)
-        shares[:, : len(self)].mul_(k)
-        cells = shares.view(-1, GROUP)
-        torch.amax(cells, dim=1, out=winners.view(-1))
-        for column in range(rounds):
-            group = winners.max(dim=1).indices
-            cell = room.first_cells[: len(k)] + group
-            members = cells.index_select(0, cell)  # (m, GROUP)
-            place = members.max(dim=1).indices
-            torch.add(place, group, alpha=GROUP, out=slots[:, column])
-            if column < rounds - 1:
-                members.scatter_(1, place.unsqueeze(1), -math.inf)
-                cells.index_copy_(0, cell, members)
-                winners.scatter_(1, group.unsqueeze(1), members.amax(dim=1, keepdim=True))
-        found = slots[:, :rounds]
-        torch.mul(k.gather(1, found), self.weights[found, classes.unsqueeze(1)], out=reasons[:, :rounds])
+        if self._rbf is None:  # other kernels may be negative
+            places, answer.reasons[:, :top] = self._search.find_among_all(values, answer.classes, top)
+        else:
+            places, answer.reasons[:, :top] = self._search.find(values, largest, answer.classes, top)
+        answer.slots[:, :top] = self._search.order[places]
 
     def _explained(self, k: Tensor) -> Tensor:
-        """|L^-1 k|^2, (m,), for k (m, N), which is overwritten. O(m N^2)."""
+        """|L^-1 k|^2, (m,), for k (m, N). O(m N^2)."""
         if not len(self):
             return k.new_zeros(len(k))
         if self._factor is None:
             self._factor = self._factorise()
-        torch.linalg.solve_triangular(self._factor, k.mT, upper=False, out=k.mT)
-        return square_norms(k)
+        solved = k.contiguous()
+        torch.linalg.solve_triangular(self._factor, solved.mT, upper=False, out=solved.mT)
+        return square_norms(solved)
 
     def _factorise(self) -> Tensor:
         """L, (N, N). O(N^3).
@@ -184,7 +166,7 @@ class Posterior:
         1e7. Made in float32, as for many rows to save memory, up to 1e6.
         """
         for dtype in (torch.float64,) if len(self) <= PRECISE else (torch.float32, torch.float64):
-            features = self.features.to(dtype)
+            features = self._features.to(dtype)
             K = self.kernel(features, features)
             K.diagonal().copy_(self.kernel.diagonal(features) + self.noise_std**2)
             factor, failed = torch.linalg.cholesky_ex(K)
@@ -240,20 +222,15 @@ class _RBFExponents:
 
 
 class _Room:
-    """The memory of one chunk of queries, used again and again.
+    """The memory of one chunk of queries, used again and again: what is not new need not be cleared by the system first.
 
     Args:
-        chunk: queries. count: N. width: D. by_class: weights (C, N rounded up to whole groups).
+        chunk: queries. width: D.
     """
 
-    def __init__(self, chunk: int, count: int, width: int, by_class: Tensor) -> None:
-        self.strip = max(64, STRIP_CELLS // max(1, count))
-        self.kernel_values = by_class.new_empty(chunk, count)
-        self.rows = by_class.new_ones(chunk, width + 2)
-        strip, groups = min(self.strip, chunk), by_class.shape[1] // GROUP
-        self.shares = by_class.new_empty(strip, by_class.shape[1])
-        self.winners = by_class.new_empty(strip, groups)
-        self.first_cells = torch.arange(strip, device=by_class.device) * groups
+    def __init__(self, search: ReasonSearch, chunk: int, width: int) -> None:
+        self.values, self.largest = search.room(chunk)
+        self.rows = self.values.new_ones(chunk, width + 2)
 
 
 def _check_finite(name: str, norms: Tensor, start: int = 0) -> None:

@@ -24,7 +24,7 @@ READ_AHEAD = 16_384  # embeddings
 KEPT_ROWS = 50_000  # embeddings kept in memory: what was on the screen lately
 MANY = 256  # labels at once, beyond which variances are computed afresh rather than moved
 BLOCK = 64  # rows whose variance is computed at once
-FEW_LABELS = 2048  # up to which the variance of all rows is computed again after each answer
+FEW_LABELS = 2048  # up to which the variance of all rows follows each answer
 CHUNK_PRODUCTS = 4e9  # multiplications between two looks at whether somebody is waiting, a tenth of a second or so
 
 
@@ -118,8 +118,8 @@ class Beliefs:
             v -= diag(C (V + sigma^2 I)^-1 C^T)
 
         and with the opposite sign, both taken afterwards, for rows that are forgotten. A label that replaces another moves
-        no variance. O(N^2 B + N M (D + B)) for N labels. Where self-training has put rows into the model that nobody labelled,
-        a new label may replace such a row, and variances are computed afresh.
+        no variance. O(N^2 B + N M (D + B)) for N labels. With many labels, new ones lower the variance of outliers at once, as
+        that may change their status; that of other rows stays an upper bound until they are next loaded.
         """
         rows = [row for row, label in labels.items() if self.code(label) != self.taught[row]]
         if not rows:
@@ -127,8 +127,9 @@ class Beliefs:
         learned = [row for row in rows if self.sound[row]]
         forgotten = [row for row in learned if labels[row] is None]
         seen = np.array(sorted({*visible, *(rows if len(rows) <= MANY else forgotten)}), np.int64)
-        follows = len(rows) <= MANY and self.model.self_training_ == 0
-        fresh = seen[(self.varied[seen] == self.generation) & self.sound[seen] & follows]
+        fresh = seen[(self.varied[seen] == self.generation) & self.sound[seen] & (len(rows) <= MANY)]
+        if self.many_labels and not forgotten:
+            fresh = fresh[self.status[fresh] == OUTLIER]
         if learned:
             change = -self._covered(fresh, [row for row in learned if self.taught[row] < 0])
             said = np.array([labels[row] for row in learned], object)
@@ -138,7 +139,7 @@ class Beliefs:
             self.variance[fresh] = np.clip(self.variance[fresh] + change, 0, 1)
             self.varied[fresh] = self.generation
         self._set(rows, [self.code(labels[row]) for row in rows])
-        self.score(seen)
+        self.score(seen, variance=not self.many_labels)
 
     def _set(self, rows: Sequence[int], codes: Sequence[int]) -> None:
         """Take labels by humans over; those that are forgotten are scored when they are next shown."""
@@ -162,15 +163,20 @@ class Beliefs:
         covered: Floats = np.einsum("mb,bm->m", cross, solved).astype(np.float32)
         return covered
 
-    def score(self, rows: Rows) -> None:
-        """Bring rows up to date, with their reasons; those of this generation cost nothing."""
+    @property
+    def many_labels(self) -> bool:
+        """Whether the variance of all rows costs more than people would wait for."""
+        return len(self.model.labeled_rows_) > FEW_LABELS
+
+    def score(self, rows: Rows, *, variance: bool = True) -> None:
+        """Bring rows up to date, with their reasons and, if wanted, their variance; those of this generation cost nothing."""
         stale = [row for row in rows.tolist() if self.scored[row] < self.generation or row not in self._reasons]
         stale = [row for row in stale if self.sound[row]]
         if not stale:
             return
         features = self.embeddings(stale)
         late = self.varied[stale] < self.generation
-        if late.any():
+        if variance and late.any():
             self.variance[np.array(stale)[late]] = self._variances(features[late])
             self.varied[stale] = self.generation
         self._take(np.array(stale), features, top=REASONS + 1)
@@ -181,14 +187,6 @@ class Beliefs:
             return self.model.predict_variance(features)
         blocks = (features[start : start + BLOCK] for start in range(0, len(features), BLOCK))
         return np.concatenate([np.clip(self.model.covariance(block, block).diagonal(), 0, 1) for block in blocks])
-
-    def probabilities(self, rows: Sequence[int]) -> Floats:
-        """(M, C) of the classes of the model, for a row like the unlabelled ones, as confidences are."""
-        probs = self.model.predict_proba(self.embeddings(rows))
-        if self.model.class_prior == "balanced":
-            probs = probs * self.model.class_shares_.astype(np.float32)
-        shares: Floats = probs / probs.sum(axis=1, keepdims=True)
-        return shares
 
     def touch(self, rows: Sequence[int] | Rows) -> None:
         """Note that what people see of rows has changed, for whatever reason."""
@@ -202,11 +200,11 @@ class Beliefs:
         """
         stale = np.flatnonzero((self.scored < self.generation) & self.sound)
         n_labels = len(self.model.labeled_rows_)
-        width = self.model.n_features_in_ + (n_labels if n_labels <= FEW_LABELS else 0)
+        width = self.model.n_features_in_ + (0 if self.many_labels else n_labels)
         some = stale[: max(64, int(CHUNK_PRODUCTS / n_labels / width))]
         if len(some):
             features = self._ahead(some, stale)
-            if n_labels <= FEW_LABELS:
+            if not self.many_labels:
                 self.variance[some] = self.model.predict_variance(features)
                 self.varied[some] = self.generation
             self._take(some, features, top=1)

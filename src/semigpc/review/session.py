@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from semigpc.data import DataError
 from semigpc.labeling.project import Project
-from semigpc.review.beliefs import FEW_LABELS, STATUSES, Beliefs
+from semigpc.review.beliefs import STATUSES, Beliefs
 from semigpc.review.class_names import checked_name
 from semigpc.review.export import write_reviewed
 from semigpc.review.history import History
@@ -139,26 +139,29 @@ class Session:
         """What has changed of a view since it was last told."""
         with self._lock:
             visible = np.array(sorted({row for row in view.visible if 0 <= row < len(self)}), np.int64)[:MOST_VISIBLE]
-            self.beliefs.score(visible)
+            self.beliefs.score(visible, variance=not self.beliefs.many_labels)
             moved = visible[self.beliefs.moved[visible] > view.since]
             answer = self._status() | {"cards": [self.card(int(row)) for row in moved]}
             return answer | ({"choices": self.choices(view.choices)} if view.choices else {})
 
     def choices(self, rows: Sequence[int]) -> dict[int, list[tuple[str, float]]]:
-        """For each row, its label and then the most probable other classes, with their probabilities."""
+        """For each row, its label with its confidence and then the most probable other classes, which share the rest.
+
+        The rest is shared in the proportions of the model's probabilities.
+        """
         with self._lock:
             rows = [row for row in rows if 0 <= row < len(self)][:MOST_CHOICES]
             if not rows:
                 return {}
-            probabilities = self.beliefs.probabilities(rows)
             names = [str(name) for name in self.beliefs.model.classes_]
+            probabilities = self.beliefs.model.predict_proba(self.beliefs.embeddings(rows)).astype(np.float64)
             ranked: dict[int, list[tuple[str, float]]] = {}
             for row, probs in zip(rows, probabilities, strict=True):
-                best = [names[c] for c in np.argsort(-probs, kind="stable")[:CHOICES]]
                 label = self.beliefs.label(row)
-                if label is not None:
-                    best = [label, *(name for name in best if name != label)][:CHOICES]
-                ranked[row] = [(name, round(float(probs[names.index(name)]), 4) if name in names else 0.0) for name in best]
+                first = [] if label is None else [(label, round(float(self.beliefs.confidence[row]), 4))]
+                others = [c for c in np.argsort(-probs, kind="stable") if names[c] != label]
+                rest = (1 - sum(share for _, share in first)) / max(1e-12, float(probs[others].sum()))
+                ranked[row] = [*first, *((names[c], round(float(probs[c]) * rest, 4)) for c in others)][:CHOICES]
             return ranked
 
     def card(self, row: int) -> dict[str, Any]:
@@ -190,7 +193,7 @@ class Session:
         """Some work that nobody waits for; whether there is more."""
         with self._lock:
             more = self.beliefs.catch_up()
-            if not more and self._judged != self.beliefs.generation and len(self.beliefs.model.labeled_rows_) <= FEW_LABELS:
+            if not more and self._judged != self.beliefs.generation and not self.beliefs.many_labels:
                 self.waiting.judge_given()
                 self._judged = self.beliefs.generation
             return more
