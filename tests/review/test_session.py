@@ -155,7 +155,6 @@ def test_with_many_labels_outliers_follow_exactly_and_other_variances_are_upper_
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(beliefs_module, "FEW_LABELS", 1)
-    session.beliefs.model.self_training_ = 0
     rows = waiting_rows(session)[:50]
     session.beliefs.varied[:] = -1
     session.beliefs._reasons.clear()

@@ -1,6 +1,7 @@
 """``semigpc label``: labels for a table of embeddings or a folder of pictures, from a few that were given."""
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,13 @@ from semigpc.cli.failures import reported
 from semigpc.cli.stage_bar import StageBar
 
 FEW = 30  # classes shown on the screen
+
+
+class Prior(StrEnum):
+    """How frequent classes are taken to be."""
+
+    estimated = "estimated"
+    balanced = "balanced"
 
 
 @reported("label")
@@ -61,6 +69,14 @@ def label(
         typer.Option("--abstain", min=0.0, max=1.0, help="Abstain below this confidence, whatever the precision."),
     ] = None,
     answer_all: Annotated[bool, typer.Option("--answer-all", help="Never abstain; outliers are still marked.")] = False,
+    prior: Annotated[
+        Prior,
+        typer.Option(
+            "--prior",
+            help="Decide for the likeliest class, as frequent as classes seem to be among the rest (estimated), or as if "
+            "all were equally frequent (balanced), which finds more of the rare ones.",
+        ),
+    ] = Prior.estimated,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sample and of cross-validation.")] = 0,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Go on without pictures that cannot be read and rows that are not finite.")
@@ -119,6 +135,7 @@ def label(
         image_url=image_url,
         target_precision=None if answer_all or abstain is not None else target_precision,
         abstain=abstain,
+        class_prior="balanced" if prior is Prior.balanced else "estimated",
         seed=seed,
         skip_bad=skip_bad,
         report=report,

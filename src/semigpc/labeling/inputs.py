@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from semigpc.data.dataset import DataError, listed
 from semigpc.data.listing import is_picture
@@ -31,6 +31,8 @@ class LabelSettings:
         images: where the pictures of a table are, by the ids. image_url: what Label Studio finds before the name of a picture.
         target_precision: fraction of pseudo-labels that should be right; None for no such aim.
         abstain: confidence below which a row gets no label; instead of ``target_precision``.
+        class_prior: decide as frequent as classes seem to be among the unlabelled rows, "estimated", or as if all were equally
+            frequent, "balanced".
         seed: of the sample and the folds. skip_bad: go on without pictures and rows that are no good.
         report: cross-validate, and write the page. shard: rows labelled at a time; None fits memory.
         embed: which network sees the pictures.
@@ -45,6 +47,7 @@ class LabelSettings:
     image_url: str | None = None
     target_precision: float | None = 0.95
     abstain: float | None = None
+    class_prior: Literal["estimated", "balanced"] = "estimated"
     seed: int = 0
     skip_bad: bool = False
     report: bool = True

@@ -82,7 +82,7 @@ def label_data(settings: LabelSettings, *, overwrite: bool = False, progress: Pr
     check_classes(found.labels, settings.labels or settings.data)
     if progress is not None:
         progress("fitting", 0, None)
-    model, notes = fit(found, target_precision=settings.target_precision, abstain=settings.abstain, seed=settings.seed)
+    model, notes = fit(found, settings)
     inputs.notes.extend(notes)
 
     out.begin(afresh=overwrite or finished)  # not before: what cannot be labelled replaces nothing, and leaves nothing behind
@@ -118,9 +118,14 @@ def shard_rows(source: Source, asked: int | None = None) -> int:
     return asked or max(1, min(SHARD, SHARD_BYTES // (4 * source.width)))
 
 
-def fit(found: Scan, *, target_precision: float | None, abstain: float | None, seed: int) -> tuple[SemiGPClassifier, list[str]]:
+def fit(found: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list[str]]:
     """The estimator on the labelled rows and the sample, by their row numbers; and what it warns of."""
-    model = SemiGPClassifier(target_precision=target_precision, abstain=abstain, random_state=seed)
+    model = SemiGPClassifier(
+        target_precision=settings.target_precision,
+        abstain=settings.abstain,
+        class_prior=settings.class_prior,
+        random_state=settings.seed,
+    )
     labels = np.array([*found.labels, *[None] * len(found.sample)], dtype=object)
     rows = np.concatenate([found.labelled, found.sample])
     with warnings.catch_warnings(record=True) as caught:
@@ -164,6 +169,7 @@ def _key(settings: LabelSettings, data: str) -> Key:
         **{f"column of {name}": value for name, value in asdict(settings.columns).items()},
         "target precision": settings.target_precision,
         "abstain": settings.abstain,
+        "class prior": settings.class_prior,
         "seed": settings.seed,
         "skip_bad": settings.skip_bad,
         "shard": settings.shard,

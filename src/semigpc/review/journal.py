@@ -70,7 +70,7 @@ class Journal:
     A last line that a crash cut off is taken out, as nobody was ever told that it is saved; ``torn`` holds what was left of it.
 
     Args:
-        path: of the file; made when the first line is written.
+        path: of the file; made if it is not there.
         read_only: leave the file as it is, also while another process appends to it.
 
     Raises:

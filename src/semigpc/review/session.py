@@ -181,7 +181,6 @@ class Session:
             "suspected": bool(self.waiting.suspected[row]) and answer is None,
             "reasons": [
                 {"row": r.row, "id": self.project.ids[r.row], "label": beliefs.label(r.row), "weight": r.weight}
-                | {"given": bool(beliefs.taught[r.row] >= 0)}
                 for r in beliefs.reasons(row)
             ],
         }

@@ -85,8 +85,8 @@ function reasons(card) {
   for (const reason of card.reasons) {
     const thumb = card.values ? null : picture(reason.row, 96);
     list.append(
-      el("li", { title: `${reason.id}: ${reason.label}, ${signed(reason.weight)}${reason.given ? "" : "; nobody labelled it, the model was sure of it"}`, class: side(reason.weight) }, thumb,
-        el("span", { class: "why" }, el("span", { class: reason.given ? "label" : "label believed-only" }, dot(codeOf(reason.label)), reason.label ?? "?"),
+      el("li", { title: `${reason.id}: ${reason.label}, ${signed(reason.weight)}`, class: side(reason.weight) }, thumb,
+        el("span", { class: "why" }, el("span", { class: "label" }, dot(codeOf(reason.label)), reason.label ?? "?"),
           el("span", { class: "weight" }, signed(reason.weight)), card.values ? el("span", { class: "id" }, reason.id) : null)),
     );
   }
@@ -95,11 +95,11 @@ function reasons(card) {
 }
 
 function verdict(card) {
-  const said = card.answer === "accepted" || card.answer === "corrected";
+  const by = card.status !== "labelled" ? percent(card.confidence) : card.answer && card.answer !== "skipped" ? "by you" : "given";
   const meter = el("div", { class: "meter" }, el("i"));
   meter.firstChild.style.width = `${100 * card.confidence}%`;
   return el("div", { class: "verdict" },
-    el("div", { class: "believed" }, dot(codeOf(card.label)), el("b", {}, card.label ?? "no label"), el("span", { class: "sure" }, said ? "by you" : percent(card.confidence))),
+    el("div", { class: "believed" }, dot(codeOf(card.label)), el("b", {}, card.label ?? "no label"), el("span", { class: "sure" }, by)),
     meter);
 }
 
