@@ -54,6 +54,7 @@ WITHIN_GP = [
     "inverse",
     "solver",
     "reasons",
+    "scaled_kernel",
     "posterior",
     "reference",
     "system",

@@ -57,22 +57,32 @@ def test_embed_refuses_in_one_paragraph(photos: Path, tmp_path: Path) -> None:
     refused("embed", photos, "--out", out, *TINY, "--batch", "2", "--precision", "float32", code=2, words="--overwrite")
 
 
-@pytest.mark.slow
-def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
-    write_pictures(tmp_path / "photos", {"a": 1200}, size=(32, 32))
-    command = ("embed", "photos", "--out", "x.parquet", "--model", "test_resnet", "--pretrained", "none", "--image-size", "96")
-    process = start(*command, cwd=tmp_path)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("x.parquet.parts/part-*")) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+COMMAND = ("embed", "photos", "--out", "x.parquet", "--model", "test_resnet", "--pretrained", "none", "--image-size", "96")
+
+
+def interrupt_when_there_is(pattern: str, folder: Path) -> str:
+    """Start, press Ctrl-C as soon as such a file is there, and answer with what was said."""
+    process = start(*COMMAND, cwd=folder)
+    deadline = time.monotonic() + 300
+    while not list(folder.glob(pattern)) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert list(folder.glob(pattern)), f"{pattern} never came to be"
     os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stderr
     check_paragraph(stderr, "embed", "interrupted; what was saved before is intact.")
     assert "the same command goes on" in stderr
-    assert not (tmp_path / "x.parquet").exists()
-    done = start(*command, "--json", cwd=tmp_path)
-    stdout, stderr = done.communicate(timeout=120)
+    assert not (folder / "x.parquet").exists()
+    return stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_quiet_at_any_time_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "photos", {"a": 1200}, size=(32, 32))
+    interrupt_when_there_is("x.parquet.parts", tmp_path)  # the worker is still starting
+    interrupt_when_there_is("x.parquet.parts/part-*", tmp_path)
+    done = start(*COMMAND, "--json", cwd=tmp_path)
+    stdout, stderr = done.communicate(timeout=300)
     assert done.returncode == 0, stderr
     facts = json.loads(stdout)
     assert facts["rows"] == 1200

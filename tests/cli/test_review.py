@@ -100,5 +100,5 @@ def test_one_folder_is_reviewed_by_one_server_and_exported_meanwhile(out: Path) 
         assert semigpc("review", out, "--export").exit_code == 0
     finally:
         told, complaints = server.end(signal.SIGTERM)
-    assert re.search(r"\n0 of \d+ reviewed", told)
+    assert re.search(r"^0 of \d+ reviewed", told, re.MULTILINE)
     assert (server.process.returncode, complaints) == (0, "")

@@ -169,6 +169,17 @@ def test_a_common_offset_costs_no_digits(generator: torch.Generator) -> None:
     check_against_reference(posterior.score(there.queries), there, RBF(), atol=1e-5)
 
 
+@pytest.mark.parametrize("length_scale", [0.08, 0.1117, 0.113, 0.2])
+def test_short_length_scales_are_as_exact(length_scale: float, generator: torch.Generator) -> None:
+    """Around the one below which unit vectors are too far apart for one product and one exp."""
+    kernel = RBF(length_scale=length_scale)
+    given = problem(generator, kernel=kernel)
+    there = Problem(given.features.float(), given.weights, given.queries.float())
+    there.queries[30:50] = there.features[:20] + 0.02
+    posterior = Posterior(there.features, there.weights, kernel=kernel, noise_std=NOISE_STD)
+    check_against_reference(posterior.score(there.queries), there, kernel, atol=3e-5)
+
+
 def test_far_rows_answer_with_the_prior_and_likeness_never_exceeds_the_scale(generator: torch.Generator) -> None:
     given = problem(generator)
     kernel = RBF(length_scale=0.003, output_scale=2.0)

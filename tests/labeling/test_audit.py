@@ -170,7 +170,11 @@ def test_answers_that_do_not_fit_the_sample(birds: tuple[Project, NDArray[np.str
     mended = "ibis" if rows[0]["label"] != "ibis" else "heron"
     wrong(r"1 rows of .* have another label than when .* Leave the column label as it was", [rows[0] | {"label": mended}])
     wrong(r"must have the columns id and truth; it has 'id', 'label'", [{"id": "bird-1", "label": "ibis"}])
+    wrong(
+        r"Row 61 of .* has 'ibis' as its truth, and no id\. Fill it in", [*rows, dict.fromkeys(rows[0], "") | {"truth": "ibis"}]
+    )
     judge(project, write_table(other, [{"id": row["id"], "truth": row["truth"]} for row in rows]))
+    judge(project, write_table(other, [*rows, dict.fromkeys(rows[0], "")]))  # an empty row, as spreadsheets leave behind
     other.write_bytes(b"id,truth\nbird-1,\xff\n")
     with pytest.raises(DataError, match="cannot be read as CSV"):
         judge(project, other)

@@ -73,7 +73,7 @@ def read_answers(path: Path, project: Project, design: Design) -> Truths:
         raise DataError(f"The answers are not there: {path}. Check the path.")
     if not is_table(path):
         raise DataError(f"Answers must be in a file that ends in {' or '.join(SUFFIXES)}; got {path.name}.")
-    pairs = [(str(name).strip(), as_label(value)) for name, value in read_pairs(path, _columns(project.id_name, TRUTH))]
+    pairs = _pairs(path, project.id_name, TRUTH)
     names = [name for name, _ in pairs]
     unknown = [name for name in names if name not in design.rows]
     if unknown:
@@ -92,15 +92,29 @@ def read_answers(path: Path, project: Project, design: Design) -> Truths:
 def _check_labels(path: Path, project: Project, design: Design) -> None:
     """Some people mend the label instead of writing the truth."""
     try:
-        labels = [(str(name).strip(), value) for name, value in read_pairs(path, _columns(project.id_name, LABEL))]
+        labels = _pairs(path, project.id_name, LABEL)
     except ColumnError:
         return
-    other = [name for name, value in labels if as_label(value) != design.rows[name][0]]
+    other = [name for name, label in labels if label != design.rows[name][0]]
     if other:
         raise DataError(
             f"{len(other)} rows of {path} have another label than when the sample was drawn: {listed(other, 3)}. Leave the "
             f"column {LABEL} as it was, and write the right class into {TRUTH}."
         )
+
+
+def _pairs(path: Path, id_name: str, second: str) -> list[tuple[str, str | None]]:
+    """Ids with another column; rows that are empty in both, as spreadsheets leave behind, are passed over."""
+    pairs = [
+        ("" if name is None else str(name).strip(), as_label(value))
+        for name, value in read_pairs(path, _columns(id_name, second))
+    ]
+    for number, (name, value) in enumerate(pairs, start=1):
+        if not name and value is not None:
+            raise DataError(
+                f"Row {number} of {path} has {value!r} as its {second}, and no {id_name}. Fill it in, or delete it."
+            )
+    return [(name, value) for name, value in pairs if name]
 
 
 def _reader(classes: Sequence[str], path: Path) -> Callable[[str, str], str | None]:

@@ -14,7 +14,7 @@ from semigpc.data.pictures import PictureError
 from semigpc.data.workers import InOrder
 from semigpc.labeling.embedding_table import Bad, EmbeddingParts, EmbeddingTable, TableKey, printable
 from semigpc.labeling.network import AUTO, Network, all_threads
-from semigpc.labeling.square_pictures import SquarePictures
+from semigpc.labeling.square_pictures import SquarePictures, workers_end_first
 from semigpc.models.embedded import NAME
 
 FEW = 64  # pictures that are not worth starting a worker for
@@ -158,7 +158,7 @@ def _embed(
     """Add the embeddings of these pictures to the parts; answer with those that cannot be read."""
     stream = SquarePictures(root, names, network.image_size, config.batch)
     bad: list[Bad] = []
-    with all_threads():
+    with all_threads(), workers_end_first():
         workers = config.workers if len(names) > FEW else 0
         for number, squares in enumerate(InOrder(stream, range(len(stream)), workers, 2)):
             first = number * config.batch

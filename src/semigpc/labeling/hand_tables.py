@@ -30,7 +30,7 @@ def write_hand_table(
     draft = path.with_name(f".{path.name}.part")
     try:
         with draft.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([header, *rows])
+            csv.writer(file, lineterminator="\n").writerows([header, *rows])
         draft.replace(path)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}. Make room, or mend the folder.") from error

@@ -1,7 +1,9 @@
 """Files to squares of pixels, a batch at a time; what cannot be read is told and stops nothing."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import active_children
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +58,23 @@ class SquarePictures(Dataset[Squares]):
                 raise PictureError(_reason(error.__cause__ or error, path)) from error
             except Exception as error:  # a decoder may stumble over a broken file in any way
                 raise PictureError(f"{type(error).__name__}: {_reason(error, path)}") from error
+
+
+@contextmanager
+def workers_end_first() -> Iterator[None]:
+    """End worker processes that were started within if it is left by an error, such as Ctrl-C.
+
+    One that is still starting would look for what the main process has taken down by then, and show a traceback.
+    """
+    before = set(active_children())
+    try:
+        yield
+    except BaseException:
+        for worker in set(active_children()) - before:
+            worker.kill()  # they hold nothing that could be lost, and heed nothing gentler before they have started
+            with suppress(RuntimeError):  # torch's complaint that a worker died
+                worker.join()
+        raise
 
 
 def _reason(error: BaseException, path: Path) -> str:
