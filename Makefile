@@ -12,8 +12,8 @@ help:     ## list the targets
 run: $(VENV)/ready     ## train on long-tailed digits with and without SemiGPC, into demo/
 	$(BIN)/semigpc demo --out demo
 
-test: $(VENV)/ready     ## all tests
-	$(BIN)/python -m pytest
+test: $(VENV)/ready     ## all tests, a process a core
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/ready     ## format, lint, types
 	$(BIN)/ruff format --check

@@ -94,14 +94,15 @@ def _tell(result: dict[str, Any], console: Console) -> None:
 def _classes(result: dict[str, Any]) -> Table:
     """One row a class, the worst known ones first if there are many."""
     table = Table(box=box.SIMPLE, padding=(0, 1))
-    for heading in ("class", "pseudo-labels", "checked", "right", "precision", "95 % interval", "confidence"):
-        table.add_column(heading, justify="left" if heading == "class" else "right", overflow="fold")
+    table.add_column("class", overflow="fold")
+    for heading in ("labels", "checked", "right", "precision", "95 % interval", "confidence"):
+        table.add_column(heading, justify="right", no_wrap=True)
     classes = result["classes"]
     if len(classes) > FEW:
         classes = sorted(classes, key=lambda entry: 1 if entry["precision"] is None else entry["precision"])[:FEW]
         table.caption = f"the {FEW} worst of {len(result['classes'])} classes; audit.json has all"
     for entry in classes:
-        interval = "-" if entry["low"] is None else f"{_percent(entry['low'])} to {_percent(entry['high'])}"
+        interval = "-" if entry["low"] is None else f"{100 * entry['low']:.1f} to {_percent(entry['high'])}"
         counts = (str(entry[name]) for name in ("rows", "checked", "right"))
         table.add_row(escape(entry["class"]), *counts, _percent(entry["precision"]), interval, _percent(entry["confidence"]))
     return table

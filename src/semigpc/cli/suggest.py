@@ -45,12 +45,13 @@ def suggest(
 
     Chosen are rows that the labels say little about, rare classes first, and
     no two that would teach the same. They are listed in OUT/suggestions.csv:
-    write the right class into its empty column label. It is then a table of
-    labels as semigpc label takes it; rows that stay empty are passed over.
+    write the right class into its empty column label, and give it to semigpc
+    label beside the labels of before. Rows that stay empty are passed over.
 
     For example:
 
       semigpc suggest labelled --count 30
+      semigpc label photos --labels labels.csv --labels labelled/suggestions.csv --out better
     """
     from semigpc.labeling.project import Project
     from semigpc.labeling.suggest import SuggestConfig, write_suggestions

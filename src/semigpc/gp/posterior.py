@@ -11,8 +11,8 @@ from semigpc.gp.reasons import GROUP, ReasonSearch, grouping_order
 from semigpc.gp.scaled_kernel import ScaledKernel, check_finite
 from semigpc.gp.solver import NotPositiveDefiniteError
 
-CHUNK = 1024  # rows whose kernel values are made by one product, and held at once
-STRIP_CELLS = 2**19  # kernel values that elementwise passes stay with before they move on: 2 MB, as much as caches hold
+CHUNK = 2048  # rows whose kernel values are made by one product, and held at once
+STRIP_CELLS = 2**20  # kernel values that elementwise passes stay with before they move on: 4 MB, as much as caches hold
 PRECISE = 4096  # labelled rows up to which the kernel matrix is factorised in float64
 
 
@@ -56,7 +56,7 @@ class Posterior:
         var(h) = k(h, h) - |L^-1 k(h_Q, h)|^2         L L^T = K = k(h_Q, h_Q) + sigma^2 I
 
     float32, in O(M N (D + C)) without the variance and O(M N (D + C + N)) with it. Memory beyond the answer is that of a few
-    chunks of kernel values, 1024 x N each, whatever M is.
+    chunks of kernel values, 2048 x N each, whatever M is.
 
     Kernel values are held in units, k = r g e (see ``ScaledKernel``), of which g is taken up by weights and L, and r by the
     answer; and labelled rows in an order that helps to find reasons (see ``ReasonSearch``).
