@@ -252,3 +252,37 @@ def test_rows_that_joined_help_to_decide_but_do_not_vouch() -> None:
     same = helped.answer(X).codes == alone.answer(X).codes
     assert helped.answer(X).confidence[same] == pytest.approx(alone.answer(X).confidence[same], abs=1e-6)
     assert same.mean() > 0.9
+
+
+def test_scores_count_a_withheld_label_as_wrong() -> None:
+    X, codes, truth = blobs()
+    names = np.where(codes < 0, None, np.array(["coot", "heron", "wren"], dtype=object)[codes])
+    model = SemiGPClassifier(abstain=0.9).fit(X, names)
+    labels = model.predict(X)
+    expected = np.mean([label == ("coot", "heron", "wren")[c] for label, c in zip(labels, truth, strict=True)])
+    assert any(label is None for label in labels)
+    assert model.score(X, np.array(["coot", "heron", "wren"])[truth]) == pytest.approx(expected)
+
+
+def test_a_withdrawn_correction_leaves_no_trace() -> None:
+    X, codes, _ = blobs()
+    model = SemiGPClassifier(**FIXED).fit(X, codes)
+    before = model.transduction_.copy()
+    row = np.flatnonzero(codes < 0)[:1]
+    model.partial_fit(X[row], [(before[row[0]] + 1) % 3], rows=row)
+    assert model.transduction_[row[0]] != before[row[0]]
+    model.partial_fit(X[row], [-1], rows=row)
+    assert (model.transduction_ == before).all()
+
+
+def test_one_class_promises_nothing() -> None:
+    X, codes, _ = blobs()
+    model = SemiGPClassifier(target_precision=0.9).fit(X, np.where(codes == 1, 1, -1))
+    assert (model.transduction_[codes != 1] == -1).all()
+
+
+def test_labels_of_another_kind_are_refused_later_on() -> None:
+    X, codes, _ = blobs()
+    model = SemiGPClassifier().fit(X, np.where(codes < 0, None, codes.astype(str).astype(object)))
+    with pytest.raises(ValueError, match="of the kind of the classes, such as '0'; got 3"):
+        model.partial_fit(X[:1], [3])

@@ -90,6 +90,22 @@ def test_chunks_and_strips_of_any_size_give_the_same(generator: torch.Generator,
     check_against_reference(posterior.score(given.queries.float()), given, RBF())
 
 
+def test_chunks_shrink_where_there_are_many_labelled_rows(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = problem(generator, m=331)
+    posterior = Posterior(given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD)
+    monkeypatch.setattr(module, "SMALLEST_CHUNK", 20)
+    monkeypatch.setattr(module, "CHUNK_CELLS", 100 * 150)
+    seen: list[int] = []
+
+    def prepare(chunk: Tensor) -> Tensor:
+        seen.append(len(chunk))
+        return chunk / 3
+
+    scored = posterior.score(3 * given.queries.float(), prepare=prepare)
+    check_against_reference(scored, given, RBF())
+    assert seen == [100, 100, 100, 31]
+
+
 def test_without_labelled_rows_the_prior_answers(generator: torch.Generator) -> None:
     queries = torch.randn(5, 4, generator=generator)
     for kernel in (RBF(output_scale=2.0), Laplace(output_scale=2.0), Cosine(output_scale=2.0)):

@@ -68,6 +68,6 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
 def test_labels_are_matched_as_rows_go_by_and_the_rest_is_told() -> None:
     matching = Matching({"b": "cat", "z": "dog", "y": "dog"})
     assert matching.of(["a", "b"], ["ignored", None]) == [None, "cat"]
-    with pytest.raises(DataError, match=r"labels for 2 ids that are not in data.csv: 'z', 'y'\. Ids there look like 'a', 'b'"):
+    with pytest.raises(DataError, match=r"rows that are not in data.csv, 2 in all: 'z', 'y'\. Ids there look like 'a' and 'b'"):
         matching.check(Path("labels.csv"), "data.csv", ["a", "b"])
     assert Matching(None).of(["a", "b"], [None, "dog"]) == [None, "dog"]

@@ -83,7 +83,7 @@ def test_bad_rows_that_are_skipped_keep_what_was_given(tmp_path: Path) -> None:
     [
         ({IDS[0]: "ant", IDS[1]: "ant"}, "are 'ant'; at least two classes are needed"),
         ({IDS[0]: "", IDS[1]: "-1"}, "gives no row a label"),
-        ({IDS[0]: "ant", "nobody": "bee", "no-one": "bee"}, r"labels for 2 ids that are not in .*: 'nobody', 'no-one'"),
+        ({IDS[0]: "ant", "nobody": "bee", "no-one": "bee"}, r"rows that are not in .*, 2 in all: 'nobody', 'no-one'"),
     ],
 )
 def test_labels_that_nothing_can_be_learned_from(tmp_path: Path, labels: dict[str, str], words: str) -> None:

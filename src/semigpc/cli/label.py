@@ -77,6 +77,13 @@ def label(
             "all were equally frequent (balanced), which finds more of the rare ones.",
         ),
     ] = Prior.estimated,
+    self_training: Annotated[
+        bool,
+        typer.Option(
+            "--self-training",
+            help="Let rows that are sure help to decide: better guesses where labels are few and confidence low.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sample and of cross-validation.")] = 0,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Go on without pictures that cannot be read and rows that are not finite.")
@@ -136,6 +143,7 @@ def label(
         target_precision=None if answer_all or abstain is not None else target_precision,
         abstain=abstain,
         class_prior="balanced" if prior is Prior.balanced else "estimated",
+        self_training=self_training,
         seed=seed,
         skip_bad=skip_bad,
         report=report,

@@ -65,10 +65,6 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen. confidence_scale_: that of the
             confidence, see above.
         labeled_rows_: numbers of the rows with a given label. n_features_in_: D.
-
-    Example:
-        >>> model = SemiGPClassifier(target_precision=0.95).fit(X, y)  # y: -1 or None where there is no label
-        >>> model.transduction_, model.explain(X[:1]).rows
     """
 
     def __init__(
@@ -167,27 +163,28 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(known) > len(self.classes_):
             self._add_classes(known)
         points = self._scaling(X)
+        numbers, keep = row_numbers(rows, len(X)), np.arange(len(X))
         if rows is None:
-            there = self._memory.row_of()
-            fresh = iter(range(self._rows_seen, self._rows_seen + len(X)))
-            numbers = np.array([there.get(point.tobytes(), -1) for point in points.numpy()], dtype=np.int64)
-            numbers = np.array([number if number >= 0 else next(fresh) for number in numbers.tolist()], dtype=np.int64)
-            _, last = np.unique(numbers[::-1], return_index=True)  # of a row that is given twice, the newest label counts
-            keep = np.sort(len(numbers) - 1 - last)
-            numbers, codes, points = numbers[keep], codes[keep], points[torch.from_numpy(keep)]
-        else:
-            numbers = row_numbers(rows, len(X))
+            numbers, keep = self._memory.recognise(points, self._rows_seen)
+        codes, points = codes[keep], points[torch.from_numpy(keep)]
         self._rows_seen = max(self._rows_seen, int(numbers.max(initial=-1)) + 1)
         labelled = codes >= 0
         targets = torch.nn.functional.one_hot(torch.from_numpy(codes[labelled]), len(self.classes_)).double()
         for memory in self._memories():
             memory.forget(numbers[~labelled])
             memory.put(numbers[labelled], points[torch.from_numpy(labelled)], targets, codes[labelled])
-        for number, code in zip(numbers.tolist(), codes.tolist(), strict=True):
-            if code >= 0 and number in self._fitted_rows:
-                self.transduction_[self._fitted_rows[number]] = self.classes_[code]
         self._count()
+        self._amend(X[keep], numbers, codes)
         return self
+
+    def _amend(self, X: Floats, numbers: Integers, codes: Integers) -> None:
+        """Let ``transduction_`` follow what was said of some of its rows."""
+        ours = np.array([number in self._fitted_rows for number in numbers.tolist()], dtype=bool)
+        if ours.any():
+            places = [self._fitted_rows[number] for number in numbers[ours].tolist()]
+            found = self._transduce(X[ours], codes[ours])
+            self.transduction_ = self.transduction_.astype(np.result_type(self.transduction_, found))
+            self.transduction_[places] = found
 
     def _add_classes(self, known: NDArray[Any]) -> None:
         places = np.searchsorted(known, self.classes_)
@@ -210,6 +207,12 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Classes (M,) of rows (M, D); -1, NaN or (beside text) None where it abstains. O(M n (D + C))."""
         answers = self.answer(X, variance=False, top=0)
         return self._named(answers.codes, withheld=answers.confidence < self.threshold_)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Share of rows (M,) whose class is found; where it abstains, it is not."""
+        found, wanted = self.predict(X), np.asarray(y)
+        right = [one is not None and bool(one == other) for one, other in zip(found.tolist(), wanted.tolist(), strict=True)]
+        return float(np.average(right, weights=sample_weight))
 
     def predict_proba(self, X: Any) -> Floats:
         """Probabilities (M, C) under the class prior; rows sum to 1. O(M n (D + C))."""
@@ -258,7 +261,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 speak most against it, for the number of labels.
             classes: (M,) classes to explain; the predicted ones if left out.
         """
-        points = self._scaling(self._checked(X))
+        rows = self._checked(X)
+        points = self._scaling(rows)
         codes = (
             (self._helped or self._memory).posterior.score(points, bias=self._bias(), variance=False, top=0).classes
             if classes is None
@@ -276,9 +280,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def covariance(self, X1: Any, X2: Any) -> Floats:
         """Posterior covariance (M1, M2) of the function at two sets of rows, over the prior variance. O(M2 n^2 + M1 n M2)."""
-        first, second = (self._scaling(self._checked(X)) for X in (X1, X2))
+        first, second = self._checked(X1), self._checked(X2)
         engine = self._memory.engine
-        found: Floats = engine.covariance(first.to(engine.dtype), second.to(engine.dtype)).float().numpy()
+        found: Floats = engine.covariance(*(self._scaling(rows).to(engine.dtype) for rows in (first, second))).float().numpy()
         return found
 
     def leave_one_out(self) -> LeaveOneOut:

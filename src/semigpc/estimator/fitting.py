@@ -14,7 +14,7 @@ from semigpc.estimator.memory import Memory
 from semigpc.estimator.options import Options
 from semigpc.estimator.scaling import Scaling, fit_scalings
 from semigpc.estimator.self_training import Joined, Solver, self_train
-from semigpc.estimator.thresholds import precision_threshold
+from semigpc.estimator.thresholds import NEVER, precision_threshold
 from semigpc.estimator.tuning import Setting, balanced_subset, make_kernel, tune
 
 TUNED = 600  # labelled rows that hyper-parameters are tuned on: an eigendecomposition takes a tenth of a second
@@ -89,6 +89,8 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
         right = (judged.argmax(dim=1) == rows.codes).double()
         weights = shares[rows.codes] / torch.bincount(rows.codes, minlength=n_classes)[rows.codes]
         threshold = precision_threshold(confidence, right, weights, believed, options.target_precision)
+        if len(rows.codes.unique()) < 2:
+            threshold = NEVER  # nothing is known of what is not of this class
     return Fitted(
         memory=memory,
         helped=helped,
@@ -111,7 +113,7 @@ def _choose_setting(
     options: Options,
     rng: np.random.Generator,
 ) -> tuple[Scaling, Setting]:
-    scalings = fit_scalings(X, options.scaling)
+    scalings = fit_scalings(X, options.scaling, labels=len(kept))
     tuned = kept[balanced_subset(codes[kept], TUNED, rng)]
     _, dense = np.unique(codes[tuned], return_inverse=True)
     setting = tune(

@@ -172,10 +172,20 @@ class Memory:
         codes = np.where(codes >= 0, places.numpy()[codes], -1)
         self._build(self.engine.features[held], targets, self.rows[held.numpy()], codes)
 
-    def row_of(self) -> dict[bytes, int]:
-        """Row number by the bytes of a point, for every row held. O(N D)."""
+    def recognise(self, points: Tensor, first: int) -> tuple[Integers, Integers]:
+        """Numbers of points (M, D): those of equal rows that are held, and new ones from ``first`` on. O(N D).
+
+        Returns:
+            Distinct numbers, and the positions among the M points they belong to: of a row that is given twice, the last.
+        """
         features = self.engine.features.float().contiguous().numpy()
-        return {features[slot].tobytes(): row for row, slot in self._slot.items()}
+        known = {features[slot].tobytes(): row for row, slot in self._slot.items()}
+        numbers: dict[int, int] = {}
+        for position, point in enumerate(points.numpy()):
+            number = known.setdefault(point.tobytes(), first + len(numbers))
+            numbers.pop(number, None)
+            numbers[number] = position
+        return np.array(list(numbers), dtype=np.int64), np.array(list(numbers.values()), dtype=np.int64)
 
 
 def row_numbers(rows: Any, count: int) -> Integers:

@@ -12,6 +12,7 @@ from torch import Tensor
 CHUNK = 8192  # rows at a time, to bound memory
 KNOTS = 257  # of the empirical distribution that ranks are read from
 RANKED = 20_000  # rows from which it is estimated
+MANY = 200  # labels that can choose among all scalings
 ALIKE = 0.45  # share of effective columns from which all columns are taken for one kind of quantity
 SCALINGS = ("none", "unit", "centered", "standard", "rank")
 
@@ -36,6 +37,8 @@ class Scaling:
 
     def __call__(self, X: NDArray[Any] | Tensor) -> Tensor:
         """Points (M, D) of rows (M, D). A row that is 0 after the shift stays 0. O(M D)."""
+        if isinstance(X, np.ndarray) and not X.flags.writeable:
+            X = X.copy()  # torch has no read-only tensors, and complains
         rows = torch.as_tensor(X).to(torch.float32)
         if self.knots is not None:
             return self._ranks(rows)
@@ -54,11 +57,12 @@ class Scaling:
         return ranks.mT.contiguous()
 
 
-def fit_scalings(X: NDArray[Any], name: str = "auto") -> dict[str, Scaling]:
+def fit_scalings(X: NDArray[Any], name: str = "auto", *, labels: int = 0) -> dict[str, Scaling]:
     """The scaling of this name, or for ``auto`` those to choose from, by statistics of all rows (n, D). O(n D).
 
-    The effective number of columns is (sum_j v_j)^2 / sum_j v_j^2 with v_j their variances. Where it is small beside D, some
-    columns are measured in much larger units than others: the table is one of unlike quantities.
+    From 200 labels on, these can tell which of all scalings is best. Fewer are helped by the effective number of columns,
+    (sum_j v_j)^2 / sum_j v_j^2 with v_j their variances. Where it is small beside D, some columns are measured in much
+    larger units than others: the table is one of unlike quantities.
     """
     mean, deviation = _moments(X)
     names: Sequence[str] = (name,)
@@ -66,6 +70,7 @@ def fit_scalings(X: NDArray[Any], name: str = "auto") -> dict[str, Scaling]:
         v = np.square(deviation)
         effective = v.sum() ** 2 / max(np.square(v).sum(), 1e-300) / len(v)
         names = ("unit", "centered") if effective >= ALIKE else ("standard", "rank")
+        names = ("unit", "centered", "standard", "rank") if labels >= MANY else names
     return {one: _fit(one, X, mean, deviation) for one in names}
 
 

@@ -35,8 +35,8 @@ def read_targets(y: Any, classes: NDArray[Any] | None = None) -> Targets:
         raise ValueError("y contains infinity; a label is a class, and NaN or -1 stand for none.")
     if len(given):
         check_classification_targets(given)
-    if given.dtype.kind == "f" and not np.issubdtype(values.dtype, np.floating):
-        given = given.astype(values.dtype)
+    if classes is not None and len(given) and (classes.dtype.kind in "OUST") != (given.dtype.kind in "OUST"):
+        raise ValueError(f"labels must be of the kind of the classes, such as {classes[0]!r}; got {given.tolist()[0]!r}.")
     found = np.unique(given) if classes is None else np.unique(np.concatenate([np.asarray(classes), given]))
     codes = np.full(len(values), -1, dtype=np.int64)
     codes[known] = np.searchsorted(found, given)

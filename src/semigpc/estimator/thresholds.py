@@ -10,10 +10,11 @@ NEVER = 1.0 + 1e-6  # a confidence that nothing has
 def precision_threshold(confidence: Tensor, right: Tensor, weights: Tensor, believed: Tensor, target: float) -> float:
     """The least confidence t such that labels of confidence >= t are right with probability ``target``. O(n log n + u log u).
 
-    Two opinions are heard and the stricter one is followed. The labelled rows, each left out and weighed as its class is
-    shared among the unlabelled ones, say how often such labels were right. And the confidence of the unlabelled rows
-    themselves must keep the promise on average: that guards against a threshold learned from a handful of labels, and is
-    asked for more strictly, 1 - (1 - target) n / (n + 30), the fewer labels n the model was calibrated on.
+    Three opinions are heard and the strictest one is followed. The labelled rows, each left out, say how often such labels
+    were right: weighed as their classes are believed to be shared among the unlabelled rows, and all alike, since what is
+    believed of classes with few labels may be quite wrong. And the confidence of the unlabelled rows themselves must keep
+    the promise on average: that guards against a threshold learned from a handful of labels, and is asked for more
+    strictly, 1 - (1 - target) n / (n + 30), the fewer labels n the model was calibrated on.
 
     Args:
         confidence: (n,) of labelled rows that did not take part. right: (n,) 1 where their label was found. weights: (n,).
@@ -23,7 +24,7 @@ def precision_threshold(confidence: Tensor, right: Tensor, weights: Tensor, beli
     Returns:
         The threshold; above 1 if no label can be promised.
     """
-    thresholds = [_least(confidence, right, weights, target)]
+    thresholds = [_least(confidence, right, each, target) for each in (weights, torch.ones_like(weights))]
     if len(believed):
         stricter = 1 - (1 - target) * len(right) / (len(right) + FEW)
         thresholds.append(_least(believed, believed, torch.ones_like(believed), stricter))

@@ -1,5 +1,6 @@
 """A posterior that no longer changes: the mean, variance, class and reasons of very many rows."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,10 @@ from semigpc.gp.reasons import GROUP, ReasonSearch, grouping_order
 from semigpc.gp.scaled_kernel import ScaledKernel, check_finite
 from semigpc.gp.solver import NotPositiveDefiniteError
 
-CHUNK = 2048  # rows whose kernel values are made by one product, and held at once
+CHUNK = 2048  # rows whose kernel values are made by one product, and held at once; fewer if there are ...
+CHUNK_CELLS = 2**22  # ... more kernel values than these, 16 MB
 STRIP_CELLS = 2**20  # kernel values that elementwise passes stay with before they move on: 4 MB, as much as caches hold
+SMALLEST_CHUNK = 256  # fewer rows make poor products
 PRECISE = 4096  # labelled rows up to which the kernel matrix is factorised in float64
 
 
@@ -56,7 +59,7 @@ class Posterior:
         var(h) = k(h, h) - |L^-1 k(h_Q, h)|^2         L L^T = K = k(h_Q, h_Q) + sigma^2 I
 
     float32, in O(M N (D + C)) without the variance and O(M N (D + C + N)) with it. Memory beyond the answer is that of a few
-    chunks of kernel values, 2048 x N each, whatever M is.
+    chunks of kernel values, 16 MB each for N up to 16 384, whatever M is.
 
     Kernel values are held in units, k = r g e (see ``ScaledKernel``), of which g is taken up by weights and L, and r by the
     answer; and labelled rows in an order that helps to find reasons (see ``ReasonSearch``).
@@ -90,7 +93,15 @@ class Posterior:
 
     @full_precision()
     @torch.no_grad()
-    def score(self, queries: Tensor, *, bias: Tensor | None = None, variance: bool = True, top: int = 3) -> Scored:
+    def score(
+        self,
+        queries: Tensor,
+        *,
+        bias: Tensor | None = None,
+        variance: bool = True,
+        top: int = 3,
+        prepare: Callable[[Tensor], Tensor] | None = None,
+    ) -> Scored:
         """Mean, variance, class and the weightiest reasons of each row.
 
         Args:
@@ -98,6 +109,7 @@ class Posterior:
             bias: (C,) added to the mean to choose the class, and to nothing else.
             variance: whether it is wanted; where N is larger than D it is most of the work.
             top: reasons a row.
+            prepare: what is done to every chunk of queries first, while it is in the cache; (m, D) -> (m, D).
         """
         bias = self._check(queries, bias, top)
         rows = len(queries)
@@ -108,15 +120,16 @@ class Posterior:
             slots=torch.full((rows, top), -1, dtype=torch.int64, device=queries.device),
             reasons=self.weights.new_zeros(rows, top),
         )
-        chunk = min(CHUNK, rows)  # memory that is used again and again: what is new must be cleared by the system first
-        room = _Room(
+        chunk = min(CHUNK, max(SMALLEST_CHUNK, CHUNK_CELLS // max(1, len(self))), rows)
+        room = _Room(  # used again and again: memory that is new must be cleared by the system first
             values=self._search.room(chunk),
             largest=self.weights.new_empty(chunk, self._search.groups),
             solved=self.weights.new_empty(chunk if variance else 0, len(self)),
         )
-        for start in range(0, rows, CHUNK):
-            part = slice(start, start + CHUNK)
-            self._score_chunk(queries[part].detach(), answer.part(part), start, bias, room)
+        for start in range(0, rows, max(1, chunk)):
+            part = slice(start, start + chunk)
+            points = queries[part].detach()
+            self._score_chunk(points if prepare is None else prepare(points), answer.part(part), start, bias, room)
         return answer
 
     def _check(self, queries: Tensor, bias: Tensor | None, top: int) -> Tensor | None:

@@ -32,7 +32,8 @@ class ReasonSearch:
     """
 
     def __init__(self, weights: Tensor) -> None:
-        self.groups = -(-len(weights) // GROUP)
+        self.count = len(weights)
+        self.groups = -(-self.count // GROUP)
         self.by_class = weights.new_full((weights.shape[1], self.groups * GROUP), -math.inf)  # padding wins nothing
         self.by_class[:, : len(weights)] = weights.mT
         self.bounds = self.by_class.view(weights.shape[1], self.groups, GROUP).amax(dim=2).clamp_min_(0)  # (C, groups)
@@ -42,7 +43,9 @@ class ReasonSearch:
 
         What is beyond N must be left as it is: above 0, and below any kernel value.
         """
-        return self.by_class.new_full((rows, self.by_class.shape[1]), torch.finfo(torch.float32).tiny)
+        values = self.by_class.new_empty(rows, self.by_class.shape[1])
+        values[:, self.count :] = torch.finfo(torch.float32).tiny
+        return values
 
     def find(self, values: Tensor, largest: Tensor, classes: Tensor, top: int) -> tuple[Tensor, Tensor]:
         """Positions (m, top) among the labelled rows, and e a there, largest first. O(m (N / 64 + 64 top)), almost always.

@@ -94,6 +94,7 @@ class Matching:
         if self.left and self.labels is not None:
             unknown = [name for name in self.labels if name in self.left]
             raise DataError(
-                f"{path} has labels for {len(unknown)} ids that are not in {data}: {listed(unknown, 3)}. Ids there look like "
-                f"{listed(some_ids, 2)}. Mend the names, name the right column of ids (--id), or delete the rows."
+                f"{path} has labels for rows that are not in {data}, {len(unknown)} in all: {listed(unknown, 3)}. Ids there "
+                f"look like {' and '.join(map(repr, some_ids[:2]))}. Mend the names, name the right column of ids (--id), or "
+                "delete the rows."
             )

@@ -31,6 +31,7 @@ class LabelSettings:
         images: where the pictures of a table are, by the ids. image_url: what Label Studio finds before the name of a picture.
         target_precision: fraction of pseudo-labels that should be right; None for no such aim.
         abstain: confidence below which a row gets no label; instead of ``target_precision``.
+        self_training: let rows that are sure help to decide; the decision may then not be the class of most confidence.
         class_prior: decide as frequent as classes seem to be among the unlabelled rows, "estimated", or as if all were equally
             frequent, "balanced".
         seed: of the sample and the folds. skip_bad: go on without pictures and rows that are no good.
@@ -48,6 +49,7 @@ class LabelSettings:
     target_precision: float | None = 0.95
     abstain: float | None = None
     class_prior: Literal["estimated", "balanced"] = "estimated"
+    self_training: bool = False
     seed: int = 0
     skip_bad: bool = False
     report: bool = True

@@ -124,6 +124,7 @@ def fit(found: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list[st
         target_precision=settings.target_precision,
         abstain=settings.abstain,
         class_prior=settings.class_prior,
+        self_training="auto" if settings.self_training else 0,
         random_state=settings.seed,
     )
     labels = np.array([*found.labels, *[None] * len(found.sample)], dtype=object)
@@ -170,6 +171,7 @@ def _key(settings: LabelSettings, data: str) -> Key:
         "target precision": settings.target_precision,
         "abstain": settings.abstain,
         "class prior": settings.class_prior,
+        "self-training": settings.self_training,
         "seed": settings.seed,
         "skip_bad": settings.skip_bad,
         "shard": settings.shard,

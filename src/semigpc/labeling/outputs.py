@@ -67,12 +67,18 @@ def write_tables(parts: Iterable[Path], out: Path, id_name: str, studio: LabelSt
     return tally
 
 
+def _decimal(value: float) -> str:
+    """With a point, since readers guess a column's kind from its first rows."""
+    text = f"{value:.6g}"
+    return text if "." in text or "e" in text else f"{text}.0"
+
+
 def _csv_rows(table: pyarrow.Table, id_name: str) -> Iterator[tuple[str, ...]]:
     names, labels, confidence, variance, status = (
         table.column(name).to_pylist() for name in (id_name, "label", "confidence", "variance", "status")
     )
     for row, reasons in enumerate(_reason_texts(table.column("reasons").combine_chunks())):
-        yield names[row], labels[row] or "", f"{confidence[row]:.6g}", f"{variance[row]:.6g}", status[row], reasons
+        yield names[row], labels[row] or "", _decimal(confidence[row]), _decimal(variance[row]), status[row], reasons
 
 
 def _reason_texts(column: pyarrow.ListArray) -> Iterator[str]:
