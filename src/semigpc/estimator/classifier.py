@@ -286,15 +286,14 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return found
 
     def leave_one_out(self) -> LeaveOneOut:
-        """Every given label as the other labels would have it, in closed form. O(n^2 + n C)."""
+        """Every given label as the others would have it, all classes being as likely beforehand. Closed form, O(n^2 + n C)."""
         check_is_fitted(self)
         rows, codes, positions = self._memory.given()
         left_out = self._memory.engine.leave_one_out()
         given = torch.from_numpy(codes)
         about = (left_out.mean[positions], left_out.ones[positions], given, self._memory.counts())
-        scores = left_out_scores(*about, equalised=self._memory.equalised)
-        variance = left_out.variance[positions].clamp(0, 1).float().numpy()
-        return LeaveOneOut(rows, codes, self._probs(scores.float())[0].numpy(), variance)
+        probs = torch.softmax(self.logit_scale_ * left_out_scores(*about), dim=1)
+        return LeaveOneOut(rows, codes, probs.float().numpy(), left_out.variance[positions].clamp(0, 1).float().numpy())
 
     # Inside ---------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from semigpc.estimator import STATUSES, SemiGPClassifier
+from semigpc.estimator import STATUSES, LeaveOneOut, SemiGPClassifier
 from semigpc.estimator.peers import PEERS
 from semigpc.labeling.folds import STAYS, Codes, Floats, assign_folds, score, wilson
 from semigpc.labeling.held_out import HeldOut, accepted, balanced_recall, confusions, per_class, reliability, thresholds
@@ -102,6 +102,13 @@ def gather_evidence(
     }
 
 
+def suspicion(left: LeaveOneOut) -> NDArray[np.float64]:
+    """p(believed) - p(given) of each given label, (n,); -1 for the only label of a class, of which nothing else can know."""
+    p_given = left.proba[np.arange(len(left.codes)), left.codes]
+    lonely = np.bincount(left.codes, minlength=left.proba.shape[1])[left.codes] < 2
+    return np.where(lonely, -1.0, left.proba.max(axis=1) - p_given)
+
+
 def find_suspects(model: SemiGPClassifier, *, bar: float = SUSPICION) -> list[dict[str, Any]]:
     """Given labels that the other labels contradict, the most suspicious first: p(believed) - p(given) >= ``bar``.
 
@@ -114,8 +121,7 @@ def find_suspects(model: SemiGPClassifier, *, bar: float = SUSPICION) -> list[di
     places = np.arange(len(left.codes))
     believed = left.proba.argmax(axis=1)
     p_given, p_believed = left.proba[places, left.codes], left.proba[places, believed]
-    lonely = np.bincount(left.codes, minlength=left.proba.shape[1])[left.codes] < 2
-    suspicious = (p_believed - p_given >= bar) & ~lonely
+    suspicious = suspicion(left) >= bar
     order = np.argsort(p_given - p_believed, kind="stable")
     return [
         {

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semigpc.data import DataError
+from semigpc.labeling.evidence import SUSPICION, suspicion
 from semigpc.review.beliefs import LABELLED, OUTLIER, STATUSES, Beliefs
 
 Status = Literal[
@@ -71,7 +72,7 @@ class Waiting:
         each = np.arange(len(judged.rows))
         before = self.suspected.copy()
         self.supported[judged.rows] = judged.proba[each, judged.codes]
-        self.suspected[judged.rows] = judged.proba.argmax(1) != judged.codes
+        self.suspected[judged.rows] = suspicion(judged) >= SUSPICION
         self.suspected &= self.given
         self.beliefs.touch(np.flatnonzero(self.suspected != before))
 
