@@ -1,6 +1,7 @@
 """Calling ``semigpc`` as a user does, in this process or in one of its own."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,13 +36,17 @@ def check_paragraph(stderr: str, verb: str, words: str) -> None:
 
 def start(*arguments: str | Path, cwd: Path, **options: Any) -> "subprocess.Popen[str]":
     """The real entry point, in a process group of its own, as a terminal would have it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "semigpc", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        **options,
-    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # the background of a script is deaf to it
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "semigpc", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            **options,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
