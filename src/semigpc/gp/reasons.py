@@ -8,7 +8,7 @@ from torch import Tensor
 
 GROUP = 64  # labelled rows that share one bound
 SPARE = 1  # groups that are looked into beyond the number of reasons
-WIDER = 4  # times as many are looked into where these were not enough
+WIDER = 2  # times as many are looked into where these were not enough
 
 
 def grouping_order(weights: Tensor) -> Tensor:
