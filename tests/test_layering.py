@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 WITHIN_GP = [
     "health",
     "kernels",
+    "engine",
     "checks",
     "tiles",
     "inverse",
@@ -59,6 +60,14 @@ WITHIN_GP = [
     "reference",
     "system",
     "exact",
+    "landmarks",
+    "lowrank",
+    "ensemble",
+    "spread",
+    "matrix_free",
+    "per_class",
+    "learning",
+    "head",
     "__init__",
 ]  # each imports earlier ones
 

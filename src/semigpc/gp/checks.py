@@ -1,5 +1,6 @@
 """What the engines refuse, and the numerical conditions that they insist on."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,9 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+MIN_NOISE_STD = 1e-12
 
-class Engine(Protocol):
-    """The shapes that an engine checks its arguments against."""
+
+class Shapes(Protocol):
+    """What an engine checks its arguments against."""
 
     capacity: int
     n_features: int
@@ -43,12 +46,54 @@ def full_precision() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
-def check_queries(engine: Engine, queries: Tensor) -> None:
+def check_engine(
+    capacity: int, n_features: int, n_classes: int, *, kernel: object, noise_std: float, dtype: torch.dtype
+) -> None:
+    """Refuse what no engine can be made of."""
+    for name, value in (("capacity", capacity), ("n_features", n_features), ("n_classes", n_classes)):
+        if not isinstance(value, int):
+            raise TypeError(f"{name} must be an integer; got {value!r}.")
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}.")
+    if not MIN_NOISE_STD <= noise_std < math.inf:
+        raise ValueError(
+            f"noise_std must be a positive finite number (at least {MIN_NOISE_STD:g}), or K cannot be inverted; "
+            f"got {noise_std}."
+        )
+    if kernel is not None and (isinstance(kernel, type) or not callable(kernel)):
+        raise TypeError(f"kernel must be a kernel object such as RBF(length_scale=0.3); got {kernel!r}.")
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"dtype must be torch.float32 or torch.float64; got {dtype}.")
+
+
+def check_queries(engine: Shapes, queries: Tensor) -> None:
     """Refuse queries of a wrong shape, dtype or device, or that are not finite."""
     _check_matrix(engine, "queries", queries, (None, engine.n_features))
 
 
-def check_rows(engine: Engine, slots: Tensor, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def check_offset(engine: Shapes, offset: Tensor) -> Tensor:
+    """Refuse an offset that is not one finite number a class."""
+    check_tensor("offset", offset)
+    if not bool(offset.isfinite().all()):
+        raise ValueError(f"offset must be finite; got {offset.tolist()}.")
+    if offset.shape != (engine.n_classes,):
+        raise ValueError(f"offset must have shape ({engine.n_classes},); got {tuple(offset.shape)}.")
+    return offset
+
+
+def check_classes(engine: Shapes, queries: Tensor, classes: Tensor) -> None:
+    """Refuse queries that are none, and classes that are not one a query."""
+    check_queries(engine, queries)
+    check_tensor("classes", classes)
+    if classes.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"classes must be int64 or int32; got {classes.dtype}.")
+    if classes.shape != queries.shape[:1]:
+        raise ValueError(f"classes must have shape ({len(queries)},), one a query; got {tuple(classes.shape)}.")
+    if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < engine.n_classes:
+        raise IndexError(f"classes must lie in [0, {engine.n_classes}); got {int(classes.min())}..{int(classes.max())}.")
+
+
+def check_rows(engine: Shapes, slots: Tensor, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Refuse features or targets that do not fit the slots; answer with both in the engine's dtype."""
     _check_matrix(engine, "features", features, (len(slots), engine.n_features))
     hint = " One-hot them first." if isinstance(targets, Tensor) and targets.ndim == 1 else ""
@@ -56,7 +101,7 @@ def check_rows(engine: Engine, slots: Tensor, features: Tensor, targets: Tensor)
     return features.detach().to(engine.dtype), targets.detach().to(engine.dtype)
 
 
-def check_slots(engine: Engine, slots: Tensor, *, occupied: bool = False) -> Tensor:
+def check_slots(engine: Shapes, slots: Tensor, *, occupied: bool = False) -> Tensor:
     """Refuse slots that are empty, repeated, out of range or (if asked) unoccupied; answer with them as int64 on the device."""
     check_tensor("slots", slots)
     if slots.ndim != 1 or not len(slots):
@@ -76,7 +121,7 @@ def check_slots(engine: Engine, slots: Tensor, *, occupied: bool = False) -> Ten
     return slots
 
 
-def _check_matrix(engine: Engine, name: str, value: Tensor, shape: tuple[int | None, int], hint: str = "") -> None:
+def _check_matrix(engine: Shapes, name: str, value: Tensor, shape: tuple[int | None, int], hint: str = "") -> None:
     check_tensor(name, value)
     rows, columns = shape
     if value.ndim != 2 or value.shape[1] != columns or rows not in (None, value.shape[0]):

@@ -1,17 +1,24 @@
 """The exact engine: a Gaussian process over a buffer whose rows change at every step."""
 
-import math
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from semigpc.gp.checks import check_queries, check_rows, check_slots, check_tensor, full_precision
+from semigpc.gp.checks import (
+    check_classes,
+    check_engine,
+    check_offset,
+    check_queries,
+    check_rows,
+    check_slots,
+    check_tensor,
+    full_precision,
+)
+from semigpc.gp.engine import Expansion
 from semigpc.gp.health import Health
 from semigpc.gp.kernels import RBF, Kernel
 from semigpc.gp.system import CHUNK, KernelSystem
-
-MIN_NOISE_STD = 1e-12
 
 
 class LeftOut(NamedTuple):
@@ -70,22 +77,9 @@ class ExactGP(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("capacity", capacity), ("n_features", n_features), ("n_classes", n_classes)):
-            if not isinstance(value, int):
-                raise TypeError(f"{name} must be an integer; got {value!r}.")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}.")
-        if not MIN_NOISE_STD <= noise_std < math.inf:
-            raise ValueError(
-                f"noise_std must be a positive finite number (at least {MIN_NOISE_STD:g}), or K cannot be inverted; "
-                f"got {noise_std}."
-            )
-        if kernel is not None and (isinstance(kernel, type) or not callable(kernel)):
-            raise TypeError(f"kernel must be a kernel object such as RBF(length_scale=0.3); got {kernel!r}.")
+        check_engine(capacity, n_features, n_classes, kernel=kernel, noise_std=noise_std, dtype=dtype)
         if refine not in ("auto", "always", "never"):
             raise ValueError(f"refine must be 'auto', 'always' or 'never'; got {refine!r}.")
-        if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"dtype must be torch.float32 or torch.float64; got {dtype}.")
         self.capacity, self.n_features, self.n_classes = capacity, n_features, n_classes
         self.refine, self.dtype = refine, dtype
         self.system = KernelSystem(
@@ -152,19 +146,25 @@ class ExactGP(nn.Module):
                 may change from call to call at no cost. 0 by default.
         """
         check_queries(self, queries)
-        alpha = self.system.solver.alpha[: self.n_classes, : self.system.width]
+        alpha = self._weights(offset)
         if queries.requires_grad and torch.is_grad_enabled():
             alpha = alpha.clone()  # backward must find it as it is now, whatever is replaced meanwhile
-        if offset is not None:
-            check_tensor("offset", offset)
-            if not bool(offset.isfinite().all()):
-                raise ValueError(f"offset must be finite; got {offset.tolist()}.")
-            if offset.shape != (self.n_classes,):
-                raise ValueError(f"offset must have shape ({self.n_classes},); got {tuple(offset.shape)}.")
-            beta = self.system.solver.alpha[self.n_classes, : self.system.width]
-            alpha = alpha - offset.to(alpha).unsqueeze(1) * beta
         means = [self.system.cross(chunk).double() @ alpha.mT for chunk in queries.split(CHUNK)]
         return torch.cat(means).to(queries.dtype)
+
+    @torch.no_grad()
+    def expansion(self, *, offset: Tensor | None = None) -> Expansion:
+        """The mean as a sum over the occupied slots: their features (n, D) and K^-1 (y_Q - 1 offset^T) (n, C). O(n (D + C))."""
+        slots = self.occupied.nonzero().squeeze(1)
+        return Expansion(self.features[slots].contiguous(), self._weights(offset)[:, slots].mT.contiguous())
+
+    def _weights(self, offset: Tensor | None) -> Tensor:
+        """K^-1 (y_Q - 1 offset^T), (C, width), float64."""
+        alpha = self.system.solver.alpha[: self.n_classes, : self.system.width]
+        if offset is None:
+            return alpha
+        beta = self.system.solver.alpha[self.n_classes, : self.system.width]
+        return alpha - check_offset(self, offset).to(alpha).unsqueeze(1) * beta
 
     @full_precision()
     @torch.no_grad()
@@ -191,14 +191,7 @@ class ExactGP(nn.Module):
             queries: (M, D).
             classes: (M,) the class to explain for each query, usually the predicted one.
         """
-        check_queries(self, queries)
-        check_tensor("classes", classes)
-        if classes.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"classes must be int64 or int32; got {classes.dtype}.")
-        if classes.shape != queries.shape[:1]:
-            raise ValueError(f"classes must have shape ({len(queries)},), one a query; got {tuple(classes.shape)}.")
-        if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < self.n_classes:
-            raise IndexError(f"classes must lie in [0, {self.n_classes}); got {int(classes.min())}..{int(classes.max())}.")
+        check_classes(self, queries, classes)
         weights = queries.new_zeros(len(queries), self.capacity)
         weights[:, : self.system.width] = (
             self.system.cross(queries).double() * self.system.solver.alpha[classes, : self.system.width]
@@ -309,6 +302,16 @@ class ExactGP(nn.Module):
     def rebuild(self) -> None:
         """Recompute P and alpha from the stored features and targets alone; sheds all drift. O(N^3), no N^2 temporaries."""
         self.system.rebuild()
+
+    @full_precision()
+    @torch.no_grad()
+    def reanchor(self, kernel: Kernel, noise_std: float) -> None:
+        """Go on with another kernel and noise over the same rows: P and alpha are rebuilt, O(N^3), and then kept as before.
+
+        One refused because the new K cannot be inverted leaves the old kernel in place.
+        """
+        check_engine(self.capacity, self.n_features, self.n_classes, kernel=kernel, noise_std=noise_std, dtype=self.dtype)
+        self.system.reanchor(kernel, noise_std)
 
     def extra_repr(self) -> str:
         return (

@@ -109,6 +109,20 @@ class KernelSystem(nn.Module):
                 + ("Raise noise_std." if self.dtype == torch.float64 else "Raise noise_std, or use dtype=torch.float64.")
             ) from error
 
+    def reanchor(self, kernel: Kernel, noise_std: float) -> None:
+        """Another kernel and noise over the same rows; back to the old ones if their K cannot be inverted. O(N^3)."""
+        before = self.kernel, self.noise_std
+        self._adopt(kernel, noise_std)
+        try:
+            self.rebuild()
+        except NotPositiveDefiniteError:
+            self._adopt(*before)
+            self.rebuild()
+            raise
+
+    def _adopt(self, kernel: Kernel, noise_std: float) -> None:
+        self.kernel, self.noise_std, self.solver.noise_variance = kernel, noise_std, noise_std**2
+
     def _insert(self, slots: Tensor) -> None:
         """Put what is stored at these slots into an empty solver."""
         self.occupied.zero_()

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from semigpc.refiners.gaussian_process import GaussianProcessRefiner, GPConfig, auto_logit_scale
+from semigpc.refiners.gaussian_process import GaussianProcessRefiner, auto_logit_scale
+from semigpc.refiners.gp_config import GPConfig
 from semigpc.refiners.none import NoRefiner, NoRefinerConfig
 from semigpc.refiners.placement import Moment, PlacementConfig, Site
 from semigpc.refiners.similarity import SimilarityConfig, SimilarityRefiner

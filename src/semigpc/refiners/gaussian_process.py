@@ -1,16 +1,16 @@
 """SemiGPC: the posterior mean of a Gaussian process over labelled features, in place of the classifier's opinion."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
-from semigpc.gp import RBF, Clipped, ExactGP, Kernel
-from semigpc.refiners.placement import Moment, Placement, PlacementConfig, Site
+from semigpc.gp import ExactGP
+from semigpc.refiners.engines import build_engine
+from semigpc.refiners.gp_config import GPConfig
+from semigpc.refiners.placement import Moment, Placement, Site
 from semigpc.types import Batch, ModelOutput, Networks
 
 SURE = 0.95  # the confidence that a posterior mean of ASSURING on one class should just reach
@@ -20,64 +20,6 @@ ASSURING = 0.8
 def auto_logit_scale(n_classes: int) -> float:
     """lambda = ln((C - 1) tau / (1 - tau)) / 0.8 with tau = 0.95: 6.43 for 10 classes, 9.42 for 100, 12.05 for 810."""
     return math.log(max(n_classes - 1, 1) * SURE / (1 - SURE)) / ASSURING
-
-
-@dataclass(frozen=True, kw_only=True)
-class GPConfig(PlacementConfig):
-    """The switches of SemiGPC (algorithms section 3.6), beside those of :class:`PlacementConfig`.
-
-    Args:
-        role: ``refine`` replaces the weak view's probabilities and changes no gradient path; ``classifier`` puts the GP in the
-            place of the linear layer for every view, with gradients through the query k(h(x), h_Q) alone.
-        buffer_size: N_Q, labelled entries remembered.
-        balanced: one ring of N_Q / C entries for each class (the paper's daggered rows) instead of one queue.
-        balance: with ``strict`` no class holds more than the smallest one does.
-        length_scale: l. With unit features l^2 plays the part of SimMatch's temperature.
-        output_scale: eta. The mean depends on noise_std^2 / output_scale alone.
-        noise_std: sigma.
-        logit_scale: lambda; :func:`auto_logit_scale` if none is given.
-        kernel_clip: kernel values below it become 0.
-        class_prior: ``frequency`` subtracts the class shares pi of the buffer and gives every class equal evidence,
-            lambda sqrt(nbar / n_c) k K^-1 (Y_c - pi_c 1); ``none`` is the paper's rule.
-        exclude_same_index: with role ``classifier``, leave other copies of a labelled picture out of its own prediction.
-        prefill: fill the buffer with one pass over the labels before the first step.
-        iterative_refinement: when the inverse is refined against K, see :class:`semigpc.ExactGP`.
-        dtype: of the engine.
-        eval_head: which head gives the headline number; the other is reported beside it.
-        eval_buffer: evaluate with the buffer as it stands, or with one rebuilt from the labels by the evaluated weights;
-            ``auto`` rebuilds it for role ``classifier``.
-    """
-
-    role: Literal["refine", "classifier"] = "refine"
-    buffer_size: int = 16300
-    balanced: bool = False
-    balance: Literal["cap", "strict"] = "cap"
-    length_scale: float = 0.1**0.5
-    output_scale: float = 1.0
-    noise_std: float = 0.1**0.5
-    logit_scale: float | None = None
-    kernel_clip: float = 0.0
-    class_prior: Literal["none", "frequency"] = "none"
-    exclude_same_index: bool = False
-    prefill: bool = False
-    iterative_refinement: Literal["auto", "always", "never"] = "auto"
-    dtype: Literal["float32", "float64"] = "float32"
-    eval_head: Literal["linear", "gp"] = "linear"
-    eval_buffer: Literal["auto", "live", "rebuilt"] = "auto"
-
-    @property
-    def rebuilt_for_evaluation(self) -> bool:
-        """Whether evaluation fills a buffer of its own."""
-        return self.eval_buffer == "rebuilt" or (self.eval_buffer == "auto" and self.role == "classifier")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.logit_scale is not None and self.logit_scale <= 0:
-            raise ValueError(f"logit_scale must be positive; got {self.logit_scale}.")
-        if self.exclude_same_index and self.role != "classifier":
-            raise ValueError("exclude_same_index acts on the labelled loss, which only role='classifier' takes from the GP.")
-        if self.role == "classifier" and self.site != "semantic":
-            raise ValueError(f"role='classifier' already answers for every view; leave site at 'semantic', got {self.site!r}.")
 
 
 class GaussianProcessRefiner(nn.Module):
@@ -104,17 +46,7 @@ class GaussianProcessRefiner(nn.Module):
             self.buffer: BalancedBuffer | FIFOBuffer = BalancedBuffer(config.buffer_size, n_classes, balance=config.balance)
         else:
             self.buffer = FIFOBuffer(config.buffer_size, n_classes)
-        kernel: Kernel = RBF(length_scale=config.length_scale, output_scale=config.output_scale)
-        self.engine = ExactGP(
-            config.buffer_size,
-            n_features,
-            n_classes,
-            kernel=Clipped(kernel, config.kernel_clip) if config.kernel_clip else kernel,
-            noise_std=config.noise_std,
-            refine=config.iterative_refinement,
-            dtype=getattr(torch, config.dtype),
-            device=device,
-        )
+        self.engine = build_engine(config, n_features, n_classes, device=device)
 
     # Asking ---------------------------------------------------------------------------------------------------------
 
@@ -138,6 +70,7 @@ class GaussianProcessRefiner(nn.Module):
     def _copies(self, queries: Tensor, index: Tensor, shares: Tensor) -> Tensor:
         """What the entries of the same pictures add to the mean, (M, C)."""
         same = (index.unsqueeze(1) == self.buffer.entries.indices.to(index.device)).to(queries)  # (M, N)
+        assert isinstance(self.engine, ExactGP)  # the config insists on it
         features, weights = self.engine.features.clone(), self.engine.alpha.to(queries, copy=True)  # (N, D), (N, C)
         if self.config.class_prior == "frequency":
             weights = weights - weights.sum(dim=1, keepdim=True) * shares  # K^-1 1, as rows of Y sum to 1

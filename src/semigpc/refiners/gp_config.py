@@ -1,0 +1,92 @@
+"""The switches of SemiGPC."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from semigpc.refiners.placement import PlacementConfig
+
+EngineName = Literal["auto", "exact", "lowrank", "ensemble", "matrix_free"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPConfig(PlacementConfig):
+    """The switches of SemiGPC (algorithms section 3.6), beside those of :class:`PlacementConfig`.
+
+    Args:
+        role: ``refine`` replaces the weak view's probabilities and changes no gradient path; ``classifier`` puts the GP in the
+            place of the linear layer for every view, with gradients through the query k(h(x), h_Q) alone.
+        buffer_size: N_Q, labelled entries remembered.
+        balanced: one ring of N_Q / C entries for each class (the paper's daggered rows) instead of one queue.
+        balance: with ``strict`` no class holds more than the smallest one does.
+        length_scale: l. With unit features l^2 plays the part of SimMatch's temperature.
+        output_scale: eta. The mean depends on noise_std^2 / output_scale alone.
+        noise_std: sigma.
+        kernel: k; length_scale is not asked of cosine and ntk, which have none.
+        logit_scale: lambda; :func:`auto_logit_scale` if none is given.
+        kernel_clip: kernel values below it become 0.
+        class_prior: ``frequency`` subtracts the class shares pi of the buffer and gives every class equal evidence,
+            lambda sqrt(nbar / n_c) k K^-1 (Y_c - pi_c 1); ``none`` is the paper's rule.
+        exclude_same_index: with role ``classifier``, leave other copies of a labelled picture out of its own prediction.
+        prefill: fill the buffer with one pass over the labels before the first step.
+        engine: what carries the GP. ``exact`` moves K^-1 at O(B N^2) a step; ``lowrank`` works on ``rank`` landmarks at
+            O(B rank^2) for any N; ``ensemble`` shares the buffer among exact members; ``matrix_free`` solves to a tolerance
+            without N^2 memory. ``auto`` is exact where that fits, and low-rank beyond; the run says which.
+        rank: landmarks of ``lowrank``, and of the preconditioner of ``matrix_free``.
+        landmark_steps: steps after which landmarks are chosen anew, as the network moves its features; 0 for one turnover of
+            the buffer. They are also chosen anew when new rows are badly covered.
+        members: of ``ensemble``. combine: their means, weighted by ``precision`` or plainly, ``mean``.
+        tolerance: of ``matrix_free``: |y - K alpha| / |y|.
+        iterative_refinement: when the inverse of ``exact`` is refined against K, see :class:`semigpc.ExactGP`.
+        dtype: of the engine.
+        confidence: what the algorithm's threshold is compared with: the largest probability (``max_softmax``), the share of
+            the prior variance that the buffer explains (``variance``), or the probability of the class expected over the
+            posterior (``expected``).
+        learn: choose length_scale, output_scale and noise_std from the buffer as it stands, by the ``marginal`` likelihood or
+            by ``leave_one_out``, every ``learn_steps`` steps; the engine is then rebuilt with them and goes on.
+        learn_per_class: a kernel of its own for each class, each carried by a low-rank engine.
+        eval_head: which head gives the headline number; the other is reported beside it.
+        eval_buffer: evaluate with the buffer as it stands, or with one rebuilt from the labels by the evaluated weights;
+            ``auto`` rebuilds it for role ``classifier``.
+    """
+
+    role: Literal["refine", "classifier"] = "refine"
+    buffer_size: int = 16300
+    balanced: bool = False
+    balance: Literal["cap", "strict"] = "cap"
+    length_scale: float = 0.1**0.5
+    output_scale: float = 1.0
+    noise_std: float = 0.1**0.5
+    logit_scale: float | None = None
+    kernel: Literal["rbf", "laplace", "cosine", "ntk"] = "rbf"
+    kernel_clip: float = 0.0
+    class_prior: Literal["none", "frequency"] = "none"
+    exclude_same_index: bool = False
+    prefill: bool = False
+    engine: EngineName = "auto"
+    rank: int = 1024
+    landmark_steps: int = 0
+    members: int = 5
+    combine: Literal["precision", "mean"] = "precision"
+    tolerance: float = 1e-3
+    iterative_refinement: Literal["auto", "always", "never"] = "auto"
+    dtype: Literal["float32", "float64"] = "float32"
+    confidence: Literal["max_softmax", "variance", "expected"] = "max_softmax"
+    learn: Literal["never", "marginal", "leave_one_out"] = "never"
+    learn_steps: int = 2048
+    learn_per_class: bool = False
+    eval_head: Literal["linear", "gp"] = "linear"
+    eval_buffer: Literal["auto", "live", "rebuilt"] = "auto"
+
+    @property
+    def rebuilt_for_evaluation(self) -> bool:
+        """Whether evaluation fills a buffer of its own."""
+        return self.eval_buffer == "rebuilt" or (self.eval_buffer == "auto" and self.role == "classifier")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.logit_scale is not None and self.logit_scale <= 0:
+            raise ValueError(f"logit_scale must be positive; got {self.logit_scale}.")
+        if self.exclude_same_index and self.role != "classifier":
+            raise ValueError("exclude_same_index acts on the labelled loss, which only role='classifier' takes from the GP.")
+        if self.role == "classifier" and self.site != "semantic":
+            raise ValueError(f"role='classifier' already answers for every view; leave site at 'semantic', got {self.site!r}.")
