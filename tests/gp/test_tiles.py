@@ -89,3 +89,18 @@ def test_changes_kept_aside_count_before_and_after_folding(generator: torch.Gene
         torch.testing.assert_close(inverse.multiply(x), x @ expected, rtol=0, atol=1e-10)
         torch.testing.assert_close(inverse.rows(slots), expected[slots], rtol=0, atol=1e-10)
     assert inverse.folds == 2
+
+
+def test_what_was_kept_aside_before_a_reset_does_not_come_back_as_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "ONE_TILE", 1)
+    monkeypatch.setattr(tiles, "TILE", 16)
+    inverse = DelayedInverse(48, fold_rank=8, dtype=torch.float64)
+    inverse.base.grow(48)
+    inverse.add(torch.ones(2, 48, dtype=torch.float64), sign=1)
+    inverse.reset()
+    inverse.base.grow(16)
+    inverse.add(torch.full((1, 16), 2.0, dtype=torch.float64), sign=1)
+    inverse.base.grow(48)
+    expected = torch.eye(48, dtype=torch.float64)
+    expected[:16, :16] += 4
+    torch.testing.assert_close(inverse.multiply(torch.eye(48, dtype=torch.float64)), expected)

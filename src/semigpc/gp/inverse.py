@@ -40,6 +40,7 @@ class DelayedInverse(nn.Module):
     def reset(self) -> None:
         """Back to size 0."""
         self.rank = 0
+        self.u.zero_()  # or columns of an earlier, larger size would come back as it grows
         self.base.reset()
 
     def rows(self, slots: Tensor) -> Tensor:
