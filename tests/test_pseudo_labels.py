@@ -1,4 +1,4 @@
-"""Thresholds, sharpening and distribution alignment (algorithms section 1)."""
+"""Sharpening and distribution alignment (algorithms section 1)."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.pseudo_labels import EMAAlignment, QueueAlignment, align, confident, sharpen
+from semigpc.pseudo_labels import EMAAlignment, QueueAlignment, align, sharpen
 
 TARGET = torch.tensor([0.5, 0.25, 0.25])
 TRACKERS: dict[str, Callable[[Tensor], EMAAlignment | QueueAlignment]] = {
@@ -18,11 +18,6 @@ every_tracker = pytest.mark.parametrize("make", TRACKERS.values(), ids=TRACKERS)
 
 def draw(generator: torch.Generator, rows: int = 6, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.softmax(2 * torch.randn(rows, 3, generator=generator, dtype=dtype), dim=1)
-
-
-def test_exactly_the_threshold_is_enough() -> None:
-    probs = torch.tensor([[0.75, 0.25], [0.7499, 0.2501], [0.2, 0.8]])
-    assert confident(probs, 0.75).tolist() == [True, False, True]
 
 
 def test_sharpening_a_softmax_divides_its_logits_by_the_temperature(generator: torch.Generator) -> None:

@@ -1,14 +1,9 @@
-"""From weak probabilities to targets: thresholds, sharpening, distribution alignment."""
+"""From weak probabilities to targets: sharpening, distribution alignment."""
 
 import torch
 from torch import Tensor, nn
 
 EPSILON = 1e-6  # keeps a ratio of two class shares finite where both are zero
-
-
-def confident(probs: Tensor, threshold: float) -> Tensor:
-    """1[ max_c p_bc >= tau ]: (U, C) -> (U,) booleans."""
-    return probs.amax(dim=1) >= threshold
 
 
 def sharpen(probs: Tensor, temperature: float) -> Tensor:

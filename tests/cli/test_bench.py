@@ -41,3 +41,16 @@ def test_help_teaches(tmp_path: Path) -> None:
 
 def test_version(tmp_path: Path) -> None:
     assert semigpc("--version", cwd=tmp_path).stdout.startswith("semigpc 0.")
+
+
+def test_engines_are_compared_and_a_finished_part_is_not_run_again(tmp_path: Path) -> None:
+    out, plot = tmp_path / "engines.json", tmp_path / "engines.png"
+    options = ("--part", "sizes", "--size", "100", "--rank", "32", "--steps", "2", "--out", str(out))
+    run = semigpc("bench", "engines", *options, "--plot", str(plot), cwd=tmp_path)
+    assert "N = 100, rank 32" in run.stdout
+    assert all(name in run.stdout for name in ("exact", "lowrank", "ensemble", "matrix_free"))
+    assert plot.stat().st_size > 10_000
+    before = out.read_text()
+    again = semigpc("bench", "engines", *options, "--json", cwd=tmp_path)
+    assert json.loads(again.stdout) == json.loads(before)
+    assert "engine of" not in again.stderr

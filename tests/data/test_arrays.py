@@ -104,3 +104,19 @@ def test_arrays_that_do_not_fit_are_refused(arguments: dict[str, np.ndarray], me
 def test_the_fraction_is_checked() -> None:
     with pytest.raises(DataError, match=r"\[0, 1\) of the labels; got 1.5"):
         ArraysConfig(path="x.npz", validation=1.5)
+
+
+def test_pictures_of_no_class_are_marked_and_have_no_truth(tmp_path: Path) -> None:
+    outside = np.arange(10) >= 6
+    truth = np.where(outside, -1, Y[12:22])
+    data = splits_from_arrays(X[:12], Y[:12], X[12:22], y_unlabeled_truth=truth, unlabeled_out=outside)
+    assert data.unlabeled_out is not None
+    assert data.unlabeled_out.tolist() == outside.tolist()
+    assert (data.unlabeled.labels == -1).all()
+    path = tmp_path / "data.npz"
+    np.savez(path, x_labeled=X[:12], y_labeled=Y[:12], x_unlabeled=X[12:22], unlabeled_out=outside)
+    assert load(ArraysConfig(path=str(path)), seed=0).unlabeled_out is not None
+    with pytest.raises(DataError, match=r"unlabeled_out must be booleans.*10 unlabelled pictures; got int64"):
+        splits_from_arrays(X[:12], Y[:12], X[12:22], unlabeled_out=outside.astype(np.int64))
+    with pytest.raises(DataError, match=r"has no true class; y_unlabeled_truth names one for 4.*Put -1 there"):
+        splits_from_arrays(X[:12], Y[:12], X[12:22], y_unlabeled_truth=Y[12:22], unlabeled_out=outside)

@@ -115,6 +115,15 @@ def test_labels_of_unlabelled_pictures_are_refused() -> None:
         replace(data, unlabeled_truth=np.array([1]))
 
 
+def test_pictures_of_no_class_are_booleans_and_have_no_truth() -> None:
+    data = replace(splits([0, 1, 2]), unlabeled_truth=np.array([2, -1]))
+    marked = replace(data, unlabeled_out=np.array([False, True]))
+    assert marked.sha256 == data.sha256, "what training cannot see"
+    for wrong in (np.array([True]), np.array([0, 1]), np.array([True, True])):
+        with pytest.raises(ValueError, match="unlabeled_out must be 2 booleans, and the truth -1 where they are true"):
+            replace(data, unlabeled_out=wrong)
+
+
 def test_labels_out_of_range_and_empty_parts_are_refused() -> None:
     data = splits([0, 1, 2])
     with pytest.raises(DataError, match=r"test part must lie in \[0, 3\).*got 3..3"):

@@ -135,7 +135,10 @@ def test_pictures_of_other_classes_have_no_truth(tmp_path: Path) -> None:
         assert len(data.unlabeled) == 80
         assert (data.unlabeled_truth[:40] >= 0).any()
         assert (data.unlabeled_truth[40:] == -1).all()
+        assert data.unlabeled_out is not None
+        assert data.unlabeled_out.tolist() == [False] * 40 + [True] * 40, "also where the class of U_in is not known"
         only_in = load(config(name, tmp_path), seed=0)
+        assert only_in.unlabeled_out is None
         assert only_in.unlabeled.names == data.unlabeled.names[:40]
 
 

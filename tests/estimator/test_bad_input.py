@@ -15,6 +15,7 @@ from tests.estimator.long_tail import blobs
         ({"kernel": "rfb"}, "kernel must be one of 'rbf'"),
         ({"scaling": "log"}, "scaling must be one of 'auto'"),
         ({"class_prior": "uniform"}, "class_prior must be one of"),
+        ({"confidence": "max"}, "confidence must be one of 'probability', 'expected', 'variance'; got 'max'"),
         ({"length_scale": -1}, "length_scale must be 'auto' or a positive number"),
         ({"noise_std": "none"}, "noise_std must be 'auto' or a positive number"),
         ({"logit_scale": float("inf")}, "logit_scale must be"),

@@ -1,18 +1,22 @@
 """One battery over every kernel."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from semigpc.gp import KERNELS, RBF, Clipped, Cosine, Kernel, Laplace
+from semigpc.gp import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace
 
 EVERY_KERNEL: list[Kernel] = [
     *(kernel() for kernel in KERNELS.values()),
     RBF(length_scale=0.7, output_scale=2.5),
     Laplace(length_scale=0.7, output_scale=2.5),
     Cosine(output_scale=2.5),
+    NTK(output_scale=2.5, bias=0.3),
+    NTK(output_scale=0.5, depth=1),
+    NTK(output_scale=0.3, bias=0.1, depth=3),
     Clipped(RBF(length_scale=0.7), 0.1),
 ]
 every_kernel = pytest.mark.parametrize("kernel", EVERY_KERNEL, ids=repr)
@@ -97,6 +101,51 @@ def test_cosine_takes_directions_over_the_whole_range_of_norms() -> None:
         assert Cosine()(scale * x, x).item() == Cosine().diagonal(scale * x).item() == 0.0
 
 
+def test_ntk_is_the_product_of_the_gradients_of_a_linear_layer(points: Tensor) -> None:
+    layer = torch.nn.Linear(5, 3).double()
+    K = NTK()(points, points)
+    for row, column in ((0, 1), (3, 7), (4, 4)):
+        for c in range(3):
+            gradients = [
+                torch.cat([g.flatten() for g in torch.autograd.grad(layer(points[i])[c], list(layer.parameters()))])
+                for i in (row, column)
+            ]
+            assert float(gradients[0] @ gradients[1]) == pytest.approx(float(K[row, column]), abs=1e-12)
+
+
+def test_deep_ntk_is_that_of_a_wide_network(points: Tensor, generator: torch.Generator) -> None:
+    width, inputs = 20_000, torch.nn.functional.pad(points[:6], (0, 1), value=0.5**0.5)
+    first = torch.randn(width, 6, generator=generator, dtype=torch.float64).requires_grad_()
+    last = torch.randn(width, generator=generator, dtype=torch.float64).requires_grad_()
+
+    def gradient(x: Tensor) -> Tensor:
+        out = last @ torch.relu(first @ x) * (2 / width) ** 0.5
+        return torch.cat([g.flatten() for g in torch.autograd.grad(out, [first, last])])
+
+    gradients = torch.stack([gradient(x) for x in inputs])
+    torch.testing.assert_close(NTK(bias=0.5, depth=1)(points[:6], points[:6]), gradients @ gradients.mT, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_gradient_of_ntk_is_finite_at_identical_points(depth: int, dtype: torch.dtype, points: Tensor) -> None:
+    queries = points.to(dtype).requires_grad_()
+    kernel = NTK(depth=depth)
+    K = kernel(queries, points.to(dtype))
+    assert K.dtype == dtype
+    torch.testing.assert_close(K.diagonal(), kernel.diagonal(points.to(dtype)), rtol=1e-6, atol=1e-6)
+    (gradient,) = torch.autograd.grad(K.sum(), queries)
+    assert bool(gradient.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"), [({"bias": -0.1}, "bias must be 0"), ({"depth": -1}, "depth must be a whole")]
+)
+def test_ntk_refuses_what_is_no_network(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        NTK(**options)
+
+
 def test_clipping_keeps_exactly_what_is_above_the_threshold(points: Tensor) -> None:
     K = RBF(length_scale=0.7)(points, points)
     clipped = Clipped(RBF(length_scale=0.7), 0.3)(points, points)
@@ -111,6 +160,7 @@ def test_scales_must_be_positive_and_finite(value: float) -> None:
         lambda: RBF(output_scale=value),
         lambda: Laplace(length_scale=value),
         lambda: Cosine(output_scale=value),
+        lambda: NTK(output_scale=value),
         lambda: Clipped(RBF(), value),
     ):
         with pytest.raises(ValueError, match="must be a positive finite number, between 1e-12 and 1e12; got"):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import semigpc.gp.posterior as module
 from semigpc.bench.timing import peak_extra_bytes
-from semigpc.gp import KERNELS, RBF, Clipped, Cosine, Kernel, Laplace, NotPositiveDefiniteError
+from semigpc.gp import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace, NotPositiveDefiniteError
 from semigpc.gp.posterior import Posterior, Scored
 from semigpc.gp.reference import kernel_matrix
 from tests.gp.streams import clusters
@@ -71,7 +71,7 @@ def test_every_kernel_equals_the_slow_path(kernel: Kernel, generator: torch.Gene
     given = Problem(*(x.float() for x in problem(generator, kernel=kernel)))
     posterior = Posterior(given.features, given.weights, kernel=kernel, noise_std=NOISE_STD)
     scored = posterior.score(given.queries, variance=kernel.positive_definite)
-    check_against_reference(scored, given, kernel, atol=2e-5)
+    check_against_reference(scored, given, kernel, atol=4e-5 if isinstance(kernel, NTK) else 2e-5)  # its values reach 2
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 63, 64, 65, 127, 200])

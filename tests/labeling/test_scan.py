@@ -65,7 +65,7 @@ def test_ids_that_occur_twice_are_refused(tmp_path: Path) -> None:
 def test_ids_that_share_a_hash_are_not_refused(tmp_path: Path) -> None:
     x, ids, _ = blobs(50)
     source = open_source(write(tmp_path, "parquet", x, ids))
-    scan_module._refuse_twice(source, np.zeros(50, dtype=np.int64), 20)
+    scan_module.refuse_twice(source, np.zeros(50, dtype=np.int64), 20)
 
 
 def test_rows_that_are_not_finite_are_refused_by_name_or_skipped(tmp_path: Path) -> None:

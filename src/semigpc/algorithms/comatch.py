@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from semigpc.algorithms.ranges import check_ranges
 from semigpc.losses import masked_cross_entropy
-from semigpc.pseudo_labels import QueueAlignment, confident
+from semigpc.pseudo_labels import QueueAlignment
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
 
@@ -18,7 +18,7 @@ class CoMatchConfig:
     """Options of CoMatch.
 
     Args:
-        threshold: tau.
+        threshold: tau, of the refiner's confidence; without a GP that is max p.
         temperature: T of both similarities.
         smoothing: a, the weight of the classifier's label beside the memory's.
         unlabeled_weight: w_u.
@@ -49,7 +49,7 @@ class CoMatchConfig:
 
 
 class CoMatch(nn.Module):
-    """L = H(z_x, y) + w_u 1[max p >= tau] H(z_s, p) + w_c mean - sum_j G_ij log S_ij.
+    """L = H(z_x, y) + w_u 1[conf(p) >= tau] H(z_s, p) + w_c mean - sum_j G_ij log S_ij.
 
     p = a p_w + (1 - a) A P, the aligned weak label smoothed by the memory's labels P with A = softmax(e(u_w) . F / T), once the
     memory is full. G joins pictures whose pseudo-labels agree, S is the softmax of e(u_s) . e(u_s2) / T.
@@ -81,7 +81,7 @@ class CoMatch(nn.Module):
         with torch.no_grad():
             probs_w = self.alignment(refiner.refine("semantic", weak, torch.softmax(refiner.classify(weak).logits, dim=1)))
             probs = self._smooth(weak, probs_w)  # (U, C)
-            mask = confident(probs, config.threshold)  # (U,)
+            mask = refiner.confidence(weak, probs) >= config.threshold  # (U,)
             self._push(weak.heads["projection"], probs_w)
             self._push(x.heads["projection"], F.one_hot(batch.y, probs.shape[1]).to(probs))
             graph = pseudo_label_graph(probs, config.graph_threshold)  # (U, U)

@@ -8,7 +8,7 @@ from torch import nn
 
 from semigpc.algorithms.ranges import check_ranges
 from semigpc.losses import masked_cross_entropy
-from semigpc.pseudo_labels import confident, sharpen
+from semigpc.pseudo_labels import sharpen
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
 
@@ -18,7 +18,7 @@ class FixMatchConfig:
     """Options of FixMatch.
 
     Args:
-        threshold: tau.
+        threshold: tau, of the refiner's confidence; without a GP that is max p_w.
         unlabeled_weight: w_u.
         hard_labels: argmax as target; otherwise the probabilities sharpened with ``temperature``.
         temperature: T, for soft targets only.
@@ -39,7 +39,7 @@ class FixMatchConfig:
 
 
 class FixMatch(nn.Module):
-    """L = H(z_x, y) + w_u 1[max p_w >= tau] H(z_s, argmax p_w), with p_w refined by f."""
+    """L = H(z_x, y) + w_u 1[conf(p_w) >= tau] H(z_s, argmax p_w), with p_w refined by f; conf is max unless f knows better."""
 
     views = ("weak", "strong")
     sites = ("semantic",)
@@ -58,7 +58,7 @@ class FixMatch(nn.Module):
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
             probs = refiner.refine("semantic", weak, torch.softmax(refiner.classify(weak).logits, dim=1))  # (U, C)
-            mask = confident(probs, config.threshold)  # (U,)
+            mask = refiner.confidence(weak, probs) >= config.threshold  # (U,)
             targets = probs.argmax(dim=1) if config.hard_labels else sharpen(probs, config.temperature)
         refiner.observe("after", networks, x, batch)
 

@@ -40,10 +40,11 @@ class FreeMatchConfig:
 
 
 class FreeMatch(nn.Module):
-    """L = H(z_x, y) + w_u mean( 1[max q_b >= tau_{argmax q_b}] H(z_s, argmax q_b) ) + w_f sum_c a_c log b_c.
+    """L = H(z_x, y) + w_u mean( 1[conf(q_b) >= tau_{argmax q_b}] H(z_s, argmax q_b) ) + w_f sum_c a_c log b_c.
 
-    tau_c = tau p_c / max_j p_j with tau, p and the histogram h running averages of the weak view's confidences, probabilities
-    and classes; a = SN(p / h) and b the same of the masked strong views (SN divides by the sum).
+    tau_c = tau p_c / max_j p_j with tau, p and the histogram h running averages of the weak view's confidences (max q_b, or
+    what a GP has in its place), probabilities and classes; a = SN(p / h) and b the same of the masked strong views (SN divides
+    by the sum).
     """
 
     views = ("weak", "strong")
@@ -70,8 +71,8 @@ class FreeMatch(nn.Module):
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
             probs = refiner.refine("semantic", weak, torch.softmax(refiner.classify(weak).logits, dim=1))  # (U, C)
-            self._follow(probs)
-            confidence, targets = probs.max(dim=1)  # (U,), (U,)
+            confidence, targets = refiner.confidence(weak, probs), probs.max(dim=1).indices  # (U,), (U,)
+            self._follow(probs, confidence)
             mask = confidence >= self.class_thresholds().to(probs)[targets]  # (U,)
         refiner.observe("after", networks, x, batch)
 
@@ -94,9 +95,9 @@ class FreeMatch(nn.Module):
         """tau_c, (C,): the largest of them is the global threshold."""
         return self.threshold * self.mean_probs / self.mean_probs.max()
 
-    def _follow(self, probs: Tensor) -> None:
-        """Move the running averages by the batch, which is then judged by them."""
-        m, confidence = self.config.momentum, probs.amax(dim=1)
+    def _follow(self, probs: Tensor, confidence: Tensor) -> None:
+        """Move the running averages by the batch (U, C), (U,), which is then judged by them."""
+        m = self.config.momentum
         level = confidence.mean() if self.config.quantile is None else confidence.quantile(self.config.quantile)
         classes = torch.bincount(probs.argmax(dim=1), minlength=probs.shape[1]) / len(probs)
         for average, value in ((self.threshold, level), (self.mean_probs, probs.mean(dim=0)), (self.histogram, classes)):

@@ -25,6 +25,8 @@ class ReMixMatchConfig:
         unlabeled_weight: of the mixed unlabelled pictures.
         premix_weight: of the un-mixed strong view.
         rotation_weight: of the rotation to guess; 0 leaves that task and its head out, as features of a frozen network need.
+        threshold: labels of which the refiner is less sure than this say nothing, mixed or not; 0, none, is ReMixMatch. A GP's
+            ``confidence`` acts through it alone.
         warmup: share of training over which the first two weights rise from 0.
         alignment_momentum: of the distribution alignment.
     """
@@ -34,11 +36,12 @@ class ReMixMatchConfig:
     unlabeled_weight: float = 1.5
     premix_weight: float = 0.5
     rotation_weight: float = 0.5
+    threshold: float = 0.0
     warmup: float = 1 / 64
     alignment_momentum: float = 0.999
 
     def __post_init__(self) -> None:
-        check_ranges(self, fractions=("alignment_momentum", "warmup"), positive=("temperature", "mixup"))
+        check_ranges(self, fractions=("alignment_momentum", "warmup", "threshold"), positive=("temperature", "mixup"))
 
     @property
     def heads(self) -> dict[str, HeadSpec]:
@@ -73,10 +76,12 @@ class ReMixMatch(nn.Module):
             if x is not None:
                 self.refiner.observe("before", networks, x, batch)
             probs = self.refiner.refine("semantic", weak, torch.softmax(self.refiner.classify(weak).logits, dim=1))  # (U, C)
-            targets = sharpen(self.alignment(probs), config.temperature)  # (U, C)
+            aligned = self.alignment(probs)
+            targets, mask = sharpen(aligned, config.temperature), self._mask(weak, aligned)  # (U, C), (U,)
+            heard = targets * mask.unsqueeze(1)  # H is linear in the label, so a row of zeros adds nothing, mixed or not
             turns = torch.randint(4, (len(strong),), device=strong.device)
             pictures = torch.cat([batch.x, strong, strong2, batch.views["weak"]])
-            labels = torch.cat([F.one_hot(batch.y, probs.shape[1]).to(targets), targets, targets, targets])
+            labels = torch.cat([F.one_hot(batch.y, probs.shape[1]).to(targets), heard, heard, heard])
             pictures, labels = mixup(pictures, labels, config.mixup)
 
         first, *rest = pictures.split(len(batch.x))
@@ -90,15 +95,21 @@ class ReMixMatch(nn.Module):
 
         loss_x = soft_cross_entropy(logits_x, labels[: len(first)])
         loss_u = soft_cross_entropy(logits_u, labels[len(first) :])
-        loss_pre = soft_cross_entropy(logits_s, targets)
+        loss_pre = soft_cross_entropy(logits_s, heard)
         ramp = min(clock.step / (config.warmup * clock.total_steps), 1.0) if config.warmup else 1.0
         return StepOutput(
             loss_x
             + ramp * (config.unlabeled_weight * loss_u + config.premix_weight * loss_pre)
             + config.rotation_weight * loss_rot,
             {"loss_x": loss_x, "loss_u": loss_u, "loss_pre": loss_pre, "loss_rot": loss_rot},
-            PseudoLabels(targets, torch.ones(len(targets), dtype=torch.bool, device=targets.device)),
+            PseudoLabels(targets, mask),
         )
+
+    def _mask(self, weak: ModelOutput, probs: Tensor) -> Tensor:
+        """(U,) which of the labels (U, C), not sharpened yet, are heard; the variance is not asked for in vain."""
+        if not self.config.threshold:
+            return torch.ones(len(probs), dtype=torch.bool, device=probs.device)
+        return self.refiner.confidence(weak, probs) >= self.config.threshold
 
     def _guess_turns(self, student: nn.Module, pictures: Tensor, turns: Tensor) -> Tensor:
         """Cross-entropy of the head that guesses by how many quarter turns (U,) each picture was rotated."""

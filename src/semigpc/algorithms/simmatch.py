@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from semigpc.algorithms.ranges import check_ranges
 from semigpc.losses import masked_cross_entropy
-from semigpc.pseudo_labels import QueueAlignment, confident
+from semigpc.pseudo_labels import QueueAlignment
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
 
@@ -19,7 +19,7 @@ class SimMatchConfig:
     """Options of SimMatch.
 
     Args:
-        threshold: tau.
+        threshold: tau, of the refiner's confidence; without a GP that is max p.
         temperature: T of the similarities; 0.1 for CIFAR, 0.2 for larger pictures.
         smoothing: a, the weight of the semantic label beside the memory's.
         unlabeled_weight: w_u.
@@ -54,7 +54,7 @@ class SimMatchConfig:
 
 
 class SimMatch(nn.Module):
-    """L = H(z_x, y) + w_u 1[max p >= tau] H(z_s, p) + w_in H(similarities of e(u_s) to the bank, q).
+    """L = H(z_x, y) + w_u 1[conf(p) >= tau] H(z_s, p) + w_in H(similarities of e(u_s) to the bank, q).
 
     p = a p_w + (1 - a) agg, where p_w is the aligned weak label and agg sums the similarities s of e(u_w) to the bank by class;
     q_j = s_j p_w[l_j], renormalised. The bank has one slot for each labelled picture; it is read before it is written, and
@@ -90,7 +90,7 @@ class SimMatch(nn.Module):
             readable = clock.epoch > 0 and bool(self.visited.any())
             smoothed, instances = self._smooth(weak, probs_w) if readable else (probs_w, None)
             probs = refiner.refine("final", weak, smoothed)  # (U, C)
-            mask = confident(probs, config.threshold)  # (U,)
+            mask = refiner.confidence(weak, probs) >= config.threshold  # (U,)
 
         loss_x = F.cross_entropy(logits_x, batch.y)
         loss_u = masked_cross_entropy(logits_s, probs, mask)

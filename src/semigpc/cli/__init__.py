@@ -13,6 +13,7 @@ from semigpc.cli.demo import demo
 from semigpc.cli.doctor import doctor
 from semigpc.cli.embed import embed
 from semigpc.cli.evaluate import evaluate
+from semigpc.cli.export import export
 from semigpc.cli.failures import Debug
 from semigpc.cli.label import label
 from semigpc.cli.list_verb import list_command
@@ -34,6 +35,7 @@ app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
 app.command()(predict)
+app.command()(export)
 app.command("compare")(compare_verb)
 app.command()(embed)
 app.command()(label)

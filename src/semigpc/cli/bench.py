@@ -8,8 +8,12 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from semigpc.cli.bench_bulk import bulk
+from semigpc.cli.bench_engines import engines
 from semigpc.cli.bench_estimator import estimator
+from semigpc.cli.bench_kernels import kernels
 from semigpc.cli.bench_label import label
+from semigpc.cli.bench_screening import screening
 
 app = typer.Typer(help="Time semigpc against its peers, side by side in one run.", no_args_is_help=True)
 
@@ -114,5 +118,9 @@ def step(
         )
 
 
+app.command()(engines)
 app.command()(estimator)
+app.command()(kernels)
 app.command()(label)
+app.command()(screening)
+app.command()(bulk)

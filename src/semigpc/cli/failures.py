@@ -17,15 +17,20 @@ EXIT_CODES = {
     "semigpc.training.settings.SettingError": USAGE,
     "semigpc.data.pictures.PictureError": FAILURE,  # a kind of DataError: the command was right, a file is broken
     "semigpc.data.dataset.DataError": USAGE,
+    "semigpc.export.formats.NotExportableError": USAGE,
+    "semigpc.export.check.DifferenceError": FAILURE,
     "semigpc.models.backbones.HubError": FAILURE,
     "semigpc.training.run_folder.RunError": FAILURE,
     "semigpc.training.checkpoint.CheckpointError": FAILURE,
     "semigpc.training.evaluate.DivergedError": FAILURE,
+    "semigpc.training.processes.ProcessesError": FAILURE,
     "semigpc.training.loop.Stopped": STOPPED,
     "builtins.KeyboardInterrupt": STOPPED,
     "builtins.ImportError": FAILURE,
     "builtins.OSError": FAILURE,
 }
+
+RANK_ERROR = "semigpc.training.processes.RankError"  # one process's own error, which decides on words and code
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -68,6 +73,9 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
 
 def explain(error: BaseException, go_on: str = "") -> tuple[str, int]:
     """The paragraph for an error, and the exit code; a verb that can be resumed says how when it was stopped."""
+    if f"{type(error).__module__}.{type(error).__qualname__}" == RANK_ERROR:
+        message, decided = explain(error.error, go_on)  # type: ignore[attr-defined]
+        return f"rank {error.rank}: {message}", decided  # type: ignore[attr-defined]
     for kind in type(error).__mro__:
         code = EXIT_CODES.get(f"{kind.__module__}.{kind.__qualname__}")
         if code is not None:

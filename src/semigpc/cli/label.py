@@ -24,17 +24,24 @@ class Prior(StrEnum):
     balanced = "balanced"
 
 
+class Engine(StrEnum):
+    """What does the work."""
+
+    local = "local"
+    ray = "ray"
+
+
 @reported("label")
 def label(
     data: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="DATA",
             help="A .parquet, .arrow, .feather, .csv or .npz file of embeddings, a folder of .parquet shards, "
             "or a folder of pictures.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
+    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
     labels: Annotated[
         list[Path] | None,
         typer.Option(
@@ -101,6 +108,14 @@ def label(
     pretrained: Annotated[
         str, typer.Option("--pretrained", metavar="SOURCE", help="Its weights, as for semigpc embed.")
     ] = "auto",
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            "--engine",
+            help="Label in this process (local), or a folder of .parquet partitions by many (ray). RAY_ADDRESS names a "
+            "cluster; DATA and --out may then be addresses such as s3://bucket/folder.",
+        ),
+    ] = Engine.local,
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Cross-validate and write the page, or leave that out to be quick.")
     ] = True,
@@ -118,25 +133,37 @@ def label(
     Rows are streamed: DATA may be larger than memory, except .npz. Stopped,
     the same command goes on. Pictures are embedded first, as by semigpc embed.
 
+    With --engine ray every partition of DATA becomes one of --out/labels with
+    the same numbers; _complete.json is there when all are. No CSV, no Label
+    Studio.
+
     For example:
 
       semigpc label photos --labels labels.csv --out labelled
       semigpc label photos --labels labels.csv --labels more.csv --out better
       semigpc label x.parquet --labels labels.csv --out labelled --abstain 0.8
       semigpc label x.csv --features 'f_*' --label-column kind --out labelled
+      semigpc label parts --labels labels.csv --out labelled --engine ray
     """
     if answer_all and abstain is not None:
         raise typer.BadParameter("--answer-all and --abstain exclude each other.", param_hint="--abstain")
+    if engine is Engine.ray and (images is not None or image_url is not None):
+        raise typer.BadParameter("pictures and Label Studio are for --engine local.", param_hint="--images, --image-url")
+    from semigpc.data.dataset import DataError
     from semigpc.labeling.columns import Wanted
     from semigpc.labeling.embed import EmbedConfig
     from semigpc.labeling.inputs import LabelSettings
     from semigpc.labeling.label import label_data
+    from semigpc.labeling.stores import Address, place_of
 
+    place, folder = place_of(data), place_of(out)
+    if engine is Engine.local and any(isinstance(path, Address) for path in (place, folder)):
+        raise DataError("Addresses are for --engine ray; without it DATA and --out are files and folders of this machine.")
     settings = LabelSettings(
-        data=data.expanduser(),
+        data=place,
         labels=labels[0].expanduser() if labels else None,
         more_labels=tuple(path.expanduser() for path in (labels or [])[1:]),
-        out=out.expanduser(),
+        out=folder,
         columns=Wanted(id=id_column, features=features, label=label_column),
         images=images.expanduser() if images else None,
         image_url=image_url,
@@ -151,23 +178,30 @@ def label(
     )
     try:
         with StageBar() as bar:
-            summary = label_data(settings, overwrite=overwrite, progress=bar.show)
+            if engine is Engine.ray:
+                from semigpc.labeling.ray_engine import label_on_ray
+
+                summary = label_on_ray(settings, overwrite=overwrite, progress=bar.show)
+            else:
+                summary = label_data(settings, overwrite=overwrite, progress=bar.show)
     except KeyboardInterrupt:
         typer.echo("finished parts are kept; the same command goes on with them", err=True)
         raise
     if as_json:
         typer.echo(json.dumps(summary, indent=2, ensure_ascii=False))
     else:
-        _tell(summary, out, report=report)
+        written = ["labels.parquet", "labels.csv", "label_studio.json"]
+        if engine is Engine.ray:
+            written = [f"labels/ ({summary['partitions']} partitions)", "summary.json"]
+        _tell(summary, [*written, *(["report.html"] if report else [])], folder)
 
 
-def _tell(summary: dict[str, Any], out: Path, *, report: bool) -> None:
+def _tell(summary: dict[str, Any], written: list[str], out: Path) -> None:
     console = Console()
     for note in summary["notes"]:
         console.print(f"note: {escape(note)}")
     console.print(_table(summary))
-    files = ["labels.parquet", "labels.csv", "label_studio.json", *(["report.html"] if report else [])]
-    console.print(f"wrote {', '.join(files)} to {escape(str(out))}", soft_wrap=True)
+    console.print(f"wrote {', '.join(written)} to {escape(str(out))}", soft_wrap=True)
 
 
 def _table(summary: dict[str, Any]) -> Table:

@@ -6,6 +6,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from semigpc.report.wording import SCORE_NAMES
+
 GROUPS = ("many", "medium", "few")
 HEADS = {"linear": "linear", "gp": "GP"}
 CHOICES = {"best_on_validation": "best on validation", "best_on_test": "best on test*"}
@@ -29,6 +31,19 @@ def heads_table(name: str, step: int, source: str, heads: Mapping[str, Mapping[s
     table = _table()
     for head, figures in heads.items():
         _add(table, name, {**figures, "step": step, "head": head, "part": source})
+    return table
+
+
+def screening_table(entry: Mapping[str, Any]) -> Table:
+    """How well unlabelled pictures of no class are told from the others, a row for each score."""
+    table = Table(title="Pictures of no class told apart, AUROC", box=box.SIMPLE, padding=(0, 1, 0, 0), title_style="bold")
+    table.title_justify = table.caption_justify = "left"
+    table.add_column("by")
+    table.add_column("AUROC", justify="right")
+    for key, name in SCORE_NAMES.items():
+        if key in entry:
+            table.add_row(name, f"{entry[key]:.3f}")
+    table.caption = f"{entry['n_in']} unlabelled pictures of the classes, {entry['n_out']} of none, step {entry['step']}"
     return table
 
 

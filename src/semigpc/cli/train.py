@@ -11,6 +11,7 @@ from rich.console import Console
 from semigpc.cli.failures import reported
 
 OWN = "Your own data"
+MANY = "Many processes"
 
 
 class Features(StrEnum):
@@ -82,6 +83,20 @@ def train(
             rich_help_panel=OWN,
         ),
     ] = None,
+    devices: Annotated[
+        int,
+        typer.Option("--devices", metavar="N", min=1, help="Processes that share each batch: one a GPU.", rich_help_panel=MANY),
+    ] = 1,
+    nodes: Annotated[
+        int, typer.Option("--nodes", metavar="M", min=1, help="Machines, with N processes each.", rich_help_panel=MANY)
+    ] = 1,
+    node_rank: Annotated[
+        int, typer.Option("--node-rank", metavar="R", min=0, help="Which of them this is, from 0.", rich_help_panel=MANY)
+    ] = 0,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option("--rendezvous", metavar="HOST:PORT", help="Of node 0, reachable from all.", rich_help_panel=MANY),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
     """Train a classifier from few labels and many unlabelled pictures.
@@ -97,19 +112,27 @@ def train(
     SEMIGPC_CACHE says), and training takes seconds. The network is
     EfficientNet-Lite0 from the extra 'embedded', or --model of timm's.
 
+    With --devices the batch is shared by so many processes, and the result
+    does not depend on their number but for rounding. Give the same command
+    on each of several --nodes, with its own --node-rank; only node 0 writes
+    the run folder. Under torchrun it joins the processes that are there.
+
     For example:
 
       semigpc train digits --ratio 30 --algorithm simmatch --refiner gp
       semigpc train photos --labels labels.csv --test test.csv
       semigpc train photos --labels labels.csv --set train.lr=1e-3
       semigpc train photos --labels labels.csv --features cached
+      semigpc train photos --labels labels.csv --devices 4
     """
     from semigpc.cli.experiments import Wishes, resolve
     from semigpc.cli.live import Live
     from semigpc.report.run_page import write_run_report
     from semigpc.training import RunFolder
-    from semigpc.training import train as run
+    from semigpc.training.launch import train_together
+    from semigpc.training.processes import Processes
 
+    processes = Processes(devices=devices, nodes=nodes, node_rank=node_rank, rendezvous=rendezvous)
     wishes = Wishes(
         algorithm=algorithm,
         refiner=refiner,
@@ -129,7 +152,9 @@ def train(
 
     console = Console(stderr=as_json)
     with Live(RunFolder(folder), console) as live:
-        summary = run(experiment, folder, resume=resume, listener=live)
+        summary = train_together(experiment, folder, processes, resume=resume, listener=live)
+    if not processes.write_here:
+        return
     page = write_run_report(folder)
     if as_json:
         typer.echo(json.dumps({"run": str(folder), "report": str(page), **summary}, indent=2))
@@ -139,13 +164,15 @@ def train(
 
 
 def _tell_results(folder: Path, summary: dict[str, Any], console: Console) -> None:
-    from semigpc.cli.run_tables import HEADS, result_table
+    from semigpc.cli.run_tables import HEADS, result_table, screening_table
     from semigpc.report.run_folder import read_run
 
+    evaluations = read_run(folder, bulky=False)
+    if evaluations.screening:
+        console.print(screening_table(evaluations.screening[-1]))
     last = summary["results"]["last"]
     if last is None:
         console.print("There were no pictures to judge by. Give some with --test, or with semigpc evaluate.", soft_wrap=True)
         return
-    evaluations = read_run(folder, bulky=False)
     curves = [evaluations.curve(last["part"], head) for head in HEADS]
     console.print(result_table(summary["results"], [curve[-1] for curve in curves if curve]))

@@ -13,7 +13,7 @@ from semigpc.data.pictures import ArrayImages
 from semigpc.data.splits import carve_validation
 
 REQUIRED = ("x_labeled", "y_labeled", "x_unlabeled")
-OPTIONAL = ("y_unlabeled_truth", "x_val", "y_val", "x_test", "y_test")
+OPTIONAL = ("y_unlabeled_truth", "unlabeled_out", "x_val", "y_val", "x_test", "y_test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,7 @@ def splits_from_arrays(
     x_unlabeled: NDArray[Any] | None = None,
     *,
     y_unlabeled_truth: NDArray[Any] | None = None,
+    unlabeled_out: NDArray[Any] | None = None,
     x_val: NDArray[Any] | None = None,
     y_val: NDArray[Any] | None = None,
     x_test: NDArray[Any] | None = None,
@@ -78,6 +79,7 @@ def splits_from_arrays(
         y_labeled: (n,) classes 0 .. C - 1, or -1.
         x_unlabeled: u pictures.
         y_unlabeled_truth: (u,) for diagnostics only.
+        unlabeled_out: (u,) booleans, true where a picture belongs to none of the classes; for diagnostics only.
         x_val, y_val, x_test, y_test: to choose and to judge by.
         class_names: C of them; the numbers 0 .. max(y) if left out.
         validation: fraction of the labels to hold out, if there is no ``x_val``.
@@ -98,6 +100,7 @@ def splits_from_arrays(
         pixels = x_labeled[:0] if x_unlabeled is None or not len(x_unlabeled) else x_unlabeled
         unlabeled = _named("unlabeled", pixels, np.full(len(pixels), -1))
     truth = _truth(y_unlabeled_truth, len(unlabeled))
+    outside = None if unlabeled_out is None else _outside(unlabeled_out, truth)
     test, held = _image_set("test", x_test, y_test), _image_set("val", x_val, y_val)
     if held is None and validation > 0:
         kept, carved = carve_validation(labeled.labels, validation, seed)
@@ -113,6 +116,7 @@ def splits_from_arrays(
         validation=held,
         test=test,
         class_names=class_names,
+        unlabeled_out=outside,
     )
 
 
@@ -148,3 +152,18 @@ def _truth(values: NDArray[Any] | None, size: int) -> Integers:
             f"got {truth.dtype} of shape {truth.shape}."
         )
     return truth.astype(np.int64)
+
+
+def _outside(values: NDArray[Any], truth: Integers) -> NDArray[np.bool_]:
+    outside = np.asarray(values)
+    if outside.shape != truth.shape or outside.dtype != np.bool_:
+        raise DataError(
+            f"unlabeled_out must be booleans, one for each of the {len(truth)} unlabelled pictures; "
+            f"got {outside.dtype} of shape {outside.shape}."
+        )
+    if (truth[outside] >= 0).any():
+        raise DataError(
+            f"A picture that belongs to none of the classes has no true class; y_unlabeled_truth names one for "
+            f"{int((truth[outside] >= 0).sum())} of those that unlabeled_out marks. Put -1 there."
+        )
+    return outside

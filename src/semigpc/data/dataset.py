@@ -92,6 +92,8 @@ class Splits:
         validation: pictures to choose by, if any.
         test: pictures to judge by, if any.
         notes: what the owner of the data should know though it stops nothing.
+        unlabeled_out: (u,) which of the unlabelled pictures belong to none of the classes, for diagnostics only; None where
+            nobody knows. Their truth is -1.
     """
 
     labeled: ImageSet
@@ -101,6 +103,7 @@ class Splits:
     validation: ImageSet | None = None
     test: ImageSet | None = None
     notes: tuple[str, ...] = ()
+    unlabeled_out: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         if self.n_classes < 2:
@@ -114,6 +117,15 @@ class Splits:
             raise ValueError(
                 f"unlabeled_truth must have one entry for each of the {len(self.unlabeled)} unlabelled pictures; "
                 f"got {len(self.unlabeled_truth)}."
+            )
+        if self.unlabeled_out is not None and (
+            self.unlabeled_out.shape != self.unlabeled_truth.shape
+            or self.unlabeled_out.dtype != np.bool_
+            or (self.unlabeled_truth[self.unlabeled_out] != -1).any()
+        ):
+            raise ValueError(
+                f"unlabeled_out must be {len(self.unlabeled)} booleans, and the truth -1 where they are true; got "
+                f"{self.unlabeled_out.dtype} of shape {self.unlabeled_out.shape}."
             )
         for part, image_set in self._judged():
             self._check_labels(part, image_set.labels)

@@ -27,7 +27,7 @@ class FGVCConfig:
         benchmark: the set; it is looked for in ``<root>/<benchmark>`` and in ``<root>/semi_fgvc/<benchmark>``.
         root: the folder of the sets.
         labels: "l_train_val" as in the paper, which leaves nothing to validate on; or "l_train", with the rest for validation.
-        unlabeled: U_in alone, or U_in and U_out.
+        unlabeled: U_in alone, or U_in and U_out; every evaluation then also says how well the two are told apart.
         splits: a folder with ``<benchmark>/<split>.txt``, if the split files are not in the folder of the set itself.
         cache_bytes: decoded pictures that each process keeps, in bytes.
     """
@@ -74,9 +74,10 @@ def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts a
         sets[name] = ImageSet(pool, part.labels, part.names, np.arange(first, first + len(part)))
         first += len(part)
     truth = _truth(parts["unlabeled"], lists / "u_train_in_oracle.txt", benchmark)
-    unlabeled = sets["unlabeled"]
+    unlabeled, outside = sets["unlabeled"], None
     if "out" in sets:
         out = sets["out"]
+        outside = np.arange(len(unlabeled) + len(out)) >= len(unlabeled)
         truth = np.concatenate([truth, np.full(len(out), -1)])
         positions = np.concatenate([unlabeled.positions, out.positions])
         unlabeled = ImageSet(pool, truth, unlabeled.names + out.names, positions)
@@ -87,6 +88,7 @@ def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts a
         validation=sets.get("validation"),
         test=sets["test"],
         class_names=_class_names(parts["labeled"], benchmark),
+        unlabeled_out=outside,
     )
 
 

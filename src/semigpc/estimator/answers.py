@@ -18,7 +18,8 @@ class Answers(NamedTuple):
 
     Attributes:
         codes: (M,) the class, as an index into ``classes_``.
-        confidence: (M,) the probability that the label is right for a row like the unlabelled ones.
+        confidence: (M,) the probability that the label is right for a row like the unlabelled ones, or what the estimator
+            was told to go by in its place.
         variance: (M,) posterior over prior variance, 0 (known) to 1 (nothing like it was seen); None if not asked for.
         status: (M,) uint8, an index into :data:`STATUSES`.
         rows: (M, top) numbers of the labelled rows that speak most for the class, -1 where there are fewer.

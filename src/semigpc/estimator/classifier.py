@@ -1,6 +1,5 @@
 """SemiGPClassifier: labels for a table of rows from a few of them, with the scikit-learn contract."""
 
-import math
 import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, Self
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from semigpc.estimator.answers import ABSTAINED, OUTLIER, Answers, Explanation, Floats, Integers, LeaveOneOut
 from semigpc.estimator.calibration import left_out_scores
+from semigpc.estimator.confidence import Beliefs, Confidence
 from semigpc.estimator.fitting import Fitted, fit_memory
 from semigpc.estimator.memory import Memory, row_numbers
 from semigpc.estimator.options import Options
@@ -51,6 +51,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             thirds of the labels (by class) are found without themselves, and none otherwise. Rows that joined help to
             decide, in ``predict`` and ``predict_proba``. They never vouch: the confidence of the class decided for, its
             variance and its reasons rest on given labels alone.
+        confidence: what it is that abstaining goes by: the "probability" above; that "expected" over the posterior, lower
+            where the variance is large; or the "variance" explained, 1 - var, whatever the class. The two cost O(n) more.
         abstain: confidence below which no label is given; above 1, none ever is.
         target_precision: in place of ``abstain``: the share of the labels given out that should be right; sets the threshold.
         outlier_quantile: rows of a larger variance than this share of the labelled ones (left out) are called outliers.
@@ -77,6 +79,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scaling: str = "auto",
         class_prior: Literal["balanced", "estimated"] = "balanced",
         self_training: int | Literal["auto"] = "auto",
+        confidence: Confidence = "probability",
         abstain: float | None = None,
         target_precision: float | None = None,
         outlier_quantile: float = 0.99,
@@ -90,6 +93,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.scaling = scaling
         self.class_prior = class_prior
         self.self_training = self_training
+        self.confidence = confidence
         self.abstain = abstain
         self.target_precision = target_precision
         self.outlier_quantile = outlier_quantile
@@ -217,8 +221,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> Floats:
         """Probabilities (M, C) under the class prior; rows sum to 1. O(M n (D + C))."""
         rows = self._checked(X)
-        decider = self._helped or self._memory
-        return np.concatenate([self._probs(scored.mean)[0].numpy() for _, scored in self._scored(rows, decider)])
+        beliefs, decider = self._beliefs(), self._helped or self._memory
+        return np.concatenate([beliefs.probs(scored.mean).numpy() for _, scored in self._scored(rows, decider)])
 
     def predict_variance(self, X: Any) -> Floats:
         """Posterior over prior variance (M,): 0 where all is known, 1 far from every label. O(M n (D + n))."""
@@ -228,29 +232,29 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def answer(self, X: Any, *, variance: bool = True, top: int = 3) -> Answers:
         """Class, confidence, variance, status and the best reasons for it of rows (M, D), in one pass of bounded memory.
 
-        Without ``variance`` no row is called an outlier. O(M n (D + C)), with it O(M n (D + C + n)).
+        Without ``variance``, if the confidence can do without, no row is called an outlier. O(M n (D + C)), with it
+        O(M n (D + C + n)).
         """
         return self._answer(self._checked(X), variance=variance, top=top)
 
     def _answer(self, X: Floats, *, variance: bool, top: int) -> Answers:
-        parts = self._scored(X, self._memory, variance=variance, top=top)
+        parts = self._scored(X, self._memory, variance=variance or self.confidence != "probability", top=top)
         return Answers.join([self._answered(points, scored, top) for points, scored in parts])
 
     def _answered(self, points: Tensor, scored: Scored, top: int) -> Answers:
         codes, slots, weights = scored.classes, scored.slots, scored.reasons
         if self._helped is not None:
-            codes = self._helped.posterior.score(points, bias=self._bias(), variance=False, top=0).classes
+            codes = self._helped.posterior.score(points, bias=self._beliefs().bias(), variance=False, top=0).classes
             other = (codes != scored.classes).nonzero().squeeze(1)
             found = self._memory.reasons(points[other], codes[other], top)
             slots, weights = slots.index_copy(0, other, found.slots), weights.index_copy(0, other, found.weights.float())
-        decided = codes.unsqueeze(1)
-        confidence = self._probs(scored.mean)[1].gather(1, decided).squeeze(1).numpy()
+        confidence = self._beliefs().confidence(self.confidence, scored, codes).numpy()
         status = np.where(confidence < self.threshold_, ABSTAINED, 0).astype(np.uint8)
         variance = None if scored.variance is None else scored.variance.numpy()
         if variance is not None:
             status[variance > self.outlier_variance_] = OUTLIER
         rows = np.append(self._memory.slot_rows(), -1)[slots.numpy()]
-        scores = scored.mean.gather(1, decided).squeeze(1).numpy()
+        scores = scored.mean.gather(1, codes.unsqueeze(1)).squeeze(1).numpy()
         return Answers(codes.numpy(), confidence, variance, status, rows, weights.numpy(), scores)
 
     def explain(self, X: Any, top: int = 3, classes: Any = None) -> Explanation:
@@ -264,7 +268,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = self._checked(X)
         points = self._scaling(rows)
         codes = (
-            (self._helped or self._memory).posterior.score(points, bias=self._bias(), variance=False, top=0).classes
+            (self._helped or self._memory).posterior.score(points, bias=self._beliefs().bias(), variance=False, top=0).classes
             if classes is None
             else torch.from_numpy(codes_of(classes, self.classes_, len(points)))
         )
@@ -304,7 +308,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _scored(self, X: Floats, memory: Memory, *, variance: bool = False, top: int = 0) -> Iterator[tuple[Tensor, Scored]]:
         """Points and what a memory says of them, a chunk at a time."""
-        bias = self._bias()
+        bias = self._beliefs().bias()
         for start in range(0, len(X), CHUNK):
             points = self._scaling(X[start : start + CHUNK])
             yield points, memory.posterior.score(points, bias=bias, variance=variance, top=top)
@@ -314,24 +318,15 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self._helped is not None:
             yield self._helped
 
-    def _bias(self) -> Tensor:
-        """(C,) log prior over the logit scale; classes without a label are out of the question."""
-        bias = torch.zeros(len(self.classes_))
-        if self.class_prior == "estimated":
-            bias = self._log_shares() / self.confidence_scale_
-        return bias.masked_fill(self._memory.counts() <= 0, -1e30)
-
-    def _probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """(M, C) under the class prior that decides, and under the shares of the unlabelled rows."""
-        absent = self._memory.counts() <= 0
-        plain = scores / self._memory.scales().clamp_min(1e-9).float()
-        pool = torch.softmax((self.confidence_scale_ * plain + self._log_shares()).masked_fill(absent, -math.inf), dim=1)
-        if self.class_prior == "estimated":
-            return pool, pool
-        return torch.softmax((self.logit_scale_ * scores).masked_fill(absent, -math.inf), dim=1), pool
-
-    def _log_shares(self) -> Tensor:
-        return torch.from_numpy(self.class_shares_).clamp_min(1e-12).log().float()
+    def _beliefs(self) -> Beliefs:
+        return Beliefs(
+            self.logit_scale_,
+            self.confidence_scale_,
+            torch.from_numpy(self.class_shares_).clamp_min(1e-12).log().float(),
+            self._memory.counts(),
+            self._memory.scales(),
+            self.class_prior == "estimated",
+        )
 
     def _named(self, codes: Integers, *, withheld: NDArray[np.bool_]) -> NDArray[Any]:
         labels = self.classes_[codes]

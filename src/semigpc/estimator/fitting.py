@@ -10,6 +10,7 @@ from torch import Tensor
 
 from semigpc.estimator.answers import Integers
 from semigpc.estimator.calibration import best_logit_scale, estimate_shares, left_out_scores
+from semigpc.estimator.confidence import Judged
 from semigpc.estimator.memory import Memory
 from semigpc.estimator.options import Options
 from semigpc.estimator.scaling import Scaling, fit_scalings
@@ -81,14 +82,20 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
         solver = Solver(kernel, setting.noise_std, logit_scale)
         joined = self_train(solver, rows.points, rows.targets, rows.unlabeled, rounds=rounds)
         helped = _with(memory, rows, joined, numbers[kept], numbers[pool]) if len(joined.positions) else None
-    shares, believed = _shares(memory, rows, confidence_scale)
+    shares, pooled = _shares(memory, rows, confidence_scale, variance=options.confidence != "probability")
     threshold = options.abstain or 0.0
     if options.target_precision is not None:
-        judged = equalised if balanced else confidence_scale * plain + shares.log()
-        confidence = _confidence(confidence_scale * plain, shares, judged.argmax(dim=1))
-        right = (judged.argmax(dim=1) == rows.codes).double()
+        logits = confidence_scale * plain + shares.log()
+        found = Judged(logits, (equalised if balanced else logits).argmax(dim=1), left_out.variance)
         weights = shares[rows.codes] / torch.bincount(rows.codes, minlength=n_classes)[rows.codes]
-        threshold = precision_threshold(confidence, right, weights, believed, options.target_precision)
+        threshold = precision_threshold(
+            found.confidence(options.confidence, confidence_scale),
+            (found.decided == rows.codes).double(),
+            weights,
+            pooled.confidence(options.confidence, confidence_scale),
+            options.target_precision,
+            chances=pooled.confidence("probability", confidence_scale),
+        )
         if len(rows.codes.unique()) < 2:
             threshold = NEVER  # nothing is known of what is not of this class
     return Fitted(
@@ -154,19 +161,17 @@ def _with(memory: Memory, rows: Rows, joined: Joined, numbers: Integers, pool: I
     )
 
 
-def _shares(memory: Memory, rows: Rows, scale: float) -> tuple[Tensor, Tensor]:
-    """Class shares (C,) of the unlabelled rows, and the confidence (u,) of the class decided for by the labels alone."""
+def _shares(memory: Memory, rows: Rows, scale: float, *, variance: bool) -> tuple[Tensor, Judged]:
+    """Class shares (C,) of the unlabelled rows, and what the labels alone decide of these."""
     present = memory.counts() > 0
     if not len(rows.unlabeled):
         counts = torch.bincount(rows.codes, minlength=rows.n_classes).double()
-        return counts / counts.sum(), torch.zeros(0, dtype=torch.float64)
-    scores = memory.posterior.score(rows.unlabeled, variance=False, top=0).mean.double()
+        nothing = counts[:0]
+        return counts / counts.sum(), Judged(nothing.view(0, rows.n_classes), nothing.long(), nothing)
+    scored = memory.posterior.score(rows.unlabeled, variance=variance, top=0)
+    scores = scored.mean.double()
     logits = (scale * scores / memory.scales().clamp_min(1e-9)).masked_fill(~present, -math.inf)
     shares = estimate_shares(torch.softmax(logits, dim=1), present)
-    judged = scores.masked_fill(~present, -math.inf) if memory.equalised else logits + shares.log()
-    return shares, _confidence(logits, shares, judged.argmax(dim=1))
-
-
-def _confidence(logits: Tensor, shares: Tensor, decided: Tensor) -> Tensor:
-    """(M,) probability of the classes decided for (M,), from logits (M, C) under equal shares."""
-    return torch.softmax(logits + shares.log(), dim=1).gather(1, decided.unsqueeze(1)).squeeze(1)
+    pooled = logits + shares.log()
+    judged = scores.masked_fill(~present, -math.inf) if memory.equalised else pooled
+    return shares, Judged(pooled, judged.argmax(dim=1), None if scored.variance is None else scored.variance.double())

@@ -4,10 +4,12 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
+from semigpc.estimator.confidence import Confidence
 from semigpc.estimator.scaling import SCALINGS
-from semigpc.gp import KERNELS
+
+UNIT_KERNELS = ("rbf", "laplace", "cosine")  # k(h, h) = 1: variances are shares of the prior variance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,7 @@ class Options:
     scaling: str
     class_prior: Literal["balanced", "estimated"]
     rounds: int | None
+    confidence: Confidence
     abstain: float | None
     target_precision: float | None
     outlier_quantile: float
@@ -30,9 +33,10 @@ class Options:
     @classmethod
     def of(cls, parameters: dict[str, Any]) -> Self:
         """From ``get_params()``; refuses what makes no sense."""
-        _require("kernel", parameters["kernel"], tuple(KERNELS))
+        _require("kernel", parameters["kernel"], UNIT_KERNELS)
         _require("scaling", parameters["scaling"], ("auto", *SCALINGS))
         _require("class_prior", parameters["class_prior"], ("balanced", "estimated"))
+        _require("confidence", parameters["confidence"], get_args(Confidence))
         for name in ("abstain", "target_precision", "outlier_quantile"):
             value = parameters[name]
             most = 2 if name == "abstain" else 1  # a threshold above 1 gives out no label at all
@@ -49,6 +53,7 @@ class Options:
             scaling=parameters["scaling"],
             class_prior=parameters["class_prior"],
             rounds=None if parameters["self_training"] == "auto" else _whole("self_training", parameters["self_training"], 0),
+            confidence=parameters["confidence"],
             abstain=parameters["abstain"],
             target_precision=parameters["target_precision"],
             outlier_quantile=parameters["outlier_quantile"],

@@ -7,7 +7,9 @@ FEW = 30  # labels that count as few: beside so many, half of the errors that ar
 NEVER = 1.0 + 1e-6  # a confidence that nothing has
 
 
-def precision_threshold(confidence: Tensor, right: Tensor, weights: Tensor, believed: Tensor, target: float) -> float:
+def precision_threshold(
+    confidence: Tensor, right: Tensor, weights: Tensor, believed: Tensor, target: float, *, chances: Tensor | None = None
+) -> float:
     """The least confidence t such that labels of confidence >= t are right with probability ``target``. O(n log n + u log u).
 
     Three opinions are heard and the strictest one is followed. The labelled rows, each left out, say how often such labels
@@ -20,6 +22,7 @@ def precision_threshold(confidence: Tensor, right: Tensor, weights: Tensor, beli
         confidence: (n,) of labelled rows that did not take part. right: (n,) 1 where their label was found. weights: (n,).
         believed: (u,) confidence of unlabelled rows.
         target: precision asked for.
+        chances: (u,) the probabilities that these are right, if the confidence is something else.
 
     Returns:
         The threshold; above 1 if no label can be promised.
@@ -27,7 +30,7 @@ def precision_threshold(confidence: Tensor, right: Tensor, weights: Tensor, beli
     thresholds = [_least(confidence, right, each, target) for each in (weights, torch.ones_like(weights))]
     if len(believed):
         stricter = 1 - (1 - target) * len(right) / (len(right) + FEW)
-        thresholds.append(_least(believed, believed, torch.ones_like(believed), stricter))
+        thresholds.append(_least(believed, believed if chances is None else chances, torch.ones_like(believed), stricter))
     return max(thresholds)
 
 

@@ -1,23 +1,50 @@
 """Gaussian processes over a changing buffer: kernels, the exact engine, and the slow references it is tested against."""
 
+from semigpc.gp.collectives import spread_out
+from semigpc.gp.conjugate_gradients import NotConvergedError
 from semigpc.gp.engine import Engine, Expansion, NoExpansionError
+from semigpc.gp.ensemble import EnsembleGP
 from semigpc.gp.exact import ExactGP, LeftOut
-from semigpc.gp.health import Health
-from semigpc.gp.kernels import KERNELS, RBF, Clipped, Cosine, Kernel, Laplace
+from semigpc.gp.gap import Gap
+from semigpc.gp.head import KernelHead
+from semigpc.gp.health import Health, IterativeHealth, LowRankHealth
+from semigpc.gp.kernels import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace
+from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
+from semigpc.gp.learning import Learned, learn_kernel
+from semigpc.gp.lowrank import LowRankGP
+from semigpc.gp.matrix_free import MatrixFreeGP
+from semigpc.gp.per_class import PerClassGP
 from semigpc.gp.solver import NotPositiveDefiniteError
+from semigpc.gp.spread import SpreadEnsembleGP
 
 __all__ = [
     "KERNELS",
+    "NTK",
     "RBF",
     "Clipped",
     "Cosine",
     "Engine",
+    "EnsembleGP",
     "ExactGP",
     "Expansion",
+    "Gap",
     "Health",
+    "IterativeHealth",
     "Kernel",
+    "KernelHead",
+    "LandmarkFeatures",
     "Laplace",
+    "Learned",
     "LeftOut",
+    "LowRankGP",
+    "LowRankHealth",
+    "MatrixFreeGP",
     "NoExpansionError",
+    "NotConvergedError",
     "NotPositiveDefiniteError",
+    "PerClassGP",
+    "SpreadEnsembleGP",
+    "choose_landmarks",
+    "learn_kernel",
+    "spread_out",
 ]

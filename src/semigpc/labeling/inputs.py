@@ -87,8 +87,21 @@ def open_inputs(settings: LabelSettings, *, overwrite: bool = False, progress: P
     """
     if is_picture_folder(settings.data):
         return _pictures(settings, overwrite, progress)
-    asked = settings.columns if settings.labels is None else replace(settings.columns, label=None)
-    source = open_source(settings.data, asked)
+    asked = asked_columns(settings)
+    return table_inputs(settings, open_source(settings.data, asked), settings.data.resolve())
+
+
+def asked_columns(settings: LabelSettings) -> Wanted:
+    """Of the data; the column of labels is not wanted from them if there is a table of labels."""
+    return settings.columns if settings.labels is None else replace(settings.columns, label=None)
+
+
+def table_inputs(settings: LabelSettings, source: TableSource, path: Path) -> Inputs:
+    """A table that was opened at ``path``, with the labels that were given for it.
+
+    Raises:
+        DataError: there are no labels, or a column cannot be meant.
+    """
     if source.has_ids and source.id_name in OTHERS:
         raise DataError(f"Ids cannot be called {source.id_name!r}, which is a column of the labels. Rename the column.")
     notes = []
@@ -102,7 +115,7 @@ def open_inputs(settings: LabelSettings, *, overwrite: bool = False, progress: P
             f"There are no labels: {settings.data} has no column called 'label'. Give a table of them by --labels, or name the "
             "column by --label-column."
         )
-    return Inputs(source, settings.data.resolve(), asked, given, _folder(settings.images), notes)
+    return Inputs(source, path, asked_columns(settings), given, _folder(settings.images), notes)
 
 
 def _pictures(settings: LabelSettings, overwrite: bool, progress: Progress | None) -> Inputs:

@@ -25,6 +25,7 @@ WRITTEN = (
     "summary.json",
     "report.html",
 )
+PARTIAL, COMPLETE, BULK_LABELS = "_partial.json", "_complete.json", "labels"  # what labelling on Ray writes instead
 ADVICE = "Give another --out, or --overwrite to make them again."
 
 Key = dict[str, Any]
@@ -62,6 +63,8 @@ class OutFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise DataError(f"--out must be a folder; {self.path} is a file.")
+        if any((self.path / name).exists() for name in (PARTIAL, COMPLETE)):
+            raise DataError(f"{self.path} holds labels that were made by --engine ray. {ADVICE}")
         finished = _read_key(self.path / "project.json", inside=True)
         begun = _read_key(self.parts / "key.json") if any(self.parts.glob("*.parquet")) else None
         held = begun if finished is None else finished
@@ -87,6 +90,10 @@ class OutFolder:
         for name in WRITTEN:  # project.json first: without it the folder is not complete
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.parts, ignore_errors=True)
+        if any((self.path / name).exists() for name in (PARTIAL, COMPLETE)):
+            shutil.rmtree(self.path / BULK_LABELS, ignore_errors=True)
+            for name in (COMPLETE, PARTIAL):
+                (self.path / name).unlink(missing_ok=True)
 
     def _difference(self, held: Key, name: str) -> str:
         if name.endswith("content"):

@@ -20,6 +20,7 @@ from semigpc.data.dataset import DataError
 from semigpc.estimator import SemiGPClassifier
 from semigpc.labeling.cells import Floats
 from semigpc.labeling.columns import Wanted
+from semigpc.labeling.out_folder import BULK_LABELS, COMPLETE, PARTIAL
 from semigpc.labeling.sample import sample_rows
 from semigpc.labeling.source import TableSource, open_source
 
@@ -128,6 +129,13 @@ class Project:
 
 def _read_settings(folder: Path) -> dict[str, Any]:
     file = folder / FILE
+    if (folder / COMPLETE).exists():
+        raise DataError(
+            f"{folder} was labelled by --engine ray: its labels are the partitions in {folder / BULK_LABELS}, which are not "
+            "opened as a whole. Label a part of the data without --engine ray to review, audit or extend it."
+        )
+    if (folder / PARTIAL).exists():
+        raise DataError(f"{folder} is not complete: labelling on Ray was stopped. {AGAIN}")
     if not file.is_file():
         if not folder.is_dir():
             raise DataError(f"There is no folder {folder}. It is what semigpc label writes: --out.")

@@ -59,7 +59,7 @@ def scan(
     Raises:
         DataError: no rows; an id twice; labels for ids that are not there; embeddings that are not finite, unless skipped.
     """
-    gathered = _Gathered(source, seed)
+    gathered = Gathered(source.width, seed)
     for batch in source.batches(size):
         gathered.add(batch, matching.of(batch.ids, batch.labels))
         if progress is not None:
@@ -67,47 +67,69 @@ def scan(
     if not gathered.rows:
         raise DataError(f"{source.files[0]} holds no rows. Nothing can be labelled.")
     if source.has_ids:
-        _refuse_twice(source, np.concatenate(gathered.hashes), size)
+        refuse_twice(source, np.concatenate(gathered.hashes), size)
     where = source.files[0] if len(source.files) == 1 else source.files[0].parent
     matching.check(labels_path, where, gathered.some_ids)
     if gathered.bad and not skip_bad:
-        raise DataError(_told_bad(source, gathered.bad))
+        raise DataError(told_bad(source, gathered.bad))
     return gathered.result()
 
 
-class _Gathered:
-    """What was found in the batches so far."""
+def quick_hashes(ids: list[str]) -> Rows:
+    """(M,) of ids, the same as long as this process lives."""
+    return np.fromiter(map(hash, ids), np.int64, len(ids))
 
-    def __init__(self, source: Source, seed: int) -> None:
+
+class Gathered:
+    """What was found in the batches so far.
+
+    Args:
+        width: D. seed: of the sample. below: see ``Sample``. hashed: ids (M) to whole numbers (M,), by which they are compared.
+    """
+
+    def __init__(
+        self, width: int, seed: int, *, below: float = np.inf, hashed: Callable[[list[str]], Rows] = quick_hashes
+    ) -> None:
         self.rows = 0
+        self._hashed = hashed
         self.some_ids: list[str] = []
         self.hashes: list[Rows] = []
         self.bad: list[tuple[int, str, str | None]] = []
-        self._labelled: list[tuple[int, str, str]] = []
-        self._parts: list[Floats] = [np.empty((0, source.width), dtype=np.float32)]
-        self._sample = Sample(SAMPLE, source.width, seed)
+        self.labelled: list[tuple[int, str, str]] = []
+        self._parts: list[Floats] = [np.empty((0, width), dtype=np.float32)]
+        self.sample = Sample(SAMPLE, width, seed, below)
 
     def add(self, batch: Batch, labels: list[str | None]) -> None:
         """Take in the next rows."""
         finite = np.isfinite(batch.x).all(axis=1)
         has_label = np.array([label is not None for label in labels], dtype=bool)
-        self._sample.add(batch.first, finite & ~has_label, batch.ids, batch.x)
+        self.sample.add(batch.first, finite & ~has_label, batch.ids, batch.x)
         chosen = np.flatnonzero(finite & has_label)
-        self._labelled += [(batch.first + int(i), batch.ids[i], str(labels[i])) for i in chosen]
+        self.labelled += [(batch.first + int(i), batch.ids[i], str(labels[i])) for i in chosen]
         self._parts.append(batch.x[chosen])
         self.bad += [(batch.first + int(i), batch.ids[i], labels[i]) for i in np.flatnonzero(~finite)]
-        self.hashes.append(np.fromiter(map(hash, batch.ids), np.int64, len(batch.ids)))
+        self.hashes.append(self._hashed(batch.ids))
         self.some_ids = self.some_ids or batch.ids[:SHOWN]
         self.rows += len(batch.ids)
 
+    def absorb(self, other: "Gathered") -> None:
+        """Take in what was found in later rows."""
+        self.sample.absorb(other.sample)
+        self.labelled += other.labelled
+        self._parts += other._parts
+        self.bad += other.bad
+        self.hashes += other.hashes
+        self.some_ids = self.some_ids or other.some_ids
+        self.rows += other.rows
+
     def result(self) -> Scan:
         """All of it."""
-        rows, ids, x = self._sample.result()
+        rows, ids, x = self.sample.result()
         return Scan(
             rows=self.rows,
-            labelled=np.array([row for row, _, _ in self._labelled], dtype=np.int64),
-            ids=[name for _, name, _ in self._labelled],
-            labels=[label for _, _, label in self._labelled],
+            labelled=np.array([row for row, _, _ in self.labelled], dtype=np.int64),
+            ids=[name for _, name, _ in self.labelled],
+            labels=[label for _, _, label in self.labelled],
             x=np.concatenate(self._parts),
             sample=rows,
             sample_ids=ids,
@@ -117,7 +139,8 @@ class _Gathered:
         )
 
 
-def _told_bad(source: Source, bad: list[tuple[int, str, str | None]]) -> str:
+def told_bad(source: Source, bad: list[tuple[int, str, str | None]]) -> str:
+    """What to say of rows, with their numbers, ids and labels, that are no good."""
     shown = "; ".join(f"{source.place(row)} (id {name!r})" for row, name, _ in bad[:SHOWN])
     more = f" and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
     return (
@@ -126,8 +149,8 @@ def _told_bad(source: Source, bad: list[tuple[int, str, str | None]]) -> str:
     )
 
 
-def _refuse_twice(source: Source, hashes: Rows, size: int) -> None:
-    """Equal hashes are looked at again, so that two ids which merely share one are not refused."""
+def refuse_twice(source: Source, hashes: Rows, size: int) -> None:
+    """Refuse an id that occurs twice; equal hashes (N,) are looked at again, as two ids may merely share one."""
     order = np.argsort(hashes, kind="stable")
     same = hashes[order][1:] == hashes[order][:-1]
     if not same.any():

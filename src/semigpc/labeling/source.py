@@ -125,11 +125,11 @@ class TableSource:
                 batch = self._batch(number, start, record)
                 while sum(len(part.ids) for part in held) + len(batch.ids) >= size:
                     room = size - sum(len(part.ids) for part in held)
-                    yield _joined([*held, _cut(batch, 0, room)], first)
-                    first, held, batch = first + size, [], _cut(batch, room, len(batch.ids))
+                    yield joined([*held, cut(batch, 0, room)], first)
+                    first, held, batch = first + size, [], cut(batch, room, len(batch.ids))
                 held += [batch] if batch.ids else []
         if held:
-            yield _joined(held, first)
+            yield joined(held, first)
 
     def take(self, rows: Rows) -> Floats:
         """Embeddings (M, D); of Parquet only the row groups that hold them are read."""
@@ -188,12 +188,14 @@ class TableSource:
             ) from error
 
 
-def _cut(batch: Batch, start: int, stop: int) -> Batch:
+def cut(batch: Batch, start: int, stop: int) -> Batch:
+    """Some rows of a batch."""
     labels = None if batch.labels is None else batch.labels[start:stop]
     return Batch(batch.first + start, batch.ids[start:stop], batch.x[start:stop], labels)
 
 
-def _joined(parts: list[Batch], first: int) -> Batch:
+def joined(parts: list[Batch], first: int) -> Batch:
+    """Batches one after the other as one, numbered from ``first``."""
     ids = [name for part in parts for name in part.ids]
     labels = [label for part in parts for label in part.labels or ()] if parts[0].labels is not None else None
     return Batch(first, ids, np.concatenate([part.x for part in parts]), labels)

@@ -1,8 +1,8 @@
 """Refiners: what stands between the classifier's opinion of an unlabelled picture and its pseudo-label.
 
-An algorithm calls ``classify`` on what the network said, ``refine`` at each site where probabilities become targets, and
-``observe`` at the beginning and at the end of a step. To add a refiner, write a file with a config and a class that has these
-three and ``observes``, and list it in ``REFINERS``.
+An algorithm calls ``classify`` on what the network said, ``refine`` at each site where probabilities become targets,
+``confidence`` where it asks how far to trust them, and ``observe`` at the beginning and at the end of a step. To add a refiner,
+write a file with a config and a class that has these four and ``observes``, and list it in ``REFINERS``.
 """
 
 from collections.abc import Callable
@@ -30,6 +30,9 @@ class Refiner(Protocol):
 
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
         """Replace the probabilities (U, C) of the weak view at a site."""
+
+    def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
+        """How sure the finished pseudo-labels ``probs`` (U, C) of these pictures are, (U,) in [0, 1]; no gradient."""
 
     def observe(self, moment: Moment, networks: Networks, x: ModelOutput, batch: Batch) -> None:
         """Take in the labelled batch; called before anything is asked, and after everything is."""

@@ -1,37 +1,154 @@
 """Which engine carries the GP of a refiner."""
 
 import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
-from semigpc.gp import KERNELS, Clipped, Engine, ExactGP, Kernel
-from semigpc.refiners.gp_config import GPConfig
+from semigpc.gp import (
+    KERNELS,
+    Clipped,
+    Engine,
+    EnsembleGP,
+    ExactGP,
+    Kernel,
+    LowRankGP,
+    MatrixFreeGP,
+    PerClassGP,
+    SpreadEnsembleGP,
+    spread_out,
+)
+from semigpc.refiners.gp_config import EngineName, GPConfig
 
 logger = logging.getLogger(__name__)
 
 EXACT_ROWS = 32_768  # beyond, a step of the exact engine takes half a second on two cores
-EXACT_SHARE = 0.5  # of the free memory that K and its inverse may take
+EXACT_SHARE = 0.5  # of the memory that K and its inverse may take together
+
+Make = Callable[[GPConfig, int, int, Kernel, torch.device | str | None], Engine]
+
+
+class Choice(NamedTuple):
+    """The engine that is taken, and why."""
+
+    name: EngineName
+    reason: str
+
+
+def choose_engine(config: GPConfig, device: torch.device | str | None = None) -> Choice:
+    """The engine that a config names; of "auto", exact if its matrices fit, low-rank if not."""
+    if config.engine != "auto":
+        return Choice(config.engine, "as configured")
+    if config.learn_per_class:
+        return Choice("lowrank", "every class has a kernel of its own")
+    if config.kernel_clip:
+        return Choice("exact", "a clipped kernel may not be positive definite, which the others need")
+    rows, item = config.buffer_size, getattr(torch, config.dtype).itemsize
+    needed, there = rows**2 * item, _memory(device)  # two triangles: the inverse, and K beside it once it is refined
+    sizes = f"K and its inverse for {rows} rows take {needed / 2**30:.1f} GiB of {there / 2**30:.0f}"
+    if rows > EXACT_ROWS:
+        return Choice("lowrank", f"{rows} rows are more than {EXACT_ROWS}")
+    return Choice("lowrank" if needed > EXACT_SHARE * there else "exact", sizes)
 
 
 def build_engine(config: GPConfig, n_features: int, n_classes: int, *, device: torch.device | str | None = None) -> Engine:
-    """The engine that a config asks for, empty."""
-    kernel, dtype = build_kernel(config), getattr(torch, config.dtype)
+    """The engine that a config asks for, empty. It is said which, and why, on the log."""
+    choice = choose_engine(config, device)
+    if config.exclude_same_index and choice.name != "exact":
+        raise ValueError(f"exclude_same_index needs the exact engine; got engine={choice.name!r} ({choice.reason}).")
+    logger.info("engine %s: %s", choice.name, choice.reason)
+    make = _per_class if config.learn_per_class else ENGINES[choice.name]
+    return make(config, n_features, n_classes, build_kernel(config), device)
+
+
+def build_kernel(config: GPConfig) -> Kernel:
+    """The kernel that a config asks for."""
+    scales: dict[str, Any] = {"output_scale": config.output_scale}
+    if config.kernel in ("rbf", "laplace"):
+        scales["length_scale"] = config.length_scale
+    kernel: Kernel = KERNELS[config.kernel](**scales)
+    return Clipped(kernel, config.kernel_clip) if config.kernel_clip else kernel
+
+
+def _exact(
+    config: GPConfig,
+    n_features: int,
+    n_classes: int,
+    kernel: Kernel,
+    device: torch.device | str | None,
+    capacity: int | None = None,
+) -> Engine:
     return ExactGP(
-        config.buffer_size,
+        config.buffer_size if capacity is None else capacity,
         n_features,
         n_classes,
         kernel=kernel,
         noise_std=config.noise_std,
         refine=config.iterative_refinement,
-        dtype=dtype,
+        dtype=getattr(torch, config.dtype),
         device=device,
     )
 
 
-def build_kernel(config: GPConfig) -> Kernel:
-    """The kernel that a config asks for."""
-    scales = {"output_scale": config.output_scale}
-    if config.kernel in ("rbf", "laplace"):
-        scales["length_scale"] = config.length_scale
-    kernel: Kernel = KERNELS[config.kernel](**scales)
-    return Clipped(kernel, config.kernel_clip) if config.kernel_clip else kernel
+def _lowrank(config: GPConfig, n_features: int, n_classes: int, kernel: Kernel, device: torch.device | str | None) -> Engine:
+    return LowRankGP(
+        config.buffer_size,
+        n_features,
+        n_classes,
+        rank=min(config.rank, config.buffer_size),
+        kernel=kernel,
+        noise_std=config.noise_std,
+        landmark_steps=config.landmark_steps,
+        dtype=getattr(torch, config.dtype),
+        device=device,
+    )
+
+
+def _per_class(config: GPConfig, n_features: int, n_classes: int, kernel: Kernel, device: torch.device | str | None) -> Engine:
+    """A low-rank engine for each class, all with the config's kernel until others are learned."""
+
+    def member(own: Kernel, _noise_std: float) -> Engine:
+        return _lowrank(config, n_features, 1, own, device)
+
+    kernels, noise_stds = [kernel] * n_classes, [config.noise_std] * n_classes
+    return PerClassGP(config.buffer_size, n_features, n_classes, make=member, kernels=kernels, noise_stds=noise_stds)
+
+
+def _ensemble(config: GPConfig, n_features: int, n_classes: int, kernel: Kernel, device: torch.device | str | None) -> Engine:
+    member = partial(_exact, config, n_features, n_classes, kernel, device)
+    kind = SpreadEnsembleGP if spread_out() else EnsembleGP  # one answer; processes that train together share the members
+    return kind(config.buffer_size, n_features, n_classes, make=member, members=config.members, combine=config.combine)
+
+
+def _matrix_free(
+    config: GPConfig, n_features: int, n_classes: int, kernel: Kernel, device: torch.device | str | None
+) -> Engine:
+    return MatrixFreeGP(
+        config.buffer_size,
+        n_features,
+        n_classes,
+        rank=config.rank,
+        tolerance=config.tolerance,
+        kernel=kernel,
+        noise_std=config.noise_std,
+        dtype=getattr(torch, config.dtype),
+        device=device,
+    )
+
+
+ENGINES: dict[str, Make] = {
+    "exact": _exact,
+    "lowrank": _lowrank,
+    "ensemble": _ensemble,
+    "matrix_free": _matrix_free,
+}
+
+
+def _memory(device: torch.device | str | None) -> int:
+    """Bytes of the machine's memory, or of the GPU's: all of it, so that a resumed run chooses alike."""
+    if device is not None and torch.device(device).type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33

@@ -1,15 +1,19 @@
 """SemiGPC: the posterior mean of a Gaussian process over labelled features, in place of the classifier's opinion."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
-from semigpc.gp import ExactGP
+from semigpc.gp import ExactGP, KernelHead
+from semigpc.gp.certainty import explained_share
+from semigpc.refiners.confidence import Belief, largest_probability
 from semigpc.refiners.engines import build_engine
 from semigpc.refiners.gp_config import GPConfig
+from semigpc.refiners.learning import build_learner
 from semigpc.refiners.placement import Moment, Placement, Site
 from semigpc.types import Batch, ModelOutput, Networks
 
@@ -47,6 +51,8 @@ class GaussianProcessRefiner(nn.Module):
         else:
             self.buffer = FIFOBuffer(config.buffer_size, n_classes)
         self.engine = build_engine(config, n_features, n_classes, device=device)
+        self.learner = build_learner(config, n_classes, device=device)
+        self.register_load_state_dict_pre_hook(_learned_before_rows)  # type: ignore[no-untyped-call]
 
     # Asking ---------------------------------------------------------------------------------------------------------
 
@@ -64,8 +70,13 @@ class GaussianProcessRefiner(nn.Module):
         if index is not None:
             mean = mean - self._copies(queries, index, shares)
         if self.config.class_prior == "frequency":
-            mean = mean * (counts.mean() / counts.clamp_min(1)).sqrt()
+            mean = mean * self._evidence(mean)
         return self.logit_scale * mean
+
+    def _evidence(self, like: Tensor) -> Tensor:
+        """(C,) sqrt(nbar / n_c) with the class prior, which gives every class equal evidence; 1 without."""
+        counts = self.buffer.entries.class_counts().to(like)
+        return torch.ones_like(counts) if self.config.class_prior == "none" else (counts.mean() / counts.clamp_min(1)).sqrt()
 
     def _copies(self, queries: Tensor, index: Tensor, shares: Tensor) -> Tensor:
         """What the entries of the same pictures add to the mean, (M, C)."""
@@ -90,6 +101,46 @@ class GaussianProcessRefiner(nn.Module):
             return probs
         return self.placement.mix(probs, torch.softmax(self.logits(output), dim=1))
 
+    @torch.no_grad()
+    def belief(self, output: ModelOutput) -> Belief:
+        """z, the standard deviation lambda sqrt(nbar / n_c) var(h)^(1/2) of each, and the share of the variance explained.
+
+        The variance is one for all classes (with a kernel for each, that of the class with the largest mean). It costs
+        O(M N^2) with the exact engine, more than the mean's O(M N (D + C)), and O(M rank^2) with the low-rank one.
+        """
+        queries = self.placement.features(output).to(self.engine.dtype)
+        variance = self.engine.variance(queries)
+        spread = self.logit_scale * self._evidence(queries) * variance.sqrt().unsqueeze(1)
+        return Belief(self.logits(output), spread, explained_share(variance, self.engine.kernel.diagonal(queries)))
+
+    @torch.no_grad()
+    def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
+        """How sure ``probs`` (U, C) are, (U,), by the measure that is configured; the largest probability in the warm-up.
+
+        What alignment, smoothing and blending made of the GP's answer is in ``probs`` and not in the posterior: ``expected``
+        takes the class from ``probs``, and the probability of it from the GP's own mean and variance. ``variance`` says
+        nothing of the class; with ``blend=0`` the GP leaves labels alone and only vouches for them.
+        """
+        kind = self.config.confidence
+        if kind == "max_softmax" or not self.placement.warm:
+            return largest_probability(probs)
+        return self.belief(output).confidence(kind, probs.argmax(dim=1)).to(probs)
+
+    @torch.no_grad()
+    def head(self) -> KernelHead:
+        """The logits of :meth:`logits` as a module of plain tensors: features as the network has them, (M, D), to z, (M, C).
+
+        It holds the buffer as it stands now; NoExpansionError if the engine's mean is no fixed sum of kernels.
+        """
+        counts = self.buffer.entries.class_counts().double()
+        scales = torch.full_like(counts, self.logit_scale)
+        offset = None
+        if self.config.class_prior == "frequency":
+            offset = counts / counts.sum().clamp_min(1)
+            scales = scales * (counts.mean() / counts.clamp_min(1)).sqrt()
+        expansion = self.engine.expansion(offset=offset)
+        return KernelHead(self.engine.kernel, expansion, scales=scales, unit=self.config.l2norm)
+
     # Changing -------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -99,6 +150,8 @@ class GaussianProcessRefiner(nn.Module):
             self.write(self.placement.memorable(networks, x, batch), batch.y, batch.index)
         if moment == "after":
             self.placement.steps += 1
+            if self.learner is not None:
+                self.learner.after_step(int(self.placement.steps), self.engine, logit_scale=self.logit_scale)
 
     @torch.no_grad()
     def write(self, features: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
@@ -117,6 +170,21 @@ class GaussianProcessRefiner(nn.Module):
         self.engine.rebuild()
 
     def empty_copy(self) -> "GaussianProcessRefiner":
-        """A refiner with the same switches and nothing in its buffer."""
+        """A refiner with the same switches and the kernel learned so far, and nothing in its buffer."""
         device = self.engine.features.device
-        return GaussianProcessRefiner(self.config, self.n_features, self.n_classes, device=device)
+        copy = GaussianProcessRefiner(self.config, self.n_features, self.n_classes, device=device)
+        if self.learner is not None and copy.learner is not None:
+            copy.learner.adopt(self.learner.state_dict(), copy.engine)
+        return copy
+
+    @property
+    def learned(self) -> dict[str, Any] | None:
+        """Length-scale, output scale and noise as they were learned, and how often; None with learn="never"."""
+        return None if self.learner is None else self.learner.learned
+
+
+def _learned_before_rows(refiner: GaussianProcessRefiner, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Give the engine the kernel of a state before its rows are loaded, which rebuilds it."""
+    saved = {name: state.get(f"{prefix}learner.{name}") for name in ("log_scales", "times")}
+    if refiner.learner is not None and not any(value is None for value in saved.values()):
+        refiner.learner.adopt({name: value for name, value in saved.items() if value is not None}, refiner.engine)

@@ -40,7 +40,11 @@ class GPConfig(PlacementConfig):
         dtype: of the engine.
         confidence: what the algorithm's threshold is compared with: the largest probability (``max_softmax``), the share of
             the prior variance that the buffer explains (``variance``), or the probability of the class expected over the
-            posterior (``expected``).
+            posterior (``expected``). A threshold means something else for each. With noise_std^2 = 0.1 one close neighbour
+            explains 0.91 of the variance, two 0.95, ten 0.99: ask for 0.9 or more if a picture should look like one in the
+            buffer, 0.5 to leave out only what looks like nothing in it. ``expected`` is 0.80 beside one
+            close neighbour and 0.91 beside two, of ten classes, where ``max_softmax`` is 0.98 for both: ask for 0.8 or so.
+            FreeMatch finds its thresholds itself, ReMixMatch has none unless it is given one.
         learn: choose length_scale, output_scale and noise_std from the buffer as it stands, by the ``marginal`` likelihood or
             by ``leave_one_out``, every ``learn_steps`` steps; the engine is then rebuilt with them and goes on.
         learn_per_class: a kernel of its own for each class, each carried by a low-rank engine.
@@ -90,3 +94,38 @@ class GPConfig(PlacementConfig):
             raise ValueError("exclude_same_index acts on the labelled loss, which only role='classifier' takes from the GP.")
         if self.role == "classifier" and self.site != "semantic":
             raise ValueError(f"role='classifier' already answers for every view; leave site at 'semantic', got {self.site!r}.")
+        self._check_engine()
+        self._check_learning()
+
+    def _check_engine(self) -> None:
+        for name in ("rank", "members"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if self.engine == "lowrank" and self.rank > self.buffer_size:
+            raise ValueError(
+                f"rank must not be larger than buffer_size, as landmarks are rows of it; got {self.rank} > {self.buffer_size}."
+            )
+        if self.engine == "ensemble" and self.members > self.buffer_size:
+            raise ValueError(f"members must not be more than buffer_size; got {self.members} > {self.buffer_size}.")
+        if self.landmark_steps < 0:
+            raise ValueError(f"landmark_steps must not be negative; got {self.landmark_steps}.")
+        if not 0 < self.tolerance < 1:
+            raise ValueError(f"tolerance must lie between 0 and 1; got {self.tolerance}.")
+        if self.kernel_clip and self.engine not in ("auto", "exact"):
+            raise ValueError(f"kernel_clip may make K indefinite, which engine={self.engine!r} cannot work with; use 'exact'.")
+        if self.exclude_same_index and self.engine not in ("auto", "exact"):
+            raise ValueError(f"exclude_same_index needs engine='exact'; got {self.engine!r}.")
+
+    def _check_learning(self) -> None:
+        if self.learn_steps < 1:
+            raise ValueError(f"learn_steps must be at least 1; got {self.learn_steps}.")
+        if self.learn != "never" and self.kernel_clip:
+            raise ValueError(
+                f"learn={self.learn!r} needs a likelihood, and a clipped kernel may have none: K can be indefinite. "
+                f"Leave kernel_clip at 0, got {self.kernel_clip}, or learn at 'never'."
+            )
+        if self.learn_per_class and (self.learn == "never" or self.engine not in ("auto", "lowrank")):
+            raise ValueError(
+                "learn_per_class needs learn='marginal' or 'leave_one_out', and engine='lowrank' or 'auto', which can carry a "
+                f"kernel a class; got learn={self.learn!r} and engine={self.engine!r}."
+            )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from semigpc.refiners.confidence import largest_probability
 from semigpc.refiners.placement import Moment, Site
 from semigpc.types import Batch, ModelOutput, Networks
 
@@ -25,6 +26,10 @@ class NoRefiner(nn.Module):
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
         """The algorithm's own probabilities."""
         return probs
+
+    def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+        """The largest probability."""
+        return largest_probability(probs)
 
     def observe(self, moment: Moment, networks: Networks, x: ModelOutput, batch: Batch) -> None:
         """Remembers nothing."""

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
+from semigpc.refiners.confidence import largest_probability
 from semigpc.refiners.placement import Moment, Placement, PlacementConfig, Site
 from semigpc.types import Batch, ModelOutput, Networks
 
@@ -69,6 +70,10 @@ class SimilarityRefiner(nn.Module):
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
         """The memory's votes in place of ``probs`` (U, C), at the site and after the warm-up that are configured."""
         return self.placement.mix(probs, self.probs(output)) if self.placement.speaks_at(site) else probs
+
+    def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+        """The largest probability."""
+        return largest_probability(probs)
 
     @torch.no_grad()
     def observe(self, moment: Moment, networks: Networks, x: ModelOutput, batch: Batch) -> None:

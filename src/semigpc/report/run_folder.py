@@ -29,6 +29,7 @@ class RunFolder:
     evals: Sequence[Entry] = ()
     pseudo: Sequence[Entry] = ()
     notes: Sequence[Entry] = ()
+    screening: Sequence[Entry] = ()
     problems: Sequence[str] = field(default=())
 
     @property
@@ -93,7 +94,9 @@ def read_run(folder: Path, *, bulky: bool = True) -> RunFolder:
     parts = {name: _read_object(folder / f"{name}.json", problems) for name in ("config", "environment", "split", "summary")}
     lines = _read_metrics(folder / "metrics.jsonl", problems, bulky=bulky)
     lines.sort(key=lambda entry: int(entry["step"]))
-    kinds = {kind: [entry for entry in lines if entry["kind"] == kind] for kind in ("train", "eval", "pseudo", "note")}
+    kinds = {
+        kind: [entry for entry in lines if entry["kind"] == kind] for kind in ("train", "eval", "pseudo", "note", "screening")
+    }
     return RunFolder(
         folder,
         **parts,
@@ -101,6 +104,7 @@ def read_run(folder: Path, *, bulky: bool = True) -> RunFolder:
         evals=kinds["eval"],
         pseudo=kinds["pseudo"],
         notes=kinds["note"],
+        screening=kinds["screening"],
         problems=problems,
     )
 

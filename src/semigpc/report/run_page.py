@@ -13,7 +13,7 @@ from semigpc.report.heat_maps import NUMBERED, SMALL, confusion_chart, pseudo_ma
 from semigpc.report.page import write_page
 from semigpc.report.run_folder import HEADS, PARTS, Entry, RunFolder, read_run, series
 from semigpc.report.training_figures import accuracy_chart, loss_chart, never_finite, pseudo_chart
-from semigpc.report.wording import GROUPS, HEAD_NAMES, count, duration, flatten, percent, run_title
+from semigpc.report.wording import GROUPS, HEAD_NAMES, SCORE_NAMES, count, duration, flatten, percent, run_title
 
 CHOICES = {
     "last": "Last step",
@@ -60,6 +60,7 @@ def _context(run: RunFolder) -> dict[str, Any]:
         "measured": f"{entry['part']} pictures, {_head(entry)}, step {count(entry.get('step'))}" if "part" in entry else "",
         "accuracy": [present([accuracy_chart(run)])],
         "classes": [found for row in rows if (found := present(row))],
+        "screening": _screening(run),
         "pseudo": [present([one]) for one in (pseudo_chart(run), share_chart(run), pseudo_map_chart(run)) if one],
         "training": [present([loss_chart(run)])],
         "sections": _sections(run.config),
@@ -122,6 +123,20 @@ def _results(run: RunFolder) -> list[dict[str, Any]]:
             if entries and (part, head) != (last.get("part"), last.get("head")):
                 rows.append(_row("Last step" if summarised else "Last evaluation", entries[-1]))
     return rows
+
+
+def _screening(run: RunFolder) -> dict[str, Any] | None:
+    """How well pictures of no class are told apart at the last evaluation: facts, and (what goes by, AUROC) best first."""
+    if not run.screening:
+        return None
+    last = run.screening[-1]
+    found = {SCORE_NAMES.get(key, key): float(last[key]) for key in last if key.startswith("auroc_")}
+    return {
+        "step": last["step"],
+        "n_in": last.get("n_in"),
+        "n_out": last.get("n_out"),
+        "rows": sorted(found.items(), key=lambda pair: -pair[1]),
+    }
 
 
 def _row(name: str, entry: Entry) -> dict[str, Any]:

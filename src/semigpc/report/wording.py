@@ -27,6 +27,12 @@ ALGORITHMS = {
 }
 REFINERS = {"gp": "SemiGPC", "similarity": "similarity"}
 HEAD_NAMES = {"linear": "linear head", "gp": "GP head"}
+SCORE_NAMES = {
+    "auroc_linear": "largest probability, linear head",
+    "auroc_max_softmax": "largest probability, GP",
+    "auroc_variance": "variance explained, GP",
+    "auroc_expected": "expected probability, GP",
+}
 ABSENT = "\N{EN DASH}"
 MINUS, PLUS_MINUS, ELLIPSIS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}", "\N{HORIZONTAL ELLIPSIS}"
 

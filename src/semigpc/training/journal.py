@@ -11,6 +11,7 @@ from semigpc.training.evaluate import evaluate, gp_of, headline_head, predict, r
 from semigpc.training.experiment import Experiment
 from semigpc.training.pseudo_stats import PseudoLabelStats
 from semigpc.training.run_folder import RunFolder, write_json
+from semigpc.training.screening import screening
 from semigpc.training.state import Trainer
 from semigpc.types import Batch, StepOutput
 
@@ -57,7 +58,7 @@ class Journal:
         self.seconds_before = 0.0
         self.began = time.perf_counter()
         self._clear()
-        self._board = _tensorboard(folder) if experiment.train.tensorboard else None
+        self._board = _tensorboard(folder) if experiment.train.tensorboard and folder.writes else None
 
     def _clear(self) -> None:
         self.sums: dict[str, Tensor | float] = defaultdict(float)
@@ -111,6 +112,8 @@ class Journal:
                 entry = self._write("eval", step, part=part, head=head, **figures)
                 if head == (headline if headline in heads else "linear"):
                     entries[part] = entry
+        if (screened := screening(self.experiment, self.splits, self.source, trainer)) is not None:
+            self._write("screening", step, **screened)
         test, validation = entries.get("test"), entries.get("validation")
         self.results["last"] = test or validation
         if validation is not None and _better(validation, self.results["best_on_validation"], "chosen_by"):
@@ -137,13 +140,19 @@ class Journal:
             "status": status,
             "step": step,
             "seconds": self._seconds(),
+            "processes": trainer.fabric.world_size,
             "results": self.results,
             "class_groups": self.groups,
             "gp": None
             if gp is None
-            else {"entries": len(gp.engine), "class_counts": gp.buffer.entries.class_counts().tolist()},
+            else {
+                "entries": len(gp.engine),
+                "class_counts": gp.buffer.entries.class_counts().tolist(),
+                "learned": gp.learned,
+            },
         }
-        write_json(self.folder.summary, summary)
+        if self.folder.writes:
+            write_json(self.folder.summary, summary)
         if self._board is not None:
             self._board.close()
         return summary

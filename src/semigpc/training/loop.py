@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_fabric import Fabric
 
 from semigpc.data import DATASETS, Augment, CachedFeatures, Splits, ViewSource, train_loader
 from semigpc.refiners import GPConfig, PlacementConfig
@@ -19,7 +20,9 @@ from semigpc.training.frozen import Progress, cached_features
 from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
 from semigpc.training.optim import set_rate
+from semigpc.training.processes import Bystander, anywhere, check_same_everywhere, first_of_node_first
 from semigpc.training.run_folder import RunFolder, groups_of
+from semigpc.training.shared_network import sum_gradients
 from semigpc.training.state import Trainer, assemble, build_fabric, precision_state
 from semigpc.types import Batch, Clock, StepOutput
 
@@ -30,7 +33,14 @@ class Stopped(Exception):  # noqa: N818 - not an error
     """The run was interrupted and saved; it can be resumed."""
 
 
-def train(experiment: Experiment, path: Path, *, resume: bool = False, listener: Listener | None = None) -> dict[str, Any]:
+def train(
+    experiment: Experiment,
+    path: Path,
+    *,
+    resume: bool = False,
+    listener: Listener | None = None,
+    fabric: Fabric | None = None,
+) -> dict[str, Any]:
     """Train, and leave a run folder that tells everything; answers with its summary.
 
     The result on a CPU depends on the experiment and the number of torch's threads alone: a run that was killed and resumed
@@ -41,16 +51,21 @@ def train(experiment: Experiment, path: Path, *, resume: bool = False, listener:
         experiment: what to do. path: of the run folder.
         resume: go on from the last checkpoint in that folder, if there is one.
         listener: told about progress.
+        fabric: of the processes that train together, all of which call this (:mod:`semigpc.training.processes`); without one
+            this process trains alone. The first of them writes the folder, which the others need not see.
 
     Raises:
         RunError: the folder holds a run already, or one with other settings or data.
+        ProcessesError: processes that train together were started differently.
         DataError: the data cannot be used. DivergedError: the loss is not finite. CheckpointError: the disk is full.
         Stopped: after Ctrl-C, once everything is saved.
     """
     splits = DATASETS[name_of("data", experiment.data)].load(experiment.data, experiment.seed)
     groups = groups_of(splits)
-    folder = RunFolder(path)
-    begun = resume and folder.config.exists()
+    if fabric is not None:
+        check_same_everywhere(experiment, splits, fabric)
+    folder = RunFolder(path) if fabric is None or fabric.is_global_zero else Bystander(path)
+    begun = resume and folder.writes and folder.config.exists()
     if begun:
         folder.check_same(experiment, splits)
     else:
@@ -58,8 +73,9 @@ def train(experiment: Experiment, path: Path, *, resume: bool = False, listener:
 
     listener = listener or Listener()
     with _own_random_numbers(experiment):
-        fabric = build_fabric(experiment)
-        source = view_source(experiment, splits, fabric.device, listener.features)  # minutes, which Ctrl-C ends at once
+        fabric = fabric or build_fabric(experiment)
+        with first_of_node_first(fabric):
+            source = view_source(experiment, splits, fabric.device, listener.features)  # minutes, which Ctrl-C ends at once
         width = source.width if isinstance(source, CachedFeatures) else None
         with Interrupt() as interrupt:
             trainer = assemble(experiment, splits.class_counts, fabric, cached_width=width)
@@ -84,8 +100,9 @@ def _begin(
     trainer: Trainer, journal: Journal, folder: RunFolder, splits: Splits, source: ViewSource, experiment: Experiment
 ) -> int:
     """Restore the last checkpoint, or start afresh; answers with the first step to take."""
-    if folder.last.exists():
-        saved = checkpoint.load(folder.last)
+    saved = checkpoint.load(folder.last) if folder.writes and folder.last.exists() else None
+    saved = trainer.fabric.broadcast(saved)
+    if saved is not None:
         trainer.restore(saved)
         journal.restore(saved.state["journal"])
         return int(saved.state["step"])
@@ -125,7 +142,7 @@ def _run(
             journal.log(done)
         if (done % config.eval_steps == 0 or done == config.steps) and journal.evaluate(done, trainer):
             save_checkpoint(folder.best, trainer, journal, done)
-        stop = interrupt.asked and done < config.steps
+        stop = anywhere(fabric, interrupt.asked) and done < config.steps
         if done % config.checkpoint_steps == 0 or done == config.steps or stop:
             journal.log(done)
             trainer.settle()
@@ -159,13 +176,14 @@ def take_step(trainer: Trainer, batch: Batch, step: int, config: TrainConfig) ->
     try:
         output = trainer.algorithm.step(trainer.networks, batch, Clock(step, config.steps, config.epoch_steps))
     except ValueError as error:  # a GP refuses features that are no numbers before there is a loss
-        with torch.no_grad():
-            if trainer.networks.student(batch.x).features.isfinite().all():
-                raise
+        if trainer.still_finite(batch.x):
+            raise
         raise DivergedError(f"the network's features are no numbers any more at step {step}. {ADVICE}") from error
     _refuse_non_finite(output, step, rate)
     trainer.optimizer.zero_grad(set_to_none=True)
     trainer.fabric.backward(output.loss)
+    if trainer.fabric.world_size > 1:
+        sum_gradients(trainer.model, trainer.fabric)
     if config.clip_norm:
         trainer.fabric.clip_gradients(trainer.networks.student, trainer.optimizer, max_norm=config.clip_norm)
     trainer.optimizer.step()
@@ -174,9 +192,11 @@ def take_step(trainer: Trainer, batch: Batch, step: int, config: TrainConfig) ->
 
 
 def save_checkpoint(path: Path, trainer: Trainer, journal: Journal, step: int) -> None:
-    """Everything at the end of a step, in one file."""
+    """Everything at the end of a step, in one file, which the first of several processes writes."""
     state = {"step": step, "journal": journal.state(), "precision": precision_state(trainer.fabric)}
-    checkpoint.save(path, trainer.tensors(), state)
+    tensors = trainer.tensors()  # asked of every process: the members of an ensemble may be spread over them
+    if journal.folder.writes:
+        checkpoint.save(path, tensors, state)
 
 
 def _refuse_non_finite(output: StepOutput, step: int, rate: float) -> None:

@@ -27,6 +27,8 @@ class RunFolder:
         path: of the folder; made when a run starts.
     """
 
+    writes = True  # only the first of several processes does
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.json"

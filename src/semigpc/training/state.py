@@ -18,7 +18,8 @@ from semigpc.training.evaluate import gp_of
 from semigpc.training.experiment import Experiment
 from semigpc.training.optim import build_optimizer
 from semigpc.training.settings import settings_of
-from semigpc.types import HeadSpec, Networks, Task
+from semigpc.training.shared_network import share, shared
+from semigpc.types import HeadSpec, ModelOutput, Networks, Task
 
 
 @dataclass
@@ -45,6 +46,17 @@ class Trainer:
         """Let the moving average follow the network."""
         if self.average is not None:
             update_average(self.average, self.model, momentum)
+
+    @torch.no_grad()
+    def still_finite(self, images: Tensor) -> bool:
+        """Whether the network's features of these pictures are numbers; asked of this process alone, as others may be fine."""
+        if self.fabric.world_size == 1:
+            output: ModelOutput = self.networks.student(images)
+        else:  # in evaluation mode, which needs nobody else
+            training = self.model.training
+            output = self.model.eval()(images)
+            self.model.train(training)
+        return bool(output.features.isfinite().all())
 
     def settle(self) -> None:
         """Rebuild the GP's inverse, as loading a checkpoint does.
@@ -131,13 +143,16 @@ def assemble(
     if isinstance(algorithm, nn.Module):
         algorithm.to(fabric.device)
 
+    if fabric.world_size > 1:
+        share(model.to(fabric.device))
     average = average_of(model).to(fabric.device) if experiment.train.ema else None
     optimizer = build_optimizer(model, experiment.train)
     student, _ = fabric.setup(model, optimizer)
     teacher = student if average is None else fabric.setup_module(average)
     if average is not None:
         teacher.eval()
-    return Trainer(fabric, model, average, optimizer, Networks(student, teacher), refiner, algorithm)
+    networks = Networks(student, teacher) if fabric.world_size == 1 else shared(student, teacher, fabric)
+    return Trainer(fabric, model, average, optimizer, networks, refiner, algorithm)
 
 
 def precision_state(fabric: Fabric) -> dict[str, Any]:

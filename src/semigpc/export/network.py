@@ -1,0 +1,80 @@
+"""What is exported: pictures in, probabilities out, and nothing of training in between."""
+
+import torch
+from torch import Tensor, nn
+
+from semigpc.data import AugmentConfig
+from semigpc.gp import KernelHead
+from semigpc.models import Classifier, OnFrozen
+
+INPUT = "pictures"
+HEADLINE = "probabilities"
+
+
+class ExportedNetwork(nn.Module):
+    """p(x) = softmax(z(x)) for each head, with x / std - mean / std inside, so that pictures come as they are: RGB in [0, 1].
+
+    Answers with a dictionary of (M, C) float32. ``probabilities`` are those of the headline head; if there are two heads, each
+    is also there under its own name, ``linear_probabilities`` and ``gp_probabilities``.
+
+    Args:
+        network: a classifier, or one on a frozen network.
+        gp: the GP's head, if it is to be inside. gp_feature: what it is asked with, ``backbone`` or ``projection``.
+        augment: says how pictures are normalised.
+        heads: ``linear``, ``gp`` or both; the headline one first.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        network: Classifier | OnFrozen,
+        gp: KernelHead | None,
+        *,
+        gp_feature: str,
+        augment: AugmentConfig,
+        heads: tuple[str, ...],
+    ) -> None:
+        super().__init__()
+        classifier = network if isinstance(network, Classifier) else network.classifier
+        assert isinstance(classifier, Classifier)
+        frozen = [] if isinstance(network, Classifier) else [network.frozen]
+        self.backbone = nn.Sequential(*frozen, classifier.backbone)
+        self.linear = classifier.classifier if "linear" in heads else None
+        self.projection = classifier.heads["projection"] if gp is not None and gp_feature == "projection" else None
+        self.gp, self.heads = gp, heads
+        mean, std = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (augment.mean, augment.std))
+        self.register_buffer("scale", (1 / std).float())
+        self.register_buffer("shift", (-mean / std).float())
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Which head each output comes from, in the order of the outputs."""
+        named = {f"{head}_probabilities": head for head in self.heads}
+        return {HEADLINE: self.heads[0]} | (named if len(self.heads) > 1 else {})
+
+    def forward(self, pictures: Tensor) -> dict[str, Tensor]:
+        """Pictures (M, 3, s, s) float32, RGB in [0, 1], to probabilities (M, C)."""
+        features = self.backbone(pictures * self.scale + self.shift)
+        probs: dict[str, Tensor] = {}
+        if self.linear is not None:
+            probs["linear"] = torch.softmax(self.linear(features), dim=1)
+        if self.gp is not None:
+            asked = features if self.projection is None else self.projection(features)
+            probs["gp"] = torch.softmax(self.gp(asked), dim=1).float()
+        return {name: probs[head] for name, head in self.outputs.items()}
+
+
+def bare(network: nn.Module) -> Classifier | OnFrozen:
+    """The network of a run without what training wrapped around it, on the CPU: float32, even if it trained with less.
+
+    Weights of convolutions are laid out plainly: torch.export has trouble to save those that are kept channels last.
+    """
+    if isinstance(network, OnFrozen):
+        unwrapped: Classifier | OnFrozen = OnFrozen(network.frozen, bare(network.classifier))
+    else:
+        inner = network if isinstance(network, Classifier) else network.module
+        assert isinstance(inner, Classifier)
+        unwrapped = inner
+    return unwrapped.to("cpu", memory_format=torch.contiguous_format).eval().requires_grad_(False)  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,228 @@
+"""Kernels learned from labelled rows: l, eta and sigma, for all classes together or for each.
+
+``leave_one_out``, the default, asks how probable every label is by all others, through softmax(lambda mu), as predictions are
+judged. The mean depends on eta through sigma^2 / eta alone, so this ratio and l are learned, and eta follows in closed
+form from the Gaussian density of the residuals. O(n^3) a step for n rows, C times that for a kernel a class.
+
+``marginal`` is the likelihood of the targets as a Gaussian takes them, by landmarks: O(n m^2). It goes to more rows, but it
+believes in Gaussian noise, and labels of 0 and 1 have none.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from semigpc.gp.checks import full_precision
+from semigpc.gp.kernels import Kernel, squared_distances
+from semigpc.gp.landmarks import choose_landmarks
+from semigpc.gp.objectives import LeaveOneOut, MarginalLikelihood, scales_of, with_scales
+
+Objective = Literal["marginal", "leave_one_out"]
+
+LENGTHS = (0.1, 4.0)  # l stays within these, in median distances between rows: beyond 4, K is near a constant
+OUTPUTS = (1e-3, 1e3)  # eta
+RATIOS = (0.2, 2.0)  # sigma / sqrt(eta); with less, weights of one class cancel, and float32 cannot invert a large K
+USUAL_RATIO = 0.1**0.5  # sigma / sqrt(eta) before anything is learned: that of the paper
+SPREAD = 0.3  # standard deviation of log l and log(sigma / sqrt(eta)) before anything is learned ...
+CLASS_SPREAD = 0.15  # ... and of those of a class around those of all
+MEASURED = 512  # rows between which distances are taken
+LANDMARKS = 256  # of the marginal likelihood
+LinAlgError: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+GAIN = 1e-3  # nats a row by which the objective must improve, or all stays as it was
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Kernels and noise, one or one a class, and what was minimised, in nats a row, before and after.
+
+    If nothing was gained they are those it began with, and ``after`` is ``before``.
+    """
+
+    kernels: tuple[Kernel, ...]
+    noise_stds: tuple[float, ...]
+    before: float
+    after: float
+
+    @property
+    def improved(self) -> bool:
+        """Whether there is anything new."""
+        return self.after < self.before
+
+
+@full_precision()
+def learn_kernel(
+    features: Tensor,
+    targets: Tensor,
+    kernel: Kernel | Sequence[Kernel],
+    noise_std: float | Sequence[float],
+    *,
+    objective: Objective = "leave_one_out",
+    per_class: bool = False,
+    logit_scale: float | None = None,
+    rows: int = 512,
+    iterations: int = 30,
+    generator: torch.Generator | None = None,
+) -> Learned:
+    """l, eta and sigma that suit the labelled rows, by L-BFGS from what they are now.
+
+    l stays within 0.1 and 4 median distances, eta within 1e-3 and 1e3, sigma / sqrt(eta) within 0.2 and 2. Few labels are
+    helped by what is usual: log l around the median distance and log(sigma / sqrt(eta)) around the paper's, with a standard
+    deviation of 0.3; with ``per_class`` those of a class around those of all, with one of 0.15. Where nothing is gained, or
+    the result is not finite, all stays as it was. Deterministic for a state of the generator.
+
+    Args:
+        features: (n, D). targets: (n, C) one-hot. kernel, noise_std: as they are, one or one a class.
+        objective: see the top of this file. per_class: a kernel of its own for each class.
+        logit_scale: lambda of ``leave_one_out``; None learns one beside.
+        rows: that are learned from at most, as many of every class as fit. iterations: of L-BFGS.
+    """
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    kernels = (kernel,) if callable(kernel) else tuple(kernel)
+    noise_stds = (noise_std,) if isinstance(noise_std, int | float) else tuple(noise_std)
+    present = scales_of(kernels, noise_stds).to(features.device)
+    chosen = balanced_rows(targets.argmax(dim=1), rows, generator).to(features.device)
+    h, y = features[chosen].detach().double(), targets[chosen].detach().double()
+    search = _Search(h, y, kernels[0], objective, logit_scale, generator)
+    before = search.at(present.expand(y.shape[1], -1) if per_class else present, present.mean(dim=0, keepdim=True))
+    found = search.descend(present.mean(dim=0, keepdim=True), None, iterations)
+    if per_class:
+        found = search.descend(found.expand(y.shape[1], -1), found, iterations)
+    after = search.at(found, found.mean(dim=0, keepdim=True))
+    if not after < before - GAIN:
+        return Learned(kernels, noise_stds, before, before)
+    return Learned(*with_scales(kernels[0], search.rescaled(found)), before, after)
+
+
+def balanced_rows(labels: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Positions of at most ``size`` rows, sorted: large classes give way first, none below two rows."""
+    if len(labels) <= size:
+        return torch.arange(len(labels))
+    order = torch.randperm(len(labels), generator=generator)
+    shuffled = labels.cpu()[order]
+    place = torch.zeros_like(shuffled)  # how many of its class come before a row
+    for c in shuffled.unique():
+        mine = shuffled == c
+        place[mine] = torch.arange(int(mine.sum()))
+    kept = torch.bincount(place).cumsum(0)  # rows if every class gives 1, 2, ... at most
+    return order[place < max(int((kept <= size).sum()), 2)].sort().values
+
+
+class _Search:
+    """What is minimised, in nats a row, over log l, log eta, log sigma and lambda.
+
+    Args:
+        h: (n, D) float64. y: (n, C). kernel: its kind. The others as in :func:`learn_kernel`.
+    """
+
+    def __init__(
+        self,
+        h: Tensor,
+        y: Tensor,
+        kernel: Kernel,
+        objective: Objective,
+        logit_scale: float | None,
+        generator: torch.Generator,
+    ) -> None:
+        self.n, self.n_classes = y.shape
+        distances = squared_distances(h[:MEASURED], h[:MEASURED]).flatten()
+        apart = distances[distances > 1e-12]
+        self.median = 0.5 * float(apart.median().log()) if len(apart) else 0.0
+        self.objective: MarginalLikelihood | LeaveOneOut
+        if objective == "leave_one_out":
+            self.objective = LeaveOneOut(h, y, kernel)
+        else:
+            near = scales_of([kernel], [1.0]).clamp_max(self.median - math.log(4))  # so that Z still reaches if l shrinks
+            chosen = choose_landmarks(h, with_scales(kernel, near)[0][0], LANDMARKS, generator=generator)
+            self.objective = MarginalLikelihood(h, y, h[chosen], kernel)
+        self.low, self.high = (
+            torch.tensor([self.median + math.log(LENGTHS[i]), math.log(OUTPUTS[i]), math.log(RATIOS[i])]).to(h) for i in (0, 1)
+        )
+        self.usual = math.log(math.log(max(self.n_classes - 1, 1) * 19) / 0.8)  # log lambda: 0.95 for a mean of 0.8
+        self.log_lambda = None if logit_scale is None else math.log(logit_scale)
+
+    def value(self, scales: Tensor, log_lambda: Tensor, centre: Tensor | None) -> Tensor:
+        """Objective and priors; with a ``centre`` (1, 3), it is the usual, and classes are around it."""
+        if isinstance(self.objective, MarginalLikelihood):
+            cost = -self.objective(scales)
+        else:
+            cost = self._left_out_cost(self.objective, self.objective.residuals(scales)[0], log_lambda)
+        return (cost + self._prior(scales, centre)) / self.n
+
+    def _left_out_cost(self, left_out: LeaveOneOut, residuals: Tensor, log_lambda: Tensor) -> Tensor:
+        return self.n * left_out.loss(residuals, log_lambda) + self.n_classes * (log_lambda - self.usual).square()
+
+    def _prior(self, scales: Tensor, centre: Tensor | None) -> Tensor:
+        middle = scales.new_tensor([self.median, math.log(USUAL_RATIO)])
+        shared = _length_and_ratio(scales if centre is None else centre)
+        cost = ((shared - middle) / SPREAD).square().sum()
+        if centre is not None:
+            cost = cost + ((_length_and_ratio(scales) - shared) / CLASS_SPREAD).square().sum()
+        return cost / 2
+
+    @torch.no_grad()
+    def at(self, scales: Tensor, centre: Tensor) -> float:
+        """The value at scales, at the best lambda of a few if none is given; infinite where there is none."""
+        tried = [self.log_lambda] if self.log_lambda is not None else torch.linspace(0, math.log(80), 40).tolist()
+        try:
+            if isinstance(self.objective, MarginalLikelihood):
+                cost = -float(self.objective(scales))
+            else:
+                residuals, _ = self.objective.residuals(scales)
+                cost = min(float(self._left_out_cost(self.objective, residuals, scales.new_tensor(one))) for one in tried)
+        except LinAlgError:
+            return math.inf
+        found = (cost + float(self._prior(scales, centre))) / self.n
+        return found if math.isfinite(found) else math.inf
+
+    def descend(self, scales: Tensor, centre: Tensor | None, iterations: int) -> Tensor:
+        """The best scales (G, 3) that L-BFGS passes; those it starts from, if there is none."""
+        free = self._free(scales).requires_grad_()
+        log_lambda = scales.new_tensor(self.usual if self.log_lambda is None else self.log_lambda)
+        variables = [free, log_lambda.requires_grad_()] if self.log_lambda is None else [free]
+        best, best_value = scales, math.inf
+        optimizer = torch.optim.LBFGS(variables, max_iter=iterations, line_search_fn="strong_wolfe")
+
+        def closure() -> float:
+            nonlocal best, best_value
+            optimizer.zero_grad()
+            inside = self._inside(free)
+            value = self.value(inside, log_lambda, centre)
+            value.backward()
+            reached = float(value.detach())
+            if reached < best_value:
+                best, best_value = inside.detach().clone(), reached
+            return reached
+
+        try:
+            with torch.enable_grad():
+                optimizer.step(closure)
+        except LinAlgError:
+            pass  # so far and no further: the best that was seen is good
+        return best
+
+    def rescaled(self, scales: Tensor) -> Tensor:
+        """With eta by the residuals for leave-one-out, whose means say nothing of it."""
+        if isinstance(self.objective, MarginalLikelihood):
+            return scales
+        eta = self.objective.output_scales(scales).clamp(*OUTPUTS)
+        shift = eta.log() - scales[:, 1]
+        return scales + torch.stack([torch.zeros_like(shift), shift, shift / 2], dim=1)
+
+    def _inside(self, free: Tensor) -> Tensor:
+        """Scales (G, 3) within the bounds, for any real numbers (G, 3)."""
+        length, eta, ratio = (self.low + (self.high - self.low) * torch.sigmoid(free)).unbind(dim=1)
+        return torch.stack([length, eta, ratio + eta / 2], dim=1)
+
+    def _free(self, scales: Tensor) -> Tensor:
+        """The inverse of :meth:`_inside`; from beyond the bounds, just inside."""
+        bounded = torch.stack([scales[:, 0], scales[:, 1], scales[:, 2] - scales[:, 1] / 2], dim=1)
+        return torch.logit(((bounded - self.low) / (self.high - self.low)).clamp(1e-3, 1 - 1e-3))
+
+
+def _length_and_ratio(scales: Tensor) -> Tensor:
+    """(G, 2) log l and log(sigma / sqrt(eta))."""
+    return torch.stack([scales[:, 0], scales[:, 2] - scales[:, 1] / 2], dim=1)

@@ -1,0 +1,71 @@
+"""The study of screening: its problems, its risks, and that it goes on where it was."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from semigpc.bench.long_tails import Pool, load_digits_pool
+from semigpc.bench.screening import CONFIDENCES, EACH, PROBLEMS, SCORES, Screening, draw, risk, run_screening, summarise
+from semigpc.report.screening_figure import draw_screening
+
+SMALL = Screening("clouds", 3)
+
+
+def clouds() -> Pool:
+    """Four clouds of thirty rows, well apart."""
+    rng = np.random.default_rng(0)
+    codes = np.repeat(np.arange(4), 30)
+    return Pool((6 * np.eye(4, 5)[codes] + rng.standard_normal((120, 5))).astype(np.float32), codes)
+
+
+def test_half_of_the_classes_are_known_and_the_rest_has_no_truth() -> None:
+    for seed in range(3):
+        task = draw(Screening("digits", 4), load_digits_pool(), seed)
+        assert np.bincount(task.codes[task.codes >= 0]).tolist() == [4] * 5
+        assert (task.codes[task.codes >= 0] == task.truth[task.codes >= 0]).all()
+        assert set(task.truth[task.codes < 0]) == {-1, 0, 1, 2, 3, 4}
+        assert len(np.unique(task.X, axis=0)) == len(task.X)
+        assert (np.bincount(task.truth[task.codes < 0] + 1)[1:] <= EACH).all()
+    first, again, other = (draw(Screening("digits", 4), load_digits_pool(), seed).X for seed in (0, 0, 1))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_the_risk_is_that_of_the_surest_rows() -> None:
+    confidence = np.array([0.9, 0.1, 0.8, 0.3])
+    found = risk(confidence, np.array([True, False, True, False]))
+    assert found["half"] == 0
+    assert found["area"] == pytest.approx((0 + 0 + 1 / 3 + 1 / 2) / 4)
+    assert risk(-confidence, np.array([True, False, True, False]))["half"] == 1
+    ties = risk(np.ones(4), np.array([True, False, True, False]))
+    assert ties == {"half": pytest.approx(0.5), "area": pytest.approx(0.5)}, "whatever their order"
+
+
+def test_a_screening_goes_on_where_it_was_and_finds_far_clouds(tmp_path: Path) -> None:
+    out = tmp_path / "screening.json"
+    loaded: list[str] = []
+
+    def load() -> Pool:
+        loaded.append("clouds")
+        return clouds()
+
+    seen: list[str] = []
+    run_screening([SMALL], {"clouds": load}, 1, out, advance=seen.append)
+    records = run_screening([SMALL], {"clouds": load}, 2, out, advance=seen.append)
+    assert [record["seed"] for record in records] == [0, 1]
+    assert json.loads(out.read_text())["records"] == records
+    assert run_screening([SMALL], {}, 2, out, advance=seen.append) == records  # all is there, nothing is loaded
+    assert loaded == ["clouds"] * 2
+    assert seen == [SMALL.name] * 5
+    summary = summarise(records)
+    assert set(summary["auroc"]) == set(SCORES)
+    assert set(summary["risk"]) == set(CONFIDENCES)
+    assert summary["auroc"]["variance"] > 0.9
+    assert summary["auroc"]["nearest"] > 0.9
+    assert summary["problems"][SMALL.name]["seeds"] == 2
+    assert records[0]["rows"] == {"known": 54, "unknown": 60}
+    draw_screening(summary, SCORES, tmp_path / "screening.png")
+    assert (tmp_path / "screening.png").stat().st_size > 10_000
+    assert {problem.data for problem in PROBLEMS} == {"cifar10", "digits", "segments"}

@@ -1,0 +1,169 @@
+"""A thousand rows through ONNX Runtime and through torch.export, for every engine and every kernel that can be exported."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from semigpc.data import Augment
+from semigpc.export.check import TOLERANCE, DifferenceError, differences
+from semigpc.export.formats import FORMATS, NotExportableError
+from semigpc.export.network import ExportedNetwork
+from semigpc.gp import NTK, EnsembleGP, ExactGP, LowRankGP, MatrixFreeGP, NoExpansionError, PerClassGP
+from semigpc.models import Classifier
+from semigpc.refiners import GaussianProcessRefiner
+from tests.export.clusters import AUGMENT, SIDE, gp, network, pictures
+
+ROWS, BATCHES = 1000, (1, 7, 256, 736)
+CASES: dict[str, tuple[type[torch.nn.Module], dict[str, Any]]] = {
+    "exact": (ExactGP, {"engine": "exact"}),
+    "lowrank": (LowRankGP, {"engine": "lowrank", "rank": 48, "class_prior": "frequency"}),
+    "ensemble": (EnsembleGP, {"engine": "ensemble", "members": 3, "combine": "mean", "class_prior": "frequency"}),
+    "matrix_free": (MatrixFreeGP, {"engine": "matrix_free", "rank": 32, "class_prior": "frequency"}),
+    "laplace": (ExactGP, {"kernel": "laplace"}),
+    "laplace_clipped": (ExactGP, {"kernel": "laplace", "kernel_clip": 0.05}),
+    "rbf_clipped": (ExactGP, {"kernel_clip": 0.05, "feature": "projection"}),
+    "cosine": (ExactGP, {"kernel": "cosine", "noise_std": 0.01, "class_prior": "frequency"}),
+    "ntk": (ExactGP, {"kernel": "ntk", "l2norm": False}),
+}
+Floats = npt.NDArray[np.float32]
+
+
+class Several(torch.nn.Module):
+    """Every case in one graph, since each export takes seconds."""
+
+    def __init__(self, classifier: Classifier, refiners: dict[str, GaussianProcessRefiner]) -> None:
+        super().__init__()
+        self.each = torch.nn.ModuleDict({name: exported(classifier, refiner) for name, refiner in refiners.items()})
+        self.outputs = {f"of_{name}": "gp" for name in refiners}
+
+    def forward(self, pictures: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {f"of_{name}": module(pictures)["probabilities"] for name, module in self.each.items()}
+
+
+class Compared(NamedTuple):
+    """Refiners, what the refiner of each case says of the rows, (ROWS, C), and what each runtime does."""
+
+    refiners: dict[str, GaussianProcessRefiner]
+    expected: dict[str, npt.NDArray[np.float64]]
+    said: dict[str, dict[str, Floats]]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    classifier, folder = network(), tmp_path_factory.mktemp("models")
+    refiners = {name: gp(classifier, **options) for name, (_, options) in CASES.items()}
+    pixels, _ = pictures(ROWS, seed=3)
+    output = classifier(Augment(AUGMENT).normalise(pixels))
+    expected = {name: torch.softmax(refiner.logits(output).double(), dim=1).numpy() for name, refiner in refiners.items()}
+    raw = (pixels.transpose(0, 3, 1, 2) / 255).astype(np.float32)
+    said = {}
+    for kind, form in FORMATS.items():
+        path = folder / f"model{form.suffix}"
+        form.write(cast("ExportedNetwork", Several(classifier, refiners).eval()), SIDE, path)
+        answers = [form.open(path)(part) for part in np.split(raw, np.cumsum(BATCHES)[:-1])]
+        said[kind] = {name: np.concatenate([answer[f"of_{name}"] for answer in answers]) for name in refiners}
+    return Compared(refiners, expected, said)
+
+
+def exported(classifier: Classifier, refiner: GaussianProcessRefiner) -> ExportedNetwork:
+    feature = refiner.config.feature
+    return ExportedNetwork(classifier, refiner.head(), gp_feature=feature, augment=AUGMENT, heads=("gp", "linear")).eval()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_thousand_rows_say_what_the_engine_says(compared: Compared, name: str, kind: str) -> None:
+    assert isinstance(compared.refiners[name].engine, CASES[name][0])
+    said, expected = compared.said[kind][name], compared.expected[name]
+    assert said.dtype == np.float32
+    assert said.shape == expected.shape == (ROWS, 4)
+    assert np.abs(said - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_rows_are_worth_comparing(compared: Compared, name: str) -> None:
+    """Classes are found, and not every answer is the same."""
+    labels = pictures(ROWS, seed=3)[1].numpy()
+    assert (compared.expected[name].argmax(axis=1) == labels).mean() > 0.8
+    assert compared.expected[name].max(axis=1).std() > 0.01
+
+
+def test_a_mean_that_is_no_sum_of_kernels_is_refused() -> None:
+    classifier = network()
+    precise = gp(classifier, engine="ensemble", members=3, combine="precision")
+    assert isinstance(precise.engine, EnsembleGP)
+    with pytest.raises(NoExpansionError, match="combine='mean' can be exported"):
+        precise.head()
+    refiner = gp(classifier)
+    kernels, noises = [refiner.engine.kernel] * 4, [refiner.engine.noise_std] * 4
+    refiner.engine = PerClassGP(
+        128,
+        48,
+        4,
+        make=lambda kernel, noise: ExactGP(128, 48, 1, kernel=kernel, noise_std=noise),
+        kernels=kernels,
+        noise_stds=noises,
+    )
+    with pytest.raises(NoExpansionError):
+        refiner.head()
+
+
+@pytest.mark.slow
+def test_what_onnx_runtime_cannot_compute_is_refused_and_torch_can(tmp_path: Path) -> None:
+    classifier = network()
+    refiner = gp(classifier)
+    refiner.engine.reanchor(NTK(depth=1), 0.3)
+    module, pixels = exported(classifier, refiner), pictures(ROWS, seed=2)[0]
+    onnx, pt2 = (tmp_path / f"model{form.suffix}" for form in FORMATS.values())
+    FORMATS["onnx"].write(module, SIDE, onnx)
+    with pytest.raises(NotExportableError, match=r"lacks what the network needs: .*--format torch may do, or --head linear"):
+        FORMATS["onnx"].open(onnx)
+    FORMATS["torch"].write(module, SIDE, pt2)
+    answer = FORMATS["torch"].open(pt2)
+    found = differences(answer, classifier, refiner, augment=Augment(AUGMENT), outputs=module.outputs, pixels=pixels)
+    assert set(found) == {"probabilities", "gp_probabilities", "linear_probabilities"}
+    assert max(found.values()) <= TOLERANCE
+
+
+def test_a_network_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
+    class Moody(torch.nn.Module):
+        num_features = 48
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images.flatten(1) if float(images.sum()) > 0 else -images.flatten(1)
+
+    module = ExportedNetwork(Classifier(Moody(), 4).eval(), None, gp_feature="backbone", augment=AUGMENT, heads=("linear",))
+    for kind in FORMATS:
+        with pytest.raises(NotExportableError, match="the network cannot be traced: "):
+            FORMATS[kind].write(module, SIDE, tmp_path / "model")
+
+
+def test_differences_are_seen() -> None:
+    """Also in the last of the rows, in a batch of any size, and where they are no numbers."""
+    classifier, pixels = network(), pictures(20, seed=4)[0]
+    honest = torch.softmax(classifier(Augment(AUGMENT).normalise(pixels)).logits, dim=1).numpy()
+    compared: dict[str, Any] = {"augment": Augment(AUGMENT), "outputs": {"probabilities": "linear"}, "pixels": pixels}
+    sizes: list[int] = []
+
+    def answer(given: Floats, change: float = 0.0) -> dict[str, Any]:
+        start = sum(sizes)
+        sizes.append(len(given))
+        said = honest[start : start + len(given)].copy()
+        if start + len(given) == 20:
+            said[-1, 0] += change
+        return {"probabilities": said}
+
+    seen = differences(answer, classifier, None, **compared, largest_batch=5)
+    assert sizes == [1, 7, 5, 1, 6]
+    assert seen["probabilities"] < 1e-6
+    for change in (0.25, float("nan")):
+        sizes.clear()
+        found = differences(lambda given, change=change: answer(given, change), classifier, None, **compared)  # type: ignore[misc]
+        assert json.dumps(round(found["probabilities"], 3)) == json.dumps(change)
+    with pytest.raises(DifferenceError, match=r"probabilities came as \(1, 3\), and should be \(1, 4\)"):
+        differences(lambda given: {"probabilities": honest[: len(given), :3]}, classifier, None, **compared)

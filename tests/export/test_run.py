@@ -1,0 +1,199 @@
+"""Whole runs to a file: what is inside, what is said about it, and what is refused."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from semigpc.data import Augment
+from semigpc.export import run as export_module
+from semigpc.export.check import ROWS, TOLERANCE, DifferenceError
+from semigpc.export.formats import NotExportableError
+from semigpc.export.run import Exported, export_run
+from semigpc.gp import ExactGP, Expansion, NoExpansionError
+from semigpc.training import FrozenConfig, RunError, SettingError, train
+from semigpc.training.inference import LoadedRun, load_run
+from tests.training.small_runs import small_run
+
+FEWER = ("data.test_per_class=12", "data.validation_per_class=3", "data.split.unlabeled_head=60", "train.steps=14")
+CLASSES = 10
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run on cached features of a frozen network, judged by its GP."""
+    root = tmp_path_factory.mktemp("frozen")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SEMIGPC_CACHE", str(root / "cache"))
+        experiment = small_run("simmatch", "gp", *FEWER, "refiner.eval_head=gp", "refiner.class_prior=frequency")
+        train(replace(experiment, frozen=FrozenConfig(views=2, width=32)), root / "run")
+        yield root / "run"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a GP."""
+    path = tmp_path_factory.mktemp("plain") / "run"
+    train(small_run("fixmatch", "none", *FEWER), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(frozen: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return export_run(frozen, out=tmp_path_factory.mktemp("onnx") / "sub" / "model.onnx")
+
+
+def test_the_frozen_network_and_the_gp_are_inside(frozen: Path, done: Exported) -> None:
+    """Bytes of the test pictures through the file alone, beside what ``semigpc evaluate`` goes by."""
+    run = load_run(frozen)
+    images = run.part("test")[1]
+    expected = run.predict(images).probs
+    pixels = np.stack([Augment(run.experiment.augment).evaluation_pixels(images[i]) for i in range(len(images))])
+    session = onnxruntime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
+    names = ["probabilities", "gp_probabilities", "linear_probabilities"]
+    said = session.run(names, {"pictures": (pixels.transpose(0, 3, 1, 2) / 255).astype(np.float32)})
+    for values, head in zip(said, ("gp", "gp", "linear"), strict=True):
+        assert np.abs(values - expected[head]).max() <= TOLERANCE
+    assert np.abs(expected["gp"] - expected["linear"]).max() > 0.01  # they are not the same question
+
+
+def test_the_facts_say_how_to_use_it(frozen: Path, done: Exported) -> None:
+    facts = json.loads((done.path.parent / "model.onnx.json").read_text())
+    assert facts == done.facts
+    assert facts["class_names"] == [str(c) for c in range(CLASSES)]
+    assert facts["input"]["shape"] == ["M", 3, 8, 8]
+    assert facts["input"]["preparation"] == "resize to 8 x 8 pixels, bilinear"
+    assert facts["normalised_inside_by"]["mean"] == list(load_run(frozen).experiment.augment.mean)
+    assert {name: told["head"] for name, told in facts["outputs"].items()} == {
+        "probabilities": "gp",
+        "gp_probabilities": "gp",
+        "linear_probabilities": "linear",
+    }
+    assert (facts["checkpoint"], facts["step"], facts["image_size"], facts["format"]) == (
+        "best",
+        load_run(frozen).step,
+        8,
+        "onnx",
+    )
+    assert facts["gp"]["points"] == len(load_run(frozen).gp.engine)  # type: ignore[union-attr]
+    check = facts["check"]
+    assert (check["rows"], check["test_pictures"], check["random_pictures"]) == (ROWS, 120, ROWS - 120)
+    assert check["largest_difference"] == max(check["of_each_output"].values()) <= TOLERANCE
+    assert facts["versions"]["onnxruntime"] == onnxruntime.__version__
+    assert facts["notes"] == []
+    assert sorted(file.name for file in done.path.parent.iterdir()) == ["model.onnx", "model.onnx.json"]  # and no draft
+
+
+def test_torch_reads_its_own_format_for_any_number_of_pictures(frozen: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+    path = tmp_path / "model.pt2"
+    done = export_run(
+        frozen, kind="torch", out=path, heads="gp", checkpoint="last", progress=lambda stage, n, _: seen.append((stage, n))
+    )
+    module = torch.export.load(path).module()
+    for rows in (1, 3):
+        said = module(torch.rand(rows, 3, 8, 8))
+        assert list(said) == ["probabilities"]
+        torch.testing.assert_close(said["probabilities"].sum(dim=1), torch.ones(rows))
+    assert (done.facts["checkpoint"], done.facts["step"]) == ("last", 14)
+    assert [stage for stage, n in seen if n in (0, ROWS)] == ["Loading the run", "Writing model.pt2", "Checking"]
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
+    """Runs load as they are, but for these parts."""
+    monkeypatch.setattr(export_module, "load_run", lambda *asked: replace(load_run(*asked), **parts))
+
+
+def test_a_run_without_a_gp_exports_its_classifier(plain: Path, tmp_path: Path) -> None:
+    done = export_run(plain, kind="torch", out=tmp_path / "model.pt2")
+    assert {name: told["head"] for name, told in done.facts["outputs"].items()} == {"probabilities": "linear"}
+    assert done.facts["gp"] is None
+    assert done.facts["notes"] == []
+    with pytest.raises(SettingError, match=r"was trained without a GP, so it has no GP head\. Leave --head out"):
+        export_run(plain, kind="torch", out=tmp_path / "gp.pt2", heads="gp")
+
+
+def test_what_trained_with_16_bits_answers_in_float32(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed(monkeypatch, experiment=load_run(plain).experiment.override(["train.precision=bf16-mixed"]))
+    done = export_run(plain, kind="torch", out=tmp_path / "model.pt2")
+    note = "Answers in float32, and is compared with the run in float32; it trained with bf16-mixed."
+    assert done.facts["notes"] == [note]
+
+
+def test_a_gp_that_has_seen_nothing_is_left_out(frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gp = load_run(frozen).gp
+    assert gp is not None
+    changed(monkeypatch, gp=gp.empty_copy())
+    done = export_run(frozen, kind="torch", out=tmp_path / "model.pt2")
+    assert list(done.facts["outputs"]) == ["probabilities"]
+    assert done.facts["outputs"]["probabilities"]["head"] == "linear"
+    assert "had seen no labels at step" in done.facts["notes"][0]
+    with pytest.raises(SettingError, match=r"had seen no labels at step .*, so it has nothing to say\. Train on with --resume"):
+        export_run(frozen, kind="torch", out=tmp_path / "gp.pt2", heads="gp")
+
+
+def test_an_engine_without_an_expansion_is_refused_with_a_way_out(
+    frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_such(_engine: ExactGP, *, offset: object = None) -> Expansion:  # noqa: ARG001
+        raise NoExpansionError("this one is no sum.")
+
+    monkeypatch.setattr(ExactGP, "expansion", none_such)
+    words = r"the GP of .* cannot be exported: this one is no sum\. Or take --head linear, the linear classifier alone\."
+    with pytest.raises(NotExportableError, match=words):
+        export_run(frozen, kind="torch", out=tmp_path / "model.pt2")
+    assert list(tmp_path.iterdir()) == []
+    export_run(frozen, kind="torch", out=tmp_path / "model.pt2", heads="linear")
+
+
+def test_a_file_that_answers_otherwise_is_not_kept(frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_module, "TOLERANCE", 0.0)
+    with pytest.raises(
+        DifferenceError, match=r"differs from the run by .* in .*probabilities, and 0 is allowed; it was removed"
+    ):
+        export_run(frozen, kind="torch", out=tmp_path / "model.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_answers_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(DifferenceError, match="by nan in gp_probabilities"):
+        export_module._insist({"probabilities": 0.5, "gp_probabilities": float("nan")})
+
+
+def test_without_its_pictures_it_is_checked_on_random_ones(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_run: LoadedRun, _part: str) -> None:
+        raise RunError("the test pictures have changed.")
+
+    monkeypatch.setattr(LoadedRun, "part", gone)
+    done = export_run(plain, kind="torch", out=tmp_path / "model.pt2")
+    assert done.facts["check"]["random_pictures"] == ROWS
+    note = "Checked on random pictures alone: the test pictures could not be loaded (the test pictures have changed.)."
+    assert note in done.facts["notes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "error", "words"),
+    [
+        ("model.pt2", "onnx", SettingError, r"must end in \.onnx for this --format; got 'model\.pt2'"),
+        ("model.onnx", "torch", SettingError, r"must end in \.pt2 for this --format; got 'model\.onnx'"),
+        ("folder.onnx", "onnx", SettingError, r"folder\.onnx is a folder. Give the name of a file as --out"),
+        ("taken.onnx", "onnx", RunError, r"taken\.onnx is there already. Give another --out, or --overwrite to replace it"),
+        ("told.onnx", "onnx", RunError, r"told\.onnx\.json is there already"),
+    ],
+)
+def test_names_that_will_not_do(plain: Path, tmp_path: Path, name: str, kind: str, error: type[Exception], words: str) -> None:
+    (tmp_path / "folder.onnx").mkdir()
+    for taken in ("taken.onnx", "told.onnx.json"):
+        (tmp_path / taken).write_text("mine")
+    with pytest.raises(error, match=words):
+        export_run(plain, out=tmp_path / name, kind=kind)  # type: ignore[arg-type]
+    assert (tmp_path / "taken.onnx").read_text() == "mine"

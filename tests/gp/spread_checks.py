@@ -1,0 +1,85 @@
+"""Run as one of two processes by test_spread.py: every statement holds on each of them."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from semigpc.gp import RBF, EnsembleGP, ExactGP, NoExpansionError, SpreadEnsembleGP
+
+N, D, C = 22, 3, 4
+KERNEL = RBF(length_scale=0.8)
+
+
+def engines(members: int, combine: str) -> tuple[SpreadEnsembleGP, EnsembleGP]:
+    member = partial(ExactGP, n_features=D, n_classes=C, kernel=KERNEL, noise_std=0.3, dtype=torch.float64)
+    options = {"make": member, "members": members, "combine": combine, "stripe": 4}
+    return SpreadEnsembleGP(N, D, C, **options), EnsembleGP(N, D, C, **options)  # type: ignore[arg-type]
+
+
+def assert_same(spread: SpreadEnsembleGP, whole: EnsembleGP, queries: torch.Tensor) -> None:
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
+    classes, offset = torch.arange(len(queries)) % C, torch.full((C,), 0.25, dtype=torch.float64)
+    assert len(spread) == len(whole)
+    close(spread.occupied, whole.occupied)
+    close(spread.features, whole.features)
+    close(spread.targets, whole.targets)
+    close(spread.variance(queries), whole.variance(queries))
+    close(spread.explain(queries, classes), whole.explain(queries, classes))
+    gradients = []
+    for engine in (spread, whole):
+        asked = queries.clone().requires_grad_()
+        answer = engine.mean(asked, offset=offset)
+        answer.square().sum().backward()
+        gradients.append((answer.detach(), asked.grad))
+    close(*(answer for answer, _ in gradients))
+    close(*(gradient for _, gradient in gradients))
+
+
+def check(members: int, combine: str) -> None:
+    """Fill, overwrite, empty, save and load both alike."""
+    torch.manual_seed(0)
+    spread, whole = engines(members, combine)
+    assert [int(number) for number in spread.members] == list(range(dist.get_rank(), members, 2))
+    queries = torch.randn(6, D, dtype=torch.float64)
+    assert_same(spread, whole, queries)  # empty: the prior
+    for step in range(6):
+        slots = torch.randperm(N)[: 3 if step == 0 else 9]
+        rows, targets = torch.randn(len(slots), D).double(), torch.eye(C).double()[torch.randint(C, (len(slots),))]
+        for engine in (spread, whole):
+            engine.replace(slots, rows, targets)
+        assert_same(spread, whole, queries)
+    for engine in (spread, whole):
+        engine.remove(slots[:5])
+        engine.reanchor(RBF(length_scale=0.5), 0.4)
+    assert_same(spread, whole, queries)
+
+    saved, theirs = spread.state_dict(), whole.state_dict()
+    assert saved.keys() == theirs.keys()
+    spread_again, whole_again = engines(members, combine)
+    for again in (spread_again, whole_again):
+        again.reanchor(RBF(length_scale=0.5), 0.4)
+    spread_again.load_state_dict(theirs)  # each loads what the other saved
+    whole_again.load_state_dict(saved)
+    assert_same(spread_again, whole, queries)
+    assert_same(spread, whole_again, queries)
+    expand(spread, whole, queries)
+
+
+def expand(spread: SpreadEnsembleGP, whole: EnsembleGP, queries: torch.Tensor) -> None:
+    if spread.combine == "mean":
+        points, weights = spread.expansion()
+        torch.testing.assert_close(whole.kernel(queries, points) @ weights, whole.mean(queries), rtol=0, atol=1e-8)
+        return
+    with pytest.raises(NoExpansionError, match="combine='mean' can be exported"):
+        spread.expansion()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    for members, combine in ((3, "precision"), (3, "mean"), (1, "precision"), (5, "precision")):
+        check(members, combine)
+    with pytest.raises(ValueError, match=r"\(22, 5, 4\); this one has \(22, 3, 4\)"):
+        engines(3, "mean")[0].load_state_dict(engines(5, "mean")[1].state_dict())
+    dist.destroy_process_group()

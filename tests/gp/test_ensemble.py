@@ -1,0 +1,318 @@
+"""An ensemble equals its formula over members fitted afresh, whatever has been done to it."""
+
+import copy
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from semigpc.buffers import BalancedBuffer, FIFOBuffer
+from semigpc.gp import RBF, EnsembleGP, ExactGP, NoExpansionError, NotPositiveDefiniteError
+from semigpc.gp.members import ensemble_slots, member_capacities, member_slots
+from semigpc.gp.reference import posterior
+from tests.gp.streams import clusters
+
+WIDTH, CLASSES, NOISE_STD = 16, 4, 0.3
+KERNEL = RBF(length_scale=0.5)
+
+
+def member(capacity: int) -> ExactGP:
+    return ExactGP(capacity, WIDTH, CLASSES, kernel=KERNEL, noise_std=NOISE_STD, dtype=torch.float64)
+
+
+def make(
+    capacity: int, *, members: int = 3, combine: Literal["precision", "mean"] = "precision", stripe: int = 4
+) -> EnsembleGP:
+    return EnsembleGP(capacity, WIDTH, CLASSES, make=member, members=members, combine=combine, stripe=stripe)
+
+
+def expected(ensemble: EnsembleGP, queries: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Mean and variance by the formulas, from dense solves of what each member should hold."""
+    slots, stripe = torch.arange(ensemble.capacity), ensemble.stripe
+    means, variances = [], []
+    for number in range(len(ensemble.members)):
+        held = ensemble.occupied & (slots // stripe % len(ensemble.members) == number)
+        if held.any():
+            targets = ensemble.targets[held] - offset
+            mean, variance = posterior(queries, ensemble.features[held], targets, ensemble.kernel, ensemble.noise_std)
+            means.append(mean)
+            variances.append(variance)
+    mu, v = torch.stack(means), torch.stack(variances)
+    if ensemble.combine == "mean":
+        return mu.mean(dim=0), v.mean(dim=0)
+    w = 1 / (v + ensemble.noise_std**2)
+    return (w.unsqueeze(2) * mu).sum(dim=0) / w.sum(dim=0).unsqueeze(1), len(w) / w.sum(dim=0) - ensemble.noise_std**2
+
+
+def assert_true(ensemble: EnsembleGP, queries: Tensor) -> None:
+    mean, variance = expected(ensemble, queries)
+    torch.testing.assert_close(ensemble.mean(queries), mean, rtol=0, atol=1e-10)
+    torch.testing.assert_close(ensemble.variance(queries), variance, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "members", "stripe"), [(60, 3, 4), (61, 3, 4), (70, 5, 8), (7, 7, 64), (9, 2, 3), (5, 1, 2)]
+)
+def test_every_slot_has_one_place_in_one_member(capacity: int, members: int, stripe: int) -> None:
+    stripe = make(capacity, members=members, stripe=stripe).stripe
+    slots = torch.arange(capacity)
+    owner, local = member_slots(slots, members, stripe)
+    sizes = member_capacities(capacity, members, stripe)
+    assert sum(sizes) == capacity
+    assert max(sizes) - min(sizes) <= stripe
+    for number, size in enumerate(sizes):
+        assert local[owner == number].tolist() == list(range(size))
+        assert torch.equal(ensemble_slots(number, torch.arange(size), members, stripe), slots[owner == number])
+
+
+def test_batches_of_a_fifo_buffer_go_to_one_member_at_a_time(generator: torch.Generator) -> None:
+    ensemble, draw, buffer = make(48, stripe=8), clusters(generator), FIFOBuffer(48, CLASSES)
+    for step in range(12):
+        before = [copy.copy(engine.health) for engine in ensemble.members]
+        features, targets = draw(8)
+        ensemble.replace(buffer.write(targets.argmax(dim=1)).slots, features, targets)
+        changed = [engine.health != old for engine, old in zip(ensemble.members, before, strict=True)]
+        assert changed == [number == step % 3 for number in range(3)]
+
+
+@pytest.mark.parametrize("combine", ["precision", "mean"])
+@pytest.mark.parametrize("order", ["fifo", "balanced", "arbitrary"])
+def test_replacing_rows_equals_members_fitted_afresh(
+    order: str, combine: Literal["precision", "mean"], generator: torch.Generator
+) -> None:
+    capacity = 62
+    ensemble, draw = make(capacity, combine=combine), clusters(generator)
+    buffer = FIFOBuffer(capacity, CLASSES) if order == "fifo" else BalancedBuffer(capacity, CLASSES, balance="strict")
+    queries = draw(10)[0]
+    for step in range(60):
+        features, targets = draw(1 + step % 7)
+        if order == "arbitrary":
+            ensemble.replace(torch.randperm(min(capacity, 8 + step), generator=generator)[: len(features)], features, targets)
+            if step % 5 == 4:
+                ensemble.remove(ensemble.occupied.nonzero().squeeze(1)[:3])
+        else:
+            written = buffer.write(targets.argmax(dim=1))
+            ensemble.remove(written.dropped)
+            ensemble.replace(written.slots, features[written.rows], targets[written.rows])
+        if step in (0, 3) or step % 20 == 19:
+            assert_true(ensemble, queries)
+    assert len(ensemble) == int(ensemble.occupied.sum())
+
+
+def test_rows_are_found_in_the_slots_they_were_put_into(generator: torch.Generator) -> None:
+    ensemble, (features, targets) = make(31), clusters(generator)(20)
+    slots = torch.randperm(31, generator=generator)[:20]
+    ensemble.replace(slots.int(), features, targets)
+    assert torch.equal(ensemble.features[slots], features)
+    assert torch.equal(ensemble.targets[slots], targets)
+    assert ensemble.occupied.nonzero().squeeze(1).tolist() == sorted(slots.tolist())
+    ensemble.remove(slots[:5])
+    assert not ensemble.occupied[slots[:5]].any()
+    assert not ensemble.features[slots[:5]].any()
+
+
+def test_members_that_agree_give_exactly_their_own_answer(generator: torch.Generator) -> None:
+    ensemble, draw = make(24, stripe=8), clusters(generator)
+    features, targets = draw(8)
+    alone = member(8)
+    alone.replace(torch.arange(8), features, targets)
+    ensemble.replace(torch.arange(24), features.repeat(3, 1), targets.repeat(3, 1))
+    queries = draw(10)[0]
+    torch.testing.assert_close(ensemble.mean(queries), alone.mean(queries), rtol=1e-14, atol=0)
+    torch.testing.assert_close(ensemble.variance(queries), alone.variance(queries), rtol=1e-14, atol=0)
+
+
+def test_a_member_that_knows_nothing_of_a_query_dilutes_an_average_but_not_the_precision_weighted_mean() -> None:
+    near, far = torch.eye(WIDTH, dtype=torch.float64)[:1], 9 * torch.eye(WIDTH, dtype=torch.float64)[1:2]
+    target = torch.tensor([[1.0, 0, 0, 0]], dtype=torch.float64)
+    answers = {}
+    for combine in ("precision", "mean"):
+        ensemble = make(8, members=2, combine=combine)
+        ensemble.replace(torch.arange(8), torch.cat([near.repeat(4, 1), far.repeat(4, 1)]), target.repeat(8, 1))
+        answers[combine] = float(ensemble.mean(near)[0, 0])
+    knowing = 4 / (4 + NOISE_STD**2)
+    sure, unsure = 1 / (1 - knowing + NOISE_STD**2), 1 / (1 + NOISE_STD**2)
+    assert answers["mean"] == pytest.approx(knowing / 2)
+    assert answers["precision"] == pytest.approx(knowing * sure / (sure + unsure))
+    assert answers["precision"] > 0.85 * knowing
+
+
+def test_far_from_all_rows_the_answer_is_the_prior(generator: torch.Generator) -> None:
+    ensemble, draw = make(30), clusters(generator)
+    ensemble.replace(torch.arange(30), *draw(30))
+    far = torch.full((2, WIDTH), 10.0, dtype=torch.float64)
+    torch.testing.assert_close(ensemble.mean(far), torch.zeros(2, CLASSES).double())
+    torch.testing.assert_close(ensemble.variance(far), torch.ones(2).double())
+
+
+def test_an_empty_ensemble_knows_nothing_and_says_so(generator: torch.Generator) -> None:
+    ensemble, draw = make(20), clusters(generator)
+    features, targets = draw(5)
+    for _ in range(2):
+        assert len(ensemble) == 0
+        assert torch.equal(ensemble.mean(features), torch.zeros(5, CLASSES).double())
+        assert torch.equal(ensemble.variance(features), torch.ones(5).double())
+        assert not ensemble.explain(features, torch.zeros(5, dtype=torch.int64)).any()
+        ensemble.replace(torch.arange(5), features, targets)
+        ensemble.remove(torch.arange(5))
+
+
+@pytest.mark.parametrize("combine", ["precision", "mean"])
+def test_reasons_sum_to_the_mean_in_the_ensembles_own_slots(
+    combine: Literal["precision", "mean"], generator: torch.Generator
+) -> None:
+    ensemble, draw = make(31, combine=combine), clusters(generator)
+    ensemble.replace(torch.arange(2, 27), *draw(25))
+    queries = draw(6)[0]
+    mean, classes = ensemble.mean(queries), torch.arange(6) % CLASSES
+    reasons = ensemble.explain(queries, classes)
+    torch.testing.assert_close(reasons.sum(dim=1), mean[torch.arange(6), classes], rtol=0, atol=1e-13)
+    assert not reasons[:, ~ensemble.occupied].any()
+    assert reasons[:, ensemble.occupied].all()
+
+
+def test_an_average_is_a_sum_of_kernels_and_a_precision_weighted_mean_is_not(generator: torch.Generator) -> None:
+    ensemble, draw = make(31, combine="mean"), clusters(generator)
+    ensemble.replace(torch.arange(8), *draw(8))  # one member holds nothing yet
+    queries, offset = draw(6)[0], torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
+    for step in range(2):
+        points, weights = ensemble.expansion(offset=offset)
+        answer = ensemble.mean(queries, offset=offset)
+        torch.testing.assert_close(KERNEL(queries, points) @ weights, answer, rtol=0, atol=1e-12)
+        ensemble.replace(torch.arange(8, 30), *draw(22))
+        assert len(points) == 8 or step
+    with pytest.raises(NoExpansionError, match=r"weights need every member's variance.*combine='mean' can be exported"):
+        make(31).expansion()
+
+
+def test_an_offset_equals_subtracting_it_from_every_target(generator: torch.Generator) -> None:
+    ensemble, draw = make(30), clusters(generator)
+    ensemble.replace(torch.arange(30), *draw(30))
+    queries = draw(6)[0]
+    answer = ensemble.mean(queries, offset=torch.full((CLASSES,), 0.25).double())
+    torch.testing.assert_close(answer, expected(ensemble, queries, offset=0.25)[0], rtol=0, atol=1e-10)
+
+
+def test_the_average_is_differentiable_and_the_weighted_mean_with_weights_held(generator: torch.Generator) -> None:
+    draw = clusters(generator)
+    rows, queries = draw(30), draw(3)[0].requires_grad_()
+    average, weighted = make(30, combine="mean"), make(30)
+    average.replace(torch.arange(30), *rows)
+    weighted.replace(torch.arange(30), *rows)
+    assert torch.autograd.gradcheck(average.mean, queries)
+    (gradient,) = torch.autograd.grad(weighted.mean(queries).sum(), queries)
+    precisions = torch.stack([1 / (engine.variance(queries.detach()) + NOISE_STD**2) for engine in weighted.engines])
+    parts = [torch.autograd.grad(engine.mean(queries).sum(), queries)[0] for engine in weighted.engines]
+    held = (precisions.unsqueeze(2) * torch.stack(parts)).sum(dim=0) / precisions.sum(dim=0).unsqueeze(1)
+    torch.testing.assert_close(gradient, held, rtol=0, atol=1e-12)
+
+
+def test_the_state_is_all_there(generator: torch.Generator) -> None:
+    ensemble, restored, draw = make(30), make(30), clusters(generator)
+    ensemble.replace(torch.arange(25), *draw(25))
+    ensemble.rebuild()
+    restored.load_state_dict(ensemble.state_dict())
+    rows, queries = draw(7), draw(6)[0]
+    for one in (ensemble, restored):
+        one.replace(torch.arange(20, 27), *rows)
+    assert torch.equal(restored.mean(queries), ensemble.mean(queries))
+    assert torch.equal(restored.occupied, ensemble.occupied)
+
+
+def test_reanchoring_equals_having_had_that_kernel_always(generator: torch.Generator) -> None:
+    ensemble, draw = make(30), clusters(generator)
+    ensemble.replace(torch.arange(30), *draw(30))
+    ensemble.reanchor(RBF(length_scale=0.9), 0.5)
+    assert (ensemble.kernel, ensemble.noise_std) == (RBF(length_scale=0.9), 0.5)
+    assert_true(ensemble, draw(5)[0])
+
+
+def test_what_one_member_refuses_leaves_all_as_they_were(generator: torch.Generator) -> None:
+    def noiseless(capacity: int) -> ExactGP:
+        return ExactGP(capacity, WIDTH, CLASSES, kernel=RBF(length_scale=1.0), noise_std=1e-9)
+
+    ensemble = EnsembleGP(24, WIDTH, CLASSES, make=noiseless, members=2, stripe=4)
+    draw = clusters(generator, spread=100.0, dtype=torch.float32)
+    ensemble.replace(torch.arange(6), *draw(6))
+    queries, features = draw(5)[0], ensemble.features
+    before = ensemble.mean(queries)
+    rows, targets = draw(8)
+    rows[4:] = rows[4]  # slots 4 to 7 are the second member's: rows that coincide need noise
+    with pytest.raises(NotPositiveDefiniteError):
+        ensemble.replace(torch.arange(8), rows, targets)
+    assert torch.equal(ensemble.features, features)
+    assert ensemble.occupied.sum() == 6
+    torch.testing.assert_close(ensemble.mean(queries), before, rtol=0, atol=1e-5)
+    with pytest.raises(NotPositiveDefiniteError):
+        ensemble.reanchor(RBF(length_scale=1e6), 1e-9)
+    assert {engine.kernel for engine in ensemble.engines} == {RBF(length_scale=1.0)}
+
+
+def test_refused_calls_change_nothing(generator: torch.Generator) -> None:
+    ensemble, draw = make(30), clusters(generator)
+    ensemble.replace(torch.arange(20), *draw(20))
+    before = {name: value.clone() for name, value in ensemble.state_dict().items()}
+    features, targets = draw(8)
+    features[7] = torch.nan
+    with pytest.raises(ValueError, match="features must be finite"):
+        ensemble.replace(torch.arange(8), features, targets)
+    with pytest.raises(IndexError, match=r"slots must lie in \[0, 30\)"):
+        ensemble.replace(torch.tensor([0, 30]), *draw(2))
+    with pytest.raises(IndexError, match="slot 25 is empty"):
+        ensemble.remove(torch.tensor([0, 25]))
+    with pytest.raises(ValueError, match="noise_std must be a positive"):
+        ensemble.reanchor(KERNEL, -1.0)
+    with pytest.raises(ValueError, match=r"\(capacity, members, stripe\) \(30, 5, 4\); this one has \(30, 3, 4\)"):
+        ensemble.load_state_dict(make(30, members=5).state_dict())
+    damaged = make(30).state_dict() | {"members.2.system.targets": torch.full((8, CLASSES), torch.nan)}
+    with pytest.raises(ValueError, match=r"members\.2\.system\.targets.*damaged"):
+        ensemble.load_state_dict(damaged)
+    assert all(torch.equal(value, before[name]) for name, value in ensemble.state_dict().items())
+
+
+def test_what_no_ensemble_can_be_made_of_is_refused() -> None:
+    with pytest.raises(ValueError, match="members must be at most capacity, a slot each; got 5 members for 4 slots"):
+        make(4, members=5)
+    with pytest.raises(ValueError, match="members must be an integer of at least 1; got 0"):
+        make(4, members=0)
+    with pytest.raises(ValueError, match="stripe must be an integer of at least 1; got -3"):
+        make(4, members=2, stripe=-3)
+    with pytest.raises(ValueError, match="combine must be 'precision' or 'mean'; got 'vote'"):
+        make(4, combine="vote")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="make must give engines of 9 features and 4 classes; got 16 and 4"):
+        EnsembleGP(20, 9, CLASSES, make=member)
+    noises = iter([0.1, 0.2])
+    with pytest.raises(ValueError, match="engines of one kernel, noise_std and dtype"):
+        EnsembleGP(20, 9, 2, make=lambda capacity: ExactGP(capacity, 9, 2, noise_std=next(noises)), members=2)
+
+
+def test_a_stripe_too_wide_for_the_slots_is_narrowed_to_an_equal_share() -> None:
+    ensemble = make(23, members=5, stripe=64)
+    assert ensemble.stripe == 4
+    assert [engine.capacity for engine in ensemble.engines] == [7, 4, 4, 4, 4]
+
+
+def test_mixed_precision_around_the_ensemble_does_not_reach_it(generator: torch.Generator) -> None:
+    ensemble, draw = make(30), clusters(generator)
+    ensemble.replace(torch.arange(30), *draw(30))
+    queries = draw(5)[0]
+    before = ensemble.mean(queries)
+    torch.nn.Sequential(ensemble).half()
+    assert torch.equal(ensemble.mean(queries), before)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_the_papers_outlook_of_five_times_16300_rows_costs_little_until_it_fills(generator: torch.Generator) -> None:
+    before = resident_bytes()
+    ensemble = EnsembleGP(5 * 16300, 384, CLASSES, make=lambda capacity: ExactGP(capacity, 384, CLASSES))
+    draw = clusters(generator, width=384, dtype=torch.float32)
+    features, targets = draw(64)
+    ensemble.replace(torch.arange(64), features, targets)
+    assert ensemble.mean(features[:4]).argmax(dim=1).equal(targets[:4].argmax(dim=1))
+    assert resident_bytes() - before < 1.5e9

@@ -1,0 +1,390 @@
+"""The matrix-free engine stays within its tolerance of a dense float64 solve, and within its memory."""
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from semigpc.buffers import BalancedBuffer, FIFOBuffer
+from semigpc.gp import RBF, Clipped, Cosine, Kernel, Laplace, MatrixFreeGP, NotConvergedError, iterative_system
+from semigpc.gp.kernel_products import TILE, columns, cross_product, symmetric_product
+from semigpc.gp.reference import kernel_matrix, posterior
+from tests.gp.streams import clusters
+
+WIDTH, CLASSES, NOISE_STD = 16, 4, 0.3
+KERNEL = RBF(length_scale=0.5)
+
+
+def make(capacity: int, **options: Any) -> MatrixFreeGP:
+    chosen: dict[str, Any] = {"kernel": KERNEL, "noise_std": NOISE_STD, "rank": 32, "tolerance": 1e-3, "dtype": torch.float64}
+    return MatrixFreeGP(capacity, WIDTH, CLASSES, **(chosen | options))
+
+
+def true_residual(engine: MatrixFreeGP) -> Tensor:
+    """y - K alpha over the occupied slots, (n, C), by dense float64."""
+    held = engine.occupied
+    K = kernel_matrix(engine.features[held].double(), engine.kernel, engine.noise_std)
+    return engine.targets[held].double() - K @ engine.alpha[held]
+
+
+def assert_within_tolerance(engine: MatrixFreeGP) -> None:
+    """The residual is as small as promised, the mean within its bounds, and nothing lies in empty slots."""
+    held = engine.occupied
+    norms = torch.linalg.vector_norm(engine.targets[held].double(), dim=0)
+    residual = torch.linalg.vector_norm(true_residual(engine), dim=0)
+    assert (residual <= engine.tolerance * norms).all(), residual / norms
+    features, targets = engine.features[held].double(), engine.targets[held].double()
+    queries = torch.cat([features, -features])
+    exact, _ = posterior(queries, features, targets, engine.kernel, engine.noise_std)
+    error = engine.mean(queries) - exact
+    assert (torch.linalg.vector_norm(error[: len(features)], dim=0) <= residual + 1e-6 * norms).all()
+    assert (error.abs() <= residual / engine.noise_std + 1e-6).all()  # k(h, h) = 1
+    assert not engine.alpha[~held].any()
+    assert not engine.system.residual[~held].any()
+    assert len(engine) == int(held.sum())
+
+
+@pytest.mark.parametrize(
+    ("order", "dtype", "tolerance"),
+    [("fifo", torch.float32, 1e-3), ("balanced", torch.float64, 1e-6), ("arbitrary", torch.float32, 1e-4)],
+)
+def test_hundreds_of_replacements_stay_within_the_tolerance(
+    order: str, dtype: torch.dtype, tolerance: float, generator: torch.Generator
+) -> None:
+    capacity = 120
+    engine, draw = make(capacity, dtype=dtype, tolerance=tolerance), clusters(generator, dtype=dtype)
+    buffer = FIFOBuffer(capacity, CLASSES) if order == "fifo" else BalancedBuffer(capacity, CLASSES, balance="strict")
+    for step in range(200):
+        features, targets = draw(1 + step % 9)
+        if order == "arbitrary":
+            reach = min(capacity, 10 + step)
+            engine.replace(torch.randperm(reach, generator=generator)[: len(features)], features, targets)
+            if step % 5 == 4:
+                engine.remove(engine.occupied.nonzero().squeeze(1)[::7][:3])
+        else:
+            written = buffer.write(targets.argmax(dim=1))
+            engine.remove(written.dropped)
+            engine.replace(written.slots, features[written.rows], targets[written.rows])
+        if step < 4 or step % 25 == 24:
+            assert_within_tolerance(engine)
+    assert engine.health.steps >= 200
+    assert 2 <= engine.health.landmark_choices <= 40
+
+
+@pytest.mark.parametrize("kernel", [Laplace(length_scale=0.7), Cosine(), RBF(length_scale=2.0)], ids=repr)
+def test_every_positive_definite_kernel_is_solved(kernel: Kernel, generator: torch.Generator) -> None:
+    engine, draw = make(120, kernel=kernel), clusters(generator, spread=1.0)
+    for step in range(30):
+        engine.replace((torch.arange(8) + 8 * step) % 120, *draw(8))
+    assert_within_tolerance(engine)
+
+
+def test_a_warm_start_takes_less_than_a_third_of_a_cold_one(generator: torch.Generator) -> None:
+    size = 2000
+    engine = MatrixFreeGP(size, 32, CLASSES, kernel=RBF(length_scale=0.6), noise_std=0.316, rank=256)
+    draw = clusters(generator, width=32, spread=0.8, dtype=torch.float32)
+    engine.replace(torch.arange(size), *draw(size))
+    before = engine.health.total_iterations
+    for step in range(6):
+        engine.replace(torch.arange(8) + 8 * step, *draw(8))
+    warm = (engine.health.total_iterations - before) / 6
+    engine.rebuild()
+    assert engine.health.iterations >= 6
+    assert warm <= engine.health.iterations / 3
+
+
+def test_a_small_change_needs_no_pass_over_the_matrix(generator: torch.Generator) -> None:
+    engine, draw = make(300, rank=128, tolerance=1e-2), clusters(generator)
+    features, targets = draw(300)
+    engine.replace(torch.arange(300), features, targets)
+    passes = engine.health.passes
+    for slot in range(10):
+        nearly = features[slot : slot + 1] + 1e-3 * draw(1)[0]
+        engine.replace(torch.tensor([slot]), nearly, targets[slot : slot + 1])
+    assert engine.health.passes == passes
+    assert engine.health.kept >= 10
+    assert_within_tolerance(engine)
+
+
+def test_nothing_of_the_size_of_the_matrix_is_ever_made(generator: torch.Generator) -> None:
+    """N = 4000: K would be 16 million numbers; tiles, landmark features and columns are far fewer."""
+    size, largest = 4000, 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            made = func(*args, **(kwargs or {}))
+            for tensor in made if isinstance(made, (tuple, list)) else [made]:
+                largest = max(largest, tensor.numel() if isinstance(tensor, Tensor) else 0)
+            return made
+
+    engine = MatrixFreeGP(size, 8, 2, kernel=RBF(length_scale=1.0), noise_std=0.5, rank=64, tolerance=1e-2)
+    draw = clusters(generator, n_classes=2, width=8, dtype=torch.float32)
+    with Watch():  # type: ignore[no-untyped-call]
+        engine.replace(torch.arange(size), *draw(size))
+        engine.replace(torch.arange(8), *draw(8))
+        engine.mean(draw(4)[0])
+        engine.variance(draw(4)[0])
+    assert 0 < largest <= max(TILE * TILE, size * 256)
+    assert largest < size * size / 10
+
+
+def test_variance_is_exact_to_the_tolerance_and_never_too_sure(generator: torch.Generator) -> None:
+    engine, draw = make(200), clusters(generator)
+    engine.replace(torch.arange(200), *draw(200))
+    engine.remove(torch.arange(50, 60))
+    held = engine.occupied
+    queries = torch.cat([draw(70)[0], 5 * draw(3)[0]])
+    _, exact = posterior(queries, engine.features[held], engine.targets[held], KERNEL, NOISE_STD)
+    error = engine.variance(queries) - exact
+    k = torch.linalg.vector_norm(KERNEL(queries, engine.features[held]), dim=1)
+    assert (error >= -1e-9).all()
+    assert (error <= (engine.tolerance * k / NOISE_STD) ** 2 + 1e-9).all()
+
+
+def test_products_in_tiles_equal_the_whole_matrix(generator: torch.Generator) -> None:
+    features, points = clusters(generator)(2 * TILE + 37)[0], clusters(generator)(50)[0]
+    x = torch.randn(len(features), 3, generator=generator, dtype=torch.float64)
+    whole = kernel_matrix(features, KERNEL, 1e-8) @ x
+    torch.testing.assert_close(symmetric_product(features, KERNEL, x), whole, rtol=0, atol=1e-9)
+    narrow = features.float()
+    in_float64 = kernel_matrix(narrow.double(), KERNEL, 1e-8) @ x
+    torch.testing.assert_close(symmetric_product(narrow, KERNEL, x), in_float64, rtol=0, atol=2e-4)
+    k = KERNEL(features, points)
+    torch.testing.assert_close(columns(features, points, KERNEL), k, rtol=0, atol=1e-12)
+    torch.testing.assert_close(cross_product(features, points, KERNEL, x[:50]), k @ x[:50], rtol=0, atol=1e-10)
+
+
+def test_a_residual_that_has_drifted_is_found_and_mended(generator: torch.Generator) -> None:
+    engine, draw = make(150), clusters(generator)
+    engine.replace(torch.arange(150), *draw(150))
+    engine.system.alpha[:, 0] *= 1.01  # alpha no longer fits the residual that is kept
+    for step in range(iterative_system.AUDIT_EVERY):
+        engine.replace(torch.arange(4) + 4 * step, *draw(4))
+    assert_within_tolerance(engine)
+
+
+def test_the_residual_is_computed_afresh_now_and_then(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
+    monkeypatch.setattr(iterative_system, "REFRESH_EVERY", 3)
+    engine, draw = make(60), clusters(generator)
+    features, targets = draw(60)
+    engine.replace(torch.arange(60), features, targets)
+    passes = engine.health.passes
+    for _ in range(9):
+        engine.replace(torch.arange(1), features[:1], targets[:1])
+    assert engine.health.passes >= passes + 2
+
+
+def test_an_offset_equals_subtracting_it_from_every_target(generator: torch.Generator) -> None:
+    engine, draw = make(100, tolerance=1e-8), clusters(generator)
+    engine.replace(torch.arange(90), *draw(90))
+    engine.replace(torch.arange(8), *draw(8))
+    queries, offset = draw(6)[0], torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
+    expected, _ = posterior(queries, engine.features[:90], engine.targets[:90] - offset, KERNEL, NOISE_STD)
+    torch.testing.assert_close(engine.mean(queries, offset=offset), expected, rtol=0, atol=1e-6)
+    points, weights = engine.expansion(offset=offset)
+    assert len(points) == 90
+    torch.testing.assert_close(KERNEL(queries, points) @ weights, engine.mean(queries, offset=offset), rtol=0, atol=1e-12)
+
+
+def test_reasons_sum_to_the_mean(generator: torch.Generator) -> None:
+    engine, draw = make(60), clusters(generator)
+    engine.replace(torch.arange(5, 45), *draw(40))
+    queries, classes = draw(6)[0], torch.arange(6) % CLASSES
+    reasons = engine.explain(queries, classes)
+    assert reasons.shape == (6, 60)
+    torch.testing.assert_close(reasons.sum(dim=1), engine.mean(queries)[torch.arange(6), classes], rtol=0, atol=1e-12)
+    assert not reasons[:, ~engine.occupied].any()
+
+
+def test_the_mean_is_differentiable_also_after_later_changes(generator: torch.Generator) -> None:
+    engine, draw = make(40), clusters(generator)
+    engine.replace(torch.arange(40), *draw(40))
+    queries = draw(3)[0].requires_grad_()
+    assert torch.autograd.gradcheck(engine.mean, queries)
+    (expected,) = torch.autograd.grad(engine.mean(queries).square().sum(), queries)
+    loss = engine.mean(queries).square().sum()
+    engine.replace(torch.arange(40), *draw(40))
+    (later,) = torch.autograd.grad(loss, queries)
+    assert torch.equal(later, expected)
+
+
+def test_an_empty_engine_knows_nothing_and_says_so(generator: torch.Generator) -> None:
+    engine, draw = make(20), clusters(generator)
+    features, targets = draw(5)
+    for _ in range(2):
+        assert len(engine) == 0
+        assert torch.equal(engine.mean(features), torch.zeros(5, CLASSES).double())
+        assert torch.equal(engine.variance(features), torch.ones(5).double())
+        assert not engine.explain(features, torch.zeros(5, dtype=torch.int64)).any()
+        assert len(engine.expansion().points) == 0
+        engine.rebuild()
+        engine.replace(torch.arange(3, 8), features, targets)
+        assert_within_tolerance(engine)
+        engine.remove(torch.arange(3, 8))
+    assert engine.mean(features[:0]).shape == (0, CLASSES)
+    assert engine.variance(features[:0]).shape == (0,)
+
+
+def test_a_class_whose_last_row_leaves_is_forgotten_exactly(generator: torch.Generator) -> None:
+    engine, draw = make(60), clusters(generator)
+    features, targets = draw(60)
+    targets[:, 3] = 0
+    targets[7] = torch.eye(CLASSES)[3]
+    engine.replace(torch.arange(60), features, targets)
+    assert engine.alpha[:, 3].any()
+    engine.replace(torch.tensor([7]), features[:1], targets[:1])
+    assert not engine.alpha[:, 3].any()
+    assert_within_tolerance(engine)
+
+
+def test_more_landmarks_than_rows_and_rows_that_coincide_are_no_trouble(generator: torch.Generator) -> None:
+    engine, draw = make(60, rank=1000), clusters(generator)
+    features, targets = draw(4)
+    engine.replace(torch.arange(60), features.repeat(15, 1), targets.repeat(15, 1))
+    engine.replace(torch.arange(8), features[[0, 1, 2, 3] * 2], targets[[0, 1, 2, 3] * 2])
+    assert_within_tolerance(engine)
+
+
+def test_the_state_is_all_there_and_alpha_is_solved_for_on_load(generator: torch.Generator) -> None:
+    engine, restored, draw = make(80), make(80), clusters(generator)
+    for step in range(12):
+        engine.replace((torch.arange(7) + 7 * step) % 80, *draw(7))
+    engine.rebuild()
+    assert set(engine.state_dict()) == {"system.points.features", "system.points.targets", "system.points.occupied"}
+    model = torch.nn.ModuleDict({"gp": restored})
+    model.load_state_dict({f"gp.{name}": value for name, value in engine.state_dict().items()})
+    batches, queries = [draw(7) for _ in range(10)], draw(5)[0]
+    for one in (engine, restored):
+        for step, batch in enumerate(batches):
+            one.replace((torch.arange(7) + 7 * step) % 80, *batch)
+    assert torch.equal(engine.mean(queries), restored.mean(queries))  # bit for bit
+    assert_within_tolerance(restored)
+
+
+def test_reanchoring_equals_having_had_that_kernel_always(generator: torch.Generator) -> None:
+    engine, fresh, draw = make(80), make(80, kernel=RBF(length_scale=0.9), noise_std=0.5), clusters(generator)
+    rows = draw(80)
+    engine.replace(torch.arange(80), *rows)
+    fresh.replace(torch.arange(80), *rows)
+    engine.reanchor(RBF(length_scale=0.9), 0.5)
+    fresh.rebuild()
+    assert (engine.kernel, engine.noise_std) == (fresh.kernel, fresh.noise_std)
+    assert torch.equal(engine.alpha, fresh.alpha)
+    engine.replace(torch.arange(8), *draw(8))
+    assert_within_tolerance(engine)
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))], ids=["copy", "pickle"]
+)
+def test_a_duplicate_goes_its_own_way(duplicate: Callable[[MatrixFreeGP], MatrixFreeGP], generator: torch.Generator) -> None:
+    engine, draw = make(40), clusters(generator)
+    engine.replace(torch.arange(40), *draw(40))
+    alpha, other = engine.alpha.clone(), duplicate(engine)
+    other.replace(torch.arange(8), *draw(8))
+    assert_within_tolerance(other)
+    assert torch.equal(engine.alpha, alpha)
+
+
+def test_mixed_precision_around_the_engine_does_not_reach_it(generator: torch.Generator) -> None:
+    engine, draw = make(40, dtype=torch.float32), clusters(generator, dtype=torch.float32)
+    torch.nn.Sequential(engine).half()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        engine.replace(torch.arange(40), *draw(40))
+    assert engine.features.dtype == torch.float32
+    assert engine.alpha.dtype == torch.float64
+    assert_within_tolerance(engine)
+    assert engine.mean(draw(3)[0].half()).dtype == torch.float16
+
+
+REFUSED: dict[str, tuple[Callable[[MatrixFreeGP, Tensor, Tensor], object], type[Exception], str]] = {
+    "NaN feature": (lambda e, x, y: e.replace(torch.arange(3), x * math.nan, y), ValueError, "features must be finite"),
+    "slot out of range": (lambda e, x, y: e.replace(torch.arange(38, 41), x, y), IndexError, r"slots must lie in \[0, 40\)"),
+    "empty slot": (lambda e, _x, _y: e.remove(torch.tensor([39])), IndexError, "slot 39 is empty"),
+    "another kernel": (
+        lambda e, _x, _y: e.reanchor(Clipped(KERNEL, 0.1), 0.3),
+        ValueError,
+        "needs a positive definite kernel.*Use the exact engine",
+    ),
+    "another size": (lambda e, _x, _y: e.load_state_dict(make(41).state_dict()), ValueError, r"have shape \(41, 16\)"),
+    "a damaged state": (
+        lambda e, _x, _y: e.load_state_dict(e.state_dict() | {"system.points.targets": torch.full((40, 4), math.nan)}),
+        ValueError,
+        "damaged",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_call_says_why_and_changes_nothing(case: str, generator: torch.Generator) -> None:
+    engine, draw = make(40), clusters(generator)
+    engine.replace(torch.arange(35), *draw(35))
+    before, health = [tensor.clone() for tensor in engine.buffers()], copy.copy(engine.health)
+    call, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        call(engine, *draw(3))
+    assert all(torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True))
+    assert engine.health == health
+    assert engine.kernel == KERNEL
+
+
+def test_what_no_engine_can_be_made_of_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"positive definite kernel: conjugate gradients break down.*got Clipped"):
+        make(10, kernel=Clipped(KERNEL, 0.1))
+    for rank in (0, 2.5):
+        with pytest.raises(ValueError, match=f"rank must be an integer of at least 1; got {rank}"):
+            make(10, rank=rank)
+    for tolerance in (0.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match=f"tolerance must lie between 0 and 1; got {tolerance}"):
+            make(10, tolerance=tolerance)
+    with pytest.raises(ValueError, match="noise_std must be a positive"):
+        make(10, noise_std=0.0)
+
+
+def test_a_tolerance_that_is_not_reached_is_an_error_that_leaves_all_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    engine, draw = make(60, tolerance=1e-6, rank=4), clusters(generator)
+    engine.replace(torch.arange(50), *draw(50))
+    state, before, rows = engine.state_dict(), [tensor.clone() for tensor in engine.buffers()], draw(20)
+    other = make(60, tolerance=1e-6)
+    other.replace(torch.arange(60), *draw(60))
+    monkeypatch.setattr(iterative_system, "MAX_ITERATIONS", 2)
+    message = r"did not reach tolerance=1e-06 for RBF.*noise_std=0\.3 over .*Raise noise_std, rank \(now 4\) or tolerance"
+    for call in (
+        lambda: engine.replace(torch.arange(40, 60), *rows),
+        lambda: engine.reanchor(RBF(length_scale=0.4), NOISE_STD),
+        lambda: engine.load_state_dict(other.state_dict()),
+    ):
+        with pytest.raises(NotConvergedError, match=message):
+            call()
+        assert all(torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True))
+        assert (engine.kernel, len(engine)) == (KERNEL, 50)
+    monkeypatch.undo()
+    engine.replace(torch.arange(40, 60), *rows)
+    assert_within_tolerance(engine)
+    engine.load_state_dict({name: value.clone() for name, value in state.items()})
+    assert_within_tolerance(engine)
+
+
+def test_a_tolerance_beyond_float32_is_an_error_that_names_the_way_out(generator: torch.Generator) -> None:
+    engine = make(200, tolerance=1e-8, dtype=torch.float32, kernel=RBF(length_scale=1.0))
+    draw = clusters(generator, dtype=torch.float32)
+    with pytest.raises(NotConvergedError, match=r"tolerance=1e-08 is more than torch\.float32.*use dtype=torch\.float64"):
+        engine.replace(torch.arange(200), *draw(200))
+    assert len(engine) == 0
+
+
+def test_noise_that_is_lost_in_rounding_is_an_error_that_names_it(generator: torch.Generator) -> None:
+    engine, (features, targets) = make(60, noise_std=1e-9), clusters(generator)(60)
+    with pytest.raises(NotConvergedError, match=r"noise_std=1e-09.*Raise noise_std"):
+        engine.replace(torch.arange(60), features[:1].repeat(60, 1), targets)  # rows that coincide, of several classes
+    assert len(engine) == 0
+    assert not engine.alpha.any()

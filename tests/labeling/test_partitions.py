@@ -1,0 +1,293 @@
+"""Partitions, read and labelled one by one, by whoever does it."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from semigpc.data import DataError
+from semigpc.labeling import bulk as bulk_module
+from semigpc.labeling import scan as scan_module
+from semigpc.labeling.bulk import Gathering, Labelling, check_over_partitions, joined_tally, sample_bound
+from semigpc.labeling.bulk_folder import BulkFolder
+from semigpc.labeling.columns import Wanted
+from semigpc.labeling.given import Matching
+from semigpc.labeling.inputs import table_inputs
+from semigpc.labeling.label import fit, label_data, shard_rows
+from semigpc.labeling.partitions import Partitions
+from semigpc.labeling.parts import Labeller
+from semigpc.labeling.sample import keys_of
+from semigpc.labeling.scan import Gathered, Scan, scan
+from semigpc.labeling.source import open_source
+from semigpc.labeling.stores import Address, Store, facts_of, place_of
+from tests.labeling.partitioned import CUTS, IDS, LABELS, X, partitioned, read_labels, write_partitions
+from tests.labeling.samples import labels_of, list_column, table_of
+
+
+def opened(folder: Path) -> Partitions:
+    return Partitions(Store(folder), Wanted())
+
+
+def gathered(partitions: Partitions, given: dict[str, str] | None, *, below: float = 1.0) -> Gathered:
+    """What the driver makes of all partitions."""
+    gathering = Gathering(partitions, given, 0, below)
+    merged = Gathered(partitions.source.width, 0, below=below)
+    for number in range(len(partitions)):
+        merged.absorb(gathering(number))
+    check_over_partitions(gathering, merged)
+    return merged
+
+
+def assert_same_scan(one: Scan, other: Scan) -> None:
+    for name in ("rows", "ids", "labels", "sample_ids", "bad_labels"):
+        assert getattr(one, name) == getattr(other, name), name
+    for name in ("labelled", "x", "sample", "sample_x", "bad"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+# Reading ------------------------------------------------------------------------------------------------------------------
+
+
+def test_partitions_are_one_table_in_the_order_of_their_names(tmp_path: Path) -> None:
+    partitions = opened(write_partitions(tmp_path / "data"))
+    assert partitions.starts.tolist() == list(CUTS)
+    found = [batch for number in range(5) for batch in partitions.batches(number, [CUTS[number + 1]])]
+    assert [batch.first for batch in found] == [0, 700, 701, 2600]
+    assert [name for batch in found for name in batch.ids] == IDS
+    np.testing.assert_array_equal(np.concatenate([batch.x for batch in found]), X)
+    cut = list(partitions.batches(3, [702, 1500, 2600]))
+    assert [(batch.first, len(batch.ids)) for batch in cut] == [(701, 1), (702, 798), (1500, 1100)]
+
+
+def test_row_numbers_are_the_ids_where_there_are_none(tmp_path: Path) -> None:
+    for number in range(3):
+        parquet.write_table(pyarrow.table({"embedding": list_column(X[:5])}), tmp_path / f"{number}.parquet")
+    partitions = opened(tmp_path)
+    assert [batch.ids for batch in partitions.batches(2, [12, 15])] == [["10", "11"], ["12", "13", "14"]]
+
+
+def test_folders_inside_are_partitions_too_and_other_files_are_passed_over(tmp_path: Path) -> None:
+    for name in ("b/0.parquet", "a/1.parquet", "a/_metadata.parquet", ".hidden/3.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        parquet.write_table(table_of(X[:2], IDS[:2]), tmp_path / name)
+    (tmp_path / "readme.txt").write_text("hello")
+    partitions = opened(tmp_path)
+    assert partitions.names == ["a/1.parquet", "b/0.parquet"]
+    assert partitions.passed_over == ["readme.txt"]
+
+
+def test_what_is_read_changes_with_the_files(tmp_path: Path) -> None:
+    before = opened(write_partitions(tmp_path / "data")).content
+    assert opened(tmp_path / "data").content == before
+    parquet.write_table(table_of(X[:10], IDS[:10]), tmp_path / "data" / "part-01.parquet")
+    assert opened(tmp_path / "data").content != before
+
+
+def test_a_file_address_is_a_path_and_others_keep_their_slashes(tmp_path: Path) -> None:
+    assert place_of(f"file://{tmp_path}/with%20space") == tmp_path / "with space"
+    assert not isinstance(place_of(str(tmp_path)), Address)
+    there = place_of("s3://bucket/some/folder")
+    assert (str(there), str(there / "x.parquet"), there.name) == (
+        "s3://bucket/some/folder",
+        "s3://bucket/some/folder/x.parquet",
+        "folder",
+    )
+    with pytest.raises(DataError, match=r"nosuch://a/b cannot be opened: .* Give a folder, or an address that pyarrow knows"):
+        Store(place_of("nosuch://a/b"))
+
+
+# Bad input ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_place_without_partitions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"There is no folder .*nowhere\. Check the path"):
+        opened(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"There are no \.parquet files in .*empty\. Labelling on Ray takes a folder"):
+        opened(tmp_path / "empty")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match=r"takes a folder of \.parquet files; .*file is a file\. Leave out --engine ray"):
+        opened(tmp_path / "file")
+    parquet.write_table(table_of(X[:0], []), tmp_path / "empty" / "0.parquet")
+    with pytest.raises(DataError, match=r"The 1 partitions of .*empty hold no rows\. Nothing can be labelled"):
+        opened(tmp_path / "empty")
+
+
+def test_a_partition_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    write_partitions(tmp_path)
+    (tmp_path / "part-03.parquet").write_bytes(b"no table at all")
+    with pytest.raises(DataError, match=r"part-03\.parquet cannot be read as Parquet: .* or take it out of the folder"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (pyarrow.table({"id": IDS[:4], "embeding": list_column(X[:4])}), r"x\.parquet has no column 'embedding'.*'embeding'"),
+        (
+            table_of(X[:4, :5], IDS[:4]),
+            r"'embedding' of .*x\.parquet is fixed_size_list<.*>\[5\].* part-00\.parquet is .*\[6\]",
+        ),
+        (table_of(X[:4].astype(np.float64), IDS[:4]), r"'embedding' of .*x\.parquet is fixed_size_list<.*double.* is .*float"),
+        (pyarrow.table({"id": IDS[:4], "embedding": ["a"] * 4}), r"Features must be numbers; .*x\.parquet is string"),
+    ],
+    ids=["column", "width", "dtype", "text"],
+)
+def test_one_partition_that_is_not_like_the_others_is_named_before_any_row_is_read(
+    tmp_path: Path, table: pyarrow.Table, words: str
+) -> None:
+    write_partitions(tmp_path)
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=words):
+        opened(tmp_path)
+
+
+def test_an_embedding_of_another_length_is_named_by_partition_and_row(tmp_path: Path) -> None:
+    for number, lists in enumerate([[[1.0, 2.0]] * 3, [[1.0, 2.0], [1.0]]]):
+        ids = [f"{number}-{row}" for row in range(len(lists))]
+        parquet.write_table(pyarrow.table({"id": ids, "embedding": lists}), tmp_path / f"{number}.parquet")
+    with pytest.raises(DataError, match=r"row 2 of .*1\.parquet has 1 values, and the first has 2"):
+        gathered(opened(tmp_path), {})
+
+
+def test_ids_that_occur_twice_are_named_by_partition_and_row(tmp_path: Path) -> None:
+    ids = IDS.copy()
+    ids[2000] = ids[1000]
+    with pytest.raises(DataError, match=r"'row-01000' in row 300 of .*part-03\.parquet and row 1300 of .*part-03\.parquet"):
+        gathered(opened(write_partitions(tmp_path / "one", ids=ids)), LABELS)
+    ids[2000], ids[2700] = IDS[2000], ids[5]
+    with pytest.raises(DataError, match=r"'row-00005' in row 6 of .*part-00\.parquet and row 101 of .*part-04\.parquet"):
+        gathered(opened(write_partitions(tmp_path / "two", ids=ids)), LABELS)
+
+
+def test_of_very_many_rows_only_labelled_ids_are_compared_over_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_module, "COMPARED", 2999)
+    ids, labelled = IDS.copy(), next(iter(LABELS))
+    plain = next(name for name in IDS[:700] if name not in LABELS)
+    ids[2700] = plain
+    assert gathered(opened(write_partitions(tmp_path / "one", ids=ids)), LABELS).rows == 3000
+    ids[2700] = labelled
+    with pytest.raises(
+        DataError, match=rf"{labelled!r}, which has a label, is in row \d+ of .*part-00.* and row 101 of .*part-04"
+    ):
+        gathered(opened(write_partitions(tmp_path / "two", ids=ids)), LABELS)
+
+
+# The same numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_partitions_gather_what_the_local_engine_gathers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "SAMPLE", 200)
+    x = X.copy()
+    x[[3, 700, 2650]] = np.nan
+    bad_label = {IDS[3]: "ant"}
+    folder = write_partitions(tmp_path, x=x)
+    expected = scan(open_source(folder), Matching(LABELS | bad_label), size=256, skip_bad=True)
+    assert len(expected.sample) == 200
+    for below in (1.0, 0.15):
+        assert_same_scan(gathered(opened(folder), LABELS | bad_label, below=below).result(), expected)
+
+
+def test_keys_depend_on_the_row_alone_and_the_bound_leaves_enough_of_them() -> None:
+    np.testing.assert_array_equal(keys_of(0, 1000, 7)[300:500], keys_of(300, 200, 7))
+    np.testing.assert_array_equal(keys_of(0, 1000, 7), np.random.default_rng(7).random(1000))
+    rows = 2_000_000
+    assert (keys_of(0, rows, 0) < sample_bound(rows, 500)).sum() > 1.9 * 20_000
+    assert sample_bound(1000, 500) == 1.0
+
+
+def test_partitions_get_the_labels_of_the_local_engine_to_the_last_bit(tmp_path: Path) -> None:
+    x = X.copy()
+    x[[5, 2650]] = np.nan
+    write_partitions(tmp_path / "data", x=x)
+    settings = partitioned(tmp_path, skip_bad=True, shard=1100)
+    label_data(settings)
+    partitions = opened(settings.data)
+    inputs = table_inputs(settings, partitions.source, settings.data)
+    found = gathered(partitions, inputs.given).result()
+    labeller = Labeller(fit(found, settings)[0], found, "id")
+    labelling = Labelling(partitions, labeller, Store(tmp_path / "bulk"), "digest", shard_rows(partitions.source, 1100))
+    facts = [labelling(number) for number in (4, 2, 0, 3, 1)]
+    ours, local = read_labels(tmp_path / "bulk"), labels_of(settings.out)
+    assert ours.equals(local)
+    assert joined_tally(facts).statuses.total() == 3000
+    assert [facts_of(Store(tmp_path / "bulk"), f"labels/part-0{n}.parquet") for n in (4, 2)] == [
+        facts[0] | {"rows": 400},
+        facts[1] | {"rows": 0},
+    ]
+
+
+# Writing ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_could_not_be_finished_leaves_nothing_behind(tmp_path: Path) -> None:
+    table = table_of(X[:4], IDS[:4])
+
+    def parts() -> "list[pyarrow.Table]":
+        raise OSError("no space")
+
+    store = Store(tmp_path)
+    with pytest.raises(OSError, match="no space"):
+        store.write_table("labels/a.parquet", table.schema, (part for _ in (0,) for part in parts()), dict)
+    assert store.listed() == {}
+    store.write_table("labels/a.parquet", table.schema, [table], lambda: {"n": 4})
+    assert list(store.listed()) == ["labels/a.parquet"]
+    assert facts_of(store, "labels/a.parquet") == {"n": 4, "rows": 4}
+
+
+def test_what_the_first_pass_found_is_kept_for_an_identical_run_alone(tmp_path: Path) -> None:
+    x = X.copy()
+    x[[3, 2650]] = np.inf
+    expected = gathered(opened(write_partitions(tmp_path / "data", x=x)), LABELS | {IDS[3]: "bee"}).result()
+    BulkFolder(Store(tmp_path), {"seed": 0}).save_scan(expected, 1.5)
+    kept = BulkFolder(Store(tmp_path), {"seed": 0}).load_scan()
+    assert kept is not None
+    assert_same_scan(kept[0], expected)
+    assert kept[1] == 1.5
+    assert BulkFolder(Store(tmp_path), {"seed": 1}).load_scan() is None
+
+
+def test_only_partitions_of_the_same_key_and_size_count_as_finished(tmp_path: Path) -> None:
+    folder, table = BulkFolder(Store(tmp_path), {"seed": 0}), table_of(X[:4], IDS[:4])
+    for name, key in (("a", {"seed": 0}), ("b", {"seed": 1}), ("c", {"seed": 0})):
+        digest = BulkFolder(folder.store, key).digest
+        folder.store.write_table(f"labels/{name}.parquet", table.schema, [table], partial(dict, digest=digest))
+    (tmp_path / "labels" / "d.parquet").write_bytes(b"PAR1")
+    (tmp_path / "labels" / ".a.parquet.123.part").write_bytes(b"PAR1")
+    names = [f"{name}.parquet" for name in "abcde"]
+    assert list(folder.finished(names, [4, 4, 5, 4, 4])) == [0]
+    assert not (tmp_path / "labels" / ".a.parquet.123.part").exists()
+
+
+def test_a_folder_of_other_labels_is_not_written_to(tmp_path: Path) -> None:
+    folder = BulkFolder(Store(tmp_path / "out"), {"seed": 0, "data content": "x"})
+    assert not folder.check()
+    folder.tell(1, 4)
+    assert not folder.check()
+    with pytest.raises(DataError, match=r"seed is 0 there and 1 here\. Give another --out, or --overwrite"):
+        BulkFolder(folder.store, {"seed": 1, "data content": "x"}).check()
+    with pytest.raises(DataError, match="made otherwise: the data content has changed since"):
+        BulkFolder(folder.store, {"seed": 0, "data content": "y"}).check()
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "labels.parquet").touch()
+    with pytest.raises(DataError, match=r"holds labels\.parquet, which labelling on Ray did not write"):
+        BulkFolder(Store(tmp_path / "local"), {}).check()
+    (tmp_path / "out" / "_partial.json").write_text("{broken")
+    with pytest.raises(DataError, match=r"_partial\.json cannot be read"):
+        folder.check()
+
+
+def test_the_local_engine_does_not_write_beside_partitions_unless_told_to_replace_them(tmp_path: Path) -> None:
+    settings = partitioned(tmp_path)
+    (settings.out / "labels").mkdir(parents=True)
+    (settings.out / "_partial.json").write_text("{}")
+    with pytest.raises(DataError, match=r"made by --engine ray\. Give another --out, or --overwrite"):
+        label_data(settings)
+    label_data(settings, overwrite=True)
+    assert not (settings.out / "labels").exists()
+    assert not (settings.out / "_partial.json").exists()

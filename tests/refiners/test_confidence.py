@@ -1,0 +1,99 @@
+"""How sure a refiner is of a pseudo-label."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from semigpc.refiners import GPConfig, NoRefiner
+from tests.gp.test_certainty import brute_force
+from tests.refiners.outputs import CLASSES, make, points, said, show, unit
+
+
+def probabilities(rows: int, generator: torch.Generator) -> Tensor:
+    return torch.softmax(2 * torch.randn(rows, CLASSES, generator=generator), dim=1)
+
+
+@pytest.mark.parametrize("name", ["none", "similarity", "gp"])
+def test_by_default_it_is_the_largest_probability(name: str, generator: torch.Generator) -> None:
+    refiner: Any = NoRefiner() if name == "none" else make(name)
+    if name != "none":
+        show(refiner, *points(12, generator))
+    probs = probabilities(5, generator)
+    assert torch.equal(refiner.confidence(said(points(5, generator)[0]), probs), probs.amax(dim=1))
+
+
+def test_the_variance_explained_is_that_of_the_equation(generator: torch.Generator) -> None:
+    refiner = make("gp", confidence="variance", dtype="float64")
+    features, labels = points(20, generator)
+    show(refiner, features, labels)
+    queries = torch.cat([points(6, generator)[0], features[:2]])
+    h, q = unit(features), unit(queries)
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return torch.exp((a @ b.mT - 1) / 0.1)
+
+    K = kernel(h, h) + 0.1 * torch.eye(20, dtype=torch.float64)
+    explained = (kernel(q, h) * torch.linalg.solve(K, kernel(h, q)).mT).sum(dim=1)
+    found = refiner.confidence(said(queries), probabilities(8, generator))
+    assert found.dtype == torch.float32, "that of the probabilities"
+    torch.testing.assert_close(found.double(), explained, rtol=0, atol=1e-6)
+    assert float(found[-2:].min()) > 0.9, "rows of the buffer itself"
+
+
+@pytest.mark.parametrize("prior", ["none", "frequency"])
+def test_the_expected_probability_is_of_the_class_that_was_decided_for(prior: str, generator: torch.Generator) -> None:
+    refiner = make("gp", confidence="expected", dtype="float64", class_prior=prior)
+    features, labels = points(0, generator, counts=(12, 6, 2))
+    show(refiner, features, labels)
+    queries, probs = said(points(6, generator)[0]), probabilities(6, generator).double()
+    scales = torch.tensor([12.0, 6.0, 2.0]).double()
+    scales = (scales.mean() / scales).sqrt() if prior == "frequency" else torch.ones(3).double()
+    variance = refiner.engine.variance(unit(queries.features))
+    spread = refiner.logit_scale * variance.sqrt().unsqueeze(1) * scales
+    expected = brute_force(refiner.logits(queries), spread, probs.argmax(dim=1), generator)
+    torch.testing.assert_close(refiner.confidence(queries, probs), expected, rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("kind", ["variance", "expected"])
+def test_in_the_warm_up_and_in_an_empty_buffer_nothing_is_vouched_for(kind: str, generator: torch.Generator) -> None:
+    probs, queries = probabilities(4, generator), said(points(4, generator)[0])
+    warming = make("gp", confidence=kind, warmup_steps=2)
+    show(warming, *points(12, generator))
+    assert torch.equal(warming.confidence(queries, probs), probs.amax(dim=1))
+    empty = make("gp", confidence=kind).confidence(queries, probs)
+    torch.testing.assert_close(empty, torch.full((4,), 0.0 if kind == "variance" else 1 / CLASSES), rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", ["variance", "expected"])
+def test_what_looks_like_nothing_in_the_buffer_is_unsure_whatever_is_said_of_it(kind: str, generator: torch.Generator) -> None:
+    refiner = make("gp", confidence=kind, l2norm=False, blend=0.0, length_scale=1.0)
+    features, labels = points(20, generator)
+    show(refiner, features, labels)
+    sure = torch.eye(CLASSES)[labels]
+    near, far = (refiner.confidence(said(x), sure) for x in (features, features + 100))
+    assert float(near.min()) > float(far.max()) + 0.3
+    assert torch.equal(refiner.refine("semantic", said(features), sure), sure), "with blend=0 it vouches and does no more"
+
+
+@pytest.mark.parametrize("engine", ["lowrank", "ensemble", "matrix_free"])
+@pytest.mark.parametrize("kind", ["variance", "expected"])
+def test_every_engine_can_be_asked(engine: str, kind: str, generator: torch.Generator) -> None:
+    features, labels = points(20, generator)
+    queries, probs = said(points(6, generator)[0]), probabilities(6, generator)
+    exact, other = (make("gp", confidence=kind, engine=one, dtype="float64", rank=24, members=2) for one in ("exact", engine))
+    for refiner in (exact, other):
+        show(refiner, features, labels)
+    reference, found = exact.confidence(queries, probs), other.confidence(queries, probs)
+    assert bool(((found >= 0) & (found <= 1)).all())
+    torch.testing.assert_close(found, reference, rtol=0, atol=0.3 if engine == "ensemble" else 0.01)
+
+
+def test_a_confidence_carries_no_gradient(generator: torch.Generator) -> None:
+    for kind in ("variance", "expected"):
+        refiner = make("gp", confidence=kind)
+        show(refiner, *points(12, generator))
+        features = points(3, generator)[0].requires_grad_()
+        assert not refiner.confidence(said(features), probabilities(3, generator)).requires_grad
+    assert GPConfig().confidence == "max_softmax"

@@ -1,0 +1,208 @@
+"""Kernels learned while training: when, from what, and that nothing else changes."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from semigpc.gp import NTK, RBF, ExactGP, NotPositiveDefiniteError, PerClassGP
+from semigpc.refiners import GPConfig
+from semigpc.refiners.engines import ENGINES
+from tests.refiners.outputs import CLASSES, WIDTH, make, points, said, show
+
+BADLY: dict[str, Any] = {"length_scale": 0.05, "noise_std": 1.0, "dtype": "float64"}  # so that there is something to learn
+
+
+def train(refiner: Any, generator: torch.Generator, steps: int) -> None:
+    for _ in range(steps):
+        show(refiner, *points(5, generator))
+
+
+def per_class(**options: Any) -> Any:
+    return make("gp", **BADLY, learn="leave_one_out", learn_per_class=True, rank=24, **options)
+
+
+def length_scale(refiner: Any) -> float:
+    return float(refiner.engine.kernel.length_scale)
+
+
+@pytest.mark.parametrize("learn", ["marginal", "leave_one_out"])
+def test_a_kernel_is_learned_every_so_many_steps(learn: str, generator: torch.Generator) -> None:
+    refiner = make("gp", **BADLY, learn=learn, learn_steps=4)
+    seen = []
+    for _ in range(9):
+        train(refiner, generator, 1)
+        seen.append(length_scale(refiner))
+    assert seen[:3] == [0.05] * 3
+    assert len(set(seen[3:7])) == 1
+    assert seen[3] > 0.2
+    assert refiner.learned["times"] >= 1
+    assert refiner.learned["length_scale"] == pytest.approx(seen[-1])
+    assert refiner.learned["noise_std"] == pytest.approx(refiner.engine.noise_std)
+
+
+def test_after_learning_the_online_rule_goes_on_exactly(generator: torch.Generator) -> None:
+    refiner = make("gp", **BADLY, learn="leave_one_out", learn_steps=6)
+    train(refiner, generator, 10)
+    engine = refiner.engine
+    assert engine.kernel != RBF(length_scale=0.05)
+    fresh = ExactGP(24, WIDTH, CLASSES, kernel=engine.kernel, noise_std=engine.noise_std, dtype=torch.float64)
+    rows = engine.occupied.nonzero().squeeze(1)
+    fresh.replace(rows, engine.features[rows], engine.targets[rows])
+    queries = points(8, generator)[0]
+    torch.testing.assert_close(engine.mean(queries), fresh.mean(queries), rtol=0, atol=1e-10)
+    torch.testing.assert_close(engine.variance(queries), fresh.variance(queries), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_every_engine_goes_on_with_what_was_learned(engine: str, generator: torch.Generator) -> None:
+    refiner = make("gp", **BADLY, engine=engine, rank=24, members=2, learn="leave_one_out", learn_steps=6)
+    train(refiner, generator, 8)
+    assert length_scale(refiner) == pytest.approx(refiner.learned["length_scale"])
+    assert length_scale(refiner) > 0.2
+    assert float(refiner.logits(said(points(6, generator)[0])).abs().max()) > 0.1
+
+
+def test_left_out_labels_are_more_probable_for_it(generator: torch.Generator) -> None:
+    learned, fixed = make("gp", **BADLY, learn="leave_one_out", learn_steps=8), make("gp", **BADLY)
+    for _ in range(8):
+        batch = points(5, generator)
+        for refiner in (learned, fixed):
+            show(refiner, *batch)
+
+    def loss(refiner: Any) -> float:
+        engine = refiner.engine
+        logits = refiner.logit_scale * engine.leave_one_out().mean
+        return float(torch.nn.functional.cross_entropy(logits, engine.targets[engine.occupied].argmax(dim=1)))
+
+    assert loss(learned) < 0.9 * loss(fixed)
+
+
+def test_without_learning_nothing_is_kept_and_nothing_changes(generator: torch.Generator) -> None:
+    plain, never = make("gp"), make("gp", learn="never", learn_steps=1)
+    for _ in range(6):
+        batch = points(5, generator)
+        for refiner in (plain, never):
+            show(refiner, *batch)
+    queries = said(points(6, generator)[0])
+    assert torch.equal(plain.logits(queries), never.logits(queries))
+    assert not [name for name in never.state_dict() if "learn" in name]
+    assert never.learned is None
+
+
+def test_nothing_is_learned_from_too_few_rows(generator: torch.Generator) -> None:
+    refiner = make("gp", **BADLY, learn="leave_one_out", learn_steps=1)
+    features, _ = points(10, generator)
+    show(refiner, features[:5], torch.tensor([0, 0, 1, 1, 2]))
+    assert refiner.learned["times"] == 0, "fewer than two rows a class"
+    other = make("gp", **BADLY, learn="leave_one_out", learn_steps=1)
+    show(other, features, torch.zeros(10, dtype=torch.int64))
+    assert other.learned == {"times": 0, "length_scale": pytest.approx(0.05), "output_scale": 1.0, "noise_std": 1.0}
+    assert other.engine.kernel == RBF(length_scale=0.05)
+
+
+@pytest.mark.parametrize("options", [{}, {"balanced": True, "dtype": "float32"}, {"learn_per_class": True, "rank": 24}])
+def test_a_resumed_run_goes_on_to_the_same_bits(options: dict[str, Any], generator: torch.Generator) -> None:
+    first, second = (make("gp", **BADLY | {"learn": "leave_one_out", "learn_steps": 3} | options) for _ in range(2))
+    train(first, generator, 7)
+    assert first.learned["times"] > 0
+    second.load_state_dict(first.state_dict())
+    first.rebuild()  # as saving does
+    assert second.learned == first.learned
+    for _ in range(5):
+        batch = points(5, generator)
+        for refiner in (first, second):
+            show(refiner, *batch)
+    queries = said(points(6, generator)[0])
+    assert second.learned == first.learned
+    assert torch.equal(first.logits(queries), second.logits(queries))
+
+
+def test_a_state_from_before_anything_was_learned_brings_the_configured_kernel_back(generator: torch.Generator) -> None:
+    early, late = (make("gp", **BADLY, learn="leave_one_out", learn_steps=3) for _ in range(2))
+    train(late, generator, 3)
+    assert late.engine.kernel != RBF(length_scale=0.05)
+    late.load_state_dict(early.state_dict())
+    assert late.engine.kernel == RBF(length_scale=0.05)
+    assert (late.engine.noise_std, len(late.engine)) == (1.0, 0)
+
+
+def test_an_empty_copy_has_what_was_learned(generator: torch.Generator) -> None:
+    for refiner in (make("gp", **BADLY, learn="marginal", learn_steps=4), per_class(learn_steps=4)):
+        train(refiner, generator, 4)
+        other = refiner.empty_copy()
+        assert other.learned == refiner.learned
+        assert other.engine.kernel == refiner.engine.kernel
+        assert len(other.engine) == 0
+
+
+def test_a_kernel_a_class_is_carried_by_an_engine_a_class(generator: torch.Generator) -> None:
+    refiner = per_class(learn_steps=4)
+    train(refiner, generator, 6)
+    assert isinstance(refiner.engine, PerClassGP)
+    lengths = refiner.learned["length_scale"]
+    assert len(set(lengths)) == CLASSES
+    assert [getattr(kernel, "length_scale", None) for kernel in refiner.engine.kernels] == pytest.approx(lengths)
+    assert refiner.logits(said(points(6, generator)[0])).shape == (6, CLASSES)
+
+
+def test_a_kernel_without_a_length_learns_its_noise(generator: torch.Generator) -> None:
+    refiner = make("gp", kernel="ntk", noise_std=3.0, dtype="float64", learn="leave_one_out", learn_steps=4)
+    train(refiner, generator, 4)
+    assert isinstance(refiner.engine.kernel, NTK)
+    assert set(refiner.learned) == {"times", "output_scale", "noise_std"}
+    assert refiner.engine.noise_std / refiner.engine.kernel.output_scale**0.5 < 2
+
+
+def test_casting_the_algorithm_leaves_what_was_learned_as_it_is(generator: torch.Generator) -> None:
+    refiner = make("gp", **BADLY, learn="leave_one_out", learn_steps=4)
+    train(refiner, generator, 4)
+    before = refiner.learned
+    refiner.half()
+    assert refiner.learned == before
+
+
+@pytest.mark.parametrize("refusals", [0, 2, 4])
+def test_a_kernel_that_the_engine_refuses_is_tried_with_more_noise(
+    refusals: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refiner = make("gp", **BADLY, learn="leave_one_out", learn_steps=4)
+    train(refiner, generator, 3)
+    reanchor, asked = refiner.engine.reanchor, []
+
+    def refuse(kernel: Any, noise_std: float) -> None:
+        asked.append(noise_std)
+        if len(asked) <= refusals:
+            raise NotPositiveDefiniteError("cannot be inverted")
+        reanchor(kernel, noise_std)
+
+    monkeypatch.setattr(refiner.engine, "reanchor", refuse)
+    train(refiner, generator, 1)
+    assert [value / asked[0] for value in asked] == pytest.approx([1, 2, 4, 8][: refusals + 1])
+    assert refiner.learned["times"] == int(refusals < 4)
+    assert refiner.learned["noise_std"] == pytest.approx(refiner.engine.noise_std)
+    assert (refiner.engine.kernel == RBF(length_scale=0.05)) == (refusals == 4)
+
+
+@pytest.mark.parametrize("scales", [torch.zeros(CLASSES, 3), torch.full((1, 3), math.nan)])
+def test_what_another_kind_of_run_learned_is_refused(scales: Tensor) -> None:
+    refiner = make("gp", **BADLY, learn="leave_one_out")
+    state = refiner.state_dict() | {"learner.log_scales": scales}
+    with pytest.raises(ValueError, match=r"learned scales must be finite and have shape \(1, 3\).*learn_per_class"):
+        refiner.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"learn_steps": 0}, "learn_steps must be at least 1; got 0"),
+        ({"learn": "marginal", "kernel_clip": 0.1}, "a clipped kernel may have none.*Leave kernel_clip at 0, got 0.1"),
+        ({"learn_per_class": True}, "learn_per_class needs learn='marginal' or 'leave_one_out'.*got learn='never'"),
+        ({"learn_per_class": True, "learn": "marginal", "engine": "exact"}, "got learn='marginal' and engine='exact'"),
+    ],
+)
+def test_switches_that_contradict_each_other_are_refused(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        GPConfig(**options)
