@@ -1,11 +1,13 @@
 """Float32 stays true over many turnovers, by the engine's own doing."""
 
 import logging
+from typing import Literal
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from semigpc.gp import RBF, Clipped, ExactGP
+from semigpc.gp import RBF, Clipped, ExactGP, NotPositiveDefiniteError
 from semigpc.gp.reference import kernel_matrix, posterior
 from tests.gp.streams import clusters
 
@@ -131,3 +133,22 @@ def test_a_batch_that_cannot_go_in_leaves_the_others_where_they_are(generator: t
     assert torch.equal(engine.targets[:300], targets)
     assert not engine.occupied[300:].any()
     torch.testing.assert_close(engine.mean(features), before, rtol=0, atol=1e-4)
+
+
+REFINE: tuple[Literal["auto"], Literal["never"]] = ("auto", "never")
+
+
+def test_a_kernel_too_hard_for_float32_alone_is_taken_up_with_refinement(generator: torch.Generator) -> None:
+    x = torch.randn(400, 3, generator=generator)
+    y = F.one_hot(torch.randint(3, (400,), generator=generator), 3).float()
+    engines = {refine: ExactGP(400, 3, 3, kernel=RBF(length_scale=0.3), refine=refine) for refine in REFINE}
+    for engine in engines.values():
+        engine.replace(torch.arange(400), x, y)
+    hard = RBF(length_scale=1.0)
+    with pytest.raises(NotPositiveDefiniteError, match=r"cannot be inverted in torch\.float32"):
+        engines["never"].reanchor(hard, 0.03)
+    assert engines["never"].kernel == RBF(length_scale=0.3), "what was there goes on"
+    engines["auto"].reanchor(hard, 0.03)
+    truth = ExactGP(400, 3, 3, kernel=hard, noise_std=0.03, dtype=torch.float64)
+    truth.replace(torch.arange(400), x, y)
+    torch.testing.assert_close(engines["auto"].mean(x[:50]).double(), truth.mean(x[:50].double()), rtol=0, atol=1e-3)

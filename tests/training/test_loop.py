@@ -143,3 +143,24 @@ def test_tensorboard_files_are_written_on_demand(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     train(small_run("fixmatch", "none", "train.tensorboard=true", "train.steps=5"), tmp_path)
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_a_run_says_which_engine_carried_its_gp_and_how_far_it_is_from_exact(tmp_path: Path) -> None:
+    exact = train(small_run(), tmp_path / "exact")["gp"]
+    assert exact["engine"] == "exact"
+    assert "96 rows" in exact["engine_reason"]
+    assert exact["gap"] is None
+    low = train(small_run("fixmatch", "gp", "refiner.engine=lowrank", "refiner.rank=24"), tmp_path / "low")["gp"]
+    assert (low["engine"], low["engine_reason"]) == ("lowrank", "as configured")
+    assert 0 < low["gap"]["mean"] < 0.5
+
+
+@pytest.mark.parametrize("engine", ["ensemble", "matrix_free"])
+def test_a_run_is_carried_by_any_engine(engine: str, tmp_path: Path) -> None:
+    losses = {}
+    for name in ("exact", engine):
+        summary = train(small_run("simmatch", "gp", f"refiner.engine={name}", "refiner.members=3"), tmp_path / name)
+        assert summary["gp"]["engine"] == name
+        assert summary["gp"]["entries"] == 96, "the buffer is full"
+        losses[name] = [entry["loss"] for entry in entries(tmp_path / name, "train")]
+    assert losses[engine] == pytest.approx(losses["exact"], rel=0.05)

@@ -104,6 +104,11 @@ class KernelSystem(nn.Module):
                 self.solver.invert(slots, K, self._all_targets()[:, slots])
         except NotPositiveDefiniteError as error:
             self.occupied[slots] = True
+            if self.refine == "auto" and self.solver.K is None and self.kernel.positive_definite:
+                logger.info("step %d: K cannot be inverted as it is, refining from now on", self.health.steps)
+                self.solver.hold_kernel_matrix()
+                self.rebuild()
+                return
             raise NotPositiveDefiniteError(
                 f"the kernel matrix of {self.kernel} with noise_std={self.noise_std:g} cannot be inverted in {self.dtype}. "
                 + ("Raise noise_std." if self.dtype == torch.float64 else "Raise noise_std, or use dtype=torch.float64.")

@@ -118,6 +118,8 @@ def _per_class(config: GPConfig, n_features: int, n_classes: int, kernel: Kernel
 
 
 def _ensemble(config: GPConfig, n_features: int, n_classes: int, kernel: Kernel, device: torch.device | str | None) -> Engine:
+    if spread_out() and config.learn != "never":
+        raise ValueError(f"learn={config.learn!r} needs all rows in one place, and processes share the members of an ensemble.")
     member = partial(_exact, config, n_features, n_classes, kernel, device)
     kind = SpreadEnsembleGP if spread_out() else EnsembleGP  # one answer; processes that train together share the members
     return kind(config.buffer_size, n_features, n_classes, make=member, members=config.members, combine=config.combine)

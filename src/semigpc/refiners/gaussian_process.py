@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
-from semigpc.gp import ExactGP, KernelHead
+from semigpc.gp import ExactGP, KernelHead, LowRankGP
 from semigpc.gp.certainty import explained_share
 from semigpc.refiners.confidence import Belief, largest_probability
-from semigpc.refiners.engines import build_engine
+from semigpc.refiners.engines import build_engine, choose_engine
 from semigpc.refiners.gp_config import GPConfig
 from semigpc.refiners.learning import build_learner
 from semigpc.refiners.placement import Moment, Placement, Site
@@ -50,6 +50,7 @@ class GaussianProcessRefiner(nn.Module):
             self.buffer: BalancedBuffer | FIFOBuffer = BalancedBuffer(config.buffer_size, n_classes, balance=config.balance)
         else:
             self.buffer = FIFOBuffer(config.buffer_size, n_classes)
+        self.choice = choose_engine(config, device)
         self.engine = build_engine(config, n_features, n_classes, device=device)
         self.learner = build_learner(config, n_classes, device=device)
         self.register_load_state_dict_pre_hook(_learned_before_rows)  # type: ignore[no-untyped-call]
@@ -181,6 +182,20 @@ class GaussianProcessRefiner(nn.Module):
     def learned(self) -> dict[str, Any] | None:
         """Length-scale, output scale and noise as they were learned, and how often; None with learn="never"."""
         return None if self.learner is None else self.learner.learned
+
+    def facts(self) -> dict[str, Any]:
+        """What to say of it: the engine and why it is that one, the entries, what was learned, and for landmarks the gap.
+
+        ``gap``: between the mean with these landmarks and that of an exact GP, over the same rows; takes seconds.
+        """
+        return {
+            "engine": self.choice.name,
+            "engine_reason": self.choice.reason,
+            "entries": len(self.engine),
+            "class_counts": self.buffer.entries.class_counts().tolist(),
+            "learned": self.learned,
+            "gap": self.engine.gap()._asdict() if isinstance(self.engine, LowRankGP) else None,
+        }
 
 
 def _learned_before_rows(refiner: GaussianProcessRefiner, state: dict[str, Any], prefix: str, *_: object) -> None:

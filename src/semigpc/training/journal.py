@@ -143,13 +143,7 @@ class Journal:
             "processes": trainer.fabric.world_size,
             "results": self.results,
             "class_groups": self.groups,
-            "gp": None
-            if gp is None
-            else {
-                "entries": len(gp.engine),
-                "class_counts": gp.buffer.entries.class_counts().tolist(),
-                "learned": gp.learned,
-            },
+            "gp": None if gp is None else gp.facts(),
         }
         if self.folder.writes:
             write_json(self.folder.summary, summary)

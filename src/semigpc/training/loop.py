@@ -112,6 +112,8 @@ def _begin(
     if isinstance(experiment.refiner, PlacementConfig) and experiment.refiner.warmup_steps >= experiment.train.steps:
         journal.note(0, "The refiner's warm-up is as long as the run, so it never speaks; lower refiner.warmup_steps.")
     gp = gp_of(trainer.refiner)
+    if gp is not None and gp.config.engine == "auto" and gp.choice.name != "exact":
+        journal.note(0, f"The GP is carried by the {gp.choice.name} engine: {gp.choice.reason}.")
     if gp is not None and isinstance(experiment.refiner, GPConfig) and experiment.refiner.prefill:
         fill(gp, trainer.evaluated, splits.labeled, source, batch=experiment.train.eval_batch, device=trainer.fabric.device)
     return 0
