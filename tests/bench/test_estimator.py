@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from semigpc.bench.estimator import OURS, balanced_accuracy, run_study, summarise
+from semigpc.bench.estimator import OURS, balanced_accuracy, compare_on, summarise
 from semigpc.bench.long_tails import Pool, Problem, cut, load_digits_pool, load_segments_pool
+from semigpc.bench.studies import run_study
 from semigpc.estimator.peers import PEERS
 
 SMALL = Problem("digits", "B", 5, 4, unlabeled=20)
@@ -55,11 +56,13 @@ def test_a_study_goes_on_where_it_was(tmp_path: Path) -> None:
         loaded.append("digits")
         return load_digits_pool()
 
-    run_study([SMALL], {"digits": load}, 1, out, advance=lambda _: None)
-    records = run_study([SMALL], {"digits": load}, 2, out, advance=lambda _: None)
+    run_study([SMALL], {"digits": load}, 1, out, measure=compare_on, summarise=summarise, advance=lambda _: None)
+    records = run_study([SMALL], {"digits": load}, 2, out, measure=compare_on, summarise=summarise, advance=lambda _: None)
     assert [record["seed"] for record in records] == [0, 1]
     assert json.loads(out.read_text())["records"] == records
-    assert run_study([SMALL], {}, 2, out, advance=lambda _: None) == records  # all is there, nothing is loaded
+    assert (
+        run_study([SMALL], {}, 2, out, measure=compare_on, summarise=summarise, advance=lambda _: None) == records
+    )  # all is there, nothing is loaded
     assert loaded == ["digits", "digits"]
     assert set(records[0]["methods"]) == {OURS, *PEERS}
     summary = summarise(records)

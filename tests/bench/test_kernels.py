@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from semigpc.bench.kernels import LEARNED, PAPER, VARIANTS, Points, judge, points_of, posterior_means, run_study, summarise
+from semigpc.bench.kernels import LEARNED, PAPER, VARIANTS, Points, judge, points_of, posterior_means, study_on, summarise
 from semigpc.bench.long_tails import Pool, Problem, cut, load_digits_pool
+from semigpc.bench.studies import run_study
 from semigpc.gp import RBF, ExactGP
 from semigpc.report.kernels_figure import draw_kernel_study
 
@@ -61,11 +62,13 @@ def test_a_study_goes_on_where_it_was_and_counts_who_is_better(tmp_path: Path) -
         loaded.append("digits")
         return load_digits_pool()
 
-    run_study([SMALL], {"digits": load}, 1, out, advance=lambda _: None)
-    records = run_study([SMALL], {"digits": load}, 2, out, advance=lambda _: None)
+    run_study([SMALL], {"digits": load}, 1, out, measure=study_on, summarise=summarise, advance=lambda _: None)
+    records = run_study([SMALL], {"digits": load}, 2, out, measure=study_on, summarise=summarise, advance=lambda _: None)
     assert [record["seed"] for record in records] == [0, 1]
     assert json.loads(out.read_text())["records"] == records
-    assert run_study([SMALL], {}, 2, out, advance=lambda _: None) == records  # all is there, nothing is loaded
+    assert (
+        run_study([SMALL], {}, 2, out, measure=study_on, summarise=summarise, advance=lambda _: None) == records
+    )  # all is there, nothing is loaded
     assert len(loaded) == 2
     summary = summarise(records)
     nll = summary["problems"][SMALL.name]["nll"]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from semigpc.bench.long_tails import Pool, load_digits_pool
-from semigpc.bench.screening import CONFIDENCES, EACH, PROBLEMS, SCORES, Screening, draw, risk, run_screening, summarise
+from semigpc.bench.screening import CONFIDENCES, EACH, PROBLEMS, SCORES, Screening, draw, risk, screen, summarise
+from semigpc.bench.studies import run_study
 from semigpc.report.screening_figure import draw_screening
 
 SMALL = Screening("clouds", 3)
@@ -52,11 +53,13 @@ def test_a_screening_goes_on_where_it_was_and_finds_far_clouds(tmp_path: Path) -
         return clouds()
 
     seen: list[str] = []
-    run_screening([SMALL], {"clouds": load}, 1, out, advance=seen.append)
-    records = run_screening([SMALL], {"clouds": load}, 2, out, advance=seen.append)
+    run_study([SMALL], {"clouds": load}, 1, out, measure=screen, summarise=summarise, advance=seen.append)
+    records = run_study([SMALL], {"clouds": load}, 2, out, measure=screen, summarise=summarise, advance=seen.append)
     assert [record["seed"] for record in records] == [0, 1]
     assert json.loads(out.read_text())["records"] == records
-    assert run_screening([SMALL], {}, 2, out, advance=seen.append) == records  # all is there, nothing is loaded
+    assert (
+        run_study([SMALL], {}, 2, out, measure=screen, summarise=summarise, advance=seen.append) == records
+    )  # all is there, nothing is loaded
     assert loaded == ["clouds"] * 2
     assert seen == [SMALL.name] * 5
     summary = summarise(records)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def semigpc(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "semigpc", *arguments], capture_output=True, text=True, cwd=cwd)
@@ -54,3 +56,20 @@ def test_engines_are_compared_and_a_finished_part_is_not_run_again(tmp_path: Pat
     again = semigpc("bench", "engines", *options, "--json", cwd=tmp_path)
     assert json.loads(again.stdout) == json.loads(before)
     assert "engine of" not in again.stderr
+
+
+@pytest.mark.slow
+def test_processes_are_compared_with_one(tmp_path: Path) -> None:
+    options = ("--algorithm", "fixmatch", "--steps", "3", "--set", "train.precision=64-true", "--json")
+    run = semigpc("bench", "processes", *options, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    (record,) = json.loads(run.stdout)
+    assert record["weights"] < 1e-12
+    assert record["gp_rows"] < 1e-6
+    assert not list(tmp_path.iterdir()), "the runs are not kept"
+
+
+def test_an_unknown_algorithm_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    run = semigpc("bench", "processes", "--algorithm", "fixmach", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "fixmatch" in run.stderr

@@ -1,9 +1,7 @@
 """SemiGPClassifier beside what scikit-learn offers, on long-tailed problems: balanced accuracy, precision kept, seconds."""
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,31 +60,6 @@ def _promise(task: Task, seed: int) -> dict[str, float | None]:
 def balanced_accuracy(truth: NDArray[np.int64], found: NDArray[Any]) -> float:
     """Mean over classes of the share of their rows that is found."""
     return float(np.mean([np.mean(found[truth == c] == c) for c in np.unique(truth)]))
-
-
-def run_study(
-    problems: Sequence[Problem],
-    loaders: Mapping[str, Callable[[], Pool]],
-    seeds: int,
-    out: Path,
-    *,
-    advance: Callable[[str], None],
-) -> list[Record]:
-    """All problems and seeds; what ``out`` holds already is not run again, and it is written after every one of them."""
-    records: list[Record] = json.loads(out.read_text())["records"] if out.exists() else []
-    done = {(record["problem"], record["seed"]) for record in records}
-    pools: dict[str, Pool] = {}
-    for problem in problems:
-        for seed in range(seeds):
-            if (problem.name, seed) not in done:
-                if problem.data not in pools:
-                    pools = {problem.data: loaders[problem.data]()}
-                records.append(compare_on(problem, pools[problem.data], seed))
-                draft = out.with_name(out.name + ".part")
-                draft.write_text(json.dumps({"summary": summarise(records), "records": records}, indent=1) + "\n")
-                draft.replace(out)
-            advance(problem.name)
-    return records
 
 
 def summarise(records: Sequence[Record]) -> Record:

@@ -5,10 +5,8 @@ chosen by the labelled rows alone, and so is lambda, by the same rule for all: t
 labelled rows, each left out, most probable, every class counting the same, with the estimator's prior around the usual lambda.
 """
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,31 +111,6 @@ def posterior_means(
         means.append(kernel(points.judged, points.labelled) @ alpha)
         left_out.append(y - alpha / P.diagonal().unsqueeze(1))
     return torch.cat(means, dim=1), torch.cat(left_out, dim=1)
-
-
-def run_study(
-    problems: Sequence[Problem],
-    loaders: Mapping[str, Callable[[], Pool]],
-    seeds: int,
-    out: Path,
-    *,
-    advance: Callable[[str], None],
-) -> list[Record]:
-    """All problems and seeds; what ``out`` holds already is not run again, and it is written after every one of them."""
-    records: list[Record] = json.loads(out.read_text())["records"] if out.exists() else []
-    done = {(record["problem"], record["seed"]) for record in records}
-    pools: dict[str, Pool] = {}
-    for problem in problems:
-        for seed in range(seeds):
-            if (problem.name, seed) not in done:
-                if problem.data not in pools:
-                    pools = {problem.data: loaders[problem.data]()}
-                records.append(study_on(problem, pools[problem.data], seed))
-                draft = out.with_name(out.name + ".part")
-                draft.write_text(json.dumps({"summary": summarise(records), "records": records}, indent=1) + "\n")
-                draft.replace(out)
-            advance(problem.name)
-    return records
 
 
 def summarise(records: Sequence[Record]) -> Record:

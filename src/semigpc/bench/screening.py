@@ -5,10 +5,8 @@ its AUROC, the chance that a row of a known class has more of it than one of an 
 risk: how many labels are wrong among the share of rows that it is surest of.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -122,31 +120,6 @@ def risk(confidence: NDArray[Any], right: NDArray[np.bool_]) -> dict[str, float]
     wrong = np.bincount(places, weights=~right[order], minlength=len(levels)) / np.bincount(places, minlength=len(levels))
     curve = np.cumsum(wrong[places]) / np.arange(1, len(order) + 1)
     return {"half": float(curve[(len(curve) - 1) // 2]), "area": float(curve.mean())}
-
-
-def run_screening(
-    problems: Sequence[Screening],
-    loaders: Mapping[str, Callable[[], Pool]],
-    seeds: int,
-    out: Path,
-    *,
-    advance: Callable[[str], None],
-) -> list[Record]:
-    """All problems and seeds; what ``out`` holds already is not run again, and it is written after every one of them."""
-    records: list[Record] = json.loads(out.read_text())["records"] if out.exists() else []
-    done = {(record["problem"], record["seed"]) for record in records}
-    pools: dict[str, Pool] = {}
-    for problem in problems:
-        for seed in range(seeds):
-            if (problem.name, seed) not in done:
-                if problem.data not in pools:
-                    pools = {problem.data: loaders[problem.data]()}
-                records.append(screen(problem, pools[problem.data], seed))
-                draft = out.with_name(out.name + ".part")
-                draft.write_text(json.dumps({"summary": summarise(records), "records": records}, indent=1) + "\n")
-                draft.replace(out)
-            advance(problem.name)
-    return records
 
 
 def summarise(records: Sequence[Record]) -> Record:

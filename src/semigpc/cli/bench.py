@@ -13,6 +13,7 @@ from semigpc.cli.bench_engines import engines
 from semigpc.cli.bench_estimator import estimator
 from semigpc.cli.bench_kernels import kernels
 from semigpc.cli.bench_label import label
+from semigpc.cli.bench_processes import processes
 from semigpc.cli.bench_screening import screening
 
 app = typer.Typer(help="Time semigpc against its peers, side by side in one run.", no_args_is_help=True)
@@ -122,5 +123,6 @@ app.command()(engines)
 app.command()(estimator)
 app.command()(kernels)
 app.command()(label)
+app.command()(processes)
 app.command()(screening)
 app.command()(bulk)

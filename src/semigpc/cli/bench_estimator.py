@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from semigpc.cli.failures import reported
+from semigpc.cli.study import run_verb
 
 
 @reported("bench estimator")
@@ -39,26 +39,10 @@ def estimator(
       semigpc embed cifar10 --image-size 96 --out cifar10.parquet
       semigpc bench estimator --embeddings cifar10.parquet --out study.json
     """
-    from semigpc.bench.estimator import run_study, summarise
-    from semigpc.bench.long_tails import PROBLEMS, loaders
+    from semigpc.bench.estimator import compare_on, summarise
+    from semigpc.bench.long_tails import PROBLEMS
 
-    for option, path in (("--out", out), ("--plot", plot)):
-        if path is not None and not path.parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {path.parent}.", param_hint=option)
-    found = loaders(embeddings)
-    names = {problem.data for problem in PROBLEMS}
-    unknown = [name for name in data or [] if name not in names]
-    if unknown:
-        raise typer.BadParameter(f"unknown data {unknown[0]!r}; known: {', '.join(sorted(names))}.", param_hint="--data")
-    chosen = [problem for problem in PROBLEMS if problem.data in (data or found)]
-    missing = [problem.data for problem in chosen if problem.data not in found]
-    if missing:
-        raise typer.BadParameter(f"{missing[0]} needs --embeddings.", param_hint="--data")
-    errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("problems", total=len(chosen) * seeds)
-        records = run_study(chosen, found, seeds, out, advance=lambda name: bar.update(task, advance=1, description=name))
-    summary = summarise(records)
+    summary = run_verb(PROBLEMS, compare_on, summarise, out=out, plot=plot, embeddings=embeddings, data=data, seeds=seeds)
     if plot is not None:
         from semigpc.bench.estimator import OURS
         from semigpc.estimator.peers import PEERS

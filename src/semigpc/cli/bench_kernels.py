@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from semigpc.cli.failures import reported
+from semigpc.cli.study import run_verb
 
 
 @reported("bench kernels")
@@ -39,26 +39,10 @@ def kernels(
     Digits come with scikit-learn, segments with river (semigpc[study]);
     CIFAR-10 needs embeddings, see semigpc bench estimator --help.
     """
-    from semigpc.bench.kernels import VARIANTS, run_study, summarise
-    from semigpc.bench.long_tails import PROBLEMS, loaders
+    from semigpc.bench.kernels import VARIANTS, study_on, summarise
+    from semigpc.bench.long_tails import PROBLEMS
 
-    for option, path in (("--out", out), ("--plot", plot)):
-        if path is not None and not path.parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {path.parent}.", param_hint=option)
-    found = loaders(embeddings)
-    names = {problem.data for problem in PROBLEMS}
-    unknown = [name for name in data or [] if name not in names]
-    if unknown:
-        raise typer.BadParameter(f"unknown data {unknown[0]!r}; known: {', '.join(sorted(names))}.", param_hint="--data")
-    chosen = [problem for problem in PROBLEMS if problem.data in (data or found)]
-    missing = [problem.data for problem in chosen if problem.data not in found]
-    if missing:
-        raise typer.BadParameter(f"{missing[0]} needs --embeddings.", param_hint="--data")
-    errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("problems", total=len(chosen) * seeds)
-        records = run_study(chosen, found, seeds, out, advance=lambda name: bar.update(task, advance=1, description=name))
-    summary = summarise(records)
+    summary = run_verb(PROBLEMS, study_on, summarise, out=out, plot=plot, embeddings=embeddings, data=data, seeds=seeds)
     if plot is not None:
         from semigpc.report.kernels_figure import draw_kernel_study
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from semigpc.cli.failures import reported
+from semigpc.cli.study import run_verb
 
 ROWS = ("known", "all")
 SHORT = {"probability": "prob."}  # as tables have it
@@ -43,26 +43,9 @@ def screening(
       semigpc bench screening --data digits --seeds 5 --out screening.json
       semigpc bench screening --embeddings cifar10.parquet --out screening.json
     """
-    from semigpc.bench.long_tails import loaders
-    from semigpc.bench.screening import PROBLEMS, SCORES, run_screening, summarise
+    from semigpc.bench.screening import PROBLEMS, SCORES, screen, summarise
 
-    for option, path in (("--out", out), ("--plot", plot)):
-        if path is not None and not path.parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {path.parent}.", param_hint=option)
-    found = loaders(embeddings)
-    names = dict.fromkeys(problem.data for problem in PROBLEMS)
-    unknown = [name for name in data or [] if name not in names]
-    if unknown:
-        raise typer.BadParameter(f"unknown data {unknown[0]!r}; known: {', '.join(names)}.", param_hint="--data")
-    chosen = [problem for problem in PROBLEMS if problem.data in (data or found)]
-    missing = [problem.data for problem in chosen if problem.data not in found]
-    if missing:
-        raise typer.BadParameter(f"{missing[0]} needs --embeddings.", param_hint="--data")
-    errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("problems", total=len(chosen) * seeds)
-        records = run_screening(chosen, found, seeds, out, advance=lambda name: bar.update(task, advance=1, description=name))
-    summary = summarise(records)
+    summary = run_verb(PROBLEMS, screen, summarise, out=out, plot=plot, embeddings=embeddings, data=data, seeds=seeds)
     if plot is not None:
         from semigpc.report.screening_figure import draw_screening
 

@@ -39,7 +39,7 @@ class TrainConfig:
     schedule: Literal["cosine", "constant"] = "cosine"
     ema: float = 0.0
     clip_norm: float = 0.0
-    precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+    precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed"] = "32-true"
     compat_usb_decay: bool = False
     compat_usb_order: bool = False
     eval_steps: int = 2048
