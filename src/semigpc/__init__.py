@@ -10,14 +10,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from semigpc.buffers import BalancedBuffer, FIFOBuffer, Written
     from semigpc.estimator import SemiGPClassifier
-    from semigpc.gp import RBF, Clipped, Cosine, ExactGP, Health, Kernel, Laplace, NotPositiveDefiniteError
+    from semigpc.gp import (
+        NTK,
+        RBF,
+        Clipped,
+        Cosine,
+        EnsembleGP,
+        ExactGP,
+        Health,
+        Kernel,
+        Laplace,
+        LowRankGP,
+        MatrixFreeGP,
+        NotPositiveDefiniteError,
+    )
     from semigpc.refiners import GaussianProcessRefiner, GPConfig
 
 __all__ = [
+    "NTK",
     "RBF",
     "BalancedBuffer",
     "Clipped",
     "Cosine",
+    "EnsembleGP",
     "ExactGP",
     "FIFOBuffer",
     "GPConfig",
@@ -25,6 +40,8 @@ __all__ = [
     "Health",
     "Kernel",
     "Laplace",
+    "LowRankGP",
+    "MatrixFreeGP",
     "NotPositiveDefiniteError",
     "SemiGPClassifier",
     "Written",

@@ -7,7 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semigpc.gp import NTK, RBF, Clipped, Cosine, ExactGP, Kernel, LandmarkFeatures, Laplace, LowRankGP
+from semigpc.gp import (
+    NTK,
+    RBF,
+    Clipped,
+    Cosine,
+    ExactGP,
+    Kernel,
+    LandmarkFeatures,
+    Laplace,
+    LowRankGP,
+    NotPositiveDefiniteError,
+)
 
 D, C, NOISE = 5, 3, 0.3
 KERNEL = RBF(length_scale=1.5)
@@ -171,9 +182,10 @@ def test_the_gap_is_that_between_two_gps_over_the_same_rows() -> None:
     gp = filled(rank=10)
     gap = gp.gap()
     assert gap.rows + gap.queries == 200
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(200, generator=generator)
-    asked, held = order[: gap.queries], order[gap.queries :]
+    assert gp.basis is not None
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
+    asked = order[gp.basis.residual(gp.features[order]) > 1e-3][: gap.queries]
+    held = torch.tensor([slot for slot in order.tolist() if slot not in asked.tolist()])
     exact = ExactGP(200, D, C, kernel=KERNEL, noise_std=NOISE, dtype=torch.float64)
     exact.replace(held, gp.features[held], gp.targets[held])
     gp.remove(asked)
@@ -181,6 +193,43 @@ def test_the_gap_is_that_between_two_gps_over_the_same_rows() -> None:
     difference = (gp.mean(queries) - exact.mean(queries)).abs()
     assert gap.mean == pytest.approx(float(difference.mean()), rel=1e-6)
     assert gap.largest == pytest.approx(float(difference.max()), rel=1e-6)
+
+
+@pytest.mark.parametrize("rank", [30, 150])
+def test_the_gap_tells_what_new_rows_will_meet(rank: int) -> None:
+    gp = filled(300, capacity=300, rank=rank, kernel=RBF(length_scale=0.8))
+    exact = ExactGP(300, D, C, kernel=RBF(length_scale=0.8), noise_std=NOISE, dtype=torch.float64)
+    exact.replace(torch.arange(300), gp.features, gp.targets)
+    queries, _ = rows(400, 77)
+    true = float((gp.mean(queries) - exact.mean(queries)).abs().mean())
+    assert true / 1.6 < gp.gap().mean < 1.6 * true
+
+
+def test_rows_that_a_kernel_cannot_tell_from_nothing_predict_nothing() -> None:
+    gp = engine(kernel=Cosine())
+    gp.replace(torch.arange(20), torch.zeros(20, D, dtype=torch.float64), rows(20, 0)[1])
+    assert not gp.mean(rows(4, 5)[0]).any()
+    gp.replace(torch.arange(20, 60), *rows(40, 1))
+    assert gp.mean(rows(4, 5)[0]).any()
+
+
+def test_a_kernel_that_cannot_be_solved_for_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gp, (queries, _) = filled(), rows(4, 5)
+    before = gp.mean(queries)
+
+    def fail() -> None:
+        raise NotPositiveDefiniteError("it cannot be solved for")
+
+    monkeypatch.setattr(gp, "_choose", fail)
+    with pytest.raises(NotPositiveDefiniteError, match="cannot be solved for"):
+        gp.reanchor(RBF(length_scale=9.0), 0.01)
+    assert (gp.kernel, gp.noise_std) == (KERNEL, NOISE)
+    torch.testing.assert_close(gp.mean(queries), before)
+
+
+def test_a_state_of_another_rank_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"saved landmarks have shape \(40, 5\); this engine holds \(30, 5\)"):
+        engine(rank=30).load_state_dict(filled().state_dict())
 
 
 def test_the_gap_closes_as_the_rank_grows() -> None:

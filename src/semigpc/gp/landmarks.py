@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from semigpc.gp.kernels import Kernel
+from semigpc.gp.solver import NotPositiveDefiniteError
 
 BLOCK = 128  # pivots proposed at a time
 DEPENDENT = {torch.float32: 1e-5, torch.float64: 1e-11}  # share of k(x, x) below which a row counts as explained by others
@@ -81,7 +82,9 @@ class LandmarkFeatures:
         inner.diagonal().copy_(kernel.diagonal(wide))
         root, failed = torch.linalg.cholesky_ex(inner)
         if bool(failed):
-            raise ValueError(f"landmarks must be distinct under {kernel}; one of {len(landmarks)} coincides with others.")
+            raise NotPositiveDefiniteError(
+                f"landmarks must be distinct under {kernel}; one of {len(landmarks)} coincides with others."
+            )
         eye = torch.eye(len(landmarks), dtype=torch.float64, device=landmarks.device)
         self.root_inverse: Tensor = torch.linalg.solve_triangular(root, eye, upper=False)
         self._narrow = self.root_inverse.to(landmarks.dtype)

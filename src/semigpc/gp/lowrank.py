@@ -1,5 +1,6 @@
 """The low-rank engine: a Gaussian process over any number of rows, seen through a few landmarks."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from semigpc.gp.gap import Gap, measure_gap
 from semigpc.gp.health import LowRankHealth
 from semigpc.gp.kernels import RBF, Kernel
 from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
+from semigpc.gp.solver import NotPositiveDefiniteError
 from semigpc.gp.stored_rows import StoredRows
 from semigpc.gp.weight_space import WeightSpace
 
@@ -93,6 +95,7 @@ class LowRankGP(nn.Module):
         self.health = LowRankHealth()
         self.basis: LandmarkFeatures | None = None
         self.register_state_dict_pre_hook(_store_counters)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_refuse_another_rank)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_restore)  # type: ignore[no-untyped-call]
 
     # Asking ---------------------------------------------------------------------------------------------------------
@@ -187,11 +190,12 @@ class LowRankGP(nn.Module):
             return Expansion(self.landmarks[:0], self.landmarks.new_zeros(0, self.n_classes, dtype=torch.float64))
         return Expansion(self.basis.landmarks.clone(), self._weights(offset).clone())
 
-    def gap(self, *, rows: int = 4096, seed: int = 0) -> Gap:
+    def gap(self, *, rows: int = 8192, seed: int = 0) -> Gap:
         """How far the mean of these landmarks is from that of an exact GP, on sampled rows. O(rows^3 + rows m (D + m)).
 
-        Both are made over the same ``rows`` sampled rows, and asked about others; of a buffer that has no more, it is the whole
-        truth. The gap of a larger buffer is larger: it has more detail for the landmarks to miss.
+        Both are made over the same ``rows`` sampled rows, those that are landmarks among them, and asked about others: an
+        eighth of the rest, 512 at most. A landmark whose own row is left out would be a basis function without data, which
+        the engine does not have. In a larger buffer landmarks are a smaller part of the rows, and the gap is larger.
         """
         return measure_gap(self.rows, self.basis, self.noise_std, rows=rows, seed=seed)
 
@@ -250,12 +254,26 @@ class LowRankGP(nn.Module):
     @full_precision()
     @torch.no_grad()
     def reanchor(self, kernel: Kernel, noise_std: float) -> None:
-        """Go on with another kernel and noise over the same rows, with landmarks of their own. O(N m (D + m) + m^3)."""
+        """Go on with another kernel and noise over the same rows, with landmarks of their own. O(N m (D + m) + m^3).
+
+        One refused because it cannot be solved for leaves the old kernel in place.
+        """
         check_engine(self.capacity, self.n_features, self.n_classes, kernel=kernel, noise_std=noise_std, dtype=self.dtype)
         _refuse_indefinite(kernel)
+        before = self._kernel, self._noise_std, self.landmarks.clone(), replace(self.health)
+        self._adopt(kernel, noise_std)
+        try:
+            if len(self):
+                self._choose()
+        except NotPositiveDefiniteError:
+            self._adopt(*before[:2])
+            self.landmarks.copy_(before[2])
+            self.health = before[3]
+            self.rebuild()
+            raise
+
+    def _adopt(self, kernel: Kernel, noise_std: float) -> None:
         self._kernel, self._noise_std, self.space.noise_variance = kernel, noise_std, noise_std**2
-        if len(self):
-            self._choose()
 
     def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         """Take rows out and put others in; choose landmarks anew if it is time."""
@@ -290,7 +308,8 @@ class LowRankGP(nn.Module):
         self.landmarks[: len(chosen)] = chosen
         self.health.chosen(len(chosen), len(occupied))
         self.rebuild()
-        self.health.uncovered = self.health.uncovered_then = self._unexplained(candidates[:CHUNK])
+        if self.basis is not None:  # there is one unless k(x, x) is 0 for all rows
+            self.health.uncovered = self.health.uncovered_then = self._unexplained(candidates[:CHUNK])
 
     def _unexplained(self, features: Tensor, phi: Tensor | None = None) -> float:
         """Mean share of k(x, x) that the landmarks leave, of rows (n, D)."""
@@ -325,6 +344,12 @@ def _refuse_indefinite(kernel: Kernel) -> None:
 
 def _store_counters(engine: LowRankGP, _prefix: str, _keep_vars: bool) -> None:
     engine.counters.copy_(torch.tensor(engine.health.saved(), dtype=torch.float64))
+
+
+def _refuse_another_rank(engine: LowRankGP, state: dict[str, Any], prefix: str, *_: object) -> None:
+    saved = state.get(f"{prefix}landmarks")
+    if saved is not None and saved.shape != engine.landmarks.shape:
+        raise ValueError(f"saved landmarks have shape {tuple(saved.shape)}; this engine holds {tuple(engine.landmarks.shape)}.")
 
 
 def _restore(engine: LowRankGP, _incompatible_keys: object) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.gp.inverse import DelayedInverse
+from semigpc.gp.solver import NotPositiveDefiniteError
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,9 @@ class WeightSpace(nn.Module):
 
     def solve(self) -> None:
         """P and w from A and R. O(m^3)."""
-        root = torch.linalg.cholesky(self.gram)
+        root, failed = torch.linalg.cholesky_ex(self.gram)
+        if bool(failed):
+            raise NotPositiveDefiniteError(f"Phi^T Phi + {self.noise_variance:g} I cannot be inverted. Raise noise_std.")
         self.weights = torch.cholesky_solve(self.moments, root)
         self.inverse.reset()
         self.inverse.base.grow(self.size)

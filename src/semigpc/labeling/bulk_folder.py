@@ -60,6 +60,16 @@ class BulkFolder:
             raise DataError(f"{self.store.place} holds labels that were made otherwise: {told}. {ADVICE}")
         return complete is not None
 
+    def check_ours(self) -> None:
+        """Refuse to replace partitions that labelling did not write; its own may go."""
+        for name in self.store.listed(BULK_LABELS):
+            hidden = name.rpartition("/")[2].startswith(".")  # left by a worker that died
+            if not hidden and facts_of(self.store, f"{BULK_LABELS}/{name}") is None:
+                raise DataError(
+                    f"{self.store.place} holds {BULK_LABELS}/{name}, which labelling on Ray did not write and will not delete. "
+                    "Move it away, or give another --out."
+                )
+
     def summary(self, names: Sequence[str], *, report: bool) -> dict[str, Any] | None:
         """What a finished folder says; None if anything of it is missing."""
         wanted = [SUMMARY, *([REPORT] if report else [])]
@@ -72,8 +82,7 @@ class BulkFolder:
         self.tell(0, total)
         self.store.remove(COMPLETE)
         if afresh:
-            self.store.remove(*WRITTEN, GATHERED)
-            self.store.remove_folder(BULK_LABELS)
+            self.store.remove(*WRITTEN, GATHERED, *(f"{BULK_LABELS}/{name}" for name in self.store.listed(BULK_LABELS)))
 
     def tell(self, done: int, total: int) -> None:
         """Note how far it is."""

@@ -71,6 +71,8 @@ def label_on_ray(settings: LabelSettings, *, overwrite: bool = False, progress: 
         )
     call = shard_rows(partitions.source, settings.shard)
     out = BulkFolder(Store(settings.out), _key(settings, partitions.content))
+    if overwrite:
+        out.check_ours()
     finished = not overwrite and out.check()
     held = out.summary(partitions.names, report=settings.report) if finished else None
     if held is not None:
@@ -182,7 +184,13 @@ def _ray() -> Iterator[Any]:
             os.environ.setdefault("RAY_worker_niceness", "0")  # they do the work, and nothing else of ours waits for the cores
             address = os.environ.get("RAY_ADDRESS")
             own: dict[str, Any] = {} if address else {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
-            ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **own)
+            try:
+                ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **own)
+            except Exception as error:  # it has no class of its own for this
+                where = f"at {address}" if address else "on this machine"
+                raise OSError(
+                    f"Ray did not start {where}: {error}. Nothing was changed; the same command tries again."
+                ) from error
         ray.data.DataContext.get_current().enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         try:
@@ -212,6 +220,10 @@ def _check_apart(settings: LabelSettings) -> None:
     data, out = (place if "://" in str(place) else place.resolve() for place in (settings.data, settings.out))
     if out.is_relative_to(data):
         raise DataError(f"--out must not be inside of the data, whose .parquet files are all read; {out} is in {data}.")
+    if data.is_relative_to(out):
+        raise DataError(f"--out must not hold the data, as it is cleared to make labels again; {data} is in {out}.")
+    if "://" not in str(out) and out.exists() and not out.is_dir():
+        raise DataError(f"--out must be a folder; {out} is a file.")
 
 
 def _key(settings: LabelSettings, content: str) -> Key:

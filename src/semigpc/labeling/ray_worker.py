@@ -27,7 +27,7 @@ def work_on(item: dict[str, Any], shared: list[Any]) -> dict[str, Any]:
     except DataError as error:
         failed, refused = str(error), True
     except OSError as error:
-        failed = f"Partition {number + 1} could not be written: {error}. Mend that; the same command goes on."
+        failed = f"Partition {number + 1} could not be read or written: {error}. Mend that; the same command goes on."
     spent = time.process_time() - began
     return {"number": number, "answer": pickle.dumps(answer), "failed": failed, "refused": refused, "core_seconds": spent}
 

@@ -86,11 +86,6 @@ class Store:
             with suppress(FileNotFoundError):
                 self.files.delete_file(self.path(name))
 
-    def remove_folder(self, name: str) -> None:
-        """With all that is in it."""
-        with suppress(FileNotFoundError):
-            self.files.delete_dir(self.path(name))
-
     def read_json(self, name: str) -> dict[str, Any] | None:
         """Plain values; None if there is no such file.
 

@@ -48,7 +48,7 @@ def choose_engine(config: GPConfig, device: torch.device | str | None = None) ->
         return Choice("exact", "a clipped kernel may not be positive definite, which the others need")
     rows, item = config.buffer_size, getattr(torch, config.dtype).itemsize
     needed, there = rows**2 * item, _memory(device)  # two triangles: the inverse, and K beside it once it is refined
-    sizes = f"K and its inverse for {rows} rows take {needed / 2**30:.1f} GiB of {there / 2**30:.0f}"
+    sizes = f"K and its inverse for {rows} rows take {needed / 2**20:.0f} MiB of {there / 2**20:.0f}"
     if rows > EXACT_ROWS:
         return Choice("lowrank", f"{rows} rows are more than {EXACT_ROWS}")
     return Choice("lowrank" if needed > EXACT_SHARE * there else "exact", sizes)
@@ -98,7 +98,7 @@ def _lowrank(config: GPConfig, n_features: int, n_classes: int, kernel: Kernel, 
         config.buffer_size,
         n_features,
         n_classes,
-        rank=min(config.rank, config.buffer_size),
+        rank=config.landmarks,
         kernel=kernel,
         noise_std=config.noise_std,
         landmark_steps=config.landmark_steps,
@@ -132,7 +132,7 @@ def _matrix_free(
         config.buffer_size,
         n_features,
         n_classes,
-        rank=config.rank,
+        rank=config.landmarks,
         tolerance=config.tolerance,
         kernel=kernel,
         noise_std=config.noise_std,

@@ -5,6 +5,7 @@ from typing import Literal
 
 from semigpc.refiners.placement import PlacementConfig
 
+RANK = 1024  # landmarks by default
 EngineName = Literal["auto", "exact", "lowrank", "ensemble", "matrix_free"]
 
 
@@ -31,7 +32,7 @@ class GPConfig(PlacementConfig):
         engine: what carries the GP. ``exact`` moves K^-1 at O(B N^2) a step; ``lowrank`` works on ``rank`` landmarks at
             O(B rank^2) for any N; ``ensemble`` shares the buffer among exact members; ``matrix_free`` solves to a tolerance
             without N^2 memory. ``auto`` is exact where that fits, and low-rank beyond; the run says which.
-        rank: landmarks of ``lowrank``, and of the preconditioner of ``matrix_free``.
+        rank: landmarks of ``lowrank``, and of the preconditioner of ``matrix_free``; 1024, or as many as there are slots.
         landmark_steps: steps after which landmarks are chosen anew, as the network moves its features; 0 for one turnover of
             the buffer. They are also chosen anew when new rows are badly covered.
         members: of ``ensemble``. combine: their means, weighted by ``precision`` or plainly, ``mean``.
@@ -67,7 +68,7 @@ class GPConfig(PlacementConfig):
     exclude_same_index: bool = False
     prefill: bool = False
     engine: EngineName = "auto"
-    rank: int = 1024
+    rank: int | None = None
     landmark_steps: int = 0
     members: int = 5
     combine: Literal["precision", "mean"] = "precision"
@@ -80,6 +81,11 @@ class GPConfig(PlacementConfig):
     learn_per_class: bool = False
     eval_head: Literal["linear", "gp"] = "linear"
     eval_buffer: Literal["auto", "live", "rebuilt"] = "auto"
+
+    @property
+    def landmarks(self) -> int:
+        """``rank``, as given or by default."""
+        return min(RANK, self.buffer_size) if self.rank is None else self.rank
 
     @property
     def rebuilt_for_evaluation(self) -> bool:
@@ -98,12 +104,13 @@ class GPConfig(PlacementConfig):
         self._check_learning()
 
     def _check_engine(self) -> None:
-        for name in ("rank", "members"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        if self.engine == "lowrank" and self.rank > self.buffer_size:
+        for name, value in (("rank", self.landmarks), ("members", self.members)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}.")
+        if self.landmarks > self.buffer_size:
             raise ValueError(
-                f"rank must not be larger than buffer_size, as landmarks are rows of it; got {self.rank} > {self.buffer_size}."
+                f"rank must not be larger than buffer_size, as landmarks are rows of it; got {self.rank} > {self.buffer_size}. "
+                "Lower it, or leave it out."
             )
         if self.engine == "ensemble" and self.members > self.buffer_size:
             raise ValueError(f"members must not be more than buffer_size; got {self.members} > {self.buffer_size}.")
