@@ -200,7 +200,6 @@ def large(study: Study, *, size: int, rank: int, steps: int) -> dict[str, Any]:
         "ratio": _mean(seconds["large"]) / _mean(seconds["small"]),
         "fill_s": filled,
         "peak_bytes": peak,
-        "gap": million.gap()._asdict(),
     }
 
 
