@@ -164,3 +164,10 @@ def test_a_run_is_carried_by_any_engine(engine: str, tmp_path: Path) -> None:
         assert summary["gp"]["entries"] == 96, "the buffer is full"
         losses[name] = [entry["loss"] for entry in entries(tmp_path / name, "train")]
     assert losses[engine] == pytest.approx(losses["exact"], rel=0.05)
+
+
+def test_a_confidence_that_nothing_is_compared_with_is_noted(tmp_path: Path) -> None:
+    for algorithm, expected in (("remixmatch", 1), ("fixmatch", 0)):
+        train(small_run(algorithm, "gp", "refiner.confidence=expected", "train.steps=2"), tmp_path / algorithm)
+        notes = [entry for entry in entries(tmp_path / algorithm, "note") if "changes nothing" in entry["message"]]
+        assert len(notes) == expected

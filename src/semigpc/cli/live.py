@@ -67,7 +67,8 @@ class Live(Listener):
             if entry["head"] == "linear":  # one figure is enough beside the bar
                 self.last["accuracy"] = figure
             if not self.on_terminal:
-                typer.echo(f"step {entry['step']} of {self.total}: {self.last.get('loss', '')}, {figure}", err=True)
+                said = ", ".join([*([self.last["loss"]] if "loss" in self.last else []), figure])
+                typer.echo(f"step {entry['step']} of {self.total}: {said}", err=True)
         self.bar.update(self.task, said=", ".join(self.last.values()))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,6 +11,7 @@ from semigpc.report.bench_figures import COLOURS
 
 NAMES = {"exact": "exact", "lowrank": "low-rank", "ensemble": "ensemble of 5", "matrix_free": "matrix-free"}
 MARKERS = "osD^"
+LEVELS = (0.005, 0.01, 0.02, 0.05, 0.1)
 LEAST = 1e-7  # differences below are drawn there
 
 
@@ -45,7 +46,8 @@ def draw_engines(records: Mapping[str, Any], path: Path) -> None:
     _dress(time, "A step of 8 rows", "buffer size N", "seconds an update")
     _dress(error, "Distance from the exact mean", "buffer size N", "mean |difference|")
     size = records.get("ranks", {}).get("size", "N")
-    _dress(ranks, f"Low-rank, N = {size}", "rank", "mean |difference|")
+    _dress(ranks, f"Low-rank, N = {size}", "rank", "mean |difference|", legend="lower left")
+    ranks.set_yticks(LEVELS, [f"{level:g}" for level in LEVELS])
     ranks.axhline(0.01, color="#999999", linestyle="--", linewidth=1)
     for axes, ticks in (
         (time, [record["size"] for record in records.get("sizes", [])]),
@@ -58,11 +60,11 @@ def draw_engines(records: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path)
 
 
-def _dress(axes: Axes, title: str, x: str, y: str) -> None:
+def _dress(axes: Axes, title: str, x: str, y: str, legend: Literal["best", "lower left"] = "best") -> None:
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.25, which="both")
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc=legend)

@@ -114,6 +114,9 @@ def _begin(
     gp = gp_of(trainer.refiner)
     if gp is not None and gp.config.engine == "auto" and gp.choice.name != "exact":
         journal.note(0, f"The GP is carried by the {gp.choice.name} engine: {gp.choice.reason}.")
+    masks = getattr(experiment.algorithm, "threshold", 0) or experiment.algorithm_name == "freematch"
+    if gp is not None and gp.config.confidence != "max_softmax" and not masks:
+        journal.note(0, f"refiner.confidence changes nothing: {experiment.algorithm_name} has no threshold as it is set.")
     if gp is not None and isinstance(experiment.refiner, GPConfig) and experiment.refiner.prefill:
         fill(gp, trainer.evaluated, splits.labeled, source, batch=experiment.train.eval_batch, device=trainer.fabric.device)
     return 0
