@@ -73,7 +73,7 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
         for name, run in runs.items()
     ]
     for name, run in runs.items():
-        exact: Any = replace(run.train, precision="64-true")  # type: ignore[arg-type]
+        exact: Any = replace(run.train, precision="64-true")
         train(replace(run, train=exact), tmp_path / "one" / name)
     run_all("tests.training.together", json.dumps(jobs))
     for name in runs:

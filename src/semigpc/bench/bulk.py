@@ -23,7 +23,7 @@ from semigpc.bench.clusters import Clusters
 EVERY_SECONDS = 0.2  # between looks at what is finished
 COMPARED = 65_536  # rows at a time
 GROUP = 65_536  # rows of a row group
-TASK = "map"  # in the title of a worker's process while it does something; agents of Ray itself are to be left alone
+TASK = "map"  # in the title of a worker's process while it does something; those of Ray itself are to be left alone
 TRIES = 100  # to find one that does
 Record = dict[str, Any]
 Report = Callable[[str, int, int | None], object]

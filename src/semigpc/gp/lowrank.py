@@ -87,7 +87,7 @@ class LowRankGP(nn.Module):
         _refuse_indefinite(kernel)
         self.capacity, self.n_features, self.n_classes = capacity, n_features, n_classes
         self.rank, self.landmark_steps, self.dtype, self.seed = rank, landmark_steps, dtype, seed
-        self._kernel, self._noise_std = kernel, noise_std
+        self.kernel, self.noise_std = kernel, noise_std
         self.rows = StoredRows(capacity, n_features, n_classes, dtype=dtype, device=device)
         self.space = WeightSpace(rank, n_classes + 1, noise_variance=noise_std**2, dtype=dtype, device=device)
         self.register_buffer("landmarks", torch.zeros(rank, n_features, dtype=dtype, device=device))
@@ -103,16 +103,6 @@ class LowRankGP(nn.Module):
     def __len__(self) -> int:
         """Occupied slots."""
         return self.rows.count
-
-    @property
-    def kernel(self) -> Kernel:
-        """The kernel k."""
-        return self._kernel
-
-    @property
-    def noise_std(self) -> float:
-        """Sigma."""
-        return self._noise_std
 
     @property
     def features(self) -> Tensor:
@@ -260,7 +250,7 @@ class LowRankGP(nn.Module):
         """
         check_engine(self.capacity, self.n_features, self.n_classes, kernel=kernel, noise_std=noise_std, dtype=self.dtype)
         _refuse_indefinite(kernel)
-        before = self._kernel, self._noise_std, self.landmarks.clone(), replace(self.health)
+        before = self.kernel, self.noise_std, self.landmarks.clone(), replace(self.health)
         self._adopt(kernel, noise_std)
         try:
             if len(self):
@@ -273,7 +263,7 @@ class LowRankGP(nn.Module):
             raise
 
     def _adopt(self, kernel: Kernel, noise_std: float) -> None:
-        self._kernel, self._noise_std, self.space.noise_variance = kernel, noise_std, noise_std**2
+        self.kernel, self.noise_std, self.space.noise_variance = kernel, noise_std, noise_std**2
 
     def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         """Take rows out and put others in; choose landmarks anew if it is time."""

@@ -1,0 +1,98 @@
+"""What the matrix-free engine refuses, and that a refused call leaves all as it was."""
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from semigpc.gp import RBF, Clipped, MatrixFreeGP, NotConvergedError, iterative_system
+from tests.gp.streams import clusters
+from tests.gp.test_matrix_free import KERNEL, NOISE_STD, assert_within_tolerance, make
+
+REFUSED: dict[str, tuple[Callable[[MatrixFreeGP, Tensor, Tensor], object], type[Exception], str]] = {
+    "NaN feature": (lambda e, x, y: e.replace(torch.arange(3), x * math.nan, y), ValueError, "features must be finite"),
+    "slot out of range": (lambda e, x, y: e.replace(torch.arange(38, 41), x, y), IndexError, r"slots must lie in \[0, 40\)"),
+    "empty slot": (lambda e, _x, _y: e.remove(torch.tensor([39])), IndexError, "slot 39 is empty"),
+    "another kernel": (
+        lambda e, _x, _y: e.reanchor(Clipped(KERNEL, 0.1), 0.3),
+        ValueError,
+        "needs a positive definite kernel.*Use the exact engine",
+    ),
+    "another size": (lambda e, _x, _y: e.load_state_dict(make(41).state_dict()), ValueError, r"have shape \(41, 16\)"),
+    "a damaged state": (
+        lambda e, _x, _y: e.load_state_dict(e.state_dict() | {"system.points.targets": torch.full((40, 4), math.nan)}),
+        ValueError,
+        "damaged",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_call_says_why_and_changes_nothing(case: str, generator: torch.Generator) -> None:
+    engine, draw = make(40), clusters(generator)
+    engine.replace(torch.arange(35), *draw(35))
+    before, health = [tensor.clone() for tensor in engine.buffers()], copy.copy(engine.health)
+    call, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        call(engine, *draw(3))
+    assert all(torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True))
+    assert engine.health == health
+    assert engine.kernel == KERNEL
+
+
+def test_what_no_engine_can_be_made_of_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"positive definite kernel: conjugate gradients break down.*got Clipped"):
+        make(10, kernel=Clipped(KERNEL, 0.1))
+    for rank in (0, 2.5):
+        with pytest.raises(ValueError, match=f"rank must be an integer of at least 1; got {rank}"):
+            make(10, rank=rank)
+    for tolerance in (0.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match=f"tolerance must lie between 0 and 1; got {tolerance}"):
+            make(10, tolerance=tolerance)
+    with pytest.raises(ValueError, match="noise_std must be a positive"):
+        make(10, noise_std=0.0)
+
+
+def test_a_tolerance_that_is_not_reached_is_an_error_that_leaves_all_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    engine, draw = make(60, tolerance=1e-6, rank=4), clusters(generator)
+    engine.replace(torch.arange(50), *draw(50))
+    state, before, rows = engine.state_dict(), [tensor.clone() for tensor in engine.buffers()], draw(20)
+    other = make(60, tolerance=1e-6)
+    other.replace(torch.arange(60), *draw(60))
+    monkeypatch.setattr(iterative_system, "MAX_ITERATIONS", 2)
+    message = r"did not reach tolerance=1e-06 for RBF.*noise_std=0\.3 over .*Raise noise_std, rank \(now 4\) or tolerance"
+    for call in (
+        lambda: engine.replace(torch.arange(40, 60), *rows),
+        lambda: engine.reanchor(RBF(length_scale=0.4), NOISE_STD),
+        lambda: engine.load_state_dict(other.state_dict()),
+    ):
+        with pytest.raises(NotConvergedError, match=message):
+            call()
+        assert all(torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True))
+        assert (engine.kernel, len(engine)) == (KERNEL, 50)
+    monkeypatch.undo()
+    engine.replace(torch.arange(40, 60), *rows)
+    assert_within_tolerance(engine)
+    engine.load_state_dict({name: value.clone() for name, value in state.items()})
+    assert_within_tolerance(engine)
+
+
+def test_a_tolerance_beyond_float32_is_an_error_that_names_the_way_out(generator: torch.Generator) -> None:
+    engine = make(200, tolerance=1e-8, dtype=torch.float32, kernel=RBF(length_scale=1.0))
+    draw = clusters(generator, dtype=torch.float32)
+    with pytest.raises(NotConvergedError, match=r"tolerance=1e-08 is more than torch\.float32.*use dtype=torch\.float64"):
+        engine.replace(torch.arange(200), *draw(200))
+    assert len(engine) == 0
+
+
+def test_noise_that_is_lost_in_rounding_is_an_error_that_names_it(generator: torch.Generator) -> None:
+    engine, (features, targets) = make(60, noise_std=1e-9), clusters(generator)(60)
+    with pytest.raises(NotConvergedError, match=r"noise_std=1e-09.*Raise noise_std"):
+        engine.replace(torch.arange(60), features[:1].repeat(60, 1), targets)  # rows that coincide, of several classes
+    assert len(engine) == 0
+    assert not engine.alpha.any()
