@@ -249,16 +249,18 @@ def matrix_free(study: Study, *, size: int, rank: int, steps: int, tolerance: fl
     }
 
 
-def _true_residual(engine: MatrixFreeGP, count: int = 512) -> float:
-    """max_c |y - K alpha| / |y| over sampled rows, evaluated in float64."""
-    slots = torch.randperm(engine.capacity, generator=torch.Generator().manual_seed(1))[:count]
+def _true_residual(engine: MatrixFreeGP, sampled: int = 512) -> float:
+    """max_c |y - K alpha| / |y|, estimated from sampled rows, evaluated in float64."""
+    slots = torch.randperm(engine.capacity, generator=torch.Generator().manual_seed(1))[:sampled]
+    count = len(slots)
     points, weights = engine.expansion()
     rows, y = engine.features[slots].double(), engine.targets[slots].double()
     product = torch.zeros_like(y)
     for part, alpha in zip(points.split(4096), weights.split(4096), strict=True):
         product += engine.kernel(rows, part.double()) @ alpha
     left = y - product - engine.noise_std**2 * weights[slots]
-    return float((left.norm(dim=0) / y.norm(dim=0).clamp_min(1e-12)).max())
+    whole = engine.targets.double().norm(dim=0).clamp_min(1e-12)
+    return float((left.norm(dim=0) * (engine.capacity / count) ** 0.5 / whole).max())
 
 
 def _mean(values: list[float]) -> float:
