@@ -20,10 +20,10 @@ from semigpc.gp.health import IterativeHealth
 from semigpc.gp.iterative_system import GOAL, IterativeSystem
 from semigpc.gp.kernels import RBF, Kernel
 from semigpc.gp.points import Points
+from semigpc.gp.stored_rows import SAVED
 
 CHUNK = 256  # queries answered at a time ...
 VARIANCES = 64  # ... or solved for, for their variance
-SAVED = ("features", "targets", "occupied")
 
 
 class MatrixFreeGP(nn.Module):
@@ -76,7 +76,7 @@ class MatrixFreeGP(nn.Module):
         points = Points(capacity, n_features, n_classes, kernel=kernel, noise_std=noise_std, dtype=dtype, device=device)
         self.system = IterativeSystem(points, rank=rank, tolerance=tolerance, seed=seed)
         self.before_load: dict[str, Tensor] = {}
-        self.register_load_state_dict_pre_hook(_refuse_what_does_not_fit)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_remember)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_restore)  # type: ignore[no-untyped-call]
 
     # Asking ---------------------------------------------------------------------------------------------------------
@@ -256,16 +256,8 @@ def _check_iterative(kernel: Kernel, *, rank: int, tolerance: float) -> None:
         raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")
 
 
-def _refuse_what_does_not_fit(engine: MatrixFreeGP, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Look at a state before any of it is copied, and remember ours in case it turns out to be useless."""
-    for name in SAVED:
-        saved, ours = state.get(f"{prefix}system.points.{name}"), getattr(engine, name)
-        if saved is not None and saved.shape != ours.shape:
-            raise ValueError(f"saved {name} have shape {tuple(saved.shape)}; this engine holds {tuple(ours.shape)}.")
-        if saved is not None and not bool(saved.to(ours.dtype).square().isfinite().all()):
-            raise ValueError(
-                f"saved {name} are not all finite, or too large for {ours.dtype}: the file is damaged or not for this engine."
-            )
+def _remember(engine: MatrixFreeGP, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Keep what there is, in case a state turns out to be useless."""
     if f"{prefix}system.points.features" in state:
         system = engine.system
         engine.before_load = {name: getattr(engine, name).clone() for name in SAVED}

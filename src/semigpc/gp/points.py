@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from semigpc.gp.kernel_products import columns, cross_product, symmetric_product
 from semigpc.gp.kernels import Kernel
+from semigpc.gp.stored_rows import StoredRows
 
 
-class Points(nn.Module):
+class Points(StoredRows):
     """Features and targets in N slots, some of them empty, with a kernel and noise: K = k(h, h) + sigma^2 I.
 
     ``count`` slots are occupied and the last of them is number ``width`` - 1: no product looks further than that. Rows of empty
@@ -19,10 +20,6 @@ class Points(nn.Module):
     Args:
         capacity: N. n_features: D. n_classes: C. kernel: k. noise_std: sigma. dtype: of what is stored.
     """
-
-    features: Tensor
-    targets: Tensor
-    occupied: Tensor
 
     def __init__(
         self,
@@ -35,18 +32,13 @@ class Points(nn.Module):
         dtype: torch.dtype,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(capacity, n_features, n_classes, dtype=dtype, device=device)
         self.kernel, self.noise_std = kernel, noise_std
-        self.register_buffer("features", torch.zeros(capacity, n_features, dtype=dtype, device=device))
-        self.register_buffer("targets", torch.zeros(capacity, n_classes, dtype=dtype, device=device))
-        self.register_buffer("occupied", torch.zeros(capacity, dtype=torch.bool, device=device))
-        self.count = self.width = 0
+        self.width = 0
 
     def write(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         """Rows (B, D), (B, C) into slots (B,), or none."""
-        self.features[slots] = 0 if features is None else features
-        self.targets[slots] = 0 if targets is None else targets
-        self.occupied[slots] = features is not None
+        super().write(slots, features, targets)
         self.recount()
 
     def recount(self) -> None:
