@@ -8,19 +8,29 @@ import torch
 from torch import Tensor, nn
 
 
+class Labeled(NamedTuple):
+    """Labelled pictures: ``x`` (B, 3, H, W) weak views, ``y`` (B,) labels, ``index`` (B,) positions in the labelled set."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor  # type: ignore[assignment] # hides tuple.index, which nobody asks of a batch
+
+
 class Batch(NamedTuple):
     """What one step sees. Pictures are normalised floats; no true label of an unlabelled picture is in here.
 
     Shapes: ``x`` (B, 3, H, W) weak views of labelled pictures, ``y`` (B,) their labels, ``index`` (B,) their positions in the
     labelled set; ``views`` maps "weak", "strong", "strong2" to (U, 3, H, W), row by row the same pictures, and ``view_index``
-    (U,) holds their positions in the unlabelled set.
+    (U,) holds their positions in the unlabelled set. ``balanced`` are B more labelled pictures, of every class equally often on
+    average, where an add-on asks for them.
     """
 
     x: Tensor
     y: Tensor
-    index: Tensor  # type: ignore[assignment] # hides tuple.index, which nobody asks of a batch
+    index: Tensor  # type: ignore[assignment] # as above
     views: dict[str, Tensor]
     view_index: Tensor
+    balanced: Labeled | None = None
 
 
 class ModelOutput(NamedTuple):
@@ -45,10 +55,13 @@ class ModelOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """An extra head on the backbone's feature h: ``linear``, W h + b, or ``projection``, unit(W2 relu(W1 h + b1) + b2)."""
+    """An extra head on the backbone's feature h: ``linear``, W h + b, or ``projection``, unit(W2 relu(W1 h + b1) + b2).
 
-    kind: Literal["linear", "projection"]
-    width: int
+    Or ``neural_process``, log p(y | h, memory) of the C classes; its width is C, and need not be said.
+    """
+
+    kind: Literal["linear", "projection", "neural_process"]
+    width: int = 0
 
 
 class Networks(NamedTuple):
@@ -77,11 +90,20 @@ class Networks(NamedTuple):
 
 @dataclass(frozen=True)
 class Clock:
-    """Where training stands: ``step`` counts from 0, an epoch is a fixed number of steps and not a pass over the data."""
+    """Where training stands: ``step`` counts from 0, an epoch is a fixed number of steps and not a pass over the data.
+
+    Where a run starts over with more labels, steps are those of one ``generation``, which is counted from 0.
+    """
 
     step: int
     total_steps: int
     epoch_steps: int
+    generation: int = 0
+
+    @property
+    def progress(self) -> float:
+        """Share of training behind us, 0 at the first step."""
+        return self.step / self.total_steps
 
     @property
     def epoch(self) -> int:
@@ -97,11 +119,22 @@ class Task:
         class_counts: (C,) labelled pictures of each class.
         labeled_batch: B.
         unlabeled_batch: U.
+        n_unlabeled: unlabelled pictures.
+        n_features: D, of the backbone's features.
+        original_counts: (C,) before the model's own labels joined, where a run starts over with more of them.
     """
 
     class_counts: Tensor
     labeled_batch: int
     unlabeled_batch: int
+    n_unlabeled: int = 0
+    n_features: int = 0
+    original_counts: Tensor | None = None
+
+    @property
+    def given_counts(self) -> Tensor:
+        """(C,) labels that people gave, of each class."""
+        return self.class_counts if self.original_counts is None else self.original_counts
 
     @property
     def n_classes(self) -> int:

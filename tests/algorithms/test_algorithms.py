@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from semigpc.algorithms import ALGORITHMS
 from semigpc.refiners import REFINERS, NoRefiner, Refiner
-from semigpc.types import Batch, Clock, ModelOutput, Networks, StepOutput
+from semigpc.types import Batch, Clock, Labeled, ModelOutput, Networks, StepOutput
 from tests.algorithms.tiny import LABELS, Steppable, TinyNetwork, learn, make_algorithm, make_refiner, pair, seeded, stream
 
 MEMORY: dict[str, Any] = {"buffer_size": 12, "warmup_steps": 1}
@@ -198,11 +198,12 @@ def test_a_refiner_is_asked_at_the_sites_the_algorithm_names_between_two_observa
 
 @every_algorithm
 def test_a_batch_holds_no_true_label_of_an_unlabelled_picture(name: str) -> None:
-    assert Batch._fields == ("x", "y", "index", "views", "view_index")
+    assert Batch._fields == ("x", "y", "index", "views", "view_index", "balanced")
+    assert Labeled._fields == ("x", "y", "index")
     algorithm, other = make(name, "gp"), make(name, "gp")
     views: tuple[str, ...] = algorithm.views  # type: ignore[attr-defined]
     batches = [batch._replace(views={view: batch.views[view] for view in views}) for batch in stream(4)]
-    blind = [batch._replace(view_index=torch.zeros_like(batch.view_index)) for batch in batches]
+    blind = [batch._replace(view_index=batch.view_index.flip(0)) for batch in batches]  # numbered otherwise
     assert run(algorithm, pair(), batches) == run(other, pair(), blind), "a position in the unlabelled set is no information"
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.algorithms import ALGORITHMS
+from semigpc.models.neural_process import NeuralProcess
 from semigpc.refiners import REFINERS, Refiner
 from semigpc.types import Batch, Clock, ModelOutput, Networks, StepOutput, Task
 
@@ -17,7 +18,7 @@ COUNTS = (7, 5, 3, 1)  # sixteen labelled pictures: shares that float32 holds ex
 LABELS = torch.repeat_interleave(torch.arange(CLASSES), torch.tensor(COUNTS))
 LABELED, UNLABELED = 5, 10
 SIDE, WIDTH, PROJECTION = 4, 6, 5
-TASK = Task(torch.tensor(COUNTS), LABELED, UNLABELED)
+TASK = Task(torch.tensor(COUNTS), LABELED, UNLABELED, n_unlabeled=UNLABELED, n_features=WIDTH)
 
 
 class Steppable(Protocol):
@@ -35,7 +36,7 @@ class Steppable(Protocol):
 
 
 class TinyNetwork(nn.Module):
-    """flatten, linear, batch normalisation: h; a linear classifier, a unit projection and a rotation head on it."""
+    """flatten, linear, batch normalisation: h; on it a linear classifier, a unit projection, a rotation head and a process."""
 
     def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -45,6 +46,7 @@ class TinyNetwork(nn.Module):
             self.classifier = nn.Linear(WIDTH, CLASSES)
             self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, PROJECTION)
             self.rotation = nn.Linear(WIDTH, 4)
+            self.heads = nn.ModuleDict({"neural_process": NeuralProcess(WIDTH, CLASSES)})
         self.to(dtype)
 
     def forward(self, pictures: Tensor) -> ModelOutput:
@@ -52,6 +54,7 @@ class TinyNetwork(nn.Module):
         projection = self.outer(torch.relu(self.inner(features)))
         projection = projection / projection.pow(2).sum(dim=1, keepdim=True).sqrt()
         heads = {"projection": projection, "rotation": self.rotation(features)}
+        heads |= {name: head(features) for name, head in self.heads.items()}
         return ModelOutput(3 * self.classifier(features), features, heads)
 
 

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
+from semigpc.addons import ADDONS
 from semigpc.data import Augment
 from semigpc.export import run as export_module
 from semigpc.export.check import ROWS, TOLERANCE, DifferenceError
@@ -18,6 +19,7 @@ from semigpc.export.formats import NotExportableError
 from semigpc.export.run import Exported, export_run
 from semigpc.gp import ExactGP, Expansion, NoExpansionError
 from semigpc.training import FrozenConfig, RunError, SettingError, train
+from semigpc.training.answering import Answering
 from semigpc.training.inference import LoadedRun, load_run
 from tests.training.small_runs import small_run
 
@@ -197,3 +199,26 @@ def test_names_that_will_not_do(plain: Path, tmp_path: Path, name: str, kind: st
     with pytest.raises(error, match=words):
         export_run(plain, out=tmp_path / name, kind=kind)  # type: ignore[arg-type]
     assert (tmp_path / "taken.onnx").read_text() == "mine"
+
+
+@pytest.mark.parametrize("addon", ["abc", "cossl", "none"])
+def test_what_answers_in_place_of_the_linear_head_is_inside_too(addon: str, tmp_path: Path) -> None:
+    """The second head of ABC, the balanced one of CoSSL, and the neural process of NP-Match, which is an algorithm."""
+    algorithm = "npmatch" if addon == "none" else "fixmatch"
+    options = {"cossl": {"warmup": 0.5, "start_steps": 20}}.get(addon, {})
+    experiment = replace(small_run(algorithm, "none", *FEWER), addon=ADDONS[addon].config(**options))
+    train(experiment, tmp_path / "run")
+    done = export_run(tmp_path / "run", kind="torch")
+    assert done.facts["outputs"]
+    run = load_run(tmp_path / "run")
+    pictures = torch.rand(3, 3, 8, 8)
+    program = torch.export.load(done.path).module()
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (run.experiment.augment.mean, run.experiment.augment.std))
+    with torch.no_grad():
+        output = run.network((pictures - mean) / std)
+        said = program(pictures)["probabilities"]
+    assert torch.allclose(said, torch.softmax(output.logits, dim=1), atol=TOLERANCE)
+    network = run.network
+    assert isinstance(network, Answering)
+    with torch.no_grad():
+        assert not torch.allclose(network.network((pictures - mean) / std).logits, output.logits, atol=1e-3)

@@ -2,7 +2,9 @@
 
 An algorithm is an ``nn.Module`` whose registered buffers are all of its state, with ``views`` it wants cut, the ``sites`` where
 a refiner may speak, and ``step``. To add one, write a file with a frozen config (``heads`` says which extra heads the network
-needs) and such a class, and list it in ``ALGORITHMS``.
+needs) and such a class, and list it in ``ALGORITHMS``. One that says ``takes_addons`` is given an add-on too, and calls it at
+the points that :class:`semigpc.addons.AddOn` lists. One with a method ``answer``, from a ModelOutput to logits (M, C), is
+judged by these.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,11 +15,11 @@ from torch import Tensor
 from semigpc.algorithms.comatch import CoMatch, CoMatchConfig
 from semigpc.algorithms.fixmatch import FixMatch, FixMatchConfig
 from semigpc.algorithms.freematch import FreeMatch, FreeMatchConfig
+from semigpc.algorithms.npmatch import NPMatch, NPMatchConfig
 from semigpc.algorithms.remixmatch import ReMixMatch, ReMixMatchConfig
 from semigpc.algorithms.simmatch import SimMatch, SimMatchConfig
 from semigpc.algorithms.supervised import Supervised, SupervisedConfig
-from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, Networks, StepOutput, Task
+from semigpc.types import Batch, Clock, Networks, StepOutput
 
 
 class Algorithm(Protocol):
@@ -42,10 +44,10 @@ class Algorithm(Protocol):
 
 
 class AlgorithmEntry(NamedTuple):
-    """An algorithm's config, and how it is made from (config, refiner, task)."""
+    """An algorithm's config, and how it is made from (config, refiner, task), and an add-on if it takes one."""
 
     config: type[Any]
-    build: Callable[[Any, Refiner, Task], Algorithm]
+    build: Callable[..., Algorithm]
     label: str
 
 
@@ -56,6 +58,7 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
     "remixmatch": AlgorithmEntry(ReMixMatchConfig, ReMixMatch, "ReMixMatch"),
     "simmatch": AlgorithmEntry(SimMatchConfig, SimMatch, "SimMatch"),
     "comatch": AlgorithmEntry(CoMatchConfig, CoMatch, "CoMatch"),
+    "npmatch": AlgorithmEntry(NPMatchConfig, NPMatch, "NP-Match"),
 }
 
 __all__ = [
@@ -68,6 +71,8 @@ __all__ = [
     "FixMatchConfig",
     "FreeMatch",
     "FreeMatchConfig",
+    "NPMatch",
+    "NPMatchConfig",
     "ReMixMatch",
     "ReMixMatchConfig",
     "SimMatch",

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semigpc.addons import AddOn, Step
+from semigpc.algorithms.extras import add_extra
 from semigpc.algorithms.ranges import check_ranges
-from semigpc.losses import masked_cross_entropy
 from semigpc.pseudo_labels import QueueAlignment
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
@@ -57,45 +58,49 @@ class CoMatch(nn.Module):
 
     views = ("weak", "strong", "strong2")
     sites = ("semantic", "aggregate")
+    takes_addons = True
     features: Tensor
     probs: Tensor
     pushed: Tensor
 
-    def __init__(self, config: CoMatchConfig, refiner: Refiner, task: Task) -> None:
+    def __init__(self, config: CoMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None) -> None:
         super().__init__()
-        self.config, self.refiner = config, refiner
+        self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
         self.alignment = QueueAlignment(torch.full((task.n_classes,), 1 / task.n_classes), config.alignment_batches)
         rows = config.queue_batches * (task.unlabeled_batch + task.labeled_batch)
         self.register_buffer("features", torch.zeros(rows, config.projection))
         self.register_buffer("probs", torch.zeros(rows, task.n_classes))
         self.register_buffer("pushed", torch.tensor(0))
 
-    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:  # noqa: ARG002
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
         """The loss of one batch."""
-        config, refiner = self.config, self.refiner
+        config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong, strong2 = networks.forward(batch.x, *(batch.views[name] for name in self.views))
 
         refiner.observe("before", networks, x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
-            probs_w = self.alignment(refiner.refine("semantic", weak, torch.softmax(refiner.classify(weak).logits, dim=1)))
-            probs = self._smooth(weak, probs_w)  # (U, C)
-            mask = refiner.confidence(weak, probs) >= config.threshold  # (U,)
+            heard = addon.weak(step, weak)
+            probs_w = refiner.refine("semantic", heard, torch.softmax(refiner.classify(heard).logits, dim=1))
+            probs_w = self.alignment(addon.opinion(step, heard, probs_w))
+            probs = addon.targets(step, heard, self._smooth(heard, probs_w))  # (U, C)
+            mask = refiner.confidence(heard, probs) >= config.threshold  # (U,)
             self._push(weak.heads["projection"], probs_w)
             self._push(x.heads["projection"], F.one_hot(batch.y, probs.shape[1]).to(probs))
             graph = pseudo_label_graph(probs, config.graph_threshold)  # (U, U)
         refiner.observe("after", networks, x, batch)
 
         similarities = strong.heads["projection"] @ strong2.heads["projection"].mT / config.temperature  # (U, U)
-        loss_x = F.cross_entropy(logits_x, batch.y)
-        loss_u = masked_cross_entropy(logits_s, probs, mask)
+        loss_x = addon.labeled_loss(step, logits_x, batch.y)
+        loss_u = addon.unlabeled_loss(step, logits_s, probs, mask)
         loss_c = -(graph * torch.log(torch.softmax(similarities, dim=1) + 1e-7)).sum(dim=1).mean()
-        return StepOutput(
+        output = StepOutput(
             loss_x + config.unlabeled_weight * loss_u + config.contrastive_weight * loss_c,
             {"loss_x": loss_x, "loss_u": loss_u, "loss_c": loss_c, "mask_rate": mask.float().mean()},
             PseudoLabels(probs, mask),
         )
+        return add_extra(output, addon, step, x, weak, strong)
 
     def _smooth(self, weak: ModelOutput, probs_w: Tensor) -> Tensor:
         if int(self.pushed) < len(self.features):  # not full yet: the algorithm's own label alone

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from semigpc.addons import AddOn, Step
+from semigpc.algorithms.extras import add_extra
 from semigpc.algorithms.ranges import check_ranges
-from semigpc.losses import masked_cross_entropy
 from semigpc.pseudo_labels import sharpen
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
@@ -43,29 +43,33 @@ class FixMatch(nn.Module):
 
     views = ("weak", "strong")
     sites = ("semantic",)
+    takes_addons = True
 
-    def __init__(self, config: FixMatchConfig, refiner: Refiner, task: Task) -> None:  # noqa: ARG002
+    def __init__(self, config: FixMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None) -> None:
         super().__init__()
-        self.config, self.refiner = config, refiner
+        self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
 
-    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:  # noqa: ARG002
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
         """The loss of one batch."""
-        config, refiner = self.config, self.refiner
+        config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
 
         refiner.observe("before", networks, x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
-            probs = refiner.refine("semantic", weak, torch.softmax(refiner.classify(weak).logits, dim=1))  # (U, C)
-            mask = refiner.confidence(weak, probs) >= config.threshold  # (U,)
+            heard = addon.weak(step, weak)
+            probs = refiner.refine("semantic", heard, torch.softmax(refiner.classify(heard).logits, dim=1))  # (U, C)
+            probs = addon.targets(step, heard, addon.opinion(step, heard, probs))
+            mask = refiner.confidence(heard, probs) >= config.threshold  # (U,)
             targets = probs.argmax(dim=1) if config.hard_labels else sharpen(probs, config.temperature)
         refiner.observe("after", networks, x, batch)
 
-        loss_x = F.cross_entropy(logits_x, batch.y)
-        loss_u = masked_cross_entropy(logits_s, targets, mask)
-        return StepOutput(
+        loss_x = addon.labeled_loss(step, logits_x, batch.y)
+        loss_u = addon.unlabeled_loss(step, logits_s, targets, mask)
+        output = StepOutput(
             loss_x + config.unlabeled_weight * loss_u,
             {"loss_x": loss_x, "loss_u": loss_u, "mask_rate": mask.float().mean()},
             PseudoLabels(probs, mask),
         )
+        return add_extra(output, addon, step, x, weak, strong)

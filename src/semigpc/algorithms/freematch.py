@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semigpc.addons import AddOn, Step
+from semigpc.algorithms.extras import add_extra
 from semigpc.algorithms.ranges import check_ranges
-from semigpc.losses import masked_cross_entropy
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
 
@@ -49,37 +49,40 @@ class FreeMatch(nn.Module):
 
     views = ("weak", "strong")
     sites = ("semantic",)
+    takes_addons = True
     threshold: Tensor
     mean_probs: Tensor
     histogram: Tensor
 
-    def __init__(self, config: FreeMatchConfig, refiner: Refiner, task: Task) -> None:
+    def __init__(self, config: FreeMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None) -> None:
         super().__init__()
-        self.config, self.refiner = config, refiner
+        self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
         uniform = torch.full((task.n_classes,), 1 / task.n_classes)
         self.register_buffer("threshold", uniform[0].clone())
         self.register_buffer("mean_probs", uniform.clone())
         self.register_buffer("histogram", uniform.clone())
 
-    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:  # noqa: ARG002
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
         """The loss of one batch."""
-        config, refiner = self.config, self.refiner
+        config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
 
         refiner.observe("before", networks, x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
-            probs = refiner.refine("semantic", weak, torch.softmax(refiner.classify(weak).logits, dim=1))  # (U, C)
-            confidence, targets = refiner.confidence(weak, probs), probs.max(dim=1).indices  # (U,), (U,)
+            heard = addon.weak(step, weak)
+            probs = refiner.refine("semantic", heard, torch.softmax(refiner.classify(heard).logits, dim=1))  # (U, C)
+            probs = addon.targets(step, heard, addon.opinion(step, heard, probs))
+            confidence, targets = refiner.confidence(heard, probs), probs.max(dim=1).indices  # (U,), (U,)
             self._follow(probs, confidence)
             mask = confidence >= self.class_thresholds().to(probs)[targets]  # (U,)
         refiner.observe("after", networks, x, batch)
 
-        loss_x = F.cross_entropy(logits_x, batch.y)
-        loss_u = masked_cross_entropy(logits_s, targets, mask)
+        loss_x = addon.labeled_loss(step, logits_x, batch.y)
+        loss_u = addon.unlabeled_loss(step, logits_s, targets, mask)
         loss_f = self._fairness(logits_s[mask]) if bool(mask.any()) else logits_s.new_zeros(())
-        return StepOutput(
+        output = StepOutput(
             loss_x + config.unlabeled_weight * loss_u + config.fairness_weight * loss_f,
             {
                 "loss_x": loss_x,
@@ -90,6 +93,7 @@ class FreeMatch(nn.Module):
             },
             PseudoLabels(probs, mask),
         )
+        return add_extra(output, addon, step, x, weak, strong)
 
     def class_thresholds(self) -> Tensor:
         """tau_c, (C,): the largest of them is the global threshold."""

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semigpc.addons import AddOn, Step
+from semigpc.algorithms.extras import add_extra
 from semigpc.algorithms.ranges import check_ranges
-from semigpc.losses import soft_cross_entropy
 from semigpc.pseudo_labels import EMAAlignment, sharpen
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
@@ -59,15 +60,16 @@ class ReMixMatch(nn.Module):
 
     views = ("weak", "strong", "strong2")
     sites = ("semantic",)
+    takes_addons = True
 
-    def __init__(self, config: ReMixMatchConfig, refiner: Refiner, task: Task) -> None:
+    def __init__(self, config: ReMixMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None) -> None:
         super().__init__()
-        self.config, self.refiner = config, refiner
+        self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
         self.alignment = EMAAlignment(task.class_counts / task.n_labeled, config.alignment_momentum)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
         """The loss of one batch."""
-        config, student = self.config, networks.student
+        config, student, addon, step = self.config, networks.student, self.addon, Step(networks, batch, clock)
         strong, strong2 = batch.views["strong"], batch.views["strong2"]
 
         with torch.no_grad(), frozen_statistics(student):
@@ -75,9 +77,10 @@ class ReMixMatch(nn.Module):
             x: ModelOutput | None = student(batch.x) if self.refiner.observes else None  # un-mixed, for the memory alone
             if x is not None:
                 self.refiner.observe("before", networks, x, batch)
-            probs = self.refiner.refine("semantic", weak, torch.softmax(self.refiner.classify(weak).logits, dim=1))  # (U, C)
-            aligned = self.alignment(probs)
-            targets, mask = sharpen(aligned, config.temperature), self._mask(weak, aligned)  # (U, C), (U,)
+            seen = addon.weak(step, weak)
+            probs = self.refiner.refine("semantic", seen, torch.softmax(self.refiner.classify(seen).logits, dim=1))  # (U, C)
+            aligned = addon.targets(step, seen, self.alignment(addon.opinion(step, seen, probs)))
+            targets, mask = sharpen(aligned, config.temperature), self._mask(seen, aligned)  # (U, C), (U,)
             heard = targets * mask.unsqueeze(1)  # H is linear in the label, so a row of zeros adds nothing, mixed or not
             turns = torch.randint(4, (len(strong),), device=strong.device)
             pictures = torch.cat([batch.x, strong, strong2, batch.views["weak"]])
@@ -88,22 +91,26 @@ class ReMixMatch(nn.Module):
         logits_x = self.refiner.classify(student(first)).logits
         with frozen_statistics(student):
             logits_u = torch.cat([self.refiner.classify(student(chunk)).logits for chunk in rest])
-            logits_s = self.refiner.classify(student(strong)).logits
+            said: ModelOutput = student(strong)
+            logits_s = self.refiner.classify(said).logits
+            if addon.learns:
+                x = student(batch.x)  # once more, with a way back: what is mixed says nothing of one class
             loss_rot = self._guess_turns(student, strong, turns)
         if x is not None:
             self.refiner.observe("after", networks, x, batch)
 
-        loss_x = soft_cross_entropy(logits_x, labels[: len(first)])
-        loss_u = soft_cross_entropy(logits_u, labels[len(first) :])
-        loss_pre = soft_cross_entropy(logits_s, heard)
+        loss_x = addon.labeled_loss(step, logits_x, labels[: len(first)])
+        loss_u = addon.unlabeled_loss(step, logits_u, labels[len(first) :])
+        loss_pre = addon.unlabeled_loss(step, logits_s, heard)
         ramp = min(clock.step / (config.warmup * clock.total_steps), 1.0) if config.warmup else 1.0
-        return StepOutput(
+        output = StepOutput(
             loss_x
             + ramp * (config.unlabeled_weight * loss_u + config.premix_weight * loss_pre)
             + config.rotation_weight * loss_rot,
             {"loss_x": loss_x, "loss_u": loss_u, "loss_pre": loss_pre, "loss_rot": loss_rot},
             PseudoLabels(targets, mask),
         )
+        return output if x is None else add_extra(output, addon, step, x, weak, said)
 
     def _mask(self, weak: ModelOutput, probs: Tensor) -> Tensor:
         """(U,) which of the labels (U, C), not sharpened yet, are heard; the variance is not asked for in vain."""

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semigpc.addons import AddOn, Step
+from semigpc.algorithms.extras import add_extra
 from semigpc.algorithms.ranges import check_ranges
-from semigpc.losses import masked_cross_entropy
 from semigpc.pseudo_labels import QueueAlignment
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
@@ -63,13 +64,14 @@ class SimMatch(nn.Module):
 
     views = ("weak", "strong")
     sites = ("semantic", "aggregate", "final")
+    takes_addons = True
     bank: Tensor
     bank_labels: Tensor
     visited: Tensor
 
-    def __init__(self, config: SimMatchConfig, refiner: Refiner, task: Task) -> None:
+    def __init__(self, config: SimMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None) -> None:
         super().__init__()
-        self.config, self.refiner = config, refiner
+        self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
         self.alignment = QueueAlignment(torch.full((task.n_classes,), 1 / task.n_classes), config.alignment_batches)
         self.register_buffer("bank", F.normalize(torch.randn(task.n_labeled, config.projection), dim=1))
         self.register_buffer("bank_labels", torch.zeros(task.n_labeled, dtype=torch.int64))
@@ -77,31 +79,33 @@ class SimMatch(nn.Module):
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
         """The loss of one batch."""
-        config, refiner = self.config, self.refiner
+        config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
-        if config.bank == "full_teacher":
-            weak = networks.ask_teacher(batch.views["weak"])
+        judge = networks.ask_teacher(batch.views["weak"]) if config.bank == "full_teacher" else weak
 
         refiner.observe("before", networks, x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
-            probs_w = self.alignment(refiner.refine("semantic", weak, torch.softmax(refiner.classify(weak).logits, dim=1)))
+            heard = addon.weak(step, judge)
+            probs_w = refiner.refine("semantic", heard, torch.softmax(refiner.classify(heard).logits, dim=1))
+            probs_w = self.alignment(addon.opinion(step, heard, probs_w))
             readable = clock.epoch > 0 and bool(self.visited.any())
-            smoothed, instances = self._smooth(weak, probs_w) if readable else (probs_w, None)
-            probs = refiner.refine("final", weak, smoothed)  # (U, C)
-            mask = refiner.confidence(weak, probs) >= config.threshold  # (U,)
+            smoothed, instances = self._smooth(heard, probs_w) if readable else (probs_w, None)
+            probs = addon.targets(step, heard, refiner.refine("final", heard, smoothed))  # (U, C)
+            mask = refiner.confidence(heard, probs) >= config.threshold  # (U,)
 
-        loss_x = F.cross_entropy(logits_x, batch.y)
-        loss_u = masked_cross_entropy(logits_s, probs, mask)
+        loss_x = addon.labeled_loss(step, logits_x, batch.y)
+        loss_u = addon.unlabeled_loss(step, logits_s, probs, mask)
         loss_in = logits_s.new_zeros(()) if instances is None else self._instance_loss(strong, instances)
         self._write(networks, x, batch)
         refiner.observe("after", networks, x, batch)
-        return StepOutput(
+        output = StepOutput(
             loss_x + config.unlabeled_weight * loss_u + config.instance_weight * loss_in,
             {"loss_x": loss_x, "loss_u": loss_u, "loss_in": loss_in, "mask_rate": mask.float().mean()},
             PseudoLabels(probs, mask),
         )
+        return add_extra(output, addon, step, x, weak, strong)
 
     def _similarities(self, output: ModelOutput) -> Tensor:
         """e . E_j / T, (U, n_labeled); minus infinity where nothing has been written yet."""

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import nn
 
+from semigpc.addons import AddOn, Step
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, Networks, StepOutput, Task
 
@@ -27,15 +27,22 @@ class Supervised(nn.Module):
 
     views = ()
     sites = ("semantic",)
+    takes_addons = True
 
-    def __init__(self, config: SupervisedConfig, refiner: Refiner, task: Task) -> None:  # noqa: ARG002
+    def __init__(
+        self,
+        config: SupervisedConfig,  # noqa: ARG002
+        refiner: Refiner,
+        task: Task,
+        addon: AddOn | None = None,
+    ) -> None:
         super().__init__()
-        self.refiner = refiner
+        self.refiner, self.addon = refiner, addon or AddOn.none(task)
 
-    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:  # noqa: ARG002
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
         """The loss of one batch."""
         (x,) = networks.forward(batch.x)
         self.refiner.observe("before", networks, x, batch)
-        loss = F.cross_entropy(self.refiner.classify(x, batch.index).logits, batch.y)
+        loss = self.addon.labeled_loss(Step(networks, batch, clock), self.refiner.classify(x, batch.index).logits, batch.y)
         self.refiner.observe("after", networks, x, batch)
         return StepOutput(loss, {"loss_x": loss})

@@ -18,7 +18,7 @@ from semigpc.training import Experiment, TrainConfig
 from semigpc.training.evaluate import gp_of
 from semigpc.training.loop import take_step
 from semigpc.training.state import Trainer, assemble, build_fabric
-from semigpc.types import Batch
+from semigpc.types import Batch, Clock
 
 PICTURES, SIZE, N_CLASSES = 256, 32, 10
 WARM = 5000  # a step number past every warm-up
@@ -108,7 +108,11 @@ def _trainer(experiment: Experiment, splits: Splits) -> Trainer:
 
 
 def _stepper(trainer: Trainer, batch: Batch, config: TrainConfig) -> Callable[[], Any]:
-    return lambda: take_step(trainer, trainer.fabric.to_device(batch), WARM, config)
+    return lambda: take_step(trainer, trainer.fabric.to_device(batch), _clock(WARM, config), config)
+
+
+def _clock(step: int, config: TrainConfig) -> Clock:
+    return Clock(step, config.steps, config.epoch_steps)
 
 
 def _data_wait_share(
@@ -121,6 +125,6 @@ def _data_wait_share(
         asked = time.perf_counter()
         batch = next(batches)
         waited += time.perf_counter() - asked
-        take_step(trainer, trainer.fabric.to_device(batch), WARM + 1 + step, config)
+        take_step(trainer, trainer.fabric.to_device(batch), _clock(WARM + 1 + step, config), config)
         advance()
     return waited / (time.perf_counter() - began)

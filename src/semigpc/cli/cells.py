@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
+from semigpc.cli.experiments import with_addon
 from semigpc.recipes import RECIPES
 from semigpc.training import SettingError
 from semigpc.training.comparison import Cell
@@ -12,23 +14,32 @@ from semigpc.training.settings import nearest_name
 REFINER_LABELS = {"none": "", "similarity": " + similarity", "gp": " + SemiGPC"}
 
 
-def make_cells(recipe: str, algorithms: list[str], refiners: list[str], ratio: float, settings: list[str]) -> list[Cell]:
-    """Labels only first, then every algorithm with every refiner."""
+def make_cells(
+    recipe: str, algorithms: list[str], addons: list[str], refiners: list[str], ratio: float, settings: list[str]
+) -> list[Cell]:
+    """Labels only first, then every algorithm with every add-on and every refiner."""
     if recipe not in RECIPES:
         raise SettingError(nearest_name("recipe", recipe, list(RECIPES)))
-    chosen = [("supervised", "none")] + [
-        (algorithm, refiner)
+    chosen = [("supervised", "none", "none")] + [
+        (algorithm, addon, refiner)
         for algorithm in (algorithms or list(ALGORITHMS))
+        for addon in addons
         for refiner in refiners
         if algorithm != "supervised"
     ]
     made = [
-        RECIPES[recipe](imbalance_ratio=ratio, algorithm=algorithm, refiner=refiner, seed=0) for algorithm, refiner in chosen
+        with_addon(RECIPES[recipe](imbalance_ratio=ratio, algorithm=algorithm, refiner=refiner, seed=0), addon)
+        for algorithm, addon, refiner in chosen
     ]
     return [
-        Cell(experiment, ALGORITHMS[algorithm].label + REFINER_LABELS.get(refiner, f" + {refiner}"))
-        for experiment, (algorithm, refiner) in zip(override_all(made, settings), chosen, strict=True)
+        Cell(experiment, cell_label(*names)) for experiment, names in zip(override_all(made, settings), chosen, strict=True)
     ]
+
+
+def cell_label(algorithm: str, addon: str, refiner: str) -> str:
+    """As in "FixMatch + DARP + SemiGPC"."""
+    with_it = f" + {ADDONS[addon].label}" if addon != "none" else ""
+    return ALGORITHMS[algorithm].label + with_it + REFINER_LABELS.get(refiner, f" + {refiner}")
 
 
 def figures_of(comparison: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,9 @@ def compare_verb(
     algorithm: Annotated[
         list[str], typer.Option("--algorithm", metavar="NAME", help="One row each; repeat for more. All of them by default.")
     ] = [],  # noqa: B006 - typer reads it once
+    addon: Annotated[
+        list[str], typer.Option("--addon", metavar="NAME", help="On top of each; repeat for more. See semigpc list addons.")
+    ] = ["none"],  # noqa: B006
     refiner: Annotated[
         list[str], typer.Option("--refiner", metavar="NAME", help="Columns to pair; none and gp by default.")
     ] = ["none", "gp"],  # noqa: B006
@@ -56,7 +59,7 @@ def compare_verb(
     command = shlex.join(["semigpc", *sys.argv[1:]])
     comparisons = {}
     for gamma in ratio:
-        cells = make_cells(recipe, algorithm, refiner, gamma, settings)
+        cells = make_cells(recipe, algorithm, addon, refiner, gamma, settings)
         folder = out / f"ratio{gamma:g}" if len(ratio) > 1 else out
         title = f"{recipe}, imbalance ratio {gamma:g}, {seeds} seeds"
         with ComparisonProgress(len(cells) * seeds, title) as progress:

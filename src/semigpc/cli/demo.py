@@ -39,7 +39,7 @@ def demo(
     from semigpc.training.comparison import compare, run_path
 
     console = Console(stderr=as_json)
-    cells = make_cells("digits", ["simmatch"], ["none", "gp"], RATIO, [])
+    cells = make_cells("digits", ["simmatch"], ["none"], ["none", "gp"], RATIO, [])
     jobs = max(1, min(len(cells), os.cpu_count() or 1))
     with ComparisonProgress(len(cells), "Training three networks") as progress:
         comparison = compare(

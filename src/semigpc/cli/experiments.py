@@ -9,6 +9,7 @@ from semigpc.recipes import RECIPES
 from semigpc.recipes.cpu_scale import EMBEDDED, FROZEN, on_cached_features
 from semigpc.recipes.own import own_arrays, own_folder
 from semigpc.training import Experiment, SettingError
+from semigpc.training.experiment import config_type
 from semigpc.training.settings import nearest_name
 
 
@@ -18,6 +19,7 @@ class Wishes:
 
     algorithm: str = "simmatch"
     refiner: str = "gp"
+    addon: str = "none"
     seed: int = 0
     ratio: float | None = None
     labels: Path | None = None
@@ -42,6 +44,16 @@ class Wishes:
 
 def resolve(data: str, wishes: Wishes) -> tuple[Experiment, str]:
     """The experiment that ``data`` and the wishes describe, and a short name for it."""
+    experiment, name = _without_addon(data, wishes)
+    return with_addon(experiment, wishes.addon), name
+
+
+def with_addon(experiment: Experiment, name: str) -> Experiment:
+    """The same with an add-on by its name."""
+    return replace(experiment, addon=config_type("addon", name)())
+
+
+def _without_addon(data: str, wishes: Wishes) -> tuple[Experiment, str]:
     if wishes.cached:
         return _on_cached_features(data, wishes)
     if data in RECIPES:
@@ -60,7 +72,7 @@ def _on_cached_features(data: str, wishes: Wishes) -> tuple[Experiment, str]:
     """The same with a frozen network: the embedded one, or any of timm's, which brings the weights of its hub."""
     size = wishes.image_size or FROZEN
     own: dict[str, Any] = {} if data in RECIPES else {"model": wishes.model or EMBEDDED.name, "image_size": size}
-    experiment, name = resolve(data, replace(wishes, cached=False, **own))
+    experiment, name = _without_addon(data, replace(wishes, cached=False, **own))
     frozen = EMBEDDED if wishes.model in (None, EMBEDDED.name) else replace(experiment.model, pretrained="timm")
     return on_cached_features(experiment, frozen, size), name
 

@@ -15,6 +15,7 @@ class What(StrEnum):
     """What can be listed."""
 
     algorithms = "algorithms"
+    addons = "addons"
     refiners = "refiners"
     models = "models"
     datasets = "datasets"
@@ -30,6 +31,7 @@ def list_command(
         typer.Argument(metavar="NAME", help="settings: a recipe or your data, digits by default; models: part of a timm name."),
     ] = None,
     algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="Whose settings to list.")] = "simmatch",
+    addon: Annotated[str, typer.Option("--addon", metavar="NAME", help="Whose settings to list.")] = "none",
     refiner: Annotated[str, typer.Option("--refiner", metavar="NAME", help="Whose settings to list.")] = "gp",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
@@ -45,7 +47,7 @@ def list_command(
         raise typer.BadParameter("only settings and models take one.", param_hint="NAME")
     found: dict[str, Any]
     if what is What.settings:
-        found = _settings(name or "digits", algorithm, refiner)
+        found = _settings(name or "digits", algorithm, addon, refiner)
         lines = [f"{key}={json.dumps(value)}" for key, value in found.items()]
     elif what is What.models and name is not None:
         found = dict.fromkeys(_timm_models(name), "timm")
@@ -71,6 +73,13 @@ def _algorithms() -> dict[str, str]:
     from semigpc.algorithms import ALGORITHMS
 
     return {name: _first_line(sys.modules[entry.config.__module__]) for name, entry in ALGORITHMS.items()}
+
+
+def _addons() -> dict[str, str]:
+    from semigpc.addons import ADDONS
+
+    lines = {name: _first_line(sys.modules[entry.config.__module__]) for name, entry in ADDONS.items()}
+    return lines | {"none": "The algorithm as it is."}
 
 
 def _refiners() -> dict[str, str]:
@@ -110,6 +119,7 @@ def _models() -> dict[str, str]:
 
 LISTS: dict[What, Callable[[], dict[str, str]]] = {
     What.algorithms: _algorithms,
+    What.addons: _addons,
     What.refiners: _refiners,
     What.models: _models,
     What.datasets: _datasets,
@@ -130,13 +140,13 @@ def _timm_models(part: str) -> list[str]:
     return found
 
 
-def _settings(data: str, algorithm: str, refiner: str) -> dict[str, Any]:
+def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, Any]:
     """Every key that --set knows, with its value. Names of rooms have options of their own."""
     from semigpc.cli.experiments import Wishes, resolve
     from semigpc.training.experiment import ROOMS
     from semigpc.training.settings import dotted_keys
 
-    experiment, _ = resolve(data, Wishes(algorithm=algorithm, refiner=refiner))
+    experiment, _ = resolve(data, Wishes(algorithm=algorithm, addon=addon, refiner=refiner))
     plain = experiment.to_plain()
     found: dict[str, Any] = {}
     for key in dotted_keys(plain):

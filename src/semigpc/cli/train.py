@@ -30,6 +30,9 @@ def train(
     refiner: Annotated[
         str, typer.Option("--refiner", metavar="NAME", help="gp is SemiGPC; none is the plain algorithm.")
     ] = "gp",
+    addon: Annotated[
+        str, typer.Option("--addon", metavar="NAME", help="Against imbalance, on top: see semigpc list addons.")
+    ] = "none",
     ratio: Annotated[
         float | None, typer.Option("--ratio", metavar="GAMMA", help="Imbalance ratio of a recipe, head over tail.")
     ] = None,
@@ -136,6 +139,7 @@ def train(
     wishes = Wishes(
         algorithm=algorithm,
         refiner=refiner,
+        addon=addon,
         seed=seed,
         ratio=ratio,
         labels=labels,
@@ -148,7 +152,8 @@ def train(
     experiment, name = resolve(data, wishes)
     experiment = experiment.override([*(settings or []), *([f"train.steps={steps}"] if steps else [])])
     name = f"{name}-cached" if experiment.frozen is not None else name
-    folder = out or Path("runs", f"{name}-{experiment.algorithm_name}-{experiment.refiner_name}-seed{experiment.seed}")
+    parts = [experiment.algorithm_name, *([] if addon == "none" else [addon]), experiment.refiner_name]
+    folder = out or Path("runs", f"{name}-{'-'.join(parts)}-seed{experiment.seed}")
 
     console = Console(stderr=as_json)
     with Live(RunFolder(folder), console) as live:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.random import Generator
 from torch import Tensor
@@ -52,6 +53,12 @@ class CachedFeatures:
     def width(self) -> int:
         """D."""
         return self._plain.shape[1]
+
+    def also(self, image_set: ImageSet, parts: Sequence[tuple[ImageSet, Integers]]) -> "CachedFeatures":
+        """The same features, and one more set that can be asked for: pictures of known sets at these positions, in order."""
+        rows = np.concatenate([self.fetch(known, indices).rows.numpy() for known, indices in parts])
+        sets = [*self._sets, (image_set, rows)]
+        return CachedFeatures(weak=self._weak, strong=self._strong, plain=self._plain, sets=sets, origin=self.origin)
 
     def fetch(self, image_set: ImageSet, indices: Integers) -> Fetched:
         """Where the features of these pictures are."""

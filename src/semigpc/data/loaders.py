@@ -1,6 +1,6 @@
 """Batches for training, as a pure function of the seed and the step; and pictures in order, for evaluation."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +12,10 @@ from torch.utils.data import Dataset
 from semigpc.data.augment import ViewSource, check_views
 from semigpc.data.dataset import DataError, ImageSet, Integers, Splits
 from semigpc.data.workers import InOrder
-from semigpc.types import Batch
+from semigpc.types import Batch, Labeled
 
-LABELED, UNLABELED = 0, 1  # streams of positions
+LABELED, UNLABELED, BALANCED = 0, 1, 2  # streams of positions
+Power = Callable[[float], float]  # p of a labelled draw, by the share of training behind
 
 
 def epoch_order(size: int, draws: int, *, seed: int, epoch: int, stream: int, usb_order: bool = False) -> Integers:
@@ -33,6 +34,28 @@ def epoch_order(size: int, draws: int, *, seed: int, epoch: int, stream: int, us
     return np.concatenate(permutations)[:draws].astype(np.int64)
 
 
+def drawn_order(labels: Integers, draws: int, power: float, *, seed: int, epoch: int, stream: int) -> Integers:
+    """Positions of one epoch, (draws,), of class c with probability n_c^p / sum_j n_j^p.
+
+    Within a class whole random permutations follow each other, so that no picture comes up twice before all have come once.
+    p = 1 is the data's own shares, p = 0 draws every class alike.
+
+    Args:
+        labels: (n,) of the labelled pictures. power: p.
+    """
+    generator = np.random.default_rng([seed, epoch, stream])
+    members = [np.flatnonzero(labels == c) for c in range(int(labels.max()) + 1)]
+    shares = np.array([len(rows) ** power if len(rows) else 0.0 for rows in members])
+    classes = generator.choice(len(members), size=draws, p=shares / shares.sum())
+    order = np.empty(draws, dtype=np.int64)
+    for c, rows in enumerate(members):
+        places = np.flatnonzero(classes == c)
+        if len(places):
+            rounds = [generator.permutation(rows) for _ in range(-(-len(places) // len(rows)))]
+            order[places] = np.concatenate(rounds)[: len(places)]
+    return order
+
+
 class BatchStream(Dataset[Batch]):
     """Batch k of a run, for any k, whoever asks and in whatever order.
 
@@ -49,6 +72,9 @@ class BatchStream(Dataset[Batch]):
         seed: of positions and views, 0 or more.
         epoch_steps: steps an epoch, which is not a pass over the data.
         usb_order: leave the seed out of the positions.
+        total_steps: of the run, which ``power`` sees shares of.
+        power: of the classes' counts in labelled draws, see :func:`drawn_order`; asked once an epoch. 1 is a plain shuffle.
+        balanced: whether batches bring a second labelled part, of every class alike.
     """
 
     def __init__(
@@ -62,6 +88,9 @@ class BatchStream(Dataset[Batch]):
         seed: int,
         epoch_steps: int,
         usb_order: bool = False,
+        total_steps: int = 1,
+        power: Power | None = None,
+        balanced: bool = False,
     ) -> None:
         check_views(views)
         for name, value, least in (
@@ -80,6 +109,7 @@ class BatchStream(Dataset[Batch]):
         self.labeled, self.unlabeled, self.source = splits.labeled, splits.unlabeled, source
         self.views, self.labeled_batch, self.unlabeled_batch = views, labeled_batch, unlabeled_batch if views else 0
         self.seed, self.epoch_steps, self.usb_order = seed, epoch_steps, usb_order
+        self.total_steps, self.power, self.balanced = total_steps, power, balanced
         self._orders: dict[int, tuple[int, Integers]] = {}
 
     def __getitem__(self, step: int) -> Batch:
@@ -88,13 +118,21 @@ class BatchStream(Dataset[Batch]):
         rng = Generator(Philox(key=np.array([self.seed, step], dtype=np.uint64)))
         x = self.source.cut("weak", self.source.fetch(self.labeled, index), rng)
         pictures = self.source.fetch(self.unlabeled, view_index)
+        views = {name: self.source.cut(name, pictures, rng) for name in self.views}
         return Batch(
             x=x,
             y=torch.from_numpy(self.labeled.labels[index]),
             index=torch.from_numpy(index),
-            views={name: self.source.cut(name, pictures, rng) for name in self.views},
+            views=views,
             view_index=torch.from_numpy(view_index),
+            balanced=self._balanced_part(step, rng) if self.balanced else None,
         )
+
+    def _balanced_part(self, step: int, rng: Generator) -> Labeled:
+        """As many labelled pictures again, of every class alike; their views are drawn after all others."""
+        index = self._positions(step, BALANCED, len(self.labeled), self.labeled_batch)
+        x = self.source.cut("weak", self.source.fetch(self.labeled, index), rng)
+        return Labeled(x, torch.from_numpy(self.labeled.labels[index]), torch.from_numpy(index))
 
     def _positions(self, step: int, stream: int, size: int, batch: int) -> Integers:
         if not batch:
@@ -102,10 +140,17 @@ class BatchStream(Dataset[Batch]):
         epoch, within = divmod(step, self.epoch_steps)
         known, order = self._orders.get(stream, (-1, np.empty(0, dtype=np.int64)))
         if known != epoch:
-            draws = self.epoch_steps * batch
-            order = epoch_order(size, draws, seed=self.seed, epoch=epoch, stream=stream, usb_order=self.usb_order)
+            order = self._epoch(epoch, stream, size, self.epoch_steps * batch)
             self._orders[stream] = epoch, order
         return order[within * batch : (within + 1) * batch].copy()
+
+    def _epoch(self, epoch: int, stream: int, size: int, draws: int) -> Integers:
+        power = 0.0 if stream == BALANCED else 1.0
+        if stream == LABELED and self.power is not None:
+            power = self.power(epoch * self.epoch_steps / self.total_steps)
+        if power == 1:
+            return epoch_order(size, draws, seed=self.seed, epoch=epoch, stream=stream, usb_order=self.usb_order)
+        return drawn_order(self.labeled.labels, draws, power, seed=self.seed, epoch=epoch, stream=stream)
 
 
 class EvaluationBatch(NamedTuple):
@@ -144,6 +189,8 @@ def train_loader(
     workers: int,
     prefetch: int = 4,
     usb_order: bool = False,
+    power: Power | None = None,
+    balanced: bool = False,
 ) -> Iterable[Batch]:
     """Batches ``first_step`` to ``total_steps - 1``, in order and the same for any number of workers; see BatchStream.
 
@@ -153,6 +200,7 @@ def train_loader(
         workers: processes that make batches ahead of time, each with its own copy of pictures held in memory; 0 makes a batch
             when it is asked for, which is fastest for pictures of a few dozen pixels.
         prefetch: batches that each worker keeps ready.
+        power: of the classes' counts in labelled draws. balanced: bring a class-balanced labelled part too.
     """
     if not 0 <= first_step <= total_steps:
         raise DataError(f"first_step must lie in [0, {total_steps}], the steps of the run; got {first_step}.")
@@ -165,6 +213,9 @@ def train_loader(
         seed=seed,
         epoch_steps=epoch_steps,
         usb_order=usb_order,
+        total_steps=total_steps,
+        power=power,
+        balanced=balanced,
     )
     return InOrder(stream, range(first_step, total_steps), workers, prefetch)
 

@@ -6,6 +6,8 @@ from torch import Tensor, nn
 from semigpc.data import AugmentConfig
 from semigpc.gp import KernelHead
 from semigpc.models import Classifier, OnFrozen
+from semigpc.training.answering import Answering
+from semigpc.types import ModelOutput
 
 INPUT = "pictures"
 HEADLINE = "probabilities"
@@ -18,7 +20,7 @@ class ExportedNetwork(nn.Module):
     is also there under its own name, ``linear_probabilities`` and ``gp_probabilities``.
 
     Args:
-        network: a classifier, or one on a frozen network.
+        network: a classifier, alone or with an add-on that answers for it, or one of these on a frozen network.
         gp: the GP's head, if it is to be inside. gp_feature: what it is asked with, ``backbone`` or ``projection``.
         augment: says how pictures are normalised.
         heads: ``linear``, ``gp`` or both; the headline one first.
@@ -29,7 +31,7 @@ class ExportedNetwork(nn.Module):
 
     def __init__(
         self,
-        network: Classifier | OnFrozen,
+        network: Classifier | Answering | OnFrozen,
         gp: KernelHead | None,
         *,
         gp_feature: str,
@@ -37,9 +39,10 @@ class ExportedNetwork(nn.Module):
         heads: tuple[str, ...],
     ) -> None:
         super().__init__()
-        classifier = network if isinstance(network, Classifier) else network.classifier
+        frozen, classifier = ([network.frozen], network.classifier) if isinstance(network, OnFrozen) else ([], network)
+        self.answering = classifier if isinstance(classifier, Answering) else None
+        classifier = classifier.network if isinstance(classifier, Answering) else classifier
         assert isinstance(classifier, Classifier)
-        frozen = [] if isinstance(network, Classifier) else [network.frozen]
         self.backbone = nn.Sequential(*frozen, classifier.backbone)
         self.linear = classifier.classifier if "linear" in heads else None
         self.projection = classifier.heads["projection"] if gp is not None and gp_feature == "projection" else None
@@ -59,20 +62,32 @@ class ExportedNetwork(nn.Module):
         features = self.backbone(pictures * self.scale + self.shift)
         probs: dict[str, Tensor] = {}
         if self.linear is not None:
-            probs["linear"] = torch.softmax(self.linear(features), dim=1)
+            probs["linear"] = torch.softmax(self._logits(features), dim=1)
         if self.gp is not None:
             asked = features if self.projection is None else self.projection(features)
             probs["gp"] = torch.softmax(self.gp(asked), dim=1).float()
         return {name: probs[head] for name, head in self.outputs.items()}
 
+    def _logits(self, features: Tensor) -> Tensor:
+        """Of the linear head (M, C), or of what answers in its place."""
+        assert self.linear is not None
+        logits: Tensor = self.linear(features)
+        if self.answering is None:
+            return logits
+        classifier = self.answering.network
+        heads = {name: head(features) for name, head in classifier.heads.items()}  # type: ignore[union-attr,operator]
+        return self.answering.replaced(ModelOutput(logits, features, heads)).logits
 
-def bare(network: nn.Module) -> Classifier | OnFrozen:
+
+def bare(network: nn.Module) -> Classifier | Answering | OnFrozen:
     """The network of a run without what training wrapped around it, on the CPU: float32, even if it trained with less.
 
     Weights of convolutions are laid out plainly: torch.export has trouble to save those that are kept channels last.
     """
     if isinstance(network, OnFrozen):
-        unwrapped: Classifier | OnFrozen = OnFrozen(network.frozen, bare(network.classifier))
+        unwrapped: Classifier | Answering | OnFrozen = OnFrozen(network.frozen, bare(network.classifier))
+    elif isinstance(network, Answering):
+        unwrapped = Answering(bare(network.network), network.own, network.addon)
     else:
         inner = network if isinstance(network, Classifier) else network.module
         assert isinstance(inner, Classifier)

@@ -15,6 +15,7 @@ from semigpc.export.formats import FORMATS, Format, NotExportableError
 from semigpc.export.network import ExportedNetwork, bare
 from semigpc.gp import KernelHead, NoExpansionError
 from semigpc.models import Classifier, OnFrozen
+from semigpc.training.answering import Answering
 from semigpc.training.inference import Choice, LoadedRun, load_run
 from semigpc.training.run_folder import RunError, write_json
 from semigpc.training.settings import SettingError
@@ -105,7 +106,7 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-def _assembled(run: LoadedRun, network: Classifier | OnFrozen, heads: Heads) -> ExportedNetwork:
+def _assembled(run: LoadedRun, network: Classifier | Answering | OnFrozen, heads: Heads) -> ExportedNetwork:
     chosen = _chosen(run, heads)
     feature = "backbone" if run.gp is None else run.gp.config.feature
     head = _kernel_head(run) if "gp" in chosen else None

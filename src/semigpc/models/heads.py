@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semigpc.models.neural_process import NeuralProcess
 from semigpc.types import HeadSpec, ModelOutput
 
 NEVER_DECAYED = {"pos_embed", "cls_token"}
@@ -31,7 +32,12 @@ class Projection(nn.Module):
         return F.normalize(projected.to(torch.promote_types(projected.dtype, torch.float32)), dim=-1, eps=1e-8)
 
 
-HEADS: dict[str, type[nn.Linear] | type[Projection]] = {"linear": nn.Linear, "projection": Projection}
+HEADS: dict[str, type[nn.Linear] | type[Projection] | type[NeuralProcess]] = {
+    "linear": nn.Linear,
+    "projection": Projection,
+    "neural_process": NeuralProcess,
+}
+PER_CLASS = {"neural_process"}  # heads with one output for each class
 
 
 class Classifier(nn.Module):
@@ -62,7 +68,9 @@ class Classifier(nn.Module):
         self.classifier = nn.Linear(self.n_features, n_classes)
         if callable(init := getattr(backbone, "init_classifier", None)):
             init(self.classifier)
-        self.heads = nn.ModuleDict({name: _build_head(name, spec, self.n_features) for name, spec in (heads or {}).items()})
+        self.heads = nn.ModuleDict(
+            {name: _build_head(name, spec, self.n_features, n_classes) for name, spec in (heads or {}).items()}
+        )
 
     def forward(self, images: Tensor) -> ModelOutput:
         """Pictures (M, 3, H, W), or what else the backbone takes, to logits (M, C), features (M, D) and heads (M, width)."""
@@ -114,12 +122,13 @@ def _feature_width(backbone: nn.Module) -> int:
     )
 
 
-def _build_head(name: str, spec: HeadSpec, n_features: int) -> nn.Module:
+def _build_head(name: str, spec: HeadSpec, n_features: int, n_classes: int) -> nn.Module:
     if spec.kind not in HEADS:
         raise ValueError(f"the kind of head {name!r} must be one of {', '.join(HEADS)}; got {spec.kind!r}.")
-    if spec.width < 1:
+    width = n_classes if spec.kind in PER_CLASS else spec.width
+    if width < 1:
         raise ValueError(f"the width of head {name!r} must be at least 1; got {spec.width}.")
-    return HEADS[spec.kind](n_features, spec.width)
+    return HEADS[spec.kind](n_features, width)
 
 
 def _backbone_layer_ids(backbone: nn.Module) -> dict[str, int]:

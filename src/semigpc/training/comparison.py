@@ -36,8 +36,10 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As in "simmatch+gp"."""
-        return f"{self.experiment.algorithm_name}+{self.experiment.refiner_name}"
+        """As in "simmatch+gp", or "simmatch+darp+gp" with an add-on."""
+        addon = self.experiment.addon_name
+        between = "" if addon == "none" else f"{addon}+"
+        return f"{self.experiment.algorithm_name}+{between}{self.experiment.refiner_name}"
 
 
 class ComparisonListener:
@@ -75,7 +77,7 @@ def compare(
     """
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
-        raise RunError(f"every cell needs its own algorithm and refiner; got {', '.join(names)}.")
+        raise RunError(f"every cell needs its own algorithm, add-on and refiner; got {', '.join(names)}.")
     listener = listener or ComparisonListener()
     path.mkdir(parents=True, exist_ok=True)
     missing = []
@@ -254,6 +256,7 @@ def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any
     return {
         "name": cell.name,
         "algorithm": cell.experiment.algorithm_name,
+        "addon": cell.experiment.addon_name,
         "refiner": cell.experiment.refiner_name,
         "label": cell.label,
         "runs": runs,
@@ -265,9 +268,9 @@ def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any
 def pairs(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Each refined algorithm minus its base, seed by seed. Standard deviations divide by the number of seeds, as USB's do."""
     found = []
-    bases = {cell["algorithm"]: cell for cell in cells if cell["refiner"] == WITHOUT}
+    bases = {(cell["algorithm"], cell.get("addon")): cell for cell in cells if cell["refiner"] == WITHOUT}
     for cell in cells:
-        base = bases.get(cell["algorithm"])
+        base = bases.get((cell["algorithm"], cell.get("addon")))
         if base is None or cell is base:
             continue
         differences = [

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from semigpc.addons import ADDONS, AddOnConfig
 from semigpc.algorithms import ALGORITHMS, FixMatchConfig, ReMixMatchConfig
 from semigpc.data import DATASETS, AugmentConfig, DigitsConfig
 from semigpc.models import ModelConfig
@@ -13,16 +14,16 @@ from semigpc.training.config import TrainConfig
 from semigpc.training.frozen import FrozenConfig
 from semigpc.training.settings import SettingError, from_plain, nearest_name, override, to_plain
 
-ROOMS: dict[str, Mapping[str, Any]] = {"data": DATASETS, "algorithm": ALGORITHMS, "refiner": REFINERS}
+ROOMS: dict[str, Mapping[str, Any]] = {"data": DATASETS, "algorithm": ALGORITHMS, "addon": ADDONS, "refiner": REFINERS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Data, augmentation, network, algorithm, refiner, loop and seed.
+    """Data, augmentation, network, algorithm, add-on, refiner, loop and seed.
 
-    ``data``, ``algorithm`` and ``refiner`` are configs out of ``DATASETS``, ``ALGORITHMS`` and ``REFINERS``. With ``frozen``
-    the network keeps its weights and an adapter trains on its features. Combinations that make no sense are refused here,
-    before anything is loaded.
+    ``data``, ``algorithm``, ``addon`` and ``refiner`` are configs out of ``DATASETS``, ``ALGORITHMS``, ``ADDONS`` and
+    ``REFINERS``. With ``frozen`` the network keeps its weights and an adapter trains on its features. Combinations that make
+    no sense are refused here, before anything is loaded.
 
     Example::
 
@@ -34,6 +35,7 @@ class Experiment:
     augment: AugmentConfig = field(default_factory=lambda: AugmentConfig(image_size=8, flip=False))
     model: ModelConfig = field(default_factory=ModelConfig)
     algorithm: Any = field(default_factory=FixMatchConfig)
+    addon: Any = field(default_factory=AddOnConfig)
     refiner: Any = field(default_factory=NoRefinerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     frozen: FrozenConfig | None = None
@@ -52,6 +54,28 @@ class Experiment:
             raise SettingError("features cannot be rotated as pictures can; set algorithm.rotation_weight=0 in frozen mode.")
         if getattr(self.algorithm, "bank", "").endswith("teacher") and not self.train.ema:
             raise SettingError(f"algorithm.bank={self.algorithm.bank!r} needs a moving average; set train.ema, such as 0.999.")
+        if self.addon_name != "none":
+            self._check_addon(self.addon)
+
+    def _check_addon(self, addon: AddOnConfig) -> None:
+        build = ALGORITHMS[self.algorithm_name].build
+        if not getattr(build, "takes_addons", False):
+            raise SettingError(f"{self.algorithm_name} asks no add-on anything, so {self.addon_name} cannot act; leave it out.")
+        if addon.needs_unlabeled and not getattr(build, "views", ()):
+            raise SettingError(
+                f"{self.addon_name} acts on unlabelled pictures, and {self.algorithm_name} learns from labels alone. Choose "
+                "another algorithm, or an add-on for the labels, such as effective_number."
+            )
+        if addon.needs_average and not self.train.ema:
+            raise SettingError(f"{self.addon_name} needs a moving average of the network; set train.ema, such as 0.999.")
+        clash = sorted(set(addon.heads(2)) & set(self.algorithm.heads))
+        if clash:
+            raise SettingError(f"{self.addon_name} and {self.algorithm_name} both have a head named {', '.join(clash)}.")
+        if addon.generations > self.train.steps:
+            raise SettingError(
+                f"train.steps={self.train.steps} are shared among {addon.generations} generations, which need one each. "
+                "Train longer, or lower addon.generations."
+            )
 
     def _check_placement(self, refiner: PlacementConfig) -> None:
         sites = getattr(ALGORITHMS[self.algorithm_name].build, "sites", ())
@@ -66,6 +90,11 @@ class Experiment:
     def algorithm_name(self) -> str:
         """Its name in ``ALGORITHMS``."""
         return name_of("algorithm", self.algorithm)
+
+    @property
+    def addon_name(self) -> str:
+        """Its name in ``ADDONS``."""
+        return name_of("addon", self.addon)
 
     @property
     def refiner_name(self) -> str:
@@ -122,7 +151,7 @@ def override_all(experiments: Sequence[Experiment], settings: Sequence[str]) -> 
 
 def _applies(setting: str, plain: Mapping[str, Any]) -> bool:
     room, _, key = setting.partition("=")[0].strip().partition(".")
-    return room not in ("refiner", "algorithm") or key in plain[room]
+    return room not in ("refiner", "algorithm", "addon") or key in plain[room]
 
 
 def name_of(room: str, config: Any) -> str:

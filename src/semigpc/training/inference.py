@@ -95,13 +95,18 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         why = "it had no validation pictures" if folder.last.exists() else "it was stopped too early"
         raise RunError(f"{path} has no {choice} checkpoint: {why}. Choose another, or train on with --resume.")
     saved = checkpoint.load(file)
-    counts, fabric = np.array(facts["labeled_counts"]), build_fabric(experiment)
+    original = np.array(facts["labeled_counts"])
+    counts = np.array(saved.state.get("labeled_counts", facts["labeled_counts"]))
+    fabric, n_unlabeled = build_fabric(experiment), int(facts["unlabeled"])
     with torch.random.fork_rng():
         if experiment.frozen is None:  # every weight comes from the checkpoint
-            trainer = assemble(replace(experiment, model=replace(experiment.model, pretrained=None)), counts, fabric)
+            bare = replace(experiment, model=replace(experiment.model, pretrained=None))
+            trainer = assemble(bare, counts, fabric, n_unlabeled=n_unlabeled, original_counts=original)
         else:
             width = saved.part("model")["backbone.hidden.weight"].shape[1]
-            trainer = assemble(experiment, counts, fabric, cached_width=width)
+            trainer = assemble(
+                experiment, counts, fabric, n_unlabeled=n_unlabeled, original_counts=original, cached_width=width
+            )
     trainer.restore_networks(saved)
     network = trainer.evaluated
     if experiment.frozen is not None:

@@ -66,6 +66,10 @@ class Journal:
 
     # Training -------------------------------------------------------------------------------------------------------
 
+    def sees(self, splits: Splits, source: ViewSource) -> None:
+        """The data as the coming steps have them: later generations of a run have more labels."""
+        self.splits, self.source = splits, source
+
     def begin(self, first_step: int) -> None:
         """Training starts or goes on."""
         self.began = time.perf_counter()

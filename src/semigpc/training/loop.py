@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ from semigpc.training.config import TrainConfig
 from semigpc.training.evaluate import DivergedError, fill, gp_of
 from semigpc.training.experiment import Experiment, name_of
 from semigpc.training.frozen import Progress, cached_features
+from semigpc.training.generations import Generation, following, generation, resumed
 from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
 from semigpc.training.optim import set_rate
 from semigpc.training.processes import Bystander, anywhere, check_same_everywhere, first_of_node_first
 from semigpc.training.run_folder import RunFolder, groups_of
 from semigpc.training.shared_network import sum_gradients
-from semigpc.training.state import Trainer, assemble, build_fabric, precision_state
+from semigpc.training.state import Trainer, build_fabric, precision_state
+from semigpc.training.survey import survey
 from semigpc.types import Batch, Clock, StepOutput
 
 ADVICE = "Start a new run with a lower train.lr, longer train.warmup_steps, train.clip_norm=1, or train.precision=32-true."
@@ -76,17 +79,24 @@ def train(
         fabric = fabric or build_fabric(experiment)
         with first_of_node_first(fabric):
             source = view_source(experiment, splits, fabric.device, listener.features)  # minutes, which Ctrl-C ends at once
-        width = source.width if isinstance(source, CachedFeatures) else None
         with Interrupt() as interrupt:
-            trainer = assemble(experiment, splits.class_counts, fabric, cached_width=width)
-            _batches(trainer, splits, source, experiment, first=0)  # what cannot work is refused before anything is written
+            saved = fabric.broadcast(checkpoint.load(folder.last) if begun and folder.last.exists() else None)
+            if saved is None:
+                present = generation(experiment, splits, source, fabric)
+            else:
+                present = resumed(experiment, splits, source, fabric, saved)
+            _batches(present, experiment, first=present.first)  # what cannot work is refused before anything is written
             if not begun:
                 folder.start(experiment, splits, groups)
             if isinstance(source, CachedFeatures):
                 folder.check_features(source.origin)
             journal = Journal(folder, experiment, splits, source, groups, listener)
-            step = _begin(trainer, journal, folder, splits, source, experiment)
-            return _run(trainer, journal, folder, splits, source, experiment, step, interrupt)
+            if saved is None:
+                _remark(present, journal, folder, experiment)
+                _prefill(present, experiment)
+                return _run(present, journal, folder, experiment, 0, interrupt)
+            journal.restore(saved.state["journal"])
+            return _run(present, journal, folder, experiment, int(saved.state["step"]), interrupt)
 
 
 def view_source(experiment: Experiment, splits: Splits, device: torch.device, progress: Progress | None) -> ViewSource:
@@ -96,90 +106,103 @@ def view_source(experiment: Experiment, splits: Splits, device: torch.device, pr
     return cached_features(experiment.frozen, experiment.model, experiment.augment, splits, device=device, progress=progress)
 
 
-def _begin(
-    trainer: Trainer, journal: Journal, folder: RunFolder, splits: Splits, source: ViewSource, experiment: Experiment
-) -> int:
-    """Restore the last checkpoint, or start afresh; answers with the first step to take."""
-    saved = checkpoint.load(folder.last) if folder.writes and folder.last.exists() else None
-    saved = trainer.fabric.broadcast(saved)
-    if saved is not None:
-        trainer.restore(saved)
-        journal.restore(saved.state["journal"])
-        return int(saved.state["step"])
+def _remark(present: Generation, journal: Journal, folder: RunFolder, experiment: Experiment) -> None:
+    """What is to be said of a run before it begins."""
     folder.rewind_metrics(0)
-    for note in splits.notes:
+    for note in present.splits.notes:
         journal.note(0, note)
     if isinstance(experiment.refiner, PlacementConfig) and experiment.refiner.warmup_steps >= experiment.train.steps:
         journal.note(0, "The refiner's warm-up is as long as the run, so it never speaks; lower refiner.warmup_steps.")
-    gp = gp_of(trainer.refiner)
+    gp = gp_of(present.trainer.refiner)
     if gp is not None and gp.config.engine == "auto" and gp.choice.name != "exact":
         journal.note(0, f"The GP is carried by the {gp.choice.name} engine: {gp.choice.reason}.")
     masks = getattr(experiment.algorithm, "threshold", 0) or experiment.algorithm_name == "freematch"
     if gp is not None and gp.config.confidence != "max_softmax" and not masks:
         journal.note(0, f"refiner.confidence changes nothing: {experiment.algorithm_name} has no threshold as it is set.")
+
+
+def _prefill(present: Generation, experiment: Experiment) -> None:
+    """One pass over the labels into a GP's buffer, where that is asked for."""
+    gp, trainer = gp_of(present.trainer.refiner), present.trainer
     if gp is not None and isinstance(experiment.refiner, GPConfig) and experiment.refiner.prefill:
-        fill(gp, trainer.evaluated, splits.labeled, source, batch=experiment.train.eval_batch, device=trainer.fabric.device)
-    return 0
+        batch, device = experiment.train.eval_batch, trainer.fabric.device
+        fill(gp, trainer.evaluated, present.splits.labeled, present.source, batch=batch, device=device)
 
 
 def _run(
-    trainer: Trainer,
-    journal: Journal,
-    folder: RunFolder,
-    splits: Splits,
-    source: ViewSource,
-    experiment: Experiment,
-    first: int,
-    interrupt: Interrupt,
+    present: Generation, journal: Journal, folder: RunFolder, experiment: Experiment, first: int, interrupt: Interrupt
 ) -> dict[str, Any]:
-    config, fabric = experiment.train, trainer.fabric
+    """All generations from a step on; most runs have but one."""
     journal.begin(first)
-    batches = iter(_batches(trainer, splits, source, experiment, first=first))
-    for step in range(first, config.steps):
+    while True:
+        journal.sees(present.splits, present.source)
+        _run_generation(present, journal, folder, experiment, max(first, present.first), interrupt)
+        if present.last == experiment.train.steps:
+            return journal.finish(present.last, present.trainer, status="finished")
+        present, remark = following(experiment, present)
+        journal.note(present.first, remark)
+        _prefill(present, experiment)
+
+
+def _run_generation(
+    present: Generation, journal: Journal, folder: RunFolder, experiment: Experiment, first: int, interrupt: Interrupt
+) -> None:
+    config, trainer = experiment.train, present.trainer
+    own, fabric = replace(config, steps=present.steps), trainer.fabric
+    batches = iter(_batches(present, experiment, first=first))
+    for step in range(first, present.last):
         waited = time.perf_counter()
         batch = fabric.to_device(next(batches))
         waited = time.perf_counter() - waited
 
-        output, rate = take_step(trainer, batch, step, config)
+        clock = Clock(step - present.first, present.steps, config.epoch_steps, present.number)
+        if trainer.addon.surveys(clock):
+            look = survey(trainer.evaluated, present.splits, present.source, batch=config.eval_batch, device=fabric.device)
+            trainer.addon.survey(look)
+        output, rate = take_step(trainer, batch, clock, own)
         journal.record(step, output, batch, rate=rate, waited=waited)
         done = step + 1
+        for remark in trainer.addon.take_notes():
+            journal.note(done, remark)
         if done % config.log_steps == 0 or done == config.steps:
             journal.log(done)
         if (done % config.eval_steps == 0 or done == config.steps) and journal.evaluate(done, trainer):
-            save_checkpoint(folder.best, trainer, journal, done)
+            save_checkpoint(folder.best, present, journal, done)
         stop = anywhere(fabric, interrupt.asked) and done < config.steps
         if done % config.checkpoint_steps == 0 or done == config.steps or stop:
             journal.log(done)
             trainer.settle()
-            save_checkpoint(folder.last, trainer, journal, done)
+            save_checkpoint(folder.last, present, journal, done)
         if stop:
             journal.finish(done, trainer, status="stopped")
             raise Stopped(f"stopped after step {done} of {config.steps}; everything is saved in {folder.path}.")
-    return journal.finish(config.steps, trainer, status="finished")
 
 
-def _batches(trainer: Trainer, splits: Splits, source: ViewSource, experiment: Experiment, *, first: int) -> Iterable[Batch]:
-    config = experiment.train
+def _batches(present: Generation, experiment: Experiment, *, first: int) -> Iterable[Batch]:
+    config, addon = experiment.train, experiment.addon
     return train_loader(
-        splits,
-        source,
-        views=trainer.algorithm.views,
+        present.splits,
+        present.source,
+        views=present.trainer.algorithm.views,
         labeled_batch=config.labeled_batch,
         unlabeled_batch=config.unlabeled_batch,
         seed=experiment.seed,
         epoch_steps=config.epoch_steps,
         first_step=first,
-        total_steps=config.steps,
+        total_steps=present.last,
         workers=config.workers,
         usb_order=config.compat_usb_order,
+        power=addon.sampling_power,
+        balanced=addon.needs_balanced_batch,
     )
 
 
-def take_step(trainer: Trainer, batch: Batch, step: int, config: TrainConfig) -> tuple[StepOutput, float]:
+def take_step(trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig) -> tuple[StepOutput, float]:
     """Loss, gradient, optimiser, moving average; answers with what the algorithm said and the learning rate."""
+    step = clock.step
     rate = set_rate(trainer.optimizer, step, config)
     try:
-        output = trainer.algorithm.step(trainer.networks, batch, Clock(step, config.steps, config.epoch_steps))
+        output = trainer.algorithm.step(trainer.networks, batch, clock)
     except ValueError as error:  # a GP refuses features that are no numbers before there is a loss
         if trainer.still_finite(batch.x):
             raise
@@ -196,10 +219,19 @@ def take_step(trainer: Trainer, batch: Batch, step: int, config: TrainConfig) ->
     return output, rate
 
 
-def save_checkpoint(path: Path, trainer: Trainer, journal: Journal, step: int) -> None:
+def save_checkpoint(path: Path, present: Generation, journal: Journal, step: int) -> None:
     """Everything at the end of a step, in one file, which the first of several processes writes."""
-    state = {"step": step, "journal": journal.state(), "precision": precision_state(trainer.fabric)}
+    trainer = present.trainer
+    state = {
+        "step": step,
+        "journal": journal.state(),
+        "precision": precision_state(trainer.fabric),
+        "generation": present.number,
+        "labeled_counts": present.counts,
+    }
     tensors = trainer.tensors()  # asked of every process: the members of an ensemble may be spread over them
+    if present.number:
+        tensors["generation"] = {"given": torch.from_numpy(present.given)}
     if journal.folder.writes:
         checkpoint.save(path, tensors, state)
 

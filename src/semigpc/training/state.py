@@ -9,9 +9,11 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from semigpc.addons import ADDONS, AddOn
 from semigpc.algorithms import ALGORITHMS, Algorithm
 from semigpc.models import Adapter, Classifier, build_model
 from semigpc.refiners import REFINERS, Refiner
+from semigpc.training.answering import answering
 from semigpc.training.checkpoint import Checkpoint, CheckpointError, optimizer_tensors, restore_optimizer
 from semigpc.training.ema import average_of, update_average
 from semigpc.training.evaluate import gp_of
@@ -35,12 +37,13 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     networks: Networks
     refiner: Refiner
+    addon: AddOn
     algorithm: Algorithm
 
     @property
     def evaluated(self) -> nn.Module:
-        """The network to judge: the moving average where there is one."""
-        return self.networks.teacher
+        """The network to judge: the moving average where there is one, with the logits that algorithm and add-on answer by."""
+        return answering(self.networks.teacher, self.algorithm, self.addon)
 
     def update_average(self, momentum: float) -> None:
         """Let the moving average follow the network."""
@@ -115,19 +118,23 @@ def build_fabric(experiment: Experiment) -> Fabric:
 
 
 def assemble(
-    experiment: Experiment, class_counts: npt.NDArray[np.int64], fabric: Fabric, *, cached_width: int | None = None
+    experiment: Experiment,
+    class_counts: npt.NDArray[np.int64],
+    fabric: Fabric,
+    *,
+    n_unlabeled: int = 0,
+    original_counts: npt.NDArray[np.int64] | None = None,
+    cached_width: int | None = None,
 ) -> Trainer:
-    """Network, average, optimiser, refiner and algorithm, fresh, for the classes that have these labelled pictures (C,).
+    """Network, average, optimiser, refiner, add-on and algorithm, fresh.
 
-    In frozen mode ``cached_width`` is the width of the features that stand in for pictures.
+    Args:
+        experiment: what to make. class_counts: (C,) labelled pictures of each class. fabric: where. n_unlabeled: pictures.
+        original_counts: (C,) before the model's own labels joined.
+        cached_width: in frozen mode, of the features that stand in for pictures.
     """
     n_classes = len(class_counts)
-    task = Task(
-        class_counts=torch.as_tensor(class_counts),
-        labeled_batch=experiment.train.labeled_batch,
-        unlabeled_batch=experiment.train.unlabeled_batch,
-    )
-    heads: dict[str, HeadSpec] = experiment.algorithm.heads
+    heads: dict[str, HeadSpec] = experiment.algorithm.heads | experiment.addon.heads(n_classes)
     with settings_of("model"):
         if experiment.frozen is not None and cached_width is not None:
             model = Classifier(Adapter(cached_width, experiment.frozen.width), n_classes, heads)
@@ -138,8 +145,20 @@ def assemble(
         width = heads["projection"].width
     with settings_of("refiner"):
         refiner = REFINERS[experiment.refiner_name].build(experiment.refiner, width, n_classes)
+    task = Task(
+        class_counts=torch.as_tensor(class_counts),
+        labeled_batch=experiment.train.labeled_batch,
+        unlabeled_batch=experiment.train.unlabeled_batch,
+        n_unlabeled=n_unlabeled,
+        n_features=model.n_features,
+        original_counts=None if original_counts is None else torch.as_tensor(original_counts),
+    )
+    with settings_of("addon"):
+        addon = ADDONS[experiment.addon_name].build(experiment.addon, task)
     with settings_of("algorithm"):
-        algorithm = ALGORITHMS[experiment.algorithm_name].build(experiment.algorithm, refiner, task)
+        build = ALGORITHMS[experiment.algorithm_name].build
+        parts = (experiment.algorithm, refiner, task)
+        algorithm = build(*parts, addon) if experiment.addon_name != "none" else build(*parts)
     if isinstance(algorithm, nn.Module):
         algorithm.to(fabric.device)
 
@@ -152,7 +171,7 @@ def assemble(
     if average is not None:
         teacher.eval()
     networks = Networks(student, teacher) if fabric.world_size == 1 else shared(student, teacher, fabric)
-    return Trainer(fabric, model, average, optimizer, networks, refiner, algorithm)
+    return Trainer(fabric, model, average, optimizer, networks, refiner, addon, algorithm)
 
 
 def precision_state(fabric: Fabric) -> dict[str, Any]:

@@ -1,0 +1,156 @@
+"""What an add-on may see and change: one method for each thing, and each of them leaves everything as it is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from semigpc.losses import masked_cross_entropy, soft_cross_entropy
+from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, Task
+
+
+class Step(NamedTuple):
+    """What a step has at hand when it asks an add-on."""
+
+    networks: Networks
+    batch: Batch
+    clock: Clock
+
+
+class Survey(NamedTuple):
+    """All training pictures as the evaluated network sees them now, in evaluation mode and without augmentation.
+
+    Shapes: ``labeled`` n rows with labels ``y`` (n,); ``unlabeled`` u rows, in the order of the unlabelled set. No gradients.
+    """
+
+    labeled: ModelOutput
+    y: Tensor
+    unlabeled: ModelOutput
+
+
+@dataclass(frozen=True)
+class ExtraLoss:
+    """A loss of the add-on's own, with its weight in it, and its named parts (scalars)."""
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddOnConfig:
+    """Options of an add-on, and what it needs: this is known before anything is built, so that misfits are refused early.
+
+    ``needs_unlabeled``: an algorithm that learns from unlabelled pictures. ``needs_average``: a moving average of the network.
+    ``needs_balanced_batch``: ``Batch.balanced``. ``generations``: how often training starts over, with more labels each time.
+    """
+
+    needs_unlabeled: ClassVar[bool] = True
+    needs_average: ClassVar[bool] = False
+    needs_balanced_batch: ClassVar[bool] = False
+    generations: ClassVar[int] = 1
+
+    def heads(self, n_classes: int) -> dict[str, HeadSpec]:  # noqa: ARG002
+        """Extra heads of the network, which the optimiser trains and the moving average follows."""
+        return {}
+
+    def sampling_power(self, progress: float) -> float:  # noqa: ARG002
+        """p in P(class c) ~ n_c^p of a labelled draw, by the share of training behind: 1 as they come, 0 every class alike."""
+        return 1.0
+
+
+class AddOn(nn.Module):
+    """Called by every algorithm at the same points of its step; this one changes nothing, in value or in cost.
+
+    In the order of a step: ``weak``, then the refiner, ``opinion``, then the algorithm's own alignment and smoothing,
+    ``targets``, then mask and sharpening, ``labeled_loss``, ``unlabeled_loss``, ``extra_loss``. The first three are called
+    without gradient. State lives in registered buffers, so that it is part of a checkpoint; random numbers come from torch's
+    generator.
+
+    Args:
+        config: options. task: what is known of the data.
+    """
+
+    learns: bool = False  # whether extra_loss wants to be asked, with what the student says of un-mixed labelled pictures
+    answers: bool = False  # whether evaluation goes by what answer() says
+
+    def __init__(self, config: AddOnConfig, task: Task) -> None:  # noqa: ARG002
+        super().__init__()
+        self._notes: list[str] = []
+
+    @classmethod
+    def none(cls, task: Task) -> "AddOn":
+        """The one that changes nothing."""
+        return AddOn(AddOnConfig(), task)
+
+    # Pseudo-labels --------------------------------------------------------------------------------------------------
+
+    def weak(self, step: Step, output: ModelOutput) -> ModelOutput:  # noqa: ARG002
+        """What the network says of the weak views (U rows), before a refiner hears it."""
+        return output
+
+    def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+        """p_w (U, C), the weak view's probabilities, after the refiner and before the algorithm makes anything of them."""
+        return probs
+
+    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+        """The finished pseudo-labels (U, C), from which mask and loss are taken next; only sharpening is still to come."""
+        return probs
+
+    # Losses ---------------------------------------------------------------------------------------------------------
+
+    def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+        """H(z_x, y), a scalar: logits (B, C), targets (B,) classes or (B, C) probabilities where pictures were mixed."""
+        return F.cross_entropy(logits, targets) if targets.ndim == 1 else soft_cross_entropy(logits, targets)
+
+    def unlabeled_loss(self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """mean_b m_b H(z_s, t), a scalar: logits (M, C), targets (M,) or (M, C), mask (M,) or none.
+
+        M is U, or more where an algorithm mixes its views; rows of soft targets may then be zero, where a mask is in them.
+        """
+        return soft_cross_entropy(logits, targets) if mask is None else masked_cross_entropy(logits, targets, mask)
+
+    def extra_loss(
+        self,
+        step: Step,  # noqa: ARG002
+        x: ModelOutput,  # noqa: ARG002
+        weak: ModelOutput,  # noqa: ARG002
+        strong: ModelOutput,  # noqa: ARG002
+    ) -> ExtraLoss | None:
+        """A loss beside the algorithm's, of what the student said of labelled (B), weak and strong views (U), un-mixed.
+
+        The gradient may flow into ``x`` and ``strong``. Asked only of add-ons that ``learns``.
+        """
+        return None
+
+    # Evaluation -----------------------------------------------------------------------------------------------------
+
+    def answer(self, output: ModelOutput) -> Tensor:
+        """Logits (M, C) to judge and to use the network by; plain tensor arithmetic, as it is exported too."""
+        return output.logits
+
+    # Between steps --------------------------------------------------------------------------------------------------
+
+    def surveys(self, clock: Clock) -> bool:  # noqa: ARG002
+        """Whether to be shown all training pictures before this step."""
+        return False
+
+    def survey(self, survey: Survey) -> None:
+        """Look at all training pictures."""
+
+    def relabel(self, survey: Survey) -> Tensor:
+        """(u,) the class of each unlabelled picture that joins the labels of the next generation, -1 of those that do not."""
+        return torch.full((len(survey.unlabeled.logits),), -1)
+
+    # Telling --------------------------------------------------------------------------------------------------------
+
+    def note(self, message: str) -> None:
+        """Say something to whoever reads the run: a fallback that was taken, and why."""
+        self._notes.append(message)
+
+    def take_notes(self) -> list[str]:
+        """What was noted since the last time."""
+        notes, self._notes = self._notes, []
+        return notes

@@ -1,0 +1,192 @@
+"""CoSSL (Fan et al., 2022): a balanced head on the moving average's features labels for the network that makes them."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from semigpc.addons.base import AddOn, AddOnConfig, Step, Survey
+from semigpc.addons.cossl_start import balanced_features
+from semigpc.types import Clock, ModelOutput, Task
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoSSLConfig(AddOnConfig):
+    """Options of CoSSL.
+
+    A class without labels is left out of the head's start, and a note says so; nothing else changes for it.
+
+    Args:
+        warmup: share of training that the algorithm spends alone; 400 of 500 epochs in the original. A run of fewer than
+            1 / (1 - warmup) steps never gets further.
+        head_rate: learning rate of the head's Adam.
+        head_decay: its weight decay, which leaves the bias alone.
+        head_momentum: of the head's moving average.
+        least_own: the least share of its own that an enhanced feature keeps, r ~ U(least_own, 1).
+        start_steps: batches that the head starts with; 10 epochs of 500 in the original, which the moving average needs to
+            forget where it came from.
+    """
+
+    needs_average: ClassVar[bool] = True
+    needs_balanced_batch: ClassVar[bool] = True
+
+    warmup: float = 0.8
+    head_rate: float = 0.002
+    head_decay: float = 5e-4
+    head_momentum: float = 0.999
+    least_own: float = 0.6
+    start_steps: int = 5000
+
+    def __post_init__(self) -> None:
+        for name, own in (("warmup", 0.8), ("head_momentum", 0.999), ("least_own", 0.6)):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1]; got {getattr(self, name)}. CoSSL's own is {own}.")
+        if not self.head_rate > 0:
+            raise ValueError(f"head_rate must be positive; got {self.head_rate}. CoSSL's own is 0.002.")
+        if not self.head_decay >= 0:
+            raise ValueError(f"head_decay must not be negative; got {self.head_decay}. CoSSL's own is 5e-4.")
+        if self.start_steps < 1:
+            raise ValueError(f"start_steps must be at least 1; got {self.start_steps}. The original takes 5000.")
+
+
+class BalancedHead(nn.Module):
+    """z = W h + b, trained by Adam with gradients written out, so that none reaches a network; and its moving average.
+
+    The bias is the last column of ``weights`` (C, D + 1), which start as nn.Linear's do. Everything is a buffer: no optimiser
+    of the run finds it, and a checkpoint has all of it. A step costs O(B C D).
+
+    Args:
+        config: rate, decay and momentum. n_features: D. n_classes: C.
+    """
+
+    weights: Tensor
+    average: Tensor
+    first: Tensor
+    second: Tensor
+    updates: Tensor
+
+    def __init__(self, config: CoSSLConfig, n_features: int, n_classes: int) -> None:
+        super().__init__()
+        self.config = config
+        weights = (2 * torch.rand(n_classes, n_features + 1) - 1) / math.sqrt(n_features)
+        self.register_buffer("weights", weights)
+        self.register_buffer("average", weights.clone())
+        self.register_buffer("first", torch.zeros_like(weights))
+        self.register_buffer("second", torch.zeros_like(weights))
+        self.register_buffer("updates", torch.tensor(0))
+
+    @torch.no_grad()
+    def learn(self, features: Tensor, y: Tensor) -> None:
+        """One step down mean_b H(W h_b + b, y_b), features (B, D), y (B,); then the average follows."""
+        config, (beta1, beta2) = self.config, BETAS
+        errors = torch.softmax(affine(self.weights, features), dim=1)  # (B, C)
+        errors.scatter_add_(1, y.unsqueeze(1), errors.new_full((len(y), 1), -1))
+        gradient = errors.mT @ F.pad(features, (0, 1), value=1.0) / len(y)  # (C, D + 1)
+        gradient[:, :-1].add_(self.weights[:, :-1], alpha=config.head_decay)
+        self.updates += 1
+        steps = int(self.updates)
+        self.first.lerp_(gradient, 1 - beta1)
+        self.second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        scale = (self.second / (1 - beta2**steps)).sqrt_().add_(EPSILON)
+        self.weights.addcdiv_(self.first, scale, value=-config.head_rate / (1 - beta1**steps))
+        self.average.lerp_(self.weights, 1 - config.head_momentum)
+
+    def forget_moments(self) -> None:
+        """A fresh Adam from here."""
+        for moment in (self.first, self.second, self.updates):
+            moment.zero_()
+
+
+def affine(weights: Tensor, features: Tensor) -> Tensor:
+    """W h + b, (M, C), where b is the last column of weights (C, D + 1) and features are (M, D)."""
+    return F.linear(features, weights[:, :-1], weights[:, -1])
+
+
+class CoSSL(AddOn):
+    """After the warm-up, weak views are judged by the moving average's features and a head of its own: z_w = W h_teacher + b.
+
+    The head learns in every step, after it has judged, by cross-entropy on features of the class-balanced batch. With
+    probability (n_max - n_y) / n_max, of the row's own class y, a feature is enhanced: f = r f_x + (1 - r) f_u, r ~ U(0.6, 1),
+    label y; f_u is a feature of any training picture, labelled or not, taken from those of this step. Nothing of it reaches
+    the network. It starts on a balanced set of all features (:func:`balanced_features`), with a fresh Adam afterwards. As in
+    the original, pseudo-labels come from the head itself, evaluation from its moving average. Unlike there, the head sees
+    weak views where those are strong, and un-augmented pictures as it starts.
+
+    Draws, in a step: partners, whether to enhance, r; as it starts: see there, then a permutation for each pass. A step after
+    the warm-up costs a pass of the moving average over U + 2 B pictures more, without gradient; the start a pass over all
+    pictures and ``start_steps`` steps of the head, a second or so.
+    """
+
+    answers = True
+    mixing: Tensor
+    active: Tensor
+
+    def __init__(self, config: CoSSLConfig, task: Task) -> None:
+        super().__init__(config, task)
+        if task.n_features < 1:
+            raise ValueError(
+                f"CoSSL must know how wide features are, for its head; got {task.n_features}. Set Task.n_features."
+            )
+        self.config, self.task = config, task
+        self.head = BalancedHead(config, task.n_features, task.n_classes)
+        counts = task.class_counts.float()
+        self.register_buffer("mixing", (counts.max() - counts) / counts.max())  # (C,)
+        self.register_buffer("active", torch.tensor(False))
+
+    def surveys(self, clock: Clock) -> bool:
+        """Once, before the first step after the warm-up."""
+        return clock.progress >= self.config.warmup and not self.active
+
+    @torch.no_grad()
+    def survey(self, survey: Survey) -> None:
+        """Start the head on all features, each class alike."""
+        labeled, y, unlabeled = survey.labeled.features, survey.y, survey.unlabeled.features
+        n_classes = self.task.n_classes
+        if missing := (torch.bincount(y, minlength=n_classes) == 0).nonzero().flatten().tolist():
+            self.note(f"CoSSL: no labelled features of class {', '.join(map(str, missing))}; the head starts without.")
+        like = self.head.weights
+        features, classes = balanced_features(labeled.to(like), y, unlabeled.to(like), n_classes)
+        size = min(self.task.labeled_batch, len(features))
+        batches: list[Tensor] = []
+        for _ in range(self.config.start_steps):
+            if not batches:  # whole batches of a fresh permutation, as many as there are
+                batches = list(torch.randperm(len(features)).to(y.device)[: len(features) // size * size].split(size))
+            rows = batches.pop(0)
+            self.head.learn(features[rows], classes[rows])
+        self.head.forget_moments()
+        self.active.fill_(True)
+
+    def weak(self, step: Step, output: ModelOutput) -> ModelOutput:
+        """The same features with the balanced head's logits (U, C); then the head learns."""
+        if step.clock.progress < self.config.warmup or not self.active:
+            return output
+        batch, balanced = step.batch, step.batch.balanced
+        if balanced is None:
+            raise ValueError("CoSSL must have a class-balanced batch in every step; Batch.balanced is None. Draw one with it.")
+        parts = (batch.views["weak"], batch.x, balanced.x)
+        features = step.networks.ask_teacher(torch.cat(parts)).features.to(self.head.weights)
+        unlabeled, labeled, own = features.split([len(part) for part in parts])
+        logits = affine(self.head.weights, unlabeled)
+        self.head.learn(self._enhance(own, balanced.y, labeled, unlabeled), balanced.y)
+        return output._replace(logits=logits.to(output.logits))
+
+    def answer(self, output: ModelOutput) -> Tensor:
+        """Logits (M, C) of the head's moving average, once it has started."""
+        return torch.where(self.active, affine(self.head.average.to(output.features), output.features), output.logits)
+
+    def _enhance(self, own: Tensor, y: Tensor, labeled: Tensor, unlabeled: Tensor) -> Tensor:
+        """r f_x + (1 - r) f_u or f_x, (B, D); f_u as likely labelled as a picture of all the data is."""
+        task, least = self.task, self.config.least_own
+        odds = [
+            part.new_full((len(part),), n / len(part)) for part, n in ((labeled, task.n_labeled), (unlabeled, task.n_unlabeled))
+        ]
+        partners = torch.cat([labeled, unlabeled])[torch.multinomial(torch.cat(odds), len(own), replacement=True)]
+        enhanced = torch.rand(len(own), device=y.device) < self.mixing[y]
+        r = least + (1 - least) * torch.rand(len(own), device=y.device).to(own)
+        r = torch.where(enhanced, r, 1.0).unsqueeze(1)
+        return r * own + (1 - r) * partners

@@ -1,0 +1,116 @@
+"""CReST and CReST+ (Wei et al., 2021): labels given by the model join the training set, rare classes first."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semigpc.addons.base import AddOn, AddOnConfig, Step, Survey
+from semigpc.addons.class_weights import known_counts
+from semigpc.pseudo_labels import EMAAlignment
+from semigpc.types import ModelOutput, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class CReSTConfig(AddOnConfig):
+    """Options of CReST.
+
+    Args:
+        generations: G; ``train.steps`` are shared among them, and each has a fresh network and a schedule of its own. Train G
+            times as long to give each what a plain run has.
+        power: alpha in the rate (n_{K+1-r} / n_1)^alpha at which the class of rank r joins.
+    """
+
+    generations: int = 6  # type: ignore[misc] # an option here, and 1 everywhere else
+    power: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        if self.generations < 2:
+            raise ValueError(f"generations must be at least 2, or nothing ever joins; got {self.generations}.")
+        if self.power < 0:
+            raise ValueError(f"power must not be negative; got {self.power}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CReSTPlusConfig(CReSTConfig):
+    """Options of CReST+, beside those of CReST.
+
+    Args:
+        final_temperature: t of the last generation; the first has 1.
+        momentum: of the running mean of pseudo-labels.
+    """
+
+    final_temperature: float = 0.5
+    momentum: float = 0.999
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("final_temperature", "momentum"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1]; got {getattr(self, name)}.")
+
+
+class CReST(AddOn):
+    """After each generation the floor(|U_c| (n_{K+1-r} / n_1)^alpha) surest pictures of predicted class c join with that label.
+
+    r is the rank of c by labelled counts, 1 the largest of K; U_c are the pictures that the evaluated network puts into c. They
+    are chosen afresh from all of U each time and added to the labels given by people. A generation that finds nobody sure,
+    of a class or at all, adds nobody: the run says so and goes on. A step costs nothing more; between generations every
+    unlabelled picture goes through the network once.
+    """
+
+    def __init__(self, config: CReSTConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.power = config.power
+
+    def relabel(self, survey: Survey) -> Tensor:
+        """(u,) classes of those that join, -1 of the others."""
+        probs = torch.softmax(survey.unlabeled.logits.double(), dim=1)
+        confidence, predicted = probs.max(dim=1)
+        counts = torch.bincount(survey.y, minlength=probs.shape[1])
+        rates = join_rates(counts.clamp_min(1), self.power)
+        given = torch.full_like(predicted, -1)
+        for c, rate in enumerate(rates.tolist()):
+            members = torch.nonzero(predicted == c).squeeze(1)
+            surest = members[confidence[members].argsort(descending=True, stable=True)]
+            given[surest[: int(len(members) * rate)]] = c
+        return given
+
+
+class CReSTPlus(CReST):
+    """CReST, with pseudo-labels aligned to SN(n^t): t falls from 1 to 0.5, t_g = 1 - (1 - 0.5) g / (G - 1), g = 0..G-1.
+
+    The alignment has the last word on class shares, after the algorithm's own; n are the counts of labels given by people.
+    """
+
+    shares: Tensor
+
+    def __init__(self, config: CReSTPlusConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.config = config
+        counts = known_counts(self, task)
+        self.register_buffer("shares", (counts / counts.sum()).float())
+        self.alignment = EMAAlignment(self.shares.clone(), config.momentum)
+
+    def temperature(self, generation: int) -> float:
+        """t_g."""
+        return 1 - (1 - self.config.final_temperature) * generation / (self.config.generations - 1)
+
+    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+        """Labels (U, C) moved towards the shares of this generation."""
+        flattened = self.shares ** self.temperature(step.clock.generation)
+        self.alignment.target.copy_(flattened / flattened.sum())
+        aligned: Tensor = self.alignment(probs)
+        return aligned
+
+
+def join_rates(counts: Tensor, power: float) -> Tensor:
+    """(n_{K+1-r} / n_1)^alpha of each class, (C,) in float64: 1 for the rarest, smallest for the most frequent.
+
+    Ranks are by counts (C,), whatever the order of the classes; of two classes with equal counts the first is the larger.
+    """
+    n = counts.double()
+    order = n.argsort(descending=True, stable=True)
+    rates = torch.empty_like(n)
+    rates[order] = (n[order].flip(0) / n[order[0]]) ** power
+    return rates

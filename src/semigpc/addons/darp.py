@@ -1,0 +1,243 @@
+"""DARP (Kim et al., 2020): all pseudo-labels are moved, as little as possible, to the shares that classes should have."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step
+from semigpc.addons.last_rows import last_rows
+from semigpc.types import ModelOutput, Task
+
+FLOOR = 1e-6  # what an entry that is not kept still has, and the least share of a class
+CONDITION = 100.0  # of the confusion matrix, above which an estimate is not believed, as in the authors' code
+
+
+@dataclass(frozen=True, kw_only=True)
+class DARPConfig(AddOnConfig):
+    """Options of DARP.
+
+    Fallbacks, each noted once: where the projection does not converge, labels stay unrefined until the next round; where
+    the shares cannot be estimated (a class not met yet, a confusion matrix close to singular), those of the labels are used; a
+    class without labels is expected, where shares are those of the labels, in one picture of a million.
+
+    Args:
+        warmup: share of training before labels are refined; 200 of 500 epochs in the paper.
+        every: steps between two rounds of refinement.
+        counts: where M_c, the expected pictures of a class, come from: shares of the ``labeled`` pictures, or ``estimated``
+            from what the network says of labelled and unlabelled batches. Labelled pictures are those it learns from, so that
+            the estimate sees fewer confusions than there are.
+        keep: entries kept of each class, in multiples of M_c.
+        alternations: of row and column steps in a projection.
+        newton_steps: at most so many in a column step.
+        tolerance: largest last step of nu_c in a column step that converged; 0.3 for CIFAR-100 and STL-10 in the paper.
+        momentum: of the running sums behind ``estimated``.
+    """
+
+    warmup: float = 0.4
+    every: int = 10
+    counts: Literal["labeled", "estimated"] = "labeled"
+    keep: float = 2.0
+    alternations: int = 10
+    newton_steps: int = 30
+    tolerance: float = 0.1
+    momentum: float = 0.999
+
+    def __post_init__(self) -> None:
+        for name in ("every", "alternations", "newton_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"DARP's {name} must be at least 1; got {getattr(self, name)}.")
+        for name in ("keep", "tolerance"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"DARP's {name} must be positive; got {getattr(self, name)}.")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"DARP's warmup is a share of training and must lie in [0, 1]; got {self.warmup}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"DARP's momentum must lie in [0, 1); got {self.momentum}.")
+        if self.counts not in ("labeled", "estimated"):
+            raise ValueError(f"DARP's counts must be 'labeled' or 'estimated'; got {self.counts!r}.")
+
+
+class DARP(AddOn):
+    """The finished labels of all pictures seen so far are stored; every ``every`` steps they are trimmed and projected.
+
+    The refined row takes the place of a picture's label, for the loss and for the mask, until the next round; a picture that
+    was not seen before the round keeps its own. See :func:`trim` and :func:`project` for the two steps.
+
+    A step costs U rows written; a round sorts the columns of an (N, C) matrix, N pictures seen, and takes some 50 exponentials
+    of each entry, in float64. The two stores hold u x C numbers each.
+    """
+
+    stored: Tensor
+    seen: Tensor
+    refined: Tensor
+    is_refined: Tensor
+    shares: Tensor
+    confusion: Tensor
+    labeled_mass: Tensor
+    said_mass: Tensor
+
+    def __init__(self, config: DARPConfig, task: Task) -> None:
+        super().__init__(config, task)
+        n_classes, u = task.n_classes, task.n_unlabeled
+        if u < 1:
+            raise ValueError(
+                f"DARP stores a label for every unlabelled picture, of which there must be some; got {u}. "
+                "Add unlabelled pictures, or leave the add-on out."
+            )
+        self.config = config
+        self.learns = config.counts == "estimated"
+        self._told: set[str] = set()
+        self.register_buffer("stored", torch.zeros(u, n_classes))
+        self.register_buffer("seen", torch.zeros(u, dtype=torch.bool))
+        self.register_buffer("refined", torch.zeros(u, n_classes))
+        self.register_buffer("is_refined", torch.zeros(u, dtype=torch.bool))
+        self.register_buffer("shares", task.class_counts.double() / task.n_labeled)
+        self.register_buffer("confusion", torch.zeros(n_classes, n_classes))  # sums over labelled rows, by their class
+        self.register_buffer("labeled_mass", torch.zeros(n_classes))
+        self.register_buffer("said_mass", torch.zeros(n_classes))
+        unlabeled = (task.class_counts == 0).nonzero().flatten().tolist()
+        if unlabeled and config.counts == "labeled":
+            self._tell("no labels", f"DARP expects next to no pictures of the classes {unlabeled}, as they have no labels.")
+
+    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+        """Store the labels (U, C); refine all when it is time; answer with the refined rows of this batch."""
+        index, clock = step.batch.view_index, step.clock
+        rows = last_rows(index)
+        self.stored[index[rows]] = probs[rows].to(self.stored)
+        self.seen[index] = True
+        if clock.progress < self.config.warmup:
+            return probs
+        if clock.step % self.config.every == 0:
+            self._refine()
+        return torch.where(self.is_refined[index].unsqueeze(1), self.refined[index].to(probs), probs)
+
+    @torch.no_grad()
+    def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss | None:  # noqa: ARG002
+        """No loss: what the student says of labelled and weak views goes into the sums behind ``estimated``."""
+        m, said = self.config.momentum, torch.softmax(x.logits, dim=1).to(self.confusion)
+        classes = F.one_hot(step.batch.y, len(self.confusion)).to(said)  # (B, C)
+        self.confusion.mul_(m).add_(classes.mT @ said)
+        self.labeled_mass.mul_(m).add_(classes.sum(dim=0))
+        self.said_mass.mul_(m).add_(torch.softmax(weak.logits, dim=1).sum(dim=0).to(said))
+        return None
+
+    def _refine(self) -> None:
+        """One round, over the pictures seen so far; if it fails, all of them keep their own labels."""
+        config = self.config
+        probs = self.stored[self.seen].double()  # (N, C)
+        shares = self._expected_shares().clamp_min(FLOOR)
+        counts = len(probs) * shares / shares.sum()  # M
+        refined, converged = project(
+            trim(probs, counts, config.keep), counts, config.alternations, config.newton_steps, config.tolerance
+        )
+        if converged:
+            self.refined[self.seen] = refined.to(self.refined)
+            self.is_refined.copy_(self.seen)
+        else:
+            self.is_refined.zero_()
+            self._tell(
+                "projection",
+                f"DARP's projection of {len(probs)} labels did not converge in {config.newton_steps} Newton steps to "
+                f"{config.tolerance}: they stay as they are for this round.",
+            )
+
+    def _expected_shares(self) -> Tensor:
+        """(C,) of the unlabelled pictures: labelled shares, or the s >= 0 of sum 1 next to the root of mean_u p = s K.
+
+        K_cj is the mean p_j of labelled pictures of class c. This is BBSE (Lipton et al., 2018): labelled and unlabelled
+        pictures may differ in their shares, but not in their looks within a class.
+        """
+        if self.config.counts == "labeled":
+            return self.shares.double()
+        missing = (self.labeled_mass < FLOOR).nonzero().flatten().tolist()
+        if missing:
+            self._tell(
+                "not met",
+                f"DARP has met no labelled picture of the classes {missing} yet: it goes by the shares of the labels.",
+            )
+            return self.shares.double()
+        rates = (self.confusion / self.labeled_mass.unsqueeze(1)).double()  # K
+        condition = float(torch.linalg.cond(rates))
+        if not condition < CONDITION:
+            self._tell(
+                "confusion",
+                f"DARP cannot tell the classes' shares from a confusion matrix of condition {condition:.3g}, above "
+                f"{CONDITION:g}: it goes by the shares of the labels.",
+            )
+            return self.shares.double()
+        return nearest_shares(torch.linalg.solve(rates.mT, (self.said_mass / self.said_mass.sum()).double()))
+
+    def _tell(self, kind: str, message: str) -> None:
+        """Note a fallback, the first time it is taken."""
+        if kind not in self._told:
+            self._told.add(kind)
+            self.note(message)
+
+
+def trim(probs: Tensor, counts: Tensor, keep: float) -> Tensor:
+    """Keep the ``keep`` M_c largest entries of each class (floor, at least one), scaled to a mass of M_c; rows renormalised.
+
+    The other entries become 1e-6. (N, C) and M (C,) -> (N, C).
+    """
+    order = probs.mT.contiguous().argsort(dim=1, descending=True, stable=True)  # (C, N): sorting goes along the memory
+    rank = torch.empty_like(order).scatter_(1, order, torch.arange(len(probs), device=probs.device).expand_as(order))
+    kept = probs * (rank.mT < (keep * counts).floor().clamp_min(1))
+    scaled = kept * (counts + FLOOR) / (kept.sum(dim=0) + FLOOR) + FLOOR
+    return scaled / scaled.sum(dim=1, keepdim=True)
+
+
+def project(
+    probs: Tensor, counts: Tensor, alternations: int = 10, newton_steps: int = 30, tolerance: float = 0.1
+) -> tuple[Tensor, bool]:
+    """The q nearest to p whose rows sum to 1 and whose columns sum to M, and whether it was found: (N, C), (C,) -> (N, C).
+
+        min_q  sum_n w_n KL(q_n || p_n)   s.t.  sum_c q_nc = 1 (lambda_n),  sum_n q_nc = M_c (nu_c),   w_n = 1 / h_n,
+
+    h_n the entropy of p_n: sure rows move less. Where the gradient w_n (log q_nc / p_nc + 1) + lambda_n + nu_c is 0,
+
+        q_nc = x_n p_nc exp(- nu_c h_n),   x_n = exp(- 1 - lambda_n h_n).
+
+    Each alternation takes the x_n that make rows sum to 1, x_n = 1 / sum_c p_nc exp(- nu_c h_n), then the nu_c that make
+    columns sum to M_c: the root of g(nu) = log sum_n x_n p_nc exp(- nu h_n) - log M_c, by Newton's method for all classes at
+    once. g is convex and falls; unlike the sum itself it is nearly a line, and cannot overflow. A last row step ends it: rows
+    sum to 1 exactly, columns to M as far as the alternations came. Cost: alternations x (Newton steps + 1) x N C exponentials.
+    """
+    log_p, h = probs.log(), -torch.special.xlogy(probs, probs).sum(dim=1, keepdim=True)  # (N, C), (N, 1)
+    nu = torch.zeros_like(counts)
+    for _ in range(alternations):
+        log_x = -torch.logsumexp(log_p - h * nu, dim=1, keepdim=True)
+        nu, converged = _column_step(log_x + log_p, h, counts.log(), nu, newton_steps, tolerance)
+        if not converged:
+            return probs, False
+    q = torch.softmax(log_p - h * nu, dim=1)
+    return (q, True) if bool(q.isfinite().all()) else (probs, False)
+
+
+def _column_step(
+    log_a: Tensor, h: Tensor, log_counts: Tensor, nu: Tensor, newton_steps: int, tolerance: float
+) -> tuple[Tensor, bool]:
+    """nu (C,) with log sum_n a_nc exp(- nu_c h_n) = log M_c, and whether Newton's method got there."""
+    for _ in range(newton_steps):
+        terms = log_a - h * nu
+        largest = terms.amax(dim=0)
+        scaled = terms.sub_(largest).exp_()
+        sums = scaled.sum(dim=0)
+        slopes = (h.mT @ scaled).squeeze(0) / sums  # minus the derivative of the logarithm of the sum
+        moves = (largest + sums.log() - log_counts) / slopes
+        nu = nu + moves
+        if bool((moves.abs() < tolerance).all()):
+            return nu, True
+        if not bool(moves.isfinite().all()):
+            return nu, False
+    return nu, False
+
+
+def nearest_shares(values: Tensor) -> Tensor:
+    """The nearest s >= 0 with sum 1 to ``values`` (C,): max(v_c - t, 0), with the t that makes it so."""
+    ordered = values.sort(descending=True).values
+    excess = (ordered.cumsum(0) - 1) / torch.arange(1, len(values) + 1, device=values.device)
+    last = int((ordered > excess).nonzero().max())
+    return (values - excess[last]).clamp_min(0)

@@ -1,0 +1,153 @@
+"""DASO (Oh et al., 2022): the classes guessed most hear more of what nearby prototypes say."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step
+from semigpc.types import Clock, ModelOutput, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class DASOConfig(AddOnConfig):
+    """Options of DASO.
+
+    Fallbacks: a class without entries in its queue has no part in q, and while m has not been counted yet labels stay as they
+    are; both are noted once.
+
+    Args:
+        queue: labelled features kept of each class.
+        temperature: T of the similarities to prototypes.
+        distribution_temperature: T_d; 1.5 where labelled and unlabelled shares agree (CIFAR-10), 0.3 otherwise.
+        every: steps between two counts m of the pseudo-labels.
+        warmup: share of training before labels are blended and views compared; 5000 of 250 000 steps in the paper.
+        alignment_weight: of the loss that compares views.
+    """
+
+    needs_average: ClassVar[bool] = True
+
+    queue: int = 256
+    temperature: float = 0.05
+    distribution_temperature: float = 1.5
+    every: int = 100
+    warmup: float = 0.02
+    alignment_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("queue", "every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"DASO's {name} must be at least 1; got {getattr(self, name)}.")
+        for name in ("temperature", "distribution_temperature"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"DASO's {name} must be positive; got {getattr(self, name)}.")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"DASO's warmup is a share of training and must lie in [0, 1]; got {self.warmup}.")
+        if not self.alignment_weight >= 0:
+            raise ValueError(f"DASO's alignment_weight must not be negative; got {self.alignment_weight}.")
+
+
+class DASO(AddOn):
+    """p <- (1 - v) p + v q with q = softmax_c(cos(h(u_w), k_c) / T), v = w_{argmax p}; and L + w_a H(q_s, q), q_s that of u_s.
+
+    k_c is the mean of the last ``queue`` labelled features of class c, as the moving average sees them; a batch enters before
+    the prototypes are asked. w = (m / max m)^(1/T_d), which is SN(m^(1/T_d)) over its maximum, with m the counts of finished
+    labels over the last ``every`` steps. p is the weak view's opinion, before an algorithm aligns or smooths it (the authors'
+    ReMixMatch blends after that), and q is of the same pictures. H(q_s, q) waits for the warm-up like the blending, as in the
+    authors' code; its gradient flows into h(u_s) alone.
+
+    A step costs one pass of the moving average over B pictures and O(U C D); the queues hold C x queue x D numbers.
+    """
+
+    learns = True
+    queue: Tensor
+    written: Tensor
+    prototypes: Tensor
+    tally: Tensor
+    counts: Tensor
+
+    def __init__(self, config: DASOConfig, task: Task) -> None:
+        super().__init__(config, task)
+        if task.n_features < 1:
+            raise ValueError(f"DASO keeps features and must know their width, n_features of the task; got {task.n_features}.")
+        self.config, self._told = config, False
+        self.register_buffer("queue", torch.zeros(task.n_classes, config.queue, task.n_features))
+        self.register_buffer("written", torch.zeros(task.n_classes, dtype=torch.int64))  # entries ever, of each class
+        self.register_buffer("prototypes", torch.zeros(task.n_classes, task.n_features))
+        self.register_buffer("tally", torch.zeros(task.n_classes, dtype=torch.int64))  # finished labels since the last count
+        self.register_buffer("counts", torch.zeros(task.n_classes, dtype=torch.int64))  # m
+
+    def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
+        """Take the labelled batch into the queues, then blend (U, C)."""
+        self._push(step.networks.ask_teacher(step.batch.x).features, step.batch.y)
+        if not self._speaks(step.clock):
+            return probs
+        self._tell()
+        q = torch.softmax(self._similarities(output.features), dim=1).to(probs)
+        v = self._shares().to(probs)[probs.argmax(dim=1)].unsqueeze(1)
+        return (1 - v) * probs + v * q
+
+    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+        """Count the finished labels."""
+        self.tally += torch.bincount(probs.argmax(dim=1), minlength=probs.shape[1])
+        if (step.clock.step + 1) % self.config.every == 0:
+            self.counts.copy_(self.tally)
+            self.tally.zero_()
+        return probs
+
+    def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss | None:  # noqa: ARG002
+        """w_a mean_b - sum_c q_bc log q_s,bc, over the classes that have a prototype."""
+        if not self.config.alignment_weight or not self._speaks(step.clock):
+            return None
+        q = torch.softmax(self._similarities(weak.features.detach()), dim=1)
+        log_q = F.log_softmax(self._similarities(strong.features), dim=1).masked_fill(
+            self.written == 0, 0
+        )  # 0 x -inf is 0 here
+        loss = -(q * log_q).sum(dim=1).mean()
+        return ExtraLoss(self.config.alignment_weight * loss, {"loss_align": loss})
+
+    def _tell(self) -> None:
+        """Note once what is missing when blending begins."""
+        if self._told:
+            return
+        self._told = True
+        missing = (self.written == 0).nonzero().flatten().tolist()
+        if missing:
+            self.note(
+                f"DASO has met no labelled picture of the classes {missing} yet: its semantic labels leave them out until then."
+            )
+        if not self.counts.any():
+            self.note(
+                f"DASO has not counted pseudo-labels yet, which it does every {self.config.every} steps: labels are "
+                "blended from the first count on."
+            )
+
+    def _speaks(self, clock: Clock) -> bool:
+        return clock.progress >= self.config.warmup and bool((self.written > 0).any())
+
+    def _shares(self) -> Tensor:
+        """w (C,), 1 for the class guessed most; all 0 before the first count."""
+        shares = self.counts.double() / self.counts.max().clamp_min(1)
+        return shares ** (1 / self.config.distribution_temperature)
+
+    def _similarities(self, features: Tensor) -> Tensor:
+        """cos(h, k_c) / T, (U, C); minus infinity where a class has no entries."""
+        prototypes = F.normalize(self.prototypes.to(features), dim=1)
+        scores = F.normalize(features, dim=1) @ prototypes.mT / self.config.temperature
+        return scores.masked_fill(self.written == 0, -torch.inf)
+
+    def _push(self, features: Tensor, labels: Tensor) -> None:
+        """Write (B, D) into the rings of their labels (B,), over the oldest, and move the prototypes of these classes."""
+        size = self.config.queue
+        same = labels.unsqueeze(1) == labels  # (B, B)
+        rank = same.tril(-1).sum(dim=1)  # how many of its class came before it in this batch
+        new = same.sum(dim=1)
+        kept = rank >= new - size  # of more than the ring holds, the newest
+        slots = (self.written[labels] + rank) % size
+        self.queue[labels[kept], slots[kept]] = features[kept].to(self.queue)
+        self.written += torch.bincount(labels, minlength=len(self.written))
+        classes = labels.unique()
+        sums = self.queue[classes].sum(dim=1)  # slots never written are zero
+        self.prototypes[classes] = sums / self.written[classes].clamp_max(size).unsqueeze(1)

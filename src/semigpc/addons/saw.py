@@ -1,0 +1,77 @@
+"""SAW (Lai et al., 2022): the consistency loss weighs classes by how often they are guessed, not only by how often labelled."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from semigpc.addons.base import AddOn, AddOnConfig, Step
+from semigpc.addons.class_weights import effective_number_weights
+from semigpc.addons.last_rows import last_rows
+from semigpc.types import ModelOutput, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class SAWConfig(AddOnConfig):
+    """SAW has no options: beta follows from the mean count.
+
+    Fallbacks: a class without labels, or without pseudo-labels, counts as one seen once. In a run of a single epoch
+    pseudo-labels are never counted and all weigh 1, which is noted.
+    """
+
+
+class SAW(AddOn):
+    """H(z_x, y) weighs classes by w(labelled counts), H(z_s, t) by w(counts of pseudo-labels).
+
+    w_c = (1 - beta) / (1 - beta^n_c), scaled to sum to C, with beta = (N - 1) / N and N the mean count. Pseudo-labels are
+    counted over the last label of each picture, at the start of every epoch but the first, in which all weigh 1. A soft target
+    stays soft: H(z, t) = - sum_c w_c t_c log p_c. The mean is over rows; it is not divided by the sum of their weights, which
+    would take the weights out again where a batch has one class.
+
+    A step costs U numbers written, an epoch a count over the u pictures.
+    """
+
+    labels: Tensor
+    labeled_weights: Tensor
+    unlabeled_weights: Tensor
+
+    def __init__(self, config: SAWConfig, task: Task) -> None:
+        super().__init__(config, task)
+        if task.n_unlabeled < 1:
+            raise ValueError(
+                f"SAW counts the pseudo-labels of unlabelled pictures, of which there must be some; got {task.n_unlabeled}. "
+                "Add unlabelled pictures, or leave the add-on out."
+            )
+        self.register_buffer("labels", torch.full((task.n_unlabeled,), -1))
+        self.register_buffer("labeled_weights", _weights(task.class_counts).float())
+        self.register_buffer("unlabeled_weights", torch.ones(task.n_classes))
+
+    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+        """Remember the class of each picture; count them when an epoch begins."""
+        clock = step.clock
+        if clock.step == 0 and clock.total_steps <= clock.epoch_steps:
+            self.note(
+                f"SAW counts pseudo-labels when an epoch begins, and {clock.total_steps} steps are no more than one epoch of "
+                f"{clock.epoch_steps}: all of them weigh alike. Make epoch_steps smaller to have them counted."
+            )
+        if clock.step > 0 and clock.step % clock.epoch_steps == 0:
+            self.unlabeled_weights.copy_(_weights(torch.bincount(self.labels + 1, minlength=probs.shape[1] + 1)[1:]))
+        rows = last_rows(step.batch.view_index)
+        self.labels[step.batch.view_index[rows]] = probs.argmax(dim=1)[rows]
+        return probs
+
+    def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+        """mean_b w_y H(z_b, y_b), or the same of soft targets."""
+        return F.cross_entropy(logits, targets, self.labeled_weights.to(logits), reduction="none").mean()
+
+    def unlabeled_loss(self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """mean_b m_b ( - sum_c w_c t_bc log p_bc )."""
+        losses = F.cross_entropy(logits, targets.detach(), self.unlabeled_weights.to(logits), reduction="none")
+        return losses.mean() if mask is None else (losses * mask).mean()
+
+
+def _weights(counts: Tensor) -> Tensor:
+    """(C,) from counts (C,), floored at 1; beta = 1 - 1 / mean count."""
+    counts = counts.to(torch.float64).clamp_min(1)
+    return effective_number_weights(counts, 1 - 1 / float(counts.mean()))

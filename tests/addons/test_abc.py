@@ -1,0 +1,165 @@
+"""ABC against a slow reading of its equations, and the second head as the one that answers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from semigpc.addons import ABC, ABCConfig, Step
+from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, Task
+from tests.algorithms.tiny import CLASSES, COUNTS, LABELED, TASK, UNLABELED, WIDTH, TinyNetwork, copy_of, learn, seeded, stream
+
+STEPS = 4
+
+
+class WithHead(TinyNetwork):
+    """The tiny network with a second classifier."""
+
+    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__(seed, dtype)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed + 99)
+            self.second = nn.Linear(WIDTH, CLASSES, dtype=dtype)
+
+    def forward(self, pictures: Tensor) -> ModelOutput:
+        output = super().forward(pictures)
+        return output._replace(heads={**output.heads, "abc": 3 * self.second(output.features)})
+
+
+def networks() -> Networks:
+    return Networks(WithHead(0), WithHead(1))
+
+
+def say(network: Networks, batch: Batch) -> list[ModelOutput]:
+    return network.forward(batch.x, batch.views["weak"], batch.views["strong"])
+
+
+def slow_errors(
+    outputs: list[Tensor], batch: Batch, counts: tuple[int, ...], progress: float, *, threshold: float, hard: bool
+) -> tuple[float, Tensor, Tensor, list[bool], list[bool]]:
+    """Loss, its derivatives by the logits of x (B, C) and strong (U, C), and which rows were kept; row by row."""
+    logits_x, logits_w, logits_s = outputs
+    loss, dx, ds = 0.0, torch.zeros_like(logits_x), torch.zeros_like(logits_s)
+    kept_x, kept_u = [], []
+    drawn_x, drawn_u = torch.rand(len(logits_x)), torch.rand(len(logits_s))
+    for b, label in enumerate(batch.y.tolist()):
+        kept_x.append(float(drawn_x[b]) < min(counts) / counts[label])
+        p = logits_x[b].exp() / logits_x[b].exp().sum()
+        if kept_x[-1]:
+            loss -= float(p[label].log()) / len(logits_x)
+            dx[b] = p / len(logits_x)
+            dx[b, label] -= 1 / len(logits_x)
+    for b in range(len(logits_s)):
+        q = logits_w[b].exp() / logits_w[b].exp().sum()
+        guess = int(q.argmax())
+        chance = 1 - progress * (1 - min(counts) / counts[guess])
+        kept_u.append(float(q.max()) >= threshold and float(drawn_u[b]) < chance)
+        target = torch.eye(len(q), dtype=q.dtype)[guess] if hard else q
+        p = logits_s[b].exp() / logits_s[b].exp().sum()
+        if kept_u[-1]:
+            loss -= float((target * p.log()).sum()) / len(logits_s)
+            ds[b] = (p - target) / len(logits_s)
+    return loss, dx, ds, kept_x, kept_u
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("counts", [COUNTS, (3, 7, 1, 5)])  # the rarest class last, and elsewhere
+def test_loss_and_gradients_follow_the_equations(hard: bool, counts: tuple[int, ...]) -> None:
+    task = Task(torch.tensor(counts), LABELED, UNLABELED)
+    addon = ABC(ABCConfig(threshold=0.6, hard_labels=hard, abc_weight=1.3), task).double()
+    fast = networks()
+    slow = copy_of(fast)
+    kept: list[bool] = []
+    for k, batch in enumerate(stream(STEPS)):
+        clock = Clock(k + 1, STEPS + 1, 2)
+        x, weak, strong = say(fast, batch)
+        extra = seeded(k, addon.extra_loss, Step(fast, batch, clock), x, weak, strong)
+        gradients = learn(fast, extra.loss)
+
+        outputs = [output.heads["abc"] for output in say(slow, batch)]
+        raw = [logits.detach() for logits in outputs]
+        progress = (k + 1) / (STEPS + 1)
+        loss, dx, ds, kept_x, kept_u = seeded(
+            k, lambda r=raw, b=batch, e=progress: slow_errors(r, b, counts, e, threshold=0.6, hard=hard)
+        )
+        carried = 1.3 * ((outputs[0] * dx).sum() + (outputs[2] * ds).sum())  # its gradient is that of the loss
+        expected = learn(slow, carried)
+
+        torch.testing.assert_close(extra.loss.item(), 1.3 * loss, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(extra.metrics["mask_rate_abc"].item(), sum(kept_u) / UNLABELED)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
+        assert gradients["backbone.1.weight"].abs().max() > 0, "the features learn too"
+        kept += [*kept_x, *kept_u]
+    assert 0 < sum(kept) < len(kept), "no mixed masks, nothing shown"
+
+
+def answer_to(progress: float, rows: int, logits: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """Which labelled and unlabelled rows the head learns from, (rows,) each, where row b is of class b % C."""
+    y = torch.arange(rows) % CLASSES
+    batch = Batch(torch.zeros(rows, 1), y, y, {}, y)
+    scores = [torch.zeros(rows, CLASSES, requires_grad=True) for _ in range(2)]
+    x, strong = (ModelOutput(s, s, {"abc": s}) for s in scores)
+    weak = ModelOutput(logits, logits, {"abc": logits})
+    addon = ABC(ABCConfig(**options), TASK)
+    step = Step(networks(), batch, Clock(int(1000 * progress), 1000, 1))
+    loss = seeded(0, addon.extra_loss, step, x, weak, strong).loss
+    by_x, by_s = torch.autograd.grad(loss, scores)
+    return by_x.abs().sum(dim=1) > 0, by_s.abs().sum(dim=1) > 0
+
+
+def test_rows_are_kept_as_often_as_their_class_is_rare() -> None:
+    rows = 4000 * CLASSES
+    y = torch.arange(rows) % CLASSES
+    sure = 20 * torch.nn.functional.one_hot(y, CLASSES).float()
+    for progress in (0.0, 0.5, 1.0):
+        kept_x, kept_u = answer_to(progress, rows, sure)
+        for c, n in enumerate(COUNTS):
+            share = min(COUNTS) / n
+            assert kept_x[y == c].float().mean().item() == pytest.approx(share, abs=0.04)
+            assert kept_u[y == c].float().mean().item() == pytest.approx(1 - progress * (1 - share), abs=0.04)
+
+
+def test_pseudo_labels_below_the_threshold_say_nothing() -> None:
+    y = torch.arange(40) % CLASSES
+    unsure = 3 * torch.nn.functional.one_hot(y, CLASSES).float()  # 0.87
+    assert not answer_to(0.0, 40, unsure)[1].any()
+    assert answer_to(0.0, 40, unsure, threshold=0.8)[1].all()
+
+
+def test_no_gradient_flows_through_the_pseudo_labels() -> None:
+    addon, network, batch = ABC(ABCConfig(threshold=0.0), TASK).double(), networks(), stream(1)[0]
+    x, weak, strong = say(network, batch)
+    loss = addon.extra_loss(Step(network, batch, Clock(0, 10, 5)), x, weak, strong).loss
+    (gradient,) = torch.autograd.grad(loss, weak.heads["abc"], allow_unused=True)
+    assert gradient is None
+
+
+def test_the_second_head_is_asked_for_and_answers() -> None:
+    config = ABCConfig()
+    assert config.heads(CLASSES) == {"abc": HeadSpec("linear", CLASSES)}
+    assert (config.threshold, config.hard_labels, config.abc_weight) == (0.95, False, 1.0)
+    addon, output = ABC(config, TASK), WithHead()(stream(1)[0].x)
+    assert addon.answers
+    assert addon.learns
+    assert addon.answer(output) is output.heads["abc"]
+
+
+def test_a_class_without_labels_is_noted_and_does_not_silence_the_others() -> None:
+    addon = ABC(ABCConfig(), Task(torch.tensor([6, 0, 2, 3]), LABELED, UNLABELED))
+    assert addon.keep.tolist() == pytest.approx([1 / 3, 1, 1, 2 / 3])
+    assert addon.take_notes() == ["ABC: no labels of class 1; treated as one of the rarest class."]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": 1.5}, r"threshold must lie in \[0, 1\]; got 1.5. ABC's own is 0.95."),
+        ({"abc_weight": -1.0}, "abc_weight must not be negative; got -1.0. ABC's own is 1; 0 trains no second head."),
+        ({"abc_weight": float("nan")}, "abc_weight must not be negative; got nan."),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ABCConfig(**options)  # type: ignore[arg-type]

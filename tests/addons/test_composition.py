@@ -1,0 +1,108 @@
+"""Every algorithm with every add-on and every refiner: it steps, is saved, and resumes to the same bits; or it is refused."""
+
+import itertools
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from semigpc.addons import ADDONS
+from semigpc.algorithms import ALGORITHMS
+from semigpc.data import ArraysConfig, AugmentConfig
+from semigpc.models import ModelConfig
+from semigpc.refiners import GPConfig, NoRefinerConfig, SimilarityConfig
+from semigpc.training import Experiment, Listener, RunFolder, SettingError, TrainConfig, train
+from semigpc.training.checkpoint import load
+
+STEPS, SAVED = 6, 4
+REFINERS: dict[str, Any] = {
+    "none": NoRefinerConfig(),
+    "similarity": SimilarityConfig(buffer_size=12, warmup_steps=1),
+    "gp": GPConfig(buffer_size=12, warmup_steps=1, class_prior="frequency"),
+}
+SHORT: dict[str, dict[str, Any]] = {  # what starts late in a long run starts at once here
+    "crest": {"generations": 2},
+    "crest_plus": {"generations": 2},
+    "darp": {"warmup": 0.2, "every": 2},
+    "daso": {"warmup": 0.2},
+    "cossl": {"warmup": 0.3, "start_steps": 20},
+    "deferred": {"start": 0.4},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> ArraysConfig:
+    """Three classes of bright, grey and dark squares: 5, 3 and 2 labels, 14 pictures without."""
+    generator = np.random.default_rng(0)
+    truth = np.array([0] * 5 + [1] * 3 + [2] * 2 + [0] * 7 + [1] * 4 + [2] * 3)
+    pictures = generator.integers(0, 90, (len(truth), 4, 4, 3)) + 80 * truth[:, None, None, None]
+    images = pictures.astype(np.uint8)
+    path = tmp_path_factory.mktemp("data") / "squares.npz"
+    np.savez(path, x_labeled=images[:10], y_labeled=truth[:10], x_unlabeled=images[10:], x_test=images[:6], y_test=truth[:6])
+    return ArraysConfig(path=str(path))
+
+
+def experiment(data: ArraysConfig, algorithm: str, addon: str, refiner: str) -> Experiment:
+    chosen = ALGORITHMS[algorithm].config()
+    if algorithm == "comatch":
+        chosen = replace(chosen, queue_batches=1)
+    return Experiment(
+        data=data,
+        augment=AugmentConfig(image_size=4, flip=False, operations=1),
+        model=ModelConfig(name="small_cnn"),
+        algorithm=chosen,
+        addon=ADDONS[addon].config(**SHORT.get(addon, {})),
+        refiner=REFINERS[refiner],
+        train=TrainConfig(
+            steps=STEPS,
+            epoch_steps=2,
+            labeled_batch=4,
+            lr=1e-2,
+            layer_decay=1.0,
+            warmup_steps=0,
+            ema=0.5,
+            eval_steps=STEPS,
+            checkpoint_steps=SAVED - 1,  # in the middle of a generation
+            log_steps=STEPS,
+            workers=0,
+            threads=1,
+        ),
+    )
+
+
+class Copier(Listener):
+    """Copies the run as it is on the disk after its first checkpoint."""
+
+    def __init__(self, run: Path, copy: Path) -> None:
+        self.run, self.copy = run, copy
+
+    def step(self, step: int) -> None:
+        if step == SAVED:
+            shutil.copytree(self.run, self.copy)
+
+
+COMBINATIONS = list(itertools.product(ALGORITHMS, [name for name in ADDONS if name != "none"], REFINERS))
+
+
+@pytest.mark.parametrize(("algorithm", "addon", "refiner"), COMBINATIONS)
+def test_it_steps_is_saved_and_resumes_to_the_same_bits(
+    algorithm: str, addon: str, refiner: str, data: ArraysConfig, tmp_path: Path
+) -> None:
+    if algorithm == "supervised" and ADDONS[addon].config.needs_unlabeled:
+        with pytest.raises(SettingError, match=f"{addon} acts on unlabelled pictures"):
+            experiment(data, algorithm, addon, refiner)
+        return
+    asked = experiment(data, algorithm, addon, refiner)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    summary = train(asked, whole, listener=Copier(whole, cut))
+    assert summary["status"] == "finished"
+    assert load(RunFolder(cut).last).state["step"] == SAVED - 1
+    train(asked, cut, resume=True)
+    ours, theirs = load(RunFolder(whole).last), load(RunFolder(cut).last)
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    assert all(value.isfinite().all() for value in ours.tensors.values() if value.is_floating_point())
+    assert [name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])] == []

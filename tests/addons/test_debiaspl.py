@@ -1,0 +1,181 @@
+"""DebiasPL against a slow reading of its equations, and the defects of USB's."""
+
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from semigpc.addons import DebiasPL, DebiasPLConfig, Step
+from semigpc.types import Clock, ModelOutput, Task
+from tests.algorithms.tiny import CLASSES, TASK, copy_of, make_algorithm, make_refiner, pair, stream
+
+STEPS, ROWS = 4, 10
+
+
+@functools.cache
+def a_step() -> Step:
+    return Step(pair(), stream(1)[0], Clock(0, 10, 5))
+
+
+def say(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Weak and strong logits (U, C) of a network that likes the first classes."""
+    bias = torch.tensor([2.0, 1.0, 0.0, -2.0], dtype=torch.float64)
+    weak, strong = (2 * torch.randn(ROWS, CLASSES, generator=generator, dtype=torch.float64) + bias for _ in range(2))
+    return weak, strong
+
+
+def hear(addon: DebiasPL, weak: Tensor) -> Tensor:
+    return addon.opinion(a_step(), ModelOutput(weak, weak, {}), torch.softmax(weak, dim=1))
+
+
+def softmax(row: list[float]) -> list[float]:
+    powers = [math.exp(z) for z in row]
+    return [p / sum(powers) for p in powers]
+
+
+class Slow:
+    """Section 10, class by class and row by row; the pseudo-label uses the shares before the batch, the loss those after."""
+
+    def __init__(self, strength: float, momentum: float) -> None:
+        self.strength, self.momentum, self.shares = strength, momentum, [1 / CLASSES] * CLASSES
+
+    def debias(self, weak: list[list[float]]) -> list[list[float]]:
+        answer = [softmax([z - self.strength * math.log(r) for z, r in zip(row, self.shares, strict=True)]) for row in weak]
+        means = [sum(column) / len(weak) for column in zip(*map(softmax, weak), strict=True)]
+        self.shares = [self.momentum * r + (1 - self.momentum) * m for r, m in zip(self.shares, means, strict=True)]
+        return answer
+
+    def loss(self, strong: list[list[float]], targets: list[list[float]], mask: list[bool]) -> float:
+        total = 0.0
+        for row, target, heard in zip(strong, targets, mask, strict=True):
+            p = softmax([z + self.strength * math.log(r) for z, r in zip(row, self.shares, strict=True)])
+            total -= heard * sum(t * math.log(q) for t, q in zip(target, p, strict=True))
+        return total / len(strong)
+
+
+@pytest.mark.parametrize("options", [{}, {"strength": 0.7, "share_momentum": 0.6}, {"strength": 1.3}])
+def test_opinion_shares_and_losses_follow_the_equations(options: dict[str, float]) -> None:
+    addon = DebiasPL(DebiasPLConfig(**options), TASK).double()
+    slow = Slow(options.get("strength", 0.4), options.get("share_momentum", 0.999))
+    generator = torch.Generator().manual_seed(0)
+    addon.shares.fill_(1 / CLASSES)  # in float64
+    for _ in range(STEPS):
+        weak, strong = say(generator)
+        opinion = hear(addon, weak)
+        expected = slow.debias(weak.tolist())
+        torch.testing.assert_close(opinion, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(addon.shares, torch.tensor(slow.shares, dtype=torch.float64), rtol=1e-12, atol=0)
+
+        mask = opinion.max(dim=1).values >= 0.7
+        targets = opinion.argmax(dim=1)
+        hard = torch.nn.functional.one_hot(targets, CLASSES).tolist()
+        assert 0 < mask.sum() < len(mask)
+        masked = addon.unlabeled_loss(a_step(), strong, targets, mask)
+        assert masked.item() == pytest.approx(slow.loss(strong.tolist(), hard, mask.tolist()), rel=1e-10)
+
+        mixed = torch.cat([0.8 * opinion + 0.05, torch.zeros(2, CLASSES, dtype=torch.float64)])  # rows of zeros: a mask in them
+        rows = torch.cat([strong, strong[:2]])
+        soft = addon.unlabeled_loss(a_step(), rows, mixed)
+        assert soft.item() == pytest.approx(slow.loss(rows.tolist(), mixed.tolist(), [True] * len(rows)), rel=1e-10)
+
+
+def test_the_first_pseudo_labels_are_plain_and_the_first_loss_is_not() -> None:
+    addon = DebiasPL(DebiasPLConfig(share_momentum=0.5), TASK).double()
+    weak, strong = say(torch.Generator().manual_seed(1))
+    opinion = hear(addon, weak)
+    torch.testing.assert_close(opinion, torch.softmax(weak, dim=1), rtol=1e-6, atol=0)  # 1 / C came from float32
+    plain = torch.nn.functional.cross_entropy(strong, opinion)
+    assert abs(addon.unlabeled_loss(a_step(), strong, opinion) - plain) > 1e-3
+
+
+def test_the_shares_are_one_for_each_class_and_leave_uniform() -> None:
+    addon = DebiasPL(DebiasPLConfig(), TASK).double()
+    weak, _ = say(torch.Generator().manual_seed(2))
+    for _ in range(2000):
+        opinion = hear(addon, weak)
+    means = torch.softmax(weak, dim=1).mean(dim=0)
+    assert addon.shares.shape == (CLASSES,)
+    torch.testing.assert_close(addon.shares, means + 0.999**2000 * (1 / CLASSES - means), rtol=1e-6, atol=0)
+    assert addon.shares.max() > 2 * addon.shares.min()
+    assert opinion[:, 3].mean() > means[3], "a class with a small share is heard more"
+
+
+def test_the_shares_keep_their_own_momentum_whatever_that_of_the_network() -> None:
+    """USB decays them with the momentum of the model's moving average, which may be 0."""
+    batch = stream(1)[0]
+    for same in (True, False):
+        networks = pair()
+        networks = networks._replace(teacher=networks.student) if same else networks
+        addon = DebiasPL(DebiasPLConfig(), TASK).double()
+        algorithm: Any = make_algorithm("fixmatch", make_refiner("none"))
+        algorithm.addon = addon
+        _, weak, _ = copy_of(networks).forward(batch.x, batch.views["weak"], batch.views["strong"])
+        algorithm.step(networks, batch, Clock(0, 10, 5))
+        means = torch.softmax(weak.logits, dim=1).mean(dim=0)
+        torch.testing.assert_close(addon.shares, 0.999 / CLASSES + 0.001 * means, rtol=1e-10, atol=0)
+
+
+def test_the_strength_acts_on_the_label_and_on_the_loss_alike() -> None:
+    """USB has the number in its loss, where no configuration reaches it."""
+    weak, strong = say(torch.Generator().manual_seed(3))
+    shares = torch.tensor([0.7, 0.2, 0.09, 0.01], dtype=torch.float64)
+    for strength in (0.0, 0.4, 1.1):
+        addon = DebiasPL(DebiasPLConfig(strength=strength), TASK).double()
+        addon.shares.copy_(shares)
+        label = torch.softmax(weak - strength * shares.log(), dim=1)
+        torch.testing.assert_close(hear(addon, weak), label, rtol=1e-10, atol=0)
+        addon.shares.copy_(shares)
+        loss = torch.nn.functional.cross_entropy(strong + strength * shares.log(), label)
+        torch.testing.assert_close(addon.unlabeled_loss(a_step(), strong, label), loss, rtol=1e-10, atol=0)
+
+
+def test_mask_and_target_of_an_algorithm_are_taken_from_the_debiased_opinion() -> None:
+    networks, batch = pair(), stream(1)[0]
+    addon = DebiasPL(DebiasPLConfig(strength=2.0), TASK).double()
+    addon.shares.copy_(torch.tensor([0.7, 0.2, 0.09, 0.01]))
+    _, weak, _ = copy_of(networks).forward(batch.x, batch.views["weak"], batch.views["strong"])
+    expected = torch.softmax(weak.logits - 2 * addon.shares.log(), dim=1)
+    algorithm: Any = make_algorithm("fixmatch", make_refiner("none"), threshold=0.7)
+    algorithm.addon = addon
+    pseudo = algorithm.step(networks, batch, Clock(0, 10, 5)).pseudo
+    torch.testing.assert_close(pseudo.probs, expected, rtol=1e-10, atol=0)
+    assert pseudo.mask.tolist() == (expected.max(dim=1).values >= 0.7).tolist()
+    assert pseudo.mask.tolist() != (torch.softmax(weak.logits, dim=1).max(dim=1).values >= 0.7).tolist()
+
+
+def test_a_class_that_is_never_predicted_makes_no_nan() -> None:
+    addon = DebiasPL(DebiasPLConfig(share_momentum=0.0), TASK)
+    weak = torch.tensor([[0.0, 1.0, -torch.inf, -200.0]]).repeat(ROWS, 1)
+    for _ in range(3):
+        opinion = hear(addon, weak)
+        loss = addon.unlabeled_loss(a_step(), torch.zeros(ROWS, CLASSES), opinion)
+    assert addon.shares[2] == 0
+    assert opinion.isfinite().all()
+    assert loss.isfinite()
+
+
+def test_its_shares_are_part_of_a_checkpoint() -> None:
+    generator = torch.Generator().manual_seed(4)
+    addon = DebiasPL(DebiasPLConfig(), TASK)
+    for _ in range(3):
+        hear(addon, say(generator)[0])
+    again = DebiasPL(DebiasPLConfig(), Task(torch.ones(CLASSES), 1, 1))
+    again.load_state_dict({name: value.clone() for name, value in addon.state_dict().items()})
+    weak, _ = say(generator)
+    assert torch.equal(hear(addon, weak), hear(again, weak))
+    assert torch.equal(addon.shares, again.shares)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strength": -0.1}, "strength must not be negative; got -0.1. DebiasPL's own is 0.4; 0 switches it off."),
+        ({"share_momentum": 1.0}, r"share_momentum must lie in \[0, 1\); got 1.0. At 1 the shares would stay uniform"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DebiasPLConfig(**options)

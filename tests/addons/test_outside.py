@@ -1,0 +1,158 @@
+"""An add-on from outside of the package: one class, one line in a dictionary; and where algorithms ask it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from semigpc.addons import ADDONS, ABCConfig, AddOn, AddOnConfig, AddOnEntry, CReSTConfig, ExtraLoss, Step
+from semigpc.algorithms import ALGORITHMS, AlgorithmEntry, FixMatchConfig, SupervisedConfig
+from semigpc.models import ModelConfig
+from semigpc.training import Experiment, RunFolder, SettingError, TrainConfig, train
+from semigpc.training.checkpoint import load
+from semigpc.types import HeadSpec, ModelOutput, Task
+from tests.training.small_runs import small_run
+
+ORDER = ["weak", "opinion", "targets", "labeled_loss", "unlabeled_loss", "extra_loss"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HumbleConfig(AddOnConfig):
+    """Options: how much of a pseudo-label is given up."""
+
+    humility: float = 0.1
+
+    def heads(self, n_classes: int) -> dict[str, HeadSpec]:
+        return {"humble": HeadSpec("linear", n_classes)}
+
+
+class Humble(AddOn):
+    """Mixes pseudo-labels with 1/C, counts its steps, teaches a head of its own and answers by it."""
+
+    learns = True
+    answers = True
+    steps: Tensor
+    asked: ClassVar[list[str]] = []
+
+    def __init__(self, config: HumbleConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.humility = config.humility
+        self.register_buffer("steps", torch.tensor(0))
+
+    def weak(self, step: Step, output: ModelOutput) -> ModelOutput:
+        self.asked.append("weak")
+        return super().weak(step, output)
+
+    def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
+        self.asked.append("opinion")
+        return super().opinion(step, output, probs)
+
+    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+        self.asked.append("targets")
+        assert not torch.is_grad_enabled()
+        return (1 - self.humility) * probs + self.humility / probs.shape[1]
+
+    def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:
+        self.asked.append("labeled_loss")
+        return super().labeled_loss(step, logits, targets)
+
+    def unlabeled_loss(self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.asked.append("unlabeled_loss")
+        return super().unlabeled_loss(step, logits, targets, mask)
+
+    def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss:
+        self.asked.append("extra_loss")
+        assert x.logits.requires_grad
+        assert strong.logits.requires_grad
+        assert len(weak.logits) == len(strong.logits) == len(step.batch.view_index)
+        self.steps += 1
+        if self.steps == 1:
+            self.note("The humble one has begun.")
+        loss = torch.nn.functional.cross_entropy(x.heads["humble"], step.batch.y)
+        return ExtraLoss(loss, {"loss_humble": loss})
+
+    def answer(self, output: ModelOutput) -> Tensor:
+        return output.heads["humble"]
+
+
+@pytest.fixture
+def humble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ADDONS, "humble", AddOnEntry(HumbleConfig, Humble, "humble"))
+    Humble.asked.clear()
+
+
+@pytest.mark.usefixtures("humble")
+@pytest.mark.parametrize("algorithm", [name for name, entry in ALGORITHMS.items() if entry.config is not SupervisedConfig])
+def test_one_line_in_the_dictionary_puts_an_add_on_into_every_algorithm(algorithm: str, tmp_path: Path) -> None:
+    experiment = replace(small_run(algorithm, "gp", "train.steps=3"), addon=HumbleConfig())
+    experiment = Experiment.from_plain(experiment.to_plain()).override(["addon.humility=0.25"])
+    assert experiment.addon == HumbleConfig(humility=0.25)
+    train(experiment, tmp_path / "run")
+    first = Humble.asked[: len(Humble.asked) // 3]
+    assert sorted(set(first), key=ORDER.index) == ORDER, "every point is asked"
+    assert [name for i, name in enumerate(first) if name not in first[:i]] == ORDER, "in the order of a step"
+    assert [first.count(name) for name in ORDER if name != "unlabeled_loss"] == [1] * 5, "once"
+    saved = load(RunFolder(tmp_path / "run").last)
+    assert int(saved.part("algorithm")["addon.steps"]) == 3, "its state is part of a checkpoint"
+    assert "heads.humble.weight" in saved.part("model"), "and its head of the network"
+    text = RunFolder(tmp_path / "run").metrics.read_text()
+    assert "The humble one has begun." in text
+    assert "loss_humble" in text
+
+
+@pytest.mark.usefixtures("humble")
+def test_humility_is_seen_in_the_pseudo_labels(tmp_path: Path) -> None:
+    """With humility 1 every label is 1/C, so that nothing passes a threshold."""
+    experiment = replace(small_run("fixmatch", "none"), addon=HumbleConfig(humility=1.0))
+    train(experiment, tmp_path / "run")
+    rows = [line for line in RunFolder(tmp_path / "run").metrics.read_text().splitlines() if '"kind": "pseudo"' in line]
+    assert rows
+    assert all('"coverage": 0.0' in row for row in rows)
+
+
+# What does not fit is refused before anything is loaded --------------------------------------------------------------
+
+
+def test_an_algorithm_that_asks_no_add_on_is_refused_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class DeafConfig(FixMatchConfig):
+        """Of an algorithm written before there were add-ons."""
+
+    def build(*parts: Any) -> Any:
+        raise AssertionError(parts)
+
+    monkeypatch.setitem(ALGORITHMS, "deaf", AlgorithmEntry(DeafConfig, build, "Deaf"))
+    with pytest.raises(SettingError, match="deaf asks no add-on anything, so abc cannot act; leave it out"):
+        Experiment(algorithm=DeafConfig(), addon=ABCConfig())
+    Experiment(algorithm=DeafConfig())
+
+
+def test_an_add_on_for_unlabelled_pictures_is_refused_to_labels_only() -> None:
+    with pytest.raises(SettingError, match="abc acts on unlabelled pictures, and supervised learns from labels alone"):
+        Experiment(algorithm=SupervisedConfig(), addon=ABCConfig())
+
+
+def test_a_moving_average_that_is_needed_must_be_there() -> None:
+    with pytest.raises(SettingError, match=r"cossl needs a moving average of the network; set train.ema"):
+        Experiment(addon=ADDONS["cossl"].config(), train=TrainConfig(ema=0.0))
+
+
+@pytest.mark.usefixtures("humble")
+def test_two_heads_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FixMatchConfig, "heads", {"humble": HeadSpec("linear", 2)})
+    with pytest.raises(SettingError, match="humble and fixmatch both have a head named humble"):
+        Experiment(addon=HumbleConfig(), model=ModelConfig())
+
+
+def test_generations_need_a_step_each() -> None:
+    with pytest.raises(SettingError, match=r"train.steps=4 are shared among 6 generations"):
+        Experiment(addon=CReSTConfig(), train=TrainConfig(steps=4))
+
+
+def test_an_unknown_add_on_is_answered_with_the_nearest() -> None:
+    plain = Experiment().to_plain()
+    with pytest.raises(SettingError, match="unknown addon 'dasso'; did you mean 'daso'"):
+        Experiment.from_plain(plain | {"addon": {"name": "dasso"}})

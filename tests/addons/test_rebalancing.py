@@ -1,0 +1,142 @@
+"""Classic re-balancing of the labelled loss, over steps, against plain loops."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from semigpc.addons import (
+    AddOn,
+    BalancedSamplingConfig,
+    Deferred,
+    DeferredConfig,
+    EffectiveNumber,
+    EffectiveNumberConfig,
+    LogitAdjustment,
+    LogitAdjustmentConfig,
+    Step,
+)
+from semigpc.types import Batch, Clock, ModelOutput, Task
+from tests.algorithms.tiny import COUNTS, TASK, copy_of, learn, make_algorithm, make_refiner, pair, stream
+
+STEPS = 4
+
+
+def weights_by_loops(beta: float) -> list[float]:
+    raw = [(1 - beta) / (1 - beta**n) for n in COUNTS]
+    return [len(raw) * w / sum(raw) for w in raw]
+
+
+def loss_by_loops(logits: Tensor, y: Tensor, weights: list[float], margin: list[float]) -> Tensor:
+    """mean_b w_y ( log sum_c exp(z_c + m_c) - z_y - m_y )."""
+    total = logits.new_zeros(())
+    for row, label in zip(logits, y.tolist(), strict=True):
+        shifted = [row[c] + margin[c] for c in range(len(margin))]
+        total = total + weights[label] * (torch.logsumexp(torch.stack(shifted), dim=0) - shifted[label])
+    return total / len(y)
+
+
+ONES, NONE = [1.0] * len(COUNTS), [0.0] * len(COUNTS)
+PRIOR = [math.log(n / sum(COUNTS)) for n in COUNTS]
+CASES: dict[str, tuple[Any, Any, Any]] = {
+    "effective_number": (EffectiveNumber, EffectiveNumberConfig(beta=0.9), lambda _: (weights_by_loops(0.9), NONE)),
+    "logit_adjustment": (LogitAdjustment, LogitAdjustmentConfig(strength=1.5), lambda _: (ONES, [1.5 * p for p in PRIOR])),
+    "adjusted_answer": (LogitAdjustment, LogitAdjustmentConfig(place="answer"), lambda _: (ONES, NONE)),
+    "deferred": (
+        Deferred,
+        DeferredConfig(start=0.5, beta=0.99),
+        lambda step: (weights_by_loops(0.99) if step >= STEPS / 2 else ONES, NONE),
+    ),
+    "deferred_sampling": (Deferred, DeferredConfig(start=0.5, by="sampling"), lambda _: (ONES, NONE)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("algorithm", ["supervised", "fixmatch"])
+def test_the_labelled_loss_is_the_rule_over_steps_that_learn(algorithm: str, case: str) -> None:
+    build, config, rule = CASES[case]
+    ours, networks = make(algorithm, build(config, TASK)), pair()
+    plain, others = make(algorithm, AddOn.none(TASK)), copy_of(networks)
+    for number, batch in enumerate(stream(STEPS)):
+        clock = Clock(number, STEPS, 2)
+        output = ours.step(networks, batch, clock)
+        without = plain.step(others, batch, clock)
+        weights, margin = rule(number)
+        logits = labelled_logits(algorithm, others, batch)
+        wanted = loss_by_loops(logits, batch.y, weights, margin)
+        assert float(output.metrics["loss_x"].detach()) == pytest.approx(
+            float(wanted.detach()), rel=1e-6
+        )  # weights are float32
+        rest = without.loss - without.metrics["loss_x"]
+        assert float(output.loss.detach()) == pytest.approx(float((wanted + rest).detach()), rel=1e-6), "nothing else changes"
+        learn(networks, output.loss)
+        learn(others, wanted + rest)
+
+
+def make(algorithm: str, addon: AddOn) -> Any:
+    made: Any = make_algorithm(algorithm, make_refiner("none"))
+    made.addon = addon
+    return made.double()
+
+
+def labelled_logits(algorithm: str, networks: Any, batch: Batch) -> Tensor:
+    """What the student says of the labelled pictures, in the batch that the algorithm forwards."""
+    views = [] if algorithm == "supervised" else [batch.views["weak"], batch.views["strong"]]
+    logits: Tensor = networks.forward(batch.x, *views)[0].logits
+    return logits
+
+
+def test_a_mixed_label_has_the_weight_of_each_of_its_classes() -> None:
+    addon = EffectiveNumber(EffectiveNumberConfig(beta=0.9), TASK)
+    logits, mixed = torch.randn(1, 4, dtype=torch.float64), torch.tensor([[0.7, 0.0, 0.0, 0.3]], dtype=torch.float64)
+    w, log_p = weights_by_loops(0.9), torch.log_softmax(logits, dim=1)[0]
+    wanted = -(0.7 * w[0] * log_p[0] + 0.3 * w[3] * log_p[3])
+    assert float(addon.labeled_loss(somewhere(), logits, mixed)) == pytest.approx(float(wanted.detach()), rel=1e-6)
+
+
+def test_a_plain_network_can_be_adjusted_when_it_answers() -> None:
+    addon = LogitAdjustment(LogitAdjustmentConfig(place="answer", strength=0.5), TASK)
+    logits = torch.randn(3, 4, dtype=torch.float64)
+    found = addon.answer(ModelOutput(logits, logits, {}))
+    assert addon.answers
+    assert torch.allclose(found, logits - 0.5 * torch.tensor(PRIOR, dtype=torch.float64), atol=1e-6)
+    assert not LogitAdjustment(LogitAdjustmentConfig(), TASK).answers
+
+
+def test_sampling_is_balanced_from_the_start_or_from_the_deferred_one() -> None:
+    assert BalancedSamplingConfig().sampling_power(0.0) == 0
+    assert BalancedSamplingConfig(power=0.5).sampling_power(0.9) == 0.5
+    deferred = DeferredConfig(by="sampling", start=0.8)
+    assert [deferred.sampling_power(progress) for progress in (0.0, 0.79, 0.8, 1.0)] == [1, 1, 0, 0]
+    assert DeferredConfig(by="weights").sampling_power(0.9) == 1
+
+
+@pytest.mark.parametrize("build", [EffectiveNumber, LogitAdjustment, Deferred])
+def test_a_class_without_labels_counts_as_one_and_the_run_is_told(build: Any) -> None:
+    configs = {EffectiveNumber: EffectiveNumberConfig, LogitAdjustment: LogitAdjustmentConfig, Deferred: DeferredConfig}
+    addon = build(configs[build](), Task(torch.tensor([9, 0, 4]), 2, 2))
+    assert addon.take_notes() == ["Classes [1] have no label; the add-on counts them as if they had one."]
+    assert addon.take_notes() == []
+    loss = addon.labeled_loss(somewhere(progress=0.9), torch.zeros(2, 3), torch.tensor([0, 2]))
+    assert loss.isfinite()
+
+
+def somewhere(progress: float = 0.0) -> Step:
+    return Step(pair(), stream(1)[0], Clock(round(10 * progress), 10, 5))
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (BalancedSamplingConfig, {"power": 1.5}, r"power must lie in \[0, 1\]"),
+        (EffectiveNumberConfig, {"beta": 1.0}, r"beta must lie in \[0, 1\); got 1.0"),
+        (LogitAdjustmentConfig, {"strength": -1.0}, "strength must not be negative"),
+        (DeferredConfig, {"start": 2.0}, r"start must lie in \[0, 1\], a share of training"),
+        (DeferredConfig, {"beta": -0.1}, r"beta must lie in \[0, 1\)"),
+    ],
+)
+def test_options_outside_of_their_range_are_refused(config: Any, options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**options)

@@ -1,0 +1,127 @@
+"""Runs that start over with labels of their own, and networks that an add-on answers for."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from semigpc.addons import ABCConfig, AddOn, CReST, CReSTConfig, Survey
+from semigpc.data import DATASETS
+from semigpc.training import Experiment, Listener, RunFolder, train
+from semigpc.training.checkpoint import load
+from semigpc.training.experiment import name_of
+from semigpc.training.inference import load_run
+from tests.training.small_runs import STEPS, small_run
+
+GENERATIONS = 3
+BOUNDARY = STEPS // GENERATIONS
+
+
+def crest_run(algorithm: str = "simmatch", *settings: str) -> Experiment:
+    experiment = replace(small_run(algorithm, "gp"), addon=CReSTConfig(generations=GENERATIONS))
+    return experiment.override(["train.checkpoint_steps=5", *settings])
+
+
+def lines(path: Path, kind: str) -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in RunFolder(path).metrics.read_text().splitlines()]
+    return [entry for entry in entries if entry["kind"] == kind]
+
+
+class Copier(Listener):
+    """Copies the folder as it is while some steps are taken."""
+
+    def __init__(self, run: Path, steps: tuple[int, ...]) -> None:
+        self.run, self.steps = run, steps
+
+    def step(self, step: int) -> None:
+        if step in self.steps:
+            shutil.copytree(self.run, self.run.with_name(f"cut{step}"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three generations of ten steps, copied in each of them and at the end of the first."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    train(crest_run(), path, listener=Copier(path, (7, BOUNDARY, 17, 27)))
+    return path
+
+
+def test_each_generation_begins_with_more_labels(whole: Path) -> None:
+    original = json.loads(RunFolder(whole).split.read_text())["labeled_counts"]
+    remarks = [line for line in lines(whole, "note") if line["message"].startswith("Generation")]
+    assert [line["step"] for line in remarks] == [BOUNDARY, 2 * BOUNDARY]
+    assert all("pictures more, labelled by the one before" in line["message"] for line in remarks)
+    last = load(RunFolder(whole).last)
+    given = last.part("generation")["given"]
+    assert last.state["generation"] == GENERATIONS - 1
+    joined = np.bincount(given[given >= 0].numpy(), minlength=len(original))
+    assert joined.sum() > 0
+    assert last.state["labeled_counts"] == (np.array(original) + joined).tolist()
+    assert len(last.part("algorithm")["bank"]) == sum(last.state["labeled_counts"]), "the bank has a slot for each label"
+
+
+def test_each_generation_has_a_schedule_of_its_own(whole: Path) -> None:
+    rates = {line["step"]: line["lr"] for line in lines(whole, "train")}
+    assert rates[BOUNDARY] == rates[2 * BOUNDARY] == rates[STEPS], "it ends alike in each"
+    assert rates[BOUNDARY + 5] > 1.5 * rates[BOUNDARY], "and rises again in the next"
+
+
+@pytest.mark.parametrize("step", [7, BOUNDARY, 17, 27])
+def test_cut_off_in_any_generation_it_resumes_to_the_same_bits(whole: Path, step: int) -> None:
+    cut = whole.with_name(f"cut{step}")
+    train(crest_run(), cut, resume=True)
+    ours, theirs = load(RunFolder(whole).last), load(RunFolder(cut).last)
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    assert [name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])] == []
+
+
+def test_a_finished_run_is_put_to_use_with_its_larger_memory(whole: Path) -> None:
+    run = load_run(whole, "last")
+    data = run.experiment.data
+    test = DATASETS[name_of("data", data)].load(data, 0).test
+    assert test is not None
+    probs = run.predict(test).probs["linear"]
+    assert np.isfinite(probs).all()
+    evaluated = [line for line in lines(whole, "eval") if line["head"] == "linear"][-1]
+    assert float((probs.argmax(axis=1) == test.labels).mean()) == pytest.approx(evaluated["top1"], abs=1e-6)
+
+
+def test_a_generation_that_chooses_nobody_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CReST, "relabel", AddOn.relabel)
+    summary = train(crest_run("fixmatch", "train.steps=9"), tmp_path / "run")
+    assert summary["status"] == "finished"
+    remarks = [line["message"] for line in lines(tmp_path / "run", "note")]
+    assert sum("begins with no label more: no unlabelled picture was chosen" in remark for remark in remarks) == 2
+
+
+def test_the_survey_shows_every_picture_in_order_by_the_evaluated_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Survey] = []
+    monkeypatch.setattr(CReST, "relabel", lambda self, survey: seen.append(survey) or AddOn.relabel(self, survey))  # type: ignore[func-returns-value]
+    experiment = crest_run("fixmatch", "train.steps=9")
+    train(experiment, tmp_path / "run")
+    splits = DATASETS["digits"].load(experiment.data, 0)
+    assert len(seen) == GENERATIONS - 1
+    assert seen[0].y.tolist() == splits.labeled.labels.tolist()
+    assert len(seen[0].unlabeled.logits) == len(splits.unlabeled)
+    assert not seen[0].unlabeled.logits.requires_grad
+
+
+def test_a_run_is_judged_and_used_by_the_head_that_answers(tmp_path: Path) -> None:
+    experiment = replace(small_run("fixmatch", "none"), addon=ABCConfig())
+    train(experiment, tmp_path / "run")
+    run = load_run(tmp_path / "run", "last")
+    pictures = torch.randn(4, 3, 8, 8)
+    with torch.no_grad():
+        output = run.network(pictures)
+    assert torch.equal(output.logits, output.heads["abc"])
+    test = DATASETS["digits"].load(experiment.data, 0).test
+    assert test is not None
+    accuracy = float((run.predict(test).probs["linear"].argmax(axis=1) == test.labels).mean())
+    assert accuracy == pytest.approx(lines(tmp_path / "run", "eval")[-1]["top1"], abs=1e-6)
