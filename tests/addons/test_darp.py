@@ -166,6 +166,15 @@ def test_a_round_that_does_not_converge_is_noted_once_and_leaves_labels_as_they_
         assert not torch.equal(addon.targets(step, weak, own), own)  # the next round is a new chance
 
 
+def test_labels_of_an_earlier_round_do_not_outlive_one_that_fails() -> None:
+    addon, step, weak = ready()
+    own = rows(UNLABELED, seed=1)
+    assert not torch.equal(addon.targets(step, weak, own), own)
+    addon.stored[PICTURES - 1] = torch.nan
+    assert torch.equal(addon.targets(step, weak, own), own)
+    assert torch.equal(addon.targets(step._replace(clock=Clock(51, 100, 10)), weak, own), own)
+
+
 def test_labels_nobody_doubts_move_without_breaking() -> None:
     addon, step, weak = ready(every=1)
     sure = torch.eye(CLASSES, dtype=torch.float64)[torch.full((UNLABELED,), 3)]

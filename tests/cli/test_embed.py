@@ -77,13 +77,13 @@ def interrupt_when_there_is(pattern: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_quiet_at_any_time_and_keeps_what_is_finished(tmp_path: Path) -> None:
+def test_ctrl_c_is_quiet_at_any_time_and_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pictures(tmp_path / "photos", {"a": 1200}, size=(32, 32))
     interrupt_when_there_is("x.parquet.parts", tmp_path)  # the worker is still starting
     interrupt_when_there_is("x.parquet.parts/part-*", tmp_path)
-    done = start(*COMMAND, "--json", cwd=tmp_path)
-    stdout, stderr = done.communicate(timeout=300)
-    assert done.returncode == 0, stderr
-    facts = json.loads(stdout)
+    monkeypatch.chdir(tmp_path)
+    done = semigpc(*COMMAND, "--json")
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
     assert facts["rows"] == 1200
     assert 0 < facts["made"] <= 1200 - 512

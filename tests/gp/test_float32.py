@@ -22,9 +22,9 @@ def error_of_the_mean(engine: ExactGP, queries: torch.Tensor) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("refine", ["auto", "always"])
 def test_tight_clusters_stay_true_for_twenty_turnovers(refine: str, generator: torch.Generator) -> None:
-    size, batch = 2000, 8
+    size, batch = 1000, 8
     draw = clusters(generator, width=32, spread=0.05, dtype=torch.float32)
-    engine = ExactGP(size, 32, 4, kernel=RBF(length_scale=0.316), noise_std=0.004**0.5, refine=refine)  # type: ignore[arg-type]
+    engine = ExactGP(size, 32, 4, kernel=RBF(length_scale=0.316), noise_std=0.002**0.5, refine=refine)  # type: ignore[arg-type]
     engine.replace(torch.arange(size), *draw(size))
     eigenvalues = torch.linalg.eigvalsh(kernel_matrix(engine.features.double(), engine.kernel, engine.noise_std))
     assert eigenvalues[-1] / eigenvalues[0] >= 1e5

@@ -6,7 +6,7 @@ Figures at this scale compare algorithms with each other, and refiners with thei
 from dataclasses import replace
 from typing import Any, Literal
 
-from semigpc.algorithms import CoMatchConfig, FixMatchConfig, FreeMatchConfig, ReMixMatchConfig, SimMatchConfig
+from semigpc.algorithms import CoMatchConfig, FixMatchConfig, FreeMatchConfig, NPMatchConfig, ReMixMatchConfig, SimMatchConfig
 from semigpc.data import CifarConfig, FGVCConfig
 from semigpc.models import ModelConfig
 from semigpc.models.backbones import input_statistics
@@ -53,7 +53,7 @@ def _small(experiment: Experiment) -> Experiment:
         experiment,
         augment=replace(experiment.augment, image_size=SMALL if pictures else PHOTOGRAPH, operations=1),
         model=ModelConfig(name="small_cnn"),
-        algorithm=_short_run(experiment.algorithm),
+        algorithm=short_run(experiment.algorithm),
         refiner=_small_memory(experiment.refiner, experiment.data, 1024, 200),
         train=TrainConfig(
             steps=1500,
@@ -79,7 +79,7 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
     Args:
         experiment: data, algorithm and refiner. model: the frozen network. image_size: of the pictures it sees.
     """
-    algorithm = _short_run(experiment.algorithm)
+    algorithm = short_run(experiment.algorithm)
     mean, std = input_statistics(model.name)
     refiner = _small_memory(experiment.refiner, experiment.data, 512, 50)
     if isinstance(refiner, GPConfig):
@@ -112,9 +112,9 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
     )
 
 
-def _short_run(algorithm: Any) -> Any:
+def short_run(algorithm: Any) -> Any:
     """Averages that follow within some hundred steps, and a confidence that a network reaches in as many."""
-    if isinstance(algorithm, FixMatchConfig | SimMatchConfig | CoMatchConfig):
+    if isinstance(algorithm, FixMatchConfig | SimMatchConfig | CoMatchConfig | NPMatchConfig):
         algorithm = replace(algorithm, threshold=0.8)
     if isinstance(algorithm, CoMatchConfig):
         algorithm = replace(algorithm, queue_batches=8)

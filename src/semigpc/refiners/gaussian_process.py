@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.gp import ExactGP, KernelHead, LowRankGP
 from semigpc.gp.certainty import explained_share
+from semigpc.gp.checks import check_rows
 from semigpc.refiners.confidence import Belief, largest_probability
 from semigpc.refiners.engines import build_engine, choose_engine
 from semigpc.refiners.gp_config import GPConfig
@@ -31,6 +32,10 @@ class GaussianProcessRefiner(nn.Module):
 
     ``refine`` answers with softmax(z) for the weak view, ``observe`` writes a labelled batch into the buffer and moves the
     inverse. A query costs O(M N (D + C)), a write O(B N^2). All of it is float32 or float64, whatever the network's precision.
+    In a loop of your own, ``probs`` and ``remember`` do the same with plain tensors::
+
+        targets = refiner.probs(weak_features, own=weak_logits.softmax(dim=1))  # before the losses
+        refiner.remember(labeled_features, labels)  # after the optimiser's step
 
     Args:
         config: the switches.
@@ -103,6 +108,24 @@ class GaussianProcessRefiner(nn.Module):
         return self.placement.mix(probs, torch.softmax(self.logits(output), dim=1))
 
     @torch.no_grad()
+    def probs(self, features: Tensor, own: Tensor | None = None) -> Tensor:
+        """p_GP = softmax(z) for features (M, D) as a network has them: (M, C), for loops that are not ours.
+
+        ``own`` is what the loop's classifier says, (M, C). It is the answer during the warm-up, and keeps a share of 1 - blend
+        afterwards. Without it the GP answers alone from its first entry on: 1/C for each class while there is none. Where and
+        when to ask is the caller's choice: ``role``, ``site``, ``feature``, ``source`` and ``push`` have no say here.
+        """
+        if own is not None and own.shape != (len(features), self.n_classes):
+            raise ValueError(
+                f"own must have shape ({len(features)}, {self.n_classes}), a row for each of the features; "
+                f"got {tuple(own.shape)}. Hand over the classifier's probabilities for the same rows."
+            )
+        if own is not None and not self.placement.warm:
+            return own
+        refined = torch.softmax(self.logits(_said(features)), dim=1)
+        return refined if own is None else self.placement.mix(own, refined)
+
+    @torch.no_grad()
     def belief(self, output: ModelOutput) -> Belief:
         """z, the standard deviation lambda sqrt(nbar / n_c) var(h)^(1/2) of each, and the share of the variance explained.
 
@@ -150,21 +173,36 @@ class GaussianProcessRefiner(nn.Module):
         if moment == self.config.push:
             self.write(self.placement.memorable(networks, x, batch), batch.y, batch.index)
         if moment == "after":
-            self.placement.steps += 1
-            if self.learner is not None:
-                self.learner.after_step(int(self.placement.steps), self.engine, logit_scale=self.logit_scale)
+            self._count()
+
+    @torch.no_grad()
+    def remember(self, features: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
+        """One step of a loop that is not ours: write labelled features, and count the step for warm-up and learning. O(B N^2).
+
+        Args:
+            features: (B, D) as the network has them. labels: (B,). index: (B,) positions in the labelled set, if known.
+        """
+        self.write(self.placement.features(_said(features)), labels, index)
+        self._count()
+
+    def _count(self) -> None:
+        self.placement.steps += 1
+        if self.learner is not None:
+            self.learner.after_step(int(self.placement.steps), self.engine, logit_scale=self.logit_scale)
 
     @torch.no_grad()
     def write(self, features: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
-        """Put labelled features into the buffer. O(B N^2).
+        """Put labelled features into the buffer. O(B N^2). A batch that is refused for its values changes nothing.
 
         Args:
             features: (B, D), normalised already. labels: (B,). index: (B,) positions in the labelled set.
         """
+        self.buffer.entries.check(labels, index)
+        targets = F.one_hot(labels.long(), self.n_classes).to(features)
+        rows, targets = check_rows(self.engine, labels, features, targets)
         written = self.buffer.write(labels, index)
-        rows = features.detach().to(self.engine.dtype)[written.rows]
         self.engine.remove(written.dropped)
-        self.engine.replace(written.slots, rows, F.one_hot(labels[written.rows].long(), self.n_classes).to(rows))
+        self.engine.replace(written.slots, rows[written.rows], targets[written.rows])
 
     def rebuild(self) -> None:
         """Invert K afresh, as loading a checkpoint does. O(N^3)."""
@@ -196,6 +234,11 @@ class GaussianProcessRefiner(nn.Module):
             "learned": self.learned,
             "gap": self.engine.gap()._asdict() if isinstance(self.engine, LowRankGP) else None,
         }
+
+
+def _said(features: Tensor) -> ModelOutput:
+    """Features as a network's output, whichever of them the config asks for; nobody reads its logits."""
+    return ModelOutput(features, features, {"projection": features})
 
 
 def _learned_before_rows(refiner: GaussianProcessRefiner, state: dict[str, Any], prefix: str, *_: object) -> None:

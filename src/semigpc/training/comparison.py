@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from semigpc.data import DATASETS
-from semigpc.training.experiment import Experiment, name_of
+from semigpc.training.experiment import Experiment
 from semigpc.training.journal import METRIC, Listener
-from semigpc.training.loop import Stopped, train, view_source
+from semigpc.training.loop import Stopped, load_splits, train, view_source
 from semigpc.training.run_folder import RunError, RunFolder, read_json, write_json
 from semigpc.training.state import build_fabric
+from semigpc.training.supplies import Supplies, same_material
 
 FIGURES = (METRIC, "top1", "macro_f1", "ece")
 WITHOUT = "none"  # the refiner that others are compared with
 TELL_EVERY = 10  # steps between messages of a run in another process
+_SUPPLIES = Supplies()  # of a worker, which lives as long as its comparison
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def compare(
     missing = []
     for seed in seeds:
         for cell in cells:
-            summary = _finished(path, cell, seed)
+            summary = finished_run(path, cell, seed)
             if summary is None:
                 missing.append((cell, seed))
             else:
@@ -112,8 +113,8 @@ def run_path(path: Path, cell: Cell, seed: int) -> Path:
     return path / "cells" / cell.name / f"seed{seed}"
 
 
-def _finished(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
-    """The summary of a run that was finished with these very settings."""
+def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
+    """The summary of a run that was finished with these very settings; RunError if it was with others."""
     folder = RunFolder(run_path(path, cell, seed))
     if not folder.summary.exists():
         return None
@@ -130,22 +131,20 @@ def _compute_features(missing: list[tuple[Cell, int]], listener: ComparisonListe
     known: list[Experiment] = []
     for cell, seed in missing:
         experiment = replace(cell.experiment, seed=seed)
-        if experiment.frozen is None or any(_same_features(experiment, other) for other in known):
+        if experiment.frozen is None or any(same_material(experiment, other) for other in known):
             continue
         known.append(experiment)
-        splits = DATASETS[name_of("data", experiment.data)].load(experiment.data, seed)
-        view_source(experiment, splits, build_fabric(experiment).device, listener.features)
-
-
-def _same_features(one: Experiment, other: Experiment) -> bool:
-    return all(getattr(one, part) == getattr(other, part) for part in ("data", "augment", "model", "frozen", "seed"))
+        view_source(experiment, load_splits(experiment), build_fabric(experiment).device, listener.features)
 
 
 def _run_missing(missing: list[tuple[Cell, int]], path: Path, jobs: int, listener: ComparisonListener) -> None:
     if jobs == 1 or len(missing) < 2:
+        supplies = Supplies()
         for cell, seed in missing:
-            experiment = replace(cell.experiment, seed=seed)
-            summary = train(experiment, run_path(path, cell, seed), resume=True, listener=listener.run(cell, seed))
+            experiment, told = replace(cell.experiment, seed=seed), listener.run(cell, seed)
+            summary = train(
+                experiment, run_path(path, cell, seed), resume=True, listener=told, material=supplies.of(experiment)
+            )
             listener.done(cell, seed, summary, kept=False)
         return
     context = multiprocessing.get_context("spawn")
@@ -201,8 +200,9 @@ class _Messenger(Listener):
 
 
 def _run_elsewhere(experiment: Experiment, path: Path, messages: Any, number: int) -> dict[str, Any]:
+    told = _Messenger(messages, number)
     try:
-        return train(experiment, path, resume=True, listener=_Messenger(messages, number))
+        return train(experiment, path, resume=True, listener=told, material=_SUPPLIES.of(experiment))
     except Stopped:
         os._exit(1)  # it is saved; returning would let the pool hand this process the next run
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
@@ -36,6 +36,13 @@ class Stopped(Exception):  # noqa: N818 - not an error
     """The run was interrupted and saved; it can be resumed."""
 
 
+class Material(NamedTuple):
+    """What a run is made from: its splits, and where views of their pictures come from."""
+
+    splits: Splits
+    source: ViewSource
+
+
 def train(
     experiment: Experiment,
     path: Path,
@@ -43,6 +50,7 @@ def train(
     resume: bool = False,
     listener: Listener | None = None,
     fabric: Fabric | None = None,
+    material: Material | None = None,
 ) -> dict[str, Any]:
     """Train, and leave a run folder that tells everything; answers with its summary.
 
@@ -56,6 +64,7 @@ def train(
         listener: told about progress.
         fabric: of the processes that train together, all of which call this (:mod:`semigpc.training.processes`); without one
             this process trains alone. The first of them writes the folder, which the others need not see.
+        material: of this very experiment, where somebody has it at hand; otherwise it is loaded.
 
     Raises:
         RunError: the folder holds a run already, or one with other settings or data.
@@ -63,7 +72,7 @@ def train(
         DataError: the data cannot be used. DivergedError: the loss is not finite. CheckpointError: the disk is full.
         Stopped: after Ctrl-C, once everything is saved.
     """
-    splits = DATASETS[name_of("data", experiment.data)].load(experiment.data, experiment.seed)
+    splits = load_splits(experiment) if material is None else material.splits
     groups = groups_of(splits)
     if fabric is not None:
         check_same_everywhere(experiment, splits, fabric)
@@ -77,8 +86,10 @@ def train(
     listener = listener or Listener()
     with _own_random_numbers(experiment):
         fabric = fabric or build_fabric(experiment)
-        with first_of_node_first(fabric):
-            source = view_source(experiment, splits, fabric.device, listener.features)  # minutes, which Ctrl-C ends at once
+        if material is None:
+            with first_of_node_first(fabric):  # minutes, which Ctrl-C ends at once
+                material = Material(splits, view_source(experiment, splits, fabric.device, listener.features))
+        source = material.source
         with Interrupt() as interrupt:
             saved = fabric.broadcast(checkpoint.load(folder.last) if begun and folder.last.exists() else None)
             if saved is None:
@@ -97,6 +108,11 @@ def train(
                 return _run(present, journal, folder, experiment, 0, interrupt)
             journal.restore(saved.state["journal"])
             return _run(present, journal, folder, experiment, int(saved.state["step"]), interrupt)
+
+
+def load_splits(experiment: Experiment) -> Splits:
+    """The splits of its data and seed."""
+    return DATASETS[name_of("data", experiment.data)].load(experiment.data, experiment.seed)
 
 
 def view_source(experiment: Experiment, splits: Splits, device: torch.device, progress: Progress | None) -> ViewSource:

@@ -1,0 +1,75 @@
+"""What ``semigpc bench field`` comes to: mean ranks of methods, and each of them with SemiGPC against without it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from semigpc.bench.field import Field, method_name, refusals, rows_of
+from semigpc.bench.ranks import paired, rank
+from semigpc.recipes.field import PROBLEMS
+
+Record = dict[str, Any]
+
+
+def summarise(field: Field, out: Path) -> Record:
+    """Everything but step times, from the runs that are finished."""
+    problems = {
+        name: {"title": PROBLEMS[name].title, "rows": rows_of(field, name, out), "of_seeds": field.seeds}
+        for name in field.problems
+    }
+    ranking = rank(scores(problems, field), methods(field))
+    return {
+        "seeds": field.seeds,
+        "bases": list(field.bases),
+        "problems": problems,
+        "unfinished": field.runs() - sum(len(row["seeds"]) for one in problems.values() for row in one["rows"]),
+        "refused": refusals(field),
+        "ranks": ranking.plain(),
+        "with_gp": gains(problems),
+    }
+
+
+def methods(field: Field) -> list[str]:
+    """Add-on with refiner, those that some base takes."""
+    out = {(one["addon"], one["refiner"]) for one in refusals(field) if _refused_everywhere(field, one)}
+    pairs = [(addon, refiner) for addon in field.addons for refiner in field.refiners]
+    return [method_name(*pair) for pair in pairs if pair not in out]
+
+
+def _refused_everywhere(field: Field, refusal: Record) -> bool:
+    same = [one for one in refusals(field) if (one["addon"], one["refiner"]) == (refusal["addon"], refusal["refiner"])]
+    return sum(len(one["problems"]) for one in same) == len(field.bases) * len(field.problems)
+
+
+def scores(problems: Mapping[str, Record], field: Field) -> dict[str, dict[str, float]]:
+    """Block -> method -> mean balanced accuracy; a block is a problem with a base, and counts rows with all seeds."""
+    found: dict[str, dict[str, float]] = {}
+    for name, problem in problems.items():
+        for base in field.bases:
+            found[f"{name}, {base}"] = {
+                row["method"]: row["mean"]
+                for row in problem["rows"]
+                if row["base"] == base and len(row["seeds"]) == field.seeds
+            }
+    return found
+
+
+def gains(problems: Mapping[str, Record]) -> Record:
+    """With SemiGPC minus without, of the same problem, base and add-on: in all, and by each of them."""
+    found: list[Record] = []
+    for name, problem in problems.items():
+        rows = {(row["base"], row["addon"], row["refiner"]): row for row in problem["rows"] if row["method"] is not None}
+        for (base, addon, refiner), row in rows.items():
+            without = rows.get((base, addon, "none"))
+            if refiner == "gp" and without is not None and row["seeds"] == without["seeds"]:
+                gain = row["mean"] - without["mean"]
+                found.append({"problem": name, "base": base, "addon": addon, "gain": gain})
+    return {"all": _gain(found)} | {f"by_{part}": _by(found, part) for part in ("problem", "base", "addon")}
+
+
+def _by(found: Sequence[Record], part: str) -> dict[str, Record]:
+    return {name: _gain([one for one in found if one[part] == name]) for name in dict.fromkeys(one[part] for one in found)}
+
+
+def _gain(found: Sequence[Record]) -> Record:
+    return paired([one["gain"] for one in found])
