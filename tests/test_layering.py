@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "estimator": {"gp", "buffers"},
     "labeling": {"estimator", "models", "data", "report"},
     "review": {"labeling", "estimator", "data"},
-    "bench": {"gp", "training", "algorithms", "refiners", "models", "data", "types", "estimator"},
+    "bench": {"gp", "training", "recipes", "addons", "algorithms", "refiners", "models", "data", "types", "estimator"},
     "cli": {
         "versions",
         "toy",

@@ -102,10 +102,8 @@ class DASO(AddOn):
         if not self.config.alignment_weight or not self._speaks(step.clock):
             return None
         q = torch.softmax(self._similarities(weak.features.detach()), dim=1)
-        log_q = F.log_softmax(self._similarities(strong.features), dim=1).masked_fill(
-            self.written == 0, 0
-        )  # 0 x -inf is 0 here
-        loss = -(q * log_q).sum(dim=1).mean()
+        log_q = F.log_softmax(self._similarities(strong.features), dim=1)
+        loss = -(q * log_q.masked_fill(self.written == 0, 0)).sum(dim=1).mean()  # 0 times minus infinity is 0 here
         return ExtraLoss(self.config.alignment_weight * loss, {"loss_align": loss})
 
     def _tell(self) -> None:

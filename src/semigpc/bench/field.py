@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,12 @@ class Field:
     def graphs(self, problem: str) -> tuple[str, ...]:
         """The graph baselines of a problem; on pictures there are none."""
         return tuple(GRAPH_BASELINES) if PROBLEMS[problem].cached else ()
+
+    def methods(self) -> list[str]:
+        """Add-on with refiner, in order: those that some base takes."""
+        made = [cell.experiment for problem in self.problems for cell in self.cells(problem)[0]]
+        taken = {(one.addon_name, one.refiner_name) for one in made if one.algorithm_name in self.bases}
+        return [method_name(a, r) for a in self.addons for r in self.refiners if (a, r) in taken]
 
     def runs(self) -> int:
         """How many runs there are in all."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from semigpc.bench.field import Field, method_name, refusals, rows_of
+from semigpc.bench.field import Field, refusals, rows_of
 from semigpc.bench.ranks import paired, rank
 from semigpc.recipes.field import PROBLEMS
 
@@ -13,11 +13,11 @@ Record = dict[str, Any]
 
 def summarise(field: Field, out: Path) -> Record:
     """Everything but step times, from the runs that are finished."""
-    problems = {
+    problems: dict[str, Record] = {
         name: {"title": PROBLEMS[name].title, "rows": rows_of(field, name, out), "of_seeds": field.seeds}
         for name in field.problems
     }
-    ranking = rank(scores(problems, field), methods(field))
+    ranking = rank(scores(problems, field), field.methods())
     return {
         "seeds": field.seeds,
         "bases": list(field.bases),
@@ -27,18 +27,6 @@ def summarise(field: Field, out: Path) -> Record:
         "ranks": ranking.plain(),
         "with_gp": gains(problems),
     }
-
-
-def methods(field: Field) -> list[str]:
-    """Add-on with refiner, those that some base takes."""
-    out = {(one["addon"], one["refiner"]) for one in refusals(field) if _refused_everywhere(field, one)}
-    pairs = [(addon, refiner) for addon in field.addons for refiner in field.refiners]
-    return [method_name(*pair) for pair in pairs if pair not in out]
-
-
-def _refused_everywhere(field: Field, refusal: Record) -> bool:
-    same = [one for one in refusals(field) if (one["addon"], one["refiner"]) == (refusal["addon"], refusal["refiner"])]
-    return sum(len(one["problems"]) for one in same) == len(field.bases) * len(field.problems)
 
 
 def scores(problems: Mapping[str, Record], field: Field) -> dict[str, dict[str, float]]:

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from semigpc.cli.bench_bulk import bulk
 from semigpc.cli.bench_engines import engines
 from semigpc.cli.bench_estimator import estimator
+from semigpc.cli.bench_field import field
 from semigpc.cli.bench_kernels import kernels
 from semigpc.cli.bench_label import label
 from semigpc.cli.bench_processes import processes
@@ -121,6 +122,7 @@ def step(
 
 app.command()(engines)
 app.command()(estimator)
+app.command()(field)
 app.command()(kernels)
 app.command()(label)
 app.command()(processes)

@@ -51,6 +51,10 @@ class ComparisonProgress(ComparisonListener):
             figure = f"{100 * last['balanced_accuracy']:.1f} % balanced accuracy" if last else "no figure"
             typer.echo(f"{cell.label}, seed {seed}: {figure}, {summary['seconds']:.0f} s", err=True)
 
+    def beside(self, name: str) -> None:  # noqa: ARG002
+        """Move the bar of all runs for something that has no steps."""
+        self.bars.advance(self.all)
+
 
 class RunBar(Listener):
     """Shows one run as a bar with its last balanced accuracy."""
