@@ -52,6 +52,6 @@ def train(refiner: GaussianProcessRefiner | None) -> float:
 
 
 if __name__ == "__main__":
-    config = GPConfig(buffer_size=500, balanced=True, warmup_steps=50)
+    config = GPConfig(buffer_size=300, balanced=True, warmup_steps=50)
     print(f"balanced accuracy without SemiGPC: {train(None):.3f}")
     print(f"balanced accuracy with SemiGPC:    {train(GaussianProcessRefiner(config, WIDTH, CLASSES)):.3f}")

@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "toy": {"gp"},
     "refiners": {"gp", "buffers", "types"},
     "addons": {"losses", "pseudo_labels", "types"},
+    "integrations": {"refiners", "types"},
     "algorithms": {"addons", "refiners", "losses", "pseudo_labels", "types"},
     "models": {"types"},
     "data": {"types"},

@@ -1,4 +1,4 @@
-"""From weak probabilities to targets: sharpening, distribution alignment."""
+"""From weak probabilities to targets: sharpening, distribution alignment; and one label for each picture."""
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,13 @@ def align(probs: Tensor, target: Tensor, average: Tensor) -> Tensor:
     """
     scaled = probs * (target + EPSILON) / (average + EPSILON)
     return scaled / scaled.sum(dim=1, keepdim=True)
+
+
+def last_of_each(index: Tensor) -> Tensor:
+    """Positions of the last occurrence of every value in ``index`` (B,): a batch may show a picture twice."""
+    values, inverse = index.unique(return_inverse=True)
+    positions = torch.arange(len(index), device=index.device)
+    return torch.zeros_like(values).scatter_reduce_(0, inverse, positions, "amax", include_self=False)
 
 
 class EMAAlignment(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from semigpc.algorithms import SimMatch
 from semigpc.algorithms.comatch import pseudo_label_graph
 from semigpc.algorithms.remixmatch import frozen_statistics, mixup
-from semigpc.algorithms.simmatch import last_of_each
+from semigpc.pseudo_labels import last_of_each
 from semigpc.refiners import NoRefiner
 from semigpc.types import Batch, Clock, ModelOutput, Networks, StepOutput
 from tests.algorithms.tiny import CLASSES, LABELS, SIDE, learn, make_algorithm, pair, seeded, stream

@@ -1,7 +1,7 @@
 """The adapter for semilearn against its real classes, on CPU tensors.
 
-semilearn sends every tensor to a GPU; here ``Tensor.cuda`` answers with the tensor itself, and steps are taken by hand, since its
-timer wants CUDA events. Its training command, mixed precision on a GPU and several processes are not run here.
+semilearn sends every tensor to a GPU; here ``Tensor.cuda`` answers with the tensor itself, and steps are taken by hand, since
+its timer wants CUDA events. Its training command, mixed precision on a GPU and several processes are not run here.
 """
 
 import importlib.util
@@ -66,14 +66,15 @@ class Net(nn.Module):
 def make(algorithms: dict[str, type], name: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
     """An algorithm whose arguments come from its own ``get_argument``, at its first step."""
     monkeypatch.setattr(Tensor, "cuda", lambda tensor, *_: tensor)
-    plain: dict[str, Any] = {argument.name[2:]: argument.default for argument in algorithms[name].get_argument()}  # type: ignore[attr-defined]
+    arguments = algorithms[name].get_argument()  # type: ignore[attr-defined]
+    plain: dict[str, Any] = {argument.name[2:]: argument.default for argument in arguments}
     common = {
         "algorithm": name, "num_classes": CLASSES, "ema_m": 0.9, "epoch": 2, "num_train_iter": 100, "num_eval_iter": 50,
-        "num_log_iter": 5, "ulb_loss_ratio": 1.0, "use_cat": True, "amp": False, "clip_grad": 0, "save_name": "run", "save_dir": "",
-        "resume": False, "gpu": None, "rank": 0, "distributed": False, "world_size": 1, "dataset": "none", "num_labels": 8,
+        "num_log_iter": 5, "ulb_loss_ratio": 1.0, "use_cat": True, "amp": False, "clip_grad": 0, "save_name": "run",
+        "save_dir": "", "resume": False, "gpu": None, "rank": 0, "distributed": False, "world_size": 1, "dataset": "none",
         "data_dir": "", "include_lb_to_ulb": True, "use_pretrain": False, "pretrain_path": "", "optim": "SGD", "lr": 0.1,
         "momentum": 0.9, "weight_decay": 0.0, "layer_decay": 1.0, "num_warmup_iter": 0, "use_wandb": False, "use_aim": False,
-        "lb_dest_len": 8,
+        "num_labels": 8, "lb_dest_len": 8,
     }  # fmt: skip
     args = Namespace(**{**plain, **common, "p_cutoff": 0.4, **options})
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
@@ -207,7 +208,7 @@ def test_a_checkpoint_without_a_memory_is_refused(
 ) -> None:
     plain = make(algorithms, "fixmatch", monkeypatch)
     plain.save_model("plain.pth", str(tmp_path))
-    with pytest.raises(ValueError, match="must hold the memory of SemiGPC.*another algorithm wrote it"):
+    with pytest.raises(ValueError, match=r"must hold the memory of SemiGPC.*another algorithm wrote it"):
         make(algorithms, "semigpc_fixmatch", monkeypatch).load_model(str(tmp_path / "plain.pth"))
 
 
@@ -223,9 +224,10 @@ def test_rows_are_written_after_the_parameters_moved_and_before_anything_is_save
     )
 
 
-def test_semilearn_reads_our_arguments(algorithms: dict[str, type]) -> None:  # noqa: ARG001
+def test_semilearn_reads_our_arguments(algorithms: dict[str, type], monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     from semilearn import get_config
 
+    monkeypatch.setattr("semilearn.lighting.config.get_port", lambda: 0)  # it leaves a pipe open
     config = get_config({"algorithm": "semigpc_fixmatch", "gp_balanced": True})
     assert (config.gp_balanced, config.gp_buffer_size, config.gp_logit_scale, config.p_cutoff) == (True, 16300, None, 0.95)
 
@@ -236,7 +238,7 @@ def test_a_batch_cut_up_among_devices_is_refused(algorithms: dict[str, type], mo
     cut = nn.DataParallel(algorithm.model)
     cut.device_ids = [0, 1]
     algorithm.model = cut
-    with pytest.raises(RuntimeError, match="in one place.*2 devices.*multiprocessing_distributed"):
+    with pytest.raises(RuntimeError, match=r"in one place.*2 devices.*multiprocessing_distributed"):
         algorithm.train_step(**batch)
 
 

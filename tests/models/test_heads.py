@@ -161,7 +161,7 @@ def test_refuses_heads_and_backbones_it_cannot_use() -> None:
         Classifier(Plain(), 1)
     with pytest.raises(ValueError, match="the width of head 'z' must be at least 1; got 0"):
         Classifier(Plain(), 2, {"z": HeadSpec("linear", 0)})
-    with pytest.raises(ValueError, match="the kind of head 'z' must be one of linear, projection, neural_process; got 'cosine'"):
+    with pytest.raises(ValueError, match="of head 'z' must be one of linear, projection, neural_process; got 'cosine'"):
         Classifier(Plain(), 2, {"z": HeadSpec("cosine", 4)})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"a backbone must have num_features.*Identity has none"):
         Classifier(nn.Identity(), 2)

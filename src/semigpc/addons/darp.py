@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step
-from semigpc.addons.last_rows import last_rows
+from semigpc.pseudo_labels import last_of_each
 from semigpc.types import ModelOutput, Task
 
 FLOOR = 1e-6  # what an entry that is not kept still has, and the least share of a class
@@ -24,7 +24,7 @@ class DARPConfig(AddOnConfig):
     class without labels is expected, where shares are those of the labels, in one picture of a million.
 
     Args:
-        warmup: share of training before labels are refined; 200 of 500 epochs in the paper.
+        warmup: share of training before labels are refined; 200 of 500 epochs in the authors' code.
         every: steps between two rounds of refinement.
         counts: where M_c, the expected pictures of a class, come from: shares of the ``labeled`` pictures, or ``estimated``
             from what the network says of labelled and unlabelled batches. Labelled pictures are those it learns from, so that
@@ -32,7 +32,7 @@ class DARPConfig(AddOnConfig):
         keep: entries kept of each class, in multiples of M_c.
         alternations: of row and column steps in a projection.
         newton_steps: at most so many in a column step.
-        tolerance: largest last step of nu_c in a column step that converged; 0.3 for CIFAR-100 and STL-10 in the paper.
+        tolerance: largest last step of nu_c in a column step that converged; 0.3 for CIFAR-100 and STL-10 in the authors' code.
         momentum: of the running sums behind ``estimated``.
     """
 
@@ -105,7 +105,7 @@ class DARP(AddOn):
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
         """Store the labels (U, C); refine all when it is time; answer with the refined rows of this batch."""
         index, clock = step.batch.view_index, step.clock
-        rows = last_rows(index)
+        rows = last_of_each(index)
         self.stored[index[rows]] = probs[rows].to(self.stored)
         self.seen[index] = True
         if clock.progress < self.config.warmup:

@@ -23,7 +23,7 @@ class DASOConfig(AddOnConfig):
         temperature: T of the similarities to prototypes.
         distribution_temperature: T_d; 1.5 where labelled and unlabelled shares agree (CIFAR-10), 0.3 otherwise.
         every: steps between two counts m of the pseudo-labels.
-        warmup: share of training before labels are blended and views compared; 5000 of 250 000 steps in the paper.
+        warmup: share of training before labels are blended and views compared; 5000 of 250 000 steps in the authors' code.
         alignment_weight: of the loss that compares views.
     """
 

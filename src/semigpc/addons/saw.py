@@ -8,7 +8,7 @@ from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step
 from semigpc.addons.class_weights import effective_number_weights
-from semigpc.addons.last_rows import last_rows
+from semigpc.pseudo_labels import last_of_each
 from semigpc.types import ModelOutput, Task
 
 
@@ -57,7 +57,7 @@ class SAW(AddOn):
             )
         if clock.step > 0 and clock.step % clock.epoch_steps == 0:
             self.unlabeled_weights.copy_(_weights(torch.bincount(self.labels + 1, minlength=probs.shape[1] + 1)[1:]))
-        rows = last_rows(step.batch.view_index)
+        rows = last_of_each(step.batch.view_index)
         self.labels[step.batch.view_index[rows]] = probs.argmax(dim=1)[rows]
         return probs
 

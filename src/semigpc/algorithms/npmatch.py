@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from semigpc.addons import AddOn, Step
 from semigpc.algorithms.extras import add_extra
 from semigpc.algorithms.ranges import check_ranges
-from semigpc.algorithms.simmatch import last_of_each
-from semigpc.pseudo_labels import align
+from semigpc.pseudo_labels import align, last_of_each
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
 

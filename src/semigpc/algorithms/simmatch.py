@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from semigpc.addons import AddOn, Step
 from semigpc.algorithms.extras import add_extra
 from semigpc.algorithms.ranges import check_ranges
-from semigpc.pseudo_labels import QueueAlignment
+from semigpc.pseudo_labels import QueueAlignment, last_of_each
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
 
@@ -139,10 +139,3 @@ class SimMatch(nn.Module):
         else:
             entries = networks.ask_teacher(batch.x).heads["projection"][rows].to(self.bank)
         self.bank[index], self.bank_labels[index], self.visited[index] = entries, batch.y[rows], True
-
-
-def last_of_each(index: Tensor) -> Tensor:
-    """Positions of the last occurrence of every value in ``index`` (B,)."""
-    values, inverse = index.unique(return_inverse=True)
-    positions = torch.arange(len(index), device=index.device)
-    return torch.zeros_like(values).scatter_reduce_(0, inverse, positions, "amax", include_self=False)

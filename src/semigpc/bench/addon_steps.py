@@ -22,7 +22,7 @@ SETTLING = 20  # steps before the clock starts, in which memories fill
 
 
 def addon_steps(
-    bases: Sequence[str], addons: Sequence[str], *, repetitions: int = 5, advance: Callable[[str], None] = lambda _: None
+    bases: Sequence[str], addons: Sequence[str], *, repetitions: int = 10, advance: Callable[[str], None] = lambda _: None
 ) -> dict[str, dict[str, dict[str, float]]]:
     """base -> add-on -> seconds of a step, and their ratio to the base without one.
 

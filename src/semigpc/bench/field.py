@@ -58,7 +58,7 @@ class Field:
                 refused.append({"base": base, "addon": addon, "refiner": refiner, "reason": str(error)})
             else:
                 found.append(Cell(experiment, f"{ALGORITHMS[base].label}, {method_name(addon, refiner)}"))
-        if not found:
+        if len(refused) == len(self.bases) * len(self.addons) * len(self.refiners):
             raise SettingError(f"nothing of this can be run on {problem}: {refused[0]['reason']}")
         return found, refused
 

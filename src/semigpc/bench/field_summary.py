@@ -25,7 +25,7 @@ def summarise(field: Field, out: Path) -> Record:
         "unfinished": field.runs() - sum(len(row["seeds"]) for one in problems.values() for row in one["rows"]),
         "refused": refusals(field),
         "ranks": ranking.plain(),
-        "with_gp": gains(problems),
+        "with_gp": gains(problems, field.bases),
     }
 
 
@@ -42,11 +42,11 @@ def scores(problems: Mapping[str, Record], field: Field) -> dict[str, dict[str, 
     return found
 
 
-def gains(problems: Mapping[str, Record]) -> Record:
-    """With SemiGPC minus without, of the same problem, base and add-on: in all, and by each of them."""
+def gains(problems: Mapping[str, Record], bases: Sequence[str]) -> Record:
+    """With SemiGPC minus without, of the same problem, base, add-on and seeds: in all, and by each of the first three."""
     found: list[Record] = []
     for name, problem in problems.items():
-        rows = {(row["base"], row["addon"], row["refiner"]): row for row in problem["rows"] if row["method"] is not None}
+        rows = {(row["base"], row["addon"], row["refiner"]): row for row in problem["rows"] if row["base"] in bases}
         for (base, addon, refiner), row in rows.items():
             without = rows.get((base, addon, "none"))
             if refiner == "gp" and without is not None and row["seeds"] == without["seeds"]:

@@ -19,20 +19,22 @@ STEP = (
 
 def problem_table(problem: Mapping[str, Any], bases: Sequence[str]) -> Table:
     """A row a method, a column an algorithm; then methods that have no base of these."""
-    title = f"{problem['title']}: balanced accuracy in percent, mean and spread of {problem['of_seeds']} seeds"
+    seeds = problem["of_seeds"]
+    title = f"{problem['title']}\nbalanced accuracy in percent" + (f", mean and spread of {seeds} seeds" if seeds > 1 else "")
     table = _table(title, "", *(ALGORITHMS[base].label for base in bases), *GROUPS, "s a run")
     ours = [row for row in problem["rows"] if row["base"] in bases]
     best = {base: max((row["mean"] for row in ours if row["base"] == base), default=None) for base in bases}
     for method in dict.fromkeys(row["method"] for row in ours):
         rows = {row["base"]: row for row in ours if row["method"] == method}
-        figures = (_figure(rows.get(base), problem["of_seeds"], best[base]) for base in bases)
+        figures = (_figure(rows.get(base), seeds, best[base]) for base in bases)
         table.add_row(method, *figures, *_means(list(rows.values())))
     table.add_section()
     for row in problem["rows"]:
         if row["base"] not in bases:
             name = row["label"] + (f" + {SEMIGPC}" if row.get("refiner") == "gp" else "")
-            table.add_row(name, _figure(row, problem["of_seeds"], None), *[""] * (len(bases) - 1), *_means([row]))
-    table.caption = "Groups and seconds are means over algorithms. * fewer seeds so far."
+            table.add_row(name, _figure(row, seeds, None), *[""] * (len(bases) - 1), *_means([row]))
+    partial = any(len(row["seeds"]) < seeds for row in problem["rows"])
+    table.caption = "Groups and seconds are means over algorithms." + (" * fewer seeds so far." if partial else "")
     return table
 
 
@@ -76,7 +78,8 @@ def field_remarks(summary: Mapping[str, Any]) -> list[str]:
             place, value = places.index(SEMIGPC) + 1, ranks["mean_ranks"][SEMIGPC]
             lines.append(f"SemiGPC without an add-on has mean rank {value:.2f}, place {place} of {k}.")
     if ranks["dropped"]:
-        lines.append(f"{len(ranks['dropped'])} blocks were not ranked, as runs are missing: {', '.join(ranks['dropped'])}.")
+        count = "1 block was" if len(ranks["dropped"]) == 1 else f"{len(ranks['dropped'])} blocks were"
+        lines.append(f"{count} not ranked, as runs are missing: {', '.join(ranks['dropped'])}.")
     if pairs["pairs"]:
         p = "" if pairs["p_value"] is None else f", Wilcoxon's p {pairs['p_value']:.2g}"
         lines.append(

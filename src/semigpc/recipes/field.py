@@ -68,7 +68,7 @@ def _digits(setting: Literal["A", "B"]) -> FieldProblem:
     def make(_: Path, algorithm: str, refiner: str, seed: int) -> Experiment:
         return recipe(imbalance_ratio=ratio, algorithm=algorithm, refiner=refiner, seed=seed)
 
-    return FieldProblem(f"digits, setting {setting}, ratio {ratio}", setting, 300, 4e-3, 1, make, cached=False)
+    return FieldProblem(f"digits, setting {setting}, ratio {ratio}", setting, 240, 4e-3, 1, make, cached=False)
 
 
 PROBLEMS = {"cifar10_a": _cifar("A"), "cifar10_b": _cifar("B"), "digits_a": _digits("A"), "digits_b": _digits("B")}

@@ -24,6 +24,7 @@ ALGORITHMS = {
     "remixmatch": "ReMixMatch",
     "simmatch": "SimMatch",
     "comatch": "CoMatch",
+    "npmatch": "NP-Match",
 }
 REFINERS = {"gp": "SemiGPC", "similarity": "similarity"}
 HEAD_NAMES = {"linear": "linear head", "gp": "GP head"}
