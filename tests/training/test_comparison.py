@@ -60,5 +60,5 @@ def test_cells_on_different_splits_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_cells_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="its own algorithm and refiner"):
+    with pytest.raises(RunError, match="its own algorithm, add-on and refiner"):
         compare([cells()[0], cells()[0]], [0], tmp_path, title="t", command="c")

@@ -1,5 +1,6 @@
 """Algorithm x add-on x refiner on the problems of ``recipes/field.py``: runs what is missing, then one table and mean ranks."""
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -173,7 +174,8 @@ def rows_of(field: Field, problem: str, out: Path) -> list[Record]:
     rows = []
     for cell in cells:
         found = {seed: finished_run(out / problem, cell, seed) for seed in range(field.seeds)}
-        rows.append(_row(_names(cell.experiment), found))
+        row = _row(_names(cell.experiment), found)
+        rows.append(row | _by_network(row, [run_path(out / problem, cell, seed) for seed in row["seeds"]]))
     for name in field.graphs(problem):
         found = {seed: _graph_summary(out / problem, name, seed) for seed in range(field.seeds)}
         rows.append(_row({"base": name, "label": GRAPH_BASELINES[name].label, "method": None}, found))
@@ -192,6 +194,7 @@ def _row(names: Record, summaries: Mapping[int, Record | None]) -> Record:
     values = [result["balanced_accuracy"] for result in results]
     groups = results[0]["groups"] if results else ()
     return names | {
+        "head": results[0].get("head") if results else None,
         "seeds": list(done),
         "balanced_accuracy": values,
         "mean": float(np.mean(values)) if values else None,
@@ -199,6 +202,17 @@ def _row(names: Record, summaries: Mapping[int, Record | None]) -> Record:
         "groups": {group: float(np.mean([result["groups"][group] for result in results])) for group in groups},
         "seconds": float(np.mean([summary["seconds"] for summary in done.values()])) if done else None,
     }
+
+
+def _by_network(row: Record, runs: list[Path]) -> Record:
+    """Mean balanced accuracy by the network's own answer, which differs where a run is judged by its GP."""
+    if row["head"] != "gp":
+        return {"by_network": row["mean"]}
+    found = []
+    for run in runs:
+        lines = (json.loads(line) for line in RunFolder(run).metrics.read_text().splitlines())
+        found += [line["balanced_accuracy"] for line in lines if (line.get("part"), line.get("head")) == ("test", "linear")]
+    return {"by_network": float(np.mean(found))}
 
 
 def refusals(field: Field) -> list[Record]:

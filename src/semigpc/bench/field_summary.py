@@ -1,4 +1,8 @@
-"""What ``semigpc bench field`` comes to: mean ranks of methods, and each of them with SemiGPC against without it."""
+"""What ``semigpc bench field`` comes to: mean ranks of methods, and each of them with SemiGPC against without it.
+
+Everything is counted twice: as runs are judged, which on cached features is by the GP itself where there is one, and by the
+network's own answer, which add-ons with a head of their own give in its place.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +21,7 @@ def summarise(field: Field, out: Path) -> Record:
         name: {"title": PROBLEMS[name].title, "rows": rows_of(field, name, out), "of_seeds": field.seeds}
         for name in field.problems
     }
-    ranking = rank(scores(problems, field), field.methods())
+    ranking, by_network = (rank(scores(problems, field, key), field.methods()) for key in ("mean", "by_network"))
     return {
         "seeds": field.seeds,
         "bases": list(field.bases),
@@ -25,24 +29,23 @@ def summarise(field: Field, out: Path) -> Record:
         "unfinished": field.runs() - sum(len(row["seeds"]) for one in problems.values() for row in one["rows"]),
         "refused": refusals(field),
         "ranks": ranking.plain(),
-        "with_gp": gains(problems, field.bases),
+        "with_gp": gains(problems, field.bases, "mean"),
+        "by_network": {"ranks": by_network.plain(), "with_gp": gains(problems, field.bases, "by_network")},
     }
 
 
-def scores(problems: Mapping[str, Record], field: Field) -> dict[str, dict[str, float]]:
+def scores(problems: Mapping[str, Record], field: Field, key: str) -> dict[str, dict[str, float]]:
     """Block -> method -> mean balanced accuracy; a block is a problem with a base, and counts rows with all seeds."""
     found: dict[str, dict[str, float]] = {}
     for name, problem in problems.items():
         for base in field.bases:
             found[f"{name}, {base}"] = {
-                row["method"]: row["mean"]
-                for row in problem["rows"]
-                if row["base"] == base and len(row["seeds"]) == field.seeds
+                row["method"]: row[key] for row in problem["rows"] if row["base"] == base and len(row["seeds"]) == field.seeds
             }
     return found
 
 
-def gains(problems: Mapping[str, Record], bases: Sequence[str]) -> Record:
+def gains(problems: Mapping[str, Record], bases: Sequence[str], key: str) -> Record:
     """With SemiGPC minus without, of the same problem, base, add-on and seeds: in all, and by each of the first three."""
     found: list[Record] = []
     for name, problem in problems.items():
@@ -50,7 +53,7 @@ def gains(problems: Mapping[str, Record], bases: Sequence[str]) -> Record:
         for (base, addon, refiner), row in rows.items():
             without = rows.get((base, addon, "none"))
             if refiner == "gp" and without is not None and row["seeds"] == without["seeds"]:
-                gain = row["mean"] - without["mean"]
+                gain = row[key] - without[key]
                 found.append({"problem": name, "base": base, "addon": addon, "gain": gain})
     return {"all": _gain(found)} | {f"by_{part}": _by(found, part) for part in ("problem", "base", "addon")}
 

@@ -65,37 +65,47 @@ def rank_table(summary: Mapping[str, Any]) -> Table:
 
 def field_remarks(summary: Mapping[str, Any]) -> list[str]:
     """What has to be known to read the tables, and what they say of SemiGPC."""
-    ranks, pairs = summary["ranks"], summary["with_gp"]["all"]
-    lines = []
-    if ranks["mean_ranks"]:
-        k = len(ranks["mean_ranks"])
-        text = f"{k} methods over {ranks['blocks']} blocks of a problem with an algorithm"
-        if ranks["statistic"] is not None:
-            text += f"; Friedman's chi2 {ranks['statistic']:.1f}, p {ranks['p_value']:.2g}"
-        lines.append(f"{text}; mean ranks closer than {ranks['critical_difference']:.2f} cannot be told apart (Nemenyi, 5 %).")
-        places = list(ranks["mean_ranks"])
-        if SEMIGPC in places:
-            place, value = places.index(SEMIGPC) + 1, ranks["mean_ranks"][SEMIGPC]
-            lines.append(f"SemiGPC without an add-on has mean rank {value:.2f}, place {place} of {k}.")
+    ranks = summary["ranks"]
+    lines = [f"Mean ranks: {_test(ranks)}", *_of_semigpc(summary)] if ranks["mean_ranks"] else []
+    heads = {row["head"] for problem in summary["problems"].values() for row in problem["rows"] if row["head"]}
+    if "gp" in heads and summary["by_network"]["ranks"]["mean_ranks"]:
+        lines.append("On features runs with SemiGPC are judged by the GP. By the network's own answer everywhere instead:")
+        lines += [f"  {line}" for line in _of_semigpc(summary["by_network"])]
     if ranks["dropped"]:
         count = "1 block was" if len(ranks["dropped"]) == 1 else f"{len(ranks['dropped'])} blocks were"
         lines.append(f"{count} not ranked, as runs are missing: {', '.join(ranks['dropped'])}.")
-    if pairs["pairs"]:
-        p = "" if pairs["p_value"] is None else f", Wilcoxon's p {pairs['p_value']:.2g}"
-        lines.append(
-            f"With SemiGPC against without, same problem, algorithm and add-on: better in {pairs['wins']} of {pairs['pairs']}, "
-            f"worse in {pairs['losses']}, {100 * pairs['mean_gain']:+.2f} points on the mean{p}."
-        )
-        for part in ("problem", "base", "addon"):
-            parts = summary["with_gp"][f"by_{part}"].items()
-            said = (f"{name} {100 * one['mean_gain']:+.1f} ({one['wins']}:{one['losses']})" for name, one in parts)
-            lines.append(f"  by {part}: {', '.join(said)}")
     lines.append(STEP)
     if summary["unfinished"]:
         lines.append(f"{summary['unfinished']} runs are not finished; give the command without --only-summary to go on.")
     for one in summary["refused"]:
         name = "+".join((one["base"], one["addon"], one["refiner"]))
         lines.append(f"Left out: {name} on {', '.join(one['problems'])}: {one['reason']}")
+    return lines
+
+
+def _test(ranks: Mapping[str, Any]) -> str:
+    text = f"{len(ranks['mean_ranks'])} methods over {ranks['blocks']} blocks of a problem with an algorithm"
+    if ranks["statistic"] is not None:
+        text += f"; Friedman's chi2 {ranks['statistic']:.1f}, p {ranks['p_value']:.2g}"
+    return f"{text}; those closer than {ranks['critical_difference']:.2f} cannot be told apart (Nemenyi, 5 %)."
+
+
+def _of_semigpc(part: Mapping[str, Any]) -> list[str]:
+    """Its rank without an add-on, and with it against without."""
+    means, pairs, lines = part["ranks"]["mean_ranks"], part["with_gp"]["all"], []
+    if SEMIGPC in means:
+        place = list(means).index(SEMIGPC) + 1
+        lines.append(f"SemiGPC without an add-on has mean rank {means[SEMIGPC]:.2f}, place {place} of {len(means)}.")
+    if pairs["pairs"]:
+        p = "" if pairs["p_value"] is None else f", Wilcoxon's p {pairs['p_value']:.2g}"
+        lines.append(
+            f"With SemiGPC against without, same problem, algorithm and add-on: better in {pairs['wins']} of {pairs['pairs']}, "
+            f"worse in {pairs['losses']}, {100 * pairs['mean_gain']:+.2f} points on the mean{p}."
+        )
+    for kind in ("problem", "base", "addon"):
+        gains = part["with_gp"][f"by_{kind}"].items()
+        said = [f"{name} {100 * one['mean_gain']:+.1f} ({one['wins']}:{one['losses']})" for name, one in gains]
+        lines += [f"  by {kind}: {', '.join(said)}"] if said else []
     return lines
 
 

@@ -98,7 +98,7 @@ class NeuralProcess(nn.Module):
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
         """The same with samples of its own: T L numbers of torch's generator."""
-        return self._log_probs(features, torch.randn_like(self.noise))
+        return self._log_probs(features.to(self.noise), torch.randn_like(self.noise))
 
     def _log_probs(self, features: Tensor, noise: Tensor) -> Tensor:
         logits = self._decode(features, self._gaussian(self.latents.mean()), self.contexts.mean(), noise)
@@ -111,7 +111,7 @@ class NeuralProcess(nn.Module):
 
         Labelled pictures are the context: r, and e_c with its N_c. Strong views have r from them too, but their own e_s, of
         those in the mask with their pseudo-labels, and N_s. If the mask is empty, e_s is 0 and there is no divergence. Draws
-        2 T L numbers of torch's generator: for x, then for the strong views.
+        2 T L numbers of torch's generator: for x, then for the strong views. All of it has the precision of the weights.
 
         Args:
             x: (B, D) features of labelled pictures. y: (B,) their labels.
@@ -122,7 +122,7 @@ class NeuralProcess(nn.Module):
             see :func:`skewed_divergence`.
         """
         processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        x, strong = _weigh(x, processes), _weigh(strong, processes)
+        x, strong = _weigh(x.to(self.noise), processes), _weigh(strong.to(self.noise), processes)
         weights = mask.to(strong).unsqueeze(1)
         contexts, latents_x = self._encode(self.context_encoder, x, y), self._encode(self.latent_encoder, x, y)
         latents_s = self._encode(self.latent_encoder, strong, targets)
