@@ -99,7 +99,7 @@ def _trainer(experiment: Experiment, splits: Splits) -> Trainer:
     """A trainer whose buffer, if it has one, is full."""
     with torch.random.fork_rng():
         torch.manual_seed(experiment.seed)
-        trainer = assemble(experiment, splits.class_counts, build_fabric(experiment))
+        trainer = assemble(experiment, splits.class_counts, build_fabric(experiment), n_unlabeled=len(splits.unlabeled))
         gp = gp_of(trainer.refiner)
         if gp is not None:
             features = F.normalize(torch.randn(gp.config.buffer_size, gp.n_features), dim=1).to(trainer.fabric.device)

@@ -1,0 +1,12 @@
+"""Every algorithm with every add-on, with a kernel average."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.addons.composition import PAIRS, check_resumes, squares
+
+
+@pytest.mark.parametrize(("algorithm", "addon"), PAIRS)
+def test_it_steps_is_saved_and_resumes_to_the_same_bits(algorithm: str, addon: str, tmp_path: Path) -> None:
+    check_resumes(algorithm, addon, "similarity", squares(tmp_path), tmp_path)
