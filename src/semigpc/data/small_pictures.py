@@ -1,6 +1,6 @@
-"""Five picture operations, several times faster than torchvision's on small pictures and the same byte for byte.
+"""Five picture operations, several times faster than Pillow's on small pictures and the same byte for byte.
 
-Behind torchvision's functions Pillow fills tables of 256 to 768 Python numbers a call, which on a picture of 8 x 8 or 32 x 32
+Pillow fills tables of 256 to 768 Python numbers a call, which on a picture of 8 x 8 or 32 x 32
 pixels is nearly all of their cost: 60 to 200 microseconds, against 1 to 50 here. On larger pictures its C code wins.
 """
 
