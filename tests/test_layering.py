@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "addons": {"losses", "pseudo_labels", "types"},
     "integrations": {"refiners", "types"},
     "algorithms": {"addons", "refiners", "losses", "pseudo_labels", "types"},
-    "models": {"types"},
+    "models": {"losses", "types"},
     "data": {"types"},
     "training": {"addons", "algorithms", "refiners", "models", "data", "types", "versions"},
     "export": {"training", "refiners", "gp", "models", "data", "types", "versions"},

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from semigpc.addons import (
+    ADDONS,
     AddOn,
     BalancedSamplingConfig,
     Deferred,
@@ -113,10 +114,9 @@ def test_sampling_is_balanced_from_the_start_or_from_the_deferred_one() -> None:
     assert DeferredConfig(by="weights").sampling_power(0.9) == 1
 
 
-@pytest.mark.parametrize("build", [EffectiveNumber, LogitAdjustment, Deferred])
-def test_a_class_without_labels_counts_as_one_and_the_run_is_told(build: Any) -> None:
-    configs = {EffectiveNumber: EffectiveNumberConfig, LogitAdjustment: LogitAdjustmentConfig, Deferred: DeferredConfig}
-    addon = build(configs[build](), Task(torch.tensor([9, 0, 4]), 2, 2))
+@pytest.mark.parametrize("name", ["effective_number", "logit_adjustment", "deferred", "saw", "crest", "crest_plus"])
+def test_a_class_without_labels_counts_as_one_and_the_run_is_told(name: str) -> None:
+    addon = ADDONS[name].build(ADDONS[name].config(), Task(torch.tensor([9, 0, 4]), 2, 2, n_unlabeled=3))
     assert addon.take_notes() == ["Classes [1] have no label; the add-on counts them as if they had one."]
     assert addon.take_notes() == []
     loss = addon.labeled_loss(somewhere(progress=0.9), torch.zeros(2, 3), torch.tensor([0, 2]))

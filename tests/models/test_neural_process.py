@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from semigpc.losses import mean_log_probs
 from semigpc.models import Classifier, SmallCNN
-from semigpc.models.neural_process import Gaussian, Memory, NeuralProcess, mean_log_probs, skew, skewed_divergence
+from semigpc.models.neural_process import Gaussian, Memory, NeuralProcess, skew, skewed_divergence
 from semigpc.training.ema import average_of, update_average
 from semigpc.types import HeadSpec
 

@@ -1,4 +1,4 @@
-"""CReST and CReST+ (Wei et al., 2021): labels given by the model join the training set, rare classes first."""
+"""CReST (Wei et al., 2021): labels given by the model join the training set, rare classes first; and CReST+."""
 
 from dataclasses import dataclass
 
@@ -54,14 +54,15 @@ class CReST(AddOn):
     """After each generation the floor(|U_c| (n_{K+1-r} / n_1)^alpha) surest pictures of predicted class c join with that label.
 
     r is the rank of c by labelled counts, 1 the largest of K; U_c are the pictures that the evaluated network puts into c. They
-    are chosen afresh from all of U each time and added to the labels given by people. A generation that finds nobody sure,
-    of a class or at all, adds nobody: the run says so and goes on. A step costs nothing more; between generations every
-    unlabelled picture goes through the network once.
+    are chosen afresh from all of U each time and added to the labels given by people. The network's own answer decides, also in
+    a run that is judged by a GP. A generation that finds nobody sure, of a class or at all, adds nobody: the run says so and
+    goes on. A step costs nothing more; between generations every unlabelled picture goes through the network once.
     """
 
     def __init__(self, config: CReSTConfig, task: Task) -> None:
         super().__init__(config, task)
         self.power = config.power
+        known_counts(self, task)  # tells of classes without labels
 
     def relabel(self, survey: Survey) -> Tensor:
         """(u,) classes of those that join, -1 of the others."""
@@ -78,7 +79,9 @@ class CReST(AddOn):
 
 
 class CReSTPlus(CReST):
-    """CReST, with pseudo-labels aligned to SN(n^t): t falls from 1 to 0.5, t_g = 1 - (1 - 0.5) g / (G - 1), g = 0..G-1.
+    """CReST+: pseudo-labels are aligned to class shares that flatten from generation to generation.
+
+    The shares are SN(n^t): t falls from 1 to 0.5, t_g = 1 - (1 - 0.5) g / (G - 1), g = 0..G-1.
 
     The alignment has the last word on class shares, after the algorithm's own; n are the counts of labels given by people.
     """
@@ -88,7 +91,7 @@ class CReSTPlus(CReST):
     def __init__(self, config: CReSTPlusConfig, task: Task) -> None:
         super().__init__(config, task)
         self.config = config
-        counts = known_counts(self, task)
+        counts = task.given_counts.double().clamp_min(1)
         self.register_buffer("shares", (counts / counts.sum()).float())
         self.alignment = EMAAlignment(self.shares.clone(), config.momentum)
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step
 from semigpc.addons.class_weights import effective_number_weights, known_counts
+from semigpc.losses import class_weighted_cross_entropy
 from semigpc.types import Task
 
 
@@ -54,4 +54,4 @@ class Deferred(AddOn):
         """The plain mean over labelled rows (B, C), later the weighted one."""
         if self.config.by == "sampling" or step.clock.progress < self.config.start:
             return super().labeled_loss(step, logits, targets)
-        return F.cross_entropy(logits, targets, weight=self.weights.to(logits), reduction="none").mean()
+        return class_weighted_cross_entropy(logits, targets, self.weights)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step
 from semigpc.addons.class_weights import effective_number_weights, known_counts
+from semigpc.losses import class_weighted_cross_entropy
 from semigpc.types import Task
 
 
@@ -41,4 +41,4 @@ class EffectiveNumber(AddOn):
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
         """The weighted mean over labelled rows (B, C); a mixed label's classes have a weight each."""
-        return F.cross_entropy(logits, targets, weight=self.weights.to(logits), reduction="none").mean()
+        return class_weighted_cross_entropy(logits, targets, self.weights)

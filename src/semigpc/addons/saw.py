@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step
-from semigpc.addons.class_weights import effective_number_weights
+from semigpc.addons.class_weights import effective_number_weights, known_counts
+from semigpc.losses import class_weighted_cross_entropy
 from semigpc.pseudo_labels import last_of_each
 from semigpc.types import ModelOutput, Task
 
@@ -16,8 +16,8 @@ from semigpc.types import ModelOutput, Task
 class SAWConfig(AddOnConfig):
     """SAW has no options: beta follows from the mean count.
 
-    Fallbacks: a class without labels, or without pseudo-labels, counts as one seen once. In a run of a single epoch
-    pseudo-labels are never counted and all weigh 1, which is noted.
+    Fallbacks: a class without labels, which is noted, or without pseudo-labels counts as one seen once. In a run of a single
+    epoch pseudo-labels are never counted and all weigh 1, which is noted.
     """
 
 
@@ -44,7 +44,7 @@ class SAW(AddOn):
                 "Add unlabelled pictures, or leave the add-on out."
             )
         self.register_buffer("labels", torch.full((task.n_unlabeled,), -1))
-        self.register_buffer("labeled_weights", _weights(task.class_counts).float())
+        self.register_buffer("labeled_weights", _weights(known_counts(self, task)).float())
         self.register_buffer("unlabeled_weights", torch.ones(task.n_classes))
 
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
@@ -63,12 +63,11 @@ class SAW(AddOn):
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
         """mean_b w_y H(z_b, y_b), or the same of soft targets."""
-        return F.cross_entropy(logits, targets, self.labeled_weights.to(logits), reduction="none").mean()
+        return class_weighted_cross_entropy(logits, targets, self.labeled_weights)
 
     def unlabeled_loss(self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """mean_b m_b ( - sum_c w_c t_bc log p_bc )."""
-        losses = F.cross_entropy(logits, targets.detach(), self.unlabeled_weights.to(logits), reduction="none")
-        return losses.mean() if mask is None else (losses * mask).mean()
+        return class_weighted_cross_entropy(logits, targets, self.unlabeled_weights, mask)
 
 
 def _weights(counts: Tensor) -> Tensor:

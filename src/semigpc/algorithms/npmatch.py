@@ -1,6 +1,5 @@
 """NP-Match (Wang et al., 2022): a neural process in the classifier's place, which knows what it does not know."""
 
-import math
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from semigpc.addons import AddOn, Step
 from semigpc.algorithms.extras import add_extra
 from semigpc.algorithms.ranges import check_ranges
+from semigpc.losses import mean_log_probs
 from semigpc.pseudo_labels import align, last_of_each
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
@@ -101,7 +101,7 @@ class NPMatch(nn.Module):
             targets = probs.argmax(dim=1)
 
         samples_x, samples_s, loss_d = process.study(x.features, batch.y, strong.features, targets, mask)
-        x, strong = x._replace(logits=log_mean(samples_x)), strong._replace(logits=log_mean(samples_s))
+        x, strong = x._replace(logits=mean_log_probs(samples_x)), strong._replace(logits=mean_log_probs(samples_s))
         logits_x = unless_replaced(samples_x, x, refiner.classify(x, batch.index))  # (T B, C)
         logits_s = unless_replaced(samples_s, strong, refiner.classify(strong))  # (T U, C)
         refiner.observe("after", networks, x, batch)
@@ -148,11 +148,6 @@ def entropies(probs: Tensor) -> Tensor:
     """- sum_c p_c log p_c, (U, C) -> (U,)."""
     terms: Tensor = torch.special.entr(probs)
     return terms.sum(dim=1)
-
-
-def log_mean(logits: Tensor) -> Tensor:
-    """log mean_t softmax(z_t), (T, M, C) -> (M, C)."""
-    return torch.logsumexp(torch.log_softmax(logits, dim=-1), dim=0) - math.log(len(logits))
 
 
 def unless_replaced(samples: Tensor, asked: ModelOutput, answered: ModelOutput) -> Tensor:

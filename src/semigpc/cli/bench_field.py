@@ -86,7 +86,8 @@ def field(
     console = Console(width=None if Console().is_terminal else 140)
     for one in summary["problems"].values():
         console.print(problem_table(one, summary["bases"]))
-    console.print(rank_table(summary))
+    if summary["ranks"]["mean_ranks"]:
+        console.print(rank_table(summary))
     for line in field_remarks(summary):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"figures: {result}")

@@ -74,7 +74,8 @@ def field_remarks(summary: Mapping[str, Any]) -> list[str]:
     if ranks["dropped"]:
         count = "1 block was" if len(ranks["dropped"]) == 1 else f"{len(ranks['dropped'])} blocks were"
         lines.append(f"{count} not ranked, as runs are missing: {', '.join(ranks['dropped'])}.")
-    lines.append(STEP)
+    if ranks["mean_ranks"]:
+        lines.append(STEP)
     if summary["unfinished"]:
         lines.append(f"{summary['unfinished']} runs are not finished; give the command without --only-summary to go on.")
     for one in summary["refused"]:

@@ -78,8 +78,11 @@ def _algorithms() -> dict[str, str]:
 def _addons() -> dict[str, str]:
     from semigpc.addons import ADDONS
 
-    lines = {name: _first_line(sys.modules[entry.config.__module__]) for name, entry in ADDONS.items()}
-    return lines | {"none": "The algorithm as it is."}
+    lines = {"none": "The algorithm as it is."}
+    for name, entry in ADDONS.items():
+        line = _first_line(sys.modules[entry.config.__module__])
+        lines.setdefault(name, _first_line(entry.build) if line in lines.values() else line)  # a variant in the same file
+    return lines
 
 
 def _refiners() -> dict[str, str]:

@@ -54,7 +54,7 @@ def posterize(image: Image.Image, bits: float) -> Image.Image:
 
 def solarize(image: Image.Image, threshold: float) -> Image.Image:
     """Invert the values that are not below the threshold."""
-    return small_pictures.solarize(image, threshold) if _small(image) else ImageOps.solarize(image, threshold)
+    return small_pictures.solarize(image, threshold) if _small(image) else ImageOps.solarize(image, threshold)  # type: ignore[arg-type] # fractions too
 
 
 def _affine(image: Image.Image, *coefficients: float) -> Image.Image:

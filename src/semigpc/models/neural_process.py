@@ -1,12 +1,13 @@
 """A neural process as a classifier (NP-Match, Wang et al., 2022): logits that depend on a memory of labelled pictures."""
 
-import math
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from semigpc.losses import mean_log_probs
 
 SAMPLES = 10  # T
 ROWS = 2560  # N, of each memory
@@ -156,12 +157,6 @@ class NeuralProcess(nn.Module):
         joint = F.leaky_relu(F.linear(features, by_h) + apart.unsqueeze(1), SLOPE)
         logits: Tensor = self.out(F.leaky_relu(self.hidden(joint), SLOPE))
         return logits
-
-
-def mean_log_probs(logits: Tensor) -> Tensor:
-    """log mean_t softmax(z_t), in float32 at least: (T, M, C) -> (M, C)."""
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return torch.logsumexp(F.log_softmax(wide, dim=-1), dim=0) - math.log(len(logits))
 
 
 @torch.no_grad()

@@ -118,9 +118,10 @@ def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
     folder = RunFolder(run_path(path, cell, seed))
     if not folder.summary.exists():
         return None
-    if folder.experiment() != replace(cell.experiment, seed=seed):
+    if changed := folder.changed(replace(cell.experiment, seed=seed)):
         raise RunError(
-            f"{folder.path} holds a run with other settings. Compare into another folder (--out), or delete that one."
+            f"{folder.path} holds a run with other settings: {changed}. "
+            "Compare into another folder (--out), or delete that one."
         )
     summary: dict[str, Any] = read_json(folder.summary, "it was never finished")
     return summary if summary["status"] == "finished" else None

@@ -83,7 +83,8 @@ def resumed(experiment: Experiment, splits: Splits, source: ViewSource, fabric: 
 def following(experiment: Experiment, before: Generation) -> tuple[Generation, str]:
     """The generation after this one, and what is to be said of it.
 
-    The network that would be evaluated labels all of U, the add-on chooses, and everything starts afresh with these labels.
+    The network labels all of U as it answers in evaluation, without a GP; the add-on chooses, and everything starts afresh with
+    these labels.
     """
     trainer = before.trainer
     seen = survey(

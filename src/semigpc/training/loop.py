@@ -127,8 +127,11 @@ def _remark(present: Generation, journal: Journal, folder: RunFolder, experiment
     folder.rewind_metrics(0)
     for note in present.splits.notes:
         journal.note(0, note)
-    if isinstance(experiment.refiner, PlacementConfig) and experiment.refiner.warmup_steps >= experiment.train.steps:
-        journal.note(0, "The refiner's warm-up is as long as the run, so it never speaks; lower refiner.warmup_steps.")
+    if isinstance(experiment.refiner, PlacementConfig) and experiment.refiner.warmup_steps >= present.steps:
+        journal.note(
+            0,
+            "The refiner's warm-up is as long as the run, or a generation of it: it never speaks; lower refiner.warmup_steps.",
+        )
     gp = gp_of(present.trainer.refiner)
     if gp is not None and gp.config.engine == "auto" and gp.choice.name != "exact":
         journal.note(0, f"The GP is carried by the {gp.choice.name} engine: {gp.choice.reason}.")

@@ -62,13 +62,9 @@ class RunFolder:
 
     def check_same(self, experiment: Experiment, splits: Splits) -> None:
         """Refuse to go on with other settings or other data than the run began with."""
-        asked, now = self.experiment().to_plain(), experiment.to_plain()
-        changed = [key for key in {*dotted_keys(asked), *dotted_keys(now)} if _at(asked, key) != _at(now, key)]
-        changed.sort(key=lambda key: (not key.endswith(".name"), key))  # another algorithm before what follows from it
-        if changed:
-            shown = "; ".join(f"{key} was {_at(asked, key)!r}, now {_at(now, key)!r}" for key in changed[:4])
+        if changed := self.changed(experiment):
             raise RunError(
-                f"{self.path} was begun with other settings: {shown}{' and more' if len(changed) > 4 else ''}. "
+                f"{self.path} was begun with other settings: {changed}. "
                 "Resume it as it was, or start a new run in another folder."
             )
         old = read_json(self.split, "its split is gone")
@@ -79,6 +75,14 @@ class RunFolder:
                 f"the data have changed since {self.path} was begun (hash {old['sha256'][:12]}, now {splits.sha256[:12]})."
                 f"{classes} Put them back as they were, or start a new run."
             )
+
+    def changed(self, experiment: Experiment) -> str:
+        """Which settings differ from those that the run was begun with, in words; nothing if none do."""
+        asked, now = self.experiment().to_plain(), experiment.to_plain()
+        changed = [key for key in {*dotted_keys(asked), *dotted_keys(now)} if _at(asked, key) != _at(now, key)]
+        changed.sort(key=lambda key: (not key.endswith(".name"), key))  # another algorithm before what follows from it
+        shown = "; ".join(f"{key} was {_at(asked, key)!r}, now {_at(now, key)!r}" for key in changed[:4])
+        return f"{shown} and more" if len(changed) > 4 else shown
 
     def check_features(self, origin: dict[str, Any]) -> None:
         """Note what made the features of a frozen network, or refuse to go on with those that something else made."""
