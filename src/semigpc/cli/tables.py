@@ -13,7 +13,7 @@ def comparison_table(comparison: dict[str, Any]) -> Table:
     many_seeds = len(comparison["seeds"]) > 1
     table = _table(f"{comparison['title']}\ntest accuracy in percent" + (", mean and standard deviation" if many_seeds else ""))
     for heading in ("", "balanced", *GROUPS, "ECE"):
-        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading))
     best = max(cell["mean"]["balanced_accuracy"] for cell in comparison["cells"])
     for cell in comparison["cells"]:
         values = [_percent(cell, name, spread=many_seeds) for name in ("balanced_accuracy", *GROUPS, "ece")]

@@ -11,7 +11,8 @@ from matplotlib.colors import to_hex, to_rgb
 
 from semigpc.report.run_folder import Entry, Floats, RunFolder, floats, read_run, series
 
-# Each algorithm has a hue and a mark of its own. Its plain form is light and dashed, with SemiGPC it is dark and solid.
+# Each algorithm has a hue and a mark of its own, and so has one with an add-on. Its plain form is light and dashed, with
+# SemiGPC it is dark and solid.
 HUES = {
     "fixmatch": ("#0072B2", "#56B4E9", "o"),
     "simmatch": ("#C84E00", "#F0A35C", "s"),
@@ -44,7 +45,8 @@ class Cell:
 
     @property
     def algorithm(self) -> str:
-        return str(self.record.get("algorithm") or self.name.split("+")[0])
+        """Its name, with the add-on's if there is one."""
+        return base_of(self.record)
 
     @property
     def line(self) -> dict[str, Any]:
@@ -110,10 +112,16 @@ def read_comparison(folder: Path) -> Comparison:
     problems: list[str] = []
     entries = record.get("cells") or []
     hues = dict(HUES)
-    for algorithm in (str(entry.get("algorithm") or entry["name"].split("+")[0]) for entry in entries):
+    for algorithm in map(base_of, entries):
         hues.setdefault(algorithm, SPARE[(len(hues) - len(HUES)) % len(SPARE)])
     cells = [_cell(folder, entry, hues, problems) for entry in entries]
     return Comparison(folder, record, cells, _reference(folder, cells), problems)
+
+
+def base_of(entry: Entry) -> str:
+    """What a refiner is put on, as in "fixmatch" or "fixmatch+darp"."""
+    algorithm, addon = str(entry.get("algorithm") or entry["name"].split("+")[0]), entry.get("addon") or "none"
+    return algorithm if addon == "none" else f"{algorithm}+{addon}"
 
 
 def mean_of(rows: Sequence[Floats]) -> Floats:
@@ -133,9 +141,8 @@ def _cell(folder: Path, entry: Entry, hues: dict[str, tuple[str, str, str]], pro
             missing.append(str(run.get("seed")))
     if missing:
         problems.append(f"The files of {entry['name']} for seed {', '.join(missing)} are missing: its curves leave them out.")
-    algorithm = str(entry.get("algorithm") or entry["name"].split("+")[0])
     refiner = str(entry.get("refiner") or "")
-    dark, light, marker = hues[algorithm]
+    dark, light, marker = hues[base_of(entry)]
     if refiner in REFINED:
         return Cell(entry, runs, dark, "-", marker)
     if refiner in PLAIN:

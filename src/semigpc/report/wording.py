@@ -96,9 +96,11 @@ def short(name: str, limit: int = 18) -> str:
 
 
 def run_title(config: Mapping[str, Any]) -> str:
-    """Name a run by its algorithm, refiner, data and seed, as far as they are known."""
-    parts = {key: str((config.get(key) or {}).get("name", "")) for key in ("algorithm", "refiner", "data")}
+    """Name a run by its algorithm, add-on, refiner, data and seed, as far as they are known."""
+    parts = {key: str((config.get(key) or {}).get("name", "")) for key in ("algorithm", "addon", "refiner", "data")}
     method = ALGORITHMS.get(parts["algorithm"], parts["algorithm"]) or "Run"
+    if parts["addon"] not in ("", "none"):
+        method += f" + {parts['addon']}"
     if parts["refiner"] not in ("", "none"):
         method += f" + {REFINERS.get(parts['refiner'], parts['refiner'])}"
     on = f" on {parts['data']}" if parts["data"] else ""
