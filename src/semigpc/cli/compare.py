@@ -55,7 +55,7 @@ def compare_verb(
     from semigpc.training.comparison import compare
     from semigpc.training.run_folder import write_json
 
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, width=None if Console().is_terminal else 120)  # a file has no edge to fit into
     command = shlex.join(["semigpc", *sys.argv[1:]])
     comparisons = {}
     for gamma in ratio:
