@@ -158,7 +158,7 @@ def assemble(
     with settings_of("algorithm"):
         build = ALGORITHMS[experiment.algorithm_name].build
         parts = (experiment.algorithm, refiner, task)
-        algorithm = build(*parts, addon) if experiment.addon_name != "none" else build(*parts)
+        algorithm = build(*parts, addon) if getattr(build, "takes_addons", False) else build(*parts)
     if isinstance(algorithm, nn.Module):
         algorithm.to(fabric.device)
 
