@@ -1,0 +1,219 @@
+"""Files that are written whole or not at all, folders that one process writes at a time, and outputs that can be verified.
+
+Every file this package writes goes through :func:`replacing`: a draft with a name of its own beside the target is written,
+pushed to the disk and renamed, so a reader, a crash or a full disk never meets half a file, and what was there before stays
+until the new one is complete. Whoever writes several files that belong together holds :func:`locked` meanwhile.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import socket
+import sys
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+LOCK = ".semigpc.lock"  # in a folder that is being written
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what file systems say that have none
+POLL = 0.2  # seconds between two attempts, where a process waits for a lock
+
+Facts = dict[str, dict[str, Any]]
+
+
+class WriteError(OSError):
+    """A file that could not be written; what was there before is intact. The message names the path and the way out."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InUseError(RuntimeError):
+    """Another process writes there; the message says which one."""
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a draft to write; when the block ends without an error the draft takes the place of ``path``.
+
+    The folder is made if it is not there. The draft ends as ``path`` does, since some writers look at the suffix.
+
+    Raises:
+        WriteError: the draft could not be written or moved: a full disk, a folder that is read-only. The old file stays.
+    """
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file():
+        raise WriteError(f"{path} could not be written: it is a folder or a device. Give the name of a file.")
+    draft = path.with_name(f".{uuid.uuid4().hex[:12]}.part-{path.name[-100:]}")  # names are 255 bytes at most
+    try:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield draft
+            _push(draft)
+            draft.replace(path)
+            if os.name == "posix":
+                _push(path.parent)  # the new name, too
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the errors of writing to ``path`` into a :class:`WriteError` that names it, the free space and the way out."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        raise WriteError(_unwritable(path, error)) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by UTF-8 text; lone surrogates, as names of files may hold, become a question mark."""
+    with replacing(path) as draft:
+        draft.write_bytes(text.encode("utf-8", "replace"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file by plain values."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _push(path: Path) -> None:
+    """Wait until the disk has it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    reason = error.strerror or " ".join(str(error).split())
+    advice = "Make it writable, or choose another place"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+        reason, advice = f"the disk is full{_room(path)}", "Make room, or choose another place"
+    return f"{path} could not be written: {reason}. What was there before is intact. {advice}."
+
+
+def _room(path: Path) -> str:
+    folder = next((parent for parent in path.absolute().parents if parent.is_dir()), None)
+    if folder is None:
+        return ""
+    with suppress(OSError):
+        return f" ({shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder})"
+    return ""
+
+
+# Locking --------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(path: Path, *, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Be the only process that writes a folder, or a file; held by the operating system, so it ends with the process.
+
+    The lock of a folder is a file in it (the folder is made if it is not there, and removed if nothing was written to it),
+    that of a file lies beside it; both name the process for others, and are gone afterwards.
+
+    Args:
+        path: a folder, or a file if it has a suffix and is no folder.
+        waiting: wait for the other process instead of raising, and call this once with a message that names it.
+
+    Raises:
+        InUseError: another process holds it. WriteError: the folder cannot be written.
+    """
+    is_file = bool(path.suffix) and not path.is_dir()
+    folder = path.parent if is_file else path
+    file = path.with_name(f".{path.name}.lock") if is_file else path / LOCK
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file, fallback_to_soft=False, poll_interval=POLL)
+    if _acquire(lock, file, path, waiting):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # while it is held: who opened it before finds it unlinked and starts over
+                file.unlink()
+            lock.release()
+            with suppress(OSError):
+                folder.rmdir()  # fails unless empty
+    else:
+        yield
+
+
+def _acquire(lock: FileLock, file: Path, path: Path, waiting: Callable[[str], None] | None) -> bool:
+    """Whether the lock is held now; False where the file system has none."""
+    try:
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            message = f"{path} is in use by {_holder(file)}"
+            if waiting is None:
+                advice = "Wait until it ends, stop it, or choose another place; nothing was changed."
+                raise InUseError(f"{message}. {advice}") from None
+            waiting(message)
+            lock.acquire()
+        holder = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": datetime.now().astimezone().isoformat("T", "seconds"),
+        }
+        file.write_text(json.dumps(holder | {"command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])}))
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            warnings.warn(f"{path} is on a file system without locks: nothing stops a second process there.", stacklevel=4)
+            return False
+        raise WriteError(_unwritable(file, error)) from error
+    return True
+
+
+def _holder(file: Path) -> str:
+    try:
+        held = json.loads(file.read_text())
+        return f"{held['command']} (process {held['pid']} on {held['host']}, since {held['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process that has only just begun"
+
+
+# Verifying ------------------------------------------------------------------------------------------------------------
+
+
+def facts_of(folder: Path, names: Iterable[str]) -> Facts:
+    """Size and sha256 of those files of a folder that are there, by name."""
+    return {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
+        for name in names
+        if (folder / name).is_file()
+    }
+
+
+def altered(folder: Path, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names of the files that are gone or are not what ``facts_of`` saw."""
+    return [name for name, old in facts.items() if not _same(folder / name, old)]
+
+
+def _same(path: Path, old: Mapping[str, Any]) -> bool:
+    try:
+        return path.stat().st_size == old["bytes"] and sha256(path) == old["sha256"]
+    except (OSError, KeyError, TypeError):
+        return False
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
