@@ -208,7 +208,7 @@ def altered(folder: Path, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _same(path: Path, old: Mapping[str, Any]) -> bool:
     try:
-        return path.stat().st_size == old["bytes"] and sha256(path) == old["sha256"]
+        return bool(path.stat().st_size == old["bytes"] and sha256(path) == old["sha256"])
     except (OSError, KeyError, TypeError):
         return False
 

@@ -6,7 +6,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a spreadsheet recognises
 
 
 def printable(text: object) -> str:
-    """The text without control characters, direction marks and lone surrogates, each shown as its code: ``\\x1b``."""
+    """The text without control characters, direction marks and lone surrogates, each shown as its escape code."""
     return "".join(
         _code(letter) if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") else letter for letter in str(text)
     )
