@@ -6,6 +6,7 @@ until the new one is complete. Whoever writes several files that belong together
 """
 
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -20,8 +21,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
+DRAFT = ".semigpc-draft"
 LOCK = ".semigpc.lock"  # in a folder that is being written
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what file systems say that have none
 POLL = 0.2  # seconds between two attempts, where a process waits for a lock
@@ -31,10 +33,6 @@ Facts = dict[str, dict[str, Any]]
 
 class WriteError(OSError):
     """A file that could not be written; what was there before is intact. The message names the path and the way out."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
 
 
 class InUseError(RuntimeError):
@@ -56,7 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():
         raise WriteError(f"{path} could not be written: it is a folder or a device. Give the name of a file.")
-    draft = path.with_name(f".{uuid.uuid4().hex[:12]}.part-{path.name[-100:]}")  # names are 255 bytes at most
+    draft = path.with_name(f".{_short(path.name)}.{uuid.uuid4().hex[:8]}{DRAFT}{path.suffix}")
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,24 +71,35 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the errors of writing to ``path`` into a :class:`WriteError` that names it, the free space and the way out."""
+    """Turn an error of writing ``path`` into a :class:`WriteError`, which names it and the way out; others pass."""
     try:
         yield
-    except WriteError:
-        raise
     except OSError as error:
+        if isinstance(error, WriteError) or not _concerns(error, path):
+            raise
         raise WriteError(_unwritable(path, error)) from error
 
 
+def _concerns(error: OSError, path: Path) -> bool:
+    """Whether an error is about a file, its draft or the folders above, and not about something that was read meanwhile."""
+    named = None if error.filename is None else Path(os.fsdecode(error.filename))
+    return named is None or named in path.parents or named.parent == path.parent
+
+
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by UTF-8 text; lone surrogates, as names of files may hold, become a question mark."""
+    r"""Replace a file by UTF-8 text; lone surrogates, which names of files may hold, are written as \udcff and the like."""
     with replacing(path) as draft:
-        draft.write_bytes(text.encode("utf-8", "replace"))
+        draft.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file by plain values."""
+    """Replace a file by plain values, as JSON."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _short(name: str) -> str:
+    """At most 150 bytes of a name: file systems allow 255, of which a draft needs some."""
+    return os.fsdecode(os.fsencode(name)[:150])
 
 
 def _push(path: Path) -> None:
@@ -123,61 +132,59 @@ def _room(path: Path) -> str:
 
 
 @contextmanager
-def locked(path: Path, *, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Be the only process that writes a folder, or a file; held by the operating system, so it ends with the process.
+def locked(folder: Path, file: str = "", *, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Be the only process that writes a folder, or one file of it; the operating system ends this with the process.
 
-    The lock of a folder is a file in it (the folder is made if it is not there, and removed if nothing was written to it),
-    that of a file lies beside it; both name the process for others, and are gone afterwards.
+    The lock is a hidden file in the folder that names the process for others. The folder is made if it is not there, and
+    removed again if nothing was written to it.
 
     Args:
-        path: a folder, or a file if it has a suffix and is no folder.
-        waiting: wait for the other process instead of raising, and call this once with a message that names it.
+        folder: what is written. file: a file in it, if the rest of the folder is not concerned.
+        waiting: called once with a message that names the other process, which is then waited for.
 
     Raises:
-        InUseError: another process holds it. WriteError: the folder cannot be written.
+        InUseError: another process writes there, and ``waiting`` is None. WriteError: the folder cannot be written.
     """
-    is_file = bool(path.suffix) and not path.is_dir()
-    folder = path.parent if is_file else path
-    file = path.with_name(f".{path.name}.lock") if is_file else path / LOCK
-    with writing(path):
+    target, path = folder / file, folder / (f".{file}.lock" if file else LOCK)
+    with writing(target):
         folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(file, fallback_to_soft=False, poll_interval=POLL)
-    if _acquire(lock, file, path, waiting):
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # while it is held: who opened it before finds it unlinked and starts over
-                file.unlink()
-            lock.release()
-            with suppress(OSError):
-                folder.rmdir()  # fails unless empty
-    else:
+    lock = FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=POLL)
+    if not _acquire(lock, path, target, waiting):
         yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: a process that opened it before finds it unlinked and starts over
+            path.unlink()
+        lock.release()
+        with suppress(OSError):
+            folder.rmdir()  # only if it is empty
 
 
-def _acquire(lock: FileLock, file: Path, path: Path, waiting: Callable[[str], None] | None) -> bool:
-    """Whether the lock is held now; False where the file system has none."""
+def _acquire(lock: BaseFileLock, path: Path, target: Path, waiting: Callable[[str], None] | None) -> bool:
+    """Whether the lock is held now; False where the file system has no locks."""
     try:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            message = f"{path} is in use by {_holder(file)}"
+            message = f"{target} is in use by {_holder(path)}."
             if waiting is None:
-                advice = "Wait until it ends, stop it, or choose another place; nothing was changed."
-                raise InUseError(f"{message}. {advice}") from None
+                raise InUseError(
+                    f"{message} Wait until it ends, stop it, or choose another place. Nothing was changed."
+                ) from None
             waiting(message)
             lock.acquire()
-        holder = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": datetime.now().astimezone().isoformat("T", "seconds"),
-        }
-        file.write_text(json.dumps(holder | {"command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])}))
+        since = datetime.now().astimezone().isoformat(" ", "seconds")
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
+        path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": command}))
     except OSError as error:
         if error.errno in NO_LOCKS:
-            warnings.warn(f"{path} is on a file system without locks: nothing stops a second process there.", stacklevel=4)
+            warnings.warn(f"{target} is on a file system without locks: nothing stops a second process there.", stacklevel=4)
             return False
-        raise WriteError(_unwritable(file, error)) from error
+        if lock.is_locked:
+            lock.release()
+        raise WriteError(_unwritable(path, error)) from error
     return True
 
 
@@ -187,6 +194,13 @@ def _holder(file: Path) -> str:
         return f"{held['command']} (process {held['pid']} on {held['host']}, since {held['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process that has only just begun"
+
+
+def remove_drafts(folder: Path, file: str = "") -> None:
+    """Delete what a process left that was killed while it wrote a folder, or one file of it; only under its lock."""
+    for draft in folder.glob(f".{glob.escape(_short(file)) or '*'}.????????{DRAFT}*"):
+        with suppress(OSError):
+            draft.unlink()
 
 
 # Verifying ------------------------------------------------------------------------------------------------------------

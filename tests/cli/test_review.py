@@ -96,7 +96,9 @@ def test_one_folder_is_reviewed_by_one_server_and_exported_meanwhile(out: Path) 
     try:
         assert server.address.startswith("http://127.0.0.1:")
         assert len(server.address.rstrip("/").rsplit("/", 1)[1]) >= 32, "the secret"
-        refused("review", out, "--no-browser", code=2, words="is being reviewed by another process")
+        holder = f"(process {server.process.pid} on "
+        refused("review", out, "--no-browser", code=2, words=holder)
+        refused("label", out.parent / "data.parquet", "--out", out, "--overwrite", code=2, words=holder)
         assert semigpc("review", out, "--export").exit_code == 0
     finally:
         told, complaints = server.end(signal.SIGTERM)

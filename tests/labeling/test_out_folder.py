@@ -1,19 +1,20 @@
 """What the folder of labels may hold already."""
 
-import json
 from pathlib import Path
 
 import pyarrow
 import pytest
 
 from semigpc.data import DataError
+from semigpc.files import facts_of, write_json
 from semigpc.labeling.out_folder import OutFolder, content_hash, files_hash
 
 KEY = {"seed": 0, "labels content": "abc"}
 
 
 def finish(out: OutFolder) -> None:
-    out.write_text("project.json", json.dumps({"key": out.key}))
+    (out.path / "labels.csv").write_text("id,label\n")
+    write_json(out.path / "project.json", {"key": out.key, "files": facts_of(out.path, ["labels.csv"])})
     out.remove_parts()
 
 
@@ -37,6 +38,32 @@ def test_a_finished_folder_is_known(tmp_path: Path) -> None:
     finish(out)
     assert OutFolder(tmp_path / "out", KEY).check()
     assert not out.parts.exists()
+    assert out.altered() == []
+
+
+def test_what_has_changed_in_a_finished_folder_is_noticed_and_kept(tmp_path: Path) -> None:
+    out = OutFolder(tmp_path / "out", KEY)
+    out.begin()
+    finish(out)
+    (out.path / "labels.csv").write_text("id,label\nmine,")
+    assert out.altered() == ["labels.csv"]
+    assert out.set_aside(["labels.csv"]) == [
+        "labels.csv was not as semigpc label had written it; it is kept as labels.csv.changed."
+    ]
+    assert (out.path / "labels.csv.changed").read_text() == "id,label\nmine,"
+    assert out.altered() == ["labels.csv"]
+    assert out.set_aside(["labels.csv"]) == []
+
+
+def test_a_damaged_part_is_named(tmp_path: Path) -> None:
+    out = OutFolder(tmp_path / "out", KEY)
+    out.begin()
+    out.write_part(0, pyarrow.table({"a": list(range(1000))}))
+    content = bytearray(out.part(0).read_bytes())
+    content[len(content) // 3] ^= 255  # in the middle of a page
+    out.part(0).write_bytes(content)
+    with pytest.raises(DataError, match=r"00000\.parquet is damaged: .*the same command makes it again"):
+        out.read_part(0)
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -62,8 +89,6 @@ def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
         out.check()
     out.begin(afresh=True)
     assert (tmp_path / "reviews.jsonl").exists()
-    with pytest.raises(DataError, match="must be a folder"):
-        OutFolder(tmp_path / "reviews.jsonl", KEY).check()
     (tmp_path / "project.json").write_text("{")
     with pytest.raises(DataError, match=r"project\.json cannot be read"):
         out.check()

@@ -14,13 +14,14 @@ from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
 from semigpc.bench.graph_baselines import GRAPH_BASELINES, Rows
 from semigpc.data import ImageSet, ViewSource, eval_loader
+from semigpc.files import write_json
 from semigpc.recipes.field import BASES, PROBLEMS, REFINERS, field_experiment
 from semigpc.training import Listener, SettingError
 from semigpc.training.comparison import Cell, ComparisonListener, compare, finished_run, run_path
 from semigpc.training.experiment import Experiment
 from semigpc.training.loop import Material
 from semigpc.training.metrics import classification_metrics
-from semigpc.training.run_folder import RunFolder, groups_of, read_json, write_json
+from semigpc.training.run_folder import RunFolder, groups_of, read_json
 from semigpc.training.supplies import Supplies
 
 SEMIGPC = "SemiGPC"

@@ -1,7 +1,8 @@
 """The ``semigpc`` command: one file for each verb, which parses, calls and prints."""
 
+import warnings
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -66,6 +67,18 @@ def semigpc(
     """Options that stand before the verb."""
 
 
+def _note(message: Warning | str, category: type[Warning], *place: Any, **where: Any) -> None:
+    """Show a warning as a line for people, without the place in the code."""
+    if issubclass(category, UserWarning):
+        typer.echo(f"note: {message}", err=True)
+    else:
+        _show_warning(message, category, *place, **where)
+
+
+_show_warning = warnings.showwarning
+
+
 def main() -> None:
     """Entry point."""
+    warnings.showwarning = _note
     app()

@@ -57,7 +57,7 @@ def field(
     from semigpc.bench.field_summary import summarise
     from semigpc.cli.comparison_bars import ComparisonProgress
     from semigpc.cli.field_tables import field_remarks, problem_table, rank_table
-    from semigpc.training.run_folder import write_json
+    from semigpc.files import write_json
 
     if plot is not None and not plot.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {plot.parent}.", param_hint="--plot")

@@ -51,9 +51,9 @@ def compare_verb(
     from semigpc.cli.cells import figures_of, make_cells, mean_gain
     from semigpc.cli.comparison_bars import ComparisonProgress
     from semigpc.cli.tables import comparison_table, pairs_table
+    from semigpc.files import write_json
     from semigpc.report.comparison_page import write_comparison_report
     from semigpc.training.comparison import compare
-    from semigpc.training.run_folder import write_json
 
     console = Console(stderr=as_json, width=None if Console().is_terminal else 120)  # a file has no edge to fit into
     command = shlex.join(["semigpc", *sys.argv[1:]])

@@ -10,10 +10,16 @@ import typer
 
 USAGE, FAILURE, STOPPED = 2, 1, 130
 # How to go on after a stop, by an option that only such verbs have.
-GO_ON = {"resume": "Give the same command with --resume to go on.", "jobs": "Give the same command again to go on."}
+GO_ON = {
+    "resume": "Give the same command with --resume to go on.",
+    "jobs": "Give the same command again to go on.",
+    "out": "Give the same command again to go on.",
+}
 
 # By name, so that a verb which imports little stays quick; the first class of an error's ancestry that is listed decides.
 EXIT_CODES = {
+    "semigpc.files.InUseError": USAGE,
+    "semigpc.files.WriteError": FAILURE,
     "semigpc.training.settings.SettingError": USAGE,
     "semigpc.data.pictures.PictureError": FAILURE,  # a kind of DataError: the command was right, a file is broken
     "semigpc.data.dataset.DataError": USAGE,
@@ -79,7 +85,8 @@ def explain(error: BaseException, go_on: str = "") -> tuple[str, int]:
     for kind in type(error).__mro__:
         code = EXIT_CODES.get(f"{kind.__module__}.{kind.__qualname__}")
         if code is not None:
-            return f"{_paragraph(error)} {go_on if code == STOPPED else ''}".rstrip(), code
+            can_go_on = code == STOPPED or kind.__name__ == "WriteError"
+            return f"{_paragraph(error)} {go_on if can_go_on else ''}".rstrip(), code
     name = type(error).__name__
     advice = "This was not foreseen: run again with --debug, and report what it shows."
     return f"{name}: {' '.join(str(error).split())} {advice}", FAILURE

@@ -112,15 +112,18 @@ def _label(run: "LoadedRun", images: "ImageSet", head: str) -> list[Row]:
 
 
 def _write(rows: list[Row], path: Path) -> None:
+    from semigpc.files import replacing, write_json
+
     if path.suffix == ".json":
-        path.write_text(json.dumps(rows, indent=2) + "\n")
+        write_json(path, rows)
     elif path.suffix == ".parquet":
         import pyarrow
         from pyarrow import parquet
 
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        with replacing(path) as draft:
+            parquet.write_table(pyarrow.Table.from_pylist(rows), draft)
     else:
-        with path.open("w", newline="") as file:
+        with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows({**row, **{key: f"{row[key]:.6f}" for key in row if key.endswith("confidence")}} for row in rows)

@@ -140,12 +140,12 @@ def _run(
     from semigpc.cli.comparison_bars import ComparisonProgress
     from semigpc.cli.reproduce_figures import add_environments, begun, figures_of_group, finished, folder_name, paired, spelled
     from semigpc.cli.reproduce_tables import gains_table, remarks, results_table
+    from semigpc.files import write_json
     from semigpc.recipes.paper_table import select
     from semigpc.recipes.weights import check_weights
     from semigpc.report.comparison_page import write_comparison_report
     from semigpc.training import SettingError
     from semigpc.training.comparison import compare
-    from semigpc.training.run_folder import write_json
 
     if root is None:
         raise SettingError("the data have to come from somewhere: give their folder by --root. Only --list needs none.")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ from semigpc.data.cached_features import CachedFeatures
 from semigpc.data.dataset import DataError, ImageSet, Splits
 from semigpc.data.view_chunks import Chunk, ViewChunks
 from semigpc.data.workers import InOrder
+from semigpc.files import locked, remove_drafts
 
 SHARD = 512  # pictures: what an interruption loses at most, half a minute or so of work
 VARIABLE = "SEMIGPC_CACHE"
@@ -99,7 +101,7 @@ class FeatureCache:
         """Compute what is missing for these splits, and answer with all of it.
 
         Training pictures get V weak, V strong and the plain view, pictures to judge by the plain one alone. What is finished
-        stays on disk when this is interrupted.
+        stays on disk when this is interrupted. Another process that adds to the same cache is waited for.
 
         Args:
             splits: whose pictures.
@@ -109,6 +111,21 @@ class FeatureCache:
         """
         sets = dict(splits.parts())
         marks = {part: fingerprints(image_set) for part, image_set in sets.items()}
+        if any(self._missing(sets, marks)):
+            with locked(self.path, waiting=warnings.warn):  # then most of it is there
+                remove_drafts(self.path)
+                self._compute(sets, marks, embed, workers, progress)
+        return self._gather(sets, marks)
+
+    def _compute(
+        self,
+        sets: Mapping[str, ImageSet],
+        marks: Mapping[str, list[bytes]],
+        embed: Embed,
+        workers: int,
+        progress: Progress | None,
+    ) -> None:
+        """Add what is missing, shard by shard."""
         chunks = list(self._missing(sets, marks))
         total, done = sum(len(chunk.indices) for chunk in chunks), 0
         stream = ViewChunks(sets, chunks, Augment(self.key.augment))
@@ -123,7 +140,6 @@ class FeatureCache:
                 progress(done, total)
         if waiting:
             self._write(waiting)
-        return self._gather(sets, marks)
 
     def _missing(self, sets: Mapping[str, ImageSet], marks: Mapping[str, list[bytes]]) -> Iterable[Chunk]:
         """Training pictures first; what both kinds of part share is computed once."""

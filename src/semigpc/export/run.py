@@ -1,7 +1,6 @@
 """A run folder to a file and what is to be known of it."""
 
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,12 @@ from semigpc.export.check import LARGE_BATCH, TOLERANCE, DifferenceError, differ
 from semigpc.export.facts import facts_of
 from semigpc.export.formats import FORMATS, Format, NotExportableError
 from semigpc.export.network import ExportedNetwork, bare
+from semigpc.files import replacing, write_json, writing
 from semigpc.gp import KernelHead, NoExpansionError
 from semigpc.models import Classifier, OnFrozen
 from semigpc.training.answering import Answering
 from semigpc.training.inference import Choice, LoadedRun, load_run
-from semigpc.training.run_folder import RunError, write_json
+from semigpc.training.run_folder import RunError
 from semigpc.training.settings import SettingError
 
 Kind = Literal["onnx", "torch"]
@@ -66,8 +66,9 @@ def export_run(
     network, gp = bare(run.network), None if run.gp is None else run.gp.cpu()
     exported = _assembled(run, network, heads)
     rows = rows_of(run)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as drafts:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path), TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as drafts:
         draft = Path(drafts) / path.name
         say(f"Writing {path.name}", 0, None)
         form.write(exported, run.experiment.augment.image_size, draft)
@@ -85,7 +86,8 @@ def export_run(
         facts = {"file": path.name, "format": kind} | facts_of(run, exported, rows, found)
         write_json(_beside(draft), facts)
         for file in sorted(Path(drafts).iterdir(), key=lambda file: file == draft):  # the model last
-            shutil.move(file, path.parent / file.name)
+            with replacing(path.parent / file.name) as place:
+                file.replace(place)
     return Exported(path, facts)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from semigpc.data.dataset import DataError, listed
+from semigpc.files import write_json
 from semigpc.labeling.hand_tables import own_names, write_hand_table
 from semigpc.labeling.project import Project
 from semigpc.labeling.strata import BANDS, PseudoLabels, Stratum, allocate
@@ -116,10 +117,5 @@ def draw_sample(project: Project, sample: int = 200, *, seed: int = 0, overwrite
 def write_facts(project: Project, facts: dict[str, Any]) -> Path:
     """audit.json, all at once."""
     path = project.folder / FACTS
-    draft = path.with_name(f".{FACTS}.part")
-    try:
-        draft.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}. Make room, or mend the folder.") from error
+    write_json(path, facts)
     return path

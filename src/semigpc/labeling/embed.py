@@ -12,6 +12,7 @@ from semigpc.data import DataError
 from semigpc.data.listing import EXTENSIONS, pictures_below
 from semigpc.data.pictures import PictureError
 from semigpc.data.workers import InOrder
+from semigpc.files import locked, remove_drafts
 from semigpc.labeling.embedding_table import Bad, EmbeddingParts, EmbeddingTable, TableKey, printable
 from semigpc.labeling.network import AUTO, Network, all_threads
 from semigpc.labeling.square_pictures import SquarePictures, workers_end_first
@@ -92,7 +93,15 @@ def embed_folder(
         PictureError: some pictures cannot be read. What could be read is kept for the next call.
         DataError: there are no pictures, or ``out`` cannot be written or holds something else.
     """
-    config, table = config or EmbedConfig(), EmbeddingTable(out)
+    table = EmbeddingTable(out)
+    with locked(out.parent, out.name):
+        remove_drafts(out.parent, out.name)
+        return _embed_folder(folder, table, config or EmbedConfig(), skip_bad, overwrite, progress)
+
+
+def _embed_folder(
+    folder: Path, table: EmbeddingTable, config: EmbedConfig, skip_bad: bool, overwrite: bool, progress: Progress | None
+) -> EmbedResult:
     root, marks, bad = _found(folder)
     digest = _digest(marks, bad)
     network = Network(config.model, config.pretrained, config.image_size)
@@ -106,7 +115,7 @@ def embed_folder(
     if not overwrite and (held := table.held(key, digest)) is not None:
         table.remove_parts()  # left by a stop at the very end
         _list_bad(held.bad, held.rows, table, skip_bad=skip_bad)
-        return EmbedResult(out, held.rows, held.bad, None, key)
+        return EmbedResult(table.path, held.rows, held.bad, None, key)
     parts = EmbeddingParts(table.parts, key, overwrite=overwrite)
     missing = parts.missing(marks)
     broken = _embed(network, root, missing, marks, parts, config, progress) if missing else []
@@ -115,7 +124,7 @@ def embed_folder(
     _list_bad(bad, len(good), table, skip_bad=skip_bad)
     table.write(parts.groups(good, marks), key, pictures=digest, bad=bad)
     table.remove_parts()
-    return EmbedResult(out, len(good), bad, len(missing) - len(broken), key)
+    return EmbedResult(table.path, len(good), bad, len(missing) - len(broken), key)
 
 
 def _found(folder: Path) -> tuple[Path, dict[str, str], list[Bad]]:

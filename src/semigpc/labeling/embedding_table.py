@@ -4,7 +4,6 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from semigpc.data import DataError
+from semigpc.files import remove_drafts, replacing, write_text, writing
 
 PART = 512  # rows: what an interruption loses at most, half a minute or so of work
 GROUP = 4096  # rows that are written to the table together
@@ -89,31 +89,24 @@ class EmbeddingTable:
                 f"{self.path} is there already, with {rows} rows, and was made of other pictures: some were added, "
                 f"taken away or changed since. {WAY_OUT}"
             )
+        _check_whole(self.path)
         return Held(rows, [(name, reason) for name, reason in facts["bad"]])
 
     def write(self, groups: Iterator[tuple[list[str], Matrix]], key: TableKey, *, pictures: str, bad: list[Bad]) -> None:
         """Names and embeddings, a row group at a time."""
-        draft = _draft(self.parts / "table")
-        try:
-            with parquet.ParquetWriter(draft, key.schema(pictures=pictures, bad=bad), **_STORED) as writer:
-                for names, embeddings in groups:
-                    writer.write_table(_table(writer.schema, names, embeddings))
-            draft.replace(self.path)
-        except OSError as error:
-            with suppress(OSError):
-                draft.unlink()
-            raise _unwritable(self.path, error) from error
+        schema = key.schema(pictures=pictures, bad=bad)
+        with replacing(self.path) as draft, parquet.ParquetWriter(draft, schema, **_STORED) as writer:
+            for names, embeddings in groups:
+                writer.write_table(_table(schema, names, embeddings))
 
     def write_bad(self, bad: Sequence[Bad]) -> Path:
         """All pictures that cannot be used, one a line, name and reason apart by a tab, beside the table; no file if none."""
         path = self.path.with_name(self.path.name + ".bad.txt")
-        try:
-            if bad:
-                path.write_text("".join(f"{printable(name)}\t{reason}\n" for name, reason in bad), encoding="utf-8")
-            else:
+        if bad:
+            write_text(path, "".join(f"{printable(name)}\t{reason}\n" for name, reason in bad))
+        else:
+            with writing(path):
                 path.unlink(missing_ok=True)
-        except OSError as error:
-            raise _unwritable(path, error) from error
         return path
 
     def remove_parts(self) -> None:
@@ -135,10 +128,9 @@ class EmbeddingParts:
         self.key, self.folder = key, folder
         self._schema = key.schema(("mark", pyarrow.string()))
         self._waiting: list[tuple[list[str], list[str], Matrix]] = []
-        try:
+        with writing(folder):
             self.folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise _unwritable(folder, error) from error
+        remove_drafts(folder)
         for file in self._files():
             facts, _ = _facts(file)
             other = key.difference(facts or {})
@@ -167,14 +159,8 @@ class EmbeddingParts:
             return
         names, marks = ([value for rows in self._waiting for value in rows[i]] for i in (0, 1))
         embeddings = np.concatenate([rows for _, _, rows in self._waiting])
-        draft = _draft(self.folder / "part")
-        try:
+        with replacing(self.folder / f"part-{uuid.uuid4().hex[:12]}.parquet") as draft:
             parquet.write_table(_table(self._schema, names, embeddings, marks), draft, **_STORED)
-            draft.replace(self.folder / f"part-{uuid.uuid4().hex[:12]}.parquet")
-        except OSError as error:
-            with suppress(OSError):
-                draft.unlink()
-            raise _unwritable(self.folder, error) from error
         self._waiting = []
 
     def groups(self, names: Sequence[str], marks: Mapping[str, str]) -> Iterator[tuple[list[str], Matrix]]:
@@ -203,7 +189,8 @@ class EmbeddingParts:
         return matrix
 
 
-_STORED: dict[str, Any] = {"compression": "none", "use_dictionary": False}  # embeddings look like noise to a compressor
+# Embeddings look like noise to a compressor; checksums make a damaged file known when it is read.
+_STORED: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
 
 
 def _table(schema: Any, names: list[str], embeddings: Matrix, *extra: list[str]) -> Any:
@@ -224,25 +211,25 @@ def _facts(path: Path) -> tuple[dict[str, Any] | None, int]:
     return (facts if isinstance(facts, dict) else None), rows
 
 
+def _check_whole(path: Path) -> None:
+    """Read all of a table, whose checksums tell damage."""
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            for _ in file.iter_batches(GROUP):
+                pass
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
 def _read(path: Path, columns: list[str]) -> Any:
     try:
-        return parquet.read_table(path, columns=columns, partitioning=None)
+        return parquet.read_table(path, columns=columns, partitioning=None, page_checksum_verification=True)
     except (pyarrow.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"{path} cannot be read: {error}. Delete that file; its embeddings will be made again.")
-
-
-def _unwritable(path: Path, error: OSError) -> DataError:
-    return DataError(
-        f"{path} cannot be written: {error.strerror or error}. Make room, or write elsewhere; finished parts are kept."
-    )
-
-
-def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
 
 
 def _short(value: Any) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from semigpc.data.dataset import DataError
+from semigpc.files import replacing
 
 
 def write_hand_table(
@@ -19,7 +20,7 @@ def write_hand_table(
         overwrite: replace a table in which somebody has written.
 
     Raises:
-        DataError: somebody has written into the file that is there, or it cannot be written.
+        DataError: somebody has written into the file that is there. WriteError: it cannot be written.
     """
     written = 0 if overwrite or not path.exists() else _written(path, blank)
     if written:
@@ -27,13 +28,8 @@ def write_hand_table(
             f"{path} is there already, and {written} rows of it have something in the column {blank!r}. Use them first, move "
             "the file away, or give --overwrite to replace it."
         )
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        with draft.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([header, *rows])
-        draft.replace(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}. Make room, or mend the folder.") from error
+    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
 
 def own_names(names: Sequence[str], id_name: str) -> list[str]:

@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from semigpc.data.dataset import DataError
 from semigpc.data.folder import ordered
 from semigpc.estimator import SemiGPClassifier
+from semigpc.files import facts_of, locked, write_json, write_text
 from semigpc.labeling.facts import summarise
 from semigpc.labeling.given import Matching
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, is_picture_folder, open_inputs
@@ -57,7 +59,15 @@ def label_data(settings: LabelSettings, *, overwrite: bool = False, progress: Pr
 
     Raises:
         DataError: something is not there, cannot be meant, or would replace other labels.
+        InUseError: another process writes that folder. WriteError: the disk is full, or the folder is read-only.
     """
+    if settings.out.exists() and not settings.out.is_dir():
+        raise DataError(f"--out must be a folder; {settings.out} is a file.")
+    with locked(settings.out):
+        return _label_data(settings, overwrite, progress)
+
+
+def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress | None) -> dict[str, Any]:
     began = time.monotonic()
     if not overwrite:
         OutFolder(settings.out, _key(settings, "")).check(ignoring=DATA)  # before pictures are embedded
@@ -65,7 +75,8 @@ def label_data(settings: LabelSettings, *, overwrite: bool = False, progress: Pr
     out = OutFolder(settings.out, _key(settings, files_hash(inputs.source.files)))
     written = {"images": _text(inputs.images), "image_url": settings.image_url, "report": settings.report}
     finished = not overwrite and out.check()
-    held = _held_summary(out, written) if finished else None
+    changed = out.altered() if finished else []
+    held = _held_summary(out, written) if finished and not changed else None
     if held is not None:
         return held
 
@@ -83,20 +94,21 @@ def label_data(settings: LabelSettings, *, overwrite: bool = False, progress: Pr
     if progress is not None:
         progress("fitting", 0, None)
     model, notes = fit(found, settings)
-    inputs.notes.extend(notes)
+    inputs.notes.extend([*notes, *out.set_aside(changed)])
 
     out.begin(afresh=overwrite or finished)  # not before: what cannot be labelled replaces nothing, and leaves nothing behind
     parts = _label_parts(out, inputs, model, found, size, progress)
     studio = LabelStudio(inputs.images, settings.image_url, f"semigpc-{version('semigpc')}")
-    tally = write_tables(parts, settings.out, inputs.source.id_name, studio)
+    tally = write_tables(map(out.read_part, range(parts)), settings.out, inputs.source.id_name, studio)
     classes = ordered(set(found.labels))
-    out.write_text("label_studio.xml", studio.interface(classes))
+    write_text(settings.out / "label_studio.xml", studio.interface(classes))
     summary = summarise(settings, inputs, found, model, tally, progress) | {"seconds": round(time.monotonic() - began, 3)}
-    out.write_json("summary.json", summary)
+    write_json(settings.out / "summary.json", summary)
     if settings.report:
         write_labeling_report(settings.out / "report.html", summary)
     own = {"classes": classes, "counts": summary["statuses"], "written": written, "key": out.key}
-    out.write_json(FILE, _project(settings, inputs, found, model) | own)
+    files = facts_of(settings.out, (name for name in WRITTEN if name != FILE))
+    write_json(settings.out / FILE, _project(settings, inputs, found, model) | own | {"files": files})
     out.remove_parts()
     return summary
 
@@ -147,18 +159,18 @@ def parameters(model: SemiGPClassifier) -> dict[str, Any]:
 
 def _label_parts(
     out: OutFolder, inputs: Inputs, model: SemiGPClassifier, found: Scan, size: int, progress: Progress | None
-) -> list[Path]:
-    """Label the shards that are not there yet."""
+) -> int:
+    """Label the shards that are not there yet; returns how many there are in all."""
     parts = [out.part(number) for number in range(-(-found.rows // size))]
     if all(part.exists() for part in parts):
-        return parts
+        return len(parts)
     labeller = Labeller(model, found, inputs.source.id_name)
     for number, batch in enumerate(inputs.source.batches(size)):
         if not parts[number].exists():
             out.write_part(number, labeller.table(batch))
         if progress is not None:
             progress("labelling", batch.first + len(batch.ids), found.rows)
-    return parts
+    return len(parts)
 
 
 def _key(settings: LabelSettings, data: str) -> Key:

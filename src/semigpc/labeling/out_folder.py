@@ -15,6 +15,7 @@ import pyarrow
 from pyarrow import parquet
 
 from semigpc.data.dataset import DataError
+from semigpc.files import altered, remove_drafts, replacing, write_json, writing
 
 WRITTEN = (
     "project.json",
@@ -61,8 +62,6 @@ class OutFolder:
         Raises:
             DataError: the folder holds labels that were made otherwise, or files that are not ours to replace.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise DataError(f"--out must be a folder; {self.path} is a file.")
         if any((self.path / name).exists() for name in (PARTIAL, COMPLETE)):
             raise DataError(f"{self.path} holds labels that were made by --engine ray. {ADVICE}")
         finished = _read_key(self.path / "project.json", inside=True)
@@ -82,8 +81,24 @@ class OutFolder:
         """Make it ready for parts; those that are there already stay, unless all is to be done ``afresh``."""
         if afresh:
             self.clear()
-        self.parts.mkdir(parents=True, exist_ok=True)
-        self.write_text("parts/key.json", json.dumps(self.key, indent=2) + "\n")
+        remove_drafts(self.path)
+        remove_drafts(self.parts)
+        write_json(self.parts / "key.json", self.key)
+
+    def altered(self) -> list[str]:
+        """Files of a finished folder that are gone or are not what was written, by the sizes and hashes in project.json."""
+        files = json.loads((self.path / "project.json").read_text(encoding="utf-8")).get("files")
+        return altered(self.path, files) if isinstance(files, dict) else [name for name in WRITTEN if name != "project.json"]
+
+    def set_aside(self, names: Sequence[str]) -> list[str]:
+        """Rename files that somebody changed, before they are written again; returns a note for each."""
+        notes = []
+        for path in (self.path / name for name in names if (self.path / name).exists()):
+            kept = path.with_name(f"{path.name}.changed")
+            with writing(path):
+                path.replace(kept)
+            notes.append(f"{path.name} was not as semigpc label had written it; it is kept as {kept.name}.")
+        return notes
 
     def clear(self) -> None:
         """Remove what labelling wrote, and nothing else."""
@@ -108,20 +123,22 @@ class OutFolder:
 
     def write_part(self, number: int, table: pyarrow.Table) -> None:
         """One shard, which appears under its name when it is complete."""
-        draft = self.parts / f".{number:05d}.part"
-        parquet.write_table(table, draft)
-        draft.replace(self.part(number))
+        with replacing(self.part(number)) as draft:
+            parquet.write_table(table, draft, write_page_checksum=True)
 
-    def write_text(self, name: str, text: str) -> None:
-        """A file, all at once."""
-        path = self.path / name
-        draft = path.with_name(f".{path.name}.part")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+    def read_part(self, number: int) -> pyarrow.Table:
+        """A finished shard.
 
-    def write_json(self, name: str, value: dict[str, Any]) -> None:
-        """The same for plain values."""
-        self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        Raises:
+            DataError: it was damaged since.
+        """
+        try:
+            return parquet.read_table(self.part(number), partitioning=None, page_checksum_verification=True)
+        except (OSError, pyarrow.ArrowException) as error:
+            told = " ".join(str(error).split())
+            raise DataError(
+                f"{self.part(number)} is damaged: {told}. Delete that file; the same command makes it again."
+            ) from error
 
     def remove_parts(self) -> None:
         """They are in the tables now."""

@@ -4,7 +4,6 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -14,6 +13,7 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
+from semigpc.files import replacing
 from semigpc.labeling.label_studio import LabelStudio
 from semigpc.labeling.parts import OTHERS, schema_of
 
@@ -43,18 +43,21 @@ class Tally:
         self.outliers = sorted([*self.outliers, *found], key=lambda entry: -entry["variance"])[:LISTED]
 
 
-def write_tables(parts: Iterable[Path], out: Path, id_name: str, studio: LabelStudio) -> Tally:
+def write_tables(parts: Iterable[pyarrow.Table], out: Path, id_name: str, studio: LabelStudio) -> Tally:
     """Write the tables part by part, so that only one is in memory; each file appears when it is complete."""
-    tally, drafts = Tally(), {name: out / f".{name}.part" for name in ("labels.parquet", "labels.csv", "label_studio.json")}
-    with ExitStack() as stack:
-        table_file = stack.enter_context(parquet.ParquetWriter(drafts["labels.parquet"], schema_of(id_name)))
-        csv_file = stack.enter_context(drafts["labels.csv"].open("w", newline="", encoding="utf-8"))
-        studio_file = stack.enter_context(drafts["label_studio.json"].open("w", encoding="utf-8"))
+    tally = Tally()
+    with (
+        replacing(out / "labels.parquet") as table_draft,
+        replacing(out / "labels.csv") as csv_draft,
+        replacing(out / "label_studio.json") as studio_draft,
+        parquet.ParquetWriter(table_draft, schema_of(id_name)) as table_file,
+        csv_draft.open("w", newline="", encoding="utf-8") as csv_file,
+        studio_draft.open("w", encoding="utf-8") as studio_file,
+    ):
         writer = csv.writer(csv_file)
         writer.writerow([id_name, *OTHERS])
         separator = "[\n"
-        for part in parts:
-            table = parquet.read_table(part, partitioning=None)
+        for table in parts:
             table_file.write_table(table)
             writer.writerows(_csv_rows(table, id_name))
             for task in studio.tasks(table, id_name):
@@ -62,8 +65,6 @@ def write_tables(parts: Iterable[Path], out: Path, id_name: str, studio: LabelSt
                 separator = ",\n"
             tally.add(table, id_name)
         studio_file.write("\n]\n")
-    for name, draft in drafts.items():
-        draft.replace(out / name)
     return tally
 
 

@@ -17,7 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +27,7 @@ import numpy as np
 
 from semigpc.data.dataset import DataError
 from semigpc.estimator import SemiGPClassifier
+from semigpc.files import locked
 from semigpc.labeling.bulk import COMPARED, Gathering, Labelling, check_over_partitions, joined_tally, sample_bound
 from semigpc.labeling.bulk_folder import BulkFolder
 from semigpc.labeling.facts import summarise
@@ -38,7 +39,7 @@ from semigpc.labeling.partitions import Partitions, passed_over_note
 from semigpc.labeling.parts import Labeller
 from semigpc.labeling.ray_worker import Task, work_on
 from semigpc.labeling.scan import SAMPLE, Gathered, Progress, Scan, told_bad
-from semigpc.labeling.stores import Store
+from semigpc.labeling.stores import Address, Store
 from semigpc.report.labeling_page import write_labeling_report
 
 OBJECT_STORE = 2**29  # bytes of shared memory that a Ray of our own may take: it holds the model and little else
@@ -60,8 +61,13 @@ def label_on_ray(settings: LabelSettings, *, overwrite: bool = False, progress: 
         DataError: something is not there, cannot be meant, or would replace other labels.
         ImportError: there is no Ray. OSError: a partition could not be written, or workers died again and again.
     """
-    began = time.monotonic()
     _check_apart(settings)
+    with nullcontext() if isinstance(settings.out, Address) else locked(settings.out):  # object stores have no locks
+        return _label_on_ray(settings, overwrite, progress)
+
+
+def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress | None) -> dict[str, Any]:
+    began = time.monotonic()
     partitions = Partitions(Store(settings.data), asked_columns(settings))
     inputs = table_inputs(settings, partitions.source, settings.data)
     inputs.notes.extend(passed_over_note(partitions.passed_over))

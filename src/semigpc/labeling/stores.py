@@ -12,6 +12,7 @@ import pyarrow
 from pyarrow import fs, parquet
 
 from semigpc.data.dataset import DataError
+from semigpc.files import replacing
 
 SCHEME = "://"
 
@@ -128,6 +129,10 @@ class Store:
 
     def _write(self, name: str, write: Callable[[pyarrow.NativeFile], None]) -> None:
         """Under a name of its own for every attempt: a worker that was given up may still be writing."""
+        if not self.is_remote:
+            with replacing(Path(self.path(name))) as file, self.files.open_output_stream(str(file)) as sink:
+                write(sink)
+            return
         folder, _, last = name.rpartition("/")
         draft = self.path(f"{folder}/" * bool(folder) + f".{last}.{uuid.uuid4().hex[:8]}.part")
         self.files.create_dir(self.path(folder).rstrip("/"), recursive=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from semigpc.files import write_text
 from semigpc.report import wording
 
 FOLDED = 40  # tables with more rows start folded
@@ -28,5 +29,5 @@ def write_page(path: Path, template: str, context: dict[str, Any]) -> Path:
         metric=wording.metric_name,
     )
     page = environment.get_template(template).render(folded=FOLDED, **context)
-    path.write_text(page, encoding="utf-8")
+    write_text(path, page)
     return path

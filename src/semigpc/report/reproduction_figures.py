@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from semigpc.files import replacing
 from semigpc.report.chart_style import BLUE, FONT, GREEN, GREY, MUTED, NAMED, ORANGE
 
 COLUMNS = 3
@@ -17,7 +18,8 @@ STYLES = {"none": ("algorithms alone", BLUE), "similarity": ("with a kernel aver
 
 def draw_class_recall(figures: Mapping[str, Any], path: Path) -> None:
     """Save :func:`class_recall_figure` as a PNG."""
-    class_recall_figure(figures).savefig(path, format="png")
+    with replacing(path) as draft:
+        class_recall_figure(figures).savefig(draft, format="png")
 
 
 def class_recall_figure(figures: Mapping[str, Any]) -> Figure:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from semigpc.files import replacing
 from semigpc.toy import COUNTS, N_DRAWS, OUTLIER, THRESHOLD, ConfidenceMap, Propagation, ToyData
 
 # Chosen to be told apart in normal vision and in each of the three colour blindnesses, in full and faded to half.
@@ -86,7 +87,8 @@ def save_png(figure: Figure, path: Path) -> None:
     """Write a figure 1800 pixels wide, small and without a version stamp: equal pictures are equal files."""
     drawn = BytesIO()
     figure.savefig(drawn, dpi=PIXELS_PER_INCH, format="png")
-    Image.open(drawn).convert("RGB").save(path, format="png")
+    with replacing(path) as draft:
+        Image.open(drawn).convert("RGB").save(draft, format="png")
 
 
 def _panels(rows: int, *, title: float, footer: float) -> tuple[Figure, NDArray[np.object_]]:

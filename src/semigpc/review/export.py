@@ -1,6 +1,5 @@
 """What a review leaves behind: tables of all rows, and the labels by humans for the next round of labelling."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import pyarrow
 from pyarrow import csv, parquet
 
+from semigpc.files import replacing
 from semigpc.labeling.project import Project
 from semigpc.review.beliefs import STATUSES, Beliefs
 from semigpc.review.history import Answer
@@ -51,10 +51,5 @@ def write_reviewed(project: Project, beliefs: Beliefs, answers: dict[int, Answer
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:
-    """A file that is there whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(beside)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as draft:
+        write(draft)

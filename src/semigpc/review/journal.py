@@ -7,13 +7,13 @@ ever added; an undo is a line that names the step it takes back.
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from semigpc.data import DataError
+from semigpc.files import writing
 
 NAME = "reviews.jsonl"
 Action = Literal["accept", "correct", "skip", "undo"]
@@ -65,7 +65,7 @@ def now() -> str:
 
 
 class Journal:
-    """The file, read at once and then open for appending.
+    """The file, read at once and then open for appending by the one process that holds the lock of its folder.
 
     A last line that a crash cut off is taken out, as nobody was ever told that it is saved; ``torn`` holds what was left of it.
 
@@ -74,7 +74,7 @@ class Journal:
         read_only: leave the file as it is, also while another process appends to it.
 
     Raises:
-        DataError: a line in the middle cannot be understood, or another process appends to the file.
+        DataError: a line in the middle cannot be understood.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -82,8 +82,8 @@ class Journal:
         self.torn: str | None = None
         self._file: IO[bytes] | None = None
         if not read_only:
-            self._file = path.open("ab", buffering=0)
-            self._lock()
+            with writing(path):
+                self._file = path.open("ab", buffering=0)
         try:
             self.entries = self._read()
         except BaseException:
@@ -104,23 +104,9 @@ class Journal:
         self.entries.append(entry)
 
     def close(self) -> None:
-        """Let another process append."""
+        """Nothing more is appended."""
         if self._file is not None:
             self._file.close()
-
-    def _lock(self) -> None:
-        with suppress(ImportError):  # Windows has no such locks: there, two servers at once are the user's own care
-            import fcntl
-
-            assert self._file is not None
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                self.close()
-                raise DataError(
-                    f"{self.path.parent} is being reviewed by another process, and only one may write {self.path.name}. "
-                    "Use its page, in as many tabs as you like, or stop it first."
-                ) from None
 
     def _read(self) -> list[Entry]:
         content = self.path.read_bytes() if self.path.exists() else b""

@@ -5,6 +5,7 @@ Every answer is appended to ``reviews.jsonl`` first and then told to the model; 
 
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from semigpc.data import DataError
+from semigpc.files import locked
 from semigpc.labeling.project import Project
 from semigpc.review.beliefs import STATUSES, Beliefs
 from semigpc.review.class_names import checked_name
@@ -54,26 +56,34 @@ class Session:
         read_only: answer questions and export, but take no answers.
 
     Raises:
-        DataError: ``reviews.jsonl`` does not fit the data, or another process writes it.
+        DataError: ``reviews.jsonl`` does not fit the data. InUseError: another process reviews or labels there.
     """
 
     def __init__(self, project: Project, *, read_only: bool = False) -> None:
         self.project = project
         self._lock = threading.RLock()
+        self._closing = ExitStack()
+        if not read_only:
+            self._closing.enter_context(locked(project.folder))
+        try:
+            self._open(read_only)
+        except BaseException:
+            self._closing.close()
+            raise
+
+    def _open(self, read_only: bool) -> None:
+        project = self.project
         self._rows = {name: row for row, name in enumerate(project.ids)}
         self.journal = Journal(project.folder / NAME, read_only=read_only)
-        try:
-            self.history = History(self._rows)
-            for entry in self.journal.entries:
-                self.history.apply(entry)
-            self.beliefs = Beliefs(project, project.model())
-            self.kinds = np.zeros(len(self.beliefs), np.uint8)
-            self.waiting = Waiting(self.beliefs, self.kinds)
-            self._judged = self.beliefs.generation
-            self._settle(list(self.history.answers), NOTHING)
-        except BaseException:
-            self.journal.close()
-            raise
+        self._closing.callback(self.journal.close)
+        self.history = History(self._rows)
+        for entry in self.journal.entries:
+            self.history.apply(entry)
+        self.beliefs = Beliefs(project, project.model())
+        self.kinds = np.zeros(len(self.beliefs), np.uint8)
+        self.waiting = Waiting(self.beliefs, self.kinds)
+        self._judged = self.beliefs.generation
+        self._settle(list(self.history.answers), NOTHING)
         self.replayed = len(self.journal.entries)
 
     def __len__(self) -> int:
@@ -81,7 +91,7 @@ class Session:
 
     def close(self) -> None:
         """Let another process review this folder."""
-        self.journal.close()
+        self._closing.close()
 
     def accept(
         self,

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from semigpc.files import altered, locked, write_json
 from semigpc.training.experiment import Experiment
 from semigpc.training.journal import METRIC, Listener
 from semigpc.training.loop import Stopped, load_splits, train, view_source
-from semigpc.training.run_folder import RunError, RunFolder, read_json, write_json
+from semigpc.training.run_folder import RunError, RunFolder, read_json
 from semigpc.training.state import build_fabric
 from semigpc.training.supplies import Supplies, same_material
 
@@ -80,7 +81,21 @@ def compare(
     if len(set(names)) < len(names):
         raise RunError(f"every cell needs its own algorithm, add-on and refiner; got {', '.join(names)}.")
     listener = listener or ComparisonListener()
-    path.mkdir(parents=True, exist_ok=True)
+    with locked(path):
+        return _compare(cells, seeds, path, title=title, command=command, jobs=jobs, listener=listener)
+
+
+def _compare(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    path: Path,
+    *,
+    title: str,
+    command: str,
+    jobs: int,
+    listener: ComparisonListener,
+) -> dict[str, Any]:
+    names = [cell.name for cell in cells]
     missing = []
     for seed in seeds:
         for cell in cells:
@@ -124,7 +139,12 @@ def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
             "Compare into another folder (--out), or delete that one."
         )
     summary: dict[str, Any] = read_json(folder.summary, "it was never finished")
-    return summary if summary["status"] == "finished" else None
+    if summary["status"] != "finished":
+        return None
+    there = [name for name in altered(folder.path, summary["files"]) if (folder.path / name).exists()]  # checkpoints may go
+    if there:
+        raise RunError(f"{folder.path} was finished, but {there[0]} has changed since. Delete that folder to run it again.")
+    return summary
 
 
 def _compute_features(missing: list[tuple[Cell, int]], listener: ComparisonListener) -> None:

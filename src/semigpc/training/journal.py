@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from semigpc.data import ImageSet, Splits, ViewSource, eval_loader
+from semigpc.files import write_json
 from semigpc.training.evaluate import evaluate, gp_of, headline_head, predict, refilled
 from semigpc.training.experiment import Experiment
 from semigpc.training.pseudo_stats import PseudoLabelStats
-from semigpc.training.run_folder import RunFolder, write_json
+from semigpc.training.run_folder import RunFolder
 from semigpc.training.screening import screening
 from semigpc.training.state import Trainer
 from semigpc.types import Batch, StepOutput
@@ -150,7 +151,7 @@ class Journal:
             "gp": None if gp is None else gp.facts(),
         }
         if self.folder.writes:
-            write_json(self.folder.summary, summary)
+            write_json(self.folder.summary, summary | {"files": self.folder.facts()})
         if self._board is not None:
             self._board.close()
         return summary

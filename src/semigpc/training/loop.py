@@ -67,23 +67,34 @@ def train(
         material: of this very experiment, where somebody has it at hand; otherwise it is loaded.
 
     Raises:
-        RunError: the folder holds a run already, or one with other settings or data.
+        RunError: the folder holds a run already, or one with other settings or data. InUseError: another process trains there.
         ProcessesError: processes that train together were started differently.
-        DataError: the data cannot be used. DivergedError: the loss is not finite. CheckpointError: the disk is full.
+        DataError: the data cannot be used. DivergedError: the loss is not finite. WriteError: the disk is full.
         Stopped: after Ctrl-C, once everything is saved.
     """
+    folder = RunFolder(path) if fabric is None or fabric.is_global_zero else Bystander(path)
+    with folder.locked():
+        return _train(experiment, folder, resume, listener or Listener(), fabric, material)
+
+
+def _train(
+    experiment: Experiment,
+    folder: RunFolder,
+    resume: bool,
+    listener: Listener,
+    fabric: Fabric | None,
+    material: Material | None,
+) -> dict[str, Any]:
     splits = load_splits(experiment) if material is None else material.splits
     groups = groups_of(splits)
     if fabric is not None:
         check_same_everywhere(experiment, splits, fabric)
-    folder = RunFolder(path) if fabric is None or fabric.is_global_zero else Bystander(path)
     begun = resume and folder.writes and folder.config.exists()
     if begun:
         folder.check_same(experiment, splits)
     else:
         folder.refuse_if_taken()
 
-    listener = listener or Listener()
     with _own_random_numbers(experiment):
         fabric = fabric or build_fabric(experiment)
         if material is None:

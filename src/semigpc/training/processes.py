@@ -198,6 +198,11 @@ class Bystander(RunFolder):
 
     writes = False
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """The first process does."""
+        yield
+
     def refuse_if_taken(self) -> None:
         """The first process does."""
 

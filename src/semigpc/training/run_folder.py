@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from semigpc.data import Splits
+from semigpc.files import Facts, facts_of, locked, remove_drafts, replacing, write_json, write_text, writing
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import class_groups
 from semigpc.training.settings import dotted_keys
@@ -39,6 +42,14 @@ class RunFolder:
         self.last = path / "checkpoints" / "last.safetensors"
         self.best = path / "checkpoints" / "best.safetensors"
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only process that trains there; what one that was killed left half-written is removed."""
+        with locked(self.path):
+            remove_drafts(self.path)
+            remove_drafts(self.last.parent)
+            yield
+
     def refuse_if_taken(self) -> None:
         """A folder that holds a run already is refused, never overwritten."""
         if self.config.exists():
@@ -49,11 +60,11 @@ class RunFolder:
     def start(self, experiment: Experiment, splits: Splits, groups: dict[str, list[int]]) -> None:
         """Begin a new run."""
         self.refuse_if_taken()
-        self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "environment.json", environment())
         write_json(self.split, split_facts(splits) | {"class_groups": groups})
-        np.savez_compressed(self.path / "split.npz", allow_pickle=False, **splits.indices())
-        self.metrics.write_text("")
+        with replacing(self.path / "split.npz") as draft:
+            np.savez_compressed(draft, allow_pickle=False, **splits.indices())
+        write_text(self.metrics, "")
         write_json(self.config, experiment.to_plain())
 
     def experiment(self) -> Experiment:
@@ -98,13 +109,18 @@ class RunFolder:
     def append(self, kind: str, step: int, **values: Any) -> dict[str, Any]:
         """Add one line to ``metrics.jsonl``."""
         entry = {"kind": kind, "step": step, **values}
-        with self.metrics.open("a") as file:
+        with writing(self.metrics), self.metrics.open("a") as file:
             file.write(json.dumps(entry) + "\n")
         return entry
 
+    def facts(self) -> Facts:
+        """Sizes and hashes of what the run has written, by which a finished one is known to be whole."""
+        files = (self.config, self.split, self.path / "split.npz", self.metrics, self.last, self.best)
+        return facts_of(self.path, [str(file.relative_to(self.path)) for file in files])
+
     def metrics_size(self) -> int:
         """Bytes written so far, pushed to the disk, so that a checkpoint can name them."""
-        with self.metrics.open("a") as file:
+        with writing(self.metrics), self.metrics.open("a") as file:
             os.fsync(file.fileno())
             return file.tell()
 
@@ -115,7 +131,7 @@ class RunFolder:
             raise RunError(
                 f"{self.metrics} has lost lines since the checkpoint ({held} of {size} bytes). Put it back, or start anew."
             )
-        with self.metrics.open("a") as file:
+        with writing(self.metrics), self.metrics.open("a") as file:
             file.truncate(size)
 
 
@@ -148,13 +164,6 @@ def environment() -> dict[str, str]:
     """Versions and machine, for whoever wants the same figures again."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return versions() | {"cpus": str(os.cpu_count()), "torch threads": str(torch.get_num_threads()), "device": device}
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a small JSON file in one move."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    draft.write_text(json.dumps(value, indent=2) + "\n")
-    draft.replace(path)
 
 
 def read_json(path: Path, what_if_missing: str) -> Any:
