@@ -59,10 +59,9 @@ def replacing(path: Path) -> Iterator[Path]:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield draft
-            _push(draft)
+            push(draft)
             draft.replace(path)
-            if os.name == "posix":
-                _push(path.parent)  # the new name, too
+            push(path.parent)
     except BaseException:
         with suppress(OSError):
             draft.unlink()
@@ -102,8 +101,10 @@ def _short(name: str) -> str:
     return os.fsdecode(os.fsencode(name)[:150])
 
 
-def _push(path: Path) -> None:
-    """Wait until the disk has it."""
+def push(path: Path) -> None:
+    """Wait until the disk has a file's content, or the names in a folder."""
+    if path.is_dir() and os.name != "posix":
+        return  # nowhere else can folders be opened
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -177,13 +178,12 @@ def _acquire(lock: BaseFileLock, path: Path, target: Path, waiting: Callable[[st
             lock.acquire()
         since = datetime.now().astimezone().isoformat(" ", "seconds")
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
-        path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": command}))
+        with suppress(OSError):  # on a full disk the lock holds all the same
+            path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": command}))
     except OSError as error:
         if error.errno in NO_LOCKS:
             warnings.warn(f"{target} is on a file system without locks: nothing stops a second process there.", stacklevel=4)
             return False
-        if lock.is_locked:
-            lock.release()
         raise WriteError(_unwritable(path, error)) from error
     return True
 

@@ -13,9 +13,9 @@ KEY = {"seed": 0, "labels content": "abc"}
 
 
 def finish(out: OutFolder) -> None:
-    (out.path / "labels.csv").write_text("id,label\n")
-    write_json(out.path / "project.json", {"key": out.key, "files": facts_of(out.path, ["labels.csv"])})
-    out.remove_parts()
+    (out.parts / "labels.csv").write_text("id,label\n")
+    write_json(out.parts / "project.json", {"key": out.key, "files": facts_of(out.parts, ["labels.csv"])})
+    out.publish()
 
 
 def test_parts_are_kept_for_an_identical_run(tmp_path: Path) -> None:
@@ -47,12 +47,29 @@ def test_what_has_changed_in_a_finished_folder_is_noticed_and_kept(tmp_path: Pat
     finish(out)
     (out.path / "labels.csv").write_text("id,label\nmine,")
     assert out.altered() == ["labels.csv"]
-    assert out.set_aside(["labels.csv"]) == [
-        "labels.csv was not as semigpc label had written it; it is kept as labels.csv.changed."
-    ]
+    out.begin(afresh=True)
+    assert (out.path / "labels.csv").read_text() == "id,label\nmine,"
+    (out.parts / "labels.csv").write_text("new")
+    write_json(out.parts / "project.json", {})
+    out.publish(["labels.csv"])
     assert (out.path / "labels.csv.changed").read_text() == "id,label\nmine,"
-    assert out.altered() == ["labels.csv"]
-    assert out.set_aside(["labels.csv"]) == []
+    assert (out.path / "labels.csv").read_text() == "new"
+
+
+def test_old_outputs_stay_until_all_new_ones_are_complete(tmp_path: Path) -> None:
+    out = OutFolder(tmp_path / "out", KEY)
+    out.begin()
+    finish(out)
+    (out.path / "reviews.jsonl").write_text("mine")
+    again = OutFolder(tmp_path / "out", KEY | {"seed": 1})
+    again.begin(afresh=True)
+    again.write_part(0, pyarrow.table({"a": [1]}))
+    assert OutFolder(tmp_path / "out", KEY).check(), "the old labels are whole"
+    assert out.altered() == []
+    write_json(again.parts / "project.json", {"key": again.key, "files": {}})
+    again.publish()
+    assert again.check()
+    assert sorted(path.name for path in out.path.iterdir()) == ["project.json", "reviews.jsonl"]
 
 
 def test_a_damaged_part_is_named(tmp_path: Path) -> None:

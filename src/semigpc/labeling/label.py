@@ -28,7 +28,7 @@ from semigpc.labeling.facts import summarise
 from semigpc.labeling.given import Matching
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, is_picture_folder, open_inputs
 from semigpc.labeling.label_studio import LabelStudio
-from semigpc.labeling.out_folder import WRITTEN, Key, OutFolder, content_hash, files_hash
+from semigpc.labeling.out_folder import CHANGED, WRITTEN, Key, OutFolder, content_hash, files_hash
 from semigpc.labeling.outputs import write_tables
 from semigpc.labeling.parts import Labeller
 from semigpc.labeling.project import FILE, VERSION
@@ -94,22 +94,24 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress | N
     if progress is not None:
         progress("fitting", 0, None)
     model, notes = fit(found, settings)
-    inputs.notes.extend([*notes, *out.set_aside(changed)])
+    kept = [name for name in changed if (settings.out / name).exists()]
+    inputs.notes.extend(notes)
+    inputs.notes.extend(f"{name} was not as it had been written; it is kept as {name}{CHANGED}." for name in kept)
 
     out.begin(afresh=overwrite or finished)  # not before: what cannot be labelled replaces nothing, and leaves nothing behind
     parts = _label_parts(out, inputs, model, found, size, progress)
     studio = LabelStudio(inputs.images, settings.image_url, f"semigpc-{version('semigpc')}")
-    tally = write_tables(map(out.read_part, range(parts)), settings.out, inputs.source.id_name, studio)
+    tally = write_tables(map(out.read_part, range(parts)), out.parts, inputs.source.id_name, studio)
     classes = ordered(set(found.labels))
-    write_text(settings.out / "label_studio.xml", studio.interface(classes))
+    write_text(out.parts / "label_studio.xml", studio.interface(classes))
     summary = summarise(settings, inputs, found, model, tally, progress) | {"seconds": round(time.monotonic() - began, 3)}
-    write_json(settings.out / "summary.json", summary)
+    write_json(out.parts / "summary.json", summary)
     if settings.report:
-        write_labeling_report(settings.out / "report.html", summary)
+        write_labeling_report(out.parts / "report.html", summary)
     own = {"classes": classes, "counts": summary["statuses"], "written": written, "key": out.key}
-    files = facts_of(settings.out, (name for name in WRITTEN if name != FILE))
-    write_json(settings.out / FILE, _project(settings, inputs, found, model) | own | {"files": files})
-    out.remove_parts()
+    files = facts_of(out.parts, (name for name in WRITTEN if name != FILE))
+    write_json(out.parts / FILE, _project(settings, inputs, found, model) | own | {"files": files})
+    out.publish(kept)
     return summary
 
 

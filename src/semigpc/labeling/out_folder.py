@@ -1,7 +1,8 @@
 """The folder that labels are written to: what it may hold already, and the parts that are finished.
 
 A folder belongs to a key: all that the labels depend on, by value or by a hash. While rows are being labelled, the key is in
-``parts/key.json`` and every finished shard in a Parquet file beside it; at the end it is in ``project.json``.
+``parts/key.json`` and every finished shard in a Parquet file beside it. The outputs are written there too, and take the place
+of earlier ones only when all are complete; ``project.json``, which has the key then, is the first to go and the last to come.
 """
 
 import hashlib
@@ -15,10 +16,10 @@ import pyarrow
 from pyarrow import parquet
 
 from semigpc.data.dataset import DataError
-from semigpc.files import altered, remove_drafts, replacing, write_json, writing
+from semigpc.files import altered, push, remove_drafts, replacing, write_json, writing
 
 WRITTEN = (
-    "project.json",
+    "project.json",  # a folder without it is not complete
     "labels.parquet",
     "labels.csv",
     "label_studio.json",
@@ -27,6 +28,7 @@ WRITTEN = (
     "report.html",
 )
 PARTIAL, COMPLETE, BULK_LABELS = "_partial.json", "_complete.json", "labels"  # what labelling on Ray writes instead
+CHANGED = ".changed"  # after the name of an output that somebody changed, when it is made again
 ADVICE = "Give another --out, or --overwrite to make them again."
 
 Key = dict[str, Any]
@@ -80,8 +82,7 @@ class OutFolder:
     def begin(self, *, afresh: bool = False) -> None:
         """Make it ready for parts; those that are there already stay, unless all is to be done ``afresh``."""
         if afresh:
-            self.clear()
-        remove_drafts(self.path)
+            self.remove_parts()
         remove_drafts(self.parts)
         write_json(self.parts / "key.json", self.key)
 
@@ -90,25 +91,22 @@ class OutFolder:
         files = json.loads((self.path / "project.json").read_text(encoding="utf-8")).get("files")
         return altered(self.path, files) if isinstance(files, dict) else [name for name in WRITTEN if name != "project.json"]
 
-    def set_aside(self, names: Sequence[str]) -> list[str]:
-        """Rename files that somebody changed, before they are written again; returns a note for each."""
-        notes = []
-        for path in (self.path / name for name in names if (self.path / name).exists()):
-            kept = path.with_name(f"{path.name}.changed")
-            with writing(path):
-                path.replace(kept)
-            notes.append(f"{path.name} was not as semigpc label had written it; it is kept as {kept.name}.")
-        return notes
-
-    def clear(self) -> None:
-        """Remove what labelling wrote, and nothing else."""
-        for name in WRITTEN:  # project.json first: without it the folder is not complete
-            (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.parts, ignore_errors=True)
-        if any((self.path / name).exists() for name in (PARTIAL, COMPLETE)):
-            shutil.rmtree(self.path / BULK_LABELS, ignore_errors=True)
-            for name in (COMPLETE, PARTIAL):
+    def publish(self, kept: Sequence[str] = ()) -> None:
+        """Put the outputs in ``parts`` in the place of earlier ones, of which ``kept`` are renamed; nothing else is touched."""
+        with writing(self.path):
+            for path in (self.path / name for name in kept if (self.path / name).exists()):
+                path.replace(path.with_name(path.name + CHANGED))
+            for name in WRITTEN:
                 (self.path / name).unlink(missing_ok=True)
+            if any((self.path / name).exists() for name in (PARTIAL, COMPLETE)):  # of labelling on Ray
+                shutil.rmtree(self.path / BULK_LABELS, ignore_errors=True)
+                for name in (COMPLETE, PARTIAL):
+                    (self.path / name).unlink(missing_ok=True)
+            for name in reversed(WRITTEN):
+                if (self.parts / name).exists():
+                    (self.parts / name).replace(self.path / name)
+            push(self.path)
+        self.remove_parts()
 
     def _difference(self, held: Key, name: str) -> str:
         if name.endswith("content"):

@@ -1,0 +1,152 @@
+"""A disk that is full: old outputs stay, the message names the path and the way out, and with room the same command works."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from semigpc.review.session import Session, open_session
+from tests.cli.calls import SHORT, refused, semigpc
+from tests.cli.conftest import Trained
+from tests.data.samples import write_pictures
+from tests.labeling.samples import IDS, LABELS, X, write, write_labels
+from tests.review.shapes import make_labelled
+
+TRAIN = ("train", "digits", "--algorithm", "fixmatch", "--steps", "8", "--resume", *SHORT)
+
+
+class Disk:
+    """A file system of 8 MB in memory that can be filled up."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._filler = path, path / "filler"
+
+    def fill(self, leave: int) -> None:
+        """Leave so many bytes, and less than a page."""
+        self.free()
+        with self._filler.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        os.truncate(self._filler, max(0, self._filler.stat().st_size - leave))
+
+    def free(self) -> None:
+        """Make room."""
+        self._filler.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    if not mounted:
+        pytest.skip("a small disk can be mounted by root alone")
+    try:
+        yield Disk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def check_full(told: str, place: Path) -> None:
+    assert str(place) in told
+    assert "the disk is full" in told
+    assert "MB free" in told
+    assert "Make room" in told
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_train_before_and_after_the_first_checkpoint(disk: Disk) -> None:
+    run = disk.path / "run"
+    disk.fill(leave=0)
+    check_full(refused(*TRAIN, "--out", run, code=1, words="with --resume to go on."), run)
+    disk.fill(leave=80_000)  # enough to begin, not for a checkpoint
+    check_full(refused(*TRAIN, "--out", run, code=1, words="with --resume to go on."), run / "checkpoints")
+    disk.free()
+    done = semigpc(*TRAIN, "--out", run)
+    assert done.exit_code == 0, done.output
+
+
+def test_label(disk: Disk, tmp_path: Path) -> None:
+    data, labels = write(tmp_path, "parquet", X, IDS), write_labels(tmp_path / "labels.csv", LABELS)
+    command = ("label", data, "--labels", labels, "--no-report", "--out", disk.path / "out")
+    disk.fill(leave=16_000)
+    check_full(refused(*command, code=1, words="Give the same command again"), disk.path / "out")
+    disk.free()
+    assert semigpc(*command).exit_code == 0
+    before = contents(disk.path / "out")
+    other = (*command, "--overwrite", "--seed", "1")
+    for leave in (0, 4_000, 30_000, 60_000):
+        disk.fill(leave)
+        check_full(refused(*other, code=1, words="Give the same command again"), disk.path / "out")
+        assert {name: content for name, content in contents(disk.path / "out").items() if "parts" not in name} == before
+    disk.free()
+    assert semigpc(*other).exit_code == 0
+
+
+def test_embed(disk: Disk, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "photos", {"a": 60}, size=(9, 9))
+    network = ("--model", "test_resnet", "--pretrained", "none", "--image-size", "32", "--workers", "0")
+    command = ("embed", tmp_path / "photos", "--out", disk.path / "x.parquet", *network)
+    disk.fill(leave=8_000)
+    check_full(refused(*command, code=1, words="Give the same command again"), disk.path / "x.parquet")
+    disk.free()
+    assert semigpc(*command).exit_code == 0
+    before = (disk.path / "x.parquet").read_bytes()
+    disk.fill(leave=0)
+    refused(*command, "--precision", "float32", "--overwrite", code=1, words="the disk is full")
+    assert (disk.path / "x.parquet").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.json", "p.parquet"])
+def test_predict(disk: Disk, trained: Trained, name: str) -> None:
+    command = ("predict", trained.run, trained.photos, "--out", disk.path / name)
+    assert semigpc(*command).exit_code == 0
+    before = (disk.path / name).read_bytes()
+    disk.fill(leave=0)
+    check_full(refused(*command, code=1, words="What was there before is intact"), disk.path / name)
+    assert (disk.path / name).read_bytes() == before
+    assert sorted(path.name for path in disk.path.iterdir()) == ["filler", name]
+
+
+def test_export(disk: Disk, trained: Trained) -> None:
+    pytest.importorskip("onnx", reason="the extra export is not installed")
+    command = ("export", trained.run, "--out", disk.path / "model.onnx", "--overwrite")
+    (disk.path / "model.onnx").write_text("old")
+    disk.fill(leave=8_000)
+    check_full(refused(*command, code=1, words="What was there before is intact"), disk.path / "model.onnx")
+    assert (disk.path / "model.onnx").read_text() == "old"
+    assert sorted(path.name for path in disk.path.iterdir()) == ["filler", "model.onnx"]
+
+
+def _skip_all(session: Session) -> None:
+    for row in range(1, 60):  # the first few may find room in a page that is not full
+        session.skip(row)
+
+
+def test_review(disk: Disk) -> None:
+    out = make_labelled(disk.path)
+    session = open_session(out)
+    session.skip(0)
+    before = (out / "reviews.jsonl").read_bytes()
+    disk.fill(leave=0)
+    with pytest.raises(OSError, match="No space left"):
+        _skip_all(session)
+    kept = (out / "reviews.jsonl").read_bytes()
+    assert kept.startswith(before)
+    assert kept.endswith(b"\n")
+    session.close()
+    check_full(refused("review", out, "--export", code=1, words="What was there before is intact"), out / "reviewed.")
+    disk.free()
+    again = open_session(out)
+    assert len(again.journal.entries) == kept.count(b"\n")
+    again.close()
