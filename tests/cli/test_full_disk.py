@@ -32,6 +32,10 @@ class Disk:
                 pass
         os.truncate(self._filler, max(0, self._filler.stat().st_size - leave))
 
+    def freeze(self) -> None:
+        """Allow no more writing."""
+        subprocess.run(["mount", "-o", "remount,ro", str(self.path)], check=True)
+
     def free(self) -> None:
         """Make room."""
         self._filler.unlink(missing_ok=True)
@@ -150,3 +154,16 @@ def test_review(disk: Disk) -> None:
     again = open_session(out)
     assert len(again.journal.entries) == kept.count(b"\n")
     again.close()
+
+
+def test_a_folder_that_is_read_only(disk: Disk, trained: Trained, tmp_path: Path) -> None:
+    data, labels = write(tmp_path, "parquet", X, IDS), write_labels(tmp_path / "labels.csv", LABELS)
+    disk.freeze()
+    for command, name in (
+        ((*TRAIN, "--out"), "run"),
+        (("label", data, "--labels", labels, "--out"), "out"),
+        (("predict", trained.run, trained.photos, "--out"), "p.csv"),
+    ):
+        told = refused(*command, disk.path / name, code=1, words="Read-only file system")
+        assert str(disk.path / name) in told
+        assert "Make it writable, or choose another place" in told

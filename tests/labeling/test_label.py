@@ -165,6 +165,23 @@ def test_a_finished_folder_answers_at_once(usual: Path, monkeypatch: pytest.Monk
     assert label_data(settings(usual)) == summary
 
 
+@pytest.mark.parametrize("name", ["labels.parquet", "labels.csv", "summary.json"])
+def test_an_output_that_is_not_as_it_was_written_is_made_again_and_kept(tmp_path: Path, name: str) -> None:
+    label_data(settings(tmp_path))
+    path = tmp_path / "out" / name
+    before = path.read_bytes()
+    damaged = before[:-20] + bytes(20)
+    path.write_bytes(damaged)
+    summary = label_data(settings(tmp_path))
+    assert f"{name} was not as it had been written; it is kept as {name}.changed." in summary["notes"]
+    assert (tmp_path / "out" / f"{name}.changed").read_bytes() == damaged
+    if name != "summary.json":  # which has the seconds that it took
+        assert path.read_bytes() == before
+    path.unlink()
+    label_data(settings(tmp_path))
+    assert path.exists()
+
+
 def test_other_settings_are_refused_unless_overwritten(tmp_path: Path) -> None:
     label_data(settings(tmp_path))
     with pytest.raises(DataError, match=r"seed is 0 there and 3 here\. Give another --out, or --overwrite"):
