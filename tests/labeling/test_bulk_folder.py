@@ -45,3 +45,15 @@ def test_partitions_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None
     parquet.write_table(table, tmp_path / "labels" / "theirs.parquet")
     with pytest.raises(DataError, match=r"labels/theirs\.parquet, which labelling on Ray did not write and will not delete"):
         folder.check_ours()
+
+
+def test_a_finished_folder_with_a_partition_cut_short_is_not_taken_for_complete(tmp_path: Path) -> None:
+    folder = BulkFolder(Store(tmp_path), {"data": "here"})
+    table = pyarrow.table({"id": ["a", "b"]})
+    folder.store.write_table("labels/one.parquet", table.schema, [table], dict)
+    folder.complete({"rows": 2, "partitions": 1, "statuses": {}}, None)
+    assert folder.summary(["one.parquet"], report=False) is not None
+    assert folder.summary(["one.parquet"], report=True) is None
+    path = tmp_path / "labels" / "one.parquet"
+    path.write_bytes(path.read_bytes()[:-10])
+    assert folder.summary(["one.parquet"], report=False) is None

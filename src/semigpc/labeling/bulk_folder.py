@@ -71,11 +71,17 @@ class BulkFolder:
                 )
 
     def summary(self, names: Sequence[str], *, report: bool) -> dict[str, Any] | None:
-        """What a finished folder says; None if anything of it is missing."""
-        wanted = [SUMMARY, *([REPORT] if report else [])]
-        if not all(self.store.exists(name) for name in wanted) or not set(names) <= set(self.store.listed(BULK_LABELS)):
+        """What a finished folder says; None if anything of it is missing, or has another size than it was written with."""
+        wanted = [SUMMARY, *([REPORT] if report else []), *(f"{BULK_LABELS}/{name}" for name in names)]
+        sizes, there = (self.store.read_json(COMPLETE) or {}).get("sizes"), self._sizes()
+        if not isinstance(sizes, dict) or any(name not in there or there[name] != sizes.get(name) for name in wanted):
             return None
         return self.store.read_json(SUMMARY)
+
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of every output; object stores know them without reading, as they do not know hashes."""
+        outputs = (SUMMARY, REPORT, f"{BULK_LABELS}/")
+        return {name: info.size for name, info in self.store.listed().items() if name.startswith(outputs)}
 
     def begin(self, total: int, *, afresh: bool) -> None:
         """Mark it as not complete, and make it ready; partitions that are there stay, unless all is to be done ``afresh``."""
@@ -108,7 +114,7 @@ class BulkFolder:
         if page is not None:
             self.store.write_bytes(REPORT, page)
         counts = {name: summary[name] for name in ("rows", "partitions", "statuses")}
-        self.store.write_json(COMPLETE, counts | {"key": self.key})
+        self.store.write_json(COMPLETE, counts | {"key": self.key, "sizes": self._sizes()})
         self.store.remove(PARTIAL, GATHERED)
 
     # What the first pass found ------------------------------------------------------------------------------------------
