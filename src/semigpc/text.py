@@ -3,13 +3,21 @@
 import unicodedata
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a spreadsheet recognises something to compute
+APOSTROPHE = "'"
+HIDDEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, lone surrogates, separators of lines and paragraphs
+DIRECTION = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # overrides and isolates reorder a line
 
 
 def printable(text: object) -> str:
-    """The text without control characters, direction marks and lone surrogates, each shown as its escape code."""
-    return "".join(
-        _code(letter) if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") else letter for letter in str(text)
-    )
+    """The text with control characters, direction overrides and lone surrogates shown as their escape codes.
+
+    Joiners (U+200C, U+200D) stay, as several scripts and emoji are written with them.
+    """
+    return "".join(_code(letter) if _is_hidden(letter) else letter for letter in str(text))
+
+
+def _is_hidden(letter: str) -> bool:
+    return unicodedata.category(letter) in HIDDEN or letter in DIRECTION
 
 
 def _code(letter: str) -> str:
@@ -17,5 +25,18 @@ def _code(letter: str) -> str:
 
 
 def spreadsheet_cell(text: str) -> str:
-    """The text for a CSV file that people open in a spreadsheet: what looks like a formula gets an apostrophe in front."""
-    return f"'{text}" if text.startswith(FORMULA) else text
+    """The text for a CSV file that people open in a spreadsheet: what looks like a formula gets an apostrophe in front.
+
+    So does a text that begins with apostrophes and goes on like a formula, so that :func:`from_spreadsheet_cell` gives the
+    text back. Bytes of file names that are not UTF-8 become question marks.
+    """
+    return (APOSTROPHE if _is_formula(text) else "") + text.encode("utf-8", "replace").decode("utf-8")
+
+
+def from_spreadsheet_cell(text: str) -> str:
+    """The text that :func:`spreadsheet_cell` wrote."""
+    return text[1:] if text.startswith(APOSTROPHE) and _is_formula(text) else text
+
+
+def _is_formula(text: str) -> bool:
+    return text.lstrip(APOSTROPHE).startswith(FORMULA)

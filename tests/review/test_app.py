@@ -17,7 +17,8 @@ HOST = "http://127.0.0.1:1234"
 
 @pytest.fixture
 def client(session: Session) -> Iterator[Any]:
-    with starlette.TestClient(make_app(session, TOKEN), base_url=f"{HOST}/{TOKEN}/", follow_redirects=False) as client:
+    options = {"base_url": f"{HOST}/{TOKEN}/", "follow_redirects": False, "raise_server_exceptions": False}
+    with starlette.TestClient(make_app(session, TOKEN), **options) as client:
         yield client
 
 

@@ -4,25 +4,30 @@ import unicodedata
 from collections.abc import Collection
 
 from semigpc.data import DataError
+from semigpc.data.tables import as_label
+from semigpc.text import printable
 
 LONGEST = 100
-NO_LABEL = ("-1", "nan", "none", "null")  # what tables of labels hold where there is none
 
 
 def checked_name(name: str, known: Collection[str]) -> str:
     """The name of a class as it is kept; one of the ``known`` ones stays as it is.
 
     Raises:
-        DataError: it is empty, too long, means "no label" in a table, or differs from a known one in case alone.
+        DataError: it is empty, too long, has control characters or lone surrogates, means "no label" in a table, or differs
+            from a known one in case alone.
     """
     if name in known:
         return name
     tidy = " ".join(unicodedata.normalize("NFC", name).split())
     if tidy in known:
         return tidy
-    if not tidy or len(tidy) > LONGEST or not tidy.isprintable():
-        raise DataError(f"The name of a class is one line of 1 to {LONGEST} characters; got {name[: LONGEST + 1]!r}.")
-    if tidy.casefold() in NO_LABEL:
+    if not tidy or len(tidy) > LONGEST or printable(name.strip()) != name.strip():
+        raise DataError(
+            f"The name of a class is one line of 1 to {LONGEST} characters without control characters; got "
+            f"{printable(name[: LONGEST + 1])!r}."
+        )
+    if as_label(tidy) is None:
         raise DataError(f"{tidy!r} stands for no label at all in a table of labels. Give the class another name.")
     alike = [other for other in known if other.casefold() == tidy.casefold()]
     if alike:

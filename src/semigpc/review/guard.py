@@ -2,8 +2,10 @@
 
 import secrets
 from collections.abc import Collection
+from contextlib import suppress
 from urllib.parse import urlsplit
 
+from h11 import LocalProtocolError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -39,6 +41,9 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if scope["type"] == "websocket":  # nothing here serves one
+            await send({"type": "websocket.close"})
+            return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -49,12 +54,13 @@ class Guard:
                 for name, value in HEADERS.items():
                     headers[name] = value
                 headers.setdefault("cache-control", "no-store")
-            await send(message)
+            with suppress(LocalProtocolError):  # the rest of the request was no HTTP, so the server has closed meanwhile
+                await send(message)
 
         await self._answer(scope)(self._below_token(scope), receive, send_with_headers)
 
     def _answer(self, scope: Scope) -> ASGIApp:
-        if urlsplit(f"//{Headers(scope=scope).get('host', '')}").hostname not in self.hosts:
+        if _host_name(Headers(scope=scope).get("host", "")) not in self.hosts:
             return PlainTextResponse(WRONG_HOST, 403)
         token, slash, _ = scope["path"].removeprefix("/").partition("/")
         if not secrets.compare_digest(token.encode(), self.token.encode()):
@@ -64,3 +70,11 @@ class Guard:
     def _below_token(self, scope: Scope) -> Scope:
         _, _, rest = scope["path"].removeprefix("/").partition("/")
         return {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
+
+
+def _host_name(host: str) -> str | None:
+    """Without its port; None for what is no name of a host."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:  # a bracket that is not closed, say
+        return None

@@ -1,5 +1,6 @@
 """The server: one process, this machine alone, and a thread that works when nobody is waiting."""
 
+import logging
 import secrets
 import signal
 import socket
@@ -13,6 +14,9 @@ from semigpc.review.session import Session
 HOST = "127.0.0.1"
 IDLE = 1.5  # seconds without an answer by a human, after which rows that nobody looks at are scored again
 PAUSE = 0.02  # between two pieces of that work, for whoever waits
+# The same parser on every machine, whatever else is installed there. It is silent: a request that is no HTTP gets an answer of
+# 400, and the application prints its own errors.
+OPTIONS: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off", "log_level": "critical", "access_log": False}
 
 
 def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> None:
@@ -30,11 +34,10 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
 
     from semigpc.review.app import make_app
 
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # which reports what uvicorn raises on nonsense after an answer
     token = secrets.token_urlsafe(24)
     listener = _listen(port)
-    config = uvicorn.Config(
-        make_app(session, token), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2
-    )
+    config = uvicorn.Config(make_app(session, token), **OPTIONS, timeout_graceful_shutdown=2)
     worker = Background(session)
     before = signal.signal(signal.SIGTERM, _interrupt)  # the server stops for either signal, and then raises it again
     try:
