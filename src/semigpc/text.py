@@ -1,8 +1,10 @@
 """Text from outside (names of classes, files and columns) on its way to a terminal or a spreadsheet."""
 
+import re
 import unicodedata
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a spreadsheet recognises something to compute
+NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", re.IGNORECASE)  # computes nothing
 APOSTROPHE = "'"
 HIDDEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, lone surrogates, separators of lines and paragraphs
 DIRECTION = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # overrides and isolates reorder a line
@@ -28,9 +30,9 @@ def spreadsheet_cell(text: str) -> str:
     """The text for a CSV file that people open in a spreadsheet: what looks like a formula gets an apostrophe in front.
 
     So does a text that begins with apostrophes and goes on like a formula, so that :func:`from_spreadsheet_cell` gives the
-    text back. Bytes of file names that are not UTF-8 become question marks.
+    text back. Numbers stay as they are.
     """
-    return (APOSTROPHE if _is_formula(text) else "") + text.encode("utf-8", "replace").decode("utf-8")
+    return (APOSTROPHE if _is_formula(text) else "") + as_utf8(text)
 
 
 def from_spreadsheet_cell(text: str) -> str:
@@ -39,4 +41,10 @@ def from_spreadsheet_cell(text: str) -> str:
 
 
 def _is_formula(text: str) -> bool:
-    return text.lstrip(APOSTROPHE).startswith(FORMULA)
+    bare = text.lstrip(APOSTROPHE)
+    return bare.startswith(FORMULA) and not NUMBER.fullmatch(bare)
+
+
+def as_utf8(text: str) -> str:
+    """The text with a question mark for each byte of a file's name that is not UTF-8, so that any file can hold it."""
+    return text.encode("utf-8", "replace").decode("utf-8")

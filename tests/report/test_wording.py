@@ -33,6 +33,7 @@ def test_long_names_are_cut_in_the_middle_and_are_never_mathematics() -> None:
     assert short("Scarlet tanager, female 12", 14) == "Scarlet t…e 12"
     assert short("a\nb") == "a b"
     assert short("$x$") == r"\$x\$"
+    assert short("a\x1b]0;t\x07\udcff", 40) == r"a\x1b]0;t\x07\udcff"
 
 
 def test_a_run_is_named_by_what_is_known_of_it() -> None:

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from semigpc.cli.audit import audit
 from semigpc.cli.bench import app as bench_app
@@ -24,9 +25,25 @@ from semigpc.cli.review import review
 from semigpc.cli.suggest import suggest
 from semigpc.cli.toy import toy
 from semigpc.cli.train import train
+from semigpc.text import printable
+
+
+class Verbs(TyperGroup):
+    """All verbs; what typer says of their arguments is printed without anything that could steer the terminal."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if isinstance(getattr(error, "message", None), str):
+                error.message = printable(error.message)  # type: ignore[attr-defined]
+            raise
+
 
 app = typer.Typer(
     name="semigpc",
+    cls=Verbs,
     help="Distribution-aware label refinement for class-imbalanced semi-supervised learning with Gaussian processes.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

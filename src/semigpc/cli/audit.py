@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from semigpc.cli.failures import reported
+from semigpc.cli.tables import say, verbatim
 
 FEW = 30  # classes, and pairs of classes, shown on the screen
 SAMPLE = 200
@@ -53,16 +54,15 @@ def audit(
         path, design = draw_sample(project, sample or SAMPLE, seed=seed or 0, overwrite=overwrite)
         rows = sum(stratum.rows for stratum in design.strata)
         if as_json:
-            typer.echo(json.dumps({"path": str(path), "pseudo_labels": rows} | design.plain(), indent=2, ensure_ascii=False))
-        typer.echo(
-            f"wrote {path}: {len(design.rows)} of {rows} pseudo-labels, from {len(design.strata)} strata of class and "
-            f"confidence\nwrite the right class (or y, or n) into its column truth, then: semigpc audit {out} --answers {path}",
-            err=as_json,
-        )
+            typer.echo(json.dumps({"path": str(path), "pseudo_labels": rows} | design.plain(), indent=2))
+        sizes = f"{len(design.rows)} of {rows} pseudo-labels, from {len(design.strata)} strata of class and confidence"
+        say(f"wrote {path}: {sizes}", err=as_json)
+        command = f"semigpc audit {out} --answers {path}"
+        say(f"write the right class (or y, or n) into its column truth, then: {command}", err=as_json)
         return
     result = judge(project, answers)
     if as_json:
-        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(result, indent=2))
     _tell(result, Console(stderr=as_json))
 
 
@@ -79,8 +79,10 @@ def _tell(result: dict[str, Any], console: Console) -> None:
     unknown = [entry["class"] for entry in result["classes"] if not entry["checked"]]
     if unknown:
         console.print(
-            f"Nothing was answered of {escape(', '.join(unknown[:FEW]))}: the interval of all rows allows for all of these "
-            "labels to be right, and for all to be wrong.",
+            verbatim(
+                f"Nothing was answered of {', '.join(unknown[:FEW])}: the interval of all rows allows for all of these labels "
+                "to be right, and for all to be wrong."
+            ),
             soft_wrap=True,
         )
     total = result["all"]
@@ -104,7 +106,7 @@ def _classes(result: dict[str, Any]) -> Table:
     for entry in classes:
         interval = "-" if entry["low"] is None else f"{100 * entry['low']:.1f} to {_percent(entry['high'])}"
         counts = (str(entry[name]) for name in ("rows", "checked", "right"))
-        table.add_row(escape(entry["class"]), *counts, _percent(entry["precision"]), interval, _percent(entry["confidence"]))
+        table.add_row(verbatim(entry["class"]), *counts, _percent(entry["precision"]), interval, _percent(entry["confidence"]))
     return table
 
 
@@ -113,8 +115,8 @@ def _confusions(pairs: list[dict[str, Any]]) -> Table:
     for heading in ("label", "truth", "rows"):
         table.add_column(heading, justify="right" if heading == "rows" else "left", overflow="fold")
     for pair in pairs[:FEW]:
-        truth = "[dim]not said[/dim]" if pair["truth"] is None else escape(pair["truth"])
-        table.add_row(escape(pair["label"]), truth, str(pair["count"]))
+        truth = Text("not said", "dim") if pair["truth"] is None else verbatim(pair["truth"])
+        table.add_row(verbatim(pair["label"]), truth, str(pair["count"]))
     if len(pairs) > FEW:
         table.caption = f"and {len(pairs) - FEW} more pairs, in audit.json"
     return table

@@ -16,6 +16,7 @@ from semigpc.cli.bench_kernels import kernels
 from semigpc.cli.bench_label import label
 from semigpc.cli.bench_processes import processes
 from semigpc.cli.bench_screening import screening
+from semigpc.cli.tables import say, verbatim
 
 app = typer.Typer(help="Time semigpc against its peers, side by side in one run.", no_args_is_help=True)
 
@@ -70,7 +71,7 @@ def update(
             console.print(update_table(records[-1]))
     if plot is not None:
         draw_update_curves(records, OURS | PEERS, plot)
-        console.print(f"Curves: {plot}")
+        console.print(verbatim(f"Curves: {plot}"))
     if as_json:
         typer.echo(json.dumps(records, indent=2))
 
@@ -114,7 +115,7 @@ def step(
     if as_json:
         typer.echo(json.dumps(times._asdict()))
     else:
-        typer.echo(
+        say(
             f"{algorithm} on {model}, B = {batch}: {times.base_s:.3f} s a step, {times.gp_s:.3f} s with a GP over {buffer} "
             f"rows, ratio {times.ratio:.3f}; {times.data_wait_share:.1%} of a step waits for data (fastest of {repetitions})."
         )

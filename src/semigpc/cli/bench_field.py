@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
+from semigpc.cli.tables import say, verbatim
 
 if TYPE_CHECKING:
     from semigpc.bench.field import Field
@@ -89,8 +90,8 @@ def field(
     if summary["ranks"]["mean_ranks"]:
         console.print(rank_table(summary))
     for line in field_remarks(summary):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    typer.echo(f"figures: {result}")
+        console.print(verbatim(line), soft_wrap=True)
+    say(f"figures: {result}")
 
 
 def _chosen(

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
+from semigpc.cli.tables import say
 
 
 @reported("compare")
@@ -67,7 +68,7 @@ def compare_verb(
         comparisons[f"{gamma:g}"] = figures_of(result)
         console.print(comparison_table(result))
         console.print(pairs_table(result))
-        typer.echo(f"report: {write_comparison_report(folder)}", err=as_json)
+        say(f"report: {write_comparison_report(folder)}", err=as_json)
     overall = mean_gain(list(comparisons.values()))
     if overall is not None and len(ratio) > 1:
         console.print(f"Over all algorithms and ratios a refiner adds {100 * overall:+.1f} points of balanced accuracy.")

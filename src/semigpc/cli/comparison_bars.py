@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from semigpc.cli.feature_bar import FeatureBar
+from semigpc.cli.tables import say
 from semigpc.training import Listener
 from semigpc.training.comparison import Cell, ComparisonListener
 
@@ -18,7 +18,12 @@ class ComparisonProgress(ComparisonListener):
     def __init__(self, total: int, title: str) -> None:
         console = Console(stderr=True)
         self.live = console.is_terminal
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[said]}", markup=False),
+            TimeRemainingColumn(),
+        )
         self.bars = Progress(*columns, console=console, transient=True, disable=not self.live)
         self.all = self.bars.add_task(title, total=total, said="")
         self.extraction = FeatureBar()
@@ -49,7 +54,7 @@ class ComparisonProgress(ComparisonListener):
         if not self.live and not kept:
             last = summary["results"]["last"]
             figure = f"{100 * last['balanced_accuracy']:.1f} % balanced accuracy" if last else "no figure"
-            typer.echo(f"{cell.label}, seed {seed}: {figure}, {summary['seconds']:.0f} s", err=True)
+            say(f"{cell.label}, seed {seed}: {figure}, {summary['seconds']:.0f} s", err=True)
 
     def beside(self, name: str) -> None:  # noqa: ARG002
         """Move the bar of all runs for something that has no steps."""

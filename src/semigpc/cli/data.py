@@ -13,8 +13,10 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from semigpc.cli.failures import reported
+from semigpc.cli.tables import say, verbatim
 
 if TYPE_CHECKING:
     from semigpc.data.findings import Figure, Finding, Report, Verification
@@ -115,21 +117,21 @@ def download(name: Which, root: Annotated[Path, typer.Argument(help="Folder to p
         raise DataError(BENCHMARKS[name.value].instructions(name.value, root))
     source, folder = ARCHIVES[name.value], root.expanduser() / name.value
     if (folder / source.folder).is_dir():
-        typer.echo(f"{folder / source.folder} is there already. Check it with: semigpc data verify {name.value} {root}")
+        say(f"{folder / source.folder} is there already. Check it with: semigpc data verify {name.value} {root}")
         return
     errors = Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task(source.file_name, total=source.size)
         unpacked = fetch(source, folder, lambda there, size: bar.update(task, completed=there, total=size))
-    typer.echo(f"{name.value} is in {unpacked}")
+    say(f"{name.value} is in {unpacked}")
 
 
 @contextmanager
 def _bar() -> Iterator["Report"]:
     """A bar with the time left, shown once there is something to wait for; on a terminal only."""
     errors = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         tasks = {}
 
@@ -145,7 +147,7 @@ def _tell(found: "Verification") -> None:
     console = Console()
     console.print(_table(found.findings))
     for line in (*found.notes, *found.unreadable):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(verbatim(line), soft_wrap=True)
     failed = sum(finding.fails for finding in found.findings)
     absent = sum(finding.verdict == "absent" for finding in found.findings)
     verdict = f"{failed} of {len(found.findings)} figures must be looked at" if failed else "Everything found is as published"
@@ -159,9 +161,11 @@ def _table(findings: "tuple[Finding, ...]") -> Table:
     for finding in findings:
         needed = ", needed" if finding.needed and finding.verdict == "absent" else ""
         verdict = f"[{STYLES[finding.verdict]}]{finding.verdict}{needed}[/]"
-        table.add_row(finding.what, *(_cell(value) for value in (finding.found, finding.expected, finding.paper)), verdict)
+        table.add_row(
+            verbatim(finding.what), *(_cell(value) for value in (finding.found, finding.expected, finding.paper)), verdict
+        )
     return table
 
 
-def _cell(value: "Figure") -> str:
-    return "-" if value is None else str(value)
+def _cell(value: "Figure") -> Text:
+    return verbatim("-" if value is None else value)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
+from semigpc.cli.tables import say
 
 RATIO = 30.0
 
@@ -57,4 +58,4 @@ def demo(
     if as_json:
         typer.echo(json.dumps(comparison, indent=2))
     console.print(comparison_table(comparison))
-    typer.echo(f"report: {page}", err=as_json)
+    say(f"report: {page}", err=as_json)

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
+from semigpc.cli.tables import verbatim
 from semigpc.versions import MISSING, versions
 
 GIGABYTE = 2**30
@@ -51,9 +52,9 @@ def doctor(
     for finding in examine():
         findings.append(finding)
         console.print(f"{MARKS[finding.status]} {finding.name}:", end=" ", highlight=False)
-        console.print(finding.found, highlight=False, markup=False, soft_wrap=True)
+        console.print(verbatim(finding.found), soft_wrap=True)
         if finding.remedy:
-            console.print(f"     mend it: {finding.remedy}", highlight=False, markup=False, soft_wrap=True)
+            console.print(verbatim(f"     mend it: {finding.remedy}"), soft_wrap=True)
     sound = all(finding.status != "bad" for finding in findings)
     if as_json:
         typer.echo(json.dumps({"ok": sound, "findings": [asdict(finding) for finding in findings]}, indent=2))

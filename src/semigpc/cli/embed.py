@@ -10,6 +10,7 @@ import typer
 
 from semigpc.cli.failures import reported
 from semigpc.cli.feature_bar import FeatureBar
+from semigpc.cli.tables import say
 
 if TYPE_CHECKING:
     from semigpc.labeling.embed import EmbedResult
@@ -74,7 +75,7 @@ def embed(
     try:
         result = embed_folder(folder, out, config, skip_bad=skip_bad, overwrite=overwrite, progress=bar.show)
     except KeyboardInterrupt:
-        typer.echo("finished parts are kept; the same command goes on with them", err=True)
+        say("finished parts are kept; the same command goes on with them", err=True)
         raise
     finally:
         bar.close()
@@ -86,13 +87,13 @@ def embed(
 
 def _tell(result: "EmbedResult", *, quiet: bool) -> None:
     for name, reason in result.bad[:SHOWN]:
-        typer.echo(f"left out: {name}: {reason}", err=True)
+        say(f"left out: {name}: {reason}", err=True)
     if len(result.bad) > SHOWN:
-        typer.echo(f"left out: {len(result.bad) - SHOWN} more, listed in {result.path}.bad.txt", err=True)
+        say(f"left out: {len(result.bad) - SHOWN} more, listed in {result.path}.bad.txt", err=True)
     key = result.key
     what = f"{result.rows} pictures, {key.width} numbers each ({key.network}, {key.image_size} px, {key.precision})"
     if result.made is None:
-        typer.echo(f"{result.path} is already there: {what}", err=quiet)
+        say(f"{result.path} is already there: {what}", err=quiet)
         return
     before = result.rows - result.made
-    typer.echo(f"wrote {result.path}: {what}" + (f"; {before} were embedded before" if before else ""), err=quiet)
+    say(f"wrote {result.path}: {what}" + (f"; {before} were embedded before" if before else ""), err=quiet)

@@ -10,6 +10,7 @@ import typer
 from semigpc.cli.evaluate import Run, Which
 from semigpc.cli.failures import reported
 from semigpc.cli.stage_bar import StageBar
+from semigpc.cli.tables import say
 
 
 class Kind(StrEnum):
@@ -70,12 +71,12 @@ def export(
             progress=bar.show,
         )
     for note in done.facts["notes"]:
-        typer.echo(f"Note: {note}", err=True)
+        say(f"Note: {note}", err=True)
     if as_json:
         typer.echo(json.dumps({"path": str(done.path), **done.facts}, indent=2))
         return
     check = done.facts["check"]
     outputs = ", ".join(f"{name} ({facts['head']})" for name, facts in done.facts["outputs"].items())
     rows = f"{check['test_pictures']} test pictures and {check['random_pictures']} random ones"
-    typer.echo(f"wrote {done.path} ({done.path.stat().st_size / 1e6:.1f} MB): {outputs}")
-    typer.echo(f"checked on {rows}: largest difference {check['largest_difference']:.1e}, allowed {check['tolerance']:g}")
+    say(f"wrote {done.path} ({done.path.stat().st_size / 1e6:.1f} MB): {outputs}")
+    say(f"checked on {rows}: largest difference {check['largest_difference']:.1e}, allowed {check['tolerance']:g}")

@@ -8,6 +8,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from semigpc.cli.tables import say
+
 USAGE, FAILURE, STOPPED = 2, 1, 130
 # How to go on after a stop, by an option that only such verbs have.
 GO_ON = {
@@ -57,9 +59,10 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
                 if _belongs_to_typer(error):
                     raise
                 if debug or context.find_root().params.get("_debug"):
-                    traceback.print_exception(error)
+                    for line in "".join(traceback.format_exception(error)).splitlines():
+                        say(line, err=True)
                 message, code = explain(error, next((hint for option, hint in GO_ON.items() if option in options), ""))
-                typer.echo(f"semigpc {verb}: {message}", err=True)
+                say(f"semigpc {verb}: {message}", err=True)
                 raise typer.Exit(code) from None
 
         signature = inspect.signature(function)

@@ -2,9 +2,10 @@
 
 import time
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from semigpc.cli.tables import say
 
 EVERY_SECONDS = 30.0  # between lines where there is no terminal
 
@@ -31,7 +32,7 @@ class FeatureBar:
         if not self.on_terminal and (done == total or now - self.told > EVERY_SECONDS):
             self.told = now
             left = (now - self.began) * (total - done) / done
-            typer.echo(f"features: {done} of {total} pictures, {left:.0f} s left", err=True)
+            say(f"features: {done} of {total} pictures, {left:.0f} s left", err=True)
 
     def close(self) -> None:
         """Take the bar away; another one may follow."""

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from semigpc.cli.failures import reported
 from semigpc.cli.stage_bar import StageBar
+from semigpc.cli.tables import say, verbatim
 
 FEW = 30  # classes shown on the screen
 
@@ -185,10 +185,10 @@ def label(
             else:
                 summary = label_data(settings, overwrite=overwrite, progress=bar.show)
     except KeyboardInterrupt:
-        typer.echo("finished parts are kept; the same command goes on with them", err=True)
+        say("finished parts are kept; the same command goes on with them", err=True)
         raise
     if as_json:
-        typer.echo(json.dumps(summary, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(summary, indent=2))
     else:
         written = ["labels.parquet", "labels.csv", "label_studio.json"]
         if engine is Engine.ray:
@@ -199,14 +199,14 @@ def label(
 def _tell(summary: dict[str, Any], written: list[str], out: Path) -> None:
     console = Console()
     for note in summary["notes"]:
-        console.print(f"note: {escape(note)}")
+        console.print(verbatim(f"note: {note}"))
     console.print(_table(summary))
-    console.print(f"wrote {', '.join(written)} to {escape(str(out))}", soft_wrap=True)
+    say(f"wrote {', '.join(written)} to {out}")
 
 
 def _table(summary: dict[str, Any]) -> Table:
     """Labels given and made of each class, and how many rows got none."""
-    table = Table(box=box.SIMPLE, padding=(0, 1), title=escape(summary["title"]), title_style="bold")
+    table = Table(box=box.SIMPLE, padding=(0, 1), title=verbatim(summary["title"]), title_style="bold")
     for heading, justify in (("class", "left"), ("given", "right"), ("pseudo-labelled", "right"), ("believed share", "right")):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     from semigpc.data.folder import ordered
@@ -215,7 +215,7 @@ def _table(summary: dict[str, Any]) -> Table:
     rows = list(zip(*(summary[key] for key in ("classes", "given", "pseudo", "believed")), strict=True))
     rows.sort(key=lambda row: order.index(row[0]))
     for name, given, pseudo, share in rows[:FEW]:
-        table.add_row(escape(name), str(given), str(pseudo), f"{100 * share:.1f} %")
+        table.add_row(verbatim(name), str(given), str(pseudo), f"{100 * share:.1f} %")
     if len(rows) > FEW:
         table.add_row(f"and {len(rows) - FEW} more", "", "", "")
     counts = summary["statuses"]

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from semigpc.cli.failures import reported
+from semigpc.cli.tables import say
 
 
 class What(StrEnum):
@@ -60,7 +61,8 @@ def list_command(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        typer.echo("\n".join(lines))
+        for line in lines:
+            say(line)
 
 
 def _block(title: str, entries: dict[str, str], *, titled: bool) -> list[str]:

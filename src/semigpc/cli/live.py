@@ -3,11 +3,11 @@
 from types import TracebackType
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from semigpc.cli.feature_bar import FeatureBar
+from semigpc.cli.tables import say, verbatim
 from semigpc.training import Listener, RunFolder
 from semigpc.training.run_folder import read_json
 
@@ -24,7 +24,7 @@ class Live(Listener):
         self.folder, self.console = folder, console
         errors = Console(stderr=True)
         self.on_terminal = errors.is_terminal
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}", markup=False), TimeRemainingColumn())
         self.bar = Progress(*columns, console=errors, transient=True, disable=not self.on_terminal)
         self.task = self.bar.add_task("", total=None, said="")
         self.extraction = FeatureBar()
@@ -59,7 +59,7 @@ class Live(Listener):
     def entry(self, entry: dict[str, Any]) -> None:
         """Show the last loss and accuracy: beside the bar, or as a line of its own."""
         if entry["kind"] == "note" and entry["message"] not in read_json(self.folder.split, "the run was never begun")["notes"]:
-            self.console.print(f"Note: {entry['message']}", highlight=False, markup=False, soft_wrap=True)
+            self.console.print(verbatim(f"Note: {entry['message']}"), soft_wrap=True)
         elif entry["kind"] == "train":
             self.last["loss"] = f"loss {entry['loss']:.3f}, {entry['steps_per_second']:.1f} steps/s"
         elif entry["kind"] == "eval":
@@ -68,7 +68,7 @@ class Live(Listener):
                 self.last["accuracy"] = figure
             if not self.on_terminal:
                 said = ", ".join([*([self.last["loss"]] if "loss" in self.last else []), figure])
-                typer.echo(f"step {entry['step']} of {self.total}: {said}", err=True)
+                say(f"step {entry['step']} of {self.total}: {said}", err=True)
         self.bar.update(self.task, said=", ".join(self.last.values()))
 
 
@@ -82,11 +82,11 @@ def tell_split(split: dict[str, Any], console: Console) -> None:
         f"{len(names)} classes, {sum(labeled)} labelled pictures ({shown}{more}), {split['unlabeled']} unlabelled",
         *(f"{sum(split[f'{part}_counts'])} for {part}" for part in ("validation", "test") if split[f"{part}_counts"]),
     ]
-    console.print(f"Found {', '.join(told)}.", highlight=False, markup=False, soft_wrap=True)
+    console.print(verbatim(f"Found {', '.join(told)}."), soft_wrap=True)
     notes = list(split["notes"])
     if not split["validation_counts"]:
         notes.append("No validation pictures: the best step cannot be told, so the last one counts. See --validation.")
     if not split["test_counts"]:
         notes.append("No test pictures: see --test." if split["validation_counts"] else "No test pictures either: see --test.")
     for note in notes:
-        console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
+        console.print(verbatim(f"Note: {note}"), soft_wrap=True)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,8 @@ from rich.table import Table
 
 from semigpc.cli.evaluate import Run, Which
 from semigpc.cli.failures import reported
+from semigpc.cli.tables import say, verbatim
+from semigpc.text import as_utf8, spreadsheet_cell
 
 if TYPE_CHECKING:
     from semigpc.data import ImageSet
@@ -72,7 +75,7 @@ def predict(
     rows = _label(loaded, images, loaded.head if head is Head.auto else head.value)
     if out is not None:
         _write(rows, out)
-        typer.echo(f"wrote {out}: {len(rows)} pictures", err=as_json)
+        say(f"wrote {out}: {len(rows)} pictures", err=as_json)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif out is None or len(rows) <= FEW:
@@ -91,7 +94,7 @@ def _readable(images: "ImageSet") -> "ImageSet":
             images[i]
             good.append(i)
         except DataError as error:
-            typer.echo(f"skipped: {error}", err=True)
+            say(f"skipped: {error}", err=True)
     if not good:
         raise DataError(f"none of the {len(images)} pictures can be read.")
     return images.subset(np.array(good))
@@ -121,12 +124,18 @@ def _write(rows: list[Row], path: Path) -> None:
         from pyarrow import parquet
 
         with replacing(path) as draft:
-            parquet.write_table(pyarrow.Table.from_pylist(rows), draft)
+            parquet.write_table(pyarrow.Table.from_pylist([_mapped(row, as_utf8) for row in rows]), draft)
     else:
         with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
-            writer.writerows({**row, **{key: f"{row[key]:.6f}" for key in row if key.endswith("confidence")}} for row in rows)
+            for row in rows:
+                rounded = {key: f"{row[key]:.6f}" for key in row if key.endswith("confidence")}
+                writer.writerow(_mapped(row, spreadsheet_cell) | rounded)
+
+
+def _mapped(row: Row, change: Callable[[str], str]) -> Row:
+    return {key: change(value) if isinstance(value, str) else value for key, value in row.items()}
 
 
 def _table(rows: list[Row]) -> Table:
@@ -135,7 +144,7 @@ def _table(rows: list[Row]) -> Table:
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows[:FEW]:
         percents = [f"{100 * row[key]:.1f} %" for key in ("confidence", "second_confidence")]
-        table.add_row(row["file"], row["label"], percents[0], row["second"], percents[1])
+        table.add_row(verbatim(row["file"]), verbatim(row["label"]), percents[0], verbatim(row["second"]), percents[1])
     if len(rows) > FEW:
         table.caption = f"and {len(rows) - FEW} more; --out FILE.csv writes all of them"
     return table

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import USAGE, reported
+from semigpc.cli.tables import say, verbatim
 from semigpc.cli.train import Features
 
 if TYPE_CHECKING:
@@ -173,17 +174,17 @@ def _run(
         figures["groups"][name] = figures_of_group(group, shown, folder, seeds, judged=figures["judged"])
         add_environments(figures, ours, folder)
         write_json(out / "figures.json", figures)
-        typer.echo(f"report: {write_comparison_report(folder)}", err=as_json)
+        say(f"report: {write_comparison_report(folder)}", err=as_json)
     console.print(results_table(figures))
     console.print(gains_table(figures))
     for line in remarks(figures, table):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    typer.echo(f"figures: {out / 'figures.json'}", err=as_json)
+        console.print(verbatim(line), soft_wrap=True)
+    say(f"figures: {out / 'figures.json'}", err=as_json)
     if plot is not None:
         from semigpc.report.reproduction_figures import draw_class_recall
 
         draw_class_recall(figures, plot)
-        typer.echo(f"classes one by one: {plot}", err=as_json)
+        say(f"classes one by one: {plot}", err=as_json)
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
 
@@ -204,6 +205,6 @@ def _tell_prices(
         prices[table.name] = prices_of(table, select(table.all_cells(options), globs), options.scale, seeds)
         console.print(price_table(prices[table.name]))
     for line in price_remarks(list(prices.values()), options.scale):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(verbatim(line), soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(prices, indent=2))

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
+from semigpc.cli.tables import say
 
 if TYPE_CHECKING:
     from semigpc.review.session import Session
@@ -52,7 +53,7 @@ def review(
         session = open_session(folder, images=images, read_only=export)
     try:
         if session.journal.torn is not None:
-            typer.echo("The last line of reviews.jsonl was cut off by a crash; all others are intact.", err=True)
+            say("The last line of reviews.jsonl was cut off by a crash; all others are intact.", err=True)
         if export:
             _export(session, as_json)
         else:
@@ -68,8 +69,8 @@ def _export(session: "Session", as_json: bool) -> None:
         typer.echo(json.dumps(written, indent=2))
         return
     for file in written["files"]:
-        typer.echo(f"wrote {file}")
-    typer.echo(f"{session.summary()}; {written['labels']} of {written['rows']} rows are labelled by a human")
+        say(f"wrote {file}")
+    say(f"{session.summary()}; {written['labels']} of {written['rows']} rows are labelled by a human")
 
 
 def _serve(session: "Session", port: int, browser: bool) -> None:
@@ -79,11 +80,11 @@ def _serve(session: "Session", port: int, browser: bool) -> None:
 
     def ready(address: str) -> None:
         if session.replayed:
-            typer.echo(f"going on after {session.replayed} answers in {session.journal.path}")
-        typer.echo(f"review at {address}")
-        typer.echo("Ctrl-C ends it; everything is kept as you go.")
+            say(f"going on after {session.replayed} answers in {session.journal.path}")
+        say(f"review at {address}")
+        say("Ctrl-C ends it; everything is kept as you go.")
         if browser:
             webbrowser.open(address)
 
     serve(session, port=port, ready=ready)
-    typer.echo(f"{session.summary()}; kept in {session.journal.path}")
+    say(f"{session.summary()}; kept in {session.journal.path}")

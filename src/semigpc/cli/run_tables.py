@@ -6,6 +6,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from semigpc.cli.tables import verbatim
 from semigpc.report.wording import SCORE_NAMES
 
 GROUPS = ("many", "medium", "few")
@@ -62,4 +63,4 @@ def _table() -> Table:
 def _add(table: Table, name: str, entry: Mapping[str, Any]) -> None:
     figures = [entry["balanced_accuracy"], entry["top1"], *(entry["groups"].get(group) for group in GROUPS)]
     shown = ["-" if figure is None else f"{100 * figure:.1f}" for figure in figures]
-    table.add_row(name, str(entry["step"]), str(entry["part"]), HEADS[entry["head"]], *shown)
+    table.add_row(name, str(entry["step"]), verbatim(entry["part"]), HEADS[entry["head"]], *shown)

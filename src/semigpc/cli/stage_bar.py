@@ -4,9 +4,10 @@ import time
 from types import TracebackType
 from typing import Self
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from semigpc.cli.tables import say
 
 EVERY_SECONDS = 30.0  # between lines where there is no terminal
 
@@ -17,7 +18,12 @@ class StageBar:
     def __init__(self) -> None:
         console = Console(stderr=True)
         self.on_terminal = console.is_terminal
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[count]}", markup=False),
+            TimeRemainingColumn(),
+        )
         self.bar = Progress(*columns, console=console, transient=True, disable=not self.on_terminal)
         self.task: TaskID | None = None
         self.stage = ""
@@ -41,4 +47,4 @@ class StageBar:
         now = time.monotonic()
         if not self.on_terminal and now - self.told > EVERY_SECONDS:
             self.told = now
-            typer.echo(f"{stage}: {count}" if count else stage, err=True)
+            say(f"{stage}: {count}" if count else stage, err=True)

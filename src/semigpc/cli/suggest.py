@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from semigpc.cli.failures import reported
+from semigpc.cli.tables import say, verbatim
 
 if TYPE_CHECKING:
     from semigpc.labeling.suggest import Suggestion
@@ -62,19 +62,19 @@ def suggest(
     found = find(project, config)
     path = write_suggestions(project, found, overwrite=overwrite)
     if as_json:
-        typer.echo(json.dumps([row._asdict() for row in found], indent=2, ensure_ascii=False))
+        typer.echo(json.dumps([row._asdict() for row in found], indent=2))
     else:
         Console().print(_table(found, project.id_name))
     fewer = f", which is all that is left of {count}" if len(found) < count else ""
-    typer.echo(f"wrote {path}: {len(found)} rows{fewer}; write labels into its column label", err=as_json)
+    say(f"wrote {path}: {len(found)} rows{fewer}; write labels into its column label", err=as_json)
 
 
 def _table(found: "list[Suggestion]", id_name: str) -> Table:
     table = Table(box=box.SIMPLE, padding=(0, 1))
     for heading, justify in (("", "right"), (id_name, "left"), ("believed", "left"), ("sure", "right"), ("why", "left")):
-        table.add_column(escape(heading), justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(verbatim(heading), justify=justify, overflow="fold")  # type: ignore[arg-type]
     for rank, row in enumerate(found[:FEW], start=1):
-        table.add_row(str(rank), escape(row.id), escape(row.believed), f"{100 * row.confidence:.0f} %", escape(row.why))
+        table.add_row(str(rank), verbatim(row.id), verbatim(row.believed), f"{100 * row.confidence:.0f} %", verbatim(row.why))
     if len(found) > FEW:
         table.caption = f"and {len(found) - FEW} more"
     return table

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from semigpc.cli.tables import say
 from semigpc.report.toy_figures import NAMES, confidence_figure, propagation_figure, save_png
 from semigpc.toy import (
     CLASSIFIERS,
@@ -55,7 +56,7 @@ def show_toy(out: Path, seed: int, *, as_json: bool) -> None:
     console.print(_confidence_table(figures))
     console.print(_propagation_table(figures))
     for path in written:
-        typer.echo(f"wrote {path}", err=as_json)
+        say(f"wrote {path}", err=as_json)
 
 
 def _propagation_picture(data: ToyData, figures: ToyFigures) -> Figure:
@@ -121,5 +122,5 @@ def _add_row(table: Table, length_scale: float, classifier: str, values: list[st
 
 
 def _stop(message: str) -> NoReturn:
-    typer.echo(f"semigpc toy: {message}", err=True)
+    say(f"semigpc toy: {message}", err=True)
     raise typer.Exit(2)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
+from semigpc.cli.tables import say
 
 OWN = "Your own data"
 MANY = "Many processes"
@@ -164,8 +165,8 @@ def train(
     if as_json:
         typer.echo(json.dumps({"run": str(folder), "report": str(page), **summary}, indent=2))
     _tell_results(folder, summary, console)
-    typer.echo(f"run: {folder}", err=as_json)
-    typer.echo(f"report: {page}", err=as_json)
+    say(f"run: {folder}", err=as_json)
+    say(f"report: {page}", err=as_json)
 
 
 def _tell_results(folder: Path, summary: dict[str, Any], console: Console) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from semigpc.data.dataset import DataError, listed
+from semigpc.text import from_spreadsheet_cell
 
 COLUMNS = ("file_name", "label")
 SUFFIXES = (".csv", ".parquet")
@@ -50,10 +51,15 @@ def _csv_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            first, second = choose(list(reader.fieldnames or []), path)
-            yield from ((row[first], row[second]) for row in reader)
+            reader.fieldnames = [from_spreadsheet_cell(name) for name in reader.fieldnames or []]
+            first, second = choose(reader.fieldnames, path)
+            yield from ((_cell(row[first]), _cell(row[second])) for row in reader)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV: {error}. Save it as comma-separated UTF-8 text.") from error
+
+
+def _cell(value: str | None) -> str | None:
+    return None if value is None else from_spreadsheet_cell(value)
 
 
 def _parquet_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:

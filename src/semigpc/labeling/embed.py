@@ -13,10 +13,11 @@ from semigpc.data.listing import EXTENSIONS, pictures_below
 from semigpc.data.pictures import PictureError
 from semigpc.data.workers import InOrder
 from semigpc.files import locked, remove_drafts
-from semigpc.labeling.embedding_table import Bad, EmbeddingParts, EmbeddingTable, TableKey, printable
+from semigpc.labeling.embedding_table import Bad, EmbeddingParts, EmbeddingTable, TableKey
 from semigpc.labeling.network import AUTO, Network, all_threads
 from semigpc.labeling.square_pictures import SquarePictures, workers_end_first
 from semigpc.models.embedded import NAME
+from semigpc.text import printable
 
 FEW = 64  # pictures that are not worth starting a worker for
 

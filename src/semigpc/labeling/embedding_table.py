@@ -16,6 +16,7 @@ from pyarrow import parquet
 
 from semigpc.data import DataError
 from semigpc.files import remove_drafts, replacing, write_text, writing
+from semigpc.text import printable
 
 PART = 512  # rows: what an interruption loses at most, half a minute or so of work
 GROUP = 4096  # rows that are written to the table together
@@ -234,8 +235,3 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 def _short(value: Any) -> str:
     return f"{value[:12]}..." if isinstance(value, str) and len(value) == 64 else repr(value)
-
-
-def printable(name: str) -> str:
-    """A file's name as one line that can be shown anywhere."""
-    return name if name.isprintable() else ascii(name)

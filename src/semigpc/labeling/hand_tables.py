@@ -7,6 +7,7 @@ from typing import Any
 
 from semigpc.data.dataset import DataError
 from semigpc.files import replacing
+from semigpc.text import spreadsheet_cell
 
 
 def write_hand_table(
@@ -29,7 +30,11 @@ def write_hand_table(
             "the file away, or give --overwrite to replace it."
         )
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([header, *rows])
+        csv.writer(file, lineterminator="\n").writerows(map(_cells, [header, *rows]))
+
+
+def _cells(row: Sequence[Any]) -> list[Any]:
+    return [spreadsheet_cell(value) if isinstance(value, str) else value for value in row]
 
 
 def own_names(names: Sequence[str], id_name: str) -> list[str]:

@@ -16,6 +16,7 @@ from pyarrow import parquet
 from semigpc.files import replacing
 from semigpc.labeling.label_studio import LabelStudio
 from semigpc.labeling.parts import OTHERS, schema_of
+from semigpc.text import spreadsheet_cell
 
 LISTED = 100  # outliers that are named in the report
 
@@ -55,7 +56,7 @@ def write_tables(parts: Iterable[pyarrow.Table], out: Path, id_name: str, studio
         studio_draft.open("w", encoding="utf-8") as studio_file,
     ):
         writer = csv.writer(csv_file)
-        writer.writerow([id_name, *OTHERS])
+        writer.writerow([spreadsheet_cell(id_name), *OTHERS])
         separator = "[\n"
         for table in parts:
             table_file.write_table(table)
@@ -79,7 +80,8 @@ def _csv_rows(table: pyarrow.Table, id_name: str) -> Iterator[tuple[str, ...]]:
         table.column(name).to_pylist() for name in (id_name, "label", "confidence", "variance", "status")
     )
     for row, reasons in enumerate(_reason_texts(table.column("reasons").combine_chunks())):
-        yield names[row], labels[row] or "", _decimal(confidence[row]), _decimal(variance[row]), status[row], reasons
+        name, label = spreadsheet_cell(names[row]), spreadsheet_cell(labels[row] or "")
+        yield name, label, _decimal(confidence[row]), _decimal(variance[row]), status[row], reasons
 
 
 def _reason_texts(column: pyarrow.ListArray) -> Iterator[str]:

@@ -151,9 +151,7 @@ def _over_classes(
         for cell in (cell for cell in cells if cell.name in found):
             numbers = found[cell.name][order]
             marks = {"marker": cell.marker} if n <= NAMED else {}
-            draw_shares(
-                axes, numbers if n <= NAMED else running_mean(numbers), **cell.line, **marks, label=short(cell.label, 40)
-            )
+            draw_shares(axes, numbers if n <= NAMED else running_mean(numbers), **cell.line, **marks, label=_key_name(cell))
         if shares:
             share_scale(axes, [known for known in (given, true) if known is not None])
         else:
@@ -161,15 +159,20 @@ def _over_classes(
         class_axis(axes, reference)
         lowest = axes is places[-1]
         axes.tick_params(axis="x", labelbottom=lowest)
-        name_panel(axes, ALGORITHMS.get(group, group), x=f"{RANKS} (running means)" if lowest and n > NAMED else "")
+        name_panel(axes, ALGORITHMS.get(group, short(group, 40)), x=f"{RANKS} (running means)" if lowest and n > NAMED else "")
     key_below(figure)
     return chart(figure, title, caption)
+
+
+def _key_name(cell: Cell) -> str:
+    name = short(cell.label, 40)
+    return f" {name}" if name.startswith("_") else name  # matplotlib leaves a name out of keys that begins with an underscore
 
 
 def _draw_band(axes: Axes, cell: Cell, steps: Floats, values: Floats) -> None:
     """Draw the mean over runs of values (runs, S), and a band around it if there are several."""
     marker = cell.marker if len(steps) <= FEW_POINTS else ""
-    axes.plot(steps, values.mean(axis=0), **cell.line, marker=marker, markersize=3.5, label=short(cell.label, 40))
+    axes.plot(steps, values.mean(axis=0), **cell.line, marker=marker, markersize=3.5, label=_key_name(cell))
     if len(values) > 1:
         axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=cell.colour, alpha=0.15, linewidth=0)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from semigpc.files import replacing
 from semigpc.report.chart_style import BLUE, FONT, GREEN, GREY, MUTED, NAMED, ORANGE
+from semigpc.report.wording import short
 
 COLUMNS = 3
 STYLES = {"none": ("algorithms alone", BLUE), "similarity": ("with a kernel average", GREEN), "gp": ("with SemiGPC", ORANGE)}
@@ -73,6 +74,6 @@ def _draw_group(axes: Axes, name: str, group: Mapping[str, Any]) -> None:
 
 def _name_classes(axes: Axes, names: Sequence[str]) -> None:
     if len(names) <= NAMED // 2:
-        axes.set_xticks(range(len(names)), list(names), rotation=45, ha="right", fontsize=FONT - 1)
+        axes.set_xticks(range(len(names)), [short(name) for name in names], rotation=45, ha="right", fontsize=FONT - 1)
     else:
         axes.set_xlabel("class, from the largest to the smallest")

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from semigpc.text import printable
+
 METRICS = {
     "balanced_accuracy": "Balanced accuracy",
     "top1": "Top-1",
@@ -88,7 +90,7 @@ def duration(seconds: float | None) -> str:
 
 def short(name: str, limit: int = 18) -> str:
     """Fit a class name to an axis: one line, cut in the middle if long, and never read as mathematics by matplotlib."""
-    line = " ".join(name.split())
+    line = printable(" ".join(name.split()))
     if len(line) > limit:
         tail = limit // 3
         line = line[: limit - 1 - tail].rstrip() + ELLIPSIS + line[-tail:].lstrip()

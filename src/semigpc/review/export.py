@@ -12,6 +12,7 @@ from semigpc.files import replacing
 from semigpc.labeling.project import Project
 from semigpc.review.beliefs import STATUSES, Beliefs
 from semigpc.review.history import Answer
+from semigpc.text import spreadsheet_cell
 
 TABLES = ("reviewed.parquet", "reviewed.csv")
 LABELS = "reviewed_labels.csv"
@@ -44,10 +45,21 @@ def write_reviewed(project: Project, beliefs: Beliefs, answers: dict[int, Answer
     )
     known = table.select([project.id_name, "label"]).filter(pyarrow.array(beliefs.taught >= 0))
     _write(project.folder / TABLES[0], lambda path: parquet.write_table(table, path))
-    _write(project.folder / TABLES[1], lambda path: csv.write_csv(table, path))
-    _write(project.folder / LABELS, lambda path: csv.write_csv(known, path))
+    _write(project.folder / TABLES[1], lambda path: csv.write_csv(_for_spreadsheets(table), path))
+    _write(project.folder / LABELS, lambda path: csv.write_csv(_for_spreadsheets(known), path))
     files = [str(project.folder / name) for name in (*TABLES, LABELS)]
     return {"files": files, "rows": len(table), "labels": len(known), "reviewed": int(vouched.sum())}
+
+
+def _for_spreadsheets(table: pyarrow.Table) -> pyarrow.Table:
+    """The table with names and texts as CSV files for people hold them."""
+    columns = [
+        pyarrow.array([value and spreadsheet_cell(value) for value in column.to_pylist()], pyarrow.string())
+        if pyarrow.types.is_string(column.type)
+        else column
+        for column in table.columns
+    ]
+    return pyarrow.table(columns, names=[spreadsheet_cell(name) for name in table.column_names])
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:
