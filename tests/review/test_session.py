@@ -247,7 +247,13 @@ def test_to_skip_says_nothing_and_takes_back_what_was_said(session: Session) -> 
         ("", "one line of 1 to 100"),
         ("a" * 101, "one line of 1 to 100"),
         ("a\x00b", "one line"),
+        ("a\x1b]0;title\x07", "without control characters; got 'a"),
+        ("a\nb", "without control characters"),
+        ("a\x1cb", "without control characters"),
+        ("a\ud800", "without control characters"),
+        ("a\u202eb", "without control characters"),
         ("-1", "stands for no label"),
+        ("-1.0", "stands for no label"),
         ("NaN", "stands for no label"),
         ("Circle", "a class 'circle' already"),
     ],
@@ -256,6 +262,14 @@ def test_names_that_no_class_can_have_are_refused(session: Session, name: str, w
     with pytest.raises(DataError, match=words):
         session.correct(0, name)
     assert session.history.steps == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\U0001f469\u200d\U0001f52c", "=1+1", "[/b]"]
+)
+def test_names_in_any_script_are_taken(session: Session, name: str) -> None:
+    session.correct(0, f" {name} ")
+    assert session.card(0)["label"] == name
 
 
 def test_rows_that_are_not_there_are_refused(session: Session) -> None:
