@@ -1,10 +1,6 @@
-"""The server as users start it, under requests that no page sends: each gets an answer of its own, and nothing is printed.
-
-``SEMIGPC_FUZZ_SEED`` and ``SEMIGPC_FUZZ_CASES`` change what is sent at random.
-"""
+"""The server as users start it, under requests that no page sends: each gets an answer of its own, and nothing is printed."""
 
 import json
-import os
 import random
 import signal
 import socket
@@ -17,11 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from semigpc.review.session import open_session
+from tests import fuzzing
 from tests.review.browser import Server
 
 pytest.importorskip("uvicorn", reason="the extra review is not installed")
-SEED = int(os.environ.get("SEMIGPC_FUZZ_SEED", "0"))
-CASES = int(os.environ.get("SEMIGPC_FUZZ_CASES", "300"))
 PATIENCE = 60  # seconds for an answer that must come
 LITTLE = 0.2  # seconds for one that may not come, as what was sent may be half a request
 HUGE: tuple[Any, ...] = (2**63, 2**64, -(2**63) - 1, 10**4000, -1, 1.5, True, None, "1", [], {}, [[]])
@@ -212,12 +207,12 @@ def odd_path(rng: random.Random) -> str:
 
 
 def test_mutated_requests_get_no_answer_of_500(server: Server) -> None:
-    client, rng = Client(server.address), random.Random(SEED)
+    client, rng = Client(server.address), random.Random(fuzzing.seed())
     statuses: dict[int, int] = {}
-    for case in range(CASES):
+    for case in range(fuzzing.cases(300)):
         request = mutated(rng, client)
         status, content = client.send(request, patience=LITTLE)
-        assert status < 500, (SEED, case, request[:400], content[:400])
+        assert status < 500, (fuzzing.seed(), case, request[:400], content[:400])
         statuses[status] = statuses.get(status, 0) + 1
     assert {200, 400} <= set(statuses), statuses
     status, _ = client.send(client.post("api/cards", json.dumps(CARDS).encode()))

@@ -23,6 +23,7 @@ from semigpc.cli.predict import predict
 from semigpc.cli.reproduce import reproduce
 from semigpc.cli.review import review
 from semigpc.cli.suggest import suggest
+from semigpc.cli.tables import say
 from semigpc.cli.toy import toy
 from semigpc.cli.train import train
 from semigpc.text import printable
@@ -87,7 +88,7 @@ def semigpc(
 def _note(message: Warning | str, category: type[Warning], *place: Any, **where: Any) -> None:
     """Show a warning as a line for people, without the place in the code."""
     if issubclass(category, UserWarning):
-        typer.echo(f"note: {message}", err=True)
+        say(f"note: {message}", err=True)
     else:
         _show_warning(message, category, *place, **where)
 

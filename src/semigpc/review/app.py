@@ -187,7 +187,8 @@ def _endpoint(session: Session, ask: Ask) -> Callable[[Request], Awaitable[Respo
         except DataError as error:
             return _json({"error": str(error)}, 400)
         except OSError as error:
-            told = f"This could not be saved: {error.strerror or error}. Nothing has changed; try again when that is mended."
+            reason = str(error.strerror or error).rstrip(".")
+            told = f"This could not be saved: {reason}. Nothing has changed; try again when that is mended."
             return _json({"error": told}, 507)
 
     return answer
