@@ -73,7 +73,8 @@ def test_a_picture_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path)
     (tmp_path / "propagation.png").mkdir()
     done = runner.invoke(app, ["--out", str(tmp_path)])
     assert done.exit_code == 2
-    assert done.stderr == f"semigpc toy: cannot write {tmp_path / 'propagation.png'}: Is a directory.\n"
+    told = f"semigpc toy: {tmp_path / 'propagation.png'} could not be written: it is a folder or a device."
+    assert done.stderr == f"{told} Give the name of a file.\n"
 
 
 def test_a_negative_seed_is_refused(tmp_path: Path) -> None:

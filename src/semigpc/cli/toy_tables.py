@@ -13,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from semigpc.cli.tables import say
+from semigpc.files import WriteError
 from semigpc.report.toy_figures import NAMES, confidence_figure, propagation_figure, save_png
 from semigpc.toy import (
     CLASSIFIERS,
@@ -48,8 +49,8 @@ def show_toy(out: Path, seed: int, *, as_json: bool) -> None:
     try:
         save_png(_propagation_picture(data, figures), written[0])
         save_png(confidence_figure(data, _evaluate_maps(data)), written[1])
-    except OSError as error:
-        _stop(f"cannot write {error.filename}: {error.strerror}.")
+    except WriteError as error:
+        _stop(str(error))
 
     if as_json:
         typer.echo(json.dumps(asdict(figures), indent=2))
