@@ -1,13 +1,34 @@
-"""Text from outside (names of classes, files and columns) on its way to a terminal or a spreadsheet."""
+"""Text from outside: what is a label and what stands for none; names on their way to a terminal or a spreadsheet."""
 
 import re
 import unicodedata
+from typing import Any
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a spreadsheet recognises something to compute
 NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", re.IGNORECASE)  # computes nothing
 APOSTROPHE = "'"
 HIDDEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, lone surrogates, separators of lines and paragraphs
 DIRECTION = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # overrides and isolates reorder a line
+NO_LABEL = re.compile(r"-1(\.0*)?|nan|", re.IGNORECASE)  # what stands for no label where labels are text
+
+
+def label_text(value: Any) -> str | None:
+    """The name of a class as text; None where the value stands for no label: one rule for tables, folders, pages and Python.
+
+    No label are None, NaN, pandas.NA, -1 as a number or as text, the text "nan" in any case, and empty text. Spaces around a
+    name do not count. Whole floats lose their fraction, since that is how integers with gaps are often stored.
+    """
+    try:
+        if value is None or value != value:  # NaN is not equal to itself ...
+            return None
+    except TypeError:  # ... and pandas.NA will not say
+        return None
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = str(value).strip()
+    return None if NO_LABEL.fullmatch(text) else text
 
 
 def printable(text: object) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from semigpc.cli.evaluate import FollowLinks
 from semigpc.cli.failures import reported
 from semigpc.cli.feature_bar import FeatureBar
 from semigpc.cli.tables import say
@@ -49,6 +50,7 @@ def embed(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Pictures that go through the network together.")] = 32,
     workers: Annotated[int, typer.Option("--workers", min=0, help="Processes that decode while the network works.")] = 1,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read.")] = False,
+    follow_links: FollowLinks = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a table that is there already.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON on standard output.")] = False,
 ) -> None:
@@ -73,7 +75,9 @@ def embed(
     )
     bar = FeatureBar()
     try:
-        result = embed_folder(folder, out, config, skip_bad=skip_bad, overwrite=overwrite, progress=bar.show)
+        result = embed_folder(
+            folder, out, config, skip_bad=skip_bad, overwrite=overwrite, follow_links=follow_links, progress=bar.show
+        )
     except KeyboardInterrupt:
         say("finished parts are kept; the same command goes on with them", err=True)
         raise

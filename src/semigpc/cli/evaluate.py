@@ -33,6 +33,9 @@ Which = Annotated[
     Checkpoint | None,
     typer.Option("--checkpoint", help="State of the run: best on validation (the default, if there is one) or last."),
 ]
+FollowLinks = Annotated[
+    bool, typer.Option("--follow-links", help="Use links that lead out of a given folder, which are an error otherwise.")
+]
 
 
 @reported("evaluate")
@@ -47,6 +50,7 @@ def evaluate(
     ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Let classes of the run be absent from --data.")] = False,
     part: Annotated[Part | None, typer.Option("--part", help="Own pictures: test (the default, if there are any).")] = None,
+    follow_links: FollowLinks = False,
     checkpoint: Which = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
@@ -75,7 +79,8 @@ def evaluate(
         loaded, images = loaded.part(chosen.value)
         source = chosen.value
     else:
-        images, source = pictures_to_judge(loaded, data, labels, partial=partial), str(data)
+        images = pictures_to_judge(loaded, data, labels, partial=partial, follow_links=follow_links)
+        source = str(data)
 
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:

@@ -28,6 +28,7 @@ class Wishes:
     model: str | None = None
     image_size: int | None = None
     cached: bool = False
+    follow_links: bool = False
 
     @property
     def of_own_data(self) -> dict[str, object]:
@@ -38,6 +39,7 @@ class Wishes:
             "--validation": self.validation,
             "--model": self.model,
             "--image-size": self.image_size,
+            "--follow-links": self.follow_links or None,
         }
         return {option: value for option, value in named.items() if value is not None}
 
@@ -102,6 +104,7 @@ def _folder(path: Path, wishes: Wishes) -> Experiment:
         model=wishes.model,
         image_size=wishes.image_size,
         seed=wishes.seed,
+        follow_links=wishes.follow_links,
     )
 
 

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from semigpc.cli.evaluate import FollowLinks
 from semigpc.cli.failures import reported
 from semigpc.cli.stage_bar import StageBar
 from semigpc.cli.tables import say, verbatim
@@ -102,6 +103,7 @@ def label(
         str | None,
         typer.Option("--image-url", metavar="PREFIX", help="What Label Studio is to find before the name of a picture."),
     ] = None,
+    follow_links: FollowLinks = False,
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help="The network that sees pictures: any timm backbone.")
     ] = "tf_efficientnet_lite0",
@@ -175,6 +177,7 @@ def label(
         skip_bad=skip_bad,
         report=report,
         embed=EmbedConfig(model=model, pretrained=pretrained),
+        follow_links=follow_links,
     )
     try:
         with StageBar() as bar:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from semigpc.cli.evaluate import Run, Which
+from semigpc.cli.evaluate import FollowLinks, Run, Which
 from semigpc.cli.failures import reported
 from semigpc.cli.tables import say, verbatim
 from semigpc.text import as_utf8, spreadsheet_cell
@@ -47,6 +47,7 @@ def predict(
     ] = Head.auto,
     checkpoint: Which = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Name pictures that cannot be read, and go on.")] = False,
+    follow_links: FollowLinks = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON on standard output.")] = False,
 ) -> None:
     """Label pictures with a trained run.
@@ -66,7 +67,10 @@ def predict(
     from semigpc.training.given_pictures import pictures_at
     from semigpc.training.inference import load_run
 
-    images = pictures_at(paths)
+    skipped: list[tuple[str, str]] | None = [] if skip_bad else None
+    images = pictures_at(paths, follow_links=follow_links, skipped=skipped)
+    for name, reason in skipped or ():
+        typer.echo(f"skipped: {name}: {reason}", err=True)
     if skip_bad:
         images = _readable(images)
     loaded = load_run(run, None if checkpoint is None else checkpoint.value)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from semigpc.cli.evaluate import FollowLinks
 from semigpc.cli.failures import reported
 from semigpc.cli.tables import say
 
@@ -87,6 +88,7 @@ def train(
             rich_help_panel=OWN,
         ),
     ] = None,
+    follow_links: FollowLinks = False,
     devices: Annotated[
         int,
         typer.Option("--devices", metavar="N", min=1, help="Processes that share each batch: one a GPU.", rich_help_panel=MANY),
@@ -149,6 +151,7 @@ def train(
         model=model,
         image_size=image_size,
         cached=features is Features.cached,
+        follow_links=follow_links,
     )
     experiment, name = resolve(data, wishes)
     experiment = experiment.override([*(settings or []), *([f"train.steps={steps}"] if steps else [])])

@@ -1,19 +1,34 @@
 """Pictures in NumPy arrays, in memory or in an ``.npz`` file."""
 
+import lzma
+import math
+import os
+import struct
+import tokenize
 import zipfile
+import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from semigpc.data.dataset import DataError, ImageSet, Integers, Splits, listed
+from semigpc.data.paths import checked
 from semigpc.data.pictures import ArrayImages
 from semigpc.data.splits import carve_validation
 
 REQUIRED = ("x_labeled", "y_labeled", "x_unlabeled")
 OPTIONAL = ("y_unlabeled_truth", "unlabeled_out", "x_val", "y_val", "x_test", "y_test")
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+# What zipfile and NumPy raise for a file that was cut short, changed or encrypted.
+DAMAGED = (
+    *(OSError, EOFError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, SyntaxError, MemoryError),
+    *(tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +53,7 @@ class ArraysConfig:
 def load(config: ArraysConfig, seed: int) -> Splits:
     """Read the file; objects that would need unpickling are refused."""
     path = Path(config.path).expanduser()
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays: dict[str, NDArray[Any]] = {name: file[name] for name in file.files}
-    except FileNotFoundError as error:
-        raise DataError(f"The file of arrays is not there: {path}. Check the path.") from error
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:  # TypeError: a single array, .npy
-        raise DataError(f"{path} cannot be read: {error}. Write plain arrays with numpy.savez.") from error
+    arrays = read_npz(path)
     missing = [name for name in REQUIRED if name not in arrays]
     unknown = [name for name in arrays if name not in (*REQUIRED, *OPTIONAL)]
     if missing or unknown:
@@ -53,6 +62,51 @@ def load(config: ArraysConfig, seed: int) -> Splits:
             f"unknown: {listed(unknown) or 'none'}. Rename the arrays, and give an empty x_unlabeled if there are none."
         )
     return splits_from_arrays(**arrays, class_names=config.class_names, validation=config.validation, seed=seed)
+
+
+def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of a file of ``numpy.savez`` by name, or those of them that are asked for; nothing is unpickled.
+
+    What a header claims is compared with the bytes that are there, before memory is asked for.
+
+    Raises:
+        DataError: it is not there, damaged, holds objects, or is larger than the memory of this machine.
+    """
+    try:
+        with zipfile.ZipFile(checked(path)) as file:
+            members = {name.removesuffix(".npy"): name for name in file.namelist()}
+            chosen = members if only is None else {name: members[name] for name in only if name in members}
+            _check_memory(sum(file.getinfo(name).file_size for name in chosen.values()))
+            return {name: _read_array(file, member) for name, member in chosen.items()}
+    except FileNotFoundError as error:
+        raise DataError(f"The file of arrays is not there: {path}. Check the path.") from error
+    except DAMAGED as error:
+        if isinstance(error, DataError):
+            raise
+        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        raise DataError(f"{path} cannot be read: {reason}. Write plain arrays with numpy.savez.") from error
+
+
+def _read_array(file: zipfile.ZipFile, member: str) -> NDArray[Any]:
+    with file.open(member) as stream:
+        header = HEADERS.get(npy.read_magic(stream))
+        if header is None:
+            raise ValueError(f"{member} is of a kind that plain arrays are not written in")
+        shape, _, dtype = header(stream)
+        claimed, there = math.prod(shape) * dtype.itemsize, file.getinfo(member).file_size - stream.tell()
+    if claimed != there and not dtype.hasobject:
+        raise ValueError(f"{member} says it has {claimed} bytes, {dtype} of shape {shape}, and it has {there}")
+    with file.open(member) as stream:
+        array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
+    return array
+
+
+def _check_memory(needed: int) -> None:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+    if needed > memory:
+        raise MemoryError(
+            f"its arrays take {needed / 1e9:.1f} GB, more than the memory of this machine ({memory / 1e9:.1f} GB)"
+        )
 
 
 def splits_from_arrays(

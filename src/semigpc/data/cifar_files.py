@@ -185,7 +185,9 @@ def _again(folder: Path) -> str:
 
 
 def _copy_in_folder(folder: Path, n_classes: int) -> Pool:
-    names = {part: sorted(f"{part}/{name}" for name in class_folders(folder / part).labels) for part in PARTS}
+    names = {
+        part: sorted(f"{part}/{name}" for name in class_folders(folder / part, follow_links=True).labels) for part in PARTS
+    }
     members = [*names["train"], *names["test"]]
     return _copy(folder, FileImages([folder / name for name in members]), members, n_classes)
 

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 
 from semigpc.data.dataset import DataError, ImageSet, Splits, listed
-from semigpc.data.listing import Listing, class_folders, existing, from_table, held_out
+from semigpc.data.listing import Listing, class_folders, from_table, held_out
+from semigpc.data.paths import existing
 from semigpc.data.pictures import MEGABYTE, FileImages
 from semigpc.data.splits import SplitConfig, carve_validation, long_tail_split
 
@@ -26,6 +27,7 @@ class FolderConfig:
         test: a folder of class folders, or a table like ``labels`` with a label in every row.
         validation: the same, or the fraction of the labels to hold out.
         cache_bytes: decoded pictures that each process keeps, in bytes.
+        follow_links: use links that lead out of root, which are an error otherwise.
 
     Paths of tables and folders may also be given relative to root. Pictures of test and validation are never trained on, not
     even without their labels. Classes are numbered in the order of their names, or of their values if all are whole numbers.
@@ -39,6 +41,7 @@ class FolderConfig:
     test: str | None = None
     validation: float | str = 0.0
     cache_bytes: int = 512 * MEGABYTE
+    follow_links: bool = False
 
     def __post_init__(self) -> None:
         if self.unlisted not in ("unlabeled", "ignored"):
@@ -90,16 +93,16 @@ def _list_parts(config: FolderConfig) -> dict[str, Listing]:
     """The training pictures, with whatever else was given as a path; no picture is in two of them."""
     root = existing(config.root, "The folder of the pictures")
     held = {
-        part: held_out(given, root, part)
+        part: held_out(given, root, part, follow_links=config.follow_links)
         for part, given in (("validation", config.validation), ("test", config.test))
         if isinstance(given, str)
     }
     if config.labels is None:
         skip = [listing.root for listing in held.values()]  # a test folder inside root is no class
-        training = class_folders(root, unlabeled=config.unlabeled, skip=skip)
+        training = class_folders(root, unlabeled=config.unlabeled, skip=skip, follow_links=config.follow_links)
     else:
         table = existing(config.labels, "The table of labels", root)
-        training = from_table(table, root, unlisted=config.unlisted == "unlabeled")
+        training = from_table(table, root, unlisted=config.unlisted == "unlabeled", follow_links=config.follow_links)
     for part, listing in held.items():
         training = training.without(listing, part)
     if len(held) == 2:

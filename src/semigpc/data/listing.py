@@ -2,12 +2,23 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from semigpc.data.dataset import DataError, listed
+from semigpc.data.paths import (
+    EXTENSIONS,
+    NOT_THERE,
+    Bad,
+    existing,
+    images_below,
+    is_image_name,
+    leads_out,
+    refuse,
+    sorted_images,
+    unusable,
+)
 from semigpc.data.tables import is_table, read_labels
-
-EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+from semigpc.text import label_text, printable
 
 
 @dataclass(frozen=True)
@@ -37,26 +48,30 @@ class Listing:
         return replace(self, labels=labels, notes=(*self.notes, note))
 
 
-def existing(path: str | Path, what: str, root: Path | None = None) -> Path:
-    """The resolved path, tried as it is and then below ``root``."""
-    places = [Path(path).expanduser(), *([root / path] if root else [])]
-    for place in places:
-        if place.exists():
-            return place.resolve()
-    raise DataError(f"{what} is not there: looked for {' and '.join(str(place) for place in places)}. Check the path.")
+def class_folders(
+    folder: Path, *, unlabeled: str | None = None, skip: Collection[Path] = (), follow_links: bool = False
+) -> Listing:
+    """Every sub-folder is a class, except ``unlabeled`` and those to ``skip``; pictures may lie deeper inside.
 
-
-def class_folders(folder: Path, *, unlabeled: str | None = None, skip: Collection[Path] = ()) -> Listing:
-    """Every sub-folder is a class, except ``unlabeled`` and those to ``skip``; pictures may lie deeper inside."""
+    A sub-folder whose name stands for no label, such as -1, holds unlabelled pictures, too.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder} must be a folder with one sub-folder for each class; it is a file.")
     inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".") and path not in skip)
+    classes = {path.name: None if path.name == unlabeled else label_text(path.name) for path in inside}
     labels: dict[str, str | None] = {}
+    bad: list[Bad] = []
     for path in inside:
-        label = None if path.name == unlabeled else path.name
-        labels |= {f"{path.name}/{name}": label for name in pictures_below(path)}
-    classes = frozenset(path.name for path in inside if path.name != unlabeled)
-    if not classes:
+        outside = leads_out(path, folder.resolve())
+        if outside is not None and not follow_links:
+            bad.append((printable(path.name), outside))
+            continue
+        names, unread = sorted_images(path, folder, follow_links=follow_links)
+        bad += [(f"{printable(path.name)}/{name}", reason) for name, reason in unread]
+        labels |= {f"{path.name}/{name}": classes[path.name] for name in names}
+    refuse(bad, folder)
+    named = frozenset(name for name in classes.values() if name is not None)
+    if not named:
         raise DataError(
             f"{folder} has no class folders. Make one sub-folder for each class and put its pictures there, "
             "or give a table of labels."
@@ -65,32 +80,34 @@ def class_folders(folder: Path, *, unlabeled: str | None = None, skip: Collectio
         raise DataError(
             f"There are no pictures in the class folders of {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}."
         )
-    loose = sum(1 for path in folder.iterdir() if is_picture(path))
+    loose = sum(1 for path in folder.iterdir() if is_image_name(path.name) and path.is_file())
     note = f"Pictures that are not used, since they lie in {folder.name} itself and in no class folder: {loose}."
-    return Listing(folder, labels, classes, (note,) if loose else ())
+    return Listing(folder, labels, named, (note,) if loose else ())
 
 
-def from_table(table: Path, root: Path, *, unlisted: bool = False) -> Listing:
+def from_table(table: Path, root: Path, *, unlisted: bool = False, follow_links: bool = False) -> Listing:
     """What a table says; with ``unlisted``, every other picture below the root as well, without a label."""
     labels = read_labels(table)
-    missing = [name for name in labels if not (root / name).is_file()]
+    reasons = {name: unusable(root.resolve(), name, follow_links=follow_links) for name in labels}
+    missing = [name for name, reason in reasons.items() if reason == NOT_THERE]
     if missing:
         raise DataError(
             f"{table} lists {len(missing)} pictures that are not below {root}: {listed(missing, 3)}. "
             "Names must be relative to that folder; mend them, put the files there or delete the rows."
         )
+    refuse([(printable(name), reason) for name, reason in reasons.items() if reason is not None], table)
     classes = frozenset(label for label in labels.values() if label is not None)
     if unlisted:
-        labels |= {name: None for name in pictures_below(root) if name not in labels}
+        labels |= {name: None for name in images_below(root, follow_links=follow_links) if name not in labels}
     return Listing(root, labels, classes)
 
 
-def held_out(given: str, root: Path, part: str) -> Listing:
+def held_out(given: str, root: Path, part: str, *, follow_links: bool = False) -> Listing:
     """A part to choose or to judge by: a folder of class folders, or a table with a label in every row."""
     path = existing(given, f"The {part} part", root)
-    if not is_table(path):
-        return class_folders(path)
-    listing = from_table(path, root)
+    listing = (
+        from_table(path, root, follow_links=follow_links) if is_table(path) else class_folders(path, follow_links=follow_links)
+    )
     bare = [name for name, label in listing.labels.items() if label is None]
     if bare:
         raise DataError(
@@ -98,18 +115,3 @@ def held_out(given: str, root: Path, part: str) -> Listing:
             "Label them or delete the rows."
         )
     return listing
-
-
-def pictures_below(folder: Path) -> list[str]:
-    """Names of all pictures, sorted, however deep; hidden files and folders are passed over."""
-    names = (path.relative_to(folder) for path in folder.rglob("*") if is_picture(path))
-    return sorted(name.as_posix() for name in names if not _is_hidden(name))
-
-
-def is_picture(path: Path) -> bool:
-    """Whether it is a file with the ending of a picture."""
-    return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
-
-
-def _is_hidden(name: Path | PurePosixPath) -> bool:
-    return any(part.startswith(".") for part in name.parts)

@@ -1,8 +1,11 @@
 """Where pictures come from: arrays in memory, and files decoded when they are asked for."""
 
+import re
 import struct
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,10 +14,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from semigpc.data.dataset import DataError
+from semigpc.data.paths import trouble
+from semigpc.text import printable
 
 Pixels = NDArray[np.uint8]
 MEGABYTE = 2**20
-BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)  # what Pillow may raise
+MOST_PIXELS = 178_000_000  # of one image: 700 MB decoded; Pillow itself stops a little above
+MOST_BYTES = 8 * MOST_PIXELS  # of one image in a zip file: four channels of 16 bits, not compressed
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, MemoryError, OverflowError, struct.error)  # what Pillow may raise
 
 
 class PictureError(DataError):
@@ -30,6 +37,8 @@ class ArrayImages:
                 "Pictures given as an array must be uint8 of shape (count, height, width, 3), or (count, height, width) if "
                 f"grey; got {pixels.dtype} of shape {pixels.shape}. Scale values to 0..255 and put channels last."
             )
+        if pixels.shape[1] * pixels.shape[2] > MOST_PIXELS:
+            raise DataError(f"The images of the array {_too_large(pixels.shape[2], pixels.shape[1])}")
         self.pixels = pixels
 
     def __len__(self) -> int:
@@ -100,24 +109,54 @@ class FileImages(KeptImages):
             facts = path.stat()
         except OSError as error:
             raise PictureError(
-                f"The picture {path} cannot be found: {error}. Put it back, or take it out of the data."
+                f"The picture {printable(path)} cannot be found: {error}. Put it back, or take it out of the data."
             ) from error
         return f"{path.absolute()} {facts.st_size} {facts.st_mtime_ns}".encode()
 
 
 def read_picture(path: Path, content: IO[bytes] | None = None) -> Image.Image:
     """Decode one file, or ``content`` that was found at ``path``; turn it as its EXIF orientation says; convert it to RGB."""
+    with opened_image(path, content) as opened:
+        opened.load()
+        return _to_rgb(ImageOps.exif_transpose(opened))
+
+
+@contextmanager
+def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image.Image]:
+    """An image whose header was read, to be decoded within; what goes wrong there becomes a PictureError that names the file.
+
+    Raises:
+        PictureError: it is not there, is no regular file, has more than MOST_PIXELS, or cannot be decoded.
+    """
+    shown = printable(path)
+    if content is None and (reason := trouble(path)) is not None:
+        raise PictureError(f"The picture {shown} cannot be read: {reason}.")
     try:
-        with Image.open(path if content is None else content) as opened:
-            opened.load()
-            return _to_rgb(ImageOps.exif_transpose(opened))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is stated below
+            opened = Image.open(path if content is None else content)
+        with opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                raise PictureError(f"The picture {shown} {_too_large(opened.width, opened.height)}")
+            yield opened
+    except PictureError:
+        raise
     except FileNotFoundError as error:
-        raise PictureError(f"The picture {path} is no longer there. Put it back, or take it out of the data.") from error
+        raise PictureError(f"The picture {shown} is no longer there. Put it back, or take it out of the data.") from error
+    except Image.DecompressionBombError as error:
+        count = re.search(r"\d+", str(error))
+        raise PictureError(f"The picture {shown} {_too_large(int(count[0]) if count else 0)}") from None
     except BROKEN as error:
         raise PictureError(
-            f"The picture {path} cannot be read: {error}. It may be truncated or no picture at all; "
+            f"The picture {shown} cannot be read: {error}. It may be truncated or no picture at all; "
             "replace it, or take it out of the data."
         ) from error
+
+
+def _too_large(width: int, height: int = 1) -> str:
+    """What to say of an image of too many pixels; without a height, ``width`` is their number."""
+    sides = f" ({width} x {height})" if height > 1 else ""
+    return f"has {width * height} pixels{sides}, and {MOST_PIXELS} is the most. Make it smaller, or take it out of the data."
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:

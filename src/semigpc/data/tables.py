@@ -6,11 +6,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from semigpc.data.dataset import DataError, listed
-from semigpc.text import from_spreadsheet_cell
+from semigpc.data.paths import checked
+from semigpc.text import from_spreadsheet_cell, label_text, printable
 
 COLUMNS = ("file_name", "label")
 SUFFIXES = (".csv", ".parquet")
-NO_LABEL = ("", "-1", "-1.0", "nan", "NaN")
+LONGEST_LABEL = 1000  # characters: more is no name but a column of something else
 
 Choose = Callable[[Sequence[str], Path], tuple[str, str]]  # the two columns to read, of those that a file has
 
@@ -23,12 +24,12 @@ def is_table(path: Path) -> bool:
 def read_labels(path: Path) -> dict[str, str | None]:
     """The class of each file a table lists, or None where it has no label, in the order of the table.
 
-    A label that is empty, null or -1 is none. A row may be repeated, but not with another label.
+    What stands for no label is said by :func:`semigpc.text.label_text`. A row may be repeated, but not with another label.
     """
     labels: dict[str, str | None] = {}
     conflicts: dict[str, set[str]] = {}
     for number, (file_name, value) in enumerate(read_pairs(path, _check_columns), start=1):
-        name, label = path_below(file_name, number, path), as_label(value)
+        name, label = path_below(file_name, number, path), as_label(value, path)
         if labels.setdefault(name, label) != label:
             conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")
     if conflicts:
@@ -44,6 +45,7 @@ def read_labels(path: Path) -> dict[str, str | None]:
 
 def read_pairs(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
     """Two columns of a CSV or Parquet file, row by row, as they are written there."""
+    checked(path)
     return _parquet_rows(path, choose) if path.suffix.lower() == ".parquet" else _csv_rows(path, choose)
 
 
@@ -69,9 +71,11 @@ def _parquet_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
 
     try:
         columns = choose(parquet.read_schema(path).names, path)
-        table = parquet.read_table(path, columns=list(columns), partitioning=None)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}. Write it again, or save it as CSV.") from error
+        table = parquet.read_table(path, columns=list(columns), partitioning=None, page_checksum_verification=True)
+        table.validate(full=True)  # before any value is touched: damaged offsets lead out of the memory that is held
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise DataError(f"{path} cannot be read as Parquet: {reason}. Write it again, or save it as CSV.") from error
     yield from zip(*(table.column(name).to_pylist() for name in columns), strict=True)
 
 
@@ -102,14 +106,16 @@ def path_below(value: Any, number: int, path: Path) -> str:
     return str(name)
 
 
-def as_label(value: Any) -> str | None:
-    """The class as text; whole floats lose their fraction, since that is how integers with gaps are often stored.
+def as_label(value: Any, where: object = "a table of labels") -> str | None:
+    """The class that a cell names, or None; see :func:`semigpc.text.label_text`.
 
-    An empty cell, NaN and -1 are no label.
+    Raises:
+        DataError: the name is longer than any class should be called.
     """
-    if value is None or value != value:  # NaN is what pandas writes for no label
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    text = str(value).strip()
-    return None if text in NO_LABEL else text
+    label = label_text(value)
+    if label is not None and len(label) > LONGEST_LABEL:
+        raise DataError(
+            f"A label in {where} has {len(label)} characters, and {LONGEST_LABEL} is the most: it begins with "
+            f"{printable(label[:40])!r}. Shorten it, or name the right column of labels."
+        )
+    return label

@@ -11,8 +11,8 @@ from typing import Any
 from PIL import Image
 
 from semigpc.data.dataset import DataError
-from semigpc.data.listing import EXTENSIONS
-from semigpc.data.pictures import MEGABYTE, KeptImages, PictureError, read_picture
+from semigpc.data.paths import checked, is_image_name
+from semigpc.data.pictures import MEGABYTE, MOST_BYTES, KeptImages, PictureError, read_picture
 
 UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
@@ -41,6 +41,9 @@ class ZipImages(KeptImages):
     def read(self, position: int) -> Image.Image:
         """Decode a picture, whether it is held or not."""
         try:
+            size = self._zip().getinfo(self.members[position]).file_size
+            if size > MOST_BYTES:
+                raise OSError(f"it has {size} bytes unpacked, and no image of a size that is read has more than {MOST_BYTES}")
             content = self._zip().read(self.members[position])
         except UNREADABLE as error:
             raise self._unreadable(position, error) from error
@@ -73,18 +76,12 @@ class ZipImages(KeptImages):
 def zipped_pictures(archive: Path) -> list[str]:
     """Names of all pictures in a zip file, sorted; hidden ones are passed over."""
     try:
-        with zipfile.ZipFile(archive) as opened:
+        with zipfile.ZipFile(checked(archive)) as opened:
             names = opened.namelist()
     except FileNotFoundError as error:
         raise DataError(f"The zip file of the pictures is not there: {archive}. Check the path.") from error
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, NotImplementedError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{archive} cannot be read as a zip file: {error}. It may be cut short; fetch it again, or give a folder."
         ) from error
-    return sorted({name for name in names if _is_picture(name)})
-
-
-def _is_picture(name: str) -> bool:
-    """By its ending alone; comparing strings, since a pathlib object for each of 60 000 names takes longer than the rest."""
-    dot = name.rfind(".")
-    return dot > 0 and name[dot:].lower() in EXTENSIONS and not name.startswith(".") and "/." not in name
+    return sorted({name for name in names if is_image_name(name) and not name.startswith(".") and "/." not in name})

@@ -8,6 +8,8 @@ from scipy import sparse
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
+from semigpc.text import label_text
+
 
 class Targets(NamedTuple):
     """Labels of n rows: their codes (n,), -1 where there is none, and the classes (C,) that codes count in."""
@@ -19,8 +21,8 @@ class Targets(NamedTuple):
 def read_targets(y: Any, classes: NDArray[Any] | None = None) -> Targets:
     """Labels as people give them.
 
-    Numbers mark unlabelled rows by -1 or NaN, text by None or NaN. A sparse matrix of one column is its dense self; one of
-    several columns is an indicator, whose rows without an entry are unlabelled.
+    Unlabelled rows are marked as :func:`semigpc.text.label_text` says: by -1, NaN, None or empty text. A sparse matrix of one
+    column is its dense self; one of several columns is an indicator, whose rows without an entry are unlabelled.
 
     Args:
         y: (n,) or a sparse matrix of n rows.
@@ -90,18 +92,12 @@ def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
         return np.asarray(np.isnan(values) | (values == -1))
     if values.dtype.kind in "iu":
         return np.asarray(values == -1)
+    if values.dtype.kind == "b":
+        return np.zeros(len(values), dtype=bool)
     if values.dtype.kind == "O":
-        return np.array([_is_nothing(value) for value in values], dtype=bool)
-    return np.zeros(len(values), dtype=bool)
-
-
-def _is_nothing(value: Any) -> bool:
-    if value is None or (isinstance(value, int | float | np.number) and not isinstance(value, bool) and value == -1):
-        return True
-    try:
-        return bool(value != value)  # NaN is not equal to itself ...
-    except TypeError:
-        return True  # ... and pandas.NA will not say
+        return np.array([label_text(value) is None for value in values], dtype=bool)
+    names, places = np.unique(values, return_inverse=True)
+    return np.array([label_text(name) is None for name in names], dtype=bool)[places]
 
 
 def _plain(given: NDArray[Any]) -> NDArray[Any]:

@@ -31,9 +31,11 @@ def _plain(kind: pyarrow.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_primitive(kind) or types.is_decimal(kind))
 
 
-def labels_of(column: pyarrow.Array) -> list[str | None]:
-    """Labels as text; None for an empty cell, NaN or -1."""
-    return [as_label(value) for value in column.to_pylist()]
+def labels_of(column: pyarrow.Array, where: object = "a table") -> list[str | None]:
+    """Labels as text; None where there is none."""
+    if pyarrow.types.is_temporal(column.type):  # Python's dates know neither nanoseconds nor the year 10000
+        column = compute.cast(column, pyarrow.string())
+    return [as_label(value, where) for value in column.to_pylist()]
 
 
 def floats_of(column: pyarrow.Array) -> Floats:

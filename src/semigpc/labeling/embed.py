@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from semigpc.data import DataError
-from semigpc.data.listing import EXTENSIONS, pictures_below
+from semigpc.data.paths import EXTENSIONS, checked, sorted_images
 from semigpc.data.pictures import PictureError
 from semigpc.data.workers import InOrder
 from semigpc.files import locked, remove_drafts
@@ -22,6 +22,7 @@ from semigpc.text import printable
 FEW = 64  # pictures that are not worth starting a worker for
 
 Progress = Callable[[int, int], None]
+Found = tuple[Path, dict[str, str], list[Bad]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,7 @@ def embed_folder(
     *,
     skip_bad: bool = False,
     overwrite: bool = False,
+    follow_links: bool = False,
     progress: Progress | None = None,
 ) -> EmbedResult:
     """Write the embeddings of all pictures below ``folder`` to ``out``, sorted by name; hidden files are passed over.
@@ -88,6 +90,7 @@ def embed_folder(
         config: which network, and how; the embedded one unless told.
         skip_bad: leave out what cannot be read instead of failing at the end.
         overwrite: replace a table that is there, and parts that were made otherwise.
+        follow_links: use links that lead out of the folder.
         progress: told (pictures done, pictures to do) after every batch.
 
     Raises:
@@ -97,13 +100,14 @@ def embed_folder(
     table = EmbeddingTable(out)
     with locked(out.parent, out.name):
         remove_drafts(out.parent, out.name)
-        return _embed_folder(folder, table, config or EmbedConfig(), skip_bad, overwrite, progress)
+        found = _found(folder, follow_links)
+        return _embed_found(found, table, config or EmbedConfig(), skip_bad, overwrite, progress)
 
 
-def _embed_folder(
-    folder: Path, table: EmbeddingTable, config: EmbedConfig, skip_bad: bool, overwrite: bool, progress: Progress | None
+def _embed_found(
+    found: Found, table: EmbeddingTable, config: EmbedConfig, skip_bad: bool, overwrite: bool, progress: Progress | None
 ) -> EmbedResult:
-    root, marks, bad = _found(folder)
+    root, marks, bad = found
     digest = _digest(marks, bad)
     network = Network(config.model, config.pretrained, config.image_size)
     key = TableKey(
@@ -128,21 +132,15 @@ def _embed_folder(
     return EmbedResult(table.path, len(good), bad, len(missing) - len(broken), key)
 
 
-def _found(folder: Path) -> tuple[Path, dict[str, str], list[Bad]]:
+def _found(folder: Path, follow_links: bool) -> Found:
     """The resolved folder; size and time of each picture below it, by name; and those that are not to be opened."""
-    if not folder.is_dir():
+    if not checked(folder).is_dir():
         raise DataError(f"{folder} is {'a file' if folder.exists() else 'not there'}. Give a folder of pictures.")
-    root, marks, bad = folder.resolve(), dict[str, str](), list[Bad]()
-    for name in pictures_below(root):
-        path = root / name
-        target = path.resolve() if path.is_symlink() else path
-        if not target.is_relative_to(root):
-            bad.append((printable(name), f"a link that leads out of the folder, to {printable(str(target))}"))
-        elif not _is_unicode(name):
-            bad.append((printable(name), "its name is not UTF-8; rename it"))
-        else:
-            facts = path.stat()
-            marks[name] = f"{facts.st_size} {facts.st_mtime_ns}"
+    root, marks = folder.resolve(), dict[str, str]()
+    names, bad = sorted_images(root, follow_links=follow_links)
+    for name in names:
+        facts = (root / name).stat()
+        marks[name] = f"{facts.st_size} {facts.st_mtime_ns}"
     if not marks and not bad:
         raise DataError(f"There are no pictures below {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}.")
     return root, marks, bad
@@ -204,11 +202,3 @@ def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad:
         f"{len(bad)} of {len(bad) + rows} pictures cannot be read ({few}{more}). {listing} lists them all. The others are "
         "embedded: replace or delete these and give the same command again, or leave them out with --skip-bad."
     )
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

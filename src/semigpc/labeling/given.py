@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from semigpc.data.dataset import DataError, listed
+from semigpc.data.paths import checked
 from semigpc.data.tables import SUFFIXES, as_label, is_table, path_below, read_pairs
 from semigpc.labeling.columns import unknown_column
 
@@ -13,7 +14,7 @@ ID_NAMES = ("file_name", "id")  # that a file of labels may use, whatever the da
 
 
 def read_given(path: Path, id_name: str, *, label_column: str | None = None, pictures: bool = False) -> dict[str, str]:
-    """The label of each id that has one; empty, null, NaN or -1 is none. Further columns are passed over.
+    """The label of each id that has one (what is none: ``semigpc.text.label_text``). Further columns are passed over.
 
     Args:
         path: a .csv or .parquet file. id_name: what the data call their ids.
@@ -23,7 +24,7 @@ def read_given(path: Path, id_name: str, *, label_column: str | None = None, pic
     Raises:
         DataError: it is not there, cannot be read, lacks a column, or gives an id two labels.
     """
-    if not path.is_file():
+    if not checked(path).is_file():
         raise DataError(f"The table of labels is not there: {path}. Check the path given by --labels.")
     if not is_table(path):
         raise DataError(f"Labels must be in a file that ends in {' or '.join(SUFFIXES)}; got {path.name}.")
@@ -35,7 +36,7 @@ def read_given(path: Path, id_name: str, *, label_column: str | None = None, pic
     conflicts: dict[str, set[str]] = {}
     for number, (value, given) in enumerate(read_pairs(path, choose), start=1):
         name = path_below(value, number, path) if pictures else _id(value, number, path)
-        label = as_label(given)
+        label = as_label(given, path)
         if labels.setdefault(name, label) != label:
             conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")
     if conflicts:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from semigpc.data.dataset import DataError, listed
-from semigpc.data.listing import is_picture
+from semigpc.data.paths import is_image_name, unusable, walk
 from semigpc.data.pictures import PictureError
 from semigpc.labeling.columns import Wanted
 from semigpc.labeling.embed import EmbedConfig, embed_folder
@@ -36,7 +36,7 @@ class LabelSettings:
             frequent, "balanced".
         seed: of the sample and the folds. skip_bad: go on without pictures and rows that are no good.
         report: cross-validate, and write the page. shard: rows labelled at a time; None fits memory.
-        embed: which network sees the pictures.
+        embed: which network sees the pictures. follow_links: use links that lead out of ``data``.
     """
 
     data: Path
@@ -55,6 +55,7 @@ class LabelSettings:
     report: bool = True
     shard: int | None = None
     embed: EmbedConfig = field(default_factory=EmbedConfig)
+    follow_links: bool = False
 
 
 class Inputs(NamedTuple):
@@ -74,9 +75,9 @@ class Inputs(NamedTuple):
     notes: list[str]
 
 
-def is_picture_folder(path: Path) -> bool:
+def is_picture_folder(path: Path, *, follow_links: bool = False) -> bool:
     """Whether a folder holds a picture, however deep."""
-    return path.is_dir() and any(is_picture(file) for file in path.rglob("*"))
+    return path.is_dir() and any(is_image_name(name) for name, _ in walk(path, follow_links=follow_links))
 
 
 def open_inputs(settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None) -> Inputs:
@@ -85,10 +86,11 @@ def open_inputs(settings: LabelSettings, *, overwrite: bool = False, progress: P
     Raises:
         DataError: something is not there or cannot be meant. PictureError: a picture cannot be read.
     """
-    if is_picture_folder(settings.data):
+    if is_picture_folder(settings.data, follow_links=settings.follow_links):
         return _pictures(settings, overwrite, progress)
     asked = asked_columns(settings)
-    return table_inputs(settings, open_source(settings.data, asked), settings.data.resolve())
+    source = open_source(settings.data, asked, follow_links=settings.follow_links)
+    return table_inputs(settings, source, settings.data.resolve())
 
 
 def asked_columns(settings: LabelSettings) -> Wanted:
@@ -126,7 +128,7 @@ def _pictures(settings: LabelSettings, overwrite: bool, progress: Progress | Non
         raise DataError("--id and --features name columns of a table; a folder of pictures has none.")
     root = settings.data.resolve()
     given = _read_labels(settings, FILE_NAME, pictures=True)
-    missing = [name for name in given if not is_picture(root / name)]
+    missing = [name for name in given if not is_image_name(name) or unusable(root, name, follow_links=True) is not None]
     if missing:
         raise DataError(
             f"{settings.labels} has labels for {len(missing)} pictures that are not in {settings.data}: {listed(missing, 3)}. "
@@ -140,14 +142,15 @@ def _pictures(settings: LabelSettings, overwrite: bool, progress: Progress | Non
         if progress is not None:
             progress("embedding", done, total)
 
+    way = {"skip_bad": settings.skip_bad, "follow_links": settings.follow_links}
     try:
-        made = embed_folder(root, table, settings.embed, skip_bad=settings.skip_bad, progress=told)
+        made = embed_folder(root, table, settings.embed, **way, progress=told)
     except PictureError:
         raise
     except DataError:
         if not overwrite:
             raise
-        made = embed_folder(root, table, settings.embed, skip_bad=settings.skip_bad, overwrite=True, progress=told)
+        made = embed_folder(root, table, settings.embed, **way, overwrite=True, progress=told)
     bad = {name for name, _ in made.bad}
     notes = [f"Pictures that could not be read and were left out: {len(bad)}; {EMBEDDINGS}.bad.txt names them."] if bad else []
     kept = {name: label for name, label in given.items() if name not in bad}

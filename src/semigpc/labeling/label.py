@@ -177,6 +177,7 @@ def _label_parts(
 
 def _key(settings: LabelSettings, data: str) -> Key:
     """What the labels depend on, besides the code."""
+    of_images = is_picture_folder(settings.data, follow_links=settings.follow_links)
     return {
         "data": str(settings.data.resolve()),
         DATA: data,
@@ -189,7 +190,7 @@ def _key(settings: LabelSettings, data: str) -> Key:
         "seed": settings.seed,
         "skip_bad": settings.skip_bad,
         "shard": settings.shard,
-        "network": [getattr(settings.embed, name) for name in NETWORK] if is_picture_folder(settings.data) else None,
+        "network": [getattr(settings.embed, name) for name in NETWORK] if of_images else None,
         "semigpc": version("semigpc"),
     }
 

@@ -20,7 +20,7 @@ from semigpc.data.dataset import DataError, listed
 from semigpc.labeling.columns import Reading, Usual, Wanted
 from semigpc.labeling.source import CHUNK, Batch, TableSource, cut, joined
 from semigpc.labeling.stores import Store
-from semigpc.labeling.table_files import BUFFER, Numbered, readable
+from semigpc.labeling.table_files import BUFFER, CHECKED, Numbered, complete, named, readable, sound
 
 SUFFIX = ".parquet"
 FOOTERS = 32  # that are read at a time
@@ -37,7 +37,7 @@ class StoredTable:
     def __init__(self, store: Store, name: str) -> None:
         self.store, self.name, self.path = store, name, store.told(name)
         with readable(self.path, "Parquet", self._advice), store.open(name) as file, parquet.ParquetFile(file) as table:
-            self.schema: pyarrow.Schema = table.schema_arrow
+            self.schema: pyarrow.Schema = named(table.schema_arrow)
             self.rows: int | None = table.metadata.num_rows
 
     def batches(self, reading: Reading, size: int, within: Rows | None = None) -> Numbered:  # noqa: ARG002
@@ -45,9 +45,10 @@ class StoredTable:
         way = {"pre_buffer": True} if self.store.is_remote else {"pre_buffer": False, "buffer_size": BUFFER}
         first = 0
         with readable(self.path, "Parquet", self._advice), self.store.open(self.name) as file:
-            for batch in parquet.ParquetFile(file, **way).iter_batches(size, columns=reading.names):
-                yield first, batch.select(reading.names)
+            for batch in parquet.ParquetFile(file, **CHECKED, **way).iter_batches(size, columns=reading.names):
+                yield first, sound(batch, reading.names)
                 first += batch.num_rows
+            complete(first, self.rows or 0)
 
 
 class Partitions:

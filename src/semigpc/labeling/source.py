@@ -5,6 +5,7 @@ of their names; in messages they are counted from 1 in the file that holds them.
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -13,9 +14,11 @@ import pyarrow
 from numpy.typing import NDArray
 
 from semigpc.data.dataset import DataError
+from semigpc.data.paths import checked, refuse, sorted_images, unusable
 from semigpc.labeling.cells import Floats, LengthError, floats_of, ids_of, labels_of, matrix_of
 from semigpc.labeling.columns import Columns, Wanted, check_types, choose, unknown_column
-from semigpc.labeling.table_files import KINDS, ParquetTable, TableFile
+from semigpc.labeling.table_files import KINDS, ParquetTable, TableFile, readable
+from semigpc.text import printable
 
 Rows = NDArray[np.int64]
 CHUNK = 8192  # rows read at a time, of which batches are made
@@ -61,18 +64,21 @@ class Source(Protocol):
         ...
 
 
-def open_source(path: Path, wanted: Wanted | None = None) -> "TableSource":
-    """The table in a file, or in the Parquet shards of a folder, sorted by name.
+def open_source(path: Path, wanted: Wanted | None = None, *, follow_links: bool = False) -> "TableSource":
+    """The table in a file, or in the Parquet shards of a folder, sorted by name; links out of it are followed if permitted.
 
     Raises:
         DataError: there is no such file, it cannot be read, or columns are not what they must be.
     """
     if path.is_dir():
         shards = sorted(shard for shard in path.glob("*.parquet") if not shard.name.startswith("."))
+        reasons = {shard.name: unusable(path.resolve(), shard.name, follow_links=follow_links) for shard in shards}
+        refuse([(printable(name), reason) for name, reason in reasons.items() if reason is not None], path)
         if not shards:
+            refuse(sorted_images(path, follow_links=follow_links)[1], path)
             raise DataError(f"There are no pictures and no .parquet files in {path}. Check the path.")
         return TableSource([ParquetTable(shard) for shard in shards], wanted or Wanted())
-    if not path.exists():
+    if not checked(path).exists():
         raise DataError(f"There is no table and no folder {path}. Check the path.")
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
@@ -168,13 +174,21 @@ class TableSource:
         if self.columns.id is None:
             ids = [str(row) for row in range(first, first + len(record))]
         else:
-            found = ids_of(record.column(self.columns.id))
+            with self._converted(number, self.columns.id):
+                found = ids_of(record.column(self.columns.id))
             ids = [value for value in found if value is not None]
             if len(ids) < len(found):
                 place = self.place(first + found.index(None))
                 raise DataError(f"Every row needs an id; there is none in {place}, column {self.id_name!r}. Fill it in.")
-        labels = None if self.columns.label is None else labels_of(record.column(self.columns.label))
+        labels = None
+        if self.columns.label is not None:
+            with self._converted(number, self.columns.label):
+                labels = labels_of(record.column(self.columns.label), self.files[number])
         return Batch(first, ids, self._values(number, start, record), labels)
+
+    def _converted(self, number: int, column: str) -> AbstractContextManager[None]:
+        """What goes wrong within is an error about that column."""
+        return readable(self.files[number], "a table", f"Mend the column {column!r}, or name another.")
 
     def _values(self, number: int, start: int, record: pyarrow.RecordBatch) -> Floats:
         if not self.columns.as_list:

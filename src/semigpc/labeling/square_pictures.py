@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from semigpc.data.pictures import PictureError, Pixels, read_picture, to_pixels
 from semigpc.labeling.embedding_table import Bad
+from semigpc.text import printable
 
 
 class Squares(NamedTuple):
@@ -49,9 +50,8 @@ class SquarePictures(Dataset[Squares]):
         return Squares(places, np.array(squares, np.uint8).reshape(-1, self.size, self.size, 3), bad)
 
     def _square(self, path: Path) -> Pixels:
-        """A merely large picture is welcome; one of more than 179 million pixels is refused by Pillow as an attack."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large pictures, and of blemishes in a file that can be read all the same
+            warnings.simplefilter("ignore")  # of blemishes in a file that can be read all the same
             try:
                 return to_pixels(ImageOps.fit(read_picture(path), (self.size, self.size), Image.Resampling.BILINEAR))
             except PictureError as error:
@@ -81,4 +81,5 @@ def _reason(error: BaseException, path: Path) -> str:
     """One line without the path, which the name stands for."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return " ".join(str(error).replace(f" {str(path)!r}", "").split())
+    text = str(error).replace(f" {str(path)!r}", "").removeprefix(f"The picture {printable(path)} ")
+    return " ".join(text.split())

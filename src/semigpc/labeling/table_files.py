@@ -5,7 +5,6 @@ all is held in memory.
 """
 
 import re
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +15,14 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import csv, ipc, parquet
 
+from semigpc.data.arrays import read_npz
 from semigpc.data.dataset import DataError
 from semigpc.labeling.columns import Reading, Usual
 
 BUFFER = 2**20  # bytes of a Parquet column read at a time, whatever the size of its row groups
 BLOCK = 2**24  # bytes of a CSV file parsed at a time; no row may be longer
+# OverflowError and LookupError: dates and time zones that Python does not know.
+UNREADABLE = (pyarrow.ArrowException, OSError, ValueError, OverflowError, LookupError)
 Numbered = Iterator[tuple[int, pyarrow.RecordBatch]]
 Rows = NDArray[np.int64]
 
@@ -48,12 +50,39 @@ def readable(path: Path, kind: str, advice: str, names: Sequence[str] = ()) -> I
         yield
     except FileNotFoundError as error:
         raise DataError(f"The table is not there: {path}. Check the path.") from error
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
+        if isinstance(error, DataError):
+            raise
         text = " ".join(str(error).split())[:300].rstrip(".")
         numbered = re.search(r"CSV column #(\d+)", text)
         if numbered and int(numbered[1]) < len(names):
             text = text.replace(numbered[0], f"column {names[int(numbered[1])]!r}")
         raise DataError(f"{path} cannot be read as {kind}: {text}. {advice}") from error
+
+
+def sound(batch: pyarrow.RecordBatch, names: Sequence[str]) -> pyarrow.RecordBatch:
+    """The chosen columns, after every offset, index and text in them was checked; O(values).
+
+    Nothing may touch a value before: in a damaged file offsets lead out of the memory that is held, and the process dies.
+    """
+    chosen = batch.select(names)
+    chosen.validate(full=True)
+    return chosen
+
+
+def named(schema: pyarrow.Schema) -> pyarrow.Schema:
+    """The schema itself, whose names were read once: damage may have left some that are not UTF-8."""
+    assert len(schema.names) == len(schema)
+    return schema
+
+
+def complete(found: int, expected: int) -> None:
+    """Raise an error if a Parquet file holds another number of rows than it says."""
+    if found != expected:
+        raise pyarrow.ArrowInvalid(f"it says that it holds {expected} rows and holds {found}")
+
+
+CHECKED = {"page_checksum_verification": True}  # where a file has checksums
 
 
 class ParquetTable:
@@ -65,8 +94,11 @@ class ParquetTable:
     def __init__(self, path: Path) -> None:
         self.path = path
         with readable(path, "Parquet", self._advice), parquet.ParquetFile(path) as file:
-            self.schema: pyarrow.Schema = file.schema_arrow
+            self.schema: pyarrow.Schema = named(file.schema_arrow)
             groups = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
+            complete(sum(groups), file.metadata.num_rows)
+            if min(groups, default=0) < 0:
+                raise pyarrow.ArrowInvalid(f"a row group says that it holds {min(groups)} rows")
         self.starts = np.cumsum([0, *groups]).astype(np.int64)
         self.rows: int | None = int(self.starts[-1])
 
@@ -76,13 +108,14 @@ class ParquetTable:
         if within is not None:
             within = within[within < self.starts[-1]]
             groups = np.unique(np.searchsorted(self.starts, within, side="right") - 1).tolist()
-        streamed = {"buffer_size": BUFFER, "pre_buffer": False}  # as it is, whole row groups would be read ahead
+        streamed = CHECKED | {"buffer_size": BUFFER, "pre_buffer": False}  # else whole row groups would be read ahead
         with readable(self.path, "Parquet", self._advice), parquet.ParquetFile(self.path, **streamed) as file:
             for group in groups:
                 first = int(self.starts[group])
                 for batch in file.iter_batches(size, row_groups=[group], columns=reading.names):
-                    yield first, batch.select(reading.names)
+                    yield first, sound(batch, reading.names)
                     first += batch.num_rows
+                complete(first - int(self.starts[group]), int(self.starts[group + 1] - self.starts[group]))
 
 
 class ArrowTable:
@@ -97,7 +130,7 @@ class ArrowTable:
             self._is_stream = file.read(6) != b"ARROW1"
             file.seek(0)
             opened = ipc.open_stream(file) if self._is_stream else ipc.open_file(file)
-            self.schema: pyarrow.Schema = opened.schema
+            self.schema: pyarrow.Schema = named(opened.schema)
         self.rows: int | None = None
 
     def batches(self, reading: Reading, size: int, within: Rows | None = None) -> Numbered:  # noqa: ARG002
@@ -107,7 +140,7 @@ class ArrowTable:
             reader = ipc.open_stream(file) if self._is_stream else ipc.open_file(file)
             held = iter(reader) if self._is_stream else map(reader.get_batch, range(reader.num_record_batches))
             for batch in held:
-                chosen = batch.select(reading.names)
+                chosen = sound(batch, reading.names)
                 yield from ((first + start, chosen.slice(start, size)) for start in range(0, len(chosen), size))
                 first += len(chosen)
 
@@ -122,7 +155,7 @@ class CsvTable:
         self.path = path
         self.rows: int | None = None
         with readable(path, "CSV", self._advice), self._open({}, None) as reader:
-            self.schema: pyarrow.Schema = reader.schema
+            self.schema: pyarrow.Schema = named(reader.schema)
         names = self.schema.names
         if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
             raise DataError(f"{path} has a single column, {names[0]!r}. Separate columns by commas.")
@@ -162,13 +195,7 @@ class NpzTable:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays: dict[str, NDArray[Any]] = {name: file[name] for name in file.files}
-        except FileNotFoundError as error:
-            raise DataError(f"The file of arrays is not there: {path}. Check the path.") from error
-        except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:  # TypeError: a single array, .npy
-            raise DataError(f"{path} cannot be read: {error}. Write plain arrays with numpy.savez.") from error
+        arrays = read_npz(path)
         sizes = {name: len(values) for name, values in arrays.items() if values.ndim in (1, 2)}
         if len(set(sizes.values())) > 1:
             told = ", ".join(f"{name} has {size}" for name, size in sizes.items())

@@ -35,6 +35,7 @@ def own_folder(
     model: str | None = None,
     image_size: int | None = None,
     seed: int = 0,
+    follow_links: bool = False,
 ) -> Experiment:
     """A folder of pictures, with a table of labels or one sub-folder for each class; see :class:`FolderConfig`.
 
@@ -47,8 +48,15 @@ def own_folder(
         model: by name; without one the small CNN, which suits a CPU.
         image_size: pixels a side; without it what suits the model and the pictures.
         seed: of the run.
+        follow_links: use links that lead out of the folder.
     """
-    data = FolderConfig(root=str(root), labels=labels, test=test, validation=0.0 if validation is None else validation)
+    data = FolderConfig(
+        root=str(root),
+        labels=labels,
+        test=test,
+        validation=0.0 if validation is None else validation,
+        follow_links=follow_links,
+    )
     splits = load_folder(data, seed)
     if validation is None:
         data = replace(data, validation=_fraction(splits))

@@ -4,8 +4,7 @@ import unicodedata
 from collections.abc import Collection
 
 from semigpc.data import DataError
-from semigpc.data.tables import as_label
-from semigpc.text import printable
+from semigpc.text import label_text, printable
 
 LONGEST = 100
 
@@ -27,8 +26,8 @@ def checked_name(name: str, known: Collection[str]) -> str:
             f"The name of a class is one line of 1 to {LONGEST} characters without control characters; got "
             f"{printable(name[: LONGEST + 1])!r}."
         )
-    if as_label(tidy) is None:
-        raise DataError(f"{tidy!r} stands for no label at all in a table of labels. Give the class another name.")
+    if label_text(tidy) is None:
+        raise DataError(f"{tidy!r} stands for no label. Give the class another name.")
     alike = [other for other in known if other.casefold() == tidy.casefold()]
     if alike:
         raise DataError(f"There is a class {alike[0]!r} already, which differs from {tidy!r} in case alone. Choose that one.")

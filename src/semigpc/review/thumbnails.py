@@ -8,11 +8,10 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from semigpc.data.pictures import BROKEN, PictureError, read_picture
+from semigpc.data.pictures import PictureError, opened_image, read_picture
 from semigpc.labeling.project import Project
 
 SIZES = (96, 384, 1600)  # pixels along the longer side: beside a card, on it, and enlarged
-MOST_PIXELS = 100_000_000  # of a picture that is decoded at all: 400 MB
 AT_ONCE = 2
 KEPT_BYTES = 128 * 2**20
 QUALITY = 85
@@ -59,31 +58,20 @@ class Thumbnails:
 
     def _make(self, path: Path, size: int) -> bytes:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of large pictures, and of odd ones that it can read
-            picture = self._decode(path, size)
+            warnings.simplefilter("ignore")  # Pillow warns of odd pictures that it can read
+            try:
+                picture = self._decode(path, size)
+            except PictureError as error:
+                raise PictureError(str(error).replace(str(path), path.name)) from error  # a page need not know the folder
         picture.thumbnail((size, size), Image.Resampling.LANCZOS)
         made = io.BytesIO()
         picture.save(made, "JPEG", quality=QUALITY)
         return made.getvalue()
 
     def _decode(self, path: Path, size: int) -> Image.Image:
-        try:
-            with Image.open(path) as opened:
+        with self._decoders:
+            with opened_image(path) as opened:
                 if opened.format == "JPEG":
                     opened.draft("RGB", (size, size))  # the decoder itself can shrink it, up to eight times
-                width, height = opened.size
-                if width * height > MOST_PIXELS:
-                    raise PictureError(f"With {width} x {height} pixels this picture is too large to be shown.")
-                if opened.format == "JPEG":
-                    with self._decoders:
-                        return ImageOps.exif_transpose(opened).convert("RGB")
-        except BROKEN as error:
-            if isinstance(error, PictureError):
-                raise
-            gone = isinstance(error, FileNotFoundError)
-            raise PictureError("This picture is no longer there." if gone else "This picture cannot be read.") from error
-        with self._decoders:
-            try:
-                return read_picture(path)
-            except PictureError as error:
-                raise PictureError("This picture cannot be read.") from error
+                    return ImageOps.exif_transpose(opened).convert("RGB")
+            return read_picture(path)

@@ -1,6 +1,5 @@
 """Pictures given to a finished run: with labels to judge it by, or without, to be labelled."""
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,14 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semigpc.data import ArraysConfig, DataError, ImageSet
+from semigpc.data.arrays import read_npz
 from semigpc.data.dataset import listed
-from semigpc.data.listing import class_folders, existing, from_table, pictures_below
+from semigpc.data.listing import class_folders, from_table
+from semigpc.data.paths import Bad, checked, existing, refuse, sorted_images
 from semigpc.data.pictures import ArrayImages, FileImages
 from semigpc.data.tables import is_table
 from semigpc.training.inference import LoadedRun
 
 
-def pictures_to_judge(run: LoadedRun, data: Path, labels: Path | None = None, *, partial: bool = False) -> ImageSet:
+def pictures_to_judge(
+    run: LoadedRun, data: Path, labels: Path | None = None, *, partial: bool = False, follow_links: bool = False
+) -> ImageSet:
     """Labelled pictures, with their classes found by name among those of the run.
 
     Args:
@@ -23,9 +26,10 @@ def pictures_to_judge(run: LoadedRun, data: Path, labels: Path | None = None, *,
         data: a folder of class folders, a table beside its pictures, or an ``.npz`` file with x_test and y_test.
         labels: a table for a folder whose sub-folders are no classes; rows without a label are passed over.
         partial: let classes of the run be absent.
+        follow_links: use links that lead out of the folder.
     """
     path = existing(data, "The data to judge by")
-    images = _from_arrays(run, path, labels) if path.suffix == ".npz" else _from_files(run, path, labels)
+    images = _from_arrays(run, path, labels) if path.suffix == ".npz" else _from_files(run, path, labels, follow_links)
     present = set(images.labels.tolist())
     absent = [name for c, name in enumerate(run.class_names) if c not in present]
     if absent and not partial:
@@ -36,15 +40,25 @@ def pictures_to_judge(run: LoadedRun, data: Path, labels: Path | None = None, *,
     return images
 
 
-def pictures_at(paths: Sequence[Path]) -> ImageSet:
-    """Files, and every picture below folders, without labels; each once, in the order given."""
+def pictures_at(paths: Sequence[Path], *, follow_links: bool = False, skipped: list[Bad] | None = None) -> ImageSet:
+    """Files, and every picture below folders, without labels; each once, in the order given.
+
+    Args:
+        paths: what was asked for.
+        follow_links: use links that lead out of a folder.
+        skipped: filled with what cannot be used in folders, each with the reason, instead of an error.
+    """
     files: dict[Path, None] = {}
     for path in paths:
-        if path.is_dir():
-            inside = [path / name for name in pictures_below(path)]
-            if not inside:
+        if checked(path).is_dir():
+            names, bad = sorted_images(path, follow_links=follow_links)
+            if skipped is None:
+                refuse(bad, path)
+            else:
+                skipped += bad
+            if not names:
                 raise DataError(f"There is no picture below {path}.")
-            files |= dict.fromkeys(inside)
+            files |= dict.fromkeys(path / name for name in names)
         elif path.is_file():
             files[path] = None
         else:
@@ -52,13 +66,14 @@ def pictures_at(paths: Sequence[Path]) -> ImageSet:
     return ImageSet(FileImages(list(files)), np.full(len(files), -1), [str(path) for path in files])
 
 
-def _from_files(run: LoadedRun, path: Path, labels: Path | None) -> ImageSet:
+def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: bool) -> ImageSet:
     if labels is not None:
-        listing = from_table(existing(labels, "The table of labels", path), path)
+        table = existing(labels, "The table of labels", path)
+        listing = from_table(table, path, follow_links=follow_links)
     elif is_table(path):
-        listing = from_table(path, path.parent)
+        listing = from_table(path, path.parent, follow_links=follow_links)
     else:
-        listing = class_folders(path)
+        listing = class_folders(path, follow_links=follow_links)
     named = {name: label for name, label in listing.labels.items() if label is not None}
     if not named:
         raise DataError(f"{labels or path} has no labelled picture to judge by. Fill in the labels.")
@@ -69,13 +84,10 @@ def _from_files(run: LoadedRun, path: Path, labels: Path | None) -> ImageSet:
 def _from_arrays(run: LoadedRun, path: Path, labels: Path | None) -> ImageSet:
     if labels is not None:
         raise DataError(f"{path} holds its own labels, y_test; leave --labels out.")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            if not {"x_test", "y_test"} <= set(file.files):
-                raise DataError(f"{path} must hold x_test and y_test to judge by; it has {listed(file.files) or 'nothing'}.")
-            x, y = file["x_test"], file["y_test"]
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read: {error}. Write plain arrays with numpy.savez.") from error
+    arrays = read_npz(path, ("x_test", "y_test"))
+    if len(arrays) < 2:
+        raise DataError(f"{path} must hold x_test and y_test to judge by; it has {listed(list(arrays)) or 'neither'}.")
+    x, y = arrays["x_test"], arrays["y_test"]
     if y.ndim != 1 or y.dtype.kind not in "iu" or len(x) != len(y) or not len(y) or y.min() < 0:
         raise DataError(f"y_test must hold one class, 0 or more, for each of the {len(x)} pictures; got {y.dtype} {y.shape}.")
     names = [str(c) for c in y.tolist()]
