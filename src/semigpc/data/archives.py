@@ -10,15 +10,19 @@ import urllib.request
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
 
 from semigpc.data.dataset import DataError
+from semigpc.data.paths import checked
 
 Progress = Callable[[int, int], None]  # bytes that are there, bytes in all
 
 BLOCK = 2**18  # bytes
 TIMEOUT = 30.0  # seconds without an answer
-CORRUPT = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
+CORRUPT = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError)
+MARGIN = 1.1  # of what an archive may unpack to, over what its data set is known to have
+MOST_ENTRIES = 1000  # in an archive; the largest has nine
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Archive:
         md5: of the file, as published.
         size: of the file, in bytes.
         folder: the folder inside that is wanted.
+        unpacked: bytes of all files inside.
     """
 
     url: str
@@ -38,21 +43,34 @@ class Archive:
     md5: str
     size: int
     folder: str
+    unpacked: int
 
 
 _HOST = "https://www.cs.toronto.edu/~kriz"
 _CIFAR10, _CIFAR100 = "cifar-10-binary.tar.gz", "cifar-100-binary.tar.gz"
 ARCHIVES: dict[str, Archive] = {
     "cifar10": Archive(
-        f"{_HOST}/{_CIFAR10}", _CIFAR10, "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171, "cifar-10-batches-bin"
+        f"{_HOST}/{_CIFAR10}",
+        _CIFAR10,
+        "c32a1d4ab5d03f1284b67883e8d87530",
+        170_052_171,
+        "cifar-10-batches-bin",
+        60_000 * 3073,
     ),
-    "cifar100": Archive(f"{_HOST}/{_CIFAR100}", _CIFAR100, "03b5dce01913d631647c71ecec9e9cb8", 168_513_733, "cifar-100-binary"),
+    "cifar100": Archive(
+        f"{_HOST}/{_CIFAR100}",
+        _CIFAR100,
+        "03b5dce01913d631647c71ecec9e9cb8",
+        168_513_733,
+        "cifar-100-binary",
+        60_000 * 3074,
+    ),
 }
 
 
 def fetch(source: Archive, folder: Path, progress: Progress | None = None) -> Path:
     """Download an archive into ``folder`` unless it is there, unpack it beside, and answer with the folder unpacked."""
-    return extract(download(source, folder, progress), folder, source.folder)
+    return extract(download(source, folder, progress), folder, source.folder, source.unpacked)
 
 
 def download(source: Archive, folder: Path, progress: Progress | None = None) -> Path:
@@ -168,32 +186,35 @@ def _broken_off(source: Archive, have: int, why: str) -> DataError:
     )
 
 
-def extract(archive: Path, folder: Path, wanted: str) -> Path:
+def extract(archive: Path, folder: Path, wanted: str, unpacked: int) -> Path:
     """Unpack one folder of a ``.tar.gz`` into ``folder`` and answer with where it is.
 
-    An archive with an absolute path, a way out of the folder, a link or a device anywhere is refused before anything is
-    written. What is unpacked grows in a hidden folder beside and is moved into place whole, so a folder that is there is
-    complete. If it is there already, nothing happens.
+    An archive with a way out of the folder, a link or a device anywhere, too many entries, or more bytes than the data
+    set is known to have is refused before anything is written. What is unpacked grows in a hidden folder beside and is moved
+    into place whole, so a folder that is there is complete. If it is there already, nothing happens.
 
     Args:
         archive: the file, which is read twice: once to check it, to its last byte, and once to unpack it.
         folder: where to; made if it is not there.
         wanted: a path in the archive; it arrives under its last name.
+        unpacked: bytes that all files inside should have; a tenth more is the most.
     """
     inside = PurePosixPath(wanted)
     target = folder / inside.name
     if target.exists():
         return target
+    most = int(MARGIN * unpacked)
     try:
-        _check_members(archive, inside)
+        _check_members(archive, inside, most)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{inside.name}-", dir=folder) as growing:
-            with tarfile.open(archive, "r:gz") as tar:
-                # Python checks again, and sets owners and permissions; releases before 3.11.4 cannot, and rely on the above.
-                tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _path: member)
-                tar.extractall(growing, [member for member in tar if _is_below(member, inside)])
+            with gzip.open(archive) as stream, _Limited(archive, stream, most).tar() as tar:
+                tar.extraction_filter = tarfile.data_filter
+                tar.extractall(growing, (member for member in tar if _is_below(member, inside)))
             _move(Path(growing, inside), target)
     except CORRUPT as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(
             f"{archive} cannot be unpacked: {error}. It is cut short or damaged; delete it and fetch it again."
         ) from error
@@ -202,15 +223,40 @@ def extract(archive: Path, folder: Path, wanted: str) -> Path:
     return target
 
 
-def _check_members(archive: Path, inside: PurePosixPath) -> None:
-    """Read the whole archive; refuse what could write elsewhere, and an archive without the folder that is wanted."""
+class _Limited:
+    """What comes out of an archive, up to a number of bytes; also what no entry accounts for counts."""
+
+    def __init__(self, archive: Path, stream: IO[bytes], most: int) -> None:
+        self.archive, self.stream, self.most, self.left = archive, stream, most, most
+
+    def read(self, size: int) -> bytes:
+        """The next bytes."""
+        block = self.stream.read(size)
+        self.left -= len(block)
+        if self.left < 0:
+            raise DataError(
+                f"{self.archive} unpacks to more than {self.most} bytes, and the data set has less; nothing was kept. Delete "
+                "it and fetch it from its official place."
+            )
+        return block
+
+    def tar(self) -> tarfile.TarFile:
+        """Its entries, read one after the other and never backwards."""
+        return tarfile.open(fileobj=cast("IO[bytes]", self), mode="r|")
+
+
+def _check_members(archive: Path, inside: PurePosixPath, most: int) -> None:
+    """Read the whole archive; refuse what could write elsewhere or too much, and one without the folder that is wanted."""
+    if not hasattr(tarfile, "data_filter"):
+        raise DataError("This Python cannot unpack archives safely: 3.11.4 is the first that can. Use a newer one.")
     files = 0
-    with gzip.open(archive) as stream:
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
-            for member in tar:
-                _check_member(archive, member)
+    with gzip.open(checked(archive)) as stream:
+        limited = _Limited(archive, stream, most)
+        with limited.tar() as tar:
+            for number, member in enumerate(tar):
+                _check_member(archive, member, number)
                 files += member.isfile() and _is_below(member, inside)
-        while stream.read(BLOCK):  # to the end, where the checksum is: tarfile takes a damaged header for the end
+        while limited.read(BLOCK):  # to the end, where the checksum is: tarfile takes a damaged header for the end
             pass
     if not files:
         raise DataError(
@@ -218,18 +264,19 @@ def _check_members(archive: Path, inside: PurePosixPath) -> None:
         )
 
 
-def _check_member(archive: Path, member: tarfile.TarInfo) -> None:
-    way = PureWindowsPath(member.name)  # which takes both kinds of slashes
-    if way.anchor or ".." in way.parts:
-        problem = "a path that leads out of the folder it is unpacked into"
-    elif not (member.isfile() or member.isdir()):
-        problem = "a link or a device and not a file or a folder"
-    else:
-        return
-    raise DataError(
-        f"{archive} has the entry {member.name!r}, {problem}; nothing was unpacked. No official archive has one: "
-        "delete it and fetch it from its official place."
-    )
+def _check_member(archive: Path, member: tarfile.TarInfo, number: int) -> None:
+    try:
+        tarfile.data_filter(member, str(archive.parent))
+        problem = "" if member.isfile() or member.isdir() else "which is a link or a device and not a file or a folder"
+    except tarfile.FilterError as error:
+        problem = f"which could write elsewhere: {error}"
+    if number >= MOST_ENTRIES:
+        problem = f"after {MOST_ENTRIES} others, which is the most"
+    if problem:
+        raise DataError(
+            f"{archive} has the entry {member.name!r}, {problem}; nothing was unpacked. No official archive has one: "
+            "delete it and fetch it from its official place."
+        )
 
 
 def _is_below(member: tarfile.TarInfo, inside: PurePosixPath) -> bool:

@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from semigpc.data import DataError
-from semigpc.data.paths import EXTENSIONS, checked, sorted_images
+from semigpc.data.paths import EXTENSIONS, Bad, checked, sorted_images
 from semigpc.data.pictures import PictureError
 from semigpc.data.workers import InOrder
 from semigpc.files import locked, remove_drafts
-from semigpc.labeling.embedding_table import Bad, EmbeddingParts, EmbeddingTable, TableKey
+from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, TableKey
 from semigpc.labeling.network import AUTO, Network, all_threads
 from semigpc.labeling.square_pictures import SquarePictures, workers_end_first
 from semigpc.models.embedded import NAME

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from semigpc.data import DataError
+from semigpc.data.paths import Bad
 from semigpc.files import remove_drafts, replacing, write_text, writing
 from semigpc.text import printable
 
@@ -24,7 +25,6 @@ METADATA = b"semigpc"
 OPEN_PARTS = 16  # whose embeddings are held while the table is written
 WAY_OUT = "Ask to overwrite it (--overwrite), or write to another file."
 
-Bad = tuple[str, str]  # a picture's name, and why it cannot be used
 Matrix = NDArray[np.floating[Any]]
 
 

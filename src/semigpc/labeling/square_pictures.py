@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image, ImageOps
 from torch.utils.data import Dataset
 
+from semigpc.data.paths import Bad
 from semigpc.data.pictures import PictureError, Pixels, read_picture, to_pixels
-from semigpc.labeling.embedding_table import Bad
 from semigpc.text import printable
 
 
