@@ -1,14 +1,16 @@
 """Decoding: upright, RGB, or an error with the path."""
 
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from semigpc.data import DataError
-from semigpc.data.pictures import FileImages, read_picture
+from semigpc.data import DataError, Images, pictures, zipped
+from semigpc.data.pictures import ArrayImages, FileImages, PictureError, read_picture
+from semigpc.data.zipped import ZipImages
 from tests.data.samples import picture
 
 ORIENTATION = 0x0112  # the EXIF tag
@@ -82,3 +84,37 @@ def test_decoded_pictures_are_kept_up_to_the_limit(tmp_path: Path) -> None:
     assert copy[0] is copy[0]
     nothing = FileImages(paths, cache_bytes=0)
     assert nothing[0] is not nothing[0]
+
+
+def test_too_many_pixels_are_refused_by_name_size_and_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "wide.png"
+    Image.new("L", (300, 40)).save(path)
+    with zipfile.ZipFile(tmp_path / "pool.zip", "w") as packed:
+        packed.write(path, "wide.png")
+    monkeypatch.setattr(pictures, "MOST_PIXELS", 10_000)
+    sources: list[Images] = [FileImages([path]), ZipImages(tmp_path / "pool.zip", ["wide.png"])]
+    for source in sources:
+        with pytest.raises(
+            PictureError, match=r"wide.png has 12000 pixels \(300 x 40\), and 10000 is the most. Make it smaller"
+        ):
+            source[0]
+    with pytest.raises(DataError, match=r"An image of the array has 12000 pixels \(300 x 40\), and 10000 is the most"):
+        ArrayImages(np.zeros((2, 40, 300), np.uint8))
+
+
+def test_pillow_has_no_say_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "wide.png"
+    Image.new("L", (300, 40)).save(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 7000)  # it warns of more, and warnings are errors here
+    assert read_picture(path).size == (300, 40)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)  # it refuses more than twice as many
+    with pytest.raises(PictureError, match=r"wide.png has 12000 pixels, and 10000 is the most"):
+        read_picture(path)
+
+
+def test_a_member_of_a_zip_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "pool.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("bomb.png", bytes(100_000))
+    monkeypatch.setattr(zipped, "MOST_BYTES", 50_000)
+    with pytest.raises(PictureError, match=r"bomb.png cannot be read: it has 100000 bytes unpacked, and no image"):
+        ZipImages(tmp_path / "pool.zip", ["bomb.png"])[0]

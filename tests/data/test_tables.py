@@ -40,6 +40,9 @@ def test_quotes_commas_and_capitals_in_names_survive(tmp_path: Path) -> None:
         ([3, None, 10], ["3", None, "10"]),
         ([3.0, float("nan"), 2.5], ["3", None, "2.5"]),
         ([-1, 0, 1], [None, "0", "1"]),
+        (["-1", "-1.0", "NAN"], [None, None, None]),
+        (["none", "null", "-1x"], ["none", "null", "-1x"]),
+        ([-1.0, 1.0, -1.5], [None, "1", "-1.5"]),
     ],
 )
 def test_parquet_labels_of_any_type(tmp_path: Path, labels: list[Any], expected: list[str | None]) -> None:

@@ -1,5 +1,7 @@
 """The parts of a fit, each against a slow or hand-made version of itself."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -172,3 +174,12 @@ def test_targets_keep_their_kind() -> None:
     assert read_targets(np.array([2.0, np.nan, 5.0])).classes.tolist() == [2.0, 5.0]
     assert read_targets([True, False]).classes.tolist() == [False, True]
     assert read_targets(["c"], np.array(["a", "b"])).classes.tolist() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("nothing", [None, np.nan, -1, -1.0, "", " ", "-1", "-1.0", "nan"])
+def test_what_stands_for_no_label_in_tables_does_so_in_python(nothing: Any) -> None:
+    mixed = np.array(["b", nothing, "a"], dtype=object)
+    assert read_targets(mixed).codes.tolist() == [1, -1, 0]
+    if isinstance(nothing, str):
+        assert read_targets(np.array(["b", nothing, "a"])).codes.tolist() == [1, -1, 0]
+        assert read_targets(["b", nothing, "a"]).classes.tolist() == ["a", "b"]

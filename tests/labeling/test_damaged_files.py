@@ -1,15 +1,23 @@
 """A damaged file is refused or read, and never kills the process: no signal, no error but DataError, no hang."""
 
+import io
 import json
 import os
 import subprocess
 import sys
-from collections import Counter
+import zipfile
 from pathlib import Path
 
+import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from tests.labeling.damaged import originals, write_damaged
+from semigpc.data import DataError
+from semigpc.data.tables import read_labels
+from semigpc.labeling.given import read_given
+from semigpc.labeling.source import open_source
+from tests.labeling.damaged import ROWS, originals, write_damaged
 
 SEED = int(os.environ.get("SEMIGPC_FUZZ_SEED", "0"))
 CASES = int(os.environ.get("SEMIGPC_FUZZ_CASES", "500"))
@@ -33,28 +41,118 @@ def read_all(folder: Path) -> list[dict[str, str]]:
     return ended
 
 
-def check(folder: Path, count: int, seed: int) -> None:
-    write_damaged(folder, count, seed)
-    ended = read_all(folder)
-    bad = [line for line in ended if line["outcome"] not in ("read", "refused")]
-    assert not bad, f"seed {seed}: {bad}"
-    assert len(ended) == count
-    assert Counter(line["outcome"] for line in ended)["refused"] >= count // 2
-    assert all(line["file"] in line["message"] for line in ended if line["outcome"] == "refused" and line["file"][0] != "i")
+def with_rows(content: bytes, rows: int, claimed: int) -> bytes:
+    """A Parquet file whose footer says that all its parts have another number of rows."""
+    size = int.from_bytes(content[-8:-4], "little")
+    body, footer = content[: -8 - size], content[-8 - size : -8]
+    changed = footer.replace(b"\x16" + varint(rows), b"\x16" + varint(claimed))  # 0x16: the next field, 64 bits
+    assert changed != footer
+    return body + changed + len(changed).to_bytes(4, "little") + b"PAR1"
 
 
-def test_good_files_are_read(tmp_path: Path) -> None:
+def varint(number: int) -> bytes:
+    """As Thrift writes it: seven bits at a time, doubled for the sign."""
+    digits, rest = b"", 2 * number
+    while rest > 127:
+        digits, rest = digits + bytes([rest % 128 + 128]), rest // 128
+    return digits + bytes([rest])
+
+
+def with_shape(kind: str, shape: str, *, pretended: bool = False) -> bytes:
+    """An NPZ file of bytes whose header claims that shape; ``pretended``, the directory of the zip file claims 4 GB, too."""
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr(f"{kind}.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(1000))
+    content = bytearray(file.getvalue())
+    place = content.rindex(b"PK\x01\x02") + 24
+    assert int.from_bytes(content[place : place + 4], "little") == 128 + 1000
+    if pretended:
+        content[place : place + 4] = (2**32 - 2).to_bytes(4, "little")
+    return bytes(content)
+
+
+def write_absurd(folder: Path) -> None:
+    """Small files that claim to be huge."""
+    plain = originals()["data-columns.parquet"]
+    for number, claimed in enumerate((10**15, 10**6, 24)):
+        (folder / f"data-absurd{number}.parquet").write_bytes(with_rows(plain, 25, claimed))
+    (folder / "labels-absurd.parquet").write_bytes(with_rows(originals()["labels-plain.parquet"], ROWS, 10**15))
+    for number, shape in enumerate(("(1000000000000000, 4)", "(10000000000000000000000,)", "(-1000, -1)", "(-5,)")):
+        (folder / f"data-absurd{number}.npz").write_bytes(with_shape("x", shape))
+    (folder / "images-absurd.npz").write_bytes(with_shape("x_labeled", "(1000000000, 1000, 1000, 3)"))
+    (folder / "data-absurd4.npz").write_bytes(with_shape("x", f"({2**32 - 2 - 128},)", pretended=True))
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """The outcome of good, damaged and absurd files; in one process, since it takes longer to start than to read."""
+    folder = tmp_path_factory.mktemp("files")
     for name, content in originals().items():
-        (tmp_path / name).write_bytes(content)
-    ended = read_all(tmp_path)
-    assert [line for line in ended if line["outcome"] != "read"] == []
-    assert len(ended) == len(originals())
+        role, rest = name.split("-")
+        (folder / f"{role}-good-{rest}").write_bytes(content)
+    write_damaged(folder, FEW, SEED)
+    write_absurd(folder)
+    return read_all(folder)
 
 
-def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
-    check(tmp_path, FEW, SEED)
+def check(ended: list[dict[str, str]], count: int) -> None:
+    """So many were read or refused, most of them refused by a message that names the file, and nothing else happened."""
+    bad = [line for line in ended if line["outcome"] not in ("read", "refused")]
+    assert not bad, f"seed {SEED}: {bad}"
+    assert len(ended) == count
+    refused = [line for line in ended if line["outcome"] == "refused"]
+    assert len(refused) >= count // 2
+    assert all(line["file"] in line["message"] for line in refused if not line["file"].startswith("images"))
+
+
+def test_good_files_are_read(ended: list[dict[str, str]]) -> None:
+    good = [line["outcome"] for line in ended if "-good-" in line["file"]]
+    assert good == ["read"] * len(originals())
+
+
+def test_damaged_files_are_refused_or_read(ended: list[dict[str, str]]) -> None:
+    check([line for line in ended if "-good-" not in line["file"] and "-absurd" not in line["file"]], FEW)
 
 
 @pytest.mark.slow
 def test_many_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
-    check(tmp_path, CASES, SEED + 1)
+    write_damaged(tmp_path, CASES, SEED + 1)
+    check(read_all(tmp_path), CASES)
+
+
+def test_absurd_sizes_take_neither_memory_nor_time(ended: list[dict[str, str]]) -> None:
+    absurd = {line["file"]: line for line in ended if "-absurd" in line["file"]}
+    assert [line for line in absurd.values() if line["outcome"] != "refused"] == []
+    assert len(absurd) == 10
+    assert "says it has 4000000000000000 bytes" in absurd["data-absurd0.npz"]["message"]
+
+
+def test_arrays_beyond_the_memory_of_the_machine_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(tmp_path / "x.npz", x=np.zeros((1000, 1000)))
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name])
+    with pytest.raises(DataError, match=r"its arrays take 0.0 GB, more than the memory of this machine"):
+        open_source(tmp_path / "x.npz")
+
+
+def test_dates_and_bytes_may_be_labels(tmp_path: Path) -> None:
+    table = {"id": ["a", "b"], "f": [1.0, 2.0], "g": [3.0, 4.0]}
+    moments = pyarrow.array([1, 2**62], pyarrow.timestamp("ns"))
+    parquet.write_table(pyarrow.table(table | {"label": moments}), tmp_path / "x.parquet")
+    (batch,) = open_source(tmp_path / "x.parquet").batches(10)
+    assert batch.labels == ["1970-01-01 00:00:00.000000001", "2116-02-20 23:53:38.427387904"]
+    parquet.write_table(pyarrow.table(table | {"label": [b"ant", b"-1"]}), tmp_path / "x.parquet")
+    (batch,) = open_source(tmp_path / "x.parquet").batches(10)
+    assert batch.labels == ["ant", None]
+
+
+def test_a_name_of_megabytes_is_refused(tmp_path: Path) -> None:
+    long = "x" * 2_000_000
+    parquet.write_table(pyarrow.table({"id": ["a"], "f": [1.0], "label": [long]}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"A label in .*x.parquet has 2000000 characters, and 1000 is the most: it begins with"):
+        list(open_source(tmp_path / "x.parquet").batches(10))
+    parquet.write_table(pyarrow.table({"file_name": ["a.png"], "label": [long]}), tmp_path / "l.parquet")
+    for reading in (read_labels, lambda path: read_given(path, "file_name")):
+        with pytest.raises(DataError, match=r"A label in .*l.parquet has 2000000 characters") as caught:
+            reading(tmp_path / "l.parquet")
+        assert len(str(caught.value)) < 1000

@@ -226,7 +226,7 @@ def extract(archive: Path, folder: Path, wanted: str, unpacked: int) -> Path:
 class _Limited:
     """What comes out of an archive, up to a number of bytes; also what no entry accounts for counts."""
 
-    def __init__(self, archive: Path, stream: IO[bytes], most: int) -> None:
+    def __init__(self, archive: Path, stream: gzip.GzipFile, most: int) -> None:
         self.archive, self.stream, self.most, self.left = archive, stream, most, most
 
     def read(self, size: int) -> bytes:

@@ -37,8 +37,9 @@ class ArrayImages:
                 "Pictures given as an array must be uint8 of shape (count, height, width, 3), or (count, height, width) if "
                 f"grey; got {pixels.dtype} of shape {pixels.shape}. Scale values to 0..255 and put channels last."
             )
-        if pixels.shape[1] * pixels.shape[2] > MOST_PIXELS:
-            raise DataError(f"The images of the array {_too_large(pixels.shape[2], pixels.shape[1])}")
+        height, width = pixels.shape[1:3]
+        if width * height > MOST_PIXELS:
+            raise DataError(f"An image of the array {_too_large(width * height, f' ({width} x {height})')}")
         self.pixels = pixels
 
     def __len__(self) -> int:
@@ -136,8 +137,9 @@ def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is stated below
             opened = Image.open(path if content is None else content)
         with opened:
-            if opened.width * opened.height > MOST_PIXELS:
-                raise PictureError(f"The picture {shown} {_too_large(opened.width, opened.height)}")
+            width, height = opened.size
+            if width * height > MOST_PIXELS:
+                raise PictureError(f"The picture {shown} {_too_large(width * height, f' ({width} x {height})')}")
             yield opened
     except PictureError:
         raise
@@ -153,10 +155,10 @@ def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image
         ) from error
 
 
-def _too_large(width: int, height: int = 1) -> str:
-    """What to say of an image of too many pixels; without a height, ``width`` is their number."""
-    sides = f" ({width} x {height})" if height > 1 else ""
-    return f"has {width * height} pixels{sides}, and {MOST_PIXELS} is the most. Make it smaller, or take it out of the data."
+def _too_large(pixels: int, sides: str = "") -> str:
+    """What to say of an image of too many pixels; Pillow, which stops somewhat later, may have been given a lower limit."""
+    most = min(MOST_PIXELS, 2 * (Image.MAX_IMAGE_PIXELS or MOST_PIXELS))
+    return f"has {pixels} pixels{sides}, and {most} is the most. Make it smaller, or take it out of the data."
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:

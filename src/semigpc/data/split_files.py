@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from semigpc.data.dataset import DataError, Integers
+from semigpc.data.paths import checked
 
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
 SHOWN = 80  # characters of a line that a message shows
@@ -104,7 +105,7 @@ def missing_pictures(root: Path, names: Sequence[str], checked: Callable[[int], 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return checked(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DataError(f"The list of pictures {path} is not there. Check the path, or fetch it again.") from error
 

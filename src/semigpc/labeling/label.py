@@ -210,6 +210,7 @@ def _project(settings: LabelSettings, inputs: Inputs, found: Scan, model: SemiGP
         "bad_rows": found.bad.tolist(),
         "sample": SAMPLE,
         "seed": settings.seed,
+        "follow_links": settings.follow_links,
         "parameters": parameters(model),
     }
 

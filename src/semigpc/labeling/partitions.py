@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from semigpc.data.dataset import DataError, listed
+from semigpc.data.paths import refuse, unusable
 from semigpc.labeling.columns import Reading, Usual, Wanted
 from semigpc.labeling.source import CHUNK, Batch, TableSource, cut, joined
 from semigpc.labeling.stores import Store
 from semigpc.labeling.table_files import BUFFER, CHECKED, Numbered, complete, named, readable, sound
+from semigpc.text import printable
 
 SUFFIX = ".parquet"
 FOOTERS = 32  # that are read at a time
@@ -60,7 +62,7 @@ class Partitions:
         passed_over: names of files that are no partitions.
     """
 
-    def __init__(self, store: Store, wanted: Wanted) -> None:
+    def __init__(self, store: Store, wanted: Wanted, *, follow_links: bool = False) -> None:
         store.check_folder()
         visible = {
             name: info
@@ -73,6 +75,9 @@ class Partitions:
             raise DataError(
                 f"There are no {SUFFIX} files in {store.place}. Labelling on Ray takes a folder of them; check the path."
             )
+        if not store.is_remote:
+            reasons = [(name, unusable(store.place.resolve(), name, follow_links=follow_links)) for name in self.names]
+            refuse([(printable(name), reason) for name, reason in reasons if reason is not None], store.place)
         facts = [(name, visible[name].size, visible[name].mtime_ns) for name in self.names]
         self.content = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         with ThreadPoolExecutor(FOOTERS) as pool:

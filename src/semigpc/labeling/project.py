@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from semigpc.data.dataset import DataError
+from semigpc.data.paths import checked
 from semigpc.estimator import SemiGPClassifier
 from semigpc.labeling.cells import Floats
 from semigpc.labeling.columns import Wanted
@@ -72,12 +73,18 @@ class Project:
         if root is not None and not root.is_dir():
             raise DataError(f"The folder of the pictures is not there: {root}. Put it back, or say where it is now: --images.")
         try:
-            table = parquet.read_table(folder / TABLE, partitioning=None)
-        except (OSError, pyarrow.ArrowException) as error:
+            table = parquet.read_table(checked(folder / TABLE), partitioning=None)
+            table.validate(full=True)
+        except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
             raise DataError(f"{folder / TABLE} cannot be read: {error}. {AGAIN}") from error
         if table.num_rows != settings["rows"] or settings["id_name"] not in table.column_names:
             raise DataError(f"{folder / TABLE} is not what {FILE} says: {table.num_rows} rows. {AGAIN}")
         return cls(folder, settings, table, root.resolve() if root else None)
+
+    @property
+    def follows_links(self) -> bool:
+        """Whether links that lead out of the data were permitted when they were labelled."""
+        return self.settings.get("follow_links") is True
 
     @property
     def source(self) -> TableSource:
@@ -86,7 +93,7 @@ class Project:
             path = self.folder / self.settings["data"]  # an absolute path stays itself
             if not path.exists():
                 raise DataError(f"The data that {self.folder} was made from are not there: {path}. Put them back. Or: {AGAIN}")
-            self._source = open_source(path, Wanted(**self.settings["columns"]))
+            self._source = open_source(path, Wanted(**self.settings["columns"]), follow_links=self.follows_links)
             if self._source.width != self.settings["width"] or self._source.rows not in (None, len(self.ids)):
                 raise DataError(f"{path} has changed since it was labelled: other rows or columns. {AGAIN}")
         return self._source
@@ -117,12 +124,16 @@ class Project:
         return SemiGPClassifier(**self.settings["parameters"]).fit(self.embeddings(rows), labels, rows=rows)
 
     def picture(self, row: int) -> Path | None:
-        """The file of a row, if the data are pictures and it is there; never one outside of ``images``, also not by a link."""
+        """The file of a row, if the data are pictures and it is there; one outside of ``images`` only by a permitted link."""
         if self.images is None:
             return None
         try:
-            path = (self.images / PurePosixPath(self.ids[row])).resolve()
-            return path if path.is_relative_to(self.images) and path.is_file() else None
+            name = PurePosixPath(self.ids[row])
+            path = (self.images / name).resolve()
+            inside = path.is_relative_to(self.images) or (
+                self.follows_links and not name.is_absolute() and ".." not in name.parts
+            )
+            return path if inside and path.is_file() else None
         except (OSError, ValueError):  # no name that a file could have
             return None
 

@@ -68,7 +68,7 @@ def label_on_ray(settings: LabelSettings, *, overwrite: bool = False, progress: 
 
 def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress | None) -> dict[str, Any]:
     began = time.monotonic()
-    partitions = Partitions(Store(settings.data), asked_columns(settings))
+    partitions = Partitions(Store(settings.data), asked_columns(settings), follow_links=settings.follow_links)
     inputs = table_inputs(settings, partitions.source, settings.data)
     inputs.notes.extend(passed_over_note(partitions.passed_over))
     if partitions.source.has_ids and partitions.rows > COMPARED:

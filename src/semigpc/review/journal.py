@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from semigpc.data import DataError
+from semigpc.data.paths import checked
 from semigpc.files import writing
 
 NAME = "reviews.jsonl"
@@ -78,7 +79,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self.path = path
+        self.path = checked(path)
         self.torn: str | None = None
         self._file: IO[bytes] | None = None
         if not read_only:

@@ -12,7 +12,9 @@ import numpy.typing as npt
 import torch
 
 from semigpc.data import Splits
+from semigpc.data.paths import trouble
 from semigpc.files import Facts, facts_of, locked, remove_drafts, replacing, write_json, write_text, writing
+from semigpc.text import printable
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import class_groups
 from semigpc.training.settings import dotted_keys
@@ -68,7 +70,10 @@ class RunFolder:
         write_json(self.config, experiment.to_plain())
 
     def experiment(self) -> Experiment:
-        """What the run was asked for."""
+        """What the run was asked for; refused if a file of the folder is none, as reading a named pipe would never end."""
+        for path in (self.config, self.split, self.metrics, self.features, self.summary, self.last, self.best):
+            if (reason := trouble(path)) is not None:
+                raise RunError(f"{printable(path)} cannot be read: {reason}.")
         return Experiment.from_plain(read_json(self.config, "no run was started there"))
 
     def check_same(self, experiment: Experiment, splits: Splits) -> None:
