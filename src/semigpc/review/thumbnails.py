@@ -62,7 +62,7 @@ class Thumbnails:
             try:
                 picture = self._decode(path, size)
             except PictureError as error:
-                raise PictureError(str(error).replace(str(path), path.name)) from error  # a page need not know the folder
+                raise PictureError(_in_short(error, path)) from error
         picture.thumbnail((size, size), Image.Resampling.LANCZOS)
         made = io.BytesIO()
         picture.save(made, "JPEG", quality=QUALITY)
@@ -75,3 +75,11 @@ class Thumbnails:
                     opened.draft("RGB", (size, size))  # the decoder itself can shrink it, up to eight times
                     return ImageOps.exif_transpose(opened).convert("RGB")
             return read_picture(path)
+
+
+def _in_short(error: PictureError, path: Path) -> str:
+    """As it fits on a card, which need not know the folder."""
+    if error.__cause__ is None:
+        return str(error).replace(str(path), path.name)
+    gone = isinstance(error.__cause__, FileNotFoundError)
+    return "This picture is no longer there." if gone else "This picture cannot be read."
