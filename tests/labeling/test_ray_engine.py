@@ -117,7 +117,7 @@ def test_a_stopped_run_is_marked_and_goes_on_with_what_is_missing(both: Path, tm
     with pytest.raises(DataError, match=r"target precision is 0\.95 there and 0\.9 here"):
         label_on_ray(replace(settings, target_precision=0.9))
 
-    before = {path.name: path.stat().st_mtime_ns for path in (settings.out / "labels").glob("*.parquet")}
+    before = {path.name: path.stat().st_mtime_ns for path in (settings.out / "labels").glob("[!.]*.parquet")}
     stages: list[str] = []
     label_on_ray(settings, progress=lambda stage, *_: stages.append(stage))
     assert len(before) >= 2
