@@ -50,15 +50,16 @@ def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Verify a file; yields a handle with ``keys`` and ``get_tensor``, and the facts.
+def opened(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Verify a file, unless that was done; yields a handle with ``keys`` and ``get_tensor``, and the facts.
 
     Raises:
         FileError: it is damaged, or is no such file. FileNotFoundError: it is not there.
     """
     must_be_file(path)
     with path.open("rb") as file:
-        _verify(file, path)
+        if verify:
+            _verify(file, path)
         try:
             with safe_open(path, framework="pt") as tensors:
                 if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
