@@ -17,9 +17,9 @@ EXACT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 RELAXED = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 SHOWN = 80  # characters of a value that a message shows
 
-Count = Annotated[int, Field(ge=0, lt=2**53)]
-Positive = Annotated[int, Field(ge=1, lt=2**53)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
+Positive = Annotated[int, Field(strict=True, ge=1, lt=2**53)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 PathText = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 
@@ -97,7 +97,7 @@ def validated(value: Any, schema: type[T], where: Path | str, check: Callable[[T
 
 
 @functools.cache
-def _adapter(schema: Hashable) -> TypeAdapter[Any]:
+def _adapter(schema: Any) -> TypeAdapter[Any]:
     return TypeAdapter(schema)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from semigpc.data.dataset import DataError, Integers
+from semigpc.json_files import FileError, must_be_file
 
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
 SHOWN = 80  # characters of a line that a message shows
@@ -104,9 +105,12 @@ def missing_pictures(root: Path, names: Sequence[str], checked: Callable[[int], 
 
 def _read(path: Path) -> bytes:
     try:
+        must_be_file(path)
         return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DataError(f"The list of pictures {path} is not there. Check the path, or fetch it again.") from error
+    except FileError as error:
+        raise DataError(f"The list of pictures {error}. Check the path, or fetch it again.") from error
 
 
 def _stays_inside(name: str) -> bool:

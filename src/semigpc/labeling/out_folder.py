@@ -14,9 +14,12 @@ from typing import Any
 
 import pyarrow
 from pyarrow import parquet
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from semigpc.data.dataset import DataError
 from semigpc.files import altered, push, remove_drafts, replacing, write_json, writing
+from semigpc.json_files import RELAXED, read_json
 
 WRITTEN = (
     "project.json",  # a folder without it is not complete
@@ -143,12 +146,17 @@ class OutFolder:
         shutil.rmtree(self.parts, ignore_errors=True)
 
 
+@with_config(RELAXED)
+class _Keyed(TypedDict):
+    """``project.json``, of which only the key matters here."""
+
+    key: Key
+
+
 def _read_key(path: Path, *, inside: bool = False) -> Key | None:
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        if inside:
+            return read_json(path, _Keyed, error=DataError, remedy=ADVICE)["key"]
+        return read_json(path, dict[str, Any], error=DataError, remedy=ADVICE)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}. {ADVICE}") from error
-    key = held.get("key") if inside and isinstance(held, dict) else held
-    return key if isinstance(key, dict) else {}

@@ -149,8 +149,8 @@ def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
     there = [name for name in altered(folder.path, summary["files"]) if (folder.path / name).exists()]  # checkpoints may go
     if there:
         raise RunError(
-            f"{folder.path} was finished, but {there[0]} has changed since, by {folder.summary.name}. Delete that folder to run "
-            "it again."
+            f"{folder.path} was finished, but {there[0]} has changed since, by {folder.summary.name}. Delete that folder to "
+            "run it again."
         )
     return dict(summary)
 
