@@ -202,7 +202,7 @@ def test_labels_that_were_made_again_need_a_new_sample(birds: tuple[Project, NDA
     free = next(row for row, what in enumerate(status) if what == "pseudo" and project.ids[row] not in design.rows)
     status[free] = "abstained"
     project.table = table.set_column(3, "status", [status])
-    with pytest.raises(DataError, match="was labelled again since the sample of audit.json was drawn"):
+    with pytest.raises(DataError, match=r"was labelled again since the sample of audit.json was drawn"):
         judge(project, path)
     (project.folder / "audit.json").write_text("{}")
     with pytest.raises(DataError, match=r"audit\.json cannot be read \(KeyError: 'sample'\)"):
