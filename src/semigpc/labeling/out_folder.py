@@ -79,7 +79,9 @@ class OutFolder:
             return False
         other = [name for name in sorted({*held, *self.key}) if held.get(name) != self.key.get(name) and name != ignoring]
         if other:
-            raise DataError(f"{self.path} holds labels that were made otherwise: {self._difference(held, other[0])}. {ADVICE}")
+            file = "parts/key.json" if finished is None else "project.json"
+            difference = self._difference(held, other[0])
+            raise DataError(f"{self.path} holds labels that were made otherwise: by {file}, {difference}. {ADVICE}")
         return finished is not None
 
     def begin(self, *, afresh: bool = False) -> None:
@@ -114,7 +116,7 @@ class OutFolder:
     def _difference(self, held: Key, name: str) -> str:
         if name.endswith("content"):
             return f"the {name} has changed since"
-        return f"{name} is {held.get(name)!r} there and {self.key.get(name)!r} here"
+        return f"{name} is {held.get(name)!r:.80} there and {self.key.get(name)!r} here"
 
     # Parts ------------------------------------------------------------------------------------------------------------
 
