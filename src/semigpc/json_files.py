@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 EXACT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 RELAXED = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -26,11 +27,15 @@ PathText = Annotated[str, StringConstraints(min_length=1, max_length=4096, patte
 T = TypeVar("T")
 
 
-class FileError(ValueError):
-    """A file of ours that cannot be used; the message names it and says what is wrong, without a full stop."""
+class FileFacts(TypedDict):
+    """Size and hash of an output, as :func:`semigpc.files.facts_of` notes them."""
 
-    def __init__(self, where: Path | str, problem: str) -> None:
-        super().__init__(f"{where} {problem}")
+    bytes: Count
+    sha256: Sha256
+
+
+class FileError(ValueError):
+    """A file of ours that cannot be used; the message names it and says what is wrong."""
 
 
 def read_json(
@@ -63,7 +68,7 @@ def read_json(
 def must_be_file(path: Path) -> None:
     """Refuse a folder, a pipe or a device in a file's place: reading a pipe would wait for ever."""
     if path.exists() and not path.is_file():
-        raise FileError(path, "cannot be read: it is a folder, a pipe or a device, and no file")
+        raise FileError(f"{path} cannot be read: it is a folder, a pipe or a device, and no file")
 
 
 def parse(content: bytes, where: Path | str) -> Any:
@@ -71,16 +76,16 @@ def parse(content: bytes, where: Path | str) -> Any:
     try:
         text = content.decode("utf-8-sig")
         if not text.strip():
-            raise FileError(where, "cannot be read: it is empty")
+            raise FileError(f"{where} cannot be read: it is empty")
         return json.loads(text, object_pairs_hook=functools.partial(_unique, where=where))
     except UnicodeDecodeError as error:
-        raise FileError(where, f"cannot be read: it is no text in UTF-8 (byte {error.start})") from error
+        raise FileError(f"{where} cannot be read: it is no text in UTF-8 (byte {error.start})") from error
     except RecursionError as error:
-        raise FileError(where, "cannot be read: it is nested too deeply") from error
+        raise FileError(f"{where} cannot be read: it is nested too deeply") from error
     except FileError:
         raise
     except ValueError as error:  # also whole numbers of thousands of digits
-        raise FileError(where, f"cannot be read: it is no JSON ({error})") from error
+        raise FileError(f"{where} cannot be read: it is no JSON ({error})") from error
 
 
 def validated(value: Any, schema: type[T], where: Path | str, check: Callable[[T], None] | None = None) -> T:
@@ -91,9 +96,9 @@ def validated(value: Any, schema: type[T], where: Path | str, check: Callable[[T
             check(typed)
         return typed
     except ValidationError as error:
-        raise FileError(where, f"cannot be used: {_problem(error)}") from error
+        raise FileError(f"{where} cannot be used: {_problem(error)}") from error
     except ValueError as error:
-        raise FileError(where, f"cannot be used: {error}") from error
+        raise FileError(f"{where} cannot be used: {error}") from error
 
 
 @functools.cache
@@ -129,5 +134,5 @@ def _unique(pairs: list[tuple[str, Any]], where: Path | str) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise FileError(where, f"cannot be used: it has the key {twice!r} more than once")
+        raise FileError(f"{where} cannot be used: it has the key {twice!r} more than once")
     return found

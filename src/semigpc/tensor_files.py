@@ -63,19 +63,19 @@ def opened(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, 
         try:
             with safe_open(path, framework="pt") as tensors:
                 if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    raise FileError(path, "was replaced while it was read; try again")
+                    raise FileError(f"{path} was replaced while it was read; try again")
                 facts = parse(tensors.metadata()[KEY].encode(), path)
                 yield tensors, {name: value for name, value in facts.items() if name != "sha256"}
         except SafetensorError as error:
-            raise FileError(path, f"cannot be read: {error}") from error
+            raise FileError(f"{path} cannot be read: {error}") from error
 
 
 def _verify(file: IO[bytes], path: Path) -> None:
     file.seek(8)
     if file.read(len(OPENING)) != OPENING:
-        raise FileError(path, "cannot be read: it does not begin with a checksum, so it is damaged or by an older version")
+        raise FileError(f"{path} cannot be read: it does not begin with a checksum, so it is damaged or by an older version")
     if file.read(DIGITS) != _digest(file).encode():
-        raise FileError(path, "is damaged: its content does not fit its checksum")
+        raise FileError(f"{path} is damaged: its content does not fit its checksum")
 
 
 def _digest(file: IO[bytes]) -> str:

@@ -95,7 +95,7 @@ def _labelled(root: Path) -> Iterator[Case]:
         writer.writerows(row | {"truth": "y"} for row in rows)
     out.rename(root / "out")
     answers = shutil.copy(root / "out" / "audit.csv", root / "answers.csv")
-    label = ("label", f"{root}/shapes/data.parquet", "--labels", f"{root}/shapes/labels.csv")
+    label: tuple[str, ...] = ("label", f"{root}/shapes/data.parquet", "--labels", f"{root}/shapes/labels.csv")
     label += ("--images", f"{root}/shapes/photos", "--abstain", "0.85", "--no-report", "--out")
     _must(*label, root / "out")  # the same again: it is finished
     for verb in (("review", "{}", "--export"), ("audit", "{}", "--answers", str(answers)), ("suggest", "{}"), (*label, "{}")):
@@ -111,7 +111,7 @@ def _labelled(root: Path) -> Iterator[Case]:
 
 
 def _compared(root: Path) -> Iterator[Case]:
-    compare = ("compare", "digits", "--algorithm", "fixmatch", "--ratio", "10", "--seeds", "1", *FEW)
+    compare: tuple[str, ...] = ("compare", "digits", "--algorithm", "fixmatch", "--ratio", "10", "--seeds", "1", *FEW)
     compare += ("--set", f"train.steps={STEPS}", "--out")
     _must(*compare, root / "compared")
     cells = Path("cells") / "fixmatch+gp" / "seed0"

@@ -172,7 +172,7 @@ class FeatureCache:
             with replacing(self.path / f"{kind}-{number}.safetensors") as draft:
                 tensor_files.save(draft, tensors)
         except WriteError as error:
-            raise DataError(f"Features cannot be written: {error.message} Or set {VARIABLE}.") from error
+            raise DataError(f"Features cannot be written: {error} Or set {VARIABLE}.") from error
 
     # Reading ----------------------------------------------------------------------------------------------------------
 

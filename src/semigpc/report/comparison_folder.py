@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex, to_rgb
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from semigpc.json_files import Count, read_json
+from semigpc.json_files import Count, FileError, read_json
 from semigpc.report.run_folder import LOOSE, Entry, Figures, Floats, RunFolder, floats, read_run, series
 
 # Each algorithm has a hue and a mark of its own, and so has one with an add-on. Its plain form is light and dashed, with
@@ -138,14 +138,14 @@ def read_comparison(folder: Path) -> Comparison:
 
     Raises:
         FileNotFoundError: if there is no comparison.json.
-        ValueError: if comparison.json is not what a comparison writes.
+        FileError: if comparison.json is not what a comparison writes.
     """
     path = folder / "comparison.json"
     if not path.is_file():
         raise FileNotFoundError(
             f"a comparison folder holds comparison.json; {folder} does not. Give the folder that the comparison wrote to."
         )
-    record: Entry = read_json(path, Record, error=ValueError, remedy="Run the comparison again.")
+    record: Entry = read_json(path, Record, error=FileError, remedy="Run the comparison again.")
     problems: list[str] = []
     entries = record.get("cells") or []
     hues = dict(HUES)

@@ -135,7 +135,7 @@ def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
         return None
     if changed := folder.changed(replace(cell.experiment, seed=seed)):
         raise RunError(
-            f"{folder.path} holds a run with other settings: {changed}. "
+            f"{folder.path} holds a run with other settings, by {folder.config.name}: {changed}. "
             "Compare into another folder (--out), or delete that one."
         )
     summary = folder.read_summary()

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from semigpc import json_files
 from semigpc.data import Splits
 from semigpc.files import Facts, facts_of, locked, remove_drafts, replacing, write_json, write_text, writing
-from semigpc.json_files import RELAXED, Count, FileError, Sha256, Share, must_be_file, shown
+from semigpc.json_files import RELAXED, Count, FileError, FileFacts, Sha256, Share, must_be_file, shown
 from semigpc.training import checkpoint
 from semigpc.training.checkpoint import Checkpoint, CheckpointError
 from semigpc.training.experiment import Experiment
@@ -56,6 +56,15 @@ class SplitFacts(TypedDict):
     class_groups: dict[str, list[Count]]
 
 
+class Bins(TypedDict):
+    """The reliability diagram; None in bins without pictures."""
+
+    edges: list[float]
+    confidence: list[Share | None]
+    accuracy: list[Share | None]
+    count: list[Count]
+
+
 class GroupFigures(TypedDict):
     """Accuracy of the classes with many, some and few labels; None if no picture is of them."""
 
@@ -77,6 +86,9 @@ class Result(TypedDict):
     ece: Share
     groups: GroupFigures
     per_class_recall: list[Share | None]
+    per_class_precision: list[Share | None]
+    confusion: list[list[Count]]
+    reliability: Bins
 
 
 class Results(TypedDict):
@@ -95,6 +107,7 @@ class Summary(TypedDict):
     step: Count
     seconds: float
     results: Results
+    files: dict[str, FileFacts]
 
 
 class JournalState(TypedDict):
@@ -250,7 +263,7 @@ class RunFolder:
         if changed := self.changed(experiment):
             raise RunError(
                 f"{self.path} was begun with other settings: {changed}. "
-                "Resume it as it was, or start a new run in another folder."
+                f"Resume it as it was, put {self.config.name} back if it was edited, or start a new run in another folder."
             )
         old = self.read_split()
         if old["sha256"] != splits.sha256:
