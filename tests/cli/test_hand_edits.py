@@ -1,6 +1,5 @@
 """Files edited by hand are refused by name, or do no harm: nothing ends in a way that was not foreseen, nothing runs away."""
 
-import os
 import random
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import pytest
 from semigpc.training import RunFolder
 from semigpc.training.checkpoint import load
 from tests.cli.hand_edits import STEPS, Case, attempt, complaint, make_artefacts
-
-SEED, CASES = int(os.environ.get("SEMIGPC_FUZZ_SEED", 0)), int(os.environ.get("SEMIGPC_FUZZ_CASES", 300))
+from tests.fuzzing import cases, seed
 
 
 @pytest.fixture
@@ -22,7 +20,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def judge(root: Path, case: Case, number: int) -> str | None:
     """What is wrong with one edit of a file, if anything."""
     copied = root / "copies" / str(number)
-    how, done = attempt(case, root, copied, random.Random(f"{SEED} {number}"))
+    how, done = attempt(case, root, copied, random.Random(f"{seed()} {number}"))
     found = complaint(case, done)
     if found is None and case.folder in ("run", "cached") and load(RunFolder(copied).last).state["step"] > STEPS:
         found = "trained too far"
@@ -38,7 +36,7 @@ def test_a_few_edits_by_hand(root: Path) -> None:
 
 @pytest.mark.slow
 def test_many_edits_by_hand(root: Path) -> None:
-    cases = make_artefacts(root, everything=True)
-    found = [judge(root, cases[number % len(cases)], number) for number in range(CASES)]
+    artefacts = make_artefacts(root, everything=True)
+    found = [judge(root, artefacts[number % len(artefacts)], number) for number in range(cases(300))]
     wrong = [one for one in found if one is not None]
-    assert not wrong, f"{len(wrong)} of {CASES}:\n" + "\n".join(wrong)
+    assert not wrong, f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)

@@ -205,7 +205,7 @@ def test_labels_that_were_made_again_need_a_new_sample(birds: tuple[Project, NDA
     with pytest.raises(DataError, match=r"was labelled again since the sample of audit.json was drawn"):
         judge(project, path)
     (project.folder / "audit.json").write_text("{}")
-    with pytest.raises(DataError, match=r"audit\.json cannot be read \(KeyError: 'sample'\)"):
+    with pytest.raises(DataError, match=r"audit\.json cannot be used: sample is missing\. Draw a new sample"):
         judge(project, path)
 
 

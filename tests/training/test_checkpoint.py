@@ -14,6 +14,7 @@ from semigpc.files import replacing
 from semigpc.training import RunError, RunFolder, checkpoint, train
 from semigpc.training.checkpoint import CheckpointError, load, save
 from semigpc.training.inference import load_run
+from tests.fuzzing import seed
 from tests.training.small_runs import STEPS, small_run
 
 EXPERIMENT = small_run()
@@ -93,7 +94,7 @@ def test_moments_come_back_laid_out_like_their_parameters() -> None:
 
 # Damage ------------------------------------------------------------------------------------------------------------
 
-SEED, FLIPS = int(os.environ.get("SEMIGPC_FUZZ_SEED", 0)), 200
+FLIPS = 200
 
 
 def flip(path: Path, position: int, rng: random.Random) -> None:
@@ -103,7 +104,7 @@ def flip(path: Path, position: int, rng: random.Random) -> None:
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
-    path, rng = tmp_path / "last.safetensors", random.Random(SEED)
+    path, rng = tmp_path / "last.safetensors", random.Random(seed())
     save(path, {"model": {"w": torch.randn(40, 30)}, "random": {"cpu": torch.get_rng_state()}}, {"step": 5, "text": "x" * 300})
     whole = path.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
@@ -157,7 +158,7 @@ def damaged(finished: Path, tmp_path: Path, *names: str) -> RunFolder:
     folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
     for name in names:
         path = folder.path / "checkpoints" / f"{name}.safetensors"
-        flip(path, path.stat().st_size - 100, random.Random(SEED))
+        flip(path, path.stat().st_size - 100, random.Random(seed()))
     return folder
 
 

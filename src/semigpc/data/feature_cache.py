@@ -113,9 +113,12 @@ class FeatureCache:
         sets = dict(splits.parts())
         marks = {part: fingerprints(image_set) for part, image_set in sets.items()}
         if any(self._missing(sets, marks)):
-            with locked(self.path, waiting=warnings.warn):  # then most of it is there
-                remove_drafts(self.path)
-                self._compute(sets, marks, embed, workers, progress)
+            try:
+                with locked(self.path, waiting=warnings.warn):  # then most of it is there
+                    remove_drafts(self.path)
+                    self._compute(sets, marks, embed, workers, progress)
+            except WriteError as error:
+                raise DataError(f"Features cannot be written: {error} Or set {VARIABLE}.") from error
         return self._gather(sets, marks)
 
     def _compute(
@@ -166,13 +169,10 @@ class FeatureCache:
         marks = b"".join(mark for chunk, _ in held for mark in chunk.marks)
         tensors["marks"] = torch.from_numpy(np.frombuffer(marks, np.uint8).reshape(-1, MARK).copy())
         kind, number = "views" if held[0][0].views else "plain", uuid.uuid4().hex[:12]
-        try:
-            if not (self.path / "key.json").exists():
-                write_json(self.path / "key.json", self.key.plain())
-            with replacing(self.path / f"{kind}-{number}.safetensors") as draft:
-                tensor_files.save(draft, tensors)
-        except WriteError as error:
-            raise DataError(f"Features cannot be written: {error} Or set {VARIABLE}.") from error
+        if not (self.path / "key.json").exists():
+            write_json(self.path / "key.json", self.key.plain())
+        with replacing(self.path / f"{kind}-{number}.safetensors") as draft:
+            tensor_files.save(draft, tensors)
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
