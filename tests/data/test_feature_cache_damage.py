@@ -38,7 +38,8 @@ from tests.data.feature_samples import (
     same,
     shards,
     splits_of,
-)from tests.fuzzing import seed
+)
+from tests.fuzzing import seed
 
 # Interruptions -----------------------------------------------------------------------------------------------------------
 
