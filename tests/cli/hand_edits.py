@@ -104,7 +104,7 @@ def _labelled(root: Path) -> Iterator[Case]:
     yield Case("out", "reviews.jsonl", ("review", "{}", "--export"))
     yield Case("out", "audit.json", ("audit", "{}", "--answers", str(answers)))
     (root / "begun" / "parts").mkdir(parents=True)
-    (root / "begun" / "parts" / "00000.parquet").write_bytes(b"")
+    shutil.copy(root / "out" / "labels.parquet", root / "begun" / "parts" / "00000.parquet")  # of one part
     key = json.loads((root / "out" / "project.json").read_text())["key"]
     (root / "begun" / "parts" / "key.json").write_text(json.dumps(key))
     yield Case("begun", "parts/key.json", (*label, "{}"))

@@ -8,13 +8,13 @@ row whose embedding is no number has none; those are listed as ``bad_rows`` in p
 """
 
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 from pyarrow import parquet
-from pydantic import with_config
+from pydantic import StringConstraints, with_config
 from typing_extensions import TypedDict
 
 from semigpc.data.dataset import DataError
@@ -38,13 +38,16 @@ REMAKE = "Put it back as it was, or give the same semigpc label command again wi
 Rows = NDArray[np.int64]
 
 
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
 @with_config(EXACT)
 class Columns(TypedDict):
     """Those of the data that were read, as :class:`semigpc.labeling.columns.Wanted` has them."""
 
-    id: str | None
-    features: str | None
-    label: str | None
+    id: Name | None
+    features: Annotated[str, StringConstraints(max_length=100_000)] | None  # may name many columns
+    label: Name | None
 
 
 @with_config(EXACT)
@@ -64,7 +67,7 @@ class Settings(TypedDict):
     data: PathText
     labels: PathText | None
     columns: Columns
-    id_name: str
+    id_name: Name
     images: PathText | None
     rows: Positive
     width: Positive
@@ -142,7 +145,10 @@ class Project:
                 raise DataError(
                     f"The data that {self.folder} was made from are not there: {path}, by {FILE}. Put them back. Or: {AGAIN}"
                 )
-            self._source = open_source(path, Wanted(**self.settings["columns"]))
+            try:
+                self._source = open_source(path, Wanted(**self.settings["columns"]))
+            except DataError as error:
+                raise DataError(f"The data of {self.folder / FILE} cannot be opened again: {error} {REMAKE}") from error
             if self._source.width != self.settings["width"] or self._source.rows not in (None, len(self.ids)):
                 raise DataError(
                     f"{path} has changed since it was labelled: other rows or columns than {self.folder / FILE} says. {AGAIN}"
