@@ -9,9 +9,11 @@ import pytest
 import semigpc
 
 ROOT = Path(semigpc.__file__).parent
-EVERYWHERE = {"files", "text"}  # the ground that every room stands on
+EVERYWHERE = {"files", "json_files", "tensor_files", "text"}  # the ground that every room stands on
 MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
+    "json_files": set(),
+    "tensor_files": set(),
     "text": set(),
     "types": set(),
     "versions": set(),

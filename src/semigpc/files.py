@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import sys
 import uuid
 import warnings
@@ -127,6 +128,31 @@ def _room(path: Path) -> str:
     with suppress(OSError):
         return f" ({shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder})"
     return ""
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def trouble(path: Path) -> str | None:
+    """Why this may not be opened; None for a file, a folder, and what is not there."""
+    if not _is_unicode(str(path)):
+        return "its name is not UTF-8; rename it"
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # whoever opens it finds out; ValueError: a NUL in the name
+        return None
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    return f"it is {kind}, and reading it may never end; give a regular file"
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # Locking --------------------------------------------------------------------------------------------------------------

@@ -158,8 +158,9 @@ def test_a_full_disk_while_checkpointing(tmp_path: Path) -> None:
         refused(*half, code=130, words="interrupted; what was saved before is intact. Give the same command with --resume")
     before = last.read_bytes()
     with files_no_larger_than(len(before) // 2):
-        told = refused(*half, code=1, words="could not write the checkpoint")
-    assert f"The previous checkpoint {last} is intact. Make room or mend it, then resume." in told
+        told = refused(*half, code=1, words=f"the checkpoint {last} could not be written")
+    assert "What was there before is intact." in told
+    assert "when there is room, resume to go on" in told
     assert last.read_bytes() == before
     assert [path.name for path in last.parent.iterdir()] == [last.name]
 
@@ -173,7 +174,7 @@ def test_a_broken_checkpoint(trained: Trained, tmp_path: Path) -> None:
     run = shutil.copytree(trained.run, tmp_path / "run")
     last = run / "checkpoints" / "last.safetensors"
     last.write_bytes(last.read_bytes()[:1000])
-    refused("evaluate", run, code=1, words="cannot be read")
+    refused("evaluate", run, code=1, words="last.safetensors is damaged")
     refused("evaluate", run, "--checkpoint", "best", code=1, words="it had no validation pictures")
 
 

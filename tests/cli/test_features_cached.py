@@ -130,7 +130,7 @@ def test_a_cache_that_something_else_made_is_named(cached: Cached, tmp_path: Pat
 def test_a_place_that_cannot_be_written_to_is_named(cached: Cached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "file"))
-    words = f"Features cannot be written to {tmp_path / 'file'}"
+    words = f"Features cannot be written: {tmp_path / 'file'}"
     assert "set SEMIGPC_CACHE" in refused(*cached.command, "--out", tmp_path / "run", code=2, words=words)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -15,12 +16,14 @@ import torch
 from safetensors.torch import save, save_file
 from torch import Tensor
 
+from semigpc import tensor_files
 from semigpc.data import (
     DataError,
     FeatureCache,
     feature_cache,
     view_chunks,
 )
+from semigpc.files import DRAFT
 from tests.data.feature_samples import (
     EACH,
     JUDGED,
@@ -36,6 +39,7 @@ from tests.data.feature_samples import (
     shards,
     splits_of,
 )
+from tests.fuzzing import seed
 
 # Interruptions -----------------------------------------------------------------------------------------------------------
 
@@ -60,17 +64,17 @@ def die_while_writing(root: str) -> None:
     """Compute features until the third file is half written, and be killed."""
     before = iter(range(2))
 
-    def write_half(tensors: dict[str, Tensor], path: Path) -> None:
+    def write_half(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
         if next(before, None) is None:
             whole = save(tensors)
             path.write_bytes(whole[: len(whole) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
-        save_file(tensors, path)
+        save_file(tensors, path, metadata=metadata)
 
     patch = pytest.MonkeyPatch()
     patch.setattr(view_chunks, "PICTURES", 4)
     patch.setattr(feature_cache, "SHARD", 8)
-    patch.setattr(feature_cache, "save_file", write_half)
+    patch.setattr(tensor_files, "save_file", write_half)
     compute(Path(root), splits_of(noise()))
 
 
@@ -78,7 +82,7 @@ def test_a_process_that_was_killed_leaves_whole_files(tmp_path: Path, expected: 
     code = f"import sys; from {__name__} import die_while_writing; die_while_writing(sys.argv[1])"
     victim = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[2], capture_output=True)
     assert victim.returncode == -signal.SIGKILL, victim.stderr.decode()
-    assert len(list(tmp_path.glob("*/.*.part"))) == 1, "the half of a file"
+    assert len(list(tmp_path.glob(f"*/.*{DRAFT}*"))) == 1, "the half of a file"
     splits, rest = splits_of(noise()), Counting()
     source = compute(tmp_path, splits, rest)
     assert rest.seen == (TRAINED - 16) * EACH + JUDGED
@@ -133,7 +137,7 @@ def test_features_that_something_else_made_are_refused(tmp_path: Path, field: st
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [("no JSON", "cannot be read"), ("[1]", "made otherwise"), (b"\xff\xfe", "cannot be read")]
+    ("content", "words"), [("no JSON", "cannot be read"), ("[1]", "cannot be used"), (b"\xff\xfe", "cannot be read")]
 )
 def test_a_key_that_is_none_is_refused(tmp_path: Path, content: str | bytes, words: str) -> None:
     file = key_file(tmp_path)
@@ -162,12 +166,31 @@ def test_a_file_that_was_cut_short_is_named_and_deleting_it_heals(
     broken = next(path for path in shards(tmp_path) if path.name.startswith("views"))
     content = broken.read_bytes()
     broken.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(DataError, match=rf"^{broken} cannot be read: .*Delete that file; its features will be made again.$"):
+    with pytest.raises(
+        DataError, match=rf"^{broken} (cannot be read|is damaged): .*Delete that file; its features will be made again.$"
+    ):
         compute(tmp_path, splits)
     broken.unlink()
     counting = Counting()
     assert same(everything(compute(tmp_path, splits, counting), splits), expected)
     assert counting.seen == 8 * EACH
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_flipped_bytes_are_noticed(tmp_path: Path) -> None:
+    """In any place of any shard that is there, also where it would only change a feature a little."""
+    splits, rng = splits_of(noise()), random.Random(seed())
+    compute(tmp_path, splits)
+    for path in shards(tmp_path):
+        whole = path.read_bytes()
+        for position in [0, *rng.sample(range(len(whole)), 5)]:
+            content = bytearray(whole)
+            content[position] ^= 1 << rng.randrange(8)
+            path.write_bytes(content)
+            with pytest.raises(DataError, match=rf"^{path} (is damaged|cannot be read): .*Delete that file; its features will"):
+                compute(tmp_path, splits)
+        path.write_bytes(whole)
+    assert computed(tmp_path, splits) == 0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e6])  # the last is too large for 16 bits
@@ -193,7 +216,7 @@ def files_no_larger_than(limit: int) -> Iterator[None]:
 @pytest.mark.parametrize("limit", [10, 5000])  # not even the key; or the key and no features
 def test_a_full_disk_is_told_and_leaves_nothing_half_done(tmp_path: Path, expected: dict[str, Tensor], limit: int) -> None:
     splits = splits_of(noise())
-    message = rf"^Features cannot be written to {tmp_path}/\S+: .*Make room, or set SEMIGPC_CACHE.$"
+    message = rf"^Features cannot be written: {tmp_path}/\S+ could not be written: .*Or set SEMIGPC_CACHE.$"
     with files_no_larger_than(limit), pytest.raises(DataError, match=message):
         compute(tmp_path, splits)
     assert not [path for path in tmp_path.glob("*/*") if path.name != "key.json"]
@@ -202,5 +225,5 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_done(tmp_path: Path, expect
 
 def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"^Features cannot be written to .*Not a directory.*set SEMIGPC_CACHE.$"):
+    with pytest.raises(DataError, match=r"^Features cannot be written: .*Not a directory.*set SEMIGPC_CACHE.$"):
         compute(tmp_path / "file", splits_of(noise()))

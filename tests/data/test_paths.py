@@ -12,11 +12,12 @@ from semigpc.data import ArraysConfig, DataError, FolderConfig, folder
 from semigpc.data.archives import extract
 from semigpc.data.arrays import load as load_arrays
 from semigpc.data.listing import class_folders, from_table
-from semigpc.data.paths import existing, images_below, sorted_images, trouble
+from semigpc.data.paths import existing, images_below, sorted_images
 from semigpc.data.pictures import PictureError, read_picture
 from semigpc.data.split_files import read_split
 from semigpc.data.tables import read_labels
 from semigpc.data.zipped import zipped_pictures
+from semigpc.files import trouble
 from semigpc.labeling.embed import embed_folder
 from semigpc.labeling.given import read_given
 from semigpc.labeling.source import open_source

@@ -1,12 +1,13 @@
 """A project of which only the labels matter: pseudo-labels of three classes, of known truth."""
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
-from semigpc.labeling.project import Project
+from semigpc.labeling.project import Project, Settings
 
 CLASSES = ["heron", "stork", "ibis"]
 SIZES = (600, 150, 12)
@@ -25,4 +26,5 @@ def pseudo_project(folder: Path, *, seed: int = 0) -> tuple[Project, NDArray[np.
     table = pyarrow.table(
         {"id": [f"bird-{row}" for row in range(len(labels))], "label": labels, "confidence": confidence, "status": status}
     )
-    return Project(folder, {"id_name": "id", "classes": CLASSES, "bad_rows": []}, table, None), truth
+    settings = cast("Settings", {"id_name": "id", "classes": CLASSES, "bad_rows": []})
+    return Project(folder, settings, table, None), truth

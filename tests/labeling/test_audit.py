@@ -194,16 +194,18 @@ def test_labels_that_were_made_again_need_a_new_sample(birds: tuple[Project, NDA
     drawn = project.ids.index(next(iter(design.rows)))
     changed = [*labels[:drawn], "ibis" if labels[drawn] != "ibis" else "heron", *labels[drawn + 1 :]]
     project.table = table.set_column(1, "label", [changed])
-    with pytest.raises(DataError, match=rf"1 rows of the sample have another label .*'bird-{drawn}'.* Draw a new sample"):
+    with pytest.raises(
+        DataError, match=rf"1 rows of the sample in audit.json have another label .*'bird-{drawn}'.* Draw a new sample"
+    ):
         judge(project, path)
     status = table.column("status").to_pylist()
     free = next(row for row, what in enumerate(status) if what == "pseudo" and project.ids[row] not in design.rows)
     status[free] = "abstained"
     project.table = table.set_column(3, "status", [status])
-    with pytest.raises(DataError, match="was labelled again since the sample was drawn"):
+    with pytest.raises(DataError, match=r"was labelled again since the sample of audit.json was drawn"):
         judge(project, path)
     (project.folder / "audit.json").write_text("{}")
-    with pytest.raises(DataError, match=r"audit\.json cannot be read \(KeyError: 'sample'\)"):
+    with pytest.raises(DataError, match=r"audit\.json cannot be used: sample is missing\. Draw a new sample"):
         judge(project, path)
 
 

@@ -117,7 +117,10 @@ def test_a_folder_without_a_comparison_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"holds comparison.json; .* does not. Give the folder"):
         write_comparison_report(tmp_path)
     (tmp_path / "comparison.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"must hold an object; .* holds a list. Run the comparison again"):
+    with pytest.raises(
+        ValueError,
+        match=r"comparison.json cannot be used: the content must be a valid dictionary; got \[\]. Run the comparison again",
+    ):
         write_comparison_report(tmp_path)
 
 

@@ -143,7 +143,7 @@ def test_a_run_killed_before_its_first_line_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "run" / "summary.json").write_text('{"status": "fin')
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     page = page_of(tmp_path / "run")
-    assert "summary.json is not whole JSON" in page
+    assert "summary.json cannot be read: it is no JSON" in page
     assert "it has written no metrics" in page
     assert "Nothing was evaluated before the run ended." in page
 
@@ -197,8 +197,12 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         write_run_report(tmp_path)
 
 
-def test_files_of_different_runs_are_refused(tmp_path: Path) -> None:
+UNKNOWN = ("unlabeled_counts", "validation_counts", "test_counts")
+
+
+def test_figures_of_another_run_are_left_out_and_told(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
-    edit(tmp_path / "run" / "split.json", class_names=["a", "b"], labeled_counts=[1, 2], unlabeled_counts=None)
-    with pytest.raises(ValueError, match="one number for each of the 2 classes; got 10"):
-        write_run_report(tmp_path / "run")
+    edit(tmp_path / "run" / "split.json", class_names=["a", "b"], labeled_counts=[1, 2], **dict.fromkeys(UNKNOWN))
+    page = write_run_report(tmp_path / "run").read_text()
+    assert "lines with figures that are not for the 2 classes of split.json" in page
+    assert "summary.json is not about the 2 classes of split.json; it is left out." in page

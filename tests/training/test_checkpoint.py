@@ -1,10 +1,23 @@
+import json
+import os
+import random
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from semigpc.training import checkpoint
+from semigpc import tensor_files
+from semigpc.files import replacing
+from semigpc.training import RunError, RunFolder, checkpoint, train
 from semigpc.training.checkpoint import CheckpointError, load, save
+from semigpc.training.inference import load_run
+from tests.fuzzing import seed
+from tests.training.small_runs import STEPS, small_run
+
+EXPERIMENT = small_run()
 
 
 def test_tensors_and_state_come_back(tmp_path: Path) -> None:
@@ -33,8 +46,8 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkey
         draft.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(CheckpointError, match=r"No space left on device.*previous checkpoint .* is intact"):
+    monkeypatch.setattr(tensor_files, "save_file", full)
+    with pytest.raises(CheckpointError, match=r"disk is full.*What was there before is intact.*resume to go on"):
         save(path, {"a": {"x": torch.zeros(2)}}, {"step": 2})
     assert load(path).state == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
@@ -77,3 +90,156 @@ def test_moments_come_back_laid_out_like_their_parameters() -> None:
         descend(weight, optimizer)
         descend(other, resumed)
     assert torch.equal(weight, other)
+
+
+# Damage ------------------------------------------------------------------------------------------------------------
+
+FLIPS = 200
+
+
+def flip(path: Path, position: int, rng: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    path, rng = tmp_path / "last.safetensors", random.Random(seed())
+    save(path, {"model": {"w": torch.randn(40, 30)}, "random": {"cpu": torch.get_rng_state()}}, {"step": 5, "text": "x" * 300})
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    positions = [*range(8), *rng.sample(range(8, header), 92), *rng.sample(range(header, len(whole)), FLIPS - 100)]
+    for position in positions:
+        path.write_bytes(whole)
+        flip(path, position, rng)
+        with pytest.raises(CheckpointError, match=r"last\.safetensors (is damaged|cannot be read)"):
+            load(path)
+    path.write_bytes(whole)
+    assert load(path).state["step"] == 5
+
+
+@pytest.mark.parametrize("change", ["truncated", "longer", "without a checksum", "a folder", "a pipe"])
+def test_a_file_that_is_something_else_is_refused(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "last.safetensors"
+    save(path, {"model": {"w": torch.ones(3)}}, {"step": 5})
+    content = path.read_bytes()
+    path.unlink()
+    match change:
+        case "truncated":
+            path.write_bytes(content[:-1])
+        case "longer":
+            path.write_bytes(content + b"\0")
+        case "without a checksum":
+            save_file({"model.w": torch.ones(3)}, path, metadata={"state": "{}"})
+        case "a folder":
+            path.mkdir()
+        case "a pipe":
+            os.mkfifo(path)
+    with pytest.raises(
+        CheckpointError, match=r"last\.safetensors (is damaged|cannot be read: it (does not begin|is a folder))"
+    ):
+        load(path)
+
+
+def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
+    for name in "ab":
+        save(tmp_path / name, {"model": {"w": torch.ones(3), "b": torch.zeros(2)}}, {"step": 5})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    train(EXPERIMENT, path)
+    return path
+
+
+def damaged(finished: Path, tmp_path: Path, *names: str) -> RunFolder:
+    folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
+    for name in names:
+        path = folder.path / "checkpoints" / f"{name}.safetensors"
+        flip(path, path.stat().st_size - 100, random.Random(seed()))
+    return folder
+
+
+def test_the_best_checkpoint_stands_in_for_a_damaged_last_one(finished: Path, tmp_path: Path) -> None:
+    """What the message says to do works: the run goes on from there to its end."""
+    folder = damaged(finished, tmp_path, "last")
+    step = load(folder.best).state["step"]
+    offer = rf"last\.safetensors is damaged.*best\.safetensors is whole, of step {step}: copy it to last\.safetensors"
+    with pytest.raises(CheckpointError, match=offer):
+        train(EXPERIMENT, folder.path, resume=True)
+    shutil.copy(folder.best, folder.last)
+    assert train(EXPERIMENT, folder.path, resume=True)["step"] == STEPS
+    assert load(folder.last).state["step"] == STEPS
+    assert load_run(folder.path, "last").step == STEPS
+
+
+def test_the_last_checkpoint_stands_in_for_a_damaged_best_one(finished: Path, tmp_path: Path) -> None:
+    folder = damaged(finished, tmp_path, "best")
+    with pytest.raises(
+        CheckpointError, match=rf"best\.safetensors is damaged.*whole, of step {STEPS}: use it with --checkpoint last"
+    ):
+        load_run(folder.path)
+    assert load_run(folder.path, "last").step == STEPS
+
+
+def test_two_damaged_checkpoints_are_named(finished: Path, tmp_path: Path) -> None:
+    folder = damaged(finished, tmp_path, "best", "last")
+    with pytest.raises(CheckpointError, match=r"last\.safetensors is damaged.*best\.safetensors cannot be used either"):
+        train(EXPERIMENT, folder.path, resume=True)
+
+
+# Impossible states -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"generation": 99}, "generation must be below 1, the generations of the run; got 99"),
+        ({"generation": -1}, "generation must be greater than or equal to 0; got -1"),
+        ({"step": STEPS + 1}, f"step must lie in 0 to {STEPS}, the steps of generation 0; got {STEPS + 1}"),
+        ({"step": 1.5}, "step must be a valid integer; got 1.5"),
+        ({"step": None}, "step must be a valid integer; got null"),
+        ({"journal": {}}, r"journal\.results is missing"),
+        ({"labeled_counts": [1, 2]}, "labeled_counts must have one number for each class"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(finished: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """Also with a checksum that fits: it was written so."""
+    folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
+    found = load(folder.last)
+    folder.best.unlink()
+    with replacing(folder.last) as draft:
+        tensor_files.save(draft, found.tensors, state=found.state | changes)
+    for attempt in (lambda: train(EXPERIMENT, folder.path, resume=True), lambda: load_run(folder.path)):
+        with pytest.raises(CheckpointError, match=rf"last\.safetensors cannot be used: {message}.*Train anew"):
+            attempt()
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("split", "class_names", [f"class {c}" for c in range(10)]),
+        ("split", "labeled_counts", [7] * 10),
+        ("config", "train", {"ema": 0.5}),
+        ("config", "refiner", {"length_scale": 3.0}),
+    ],
+)
+def test_a_file_that_was_changed_since_is_noticed(finished: Path, tmp_path: Path, file: str, key: str, value: Any) -> None:
+    """Swapped names of classes would make every prediction wrong without a word."""
+    folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
+    path = folder.path / f"{file}.json"
+    plain = json.loads(path.read_text())
+    plain[key] = plain[key] | value if isinstance(value, dict) else value
+    path.write_text(json.dumps(plain))
+    with pytest.raises(RunError, match=rf"{file}\.json has been changed since the run was trained: {key}.* Put it back"):
+        load_run(folder.path)
+
+
+def test_what_a_machine_can_do_may_change(finished: Path, tmp_path: Path) -> None:
+    folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
+    plain = json.loads(folder.config.read_text())
+    plain["train"] |= {"eval_batch": 3, "workers": 1, "threads": 2}
+    folder.config.write_text(json.dumps(plain))
+    assert load_run(folder.path).experiment.train.eval_batch == 3

@@ -81,3 +81,25 @@ def test_configs_of_another_kind_are_refused() -> None:
     with pytest.raises(SettingError, match="algorithm must be a config out of"):
         Experiment(algorithm=TrainConfig())
     assert Experiment(algorithm=SimMatchConfig(), refiner=GPConfig()).algorithm_name == "simmatch"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("train", 5, r"train is a group of settings"),
+        ("train", {"lr": float("nan")}, r"train\.lr must be a number; got nan"),
+        ("train", {"lr": float("inf")}, r"train\.lr must be a number; got inf"),
+        ("train", {"steps": 10**400}, r"train\.steps must be a whole number"),
+        ("train", {"optimizer": ["sgd"]}, r"train\.optimizer must be one of"),
+        ("algorithm", "fixmatch", r"algorithm must be a group of settings, of which one is its name"),
+        ("algorithm", {"threshold": 0.5}, r"algorithm must be a group of settings, of which one is its name"),
+        ("algorithm", {"name": ["fixmatch"]}, r"algorithm must be a group of settings, of which one is its name"),
+        ("augment", None, r"augment is a group of settings"),
+        ("seed", "x" * 1000, r"seed must be a whole number; got 'x{79}\."),
+        ("sead", 1, r"unknown setting 'sead'; did you mean 'seed'\?"),
+    ],
+)
+def test_a_config_file_that_was_edited_is_refused(key: str, value: object, message: str) -> None:
+    plain = digits().to_plain()
+    with pytest.raises(SettingError, match=message):
+        Experiment.from_plain(plain | {key: value})

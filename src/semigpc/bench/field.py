@@ -143,7 +143,7 @@ def _graph_path(folder: Path, name: str, seed: int) -> Path:
 
 def _graph_summary(folder: Path, name: str, seed: int) -> Record | None:
     path = _graph_path(folder, name, seed)
-    return read_json(path, "it was never made") if path.exists() else None
+    return read_json(path, "it was never made", dict[str, Any]) if path.exists() else None
 
 
 def _judge_graph(name: str, material: Material, folder: Path, seed: int) -> None:

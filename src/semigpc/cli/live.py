@@ -9,7 +9,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from semigpc.cli.feature_bar import FeatureBar
 from semigpc.cli.tables import say, verbatim
 from semigpc.training import Listener, RunFolder
-from semigpc.training.run_folder import read_json
 
 
 class Live(Listener):
@@ -45,7 +44,7 @@ class Live(Listener):
     def begin(self, first_step: int, total_steps: int) -> None:
         """Say what was found, and show the bar."""
         self.extraction.close()
-        tell_split(read_json(self.folder.split, "the run was never begun"), self.console)
+        tell_split(dict(self.folder.read_split()), self.console)
         if first_step:
             self.console.print(f"Resuming after step {first_step} of {total_steps}.", highlight=False)
         self.total = total_steps
@@ -58,7 +57,7 @@ class Live(Listener):
 
     def entry(self, entry: dict[str, Any]) -> None:
         """Show the last loss and accuracy: beside the bar, or as a line of its own."""
-        if entry["kind"] == "note" and entry["message"] not in read_json(self.folder.split, "the run was never begun")["notes"]:
+        if entry["kind"] == "note" and entry["message"] not in self.folder.read_split()["notes"]:
             self.console.print(verbatim(f"Note: {entry['message']}"), soft_wrap=True)
         elif entry["kind"] == "train":
             self.last["loss"] = f"loss {entry['loss']:.3f}, {entry['steps_per_second']:.1f} steps/s"

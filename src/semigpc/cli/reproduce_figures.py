@@ -1,6 +1,5 @@
 """What a reproduction found, as data: every seed beside what was published, and nothing of this machine's folders."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -13,6 +12,7 @@ from semigpc.cli.cells import REFINER_LABELS
 from semigpc.recipes.paper_table import Group, Options, PaperCell, PaperTable
 from semigpc.recipes.published import Published
 from semigpc.recipes.verdicts import agrees, judge_gain
+from semigpc.report.run_folder import read_run
 from semigpc.training import Experiment, RunError, RunFolder
 from semigpc.training.comparison import Cell, run_path
 from semigpc.training.run_folder import read_json
@@ -49,7 +49,7 @@ def finished(cell: PaperCell, folder: Path, seeds: int) -> bool:
 def _is_finished(cell: PaperCell, experiment: Experiment, folder: Path, seed: int) -> bool:
     run = RunFolder(run_path(folder, Cell(experiment, cell.row), seed))
     try:
-        done = read_json(run.summary, "it was never finished")["status"] == "finished"
+        done = run.read_summary()["status"] == "finished"
         return done and run.experiment() == replace(experiment, seed=seed)
     except (RunError, ValueError):
         return False
@@ -79,7 +79,7 @@ def figures_of_group(group: Group, cells: Sequence[PaperCell], folder: Path, see
     """All that is told of a group: its cells by row, and gains seed by seed."""
     told = {cell.row: _figures(cell, folder, seeds, judged=judged) for cell in cells}
     first = next(cell for cell in cells if cell.experiment is not None)
-    split = read_json(RunFolder(run_path(folder, paired([first])[0], 0)).split, "the run has no split")
+    split = RunFolder(run_path(folder, paired([first])[0], 0)).read_split()
     return {
         "title": group.title,
         "class_names": split["class_names"],
@@ -92,7 +92,9 @@ def add_environments(figures: dict[str, Any], cells: Sequence[PaperCell], folder
     """Note where these runs were made: each set of versions once."""
     for cell in paired(cells):
         for seed in figures["seeds"]:
-            place = read_json(run_path(folder, cell, seed) / "environment.json", "the run does not say where it was made")
+            place = read_json(
+                run_path(folder, cell, seed) / "environment.json", "the run does not say where it was made", dict[str, str]
+            )
             if place not in figures["environments"]:
                 figures["environments"].append(place)
 
@@ -102,7 +104,7 @@ def _figures(cell: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict
     if cell.experiment is None:
         return figures
     paths = [run_path(folder, Cell(cell.experiment, cell.row), seed) for seed in range(seeds)]
-    summaries = [read_json(RunFolder(path).summary, "the run was never finished") for path in paths]
+    summaries: list[Any] = [RunFolder(path).read_summary() for path in paths]
     runs = [_evaluations(path) for path in paths]
     last, best = ([summary["results"][choice] for summary in summaries] for choice in ("last", "best_on_test"))
     figures |= {
@@ -117,7 +119,7 @@ def _figures(cell: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict
         "last_by_head": _by_head(runs),
         f"mean_of_last_{LAST}": [_mean_of_last(evaluations, last[0]["head"]) for evaluations in runs],
         "seconds": [round(summary["seconds"], 1) for summary in summaries],
-        "split_sha256": [read_json(RunFolder(path).split, "the run has no split")["sha256"] for path in paths],
+        "split_sha256": [RunFolder(path).read_split()["sha256"] for path in paths],
         "config": without_folders(cell.experiment.to_plain()),
     }
     if cell.published is not None and not cell.published.quoted:
@@ -128,10 +130,9 @@ def _figures(cell: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict
     return figures
 
 
-def _evaluations(path: Path) -> list[dict[str, Any]]:
+def _evaluations(path: Path) -> list[Mapping[str, Any]]:
     """What was said of the test pictures, head by head and step by step."""
-    lines = [json.loads(line) for line in RunFolder(path).metrics.read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "eval" and line["part"] == "test"]
+    return [entry for entry in read_run(path, bulky=False).evals if entry["part"] == "test"]
 
 
 def _by_head(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[float | None]]:

@@ -12,26 +12,26 @@ import os
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from semigpc import tensor_files
 from semigpc.data.augment import Augment, AugmentConfig
 from semigpc.data.cached_features import CachedFeatures
 from semigpc.data.dataset import DataError, ImageSet, Splits
 from semigpc.data.view_chunks import Chunk, ViewChunks
 from semigpc.data.workers import InOrder
-from semigpc.files import locked, remove_drafts
+from semigpc.files import WriteError, locked, remove_drafts, replacing, write_json
+from semigpc.json_files import FileError, read_json
 
 SHARD = 512  # pictures: what an interruption loses at most, half a minute or so of work
 VARIABLE = "SEMIGPC_CACHE"
+DELETE = "Delete that file; its features will be made again."
 FEW = 64  # pictures that are not worth starting a worker for
 
 Embed = Callable[[Tensor], Tensor]
@@ -95,6 +95,7 @@ class FeatureCache:
     def __init__(self, key: CacheKey, root: Path) -> None:
         self.key = key
         self.path = root / key.folder_name
+        self._verified: set[Path] = set()
         self._refuse_foreign()
 
     def features(self, splits: Splits, embed: Embed, *, workers: int = 1, progress: Progress | None = None) -> CachedFeatures:
@@ -112,9 +113,12 @@ class FeatureCache:
         sets = dict(splits.parts())
         marks = {part: fingerprints(image_set) for part, image_set in sets.items()}
         if any(self._missing(sets, marks)):
-            with locked(self.path, waiting=warnings.warn):  # then most of it is there
-                remove_drafts(self.path)
-                self._compute(sets, marks, embed, workers, progress)
+            try:
+                with locked(self.path, waiting=warnings.warn):  # then most of it is there
+                    remove_drafts(self.path)
+                    self._compute(sets, marks, embed, workers, progress)
+            except WriteError as error:
+                raise DataError(f"Features cannot be written: {error} Or set {VARIABLE}.") from error
         return self._gather(sets, marks)
 
     def _compute(
@@ -165,18 +169,10 @@ class FeatureCache:
         marks = b"".join(mark for chunk, _ in held for mark in chunk.marks)
         tensors["marks"] = torch.from_numpy(np.frombuffer(marks, np.uint8).reshape(-1, MARK).copy())
         kind, number = "views" if held[0][0].views else "plain", uuid.uuid4().hex[:12]
-        draft = self.path / f".{number}.part"
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if not (self.path / "key.json").exists():
-                draft.write_text(json.dumps(self.key.plain(), indent=2) + "\n")
-                draft.replace(self.path / "key.json")
-            save_file(tensors, draft)
-            draft.replace(self.path / f"{kind}-{number}.safetensors")
-        except (OSError, SafetensorError) as error:
-            with suppress(OSError):  # it may not have come to a file, nor to the folder
-                draft.unlink()
-            raise DataError(f"Features cannot be written to {self.path}: {error}. Make room, or set {VARIABLE}.") from error
+        if not (self.path / "key.json").exists():
+            write_json(self.path / "key.json", self.key.plain())
+        with replacing(self.path / f"{kind}-{number}.safetensors") as draft:
+            tensor_files.save(draft, tensors)
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
@@ -184,17 +180,17 @@ class FeatureCache:
         file = self.path / "key.json"
         if not file.exists() and not any(self.path.glob("*.safetensors")):
             return  # nothing was ever finished there
+        remedy = f"Delete the folder {self.path}; it will be made again."
         try:
-            held = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file} cannot be read: {error}. Delete the folder {self.path}; it will be made again.") from error
+            held = read_json(file, dict[str, Any], error=DataError, remedy=remedy)
+        except FileNotFoundError as error:
+            raise DataError(f"{file} cannot be read: it is gone. {remedy}") from error
         wanted = self.key.plain()
-        other = [name for name in wanted if not isinstance(held, dict) or held.get(name) != wanted[name]]
+        other = [name for name in wanted if held.get(name) != wanted[name]]
         if other:
-            there = held.get(other[0]) if isinstance(held, dict) else held
             raise DataError(
-                f"{file} says that these features were made otherwise: {other[0]} is {there!r} there and {wanted[other[0]]!r} "
-                f"here. They are not used; delete the folder, or set {VARIABLE} to another one."
+                f"{file} says that these features were made otherwise: {other[0]} is {held.get(other[0])!r:.80} there and "
+                f"{wanted[other[0]]!r} here. They are not used; delete the folder, or set {VARIABLE} to another one."
             )
 
     def _index(self, kind: str) -> dict[bytes, Place]:
@@ -205,12 +201,20 @@ class FeatureCache:
         return found
 
     def _read(self, path: Path, name: str) -> Tensor:
+        """A tensor of a shard, of which every byte is verified when it is first read."""
         try:
-            with safe_open(path, framework="pt") as file:
+            with tensor_files.opened(path, verify=path not in self._verified) as (file, _):
+                self._verified.add(path)
                 tensor: Tensor = file.get_tensor(name)
-                return tensor
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"{path} cannot be read: {error}. Delete that file; its features will be made again.") from error
+        except (FileError, OSError) as error:
+            problem = error if isinstance(error, FileError) else f"{path} cannot be read: {error.strerror or error}"
+            raise DataError(f"{problem}. {DELETE}") from error
+        rows = {"marks": (MARK,), "plain": (self.key.width,)}.get(name, (self.key.views, self.key.width))
+        if tensor.shape[1:] != rows:
+            raise DataError(
+                f"{path} has {name} of the shape {tuple(tensor.shape)}, and not (n, {', '.join(map(str, rows))}). {DELETE}"
+            )
+        return tensor
 
     def _gather(self, sets: Mapping[str, ImageSet], marks: Mapping[str, list[bytes]]) -> CachedFeatures:
         """The rows of these sets, in memory: those of training pictures first, each picture once."""

@@ -5,11 +5,11 @@ out of the folder that was given is followed only on request (``--follow-links``
 """
 
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from semigpc.data.dataset import DataError
+from semigpc.files import trouble
 from semigpc.text import printable
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
@@ -18,20 +18,6 @@ NOT_THERE = "it is not there"
 LINK = "a link that leads out of the folder, to"
 
 Bad = tuple[str, str]  # the name of an image, printable, and why it cannot be used
-
-
-def trouble(path: Path) -> str | None:
-    """Why this may not be opened; None for a file, a folder, and what is not there."""
-    if not _is_unicode(str(path)):
-        return "its name is not UTF-8; rename it"
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError):  # whoever opens it finds out; ValueError: a NUL in the name
-        return None
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return None
-    kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
-    return f"it is {kind}, and reading it may never end; give a regular file"
 
 
 def checked(path: Path) -> Path:
@@ -139,11 +125,3 @@ def unusable(root: Path, name: str, *, follow_links: bool = False) -> str | None
         return outside or trouble(path) or (None if path.is_file() else "it is a folder")
     except (OSError, ValueError):  # a name that no file can have, such as one of 300 letters
         return NOT_THERE
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

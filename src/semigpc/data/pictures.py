@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from semigpc.data.dataset import DataError
-from semigpc.data.paths import trouble
+from semigpc.files import trouble
 from semigpc.text import printable
 
 Pixels = NDArray[np.uint8]

@@ -16,8 +16,8 @@ from semigpc.files import replacing, write_json, writing
 from semigpc.gp import KernelHead, NoExpansionError
 from semigpc.models import Classifier, OnFrozen
 from semigpc.training.answering import Answering
-from semigpc.training.inference import Choice, LoadedRun, load_run
-from semigpc.training.run_folder import RunError
+from semigpc.training.inference import LoadedRun, load_run
+from semigpc.training.run_folder import Choice, RunError
 from semigpc.training.settings import SettingError
 
 Kind = Literal["onnx", "torch"]

@@ -1,20 +1,61 @@
 """A sample of the pseudo-labels to check by hand; what was drawn is kept in audit.json, so that answers can be weighed."""
 
-import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field, with_config
+from typing_extensions import TypedDict
 
 from semigpc.data.dataset import DataError, listed
 from semigpc.files import write_json
+from semigpc.json_files import RELAXED, Count, Positive, Share, read_json, shown
 from semigpc.labeling.hand_tables import own_names, write_hand_table
 from semigpc.labeling.project import Project
 from semigpc.labeling.strata import BANDS, PseudoLabels, Stratum, allocate
 
 TABLE, FACTS = "audit.csv", "audit.json"
 AGAIN = "Draw a new sample (semigpc audit OUT --sample N --overwrite)."
+
+
+class StratumFacts(TypedDict):
+    """A stratum, and how many of its rows were drawn."""
+
+    label: str
+    band: Literal["all", "low", "middle", "high"]
+    rows: Positive
+    confidence: Share
+    drawn: Count
+
+
+class SampleFacts(TypedDict):
+    """A :class:`Design` as JSON holds it."""
+
+    seed: Count
+    edges: list[Share]
+    strata: list[StratumFacts]
+    rows: dict[str, Annotated[tuple[str, Count], Field(strict=False)]]  # a list in JSON
+
+
+@with_config(RELAXED)
+class AuditFacts(TypedDict):
+    """``audit.json``; what was found, under "result", is written again and never read."""
+
+    sample: SampleFacts
+
+
+def _check_facts(facts: AuditFacts) -> None:
+    sample = facts["sample"]
+    if len(sample["edges"]) not in {bands - 1 for bands in BANDS} or sample["edges"] != sorted(set(sample["edges"])):
+        raise ValueError(f"sample.edges must be at most {max(BANDS) - 1} rising numbers; got {shown(sample['edges'])}")
+    drawn = Counter(number for _, number in sample["rows"].values())
+    for number, stratum in enumerate(sample["strata"]):
+        if drawn.pop(number, 0) != stratum["drawn"] or stratum["drawn"] > stratum["rows"]:
+            raise ValueError(f"sample.strata[{number}].drawn must be how many of its rows are listed; got {stratum['drawn']}")
+    if drawn:
+        raise ValueError(f"sample.rows must be of the {len(sample['strata'])} strata; got number {max(drawn)}")
 
 
 @dataclass(frozen=True)
@@ -44,18 +85,16 @@ class Design:
         """From audit.json; an error if it is not there, or if the labels were made again since."""
         path = project.folder / FACTS
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))["sample"]
-            design = cls(
-                seed=held["seed"],
-                edges=held["edges"],
-                strata=[Stratum(*(entry[name] for name in Stratum._fields)) for entry in held["strata"]],
-                counts=[entry["drawn"] for entry in held["strata"]],
-                rows={name: (label, number) for name, (label, number) in held["rows"].items()},
-            )
+            held = read_json(path, AuditFacts, error=DataError, remedy=AGAIN, check=_check_facts)["sample"]
         except FileNotFoundError as error:
             raise DataError(f"No sample was drawn from {project.folder}: it has no {FACTS}. {AGAIN}") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} cannot be read ({type(error).__name__}: {error}). {AGAIN}") from error
+        design = cls(
+            seed=held["seed"],
+            edges=held["edges"],
+            strata=[Stratum(entry["label"], entry["band"], entry["rows"], entry["confidence"]) for entry in held["strata"]],
+            counts=[entry["drawn"] for entry in held["strata"]],
+            rows=held["rows"],
+        )
         design._check(project)
         return design
 
@@ -67,12 +106,12 @@ class Design:
         changed = [name for name, (label, _) in self.rows.items() if now.get(name) != label]
         if changed:
             raise DataError(
-                f"{len(changed)} rows of the sample have another label or status in labels.parquet than when it was drawn: "
-                f"{listed(changed, 3)}. Answers about the old labels say nothing of the new ones. {AGAIN}"
+                f"{len(changed)} rows of the sample in {FACTS} have another label or status in labels.parquet than when "
+                f"it was drawn: {listed(changed, 3)}. Answers about the old labels say nothing of the new ones. {AGAIN}"
             )
         strata, _ = PseudoLabels.of(project).strata(self.edges)
         if [stratum[:3] for stratum in strata] != [stratum[:3] for stratum in self.strata]:
-            raise DataError(f"{project.folder} was labelled again since the sample was drawn. {AGAIN}")
+            raise DataError(f"{project.folder} was labelled again since the sample of {FACTS} was drawn. {AGAIN}")
 
 
 def draw_sample(project: Project, sample: int = 200, *, seed: int = 0, overwrite: bool = False) -> tuple[Path, Design]:

@@ -50,10 +50,10 @@ class BulkFolder:
             if foreign:
                 raise DataError(f"{self.store.place} holds {foreign[0]}, which labelling on Ray did not write. {ADVICE}")
             return False
-        key = held.get("key")
-        other = [name for name in sorted({*(key or {}), *self.key}) if (key or {}).get(name) != self.key.get(name)]
+        key: Key = held["key"] if isinstance(held.get("key"), dict) else {}
+        other = [name for name in sorted({*key, *self.key}) if key.get(name) != self.key.get(name)]
         if other:
-            name, before, now = other[0], (key or {}).get(other[0]), self.key.get(other[0])
+            name, before, now = other[0], key.get(other[0]), self.key.get(other[0])
             told = (
                 f"the {name} has changed since" if name.endswith("content") else f"{name} is {before!r} there and {now!r} here"
             )

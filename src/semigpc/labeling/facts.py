@@ -5,15 +5,48 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from semigpc.data.dataset import listed
 from semigpc.data.folder import ordered
 from semigpc.estimator import SemiGPClassifier
+from semigpc.json_files import RELAXED, Count, Share
 from semigpc.labeling.evidence import gather_evidence, too_few
 from semigpc.labeling.inputs import Inputs, LabelSettings
 from semigpc.labeling.outputs import Tally
 from semigpc.labeling.parts import ALL_STATUSES
 from semigpc.labeling.scan import Progress, Scan
+
+
+class Statuses(TypedDict):
+    """Rows of each status."""
+
+    labelled: Count
+    pseudo: Count
+    abstained: Count
+    outlier: Count
+
+
+@with_config(RELAXED)
+class Summary(TypedDict):
+    """``summary.json``, as far as it is read again."""
+
+    title: str
+    notes: list[str]
+    classes: list[str]
+    given: list[Count]
+    pseudo: list[Count]
+    believed: list[Share]
+    statuses: Statuses
+
+
+def check_summary(summary: Summary) -> None:
+    """Every class has its figures."""
+    for name, values in (("given", summary["given"]), ("pseudo", summary["pseudo"]), ("believed", summary["believed"])):
+        if len(values) != len(set(summary["classes"])):
+            raise ValueError(f"{name} must have one number for each of the classes; got {len(values)}")
+
 
 NOT_ASKED = "Nothing was held out, since --no-report left the cross-validation out."
 FOLDS = 5

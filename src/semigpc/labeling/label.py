@@ -24,14 +24,15 @@ from semigpc.data.dataset import DataError
 from semigpc.data.folder import ordered
 from semigpc.estimator import SemiGPClassifier
 from semigpc.files import facts_of, locked, write_json, write_text
-from semigpc.labeling.facts import summarise
+from semigpc.json_files import read_json
+from semigpc.labeling.facts import Summary, check_summary, summarise
 from semigpc.labeling.given import Matching
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, is_picture_folder, open_inputs
 from semigpc.labeling.label_studio import LabelStudio
-from semigpc.labeling.out_folder import CHANGED, WRITTEN, Key, OutFolder, content_hash, files_hash
+from semigpc.labeling.out_folder import ADVICE, CHANGED, WRITTEN, Key, OutFolder, content_hash, files_hash
 from semigpc.labeling.outputs import write_tables
 from semigpc.labeling.parts import Labeller
-from semigpc.labeling.project import FILE, VERSION
+from semigpc.labeling.project import FILE, VERSION, read_settings
 from semigpc.labeling.scan import SAMPLE, Progress, Scan, scan
 from semigpc.labeling.source import Source
 from semigpc.report.labeling_page import write_labeling_report
@@ -117,14 +118,14 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress | N
 
 def _held_summary(out: OutFolder, written: dict[str, Any]) -> dict[str, Any] | None:
     """What a finished folder says, if it has all that is wanted now; a report too many does no harm."""
-    held: dict[str, Any] = json.loads((out.path / FILE).read_text(encoding="utf-8"))["written"]
-    same = all(held[name] == written[name] for name in ("images", "image_url"))
+    held = read_settings(out.path)["written"]
+    same = (held["images"], held["image_url"]) == (written["images"], written["image_url"])
     needed = [name for name in WRITTEN if name != "report.html" or written["report"]]
     if not same or not all((out.path / name).is_file() for name in needed):
         return None
     out.remove_parts()
-    summary: dict[str, Any] = json.loads((out.path / "summary.json").read_text(encoding="utf-8"))
-    return summary
+    summary = read_json(out.path / "summary.json", Summary, error=DataError, remedy=ADVICE, check=check_summary)
+    return dict(summary)
 
 
 def shard_rows(source: Source, asked: int | None = None) -> int:

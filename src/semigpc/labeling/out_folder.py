@@ -8,15 +8,18 @@ of earlier ones only when all are complete; ``project.json``, which has the key 
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow
 from pyarrow import parquet
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from semigpc.data.dataset import DataError
 from semigpc.files import altered, push, remove_drafts, replacing, write_json, writing
+from semigpc.json_files import RELAXED, FileFacts, read_json
 
 WRITTEN = (
     "project.json",  # a folder without it is not complete
@@ -32,6 +35,21 @@ CHANGED = ".changed"  # after the name of an output that somebody changed, when 
 ADVICE = "Give another --out, or --overwrite to make them again."
 
 Key = dict[str, Any]
+T = TypeVar("T")
+
+
+@with_config(RELAXED)
+class Finished(TypedDict):
+    """``project.json``, as far as it matters here: what the labels depend on, and the files that were written."""
+
+    key: Key
+    files: dict[str, FileFacts]
+
+
+def _check(finished: Finished) -> None:
+    foreign = [name for name in finished["files"] if name not in WRITTEN]
+    if foreign:
+        raise ValueError(f"files must be what labelling writes; got {foreign[0]!r:.80}")
 
 
 def files_hash(files: Sequence[Path]) -> str:
@@ -66,9 +84,9 @@ class OutFolder:
         """
         if any((self.path / name).exists() for name in (PARTIAL, COMPLETE)):
             raise DataError(f"{self.path} holds labels that were made by --engine ray. {ADVICE}")
-        finished = _read_key(self.path / "project.json", inside=True)
-        begun = _read_key(self.parts / "key.json") if any(self.parts.glob("*.parquet")) else None
-        held = begun if finished is None else finished
+        finished = self._finished()
+        begun = _read(self.parts / "key.json", dict[str, Any]) if any(self.parts.glob("*.parquet")) else None
+        held = begun if finished is None else finished["key"]
         if held is None:
             foreign = [name for name in WRITTEN if (self.path / name).exists()]
             if foreign:
@@ -76,7 +94,9 @@ class OutFolder:
             return False
         other = [name for name in sorted({*held, *self.key}) if held.get(name) != self.key.get(name) and name != ignoring]
         if other:
-            raise DataError(f"{self.path} holds labels that were made otherwise: {self._difference(held, other[0])}. {ADVICE}")
+            file = "parts/key.json" if finished is None else "project.json"
+            difference = self._difference(held, other[0])
+            raise DataError(f"{self.path} holds labels that were made otherwise: by {file}, {difference}. {ADVICE}")
         return finished is not None
 
     def begin(self, *, afresh: bool = False) -> None:
@@ -88,8 +108,11 @@ class OutFolder:
 
     def altered(self) -> list[str]:
         """Files of a finished folder that are gone or are not what was written, by the sizes and hashes in project.json."""
-        files = json.loads((self.path / "project.json").read_text(encoding="utf-8")).get("files")
-        return altered(self.path, files) if isinstance(files, dict) else [name for name in WRITTEN if name != "project.json"]
+        finished = self._finished()
+        return altered(self.path, finished["files"]) if finished else []
+
+    def _finished(self) -> Finished | None:
+        return _read(self.path / "project.json", Finished, _check)
 
     def publish(self, kept: Sequence[str] = ()) -> None:
         """Put the outputs in ``parts`` in the place of earlier ones, of which ``kept`` are renamed; nothing else is touched."""
@@ -111,7 +134,7 @@ class OutFolder:
     def _difference(self, held: Key, name: str) -> str:
         if name.endswith("content"):
             return f"the {name} has changed since"
-        return f"{name} is {held.get(name)!r} there and {self.key.get(name)!r} here"
+        return f"{name} is {held.get(name)!r:.80} there and {self.key.get(name)!r} here"
 
     # Parts ------------------------------------------------------------------------------------------------------------
 
@@ -143,12 +166,8 @@ class OutFolder:
         shutil.rmtree(self.parts, ignore_errors=True)
 
 
-def _read_key(path: Path, *, inside: bool = False) -> Key | None:
+def _read(path: Path, schema: type[T], check: Callable[[T], None] | None = None) -> T | None:
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, schema, error=DataError, remedy=ADVICE, check=check)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}. {ADVICE}") from error
-    key = held.get("key") if inside and isinstance(held, dict) else held
-    return key if isinstance(key, dict) else {}

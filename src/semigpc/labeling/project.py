@@ -7,18 +7,22 @@
 row whose embedding is no number has none; those are listed as ``bad_rows`` in project.json.
 """
 
-import json
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 from pyarrow import parquet
+from pydantic import StringConstraints, with_config
+from typing_extensions import TypedDict
 
 from semigpc.data.dataset import DataError
 from semigpc.data.paths import checked
 from semigpc.estimator import SemiGPClassifier
+from semigpc.estimator.options import Options
+from semigpc.files import altered
+from semigpc.json_files import EXACT, RELAXED, Count, FileFacts, PathText, Positive, read_json, shown
 from semigpc.labeling.cells import Floats
 from semigpc.labeling.columns import Wanted
 from semigpc.labeling.out_folder import BULK_LABELS, COMPLETE, PARTIAL
@@ -31,8 +35,53 @@ HELD = (
     2**30
 )  # bytes of embeddings that are kept in memory, so that any rows are at hand; of more only what is asked for is read
 AGAIN = "Give the same semigpc label command again."
+REMAKE = "Put it back as it was, or give the same semigpc label command again with --overwrite."
 
 Rows = NDArray[np.int64]
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
+@with_config(EXACT)
+class Columns(TypedDict):
+    """Those of the data that were read, as :class:`semigpc.labeling.columns.Wanted` has them."""
+
+    id: Name | None
+    features: Annotated[str, StringConstraints(max_length=100_000)] | None  # may name many columns
+    label: Name | None
+
+
+@with_config(EXACT)
+class Written(TypedDict):
+    """What the outputs depend on besides the labels."""
+
+    images: PathText | None
+    image_url: str | None
+    report: bool
+
+
+@with_config(RELAXED)
+class Settings(TypedDict):
+    """``project.json``: ``parameters`` make the estimator again, ``key`` is what the labels depend on."""
+
+    version: int
+    data: PathText
+    labels: PathText | None
+    columns: Columns
+    files: dict[str, FileFacts]
+    follow_links: bool
+    id_name: Name
+    images: PathText | None
+    rows: Positive
+    width: Positive
+    bad_rows: list[Count]
+    sample: Count
+    seed: Count
+    parameters: dict[str, Any]
+    classes: list[str]
+    written: Written
+    key: dict[str, Any]
 
 
 class Project:
@@ -46,7 +95,7 @@ class Project:
         settings: project.json.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any], table: pyarrow.Table, images: Path | None) -> None:
+    def __init__(self, folder: Path, settings: Settings, table: pyarrow.Table, images: Path | None) -> None:
         self.folder, self.settings, self.table, self.images = folder, settings, table, images
         self.id_name: str = settings["id_name"]
         self.classes: list[str] = list(settings["classes"])
@@ -68,23 +117,36 @@ class Project:
         Raises:
             DataError: it is no such folder or is not complete, or what it points to is gone.
         """
-        settings = _read_settings(folder)
+        settings = read_settings(folder)
         root = images or (Path(settings["images"]) if settings["images"] else None)
         if root is not None and not root.is_dir():
             raise DataError(f"The folder of the pictures is not there: {root}. Put it back, or say where it is now: --images.")
+        if checked(folder / TABLE).exists() and altered(folder, {TABLE: settings["files"].get(TABLE, {})}):
+            raise DataError(f"{folder / TABLE} is not as semigpc label wrote it. {AGAIN}")
         try:
             table = parquet.read_table(checked(folder / TABLE), partitioning=None)
             table.validate(full=True)
         except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
             raise DataError(f"{folder / TABLE} cannot be read: {error}. {AGAIN}") from error
-        if table.num_rows != settings["rows"] or settings["id_name"] not in table.column_names:
-            raise DataError(f"{folder / TABLE} is not what {FILE} says: {table.num_rows} rows. {AGAIN}")
-        return cls(folder, settings, table, root.resolve() if root else None)
+        columns = {settings["id_name"], "label", "confidence", "variance", "status", "reasons"}
+        if table.num_rows != settings["rows"] or not columns <= set(table.column_names):
+            raise DataError(
+                f"{folder / TABLE} is not what {folder / FILE} says: it has {table.num_rows} rows and the columns "
+                f"{', '.join(table.column_names)}; rows is {settings['rows']} and id_name {settings['id_name']!r:.80}. {REMAKE}"
+            )
+        project = cls(folder, settings, table, root.resolve() if root else None)
+        named = {label for row, label in project.given.items() if row not in project.bad}
+        if named != set(project.classes):
+            raise DataError(
+                f"{folder / FILE} cannot be used: classes must be those of the given labels in {TABLE}; got "
+                f"{shown(project.classes)}. {REMAKE}"
+            )
+        return project
 
     @property
     def follows_links(self) -> bool:
         """Whether links that lead out of the data were permitted when they were labelled."""
-        return self.settings.get("follow_links") is True
+        return self.settings["follow_links"]
 
     @property
     def source(self) -> TableSource:
@@ -92,10 +154,17 @@ class Project:
         if self._source is None:
             path = self.folder / self.settings["data"]  # an absolute path stays itself
             if not path.exists():
-                raise DataError(f"The data that {self.folder} was made from are not there: {path}. Put them back. Or: {AGAIN}")
-            self._source = open_source(path, Wanted(**self.settings["columns"]), follow_links=self.follows_links)
+                raise DataError(
+                    f"The data that {self.folder} was made from are not there: {path}, by {FILE}. Put them back. Or: {AGAIN}"
+                )
+            try:
+                self._source = open_source(path, Wanted(**self.settings["columns"]), follow_links=self.follows_links)
+            except DataError as error:
+                raise DataError(f"The data of {self.folder / FILE} cannot be opened again: {error} {REMAKE}") from error
             if self._source.width != self.settings["width"] or self._source.rows not in (None, len(self.ids)):
-                raise DataError(f"{path} has changed since it was labelled: other rows or columns. {AGAIN}")
+                raise DataError(
+                    f"{path} has changed since it was labelled: other rows or columns than {self.folder / FILE} says. {AGAIN}"
+                )
         return self._source
 
     def embeddings(self, rows: Rows) -> Floats:
@@ -121,7 +190,13 @@ class Project:
         sample = sample_rows(good, self.settings["sample"], self.settings["seed"])
         rows = np.concatenate([labelled, sample])
         labels = np.array([*(self.given[row] for row in labelled.tolist()), *[None] * len(sample)], dtype=object)
-        return SemiGPClassifier(**self.settings["parameters"]).fit(self.embeddings(rows), labels, rows=rows)
+        embeddings = self.embeddings(rows)
+        try:
+            return SemiGPClassifier(**self.settings["parameters"]).fit(embeddings, labels, rows=rows)
+        except (ValueError, RuntimeError, OverflowError) as error:
+            raise DataError(
+                f"The model of {self.folder / FILE} cannot be fitted again with its parameters: {error} {REMAKE}"
+            ) from error
 
     def picture(self, row: int) -> Path | None:
         """The file of a row, if the data are pictures and it is there; one outside of ``images`` only by a permitted link."""
@@ -138,7 +213,8 @@ class Project:
             return None
 
 
-def _read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> Settings:
+    """project.json of a folder that is complete."""
     file = folder / FILE
     if (folder / COMPLETE).exists():
         raise DataError(
@@ -147,16 +223,32 @@ def _read_settings(folder: Path) -> dict[str, Any]:
         )
     if (folder / PARTIAL).exists():
         raise DataError(f"{folder} is not complete: labelling on Ray was stopped. {AGAIN}")
-    if not file.is_file():
+    if not file.exists():
         if not folder.is_dir():
             raise DataError(f"There is no folder {folder}. It is what semigpc label writes: --out.")
         if (folder / "parts").is_dir() or (folder / TABLE).exists():
             raise DataError(f"{folder} is not complete: labelling was stopped. {AGAIN}")
         raise DataError(f"{folder} has no {FILE}, so it was not written by semigpc label. Check the path.")
+    return read_json(file, Settings, error=DataError, remedy=REMAKE, check=_check)
+
+
+def _check(settings: Settings) -> None:
+    if settings["version"] != VERSION:
+        raise ValueError(
+            f"version must be {VERSION}, or it was written by another version of semigpc; got {settings['version']}"
+        )
+    outside = [row for row in settings["bad_rows"] if row >= settings["rows"]]
+    if outside or len(set(settings["bad_rows"])) < len(settings["bad_rows"]):
+        raise ValueError(
+            f"bad_rows must be different and below {settings['rows']}, the rows; got {shown(settings['bad_rows'])}"
+        )
+    if not 0 < len(settings["classes"]) == len(set(settings["classes"])):
+        raise ValueError(f"classes must be different names; got {shown(settings['classes'])}")
+    known = SemiGPClassifier().get_params()
+    if known.keys() != settings["parameters"].keys():
+        odd = min(known.keys() ^ settings["parameters"].keys())
+        raise ValueError(f"parameters.{odd} is {'missing' if odd in known else 'not a parameter'}")
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read: {error}. {AGAIN}") from error
-    if not isinstance(settings, dict) or settings.get("version") != VERSION:
-        raise DataError(f"{file} was written by another version of semigpc. Label again with --overwrite.")
-    return settings
+        Options.of(settings["parameters"])
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"parameters: {str(error).rstrip('.')}") from error

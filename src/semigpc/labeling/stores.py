@@ -13,6 +13,7 @@ from pyarrow import fs, parquet
 
 from semigpc.data.dataset import DataError
 from semigpc.files import replacing
+from semigpc.json_files import FileError, parse, validated
 
 SCHEME = "://"
 
@@ -97,10 +98,11 @@ class Store:
             return None
         try:
             with self.open(name) as file:
-                held = json.loads(file.readall())
-        except (OSError, ValueError, pyarrow.ArrowException) as error:
+                return validated(parse(file.readall(), self.told(name)), dict[str, Any], self.told(name))
+        except FileError as error:
+            raise DataError(f"{error}. Give another --out, or --overwrite.") from error
+        except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{self.told(name)} cannot be read: {error}. Give another --out, or --overwrite.") from error
-        return held if isinstance(held, dict) else {}
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """A file of plain values, all at once."""

@@ -1,6 +1,5 @@
 """Read a comparison: its cells, how each is drawn wherever it appears, and what its runs have in common."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +7,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.colors import to_hex, to_rgb
+from pydantic import with_config
+from typing_extensions import TypedDict
 
-from semigpc.report.run_folder import Entry, Floats, RunFolder, floats, read_run, series
+from semigpc.json_files import Count, FileError, read_json
+from semigpc.report.run_folder import LOOSE, Entry, Figures, Floats, RunFolder, floats, read_run, series
 
 # Each algorithm has a hue and a mark of its own, and so has one with an add-on. Its plain form is light and dashed, with
 # SemiGPC it is dark and solid.
@@ -23,6 +25,45 @@ HUES = {
 }
 SPARE = (("#4B56C8", "#A2A9EE", "X"), ("#B03052", "#E795AB", "*"), ("#00808F", "#68C4D0", "<"), ("#6E5A3C", "#B8A487", ">"))
 PLAIN, REFINED = ("none", ""), ("gp",)
+
+
+class Run(TypedDict, total=False):
+    """One seed of a method."""
+
+    seed: Count | None
+    folder: str | None
+    result: Figures | None
+
+
+class Named(TypedDict):
+    """A method."""
+
+    name: str
+
+
+class Method(Named, total=False):
+    """A method, and what it was made of."""
+
+    algorithm: str | None
+    addon: str | None
+    refiner: str | None
+    label: str | None
+    runs: list[Run] | None
+    mean: dict[str, float | None] | None
+    std: dict[str, float | None] | None
+
+
+@with_config(LOOSE)
+class Record(TypedDict, total=False):
+    """``comparison.json``."""
+
+    title: str | None
+    command: str | None
+    metric: str | None
+    seeds: list[Count] | None
+    cells: list[Method] | None
+    pairs: list[dict[str, Any]] | None
+    baseline: str | None
 
 
 @dataclass(frozen=True)
@@ -97,18 +138,14 @@ def read_comparison(folder: Path) -> Comparison:
 
     Raises:
         FileNotFoundError: if there is no comparison.json.
-        ValueError: if comparison.json is not a JSON object.
+        FileError: if comparison.json is not what a comparison writes.
     """
     path = folder / "comparison.json"
     if not path.is_file():
         raise FileNotFoundError(
             f"a comparison folder holds comparison.json; {folder} does not. Give the folder that the comparison wrote to."
         )
-    record = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(record, dict):
-        raise ValueError(
-            f"comparison.json must hold an object; {path} holds a {type(record).__name__}. Run the comparison again."
-        )
+    record: Entry = read_json(path, Record, error=FileError, remedy="Run the comparison again.")
     problems: list[str] = []
     entries = record.get("cells") or []
     hues = dict(HUES)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from semigpc.data import DataError
-from semigpc.review.journal import Entry
+from semigpc.review.journal import NAME, Entry
 
 Kind = Literal["accepted", "corrected", "skipped"]
 
@@ -61,8 +61,13 @@ class History:
         Raises:
             DataError: it names an id that is not among the data, or undoes what is not the last step.
         """
+        if entry.step <= self.steps:
+            raise DataError(
+                f"Step {entry.step} of {NAME} comes after step {self.steps}. Lines must have been moved or written twice: put "
+                "them back, or move the file away to start afresh."
+            )
         rows = self._undo(entry) if entry.action == "undo" else self._answer(entry)
-        self.steps = max(self.steps, entry.step)
+        self.steps = entry.step
         for row in rows:
             self.versions[row] = self.versions.get(row, 0) + 1
         return rows
@@ -79,7 +84,7 @@ class History:
     def _undo(self, entry: Entry) -> list[int]:
         if not self.done or self.done[-1].entry.step != entry.undoes:
             raise DataError(
-                f"Step {entry.step} of the reviews undoes step {entry.undoes}, which is not the last one that stands. Lines "
+                f"Step {entry.step} of {NAME} undoes step {entry.undoes}, which is not the last one that stands. Lines "
                 "must have been removed or moved: put them back, or move the file away to start afresh."
             )
         step = self.done.pop()
@@ -94,7 +99,7 @@ class History:
         row = self._rows.get(name)
         if row is None:
             raise DataError(
-                f"Step {entry.step} of the reviews is about {name!r}, which is not among the data that were labelled. Were "
+                f"Step {entry.step} of {NAME} is about {name!r:.80}, which is not among the data that were labelled. Were "
                 "other data labelled into the same folder? Label them into a folder of their own, or move reviews.jsonl away."
             )
         return row

@@ -6,21 +6,25 @@ ever added; an undo is a line that names the step it takes back.
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import IO, Annotated, Literal
+
+from pydantic import ConfigDict, StringConstraints
+from pydantic.dataclasses import dataclass
 
 from semigpc.data import DataError
 from semigpc.data.paths import checked
 from semigpc.files import writing
+from semigpc.json_files import FileError, Positive, Share, parse, shown, validated
 
 NAME = "reviews.jsonl"
 Action = Literal["accept", "correct", "skip", "undo"]
+LINE = ConfigDict(extra="forbid")  # the types below are exact; a change is an object in JSON, and changes are a list
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=LINE)
 class Change:
     """What an action says about one row.
 
@@ -33,11 +37,11 @@ class Change:
     id: str
     before: str | None
     after: str | None
-    status: str
-    confidence: float
+    status: Annotated[str, StringConstraints(pattern="^(labelled|pseudo|abstained|outlier)$")]
+    confidence: Share
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=LINE)
 class Entry:
     """One line.
 
@@ -48,11 +52,11 @@ class Entry:
         changes: of one row, or of all rows that were accepted at once.
     """
 
-    step: int
+    step: Positive
     time: str
     action: Action
     changes: tuple[Change, ...]
-    undoes: int | None = None
+    undoes: Positive | None = None
 
     def line(self) -> str:
         """As the file holds it."""
@@ -82,6 +86,8 @@ class Journal:
         self.path = checked(path)
         self.torn: str | None = None
         self._file: IO[bytes] | None = None
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path} cannot be used: it is a folder, a pipe or a device, and no file. Move it away.")
         if not read_only:
             with writing(path):
                 self._file = path.open("ab", buffering=0)
@@ -115,40 +121,36 @@ class Journal:
         lines = whole.split(b"\n") if whole else []
         entries = [self._parse(line, number) for number, line in enumerate(lines, 1) if line.strip()]
         if tail:
-            entries += self._mend(tail, len(content))
+            entries += self._mend(tail, len(lines) + 1, len(content))
         return entries
 
-    def _mend(self, tail: bytes, size: int) -> list[Entry]:
+    def _mend(self, tail: bytes, number: int, size: int) -> list[Entry]:
         """The last line if only its end is missing, as an editor may leave it; otherwise nothing, and it is cut off."""
         try:
-            entry = _entry(json.loads(tail.decode()))
-        except (ValueError, TypeError, KeyError):
+            json.loads(tail)
+        except (ValueError, RecursionError):  # what was cut off is no JSON, wherever that was
             self.torn = tail.decode(errors="replace")
             if self._file is not None:
                 self._file.truncate(size - len(tail))
             return []
+        entry = self._parse(tail, number)
         if self._file is not None:
             self._file.write(b"\n")
         return [entry]
 
     def _parse(self, line: bytes, number: int) -> Entry:
+        where = f"Line {number} of {self.path}"
         try:
-            return _entry(json.loads(line.decode()))
-        except (ValueError, TypeError, KeyError) as error:
-            raise DataError(
-                f"Line {number} of {self.path} is no review: {error}. Mend or remove that line, or move the file away to start "
-                "the review afresh."
-            ) from error
+            return validated(parse(line, where), Entry, where, _check)
+        except FileError as error:
+            raise DataError(f"{error}. Mend or remove that line, or move the file away to start the review afresh.") from error
 
 
-def _entry(plain: Mapping[str, Any]) -> Entry:
-    if plain["action"] not in get_args(Action):
-        raise ValueError(f"unknown action {plain['action']!r}")
-    changes = tuple(Change(**change) for change in plain["changes"])
-    for change in changes:
-        if not isinstance(change.id, str) or not isinstance(change.after, str | None):
-            raise TypeError(f"ids and labels are text, got {change.id!r} and {change.after!r}")
-    undoes = plain.get("undoes")
-    if (plain["action"] == "undo") != isinstance(undoes, int):
-        raise ValueError("an undo, and nothing else, names the step that it undoes")
-    return Entry(step=int(plain["step"]), time=str(plain["time"]), action=plain["action"], changes=changes, undoes=undoes)
+def _check(entry: Entry) -> None:
+    if (entry.action == "undo") != (entry.undoes is not None):
+        raise ValueError("undoes must be there for an undo and nothing else: it names the step that is undone")
+    for change in entry.changes:
+        if entry.action != "undo" and (entry.action == "skip") != (change.after is None):
+            raise ValueError(f"changes.after must be a class, or null for the action skip; got {shown(change.after)}")
+    if len({change.id for change in entry.changes}) < len(entry.changes):
+        raise ValueError("changes.id must be another for each change")

@@ -1,21 +1,19 @@
-"""Checkpoints: one safetensors file each, its JSON state in the header, put in place in one move. Nothing is pickled."""
+"""Checkpoints: one file of tensors each, its JSON state in the header, put in place in one move. Nothing is pickled."""
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-SUFFIX = ".safetensors"
+from semigpc import tensor_files
+from semigpc.files import WriteError, replacing
+from semigpc.json_files import FileError
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or read; the message says what is still intact."""
+    """A checkpoint that cannot be read; the message says why, and which other one can."""
 
 
 class Checkpoint(NamedTuple):
@@ -40,31 +38,25 @@ def save(path: Path, parts: Mapping[str, Mapping[str, Tensor]], state: Mapping[s
         for part, values in parts.items()
         for name, value in values.items()
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        save_file(tensors, draft, metadata={"state": json.dumps(state)})
-        with draft.open("rb+") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        draft.unlink(missing_ok=True)
-        kept = f"The previous checkpoint {path} is intact." if path.exists() else "There was no earlier checkpoint."
-        raise CheckpointError(
-            f"could not write the checkpoint {path}: {error}. {kept} Make room or mend it, then resume."
-        ) from error
+        with replacing(path) as draft:
+            tensor_files.save(draft, tensors, state=state)
+    except WriteError as error:
+        size = sum(value.nbytes for value in tensors.values()) / 1e6
+        raise WriteError(f"the checkpoint {error} It takes {size:.1f} MB.") from error
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint."""
+    """Read a checkpoint, every byte of which is verified."""
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            state = json.loads(file.metadata()["state"])
-            return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, state)  # noqa: SIM118 - not a dict
+        with tensor_files.opened(path) as (file, facts):
+            return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, facts["state"])  # noqa: SIM118 - not a dict
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint {path}.") from error
-    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read: {error}. Resume from another, or train anew.") from error
+    except FileError as error:
+        raise CheckpointError(f"the checkpoint {error}.") from error
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {error.strerror or error}.") from error
 
 
 # Optimisers --------------------------------------------------------------------------------------------------------

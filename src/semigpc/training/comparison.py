@@ -19,7 +19,7 @@ from semigpc.files import altered, locked, write_json
 from semigpc.training.experiment import Experiment
 from semigpc.training.journal import METRIC, Listener
 from semigpc.training.loop import Stopped, load_splits, train, view_source
-from semigpc.training.run_folder import RunError, RunFolder, read_json
+from semigpc.training.run_folder import RunError, RunFolder
 from semigpc.training.state import build_fabric
 from semigpc.training.supplies import Supplies, same_material
 
@@ -135,16 +135,24 @@ def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
         return None
     if changed := folder.changed(replace(cell.experiment, seed=seed)):
         raise RunError(
-            f"{folder.path} holds a run with other settings: {changed}. "
+            f"{folder.path} holds a run with other settings, by {folder.config.name}: {changed}. "
             "Compare into another folder (--out), or delete that one."
         )
-    summary: dict[str, Any] = read_json(folder.summary, "it was never finished")
+    summary = folder.read_summary()
     if summary["status"] != "finished":
         return None
+    if summary["step"] != (steps := cell.experiment.train.steps):
+        raise RunError(
+            f"{folder.summary} cannot be used: step must be {steps}, the last of a finished run; got {summary['step']}. "
+            "Delete it and resume the run: it is written again from the last checkpoint."
+        )
     there = [name for name in altered(folder.path, summary["files"]) if (folder.path / name).exists()]  # checkpoints may go
     if there:
-        raise RunError(f"{folder.path} was finished, but {there[0]} has changed since. Delete that folder to run it again.")
-    return summary
+        raise RunError(
+            f"{folder.path} was finished, but {there[0]} has changed since, by {folder.summary.name}. Delete that folder to "
+            "run it again."
+        )
+    return dict(summary)
 
 
 def _compute_features(missing: list[tuple[Cell, int]], listener: ComparisonListener) -> None:
@@ -253,26 +261,21 @@ def _listen(
 
 def _check_splits(cells: Sequence[Cell], seeds: Sequence[int], path: Path) -> None:
     for seed in seeds:
-        hashes = {cell.name: _split(path, cell, seed)["sha256"] for cell in cells}
+        hashes = {cell.name: RunFolder(run_path(path, cell, seed)).read_split()["sha256"] for cell in cells}
         if len(set(hashes.values())) > 1:
             raise RunError(f"the cells of seed {seed} saw different splits: {hashes}. Give them the same data settings.")
 
 
-def _split(path: Path, cell: Cell, seed: int) -> dict[str, Any]:
-    split: dict[str, Any] = read_json(RunFolder(run_path(path, cell, seed)).split, "the run has no split")
-    return split
-
-
 def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any]:
-    runs = []
+    runs: list[dict[str, Any]] = []
     for seed in seeds:
         where = run_path(path, cell, seed)
-        summary = read_json(RunFolder(where).summary, "the run was never finished")
+        summary = RunFolder(where).read_summary()
         result = summary["results"]["last"]
         if result is None:
             raise RunError(f"{where} has neither test nor validation pictures to compare by.")
         runs.append({"seed": seed, "folder": str(where.relative_to(path)), "result": result, "seconds": summary["seconds"]})
-    figures = {name: [run["result"][name] for run in runs] for name in FIGURES}
+    figures: dict[str, list[Any]] = {name: [run["result"][name] for run in runs] for name in FIGURES}
     figures |= {group: [run["result"]["groups"][group] for run in runs] for group in runs[0]["result"]["groups"]}
     return {
         "name": cell.name,

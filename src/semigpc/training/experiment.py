@@ -16,6 +16,8 @@ from semigpc.training.settings import SettingError, from_plain, nearest_name, ov
 
 ROOMS: dict[str, Mapping[str, Any]] = {"data": DATASETS, "algorithm": ALGORITHMS, "addon": ADDONS, "refiner": REFINERS}
 
+NOT_FROZEN = "frozen must be a FrozenConfig or None; got {!r:.80}. Say --features cached instead."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
@@ -47,7 +49,7 @@ class Experiment:
         if self.seed < 0:
             raise SettingError(f"seed must not be negative; got {self.seed}.")
         if not isinstance(self.frozen, FrozenConfig | None):
-            raise SettingError(f"frozen must be a FrozenConfig or None; got {self.frozen!r}. Say --features cached instead.")
+            raise SettingError(NOT_FROZEN.format(self.frozen))
         if isinstance(self.refiner, PlacementConfig):
             self._check_placement(self.refiner)
         if self.frozen is not None and isinstance(self.algorithm, ReMixMatchConfig) and self.algorithm.rotation_weight:
@@ -113,24 +115,17 @@ class Experiment:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Experiment":
         """The inverse of :meth:`to_plain`."""
-        arguments: dict[str, Any] = {}
-        for key, value in plain.items():
-            if key in ROOMS:
-                values = dict(value)
-                arguments[key] = from_plain(config_type(key, values.pop("name")), values, f"{key}.")
-            else:
-                arguments[key] = value
-        for key, kind in (
-            ("augment", AugmentConfig),
-            ("model", ModelConfig),
-            ("train", TrainConfig),
-            ("frozen", FrozenConfig),
-        ):
-            if isinstance(arguments.get(key), Mapping):
-                arguments[key] = from_plain(kind, arguments[key], f"{key}.")
-        if not isinstance(arguments.get("seed", 0), int):
-            raise SettingError(f"seed must be a whole number; got {arguments['seed']!r}.")
-        return cls(**arguments)
+        arguments = dict(plain)
+        for room in ROOMS.keys() & plain.keys():
+            values = plain[room]
+            if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
+                raise SettingError(f"{room} must be a group of settings, of which one is its name; got {values!r:.80}.")
+            others = {key: value for key, value in values.items() if key != "name"}
+            arguments[room] = from_plain(config_type(room, values["name"]), others, f"{room}.")
+        if not isinstance(frozen := plain.get("frozen"), Mapping | None):
+            raise SettingError(NOT_FROZEN.format(frozen))
+        experiment: Experiment = from_plain(cls, arguments)
+        return experiment
 
     def override(self, assignments: Sequence[str]) -> "Experiment":
         """A copy with settings such as ``train.lr=3e-4`` changed; an unknown one is answered with the nearest."""

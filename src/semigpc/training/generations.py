@@ -9,7 +9,7 @@ from lightning_fabric import Fabric
 from semigpc.data import CachedFeatures, Splits, ViewSource
 from semigpc.data.dataset import Integers
 from semigpc.data.joined import join
-from semigpc.training.checkpoint import Checkpoint
+from semigpc.training.checkpoint import Checkpoint, CheckpointError
 from semigpc.training.experiment import Experiment
 from semigpc.training.state import Trainer, assemble
 from semigpc.training.survey import survey
@@ -72,9 +72,17 @@ def generation(
 
 def resumed(experiment: Experiment, splits: Splits, source: ViewSource, fabric: Fabric, saved: Checkpoint) -> Generation:
     """The generation in which a checkpoint was written, and its state."""
-    given = saved.part("generation").get("given")
+    given, number = saved.part("generation").get("given"), int(saved.state["generation"])
     labels = None if given is None else given.numpy()
-    found = generation(experiment, splits, source, fabric, number=int(saved.state.get("generation", 0)), given=labels)
+    if labels is not None and not (
+        labels.shape == (len(splits.unlabeled),) and -1 <= labels.min() <= labels.max() < splits.n_classes
+    ):
+        raise CheckpointError(
+            f"the checkpoint of generation {number} has labels for {len(labels)} pictures, with classes {labels.min()} to "
+            f"{labels.max()}; the data have {len(splits.unlabeled)} unlabelled pictures and {splits.n_classes} classes. "
+            "Put the run folder back as it was, or train anew in another one."
+        )
+    found = generation(experiment, splits, source, fabric, number=number, given=labels)
     found.trainer.restore(saved)
     return found
 

@@ -7,20 +7,28 @@ from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import with_config
 from torch import nn
+from typing_extensions import TypedDict
 
 from semigpc.data import DATASETS, Augment, EvaluationBatch, ImageSet, Splits, ViewSource, eval_loader, weights_hash
+from semigpc.json_files import RELAXED, Sha256
 from semigpc.models import OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
-from semigpc.training import checkpoint
 from semigpc.training.evaluate import Predictions, gp_of, headline_head, predict, refilled
 from semigpc.training.experiment import Experiment, name_of
 from semigpc.training.frozen import frozen_backbone
-from semigpc.training.run_folder import RunError, RunFolder, read_json
+from semigpc.training.run_folder import Choice, RunError, RunFolder, SplitFacts, read_json
 from semigpc.training.state import assemble, build_fabric
 
-Choice = Literal["best", "last"]
 Part = Literal["test", "validation"]
+
+
+@with_config(RELAXED)
+class FeatureOrigin(TypedDict):
+    """``features.json``: the network that made the features of a run, of which only the weights matter here."""
+
+    weights: Sha256
 
 
 @dataclass(frozen=True)
@@ -33,8 +41,7 @@ class LoadedRun:
 
     folder: RunFolder
     experiment: Experiment
-    class_names: tuple[str, ...]
-    groups: dict[str, list[int]]
+    split: SplitFacts
     network: nn.Module
     gp: GaussianProcessRefiner | None
     head: str
@@ -43,6 +50,16 @@ class LoadedRun:
     checkpoint: Choice
     step: int
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """(C,)."""
+        return tuple(self.split["class_names"])
+
+    @property
+    def groups(self) -> dict[str, list[int]]:
+        """Class ids of many, medium and few."""
+        return self.split["class_groups"]
+
     def predict(self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None) -> Predictions:
         """Probabilities of M pictures by each head; ``on_batch`` hears how many pictures were just done."""
         batches = eval_loader(images, self.source, batch_size=self.experiment.train.eval_batch, workers=0)
@@ -50,7 +67,10 @@ class LoadedRun:
 
     def has(self, name: Part) -> bool:
         """Whether the run had such pictures."""
-        return bool(read_json(self.folder.split, "its split is gone")[f"{name}_counts"])
+        return bool(self._counts(name))
+
+    def _counts(self, name: Part) -> list[int] | None:
+        return self.split["test_counts"] if name == "test" else self.split["validation_counts"]
 
     def part(self, name: Part) -> "tuple[LoadedRun, ImageSet]":
         """Test or validation pictures of the run's own data, and the run as it was judged on them.
@@ -62,11 +82,9 @@ class LoadedRun:
         images = splits.test if name == "test" else splits.validation
         if images is None:
             raise RunError(f"{self.folder.path} has no {name} pictures. Give some with --data, or another --part.")
-        with np.load(self.folder.path / "split.npz", allow_pickle=False) as saved:
-            before = saved[f"{name}_names"].tolist() if f"{name}_names" in saved else []
-        counts = read_json(self.folder.split, "its split is gone")[f"{name}_counts"]
+        before = self.folder.split_names(name)
         now = np.bincount(images.labels, minlength=splits.n_classes).tolist()
-        if splits.class_names != self.class_names or list(images.names) != before or now != counts:
+        if splits.class_names != self.class_names or list(images.names) != before or now != self._counts(name):
             raise RunError(
                 f"the {name} pictures or their classes have changed since {self.folder.path} was trained: "
                 f"{len(self.class_names)} classes and {len(before)} pictures then, {splits.n_classes} and {len(images)} now. "
@@ -88,16 +106,15 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
     """
     folder = RunFolder(path)
     experiment = folder.experiment()
-    facts = read_json(folder.split, "the run was never begun")
+    split = folder.read_split()
     choice = choice or ("best" if folder.best.exists() else "last")
     file = folder.best if choice == "best" else folder.last
     if not file.exists():
         why = "it had no validation pictures" if folder.last.exists() else "it was stopped too early"
         raise RunError(f"{path} has no {choice} checkpoint: {why}. Choose another, or train on with --resume.")
-    saved = checkpoint.load(file)
-    original = np.array(facts["labeled_counts"])
-    counts = np.array(saved.state.get("labeled_counts", facts["labeled_counts"]))
-    fabric, n_unlabeled = build_fabric(experiment), int(facts["unlabeled"])
+    saved = folder.checkpoint(choice, experiment, split)
+    original, counts = np.array(split["labeled_counts"]), np.array(saved.state["labeled_counts"])
+    fabric, n_unlabeled = build_fabric(experiment), split["unlabeled"]
     with torch.random.fork_rng():
         if experiment.frozen is None:  # every weight comes from the checkpoint
             bare = replace(experiment, model=replace(experiment.model, pretrained=None))
@@ -114,23 +131,22 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
     return LoadedRun(
         folder,
         experiment,
-        tuple(facts["class_names"]),
-        facts["class_groups"],
+        split,
         network.eval(),
         gp_of(trainer.refiner),
         headline_head(trainer.refiner),
         Augment(experiment.augment),
         trainer.fabric.device,
         choice,
-        int(saved.state["step"]),
+        saved.state["step"],
     )
 
 
 def _same_backbone(folder: RunFolder, experiment: Experiment, device: torch.device) -> nn.Module:
     """The frozen network that a run's features came from, and no other."""
     backbone = frozen_backbone(experiment.model, device)
-    made_by = read_json(folder.features, "the run does not say what made its features")["weights"]
-    if weights_hash(backbone.state_dict()) != made_by:
+    made_by = read_json(folder.features, "the run does not say what made its features", FeatureOrigin)
+    if weights_hash(backbone.state_dict()) != made_by["weights"]:
         raise RunError(
             f"{folder.path} was trained on features of {experiment.model.name} with other weights than it finds now "
             f"(model.pretrained is {experiment.model.pretrained!r}). Put those back; on others its answers mean nothing."

@@ -23,7 +23,7 @@ from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
 from semigpc.training.optim import set_rate
 from semigpc.training.processes import Bystander, anywhere, check_same_everywhere, first_of_node_first
-from semigpc.training.run_folder import RunFolder, groups_of
+from semigpc.training.run_folder import RunFolder, groups_of, split_facts
 from semigpc.training.shared_network import sum_gradients
 from semigpc.training.state import Trainer, build_fabric, precision_state
 from semigpc.training.survey import survey
@@ -102,7 +102,8 @@ def _train(
                 material = Material(splits, view_source(experiment, splits, fabric.device, listener.features))
         source = material.source
         with Interrupt() as interrupt:
-            saved = fabric.broadcast(checkpoint.load(folder.last) if begun and folder.last.exists() else None)
+            facts = split_facts(splits) | {"class_groups": groups}
+            saved = fabric.broadcast(folder.checkpoint("last", experiment, facts) if begun and folder.last.exists() else None)
             if saved is None:
                 present = generation(experiment, splits, source, fabric)
             else:
@@ -258,6 +259,8 @@ def save_checkpoint(path: Path, present: Generation, journal: Journal, step: int
         "precision": precision_state(trainer.fabric),
         "generation": present.number,
         "labeled_counts": present.counts,
+        "experiment": journal.experiment.to_plain(),
+        "split": split_facts(present.base) | {"class_groups": journal.groups},
     }
     tensors = trainer.tensors()  # asked of every process: the members of an ensemble may be spread over them
     if present.number:

@@ -2,27 +2,134 @@
 
 import json
 import os
-from collections.abc import Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import with_config
+from typing_extensions import TypedDict
 
+from semigpc import json_files
 from semigpc.data import Splits
-from semigpc.data.paths import trouble
-from semigpc.files import Facts, facts_of, locked, remove_drafts, replacing, write_json, write_text, writing
+from semigpc.files import Facts, facts_of, locked, remove_drafts, replacing, trouble, write_json, write_text, writing
+from semigpc.json_files import RELAXED, Count, FileError, FileFacts, Sha256, Share, must_be_file, shown
 from semigpc.text import printable
+from semigpc.training import checkpoint
+from semigpc.training.checkpoint import Checkpoint, CheckpointError
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import class_groups
-from semigpc.training.settings import dotted_keys
+from semigpc.training.settings import SettingError, dotted_keys
 from semigpc.versions import versions
+
+PUT_BACK = "Put it back as it was, or train anew in another folder."
+# Settings that may change after training: where the data are by now, and what the machine can do.
+FREE = ("data.", "train.eval_batch", "train.workers", "train.threads", "train.tensorboard")
+
+Choice = Literal["best", "last"]
+T = TypeVar("T")
 
 
 class RunError(RuntimeError):
     """A run that cannot go on as asked; the message says how it can."""
+
+
+# Schemas -------------------------------------------------------------------------------------------------------------
+
+
+@with_config(RELAXED)
+class SplitFacts(TypedDict):
+    """``split.json``: classes, counts (C,) of each part where it is known, and the hash of the split."""
+
+    class_names: list[str]
+    labeled_counts: list[Count]
+    validation_counts: list[Count] | None
+    test_counts: list[Count] | None
+    unlabeled: Count
+    unlabeled_counts: list[Count] | None
+    sha256: Sha256
+    notes: list[str]
+    class_groups: dict[str, list[Count]]
+
+
+class Bins(TypedDict):
+    """The reliability diagram; None in bins without pictures."""
+
+    edges: list[float]
+    confidence: list[Share | None]
+    accuracy: list[Share | None]
+    count: list[Count]
+
+
+class GroupFigures(TypedDict):
+    """Accuracy of the classes with many, some and few labels; None if no picture is of them."""
+
+    many: Share | None
+    medium: Share | None
+    few: Share | None
+
+
+@with_config(RELAXED)
+class Result(TypedDict):
+    """One evaluation, with the figures that tables and comparisons need."""
+
+    step: Count
+    part: Literal["test", "validation"]
+    head: Literal["linear", "gp"]
+    balanced_accuracy: Share
+    top1: Share
+    macro_f1: Share
+    ece: Share
+    groups: GroupFigures
+    per_class_recall: list[Share | None]
+    per_class_precision: list[Share | None]
+    confusion: list[list[Count]]
+    reliability: Bins
+
+
+class Results(TypedDict):
+    """The last evaluation, and the best ones."""
+
+    last: Result | None
+    best_on_validation: Result | None
+    best_on_test: Result | None
+
+
+@with_config(RELAXED)
+class Summary(TypedDict):
+    """``summary.json``: how a run ended."""
+
+    status: Literal["finished", "stopped"]
+    step: Count
+    seconds: float
+    results: Results
+    files: dict[str, FileFacts]
+
+
+class JournalState(TypedDict):
+    """What a checkpoint keeps of the journal."""
+
+    results: Results
+    seconds: float
+    metrics_size: Count
+
+
+@with_config(RELAXED)
+class RunState(TypedDict):
+    """What a checkpoint keeps besides tensors. ``experiment`` and ``split`` are those it was trained with."""
+
+    step: Count
+    generation: Count
+    labeled_counts: list[Count]
+    journal: JournalState
+    precision: dict[str, Any]
+    experiment: dict[str, Any]
+    split: SplitFacts
 
 
 class RunFolder:
@@ -70,20 +177,99 @@ class RunFolder:
         write_json(self.config, experiment.to_plain())
 
     def experiment(self) -> Experiment:
-        """What the run was asked for; refused if a file of the folder is none, as reading a named pipe would never end."""
-        for path in (self.config, self.split, self.metrics, self.features, self.summary, self.last, self.best):
+        """What the run was asked for; an error if a file of the folder is a pipe, as reading it would never end."""
+        for path in (self.metrics, self.last, self.best):
             if (reason := trouble(path)) is not None:
                 raise RunError(f"{printable(path)} cannot be read: {reason}.")
-        return Experiment.from_plain(read_json(self.config, "no run was started there"))
+        plain = read_json(self.config, "no run was started there", dict[str, Any])
+        try:
+            return Experiment.from_plain(plain)
+        except SettingError as error:
+            raise RunError(f"{self.config} cannot be used: {error} {PUT_BACK}") from error
+
+    def read_split(self) -> SplitFacts:
+        """What the run was trained on."""
+        return read_json(self.split, "the run was never begun", SplitFacts, check=_check_split)
+
+    def split_names(self, part: str) -> list[str]:
+        """Names of the pictures of a part, as ``split.npz`` has them; none if it has no such part."""
+        path = self.path / "split.npz"
+        try:
+            must_be_file(path)
+            with np.load(path, allow_pickle=False) as saved:
+                return [str(name) for name in saved[f"{part}_names"]] if f"{part}_names" in saved else []
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise RunError(f"{path} cannot be read: {error}. {PUT_BACK}") from error
+
+    def read_summary(self) -> Summary:
+        """How the run ended."""
+        remedy = "Delete it and resume the run: it is written again from the last checkpoint."
+        return read_json(self.summary, "the run was never finished", Summary, remedy=remedy)
+
+    def checkpoint(self, choice: Choice, experiment: Experiment, split: Mapping[str, Any]) -> Checkpoint:
+        """The checkpoint of the last step or of the best one, which must be whole and of this very experiment and split.
+
+        Raises:
+            CheckpointError: it is damaged; the message offers the other one, if that is whole.
+        """
+        path, other = (self.last, self.best) if choice == "last" else (self.best, self.last)
+        try:
+            return self._checked(path, experiment, split)
+        except CheckpointError as error:
+            try:
+                step = self._checked(other, experiment, split).state["step"]
+            except (CheckpointError, RunError):
+                rest = f"{other} cannot be used either." if other.exists() else "There is no other checkpoint."
+                raise CheckpointError(f"{error} {rest} Train anew in another folder.") from error
+            offer = f"{other} is whole, of step {step}: "
+            if choice == "last":
+                offer += (
+                    f"copy it to {path.name} beside it and resume, to go on from there; or use it as it is, --checkpoint best."
+                )
+            else:
+                offer += "use it with --checkpoint last."
+            raise CheckpointError(f"{error} {offer}") from error
+
+    def _checked(self, path: Path, experiment: Experiment, split: Mapping[str, Any]) -> Checkpoint:
+        saved = checkpoint.load(path)
+        total = experiment.addon.generations
+
+        def check(state: RunState) -> None:
+            step, number, steps = state["step"], state["generation"], experiment.train.steps
+            if not number < total:
+                raise ValueError(f"generation must be below {total}, the generations of the run; got {number}")
+            first, last = number * steps // total, (number + 1) * steps // total
+            if not first <= step <= last:
+                raise ValueError(f"step must lie in {first} to {last}, the steps of generation {number}; got {step}")
+            if len(state["labeled_counts"]) != len(state["split"]["class_names"]):
+                raise ValueError("labeled_counts must have one number for each class")
+
+        try:
+            state = json_files.validated(saved.state, RunState, path, check)
+        except FileError as error:
+            raise CheckpointError(f"the checkpoint {error}.") from error
+        before, now = state["experiment"], experiment.to_plain()
+        keys = {key for key in {*dotted_keys(before), *dotted_keys(now)} if not key.startswith(FREE)}
+        self._same(path, self.config, {key: (_at(before, key), _at(now, key)) for key in sorted(keys)})
+        self._same(path, self.split, {key: (value, split.get(key)) for key, value in state["split"].items()})
+        return saved
+
+    def _same(self, path: Path, file: Path, values: Mapping[str, tuple[Any, Any]]) -> None:
+        for key, (before, now) in values.items():
+            if before != now:
+                raise RunError(
+                    f"{file} has been changed since the run was trained: {key} is {shown(now)} there and was {shown(before)} "
+                    f"when {path.name} was written. {PUT_BACK}"
+                )
 
     def check_same(self, experiment: Experiment, splits: Splits) -> None:
         """Refuse to go on with other settings or other data than the run began with."""
         if changed := self.changed(experiment):
             raise RunError(
                 f"{self.path} was begun with other settings: {changed}. "
-                "Resume it as it was, or start a new run in another folder."
+                f"Resume it as it was, put {self.config.name} back if it was edited, or start a new run in another folder."
             )
-        old = read_json(self.split, "its split is gone")
+        old = self.read_split()
         if old["sha256"] != splits.sha256:
             before, after = len(old["class_names"]), splits.n_classes
             classes = f" It had {before} classes, the data now have {after}." if before != after else ""
@@ -105,7 +291,7 @@ class RunFolder:
         if not self.features.exists():
             write_json(self.features, origin)
             return
-        if read_json(self.features, "it is gone") != origin:
+        if read_json(self.features, "it is gone", dict[str, Any]) != origin:
             raise RunError(
                 f"{self.path} was begun on features of another network, or cut otherwise ({self.features} says which). "
                 "Put the weights back as they were, or start a new run in another folder."
@@ -171,14 +357,32 @@ def environment() -> dict[str, str]:
     return versions() | {"cpus": str(os.cpu_count()), "torch threads": str(torch.get_num_threads()), "device": device}
 
 
-def read_json(path: Path, what_if_missing: str) -> Any:
+def read_json(
+    path: Path,
+    what_if_missing: str,
+    schema: type[T],
+    *,
+    remedy: str = PUT_BACK,
+    check: Callable[[T], None] | None = None,
+) -> T:
     """Read one, or say what its absence means."""
     try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError) as error:
+        return json_files.read_json(path, schema, error=RunError, remedy=remedy, check=check)
+    except FileNotFoundError as error:
         raise RunError(f"{path} does not exist: {what_if_missing}.") from error
-    except (OSError, json.JSONDecodeError) as error:
-        raise RunError(f"{path} cannot be read: {error}.") from error
+
+
+def _check_split(split: SplitFacts) -> None:
+    n_classes = len(split["class_names"])
+    if not 0 < n_classes == len(set(split["class_names"])):
+        raise ValueError(f"class_names must be different names; got {shown(split['class_names'])}")
+    for key in ("labeled_counts", "validation_counts", "test_counts", "unlabeled_counts"):
+        counts: list[int] | None = split[key]
+        if counts is not None and len(counts) != n_classes:
+            raise ValueError(f"{key} must have one number for each of {n_classes} classes; got {shown(counts)}")
+    for name, classes in split["class_groups"].items():
+        if any(number >= n_classes for number in classes):
+            raise ValueError(f"class_groups.{name} must be below {n_classes}, the number of classes; got {shown(classes)}")
 
 
 def _at(plain: Any, key: str) -> Any:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+LARGEST = 1e300  # of a number
+
 
 class SettingError(ValueError):
     """A setting that does not exist or cannot have that value; the message names the way out."""
@@ -38,7 +40,9 @@ def from_plain(kind: type[Any], values: Mapping[str, Any], where: str = "") -> A
     arguments = {key: _coerce(hints[key], value, f"{where}{key}") for key, value in values.items()}
     try:
         return kind(**arguments)
-    except (TypeError, ValueError) as error:
+    except SettingError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
         raise SettingError(f"{where.rstrip('.') or kind.__name__}: {error}") from error
 
 
@@ -102,20 +106,20 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if origin is Literal:
-        if value in options:
+        if isinstance(value, str | int) and value in options:
             return value
-        raise SettingError(f"{where} must be one of {', '.join(map(repr, options))}; got {value!r}.")
+        raise SettingError(f"{where} must be one of {', '.join(map(repr, options))}; got {value!r:.80}.")
     if origin in (Union, types.UnionType):
         return _coerce_union(options, value, where)
     if origin is tuple:
         kinds = [options[0]] * len(value) if options[-1] is Ellipsis and isinstance(value, list | tuple) else list(options)
         if not isinstance(value, list | tuple) or len(value) != len(kinds):
-            raise SettingError(f"{where} must be a list of {len(kinds)} values, as in [0.1, 0.9]; got {value!r}.")
+            raise SettingError(f"{where} must be a list of {len(kinds)} values, as in [0.1, 0.9]; got {value!r:.80}.")
         return tuple(_coerce(kind, item, where) for kind, item in zip(kinds, value, strict=True))
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, Mapping):
             return from_plain(hint, value, f"{where}.")
-        raise SettingError(f"{where} is a group of settings; set them one by one, as in {where}.name=value. Got {value!r}.")
+        raise SettingError(f"{where} is a group of settings; set them one by one, as in {where}.name=value. Got {value!r:.80}.")
     return _coerce_scalar(hint, value, where)
 
 
@@ -134,13 +138,14 @@ def _coerce_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _coerce_scalar(hint: Any, value: Any, where: str) -> Any:
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST  # and no NaN
+    if hint is float and is_number:
         return float(value)
-    if hint is int and isinstance(value, int | float) and not isinstance(value, bool) and value == int(value):
+    if hint is int and is_number and value == int(value):
         return int(value)
-    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    if hint is str and isinstance(value, int | float):
+    if hint is str and is_number:
         return str(value)
+    if hint in (bool, str) and isinstance(value, hint):
+        return value
     names = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
-    raise SettingError(f"{where} must be {names.get(hint, hint)}; got {value!r}.")
+    raise SettingError(f"{where} must be {names.get(hint, hint)}; got {value!r:.80}.")

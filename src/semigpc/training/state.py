@@ -1,5 +1,7 @@
 """What trains, assembled from an experiment, and how it is saved and restored."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,22 +93,33 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """The inverse of :meth:`tensors`."""
         self.restore_networks(checkpoint)
-        restore_optimizer(self.optimizer, checkpoint.part("optimizer"))
         random = checkpoint.part("random")
-        torch.set_rng_state(random["cpu"])
-        if "cuda" in random and self.fabric.device.type == "cuda":
-            torch.cuda.set_rng_state(random["cuda"], self.fabric.device)
-        self.fabric.strategy.precision.load_state_dict(checkpoint.state.get("precision", {}))
+        with _fitting():
+            restore_optimizer(self.optimizer, checkpoint.part("optimizer"))
+            torch.set_rng_state(random["cpu"])
+            if "cuda" in random and self.fabric.device.type == "cuda":
+                torch.cuda.set_rng_state(random["cuda"], self.fabric.device)
+            self.fabric.strategy.precision.load_state_dict(checkpoint.state["precision"])
 
     def restore_networks(self, checkpoint: Checkpoint) -> None:
         """The networks and the algorithm with its memory: all that prediction needs."""
-        try:
+        with _fitting():
             self.model.load_state_dict(checkpoint.part("model"))
             if self.average is not None:
                 self.average.load_state_dict(checkpoint.part("average"))
             self.algorithm.load_state_dict(checkpoint.part("algorithm"))
-        except RuntimeError as error:
-            raise CheckpointError(f"the checkpoint does not fit the network: {error}") from error
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    """Tensors of a checkpoint that are missing, too many or of other shapes."""
+    try:
+        yield
+    except (RuntimeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit the experiment in config.json: {type(error).__name__}: {error}. Put the run folder "
+            "back as it was, or train anew in another one."
+        ) from error
 
 
 def build_fabric(experiment: Experiment) -> Fabric:

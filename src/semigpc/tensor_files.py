@@ -1,0 +1,88 @@
+"""Tensors in safetensors files whose every byte is covered by one checksum: what a disk or a copy has damaged is never used.
+
+The header of such a file begins with the checksum. It is the sha256 of the whole file (length, header, padding and tensors)
+with zeros in the place of its own digits.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from semigpc.json_files import FileError, must_be_file, parse
+
+DIGITS = 64
+ZEROS = b"0" * DIGITS
+KEY = "semigpc"  # one key alone: the library writes several in any order, and equal tensors would make unequal files
+# 8 bytes of length come first, then the header, which the library begins with the metadata.
+OPENING = b'{"__metadata__":{"' + KEY.encode() + rb'":"{\"sha256\": \"'
+PLACE = 8 + len(OPENING)
+BLOCK = 2**20  # bytes hashed at a time
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
+    """Write a file with a checksum.
+
+    Args:
+        path: of the file; :func:`semigpc.files.replacing` puts it in place.
+        tensors: by name, on the CPU and contiguous. facts: what JSON holds, kept in the header.
+
+    Raises:
+        OSError: the disk is full, for example.
+    """
+    try:
+        save_file(dict(tensors), path, metadata={KEY: json.dumps({"sha256": ZEROS.decode(), **facts})})
+    except SafetensorError as error:  # how the library reports what the disk refuses
+        raise OSError(str(error)) from error
+    with path.open("rb+") as file:
+        digest = _digest(file)
+        file.seek(PLACE)
+        assert file.read(DIGITS) == ZEROS, "the library begins its header otherwise"
+        file.seek(PLACE)
+        file.write(digest.encode())
+
+
+@contextmanager
+def opened(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Verify a file, unless that was done; yields a handle with ``keys`` and ``get_tensor``, and the facts.
+
+    Raises:
+        FileError: it is damaged, or is no such file. FileNotFoundError: it is not there.
+    """
+    must_be_file(path)
+    with path.open("rb") as file:
+        if verify:
+            _verify(file, path)
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    raise FileError(f"{path} was replaced while it was read; try again")
+                facts = parse(tensors.metadata()[KEY].encode(), path)
+                yield tensors, {name: value for name, value in facts.items() if name != "sha256"}
+        except SafetensorError as error:
+            raise FileError(f"{path} cannot be read: {error}") from error
+
+
+def _verify(file: IO[bytes], path: Path) -> None:
+    file.seek(8)
+    if file.read(len(OPENING)) != OPENING:
+        raise FileError(f"{path} cannot be read: it does not begin with a checksum, so it is damaged or by an older version")
+    if file.read(DIGITS) != _digest(file).encode():
+        raise FileError(f"{path} is damaged: its content does not fit its checksum")
+
+
+def _digest(file: IO[bytes]) -> str:
+    """Of the file with zeros in place of the checksum."""
+    file.seek(0)
+    digest = hashlib.sha256(file.read(PLACE))
+    digest.update(ZEROS[: len(file.read(DIGITS))])
+    while block := file.read(BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
