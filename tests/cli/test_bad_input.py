@@ -160,7 +160,7 @@ def test_a_full_disk_while_checkpointing(tmp_path: Path) -> None:
     with files_no_larger_than(len(before) // 2):
         told = refused(*half, code=1, words=f"the checkpoint {last} could not be written")
     assert "What was there before is intact." in told
-    assert "when there is room, resume to go on" in told
+    assert "MB. Give the same command with --resume to go on." in told
     assert last.read_bytes() == before
     assert [path.name for path in last.parent.iterdir()] == [last.name]
 

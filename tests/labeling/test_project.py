@@ -98,6 +98,9 @@ def test_what_is_not_there_is_said(usual: Path, tmp_path: Path) -> None:
         Project.open(copy)
     shutil.copy(usual / "project.json", copy)
     (copy / "labels.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"labels\.parquet is not as semigpc label wrote it.*the same semigpc label command"):
+        Project.open(copy)
+    (copy / "labels.parquet").unlink()
     with pytest.raises(DataError, match=r"labels\.parquet cannot be read"):
         Project.open(copy)
 
