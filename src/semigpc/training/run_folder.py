@@ -13,6 +13,7 @@ import torch
 
 from semigpc.data import Splits
 from semigpc.files import Facts, facts_of, locked, remove_drafts, replacing, write_json, write_text, writing
+from semigpc.threads import cores
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import class_groups
 from semigpc.training.settings import dotted_keys
@@ -163,7 +164,7 @@ def _counts(labels: npt.NDArray[np.int64], splits: Splits) -> list[int]:
 def environment() -> dict[str, str]:
     """Versions and machine, for whoever wants the same figures again."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return versions() | {"cpus": str(os.cpu_count()), "torch threads": str(torch.get_num_threads()), "device": device}
+    return versions() | {"cpus": str(cores()), "torch threads": str(torch.get_num_threads()), "device": device}
 
 
 def read_json(path: Path, what_if_missing: str) -> Any:
