@@ -1,6 +1,7 @@
 """Small work runs on one thread, large work on the cores granted to the process, and both leave torch as they found it."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,31 @@ def test_work_gets_the_same_threads_whatever_it_is_a_part_of() -> None:
     torch.set_num_threads(2)  # the caller's own limit is kept
     with threads.suited_to(threads.SMALL):
         assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("many_threads")
+def test_threads_that_begin_inside_do_not_inherit_one_for_ever() -> None:
+    counts: dict[str, int] = {}
+    begun, ended = threading.Event(), threading.Event()
+
+    def inner() -> None:
+        with threads.suited_to(threads.SMALL):
+            counts["large"] = torch.get_num_threads()
+            begun.set()
+            ended.wait(60)
+        counts["after"] = torch.get_num_threads()
+
+    thread = threading.Thread(target=inner)
+    with threads.suited_to(0):
+        thread.start()
+        assert begun.wait(60)
+    ended.set()
+    thread.join()
+    later = threading.Thread(target=lambda: counts.update(later=torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert counts == {"large": GRANTED, "after": GRANTED + 2, "later": GRANTED + 2}
+    assert torch.get_num_threads() == GRANTED + 2
 
 
 def test_blas_libraries_are_lowered_and_never_raised() -> None:

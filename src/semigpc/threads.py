@@ -1,9 +1,9 @@
 """How many threads torch and the BLAS libraries use: one for small work, the cores granted to this process for large work."""
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,7 +18,14 @@ SMALL = 1e8
 
 CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
-_most: ContextVar[int | None] = ContextVar("_most", default=None)  # threads for large work, within ``suited_to``
+
+class _Thread(threading.local):
+    outside: int | None = None  # what torch was set to, while this thread is within ``suited_to``
+    known = False  # whether it has been here before
+
+
+_thread, _lock = _Thread(), threading.Lock()
+_inside: list[int] = []  # what torch was set to, for every thread within ``suited_to``
 
 
 @contextmanager
@@ -28,13 +35,27 @@ def suited_to(work: float) -> Iterator[None]:
     Inside another block like this the number depends on the inner work alone, so that the same product is computed by the same
     number of threads, and with the same bits, whatever it is a part of.
     """
-    most = _most.get() or allowed()
-    token = _most.set(most)
+    if _thread.outside is not None:
+        with using(_suited(work, _thread.outside)):
+            yield
+        return
+    with _lock:
+        # A thread that begins while another one is in here inherits the number that is set there.
+        outside = _inside[0] if _inside and not _thread.known else torch.get_num_threads()
+        _inside.append(outside)
+    _thread.outside, _thread.known = outside, True
     try:
-        with using(1 if work < SMALL else most):
+        with using(_suited(work, outside)):
             yield
     finally:
-        _most.reset(token)
+        _thread.outside = None
+        torch.set_num_threads(outside)
+        with _lock:
+            _inside.remove(outside)
+
+
+def _suited(work: float, outside: int) -> int:
+    return 1 if work < SMALL else min(outside, granted())
 
 
 @contextmanager
