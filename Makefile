@@ -4,16 +4,30 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint check format toy bench
+.PHONY: help run test test-cpus lint check format toy bench
 
 help:     ## list the targets
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
 run: $(VENV)/ready     ## train on long-tailed digits with and without SemiGPC, into demo/
 	$(BIN)/semigpc demo --out demo
 
 test: $(VENV)/ready     ## all tests, a process a core
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# One processor's instruction set, rounding and threads in the place of another's, as far as these libraries can be told to.
+CPU_as-it-is    := OMP_NUM_THREADS=1
+CPU_two-threads := OMP_NUM_THREADS=2
+CPU_no-vectors  := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41
+CPU_avx2        := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
+CPU_mixed       := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2
+CPUS  ?= as-it-is two-threads no-vectors avx2 mixed
+TESTS ?= $(addprefix tests/,gp buffers refiners algorithms addons estimator paper)
+
+test-cpus: $(VENV)/ready     ## the tests whose results are numbers, as on other processors (CPUS=avx2 TESTS=tests/gp for some)
+	@failed=; $(foreach cpu,$(CPUS),echo "== $(cpu)"; \
+	env $(CPU_$(cpu)) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(TESTS) || failed="$$failed $(cpu)";) \
+	test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
 
 lint: $(VENV)/ready     ## format, lint, types
 	$(BIN)/ruff format --check

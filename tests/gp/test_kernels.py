@@ -33,7 +33,7 @@ def points(generator: torch.Generator) -> Tensor:
 @every_kernel
 def test_is_symmetric_with_its_own_diagonal(kernel: Kernel, points: Tensor) -> None:
     K = kernel(points, points)
-    torch.testing.assert_close(K, K.mT, rtol=0, atol=1e-12)
+    torch.testing.assert_close(K, K.mT, rtol=0, atol=rounding(kernel))
     torch.testing.assert_close(K.diagonal(), kernel.diagonal(points), rtol=0, atol=1e-7)
 
 
@@ -47,17 +47,22 @@ def test_is_positive_definite_with_noise_where_it_says_so(kernel: Kernel, points
         assert isinstance(kernel, Clipped)
 
 
+def rounding(kernel: Kernel) -> float:
+    """What a different order of summation may change: arccos, in a deep NTK, turns 1e-16 near 1 into 1e-8."""
+    return 1e-7 if isinstance(kernel, NTK) and kernel.depth else 1e-12
+
+
 @every_kernel
 def test_rows_do_not_depend_on_each_other(kernel: Kernel, points: Tensor) -> None:
     whole = kernel(points[:4], points)
-    torch.testing.assert_close(whole[2:3], kernel(points[2:3], points), rtol=0, atol=1e-12)
-    torch.testing.assert_close(whole[:, 5:9], kernel(points[:4], points[5:9]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(whole[2:3], kernel(points[2:3], points), rtol=0, atol=rounding(kernel))
+    torch.testing.assert_close(whole[:, 5:9], kernel(points[:4], points[5:9]), rtol=0, atol=rounding(kernel))
 
 
 @every_kernel
 def test_given_square_norms_change_nothing(kernel: Kernel, points: Tensor) -> None:
     given = kernel(points[:4], points, points.square().sum(dim=1))
-    torch.testing.assert_close(given, kernel(points[:4], points), rtol=0, atol=1e-12)
+    torch.testing.assert_close(given, kernel(points[:4], points), rtol=0, atol=rounding(kernel))
 
 
 @every_kernel

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -90,9 +91,20 @@ def test_a_tolerance_beyond_float32_is_an_error_that_names_the_way_out(generator
     assert len(engine) == 0
 
 
-def test_noise_that_is_lost_in_rounding_is_an_error_that_names_it(generator: torch.Generator) -> None:
-    engine, (features, targets) = make(60, noise_std=1e-9), clusters(generator)(60)
-    with pytest.raises(NotConvergedError, match=r"noise_std=1e-09.*Raise noise_std"):
-        engine.replace(torch.arange(60), features[:1].repeat(60, 1), targets)  # rows that coincide, of several classes
+@pytest.mark.parametrize("size", [60, 400])
+@pytest.mark.parametrize("noise_std", [1e-9, 1e-8, 1e-7, 1e-6])
+def test_noise_that_is_lost_in_rounding_is_one_error_whose_advice_helps(
+    noise_std: float, size: int, generator: torch.Generator
+) -> None:
+    """Rows that coincide, of several classes: which step fails depends on the noise, the size and the processor's rounding."""
+    engine, (features, targets) = make(size, noise_std=noise_std), clusters(generator)(size)
+    rows = (torch.arange(size), features[:1].repeat(size, 1), targets)
+    with pytest.raises(NotConvergedError, match=rf"^noise_std={noise_std:g} is lost in rounding.*Raise noise_std") as raised:
+        engine.replace(*rows)
     assert len(engine) == 0
     assert not engine.alpha.any()
+    advice = re.search(r"to (\S+) or more\.$", str(raised.value))
+    assert advice is not None
+    heeding = make(size, noise_std=float(advice[1]))
+    heeding.replace(*rows)
+    assert len(heeding) == size

@@ -9,6 +9,7 @@ import torch
 from semigpc.bench.timing import time_in_turns
 from semigpc.data import Augment, Splits, train_loader
 from semigpc.recipes.field import field_experiment
+from semigpc.threads import using
 from semigpc.training import Experiment, SettingError
 from semigpc.training.loop import load_splits, take_step
 from semigpc.training.state import Trainer, assemble, build_fabric
@@ -58,11 +59,9 @@ def _window(experiment: Experiment) -> Callable[[], None]:
         _step(trainer, batches[step % WINDOW], first - SETTLING + step, length, experiment, splits)
 
     def window() -> None:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        for number, batch in enumerate(batches):
-            _step(trainer, batch, first + number, length, experiment, splits)
-        torch.set_num_threads(threads)
+        with using(1):
+            for number, batch in enumerate(batches):
+                _step(trainer, batch, first + number, length, experiment, splits)
 
     return window
 

@@ -19,6 +19,7 @@ import pyarrow
 from pyarrow import parquet
 
 from semigpc.bench.clusters import Clusters
+from semigpc.threads import cores
 
 EVERY_SECONDS = 0.2  # between looks at what is finished
 COMPARED = 65_536  # rows at a time
@@ -63,7 +64,7 @@ def bench_bulk(
         "classes": classes,
         "seed": seed,
     }
-    record |= {"cores": os.cpu_count(), "generate_s": time.perf_counter() - began}
+    record |= {"cores": cores(), "generate_s": time.perf_counter() - began}
     record["bytes_in"] = _bytes(folder / "data")
     record["ray"] = _label_on_ray(folder, rows, partitions, report)
     record["bytes_out"] = _bytes(folder / "ray" / "labels")

@@ -1,7 +1,6 @@
 """``semigpc demo``: labels only, SimMatch, and SimMatch with SemiGPC, side by side on long-tailed digits."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -37,11 +36,12 @@ def demo(
     from semigpc.cli.tables import comparison_table
     from semigpc.report.comparison_page import write_comparison_report
     from semigpc.report.run_page import write_run_report
+    from semigpc.threads import cores
     from semigpc.training.comparison import compare, run_path
 
     console = Console(stderr=as_json)
     cells = make_cells("digits", ["simmatch"], ["none"], ["none", "gp"], RATIO, [])
-    jobs = max(1, min(len(cells), os.cpu_count() or 1))
+    jobs = max(1, min(len(cells), cores()))
     with ComparisonProgress(len(cells), "Training three networks") as progress:
         comparison = compare(
             cells,

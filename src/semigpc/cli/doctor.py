@@ -1,7 +1,6 @@
 """``semigpc doctor``: is the installation sound, and if not, what mends it?"""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -111,16 +110,18 @@ def reinstall_command() -> str:
 def _machine() -> Iterator[Finding]:
     import torch
 
+    from semigpc.threads import allowed, cores
+
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     if torch.backends.mps.is_available():
         gpus.append("Apple GPU (mps)")
     yield Finding("devices", "ok", ", ".join(gpus) or "no GPU; training runs on the CPU")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = torch.get_num_threads()
-    if threads > cores:
-        yield Finding("threads", "warn", f"{threads} of torch on {cores} cores", f"OMP_NUM_THREADS={cores} before the command")
+    if allowed() > cores():  # by OMP_NUM_THREADS
+        yield Finding(
+            "threads", "warn", f"{allowed()} of torch on {cores()} cores", f"OMP_NUM_THREADS={cores()} before the command"
+        )
     else:
-        yield Finding("threads", "ok", f"{threads} of torch on {cores} cores")
+        yield Finding("threads", "ok", f"{allowed()} of torch on {cores()} cores")
     disk = shutil.disk_usage(Path.cwd()).free / GIGABYTE
     yield _enough("free disk here", disk, "delete old runs, or write elsewhere with --out")
     memory = _free_memory()

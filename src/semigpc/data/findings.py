@@ -1,12 +1,12 @@
 """What a check of a data set found, figure by figure, beside what was published and what the paper says."""
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from semigpc.data.pictures import PictureError
+from semigpc.threads import cores
 
 Verdict = Literal["ok", "differs", "absent", "paper is wrong"]
 Figure = int | str | None
@@ -100,7 +100,7 @@ def unreadable(
         read: decodes the picture at a position, or raises :class:`PictureError`.
         count: how many there are.
         report: told now and then.
-        workers: threads; as many as there are processors by default. Decoding does not hold the interpreter's lock.
+        workers: threads; as many as there are cores by default. Decoding does not hold the interpreter's lock.
     """
 
     def problem(position: int) -> str | None:
@@ -111,7 +111,7 @@ def unreadable(
         return None
 
     problems: list[str] = []
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(workers or cores()) as pool:
         for first in range(0, count, AT_ONCE):
             chunk = range(first, min(first + AT_ONCE, count))
             problems += [found for found in pool.map(problem, chunk) if found]

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from semigpc.data.dataset import DataError
+from semigpc.threads import hold
 
 Item = TypeVar("Item")
 
@@ -96,7 +97,7 @@ def _start(loader: DataLoader[Item]) -> Iterator[Item]:
 
 def _prepare_worker(_worker: int) -> None:
     """One thread, since workers share the cores with training; and an ear for the main process alone."""
-    torch.set_num_threads(1)
+    hold(1)
     if CAN_TELL_SENDER:
         threading.Thread(target=_end_when_told, daemon=True).start()
     else:

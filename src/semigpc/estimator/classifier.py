@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from semigpc.estimator.memory import Memory, row_numbers
 from semigpc.estimator.options import Options
 from semigpc.estimator.targets import codes_of, read_targets, unlabeled_like
 from semigpc.gp.posterior import Scored
+from semigpc.threads import suited_to
 
 CHUNK = 16_384  # rows scored at a time
 
@@ -123,7 +125,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"none of the {len(X)} rows is labelled: all of y is -1, None or NaN. Label some rows of at least two classes."
             )
-        self._adopt(fit_memory(X, codes, numbers, len(self.classes_), options))
+        with suited_to(X.size):  # to look at the rows; what takes longer chooses for itself
+            self._adopt(fit_memory(X, codes, numbers, len(self.classes_), options))
         self._rows_seen = int(numbers.max()) + 1
         self._fitted_rows = {int(number): position for position, number in enumerate(numbers)}
         self.transduction_ = self._transduce(X, codes)
@@ -222,12 +225,15 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Probabilities (M, C) under the class prior; rows sum to 1. O(M n (D + C))."""
         rows = self._checked(X)
         beliefs, decider = self._beliefs(), self._helped or self._memory
-        return np.concatenate([beliefs.probs(scored.mean).numpy() for _, scored in self._scored(rows, decider)])
+        with self._threads(rows, variance=False):
+            return np.concatenate([beliefs.probs(scored.mean).numpy() for _, scored in self._scored(rows, decider)])
 
     def predict_variance(self, X: Any) -> Floats:
         """Posterior over prior variance (M,): 0 where all is known, 1 far from every label. O(M n (D + n))."""
-        parts = self._scored(self._checked(X), self._memory, variance=True)
-        return np.concatenate([scored.variance.numpy() for _, scored in parts if scored.variance is not None])
+        rows = self._checked(X)
+        with self._threads(rows, variance=True):
+            parts = self._scored(rows, self._memory, variance=True)
+            return np.concatenate([scored.variance.numpy() for _, scored in parts if scored.variance is not None])
 
     def answer(self, X: Any, *, variance: bool = True, top: int = 3) -> Answers:
         """Class, confidence, variance, status and the best reasons for it of rows (M, D), in one pass of bounded memory.
@@ -238,8 +244,10 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._answer(self._checked(X), variance=variance, top=top)
 
     def _answer(self, X: Floats, *, variance: bool, top: int) -> Answers:
-        parts = self._scored(X, self._memory, variance=variance or self.confidence != "probability", top=top)
-        return Answers.join([self._answered(points, scored, top) for points, scored in parts])
+        variance = variance or self.confidence != "probability"
+        with self._threads(X, variance=variance):
+            parts = self._scored(X, self._memory, variance=variance, top=top)
+            return Answers.join([self._answered(points, scored, top) for points, scored in parts])
 
     def _answered(self, points: Tensor, scored: Scored, top: int) -> Answers:
         codes, slots, weights = scored.classes, scored.slots, scored.reasons
@@ -286,14 +294,17 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Posterior covariance (M1, M2) of the function at two sets of rows, over the prior variance. O(M2 n^2 + M1 n M2)."""
         first, second = self._checked(X1), self._checked(X2)
         engine = self._memory.engine
-        found: Floats = engine.covariance(*(self._scaling(rows).to(engine.dtype) for rows in (first, second))).float().numpy()
+        with suited_to(len(second) * len(engine) ** 2):
+            points = [self._scaling(rows).to(engine.dtype) for rows in (first, second)]
+            found: Floats = engine.covariance(*points).float().numpy()
         return found
 
     def leave_one_out(self) -> LeaveOneOut:
         """Every given label as the others would have it, all classes being as likely beforehand. Closed form, O(n^2 + n C)."""
         check_is_fitted(self)
         rows, codes, positions = self._memory.given()
-        left_out = self._memory.engine.leave_one_out()
+        with suited_to(len(self._memory) ** 2):
+            left_out = self._memory.engine.leave_one_out()
         given = torch.from_numpy(codes)
         about = (left_out.mean[positions], left_out.ones[positions], given, self._memory.counts())
         probs = torch.softmax(self.logit_scale_ * left_out_scores(*about), dim=1)
@@ -312,6 +323,10 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for start in range(0, len(X), CHUNK):
             points = self._scaling(X[start : start + CHUNK])
             yield points, memory.posterior.score(points, bias=bias, variance=variance, top=top)
+
+    def _threads(self, X: Floats, *, variance: bool) -> AbstractContextManager[None]:
+        """Threads for a block of rows and all that is done to it."""
+        return suited_to(min(len(X), CHUNK) * self._memory.posterior.row_work(variance=variance))
 
     def _memories(self) -> Iterator[Memory]:
         yield self._memory

@@ -17,6 +17,7 @@ from semigpc.estimator.scaling import Scaling, fit_scalings
 from semigpc.estimator.self_training import Joined, Solver, self_train
 from semigpc.estimator.thresholds import NEVER, precision_threshold
 from semigpc.estimator.tuning import Setting, balanced_subset, make_kernel, tune
+from semigpc.threads import suited_to
 
 TUNED = 600  # labelled rows that hyper-parameters are tuned on: an eigendecomposition takes a tenth of a second
 POOL = 20_000  # unlabelled rows that class shares are estimated from
@@ -123,13 +124,14 @@ def _choose_setting(
     scalings = fit_scalings(X, options.scaling, labels=len(kept))
     tuned = kept[balanced_subset(codes[kept], TUNED, rng)]
     _, dense = np.unique(codes[tuned], return_inverse=True)
-    setting = tune(
-        {name: scaling(X[tuned]) for name, scaling in scalings.items()},
-        torch.from_numpy(dense),
-        kernel=options.kernel,
-        length_scale=options.length_scale,
-        noise_std=options.noise_std,
-    )
+    with suited_to(len(tuned) ** 2):  # eigenvectors are mostly products of a matrix and a vector
+        setting = tune(
+            {name: scaling(X[tuned]) for name, scaling in scalings.items()},
+            torch.from_numpy(dense),
+            kernel=options.kernel,
+            length_scale=options.length_scale,
+            noise_std=options.noise_std,
+        )
     return scalings[setting.scaling], setting
 
 

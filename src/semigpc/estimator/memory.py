@@ -10,6 +10,7 @@ from torch import Tensor
 from semigpc.estimator.calibration import class_scales
 from semigpc.gp import ExactGP, Kernel
 from semigpc.gp.posterior import Posterior
+from semigpc.threads import suited_to
 
 Integers = NDArray[np.int64]
 SPARE = 256  # slots kept free beyond the rows there are, or a quarter of them if that is more
@@ -63,7 +64,8 @@ class Memory:
         self._slot = {int(row): slot for slot, row in enumerate(rows)}
         self.rows[: len(rows)], self.codes[: len(rows)] = rows, codes
         if len(rows):
-            self.engine.replace(torch.arange(len(rows)), points.to(self.engine.dtype), targets.to(self.engine.dtype))
+            with suited_to(len(rows) ** 3):
+                self.engine.replace(torch.arange(len(rows)), points.to(self.engine.dtype), targets.to(self.engine.dtype))
         self._posterior: Posterior | None = None
 
     def __len__(self) -> int:
@@ -118,7 +120,8 @@ class Memory:
         Args:
             points: (M, D). codes: (M,) the class to explain for each.
         """
-        weights = self.kernel(points.double(), self.engine.features[self.slots].double()) * self.weights()[:, codes].mT
+        with suited_to(len(points) * len(self) * self.engine.n_features):
+            weights = self.kernel(points.double(), self.engine.features[self.slots].double()) * self.weights()[:, codes].mT
         order = weights.argsort(dim=1, descending=True, stable=True)[:, :top]
         missing = top - order.shape[1]
         slots = torch.nn.functional.pad(order, (0, missing), value=-1)
@@ -133,8 +136,9 @@ class Memory:
             points: (M, D). codes: (M,). slots: (M, top) as :meth:`reasons` gives them.
         """
         there = slots.clamp_min(0)
-        shares = self.engine.label_weights(points.to(self.engine.dtype)).double()[:, self.slots].gather(1, there)
-        spread = (self.engine.leave_one_out().variance + self.noise_std**2)[there]  # 1 / (K^-1)_ii
+        with suited_to(len(points) * len(self) ** 2):
+            shares = self.engine.label_weights(points.to(self.engine.dtype)).double()[:, self.slots].gather(1, there)
+            spread = (self.engine.leave_one_out().variance + self.noise_std**2)[there]  # 1 / (K^-1)_ii
         return torch.where(slots >= 0, shares * self.weights()[there, codes.unsqueeze(1)] * spread, 0.0)
 
     def put(self, rows: Integers, points: Tensor, targets: Tensor, codes: Integers) -> None:
@@ -151,7 +155,8 @@ class Memory:
         for row in new:
             self._slot[row] = next(free)
         slots = np.array([self._slot[int(row)] for row in rows], dtype=np.int64)
-        self.engine.replace(torch.from_numpy(slots), points.to(self.engine.dtype), targets.to(self.engine.dtype))
+        with suited_to(len(slots) * len(self) ** 2):
+            self.engine.replace(torch.from_numpy(slots), points.to(self.engine.dtype), targets.to(self.engine.dtype))
         self.rows[slots], self.codes[slots] = rows, codes
         self._posterior = None
 
@@ -159,7 +164,8 @@ class Memory:
         """Take rows out; those that are not held are passed over. O(B N^2)."""
         slots = [self._slot.pop(int(row)) for row in rows if int(row) in self._slot]
         if slots:
-            self.engine.remove(torch.tensor(slots))
+            with suited_to(len(slots) * len(self) ** 2):
+                self.engine.remove(torch.tensor(slots))
             self.rows[slots] = self.codes[slots] = -1
             self._posterior = None
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from semigpc.estimator.calibration import class_scales, estimate_shares
 from semigpc.gp import Kernel
+from semigpc.threads import suited_to
 
 SURE = 0.9  # probability from which a row joins
 MOST = 1500  # rows that join, shared evenly by the classes
@@ -36,9 +37,10 @@ class Solver:
             points: (N, D). targets: (N, C) rows that sum to 1.
         """
         counts = targets.sum(dim=0)
-        K = self.kernel(points.double(), points.double())
-        K.diagonal().copy_(self.kernel.diagonal(points.double()) + self.noise_std**2)
-        K_inv = torch.cholesky_inverse(torch.linalg.cholesky(K))
+        with suited_to(len(points) ** 3):
+            K = self.kernel(points.double(), points.double())
+            K.diagonal().copy_(self.kernel.diagonal(points.double()) + self.noise_std**2)
+            K_inv = torch.cholesky_inverse(torch.linalg.cholesky(K))
         wanted = targets.double() - counts / counts.sum()
         alpha = K_inv @ wanted
         scales = class_scales(counts)
@@ -47,7 +49,8 @@ class Solver:
     def scores(self, queries: Tensor, points: Tensor, weights: Tensor) -> Tensor:
         """k(h, h_Q) a, (M, C), in float32 a chunk at a time. O(M N (D + C))."""
         thin = weights.float()
-        return torch.cat([self.kernel(chunk, points) @ thin for chunk in queries.split(CHUNK)])
+        with suited_to(min(len(queries), CHUNK) * len(points) * (points.shape[1] + thin.shape[1])):
+            return torch.cat([self.kernel(chunk, points) @ thin for chunk in queries.split(CHUNK)])
 
 
 def self_train(solver: Solver, points: Tensor, targets: Tensor, unlabeled: Tensor, *, rounds: int) -> Joined:

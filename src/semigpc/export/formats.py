@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from semigpc.export.network import INPUT, ExportedNetwork
+from semigpc.threads import allowed
 
 Floats = NDArray[np.float32]
 Answer = Callable[[Floats], dict[str, Floats]]
@@ -65,7 +66,7 @@ def open_onnx(path: Path) -> Answer:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = allowed()
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:

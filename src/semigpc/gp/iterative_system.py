@@ -1,6 +1,7 @@
 """The points of a buffer and alpha = K^-1 y, followed to a tolerance as points come and go, without K."""
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Self
 
@@ -25,6 +26,7 @@ AUDIT_EVERY = 16  # ... every so many changes
 DRIFT = 0.25  # of the tolerance: what it may be off by
 REFRESH_EVERY = 1000  # changes after which the residual is computed afresh in any case
 MAX_ITERATIONS = 500
+ROUNDING = 8 * torch.finfo(torch.float64).eps  # of a sum of kernel values, some of which cancel
 
 
 class IterativeSystem(nn.Module):
@@ -179,9 +181,9 @@ class IterativeSystem(nn.Module):
 
     def _relax(self) -> None:
         """Step 4: the exact step on the landmarks and the rows that need it most."""
-        preconditioner = self.preconditioner()
-        anchors = preconditioner.anchors[: self.points.width // 4]
-        urgency = preconditioner(self.residual[: self.points.width] / self.points.scales().clamp_min(1e-300)).abs().amax(dim=1)
+        anchors = self.preconditioner().anchors[: self.points.width // 4]
+        urgency = self._precondition(self.residual[: self.points.width] / self.points.scales().clamp_min(1e-300))
+        urgency = urgency.abs().amax(dim=1)
         urgency[anchors] = 0
         urgent = urgency.topk(min(RELAXED, -(-self.points.width // 8))).indices
         slots = torch.cat([anchors, urgent[urgency[urgent] > 0]])
@@ -201,20 +203,26 @@ class IterativeSystem(nn.Module):
             if self._is_within():
                 self.health.residual = self._relative_residual()
                 return
+            off = self.health.drift
             self._refresh()
+        if self._is_noise_lost():
+            raise self._lost_noise()
+        dtype = self.points.features.dtype
         raise NotConvergedError(
-            f"tolerance={self.tolerance:g} is more than {self.points.features.dtype} kernel values can carry for "
-            f"{self.points.kernel} with noise_std={self.points.noise_std:g}: the residual is off by {self.health.drift:.1e}. "
-            "Raise tolerance or noise_std, or use dtype=torch.float64."
+            f"tolerance={self.tolerance:g} is more than {dtype} kernel values can carry for {self.points.kernel} with "
+            f"noise_std={self.points.noise_std:g}: rounding leaves a residual of {off:.1e}. Raise tolerance or noise_std"
+            f"{'' if dtype == torch.float64 else ', or use dtype=torch.float64'}."
         )
 
     def conjugate_gradients(self, x: Tensor, residual: Tensor, goals: Tensor) -> Solved:
         """Solve, or say what to turn."""
         if not self.points.count:
             return Solved(x, residual, 0, True)
-        solved = solve(self._product, self.preconditioner(), x, residual, goals, max_iterations=MAX_ITERATIONS)
+        solved = solve(self._product, self._precondition, x, residual, goals, max_iterations=MAX_ITERATIONS)
         if not solved.converged:
             norms = torch.linalg.vector_norm(solved.residual, dim=0) / goals.clamp_min(1e-300)
+            if self._is_noise_lost():
+                raise self._lost_noise()
             raise NotConvergedError(
                 f"conjugate gradients did not reach tolerance={self.tolerance:g} for {self.points.kernel} with "
                 f"noise_std={self.points.noise_std:g} over {self.points.count} rows: the residual is "
@@ -223,8 +231,38 @@ class IterativeSystem(nn.Module):
             )
         return solved
 
+    def _precondition(self, residual: Tensor) -> Tensor:
+        """M^-1 r, (n, R)."""
+        try:
+            return self.preconditioner()(residual)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise self._lost_noise() from error
+
+    def _is_noise_lost(self) -> bool:
+        """Whether rounding is why the tolerance was not reached; asked once it was not.
+
+        Decided by sizes and not by the step that failed, which differs from processor to processor. Nothing is
+        refused beforehand, since rows that are far apart can do with less noise.
+        """
+        return self.points.noise_std <= self._least_noise()
+
+    def _least_noise(self) -> float:
+        """Sigma with which rounding spares the tolerance, whatever the rows: r is known to some eps trace(K) / sigma^2."""
+        trace = float(self.points.kernel.diagonal(self.points.features[self.points.occupied]).double().sum())
+        return math.sqrt(ROUNDING * trace / self.tolerance)
+
+    def _lost_noise(self) -> NotConvergedError:
+        return NotConvergedError(
+            f"noise_std={self.points.noise_std:g} is lost in rounding beside {self.points.kernel} of {self.points.count} rows: "
+            f"K cannot be inverted to tolerance={self.tolerance:g}. Raise noise_std, to "
+            f"{2 * max(self._least_noise(), self.points.noise_std):.1g} or more."
+        )
+
     def _audit(self) -> None:
-        """How far r is from the truth, by a sample of its rows computed anew in float64. O(N (D + C)) for each of 128 rows."""
+        """How far r may be from the truth, by a sample of its rows. O(N (D + C)) for each of 128 rows.
+
+        They are computed anew in float64, whose own rounding counts as well: eps (|K| |alpha|).
+        """
         held = self.points.occupied.nonzero().squeeze(1)
         self.health.drift = 0.0
         if len(held):
@@ -233,7 +271,9 @@ class IterativeSystem(nn.Module):
             k = self.points.columns(self.points.features[rows])
             true = self.points.right_hand_sides()[rows] - k.mT @ self.alpha[: self.points.width]
             true -= self.points.noise_std**2 * self.alpha[rows]
-            off = torch.linalg.vector_norm(true - self.residual[rows], dim=0) * (len(held) / len(rows)) ** 0.5
+            rounding = torch.finfo(torch.float64).eps * (k.abs().mT @ self.alpha[: self.points.width].abs())
+            off = torch.linalg.vector_norm((true - self.residual[rows]).abs() + rounding, dim=0)
+            off *= (len(held) / len(rows)) ** 0.5
             self.health.drift = float((off / self.points.scales().clamp_min(1e-300)).max())
 
     def _refresh(self) -> None:

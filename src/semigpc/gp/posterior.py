@@ -11,6 +11,7 @@ from semigpc.gp.kernels import RBF, Kernel, Laplace, square_norms
 from semigpc.gp.reasons import GROUP, ReasonSearch, grouping_order
 from semigpc.gp.scaled_kernel import ScaledKernel, check_finite
 from semigpc.gp.solver import NotPositiveDefiniteError
+from semigpc.threads import suited_to
 
 CHUNK = 2048  # rows whose kernel values are made by one product, and held at once; fewer if there are ...
 CHUNK_CELLS = 2**22  # ... more kernel values than these, 16 MB
@@ -91,6 +92,10 @@ class Posterior:
         """N, labelled rows."""
         return len(self.features)
 
+    def row_work(self, *, variance: bool) -> int:
+        """Multiply-adds for one row: N (D + C), and N^2 for the variance."""
+        return len(self) * (self.features.shape[1] + self.weights.shape[1] + (len(self) if variance else 0))
+
     @full_precision()
     @torch.no_grad()
     def score(
@@ -129,7 +134,8 @@ class Posterior:
         for start in range(0, rows, max(1, chunk)):
             part = slice(start, start + chunk)
             points = queries[part].detach()
-            self._score_chunk(points if prepare is None else prepare(points), answer.part(part), start, bias, room)
+            with suited_to(len(points) * self.row_work(variance=variance)):  # by the chunk: equal chunks give equal bits
+                self._score_chunk(points if prepare is None else prepare(points), answer.part(part), start, bias, room)
         return answer
 
     def _check(self, queries: Tensor, bias: Tensor | None, top: int) -> Tensor | None:
@@ -184,7 +190,8 @@ class Posterior:
         if not len(self):
             return e.new_zeros(len(e))
         if self._factor is None:
-            self._factor = self._factorise()
+            with suited_to(len(self) ** 3):
+                self._factor = self._factorise()
         torch.linalg.solve_triangular(self._factor, out.copy_(e).mT, upper=False, out=out.mT)
         return square_norms(out)
 

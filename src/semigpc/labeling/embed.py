@@ -14,10 +14,11 @@ from semigpc.data.pictures import PictureError
 from semigpc.data.workers import InOrder
 from semigpc.files import locked, remove_drafts
 from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, TableKey
-from semigpc.labeling.network import AUTO, Network, all_threads
+from semigpc.labeling.network import AUTO, Network
 from semigpc.labeling.square_pictures import SquarePictures, workers_end_first
 from semigpc.models.embedded import NAME
 from semigpc.text import printable
+from semigpc.threads import granted, using
 
 FEW = 64  # pictures that are not worth starting a worker for
 
@@ -166,7 +167,7 @@ def _embed(
     """Add the embeddings of these pictures to the parts; answer with those that cannot be read."""
     stream = SquarePictures(root, names, network.image_size, config.batch)
     bad: list[Bad] = []
-    with all_threads(), workers_end_first():
+    with using(granted()), workers_end_first():
         workers = config.workers if len(names) > FEW else 0
         for number, squares in enumerate(InOrder(stream, range(len(stream)), workers, 2)):
             first = number * config.batch

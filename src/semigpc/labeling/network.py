@@ -1,9 +1,5 @@
 """A network that keeps its weights and turns pictures into embeddings."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
@@ -90,15 +86,3 @@ def _built(config: ModelConfig) -> nn.Module:
         except (ValueError, KeyError, OSError) as error:
             raise DataError(f"The network cannot be built: {error.args[0] if error.args else error}") from error
     return backbone
-
-
-@contextmanager
-def all_threads() -> Iterator[None]:
-    """As many as this process has cores, unless OMP_NUM_THREADS says otherwise: the network is worth them."""
-    before = torch.get_num_threads()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from semigpc.data.dataset import DataError
+from semigpc.threads import hold
 
 Task = Callable[[int], Any]  # from the number of a partition to what is to be known of it
 
@@ -36,8 +37,7 @@ def work_on(item: dict[str, Any], shared: list[Any]) -> dict[str, Any]:
 def _held(reference: Any) -> Task:
     """The task with all it needs, the model among it, fetched once; on one core, whatever the machine has."""
     import ray
-    import torch
 
-    torch.set_num_threads(1)
+    hold(1)
     task: Task = ray.get(reference)
     return task

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from semigpc.files import altered, locked, write_json
+from semigpc.threads import granted, hold
 from semigpc.training.experiment import Experiment
 from semigpc.training.journal import METRIC, Listener
 from semigpc.training.loop import Stopped, load_splits, train, view_source
@@ -178,10 +178,9 @@ def _run_missing(missing: list[tuple[Cell, int]], path: Path, jobs: int, listene
         return
     context = multiprocessing.get_context("spawn")
     messages = context.Manager().Queue()
-    threads = max(1, (os.cpu_count() or 1) // jobs)
     with (
         _terminable(),
-        ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,)) as pool,
+        ProcessPoolExecutor(jobs, mp_context=context, initializer=hold, initargs=(granted(jobs),)) as pool,
     ):
         try:
             futures = {

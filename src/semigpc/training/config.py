@@ -23,7 +23,8 @@ class TrainConfig:
         compat_usb_order: let the order of pictures depend on the epoch alone and not on the seed.
         eval_steps, checkpoint_steps, log_steps: how often to do each.
         eval_batch: pictures at a time in evaluation. workers: processes that load pictures; 0 loads in the loop.
-        threads: of torch on the CPU; 0 leaves torch's choice.
+        threads: of torch on the CPU, on whose number the last bits depend; 0 for as many as torch is set to, but no more than
+            there are cores granted to the process.
         tensorboard: write TensorBoard files too.
     """
 

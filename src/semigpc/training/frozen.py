@@ -1,8 +1,6 @@
 """Frozen-backbone mode: features of all views are computed once, and an adapter with the heads trains on them in seconds."""
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +8,7 @@ from torch import Tensor, nn
 
 from semigpc.data import AugmentConfig, CachedFeatures, CacheKey, FeatureCache, Splits, cache_root, weights_hash
 from semigpc.models import ModelConfig, build_model
+from semigpc.threads import granted, using
 from semigpc.training.settings import settings_of
 
 Progress = Callable[[int, int], None]
@@ -66,17 +65,5 @@ def cached_features(
     key = CacheKey(
         network=model.name, weights=weights_hash(backbone.state_dict()), augment=augment, views=frozen.views, width=width
     )
-    with _all_threads():
+    with using(granted()):
         return FeatureCache(key, cache_root()).features(splits, embed, workers=workers, progress=progress)
-
-
-@contextmanager
-def _all_threads() -> Iterator[None]:
-    """As many as this process has cores, unless OMP_NUM_THREADS says otherwise: the network is worth them."""
-    before = torch.get_num_threads()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -15,6 +15,7 @@ from semigpc.data import DATASETS, Augment, EvaluationBatch, ImageSet, Splits, V
 from semigpc.json_files import RELAXED, Sha256
 from semigpc.models import OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
+from semigpc.threads import allowed, using
 from semigpc.training.evaluate import Predictions, gp_of, headline_head, predict, refilled
 from semigpc.training.experiment import Experiment, name_of
 from semigpc.training.frozen import frozen_backbone
@@ -63,7 +64,8 @@ class LoadedRun:
     def predict(self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None) -> Predictions:
         """Probabilities of M pictures by each head; ``on_batch`` hears how many pictures were just done."""
         batches = eval_loader(images, self.source, batch_size=self.experiment.train.eval_batch, workers=0)
-        return predict(self.network, self.gp, _counted(batches, on_batch), self.device)
+        with using(self.experiment.train.threads or allowed()):
+            return predict(self.network, self.gp, _counted(batches, on_batch), self.device)
 
     def has(self, name: Part) -> bool:
         """Whether the run had such pictures."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from semigpc.threads import granted, hold
 from semigpc.training.experiment import Experiment
 from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Listener
@@ -265,8 +266,7 @@ def _be(number: int, experiment: Experiment, path: Path, resume: bool, reports: 
     os.dup2(2, 1)  # standard output is the parent's alone; libraries greet each other there
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_obey, args=(orders,), daemon=True).start()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
+    hold(granted(int(os.environ["LOCAL_WORLD_SIZE"])))
     try:
         listener = None if number else _Told(reports)
         reports.send(("done", train(experiment, path, resume=resume, listener=listener, fabric=join(experiment))))

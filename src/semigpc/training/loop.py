@@ -13,6 +13,7 @@ from lightning_fabric import Fabric
 
 from semigpc.data import DATASETS, Augment, CachedFeatures, Splits, ViewSource, train_loader
 from semigpc.refiners import GPConfig, PlacementConfig
+from semigpc.threads import allowed, using
 from semigpc.training import checkpoint
 from semigpc.training.config import TrainConfig
 from semigpc.training.evaluate import DivergedError, fill, gp_of
@@ -280,12 +281,6 @@ def _refuse_non_finite(output: StepOutput, step: int, rate: float) -> None:
 @contextmanager
 def _own_random_numbers(experiment: Experiment) -> Iterator[None]:
     """Seed torch for the run, and give the caller's generator and thread count back afterwards."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), using(experiment.train.threads or allowed()):
         torch.manual_seed(experiment.seed)
-        if experiment.train.threads:
-            torch.set_num_threads(experiment.train.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+        yield

@@ -20,6 +20,7 @@ from semigpc.data import Splits
 from semigpc.files import Facts, facts_of, locked, remove_drafts, replacing, trouble, write_json, write_text, writing
 from semigpc.json_files import RELAXED, Count, FileError, FileFacts, Sha256, Share, must_be_file, shown
 from semigpc.text import printable
+from semigpc.threads import cores
 from semigpc.training import checkpoint
 from semigpc.training.checkpoint import Checkpoint, CheckpointError
 from semigpc.training.experiment import Experiment
@@ -354,7 +355,7 @@ def _counts(labels: npt.NDArray[np.int64], splits: Splits) -> list[int]:
 def environment() -> dict[str, str]:
     """Versions and machine, for whoever wants the same figures again."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return versions() | {"cpus": str(os.cpu_count()), "torch threads": str(torch.get_num_threads()), "device": device}
+    return versions() | {"cpus": str(cores()), "torch threads": str(torch.get_num_threads()), "device": device}
 
 
 def read_json(
