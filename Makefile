@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+SEED   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-cpus lint check format toy bench
+.PHONY: help run test test-cpus fuzz lint check format toy bench
 
 help:     ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -28,6 +29,13 @@ test-cpus: $(VENV)/ready     ## the tests whose results are numbers, as on other
 	@failed=; $(foreach cpu,$(CPUS),echo "== $(cpu)"; \
 	env $(CPU_$(cpu)) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(TESTS) || failed="$$failed $(cpu)";) \
 	test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
+
+fuzz: $(VENV)/ready     ## damage, kills, edits, two processes and hostile requests, many times (half an hour; SEED=1 for others)
+	SEMIGPC_FUZZ_SEED=$(SEED) SEMIGPC_FUZZ_CASES=50 $(BIN)/python -m pytest tests/cli/test_two_processes.py -k labellings
+	SEMIGPC_FUZZ_SEED=$(SEED) SEMIGPC_FUZZ_CASES=10 $(BIN)/python -m pytest tests/cli/test_two_processes.py -k trainings
+	SEMIGPC_FUZZ_SEED=$(SEED) SEMIGPC_FUZZ_CASES=20 $(BIN)/python -m pytest tests/cli/test_kill.py
+	SEMIGPC_FUZZ_SEED=$(SEED) SEMIGPC_FUZZ_CASES=500 $(BIN)/python -m pytest \
+	tests/labeling/test_damaged_files.py tests/cli/test_hand_edits.py tests/review/test_hostile_requests.py tests/training/test_checkpoint.py
 
 lint: $(VENV)/ready     ## format, lint, types
 	$(BIN)/ruff format --check
