@@ -11,7 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.files import InUseError, WriteError, altered, facts_of, locked, remove_drafts, replacing, write_json, write_text
+from semigpc.files import (
+    InUseError,
+    WriteError,
+    altered,
+    facts_of,
+    is_sealed,
+    locked,
+    remove_drafts,
+    replacing,
+    sealed,
+    write_json,
+    write_text,
+    writing,
+)
 
 HOLDS = """
 import sys, time
@@ -75,7 +88,7 @@ def test_a_draft_that_was_never_written_is_an_error_and_not_an_empty_file(tmp_pa
 
 def test_a_folder_or_a_device_is_not_replaced(tmp_path: Path) -> None:
     for place in (tmp_path, Path(os.devnull)):
-        with pytest.raises(WriteError, match="a folder or a device"):
+        with pytest.raises(WriteError, match=r"could not be written: it is a (folder|pipe, a socket or a device)"):
             write_text(place, "text")
 
 
@@ -116,6 +129,23 @@ def test_only_drafts_are_removed(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(
         [".semigpc.lock", ".hidden", "a.csv", ".a.csv.part", "b.csv"]
     )
+
+
+def test_all_files_can_be_read_by_those_who_may(tmp_path: Path) -> None:
+    """Whatever the library that writes them thinks of it: colleagues share run folders."""
+    with replacing(tmp_path / "model.safetensors") as draft:
+        draft.write_bytes(b"")
+        draft.chmod(0o600)
+    (tmp_path / "usual").write_text("")
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+@pytest.mark.parametrize(("number", "passing"), [(28, True), (30, True), (13, True), (17, False), (20, False), (36, False)])
+def test_it_is_known_whether_the_same_call_may_succeed_later(tmp_path: Path, number: int, passing: bool) -> None:
+    with pytest.raises(WriteError, match="What was there before is intact") as caught, writing(tmp_path / "a"):
+        raise OSError(number, "said by a library, with the name of a draft")
+    assert caught.value.passing is passing
+    assert "draft" not in str(caught.value)
 
 
 # Locking -----------------------------------------------------------------------------------------------------------
@@ -251,6 +281,14 @@ def test_every_change_of_a_file_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "b").unlink()
     assert altered(tmp_path, facts) == ["a", "b"]
     assert altered(tmp_path, {"a": {"bytes": "many"}}) == ["a"]
+
+
+def test_values_that_were_sealed_are_known(tmp_path: Path) -> None:
+    write_json(tmp_path / "summary.json", sealed({"accuracy": 0.0775, "names": ["é"], "none": None}))
+    values = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert is_sealed(values)
+    assert not is_sealed(values | {"accuracy": 0.8775})
+    assert not is_sealed({"accuracy": 0.0775})
 
 
 def test_times_do_not_matter(tmp_path: Path) -> None:

@@ -33,7 +33,15 @@ Facts = dict[str, dict[str, Any]]
 
 
 class WriteError(OSError):
-    """A file that could not be written; what was there before is intact. The message names the path and the way out."""
+    """A file that could not be written; what was there before is intact. The message names the path and the way out.
+
+    Args:
+        message: for people. passing: whether the same call may succeed later, once there is room or a permission.
+    """
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
 
 
 class InUseError(RuntimeError):
@@ -54,12 +62,17 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():
-        raise WriteError(f"{path} could not be written: it is a folder or a device. Give the name of a file.")
+        reason = "it is a folder" if path.is_dir() else "it is a pipe, a socket or a device"
+        raise WriteError(f"{path} could not be written: {reason}. Move it away, or give the name of another file.")
     draft = path.with_name(f".{_short(path.name)}.{uuid.uuid4().hex[:8]}{DRAFT}{path.suffix}")
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            draft.touch()
+            mode = draft.stat().st_mode  # as others may read files here; some writers make files that only the owner can
+            draft.unlink()
             yield draft
+            draft.chmod(mode)
             push(draft)
             draft.replace(path)
             push(path.parent)
@@ -77,7 +90,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, WriteError) or not _concerns(error, path):
             raise
-        raise WriteError(_unwritable(path, error)) from error
+        raise _unwritable(path, error) from error
 
 
 def _concerns(error: OSError, path: Path) -> bool:
@@ -113,12 +126,14 @@ def push(path: Path) -> None:
         os.close(handle)
 
 
-def _unwritable(path: Path, error: OSError) -> str:
-    reason = error.strerror or " ".join(str(error).split())
-    advice = "Make it writable, or choose another place"
+def _unwritable(path: Path, error: OSError) -> WriteError:
+    reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+    passing, advice = True, "Make the folder writable, or choose another place"
     if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
         reason, advice = f"the disk is full{_room(path)}", "Make room, or choose another place"
-    return f"{path} could not be written: {reason}. What was there before is intact. {advice}."
+    elif error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
+        passing, advice = False, "Choose another place, or another name"
+    return WriteError(f"{path} could not be written: {reason}. What was there before is intact. {advice}.", passing=passing)
 
 
 def _room(path: Path) -> str:
@@ -173,6 +188,8 @@ def locked(folder: Path, file: str = "", *, waiting: Callable[[str], None] | Non
         InUseError: another process writes there, and ``waiting`` is None. WriteError: the folder cannot be written.
     """
     target, path = folder / file, folder / (f".{file}.lock" if file else LOCK)
+    if folder.exists() and not folder.is_dir():
+        raise WriteError(f"{folder} must be a folder; it is a file. Choose another place.")
     with writing(target):
         folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=POLL)
@@ -203,14 +220,15 @@ def _acquire(lock: BaseFileLock, path: Path, target: Path, waiting: Callable[[st
             waiting(message)
             lock.acquire()
         since = datetime.now().astimezone().isoformat(" ", "seconds")
-        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
+        program = Path(sys.argv[0]).name.replace("__main__.py", "semigpc")
+        command = " ".join([program, *sys.argv[1:2]])
         with suppress(OSError):  # on a full disk the lock holds all the same
             path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": command}))
     except OSError as error:
         if error.errno in NO_LOCKS:
             warnings.warn(f"{target} is on a file system without locks: nothing stops a second process there.", stacklevel=4)
             return False
-        raise WriteError(_unwritable(path, error)) from error
+        raise _unwritable(target, error) from error
     return True
 
 
@@ -257,3 +275,17 @@ def sha256(path: Path) -> str:
     """Of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values with a hash of themselves under ``sha256``, by which :func:`is_sealed` knows a change."""
+    return {**values, "sha256": _digest(values)}
+
+
+def is_sealed(values: Mapping[str, Any]) -> bool:
+    """Whether values, read from JSON, are those that were sealed."""
+    return values.get("sha256") == _digest({name: value for name, value in values.items() if name != "sha256"})
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

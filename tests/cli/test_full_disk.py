@@ -166,4 +166,4 @@ def test_a_folder_that_is_read_only(disk: Disk, trained: Trained, tmp_path: Path
     ):
         told = refused(*command, disk.path / name, code=1, words="Read-only file system")
         assert str(disk.path / name) in told
-        assert "Make it writable, or choose another place" in told
+        assert "Make the folder writable, or choose another place" in told

@@ -63,18 +63,18 @@ def test_tables_hold_every_figure_and_fit_80_characters(printed: str) -> None:
 def test_a_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     done = runner.invoke(app, ["--out", str(tmp_path / "taken")])
-    assert done.exit_code == 2
-    expected = f"semigpc toy: cannot create the folder {tmp_path / 'taken'}: File exists. Choose another with --out.\n"
-    assert done.stderr == expected
+    assert done.exit_code == 1
+    reason = "File exists. What was there before is intact. Choose another place, or another name."
+    assert done.stderr == f"semigpc toy: {tmp_path / 'taken' / 'propagation.png'} could not be written: {reason}\n"
     assert done.stdout == ""
 
 
 def test_a_picture_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "propagation.png").mkdir()
     done = runner.invoke(app, ["--out", str(tmp_path)])
-    assert done.exit_code == 2
-    told = f"semigpc toy: {tmp_path / 'propagation.png'} could not be written: it is a folder or a device."
-    assert done.stderr == f"{told} Give the name of a file.\n"
+    assert done.exit_code == 1
+    told = f"semigpc toy: {tmp_path / 'propagation.png'} could not be written: it is a folder."
+    assert done.stderr == f"{told} Move it away, or give the name of another file.\n"
 
 
 def test_a_negative_seed_is_refused(tmp_path: Path) -> None:

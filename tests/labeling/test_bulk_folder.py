@@ -54,6 +54,11 @@ def test_a_finished_folder_with_a_partition_cut_short_is_not_taken_for_complete(
     folder.complete({"rows": 2, "partitions": 1, "statuses": {}}, None)
     assert folder.summary(["one.parquet"], report=False) is not None
     assert folder.summary(["one.parquet"], report=True) is None
+    assert folder.altered() == []
     path = tmp_path / "labels" / "one.parquet"
-    path.write_bytes(path.read_bytes()[:-10])
+    content = path.read_bytes()
+    path.write_bytes(content[:30] + bytes([content[30] ^ 1]) + content[31:])
+    assert folder.altered() == ["labels/one.parquet"]
+    path.unlink()
+    assert folder.altered() == ["labels/one.parquet"]
     assert folder.summary(["one.parquet"], report=False) is None

@@ -8,6 +8,7 @@ from pyarrow import parquet
 
 from semigpc.data import DataError
 from semigpc.labeling.given import Matching, read_given
+from semigpc.labeling.hand_tables import write_hand_table
 
 
 def csv_file(folder: Path, text: str) -> Path:
@@ -71,3 +72,15 @@ def test_labels_are_matched_as_rows_go_by_and_the_rest_is_told() -> None:
     with pytest.raises(DataError, match=r"rows that are not in data.csv, 2 in all: 'z', 'y'\. Ids there look like 'a' and 'b'"):
         matching.check(Path("labels.csv"), "data.csv", ["a", "b"])
     assert Matching(None).of(["a", "b"], [None, "dog"]) == [None, "dog"]
+
+
+def test_a_table_for_people_holds_any_name_and_is_read_back(tmp_path: Path) -> None:
+    path, names = tmp_path / "table.csv", ["x\r=cmd", "a\nb", "=1+1", "'=1", 'quo"te', "plain"]
+    write_hand_table(path, ["id", "label", "truth"], [(f"row {i}", name, "") for i, name in enumerate(names)], blank="truth")
+    assert list(read_given(path, "id").values()) == names
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match=r"table\.csv is a folder or a pipe, and no table\. Move it away"):
+        write_hand_table(path, ["id"], [], blank="id")
+    with pytest.raises(DataError, match=r"must be a file; .*table\.csv is a folder"):
+        read_given(path, "id")

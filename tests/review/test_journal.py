@@ -62,6 +62,7 @@ def test_a_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
         ('{"step": 2, "time": "", "action": "undo", "changes": []}\n', "undoes must be there for an undo"),
         ('{"step": 2, "time": "", "action": "skip", "changes": [{"id": "a"}]}\n', r"changes\[0\]\.before is missing"),
         ("\xff\n", "Line 2"),
+        (entry(2, "b", "-1.0").line(), "after must name a class; got '-1.0', which stands for no label"),
     ],
 )
 def test_a_line_that_cannot_be_understood_is_named(tmp_path: Path, line: str, words: str) -> None:

@@ -89,7 +89,7 @@ def explain(error: BaseException, go_on: str = "") -> tuple[str, int]:
     for kind in type(error).__mro__:
         code = EXIT_CODES.get(f"{kind.__module__}.{kind.__qualname__}")
         if code is not None:
-            can_go_on = code == STOPPED or kind.__name__ == "WriteError"
+            can_go_on = code == STOPPED or getattr(error, "passing", False)
             return f"{_paragraph(error)} {go_on if can_go_on else ''}".rstrip(), code
     name = type(error).__name__
     advice = "This was not foreseen: run again with --debug, and report what it shows."

@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
+from semigpc.cli.failures import reported
 
+
+@reported("toy")
 def toy(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder for the two pictures; made if it is missing.")

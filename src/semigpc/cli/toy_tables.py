@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
 
 import typer
 from matplotlib.figure import Figure
@@ -13,7 +12,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from semigpc.cli.tables import say
-from semigpc.files import WriteError
 from semigpc.report.toy_figures import NAMES, confidence_figure, propagation_figure, save_png
 from semigpc.toy import (
     CLASSIFIERS,
@@ -39,18 +37,10 @@ MAPS = (("linear", 0.5), ("similarity", 0.5), ("gp", 0.5), ("similarity", 1.0), 
 def show_toy(out: Path, seed: int, *, as_json: bool) -> None:
     """Draw both pictures into ``out`` and print the tables."""
     console = Console(stderr=as_json)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        _stop(f"cannot create the folder {out}: {error.strerror}. Choose another with --out.")
-
     data, figures = draw(seed), toy_figures(seed)
     written = [out / "propagation.png", out / "confidence_maps.png"]
-    try:
-        save_png(_propagation_picture(data, figures), written[0])
-        save_png(confidence_figure(data, _evaluate_maps(data)), written[1])
-    except WriteError as error:
-        _stop(str(error))
+    save_png(_propagation_picture(data, figures), written[0])
+    save_png(confidence_figure(data, _evaluate_maps(data)), written[1])
 
     if as_json:
         typer.echo(json.dumps(asdict(figures), indent=2))
@@ -120,8 +110,3 @@ def _add_row(table: Table, length_scale: float, classifier: str, values: list[st
     """Add a row, and a line under the last classifier of a length-scale."""
     last = classifier == PROPAGATORS[-1] and length_scale != LENGTH_SCALES[-1]
     table.add_row(f"{length_scale:g}", NAMES[classifier], *values, end_section=last)
-
-
-def _stop(message: str) -> NoReturn:
-    say(f"semigpc toy: {message}", err=True)
-    raise typer.Exit(2)

@@ -20,6 +20,7 @@ import pyarrow
 from pyarrow import parquet
 
 from semigpc.data.dataset import DataError
+from semigpc.files import facts_of as facts_of_files
 from semigpc.labeling.out_folder import ADVICE, BULK_LABELS, COMPLETE, PARTIAL, WRITTEN, Key
 from semigpc.labeling.scan import Scan
 from semigpc.labeling.stores import Store, facts_of
@@ -71,17 +72,23 @@ class BulkFolder:
                 )
 
     def summary(self, names: Sequence[str], *, report: bool) -> dict[str, Any] | None:
-        """What a finished folder says; None if anything of it is missing, or has another size than it was written with."""
+        """What a finished folder says; None if anything of it is missing."""
         wanted = [SUMMARY, *([REPORT] if report else []), *(f"{BULK_LABELS}/{name}" for name in names)]
-        sizes, there = (self.store.read_json(COMPLETE) or {}).get("sizes"), self._sizes()
-        if not isinstance(sizes, dict) or any(name not in there or there[name] != sizes.get(name) for name in wanted):
-            return None
-        return self.store.read_json(SUMMARY)
+        return self.store.read_json(SUMMARY) if set(wanted) <= set(self.store.listed()) else None
 
-    def _sizes(self) -> dict[str, int]:
-        """Bytes of every output; object stores know them without reading, as they do not know hashes."""
+    def altered(self) -> list[str]:
+        """Outputs of a finished folder that are gone or are not what was written; in an object store, by their size alone."""
+        files = (self.store.read_json(COMPLETE) or {}).get("files")
+        now = self._facts()
+        return sorted(now) if not isinstance(files, dict) else [name for name in files if now.get(name) != files[name]]
+
+    def _facts(self) -> dict[str, dict[str, Any]]:
+        """Size and, on a disk, hash of every output."""
         outputs = (SUMMARY, REPORT, f"{BULK_LABELS}/")
-        return {name: info.size for name, info in self.store.listed().items() if name.startswith(outputs)}
+        there = {name: info.size for name, info in self.store.listed().items() if name.startswith(outputs)}
+        if self.store.is_remote:
+            return {name: {"bytes": size} for name, size in there.items()}
+        return facts_of_files(self.store.place, there)
 
     def begin(self, total: int, *, afresh: bool) -> None:
         """Mark it as not complete, and make it ready; partitions that are there stay, unless all is to be done ``afresh``."""
@@ -114,7 +121,7 @@ class BulkFolder:
         if page is not None:
             self.store.write_bytes(REPORT, page)
         counts = {name: summary[name] for name in ("rows", "partitions", "statuses")}
-        self.store.write_json(COMPLETE, counts | {"key": self.key, "sizes": self._sizes()})
+        self.store.write_json(COMPLETE, counts | {"key": self.key, "files": self._facts()})
         self.store.remove(PARTIAL, GATHERED)
 
     # What the first pass found ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from semigpc.data import DataError
 from semigpc.data.paths import Bad
-from semigpc.files import remove_drafts, replacing, write_text, writing
+from semigpc.files import remove_drafts, replacing, trouble, write_text, writing
 from semigpc.text import printable
 
 PART = 512  # rows: what an interruption loses at most, half a minute or so of work
@@ -73,6 +73,8 @@ class EmbeddingTable:
         if path.is_dir() or not path.parent.is_dir():
             what = "is a folder" if path.is_dir() else f"cannot be written, since there is no folder {path.parent}"
             raise DataError(f"{path} {what}. Give the name of a file, in a folder that is there.")
+        if (reason := trouble(path)) is not None:
+            raise DataError(f"{path} cannot be written: {reason}.")
         self.path, self.parts = path, path.with_name(path.name + ".parts")
 
     def held(self, key: TableKey, pictures: str) -> Held | None:

@@ -24,6 +24,8 @@ def read_given(path: Path, id_name: str, *, label_column: str | None = None, pic
     Raises:
         DataError: it is not there, cannot be read, lacks a column, or gives an id two labels.
     """
+    if path.is_dir():
+        raise DataError(f"The table of labels must be a file; {path} is a folder. Check the path given by --labels.")
     if not checked(path).is_file():
         raise DataError(f"The table of labels is not there: {path}. Check the path given by --labels.")
     if not is_table(path):

@@ -23,6 +23,8 @@ def write_hand_table(
     Raises:
         DataError: somebody has written into the file that is there. WriteError: it cannot be written.
     """
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is a folder or a pipe, and no table. Move it away.")
     written = 0 if overwrite or not path.exists() else _written(path, blank)
     if written:
         raise DataError(
@@ -30,7 +32,7 @@ def write_hand_table(
             "the file away, or give --overwrite to replace it."
         )
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(map(_cells, [header, *rows]))
+        csv.writer(file).writerows(map(_cells, [header, *rows]))  # its own line ends: with others it does not quote a bare CR
 
 
 def _cells(row: Sequence[Any]) -> list[Any]:

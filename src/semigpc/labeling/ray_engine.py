@@ -80,7 +80,8 @@ def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress |
     if overwrite:
         out.check_ours()
     finished = not overwrite and out.check()
-    held = out.summary(partitions.names, report=settings.report) if finished else None
+    altered = out.altered() if finished else []
+    held = out.summary(partitions.names, report=settings.report) if finished and not altered else None
     if held is not None:
         return held
     with _ray() as ray:
@@ -93,6 +94,7 @@ def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress |
         model, notes = fit(found, settings)
         inputs.notes.extend(notes)
         out.begin(len(partitions), afresh=overwrite)
+        out.store.remove(*altered)  # they are made again
         if kept is None:
             out.save_scan(found, read_s)
         facts = engine.label(partitions, out, _labeller(model, found, inputs), call)

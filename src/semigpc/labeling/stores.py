@@ -122,7 +122,7 @@ class Store:
         """A Parquet file, part by part; ``facts`` are asked for at the end and kept in its footer."""
 
         def write(sink: pyarrow.NativeFile) -> None:
-            with parquet.ParquetWriter(sink, schema) as writer:
+            with parquet.ParquetWriter(sink, schema, write_page_checksum=True) as writer:
                 for part in parts:
                     writer.write_table(part)
                 writer.add_key_value_metadata({"semigpc": json.dumps(facts())})

@@ -18,6 +18,7 @@ from semigpc.data import DataError
 from semigpc.data.paths import checked
 from semigpc.files import writing
 from semigpc.json_files import FileError, Positive, Share, parse, shown, validated
+from semigpc.text import label_text
 
 NAME = "reviews.jsonl"
 Action = Literal["accept", "correct", "skip", "undo"]
@@ -147,6 +148,9 @@ class Journal:
 
 
 def _check(entry: Entry) -> None:
+    for number, change in enumerate(entry.changes):
+        if change.after is not None and label_text(change.after) is None:
+            raise ValueError(f"changes[{number}].after must name a class; got {change.after!r}, which stands for no label")
     if (entry.action == "undo") != (entry.undoes is not None):
         raise ValueError("undoes must be there for an undo and nothing else: it names the step that is undone")
     for change in entry.changes:

@@ -43,7 +43,7 @@ def save(path: Path, parts: Mapping[str, Mapping[str, Tensor]], state: Mapping[s
             tensor_files.save(draft, tensors, state=state)
     except WriteError as error:
         size = sum(value.nbytes for value in tensors.values()) / 1e6
-        raise WriteError(f"the checkpoint {error} It takes {size:.1f} MB.") from error
+        raise WriteError(f"the checkpoint {error} It takes {size:.1f} MB.", passing=error.passing) from error
 
 
 def load(path: Path) -> Checkpoint:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from semigpc.data import ImageSet, Splits, ViewSource, eval_loader
-from semigpc.files import write_json
+from semigpc.files import sealed, write_json
 from semigpc.training.evaluate import evaluate, gp_of, headline_head, predict, refilled
 from semigpc.training.experiment import Experiment
 from semigpc.training.pseudo_stats import PseudoLabelStats
@@ -151,7 +151,7 @@ class Journal:
             "gp": None if gp is None else gp.facts(),
         }
         if self.folder.writes:
-            write_json(self.folder.summary, summary | {"files": self.folder.facts()})
+            write_json(self.folder.summary, sealed(summary | {"files": self.folder.facts()}))
         if self._board is not None:
             self._board.close()
         return summary

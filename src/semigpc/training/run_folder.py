@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from semigpc import json_files
 from semigpc.data import Splits
-from semigpc.files import Facts, facts_of, locked, remove_drafts, replacing, trouble, write_json, write_text, writing
+from semigpc.files import Facts, facts_of, is_sealed, locked, remove_drafts, replacing, trouble, write_json, write_text, writing
 from semigpc.json_files import RELAXED, Count, FileError, FileFacts, Sha256, Share, must_be_file, shown
 from semigpc.text import printable
 from semigpc.threads import cores
@@ -179,9 +179,8 @@ class RunFolder:
 
     def experiment(self) -> Experiment:
         """What the run was asked for; an error if a file of the folder is a pipe, as reading it would never end."""
-        for path in (self.metrics, self.last, self.best):
-            if (reason := trouble(path)) is not None:
-                raise RunError(f"{printable(path)} cannot be read: {reason}.")
+        if (reason := trouble(self.metrics)) is not None:
+            raise RunError(f"{printable(self.metrics)} cannot be read: {reason}.")
         plain = read_json(self.config, "no run was started there", dict[str, Any])
         try:
             return Experiment.from_plain(plain)
@@ -205,7 +204,7 @@ class RunFolder:
     def read_summary(self) -> Summary:
         """How the run ended."""
         remedy = "Delete it and resume the run: it is written again from the last checkpoint."
-        return read_json(self.summary, "the run was never finished", Summary, remedy=remedy)
+        return read_json(self.summary, "the run was never finished", Summary, remedy=remedy, check=_check_seal)
 
     def checkpoint(self, choice: Choice, experiment: Experiment, split: Mapping[str, Any]) -> Checkpoint:
         """The checkpoint of the last step or of the best one, which must be whole and of this very experiment and split.
@@ -371,6 +370,11 @@ def read_json(
         return json_files.read_json(path, schema, error=RunError, remedy=remedy, check=check)
     except FileNotFoundError as error:
         raise RunError(f"{path} does not exist: {what_if_missing}.") from error
+
+
+def _check_seal(summary: Summary) -> None:
+    if not is_sealed(summary):
+        raise ValueError("sha256 does not fit the rest, so something was changed since it was written")
 
 
 def _check_split(split: SplitFacts) -> None:
