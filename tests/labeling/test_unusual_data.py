@@ -1,6 +1,7 @@
 """Data and labels that are not as one would wish."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +100,12 @@ def test_there_must_be_labels_and_ids_need_a_name_of_their_own(tmp_path: Path) -
         label_data(settings(tmp_path, columns=Wanted(id="status")))
     with pytest.raises(DataError, match=r"The folder of the pictures is not there.*--images"):
         label_data(settings(tmp_path, images=tmp_path / "nowhere", columns=Wanted(features="embedding")))
+
+
+def test_spaces_around_ids_do_not_count(tmp_path: Path) -> None:
+    """Neither in the data nor in a table of labels, so that the labels that were written can be given back."""
+    np.savez(tmp_path / "data.npz", x=X, ids=np.array([f" {name} " for name in IDS]))
+    first = settings(tmp_path, data=tmp_path / "data.npz")
+    label_data(first)
+    again = label_data(replace(first, labels=tmp_path / "out" / "labels.csv", out=tmp_path / "again"))
+    assert again["statuses"]["labelled"] == len(IDS)

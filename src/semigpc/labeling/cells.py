@@ -18,11 +18,11 @@ Floats = NDArray[np.float32]
 
 
 def ids_of(column: pyarrow.Array) -> list[str | None]:
-    """Ids as text; None where there is none."""
+    """Ids as text, None where there is none; spaces around them do not count, here as in a table of labels."""
     kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
     if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind) or not _plain(kind):
         raise DataError(f"Ids must be text or numbers; the column of ids holds {column.type}. Choose another one by --id.")
-    values: list[str | None] = compute.cast(column, pyarrow.string()).to_pylist()
+    values: list[str | None] = compute.utf8_trim_whitespace(compute.cast(column, pyarrow.string())).to_pylist()
     return [value or None for value in values]
 
 
