@@ -104,7 +104,7 @@ class BatchStream(Dataset[Batch]):
         if views and not len(splits.unlabeled):
             raise DataError(
                 f"The views {', '.join(views)} are made of unlabelled pictures, and there are none. "
-                "Add unlabelled pictures, or train with labels alone."
+                "Add unlabelled pictures, or train with labels alone: --algorithm supervised."
             )
         self.labeled, self.unlabeled, self.source = splits.labeled, splits.unlabeled, source
         self.views, self.labeled_batch, self.unlabeled_batch = views, labeled_batch, unlabeled_batch if views else 0

@@ -73,7 +73,8 @@ def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: b
     elif is_table(path):
         listing = from_table(path, path.parent, follow_links=follow_links)
     else:
-        listing = class_folders(path, follow_links=follow_links)
+        unlabeled = getattr(run.experiment.data, "unlabeled", None)  # a sub-folder that training took for no class either
+        listing = class_folders(path, unlabeled=unlabeled, follow_links=follow_links)
     named = {name: label for name, label in listing.labels.items() if label is not None}
     if not named:
         raise DataError(f"{labels or path} has no labelled picture to judge by. Fill in the labels.")
