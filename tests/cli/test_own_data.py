@@ -139,8 +139,8 @@ def test_class_folders_with_a_validation_part(tmp_path: Path) -> None:
     own = json.loads(semigpc("evaluate", tmp_path / "run", "--part", "validation", "--json").stdout)
     assert own["heads"]["linear"]["n"] == 3
     refused("predict", tmp_path / "run", photos, "--head", "gp", code=2, words="trained without a GP")
-    judged = semigpc("evaluate", tmp_path / "run", "--data", photos)
-    assert judged.exit_code == 0, judged.output  # the sub-folder that holds no class is left out here too
+    shown = semigpc("evaluate", tmp_path / "run", "--data", photos)
+    assert shown.exit_code == 0, shown.output  # the sub-folder that holds no class is left out here too
 
 
 def test_arrays(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,17 @@ def both(first: tuple[str, ...], second: tuple[str, ...], folder: Path, delay: f
     one = start(*first, cwd=folder)
     time.sleep(delay)
     return [one, start(*second, cwd=folder)]
+
+
+def wait_until(ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not ready():
+        assert time.monotonic() < deadline, "nothing happened for five minutes"
+        time.sleep(0.05)
+
+
+def any_ended(processes: list[Process]) -> bool:
+    return any(process.poll() is not None for process in processes)
 
 
 @pytest.mark.slow
@@ -60,15 +73,13 @@ def test_two_trainings_in_one_folder(tmp_path: Path) -> None:
     for number in range(cases(2)):
         out = tmp_path / f"run{number}"
         processes = both((*train, out.name, *often), (*train, out.name, *often), tmp_path, rng.uniform(0.0, 0.3))
-        while all(process.poll() is None for process in processes):
-            time.sleep(0.05)
+        wait_until(partial(any_ended, processes))
         loser = next(process for process in processes if process.poll() is not None)
         [winner] = [process for process in processes if process is not loser]
         complaint = loser.communicate()[1]
         assert loser.returncode == 2, complaint
         check_paragraph(complaint, "train", f"(process {winner.pid} on ")
-        while not (out / "checkpoints" / "last.safetensors").exists() and winner.poll() is None:
-            time.sleep(0.05)
+        wait_until((out / "checkpoints" / "last.safetensors").exists)
         os.killpg(winner.pid, signal.SIGINT)
         complaint = winner.communicate(timeout=120)[1]
         assert winner.returncode == 130, complaint

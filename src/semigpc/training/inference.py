@@ -11,7 +11,7 @@ from pydantic import with_config
 from torch import nn
 from typing_extensions import TypedDict
 
-from semigpc.data import DATASETS, Augment, EvaluationBatch, ImageSet, Splits, ViewSource, eval_loader, weights_hash
+from semigpc.data import DATASETS, Augment, DataError, EvaluationBatch, ImageSet, Splits, ViewSource, eval_loader, weights_hash
 from semigpc.json_files import RELAXED, Sha256
 from semigpc.models import OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
@@ -80,7 +80,10 @@ class LoadedRun:
         The data are read again and must still be what they were, as far as this part is concerned.
         """
         data = self.experiment.data
-        splits: Splits = DATASETS[name_of("data", data)].load(data, self.experiment.seed)
+        try:
+            splits: Splits = DATASETS[name_of("data", data)].load(data, self.experiment.seed)
+        except DataError as error:
+            raise DataError(f"{error} The data are those that {self.folder.config} names.") from error
         images = splits.test if name == "test" else splits.validation
         if images is None:
             raise RunError(f"{self.folder.path} has no {name} pictures. Give some with --data, or another --part.")
