@@ -2,7 +2,7 @@
 
 Every file this package writes goes through :func:`replacing`: a draft with a name of its own beside the target is written,
 pushed to the disk and renamed, so a reader, a crash or a full disk never meets half a file, and what was there before stays
-until the new one is complete. Whoever writes several files that belong together holds :func:`locked` meanwhile.
+until the new one is complete. A process that writes several files that belong together holds :func:`locked` meanwhile.
 """
 
 import errno
@@ -154,7 +154,7 @@ def trouble(path: Path) -> str | None:
         return "its name is not UTF-8; rename it"
     try:
         mode = path.stat().st_mode
-    except (OSError, ValueError):  # whoever opens it finds out; ValueError: a NUL in the name
+    except (OSError, ValueError):  # opening it gives the error; ValueError: a NUL in the name
         return None
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return None
