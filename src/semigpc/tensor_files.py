@@ -49,6 +49,12 @@ def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
         file.write(digest.encode())
 
 
+def remove_litter(folder: Path) -> None:
+    """Delete what the library leaves where a process is killed while it writes: ``.tmp`` and six letters, in a folder of ours."""
+    for file in folder.glob(".tmp??????"):
+        file.unlink(missing_ok=True)
+
+
 @contextmanager
 def opened(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Verify a file, unless that was done; yields a handle with ``keys`` and ``get_tensor``, and the facts.

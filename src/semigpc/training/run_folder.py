@@ -19,6 +19,7 @@ from semigpc import json_files
 from semigpc.data import Splits
 from semigpc.files import Facts, facts_of, is_sealed, locked, remove_drafts, replacing, trouble, write_json, write_text, writing
 from semigpc.json_files import RELAXED, Count, FileError, FileFacts, Sha256, Share, must_be_file, shown
+from semigpc.tensor_files import remove_litter
 from semigpc.text import printable
 from semigpc.threads import cores
 from semigpc.training import checkpoint
@@ -158,6 +159,7 @@ class RunFolder:
         with locked(self.path):
             remove_drafts(self.path)
             remove_drafts(self.last.parent)
+            remove_litter(self.last.parent)
             yield
 
     def refuse_if_taken(self) -> None:
