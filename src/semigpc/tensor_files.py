@@ -50,7 +50,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
 
 
 def remove_litter(folder: Path) -> None:
-    """Delete what the library leaves where a process is killed while it writes: ``.tmp`` and six letters, in a folder of ours."""
+    """Delete what the library leaves in a folder of ours if a process is killed while it writes: ``.tmp`` and six letters."""
     for file in folder.glob(".tmp??????"):
         file.unlink(missing_ok=True)
 

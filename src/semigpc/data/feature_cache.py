@@ -116,7 +116,7 @@ class FeatureCache:
             try:
                 with locked(self.path, waiting=warnings.warn):  # then most of it is there
                     remove_drafts(self.path)
-                tensor_files.remove_litter(self.path)
+                    tensor_files.remove_litter(self.path)
                     self._compute(sets, marks, embed, workers, progress)
             except WriteError as error:
                 raise DataError(f"Features cannot be written: {error} Or set {VARIABLE}.") from error
