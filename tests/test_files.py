@@ -179,9 +179,8 @@ import os, sys, time
 from pathlib import Path
 from semigpc.files import locked
 with locked(Path(sys.argv[1])):
-    child = os.fork()
-    if child:
-        print(child, flush=True)
+    if not os.fork():
+        print(os.getpid(), flush=True)  # what happens in a child at a fork is done by now
     time.sleep(600)
 """
 
