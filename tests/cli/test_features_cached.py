@@ -39,7 +39,7 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
     root = tmp_path_factory.mktemp("cached")
     photos, run = make_folder(root, unlabeled=10, test=4), root / "run"
     tables = ("--labels", root / "labels.csv", "--test", root / "test.csv")
-    command = ("train", photos, *tables, "--features", "cached", "--image-size", "32", "--steps", "20", *SHORT)
+    command = ("train", photos, *tables, "--features", "cached", "--image-size", "32", "--steps", "60", *SHORT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SEMIGPC_CACHE", str(root / "cache"))
         with start(*command, "--out", run, cwd=root) as process:

@@ -22,7 +22,7 @@ from tests.estimator.long_tail import blobs
         ({"abstain": -0.5}, r"abstain must lie in \[0, 1\]"),
         ({"target_precision": "high"}, r"target_precision must lie in \[0, 1\]"),
         ({"abstain": 0.5, "target_precision": 0.9}, "give one of the two"),
-        ({"self_training": -1}, "self_training must be a whole number, at least 0"),
+        ({"self_training": -1}, "self_training must be a whole number, from 0 to 100"),
         ({"max_labeled": 1}, "max_labeled must be a whole number, at least 2"),
         ({"outlier_quantile": None}, r"outlier_quantile must lie in \[0, 1\]"),
     ],

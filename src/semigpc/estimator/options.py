@@ -10,6 +10,7 @@ from semigpc.estimator.confidence import Confidence
 from semigpc.estimator.scaling import SCALINGS
 
 UNIT_KERNELS = ("rbf", "laplace", "cosine")  # k(h, h) = 1: variances are shares of the prior variance
+MOST_ROUNDS = 100  # of self-training, each of which is O(N^3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,9 @@ class Options:
             logit_scale=_positive("logit_scale", parameters["logit_scale"]),
             scaling=parameters["scaling"],
             class_prior=parameters["class_prior"],
-            rounds=None if parameters["self_training"] == "auto" else _whole("self_training", parameters["self_training"], 0),
+            rounds=None
+            if parameters["self_training"] == "auto"
+            else _whole("self_training", parameters["self_training"], 0, MOST_ROUNDS),
             confidence=parameters["confidence"],
             abstain=parameters["abstain"],
             target_precision=parameters["target_precision"],
@@ -75,7 +78,8 @@ def _positive(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def _whole(name: str, value: Any, least: int) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}; got {value!r}.")
+def _whole(name: str, value: Any, least: int, most: float = math.inf) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
+        limit = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+        raise ValueError(f"{name} must be a whole number, {limit}; got {value!r}.")
     return int(value)
