@@ -133,7 +133,7 @@ def gaussian_process(points: Tensor, labels: Tensor, length_scale: float) -> Cla
     Far away mu is 0 for every class, so p is uniform: the answer to an outlier is "no idea".
     """
     kernel = RBF(length_scale=length_scale)
-    engine = ExactGP(len(points), 2, len(COUNTS), kernel=kernel, noise_std=NOISE_STD, dtype=torch.float64)
+    engine = ExactGP(len(points), 2, len(COUNTS), kernel=kernel, noise_std=NOISE_STD)
     engine.replace(torch.arange(len(points)), points, one_hot(labels, len(COUNTS)).to(points.dtype))
     return lambda queries: (LOGIT_SCALE * engine.mean(queries)).softmax(dim=-1)
 

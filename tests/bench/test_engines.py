@@ -27,7 +27,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Study:
 
 def test_the_truth_is_that_of_the_exact_engine() -> None:
     rows = generated_rows(300, 16, 4, seed=0)
-    engine = ExactGP(300, 16, 4, kernel=rbf(0.5), noise_std=0.3, dtype=torch.float64)
+    engine = ExactGP(300, 16, 4, kernel=rbf(0.5), noise_std=0.3)
     engine.replace(torch.arange(300), rows.features, rows.targets)
     exact = exact_mean(rows, rbf(0.5), 0.3)
     torch.testing.assert_close(exact.mean[:50], engine.mean(rows.queries[:50].double()), rtol=0, atol=1e-6)

@@ -32,7 +32,7 @@ def test_points_are_unit_vectors_and_judged_ones_are_not_labelled(points: Points
 
 def test_means_are_those_of_an_engine(points: Points) -> None:
     targets = F.one_hot(points.codes, 10).double()
-    engine = ExactGP(40, 64, 10, kernel=PAPER[0], noise_std=PAPER[1], dtype=torch.float64)
+    engine = ExactGP(40, 64, 10, kernel=PAPER[0], noise_std=PAPER[1])
     engine.replace(torch.arange(40), points.labelled, targets)
     mean, left_out = posterior_means(points, targets, [PAPER[0]], [PAPER[1]])
     torch.testing.assert_close(mean, engine.mean(points.judged), rtol=0, atol=1e-9)

@@ -57,12 +57,12 @@ def test_a_subset_takes_from_the_largest_classes_only() -> None:
 def test_the_online_engine_leaves_rows_out_as_fresh_ones_would() -> None:
     points, codes = labelled()
     targets = torch.nn.functional.one_hot(codes).double()
-    engine = ExactGP(40, points.shape[1], 3, kernel=RBF(length_scale=4.0), noise_std=0.3, dtype=torch.float64)
+    engine = ExactGP(40, points.shape[1], 3, kernel=RBF(length_scale=4.0), noise_std=0.3)
     slots = torch.arange(len(codes)) * 2  # with empty slots between
     engine.replace(slots, points, targets)
     left_out = engine.leave_one_out()
     for i in range(len(codes)):
-        fewer = ExactGP(40, points.shape[1], 3, kernel=RBF(length_scale=4.0), noise_std=0.3, dtype=torch.float64)
+        fewer = ExactGP(40, points.shape[1], 3, kernel=RBF(length_scale=4.0), noise_std=0.3)
         rest = torch.arange(len(codes)) != i
         fewer.replace(slots[rest], points[rest], targets[rest])
         query, offset = points[i : i + 1], torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)

@@ -13,7 +13,7 @@ KERNEL = RBF(length_scale=0.8)
 
 
 def engines(members: int, combine: str) -> tuple[SpreadEnsembleGP, EnsembleGP]:
-    member = partial(ExactGP, n_features=D, n_classes=C, kernel=KERNEL, noise_std=0.3, dtype=torch.float64)
+    member = partial(ExactGP, n_features=D, n_classes=C, kernel=KERNEL, noise_std=0.3)
     options = {"make": member, "members": members, "combine": combine, "stripe": 4}
     return SpreadEnsembleGP(N, D, C, **options), EnsembleGP(N, D, C, **options)  # type: ignore[arg-type]
 

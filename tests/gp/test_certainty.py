@@ -80,7 +80,7 @@ def test_many_rows_are_answered_as_one_by_one_without_touching_the_generator(
 
 
 def test_close_neighbours_explain_as_much_as_the_docstring_says() -> None:
-    engine = ExactGP(4, 2, 2, kernel=RBF(length_scale=1.0), noise_std=0.1**0.5, dtype=torch.float64)
+    engine = ExactGP(4, 2, 2, kernel=RBF(length_scale=1.0), noise_std=0.1**0.5)
     here, far = torch.zeros(1, 2, dtype=torch.float64), torch.full((1, 2), 50.0, dtype=torch.float64)
     shares = []
     for slot in range(2):

@@ -19,7 +19,7 @@ KERNEL = RBF(length_scale=0.5)
 
 
 def member(capacity: int) -> ExactGP:
-    return ExactGP(capacity, WIDTH, CLASSES, kernel=KERNEL, noise_std=NOISE_STD, dtype=torch.float64)
+    return ExactGP(capacity, WIDTH, CLASSES, kernel=KERNEL, noise_std=NOISE_STD)
 
 
 def make(
@@ -266,8 +266,8 @@ def test_refused_calls_change_nothing(generator: torch.Generator) -> None:
         ensemble.reanchor(KERNEL, -1.0)
     with pytest.raises(ValueError, match=r"\(capacity, members, stripe\) \(30, 5, 4\); this one has \(30, 3, 4\)"):
         ensemble.load_state_dict(make(30, members=5).state_dict())
-    damaged = make(30).state_dict() | {"members.2.system.targets": torch.full((8, CLASSES), torch.nan)}
-    with pytest.raises(ValueError, match=r"members\.2\.system\.targets.*damaged"):
+    damaged = make(30).state_dict() | {"members.2.targets": torch.full((8, CLASSES), torch.nan)}
+    with pytest.raises(ValueError, match=r"members\.2\.targets.*damaged"):
         ensemble.load_state_dict(damaged)
     assert all(torch.equal(value, before[name]) for name, value in ensemble.state_dict().items())
 

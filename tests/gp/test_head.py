@@ -48,7 +48,7 @@ def test_it_is_a_sum_of_kernels(kernel: Kernel) -> None:
 def test_it_says_what_the_engine_says(kernel: Kernel) -> None:
     draw = clusters(torch.Generator().manual_seed(1))
     features, targets = draw(40)
-    engine = ExactGP(64, features.shape[1], targets.shape[1], kernel=kernel, dtype=torch.float64)
+    engine = ExactGP(64, features.shape[1], targets.shape[1], kernel=kernel)
     engine.replace(torch.arange(10, 50), features.double(), targets.double())
     engine.remove(torch.arange(12, 20))
     queries, offset = draw(30)[0].double(), torch.linspace(0.1, 0.4, targets.shape[1], dtype=torch.float64)

@@ -76,7 +76,7 @@ def test_after_hundreds_of_changes_it_equals_the_dense_formulas(dtype: torch.dty
 @pytest.mark.parametrize("kernel", [KERNEL, Laplace(length_scale=2.0), Cosine(), NTK()], ids=lambda k: type(k).__name__)
 def test_with_all_rows_as_landmarks_it_is_the_exact_engine(kernel: Kernel) -> None:
     gp = filled(60, capacity=60, rank=60, kernel=kernel)
-    exact = ExactGP(60, D, C, kernel=kernel, noise_std=NOISE, dtype=torch.float64)
+    exact = ExactGP(60, D, C, kernel=kernel, noise_std=NOISE)
     exact.replace(torch.arange(60), *rows(60, 0))
     queries, _ = rows(20, 5)
     classes = exact.mean(queries).argmax(dim=1)
@@ -171,7 +171,7 @@ def test_with_another_kernel_it_goes_on_as_if_it_had_always_had_it() -> None:
     gp, (queries, _) = filled(rank=200), rows(10, 5)
     gp.reanchor(RBF(length_scale=0.7, output_scale=2.0), 0.5)
     churn(gp, 20)
-    fresh = ExactGP(200, D, C, kernel=RBF(length_scale=0.7, output_scale=2.0), noise_std=0.5, dtype=torch.float64)
+    fresh = ExactGP(200, D, C, kernel=RBF(length_scale=0.7, output_scale=2.0), noise_std=0.5)
     held = gp.occupied.nonzero().squeeze(1)
     fresh.replace(held, gp.features[held], gp.targets[held])
     gp.reanchor(gp.kernel, gp.noise_std)  # landmarks at all rows again
@@ -186,7 +186,7 @@ def test_the_gap_is_that_between_two_gps_over_the_same_rows() -> None:
     order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
     asked = order[gp.basis.residual(gp.features[order]) > 1e-3][: gap.queries]
     held = torch.tensor([slot for slot in order.tolist() if slot not in asked.tolist()])
-    exact = ExactGP(200, D, C, kernel=KERNEL, noise_std=NOISE, dtype=torch.float64)
+    exact = ExactGP(200, D, C, kernel=KERNEL, noise_std=NOISE)
     exact.replace(held, gp.features[held], gp.targets[held])
     gp.remove(asked)
     queries = rows(200, 0)[0][asked]
@@ -198,7 +198,7 @@ def test_the_gap_is_that_between_two_gps_over_the_same_rows() -> None:
 @pytest.mark.parametrize("rank", [30, 150])
 def test_the_gap_tells_what_new_rows_will_meet(rank: int) -> None:
     gp = filled(300, capacity=300, rank=rank, kernel=RBF(length_scale=0.8))
-    exact = ExactGP(300, D, C, kernel=RBF(length_scale=0.8), noise_std=NOISE, dtype=torch.float64)
+    exact = ExactGP(300, D, C, kernel=RBF(length_scale=0.8), noise_std=NOISE)
     exact.replace(torch.arange(300), gp.features, gp.targets)
     queries, _ = rows(400, 77)
     true = float((gp.mean(queries) - exact.mean(queries)).abs().mean())

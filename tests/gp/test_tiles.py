@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from semigpc.gp import tiles
-from semigpc.gp.inverse import DelayedInverse
-from semigpc.gp.tiles import SymmetricTiles
+from semigpc.gp.tiles import DelayedInverse, SymmetricTiles
 
 
 @pytest.fixture(params=[(50, 4096, 16), (50, 1, 16), (90, 1, 48), (16, 1, 16)], ids=str)

@@ -11,7 +11,7 @@ from tests.gp.streams import clusters
 
 
 def engine_with(features: torch.Tensor, targets: torch.Tensor, **options: object) -> ExactGP:
-    engine = ExactGP(len(features), features.shape[1], targets.shape[1], dtype=torch.float64, **options)  # type: ignore[arg-type]
+    engine = ExactGP(len(features), features.shape[1], targets.shape[1], **options)  # type: ignore[arg-type]
     engine.replace(torch.arange(len(features)), features, targets)
     return engine
 

@@ -48,7 +48,7 @@ def test_after_learning_the_online_rule_goes_on_exactly(generator: torch.Generat
     train(refiner, generator, 10)
     engine = refiner.engine
     assert engine.kernel != RBF(length_scale=0.05)
-    fresh = ExactGP(24, WIDTH, CLASSES, kernel=engine.kernel, noise_std=engine.noise_std, dtype=torch.float64)
+    fresh = ExactGP(24, WIDTH, CLASSES, kernel=engine.kernel, noise_std=engine.noise_std)
     rows = engine.occupied.nonzero().squeeze(1)
     fresh.replace(rows, engine.features[rows], engine.targets[rows])
     queries = points(8, generator)[0]

@@ -14,7 +14,6 @@ from semigpc.threads import suited_to
 
 Integers = NDArray[np.int64]
 SPARE = 256  # slots kept free beyond the rows there are, or a quarter of them if that is more
-PRECISE = 4096  # slots up to which float64 costs nothing that anybody would notice
 
 
 class Reasons(NamedTuple):
@@ -58,7 +57,6 @@ class Memory:
             targets.shape[1],
             kernel=self.kernel,
             noise_std=self.noise_std,
-            dtype=torch.float64 if capacity <= PRECISE else torch.float32,
         )
         self.rows, self.codes = np.full(capacity, -1, dtype=np.int64), np.full(capacity, -1, dtype=np.int64)
         self._slot = {int(row): slot for slot, row in enumerate(rows)}

@@ -4,18 +4,18 @@ from semigpc.gp.collectives import spread_out
 from semigpc.gp.conjugate_gradients import NotConvergedError
 from semigpc.gp.engine import Engine, Expansion, NoExpansionError
 from semigpc.gp.ensemble import EnsembleGP
-from semigpc.gp.exact import ExactGP, LeftOut
+from semigpc.gp.exact import ExactGP, Health, LeftOut
 from semigpc.gp.gap import Gap
 from semigpc.gp.head import KernelHead
-from semigpc.gp.health import Health, IterativeHealth, LowRankHealth
+from semigpc.gp.health import IterativeHealth, LowRankHealth
 from semigpc.gp.kernels import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
 from semigpc.gp.learning import Learned, learn_kernel
 from semigpc.gp.lowrank import LowRankGP
 from semigpc.gp.matrix_free import MatrixFreeGP
 from semigpc.gp.per_class import PerClassGP
-from semigpc.gp.solver import NotPositiveDefiniteError
 from semigpc.gp.spread import SpreadEnsembleGP
+from semigpc.gp.tiles import NotPositiveDefiniteError
 
 __all__ = [
     "KERNELS",

@@ -21,8 +21,8 @@ from semigpc.gp.gap import Gap, measure_gap
 from semigpc.gp.health import LowRankHealth
 from semigpc.gp.kernels import RBF, Kernel
 from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
-from semigpc.gp.solver import NotPositiveDefiniteError
 from semigpc.gp.stored_rows import StoredRows
+from semigpc.gp.tiles import NotPositiveDefiniteError
 from semigpc.gp.weight_space import WeightSpace
 
 CHUNK = 4096  # rows whose features are held at a time

@@ -19,7 +19,7 @@ from semigpc.gp.checks import (
 )
 from semigpc.gp.engine import Engine, NoExpansionError
 from semigpc.gp.kernels import Kernel
-from semigpc.gp.solver import NotPositiveDefiniteError
+from semigpc.gp.tiles import NotPositiveDefiniteError
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,31 @@
-"""A symmetric matrix stored as the tiles of its lower triangle.
+"""A symmetric matrix stored as the tiles of its lower triangle, and one whose latest changes are kept aside.
 
 Half of the memory of a square, and each tile is read once for both of its roles, so a product costs no more than with the
 whole matrix. Right-hand sides are ROWS, (R, N): for a handful of them X @ P is the shape that matrix libraries run
 fastest, and P being symmetric it is the same product.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+
+
+class NotPositiveDefiniteError(ValueError):
+    """K + noise cannot be inverted in the engine's precision."""
+
 
 BAND = 512  # rows of a tile changed at a time, to bound the memory that this takes
 ONE_TILE = 4096  # up to here one square tile is as fast, and memory does not matter
 TILE = 1024  # beyond: 4 MB of float32, large enough to keep the cores busy, small enough to be re-used from cache
+
+
+def rounding_floor(diagonal: Tensor) -> Tensor:
+    """The least square of a Cholesky pivot that is more than rounding, for a matrix with this diagonal (N,).
+
+    Below it the factor says nothing of the matrix, and whether it exists at all depends on the processor.
+    """
+    return 8 * len(diagonal) * torch.finfo(diagonal.dtype).eps * diagonal.max()
 
 
 class SymmetricTiles(nn.Module):
@@ -108,3 +123,130 @@ class SymmetricTiles(nn.Module):
         stride = torch.where(along_row, 1, self.side)
         within = torch.arange(self.side, device=slots.device)[:, None]  # (side, 1)
         return (start[:, None] + stride[:, None] * within).view(-1, len(slots))
+
+    # Inverting ------------------------------------------------------------------------------------------------------
+
+    def invert(self, block: Callable[[slice, slice], Tensor]) -> None:
+        """Overwrite the rows in use with the inverse of a positive definite matrix, by Cholesky. O(N^3), one tile of memory.
+
+        Args:
+            block: the entries of given rows and columns; those among the same rows are symmetric.
+
+        Raises:
+            NotPositiveDefiniteError: it has no Cholesky factor, or one that is lost in rounding. The tiles are then worthless.
+        """
+        strips = [slice(i * self.side, (i + 1) * self.side) for i in range(self.strips)]
+        for i in range(self.strips):
+            for j in range(i + 1):
+                self.tile(i, j).copy_(block(strips[i], strips[j]))
+        diagonals = [self.tile(i, i).diagonal() for i in range(self.strips)]  # views: of K now, of its factor below
+        floor = rounding_floor(torch.cat(diagonals))
+        self._factorise()
+        if not bool(torch.cat(diagonals).square().min() > floor):
+            raise NotPositiveDefiniteError
+        if self.strips == 1:
+            torch.cholesky_inverse(self.tiles[0], out=self.tiles[0])
+            return
+        self._invert_factor()
+        self._multiply_factor()
+
+    def _factorise(self) -> None:
+        """K = L L^T, strip by strip: L_ik = (K_ik - sum_j L_ij L_kj^T) L_kk^-T."""
+        for k in range(self.strips):
+            for j in range(k):
+                self.tile(k, k).addmm_(self.tile(k, j), self.tile(k, j).mT, alpha=-1)
+            factor, info = torch.linalg.cholesky_ex(self.tile(k, k))
+            if int(info):
+                raise NotPositiveDefiniteError
+            self.tile(k, k).copy_(factor)
+            for i in range(k + 1, self.strips):
+                for j in range(k):
+                    self.tile(i, k).addmm_(self.tile(i, j), self.tile(k, j).mT, alpha=-1)
+                self.tile(i, k).copy_(torch.linalg.solve_triangular(factor.mT, self.tile(i, k), upper=True, left=False))
+
+    def _invert_factor(self) -> None:
+        """X = L^-1 in the place of L, row by row: X_ij = -L_ii^-1 sum_k L_ik X_kj, k from j to i - 1."""
+        eye = torch.eye(self.side, dtype=self.tiles.dtype, device=self.tiles.device)
+        for i in range(self.strips):
+            own = torch.linalg.solve_triangular(self.tile(i, i), eye, upper=False)
+            for j in range(i):
+                total = self.tile(i, j) @ self.tile(j, j)
+                for k in range(j + 1, i):
+                    total.addmm_(self.tile(i, k), self.tile(k, j))
+                torch.mm(own, total.neg_(), out=self.tile(i, j))
+            self.tile(i, i).copy_(own)
+
+    def _multiply_factor(self) -> None:
+        """P = X^T X in the place of X, row by row: P_ij = sum_k X_ki^T X_kj, k from i on."""
+        for i in range(self.strips):
+            for j in range(i + 1):  # the diagonal tile last: the others need X_ii
+                total = self.tile(i, i).mT @ self.tile(i, j)
+                for k in range(i + 1, self.strips):
+                    total.addmm_(self.tile(k, i).mT, self.tile(k, j))
+                self.tile(i, j).copy_(total)
+
+
+class DelayedInverse(nn.Module):
+    """P = P0 + u^T diag(signs) u: a symmetric matrix P0 and up to ``fold_rank`` rows of changes not yet added to it.
+
+    Writing a rank-16 change into P0 at every step would move all of P0 through the processor for little arithmetic. The
+    changes are kept in ``u`` instead, every product adds their part, O(R rank N), and they are folded into P0 when ``u``
+    is full, where a rank-256 change costs hardly more time than a rank-16 one. (Quantum Monte Carlo codes call this
+    a delayed update.)
+
+    Args:
+        capacity: N at most.
+        fold_rank: rows of ``u``. More rows, fewer and more efficient folds, dearer products.
+    """
+
+    u: Tensor
+    signs: Tensor
+
+    def __init__(self, capacity: int, *, fold_rank: int, dtype: torch.dtype, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.base = SymmetricTiles(capacity, dtype=dtype, device=device)
+        self.fold_rank = fold_rank
+        self.rank = 0
+        self.folds = 0
+        width = self.base.n_strips * self.base.side
+        self.register_buffer("u", torch.zeros(fold_rank, width, dtype=dtype, device=device), persistent=False)
+        self.register_buffer("signs", torch.zeros(fold_rank, dtype=dtype, device=device), persistent=False)
+
+    @property
+    def size(self) -> int:
+        """Rows in use."""
+        return self.base.size
+
+    def reset(self) -> None:
+        """Back to size 0."""
+        self.rank = 0
+        self.u.zero_()  # or columns of an earlier, larger size would come back as it grows
+        self.base.reset()
+
+    def rows(self, slots: Tensor) -> Tensor:
+        """P[slots], (B, size). O(B rank N)."""
+        u, signs = self.u[: self.rank, : self.size], self.signs[: self.rank]
+        return torch.addmm(self.base.rows(slots), (u[:, slots] * signs[:, None]).mT, u)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x @ P for x (R, size). O(R N^2): the one pass over all of P."""
+        u, signs = self.u[: self.rank, : self.size], self.signs[: self.rank]
+        return self.base.multiply(x).addmm_((x @ u.mT) * signs, u)
+
+    def add(self, u: Tensor, *, sign: int) -> None:
+        """P += sign * u^T u for u (R, size) of any precision; folds first when there is no room for R more rows."""
+        if self.rank + len(u) > self.fold_rank:
+            self.fold()
+        if len(u) > self.fold_rank:
+            self.base.add_outer(u.to(self.u.dtype), self.signs.new_full((len(u),), sign))
+            return
+        self.u[self.rank : self.rank + len(u), : self.size] = u
+        self.signs[self.rank : self.rank + len(u)] = sign
+        self.rank += len(u)
+
+    def fold(self) -> None:
+        """Add the kept changes into P0, O(rank N^2 / 2)."""
+        if self.rank:
+            self.base.add_outer(self.u[: self.rank, : self.size], self.signs[: self.rank])
+            self.rank = 0
+            self.folds += 1

@@ -5,8 +5,7 @@ import logging
 import torch
 from torch import Tensor, nn
 
-from semigpc.gp.inverse import DelayedInverse
-from semigpc.gp.solver import NotPositiveDefiniteError
+from semigpc.gp.tiles import DelayedInverse, NotPositiveDefiniteError
 
 logger = logging.getLogger(__name__)
 

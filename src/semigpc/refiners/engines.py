@@ -26,7 +26,7 @@ from semigpc.refiners.gp_config import EngineName, GPConfig
 logger = logging.getLogger(__name__)
 
 EXACT_ROWS = 32_768  # beyond, a step of the exact engine takes half a second on two cores
-EXACT_SHARE = 0.5  # of the memory that K and its inverse may take together
+EXACT_SHARE = 0.5  # of the memory that the inverse of K may take
 
 Make = Callable[[GPConfig, int, int, Kernel, torch.device | str | None], Engine]
 
@@ -46,9 +46,9 @@ def choose_engine(config: GPConfig, device: torch.device | str | None = None) ->
         return Choice("lowrank", "every class has a kernel of its own")
     if config.kernel_clip:
         return Choice("exact", "a clipped kernel may not be positive definite, which the others need")
-    rows, item = config.buffer_size, getattr(torch, config.dtype).itemsize
-    needed, there = rows**2 * item, _memory(device)  # two triangles: the inverse, and K beside it once it is refined
-    sizes = f"K and its inverse for {rows} rows take {needed / 2**20:.0f} MiB of {there / 2**20:.0f}"
+    rows = config.buffer_size
+    needed, there = 4 * rows**2, _memory(device)  # half of a symmetric matrix in float64
+    sizes = f"the inverse of K for {rows} rows takes {needed / 2**20:.0f} MiB of {there / 2**20:.0f}"
     if rows > EXACT_ROWS:
         return Choice("lowrank", f"{rows} rows are more than {EXACT_ROWS}")
     return Choice("lowrank" if needed > EXACT_SHARE * there else "exact", sizes)
@@ -87,8 +87,6 @@ def _exact(
         n_classes,
         kernel=kernel,
         noise_std=config.noise_std,
-        refine=config.iterative_refinement,
-        dtype=getattr(torch, config.dtype),
         device=device,
     )
 

@@ -69,7 +69,7 @@ class GaussianProcessRefiner(nn.Module):
             output: of M pictures.
             index: (M,) labelled pictures whose copies in the buffer must not answer for them.
         """
-        queries = self.placement.features(output).to(self.engine.dtype)
+        queries = self._queries(output)
         counts = self.buffer.entries.class_counts().to(queries)
         shares = counts / counts.sum().clamp_min(1)
         mean = self.engine.mean(queries, offset=shares if self.config.class_prior == "frequency" else None)
@@ -78,6 +78,11 @@ class GaussianProcessRefiner(nn.Module):
         if self.config.class_prior == "frequency":
             mean = mean * self._evidence(mean)
         return self.logit_scale * mean
+
+    def _queries(self, output: ModelOutput) -> Tensor:
+        """h(x), (M, D), in float32 at least, which is also what comes back."""
+        features = self.placement.features(output)
+        return features.to(torch.promote_types(features.dtype, torch.float32))
 
     def _evidence(self, like: Tensor) -> Tensor:
         """(C,) sqrt(nbar / n_c) with the class prior, which gives every class equal evidence; 1 without."""
@@ -132,7 +137,7 @@ class GaussianProcessRefiner(nn.Module):
         The variance is one for all classes (with a kernel for each, that of the class with the largest mean). It costs
         O(M N^2) with the exact engine, more than the mean's O(M N (D + C)), and O(M rank^2) with the low-rank one.
         """
-        queries = self.placement.features(output).to(self.engine.dtype)
+        queries = self._queries(output)
         variance = self.engine.variance(queries)
         spread = self.logit_scale * self._evidence(queries) * variance.sqrt().unsqueeze(1)
         return Belief(self.logits(output), spread, explained_share(variance, self.engine.kernel.diagonal(queries)))

@@ -37,8 +37,7 @@ class GPConfig(PlacementConfig):
             the buffer. They are also chosen anew when new rows are badly covered.
         members: of ``ensemble``. combine: their means, weighted by ``precision`` or plainly, ``mean``.
         tolerance: of ``matrix_free``: |y - K alpha| / |y|.
-        iterative_refinement: when the inverse of ``exact`` is refined against K, see :class:`semigpc.ExactGP`.
-        dtype: of the engine.
+        dtype: of ``lowrank`` and ``matrix_free``; the exact engine, and members of an ensemble, are float64.
         confidence: what the algorithm's threshold is compared with: the largest probability (``max_softmax``), the share of
             the prior variance that the buffer explains (``variance``), or the probability of the class expected over the
             posterior (``expected``). A threshold means something else for each. With noise_std^2 = 0.1 one close neighbour
@@ -73,7 +72,6 @@ class GPConfig(PlacementConfig):
     members: int = 5
     combine: Literal["precision", "mean"] = "precision"
     tolerance: float = 1e-3
-    iterative_refinement: Literal["auto", "always", "never"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     confidence: Literal["max_softmax", "variance", "expected"] = "max_softmax"
     learn: Literal["never", "marginal", "leave_one_out"] = "never"
