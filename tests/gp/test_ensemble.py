@@ -246,7 +246,7 @@ def test_what_one_member_refuses_leaves_all_as_they_were(generator: torch.Genera
     assert ensemble.occupied.sum() == 6
     torch.testing.assert_close(ensemble.mean(queries), before, rtol=0, atol=1e-5)
     with pytest.raises(NotPositiveDefiniteError):
-        ensemble.reanchor(RBF(length_scale=1e6), 1e-9)
+        ensemble.reanchor(RBF(length_scale=1e9), 1e-9)
     assert {engine.kernel for engine in ensemble.engines} == {RBF(length_scale=1.0)}
 
 

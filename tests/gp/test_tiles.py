@@ -83,7 +83,7 @@ def test_changes_kept_aside_count_before_and_after_folding(generator: torch.Gene
     for rank in (3, 4, 3, 1, 12, 2):  # fits, fits, folds first, fits, larger than the room there is, fits
         u = torch.randn(rank, n, generator=generator, dtype=torch.float64)
         sign = -1 if rank % 2 else 1
-        inverse.add(u, sign=sign)
+        inverse.add(*((u, u[:0]) if sign < 0 else (u[:0], u)))
         expected += sign * u.mT @ u
         torch.testing.assert_close(inverse.multiply(x), x @ expected, rtol=0, atol=1e-10)
         torch.testing.assert_close(inverse.rows(slots), expected[slots], rtol=0, atol=1e-10)
@@ -95,10 +95,10 @@ def test_what_was_kept_aside_before_a_reset_does_not_come_back_as_it_grows(monke
     monkeypatch.setattr(tiles, "TILE", 16)
     inverse = DelayedInverse(48, fold_rank=8, dtype=torch.float64)
     inverse.base.grow(48)
-    inverse.add(torch.ones(2, 48, dtype=torch.float64), sign=1)
+    inverse.add(torch.zeros(0, 48), torch.ones(2, 48, dtype=torch.float64))
     inverse.reset()
     inverse.base.grow(16)
-    inverse.add(torch.full((1, 16), 2.0, dtype=torch.float64), sign=1)
+    inverse.add(torch.zeros(0, 16), torch.full((1, 16), 2.0, dtype=torch.float64))
     inverse.base.grow(48)
     expected = torch.eye(48, dtype=torch.float64)
     expected[:16, :16] += 4

@@ -57,12 +57,12 @@ def test_every_engine_goes_on_from_its_state(engine: str, generator: torch.Gener
 
 
 def test_auto_is_exact_where_its_matrices_fit_and_low_rank_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semigpc.refiners.engines._memory", lambda _device: 8 * 2**30)
+    monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 8 * 2**30)
     fitting = choose_engine(GPConfig())
     assert fitting == ("exact", "the inverse of K for 16300 rows takes 1014 MiB of 8192")
     many = choose_engine(GPConfig(buffer_size=80_000))
     assert many == ("lowrank", "80000 rows are more than 32768")
-    monkeypatch.setattr("semigpc.refiners.engines._memory", lambda _device: 2**30)
+    monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 2**30)
     assert choose_engine(GPConfig()) == ("lowrank", "the inverse of K for 16300 rows takes 1014 MiB of 1024")
     assert choose_engine(GPConfig(buffer_size=4000)).name == "exact"
     assert choose_engine(GPConfig(kernel_clip=0.1)).name == "exact"

@@ -2,9 +2,9 @@
 
 from semigpc.gp.collectives import spread_out
 from semigpc.gp.conjugate_gradients import NotConvergedError
-from semigpc.gp.engine import Engine, Expansion, NoExpansionError
+from semigpc.gp.engine import Engine, Expansion, NoExpansionError, NotPositiveDefiniteError
 from semigpc.gp.ensemble import EnsembleGP
-from semigpc.gp.exact import ExactGP, Health, LeftOut
+from semigpc.gp.exact import ExactGP, Health, LeftOut, exact_fits
 from semigpc.gp.gap import Gap
 from semigpc.gp.head import KernelHead
 from semigpc.gp.health import IterativeHealth, LowRankHealth
@@ -15,7 +15,6 @@ from semigpc.gp.lowrank import LowRankGP
 from semigpc.gp.matrix_free import MatrixFreeGP
 from semigpc.gp.per_class import PerClassGP
 from semigpc.gp.spread import SpreadEnsembleGP
-from semigpc.gp.tiles import NotPositiveDefiniteError
 
 __all__ = [
     "KERNELS",
@@ -45,6 +44,7 @@ __all__ = [
     "PerClassGP",
     "SpreadEnsembleGP",
     "choose_landmarks",
+    "exact_fits",
     "learn_kernel",
     "spread_out",
 ]

@@ -1,19 +1,36 @@
-"""What all engines have in common: the questions they answer and the changes they take."""
+"""What all engines have in common: the public methods, which check their arguments here and nowhere else.
 
-from typing import NamedTuple, Protocol
+An engine implements the methods that begin with an underscore. They receive tensors of the right shape, on the right device,
+finite, and run without autocast or reduced precision.
+"""
+
+import math
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from semigpc.gp.kernels import Kernel
+from semigpc.gp.kernels import RBF, Kernel
+
+MIN_NOISE_STD = 1e-12
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+MATMULS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+
+
+class NotPositiveDefiniteError(ValueError):
+    """K + noise cannot be inverted in the engine's precision."""
 
 
 class NoExpansionError(TypeError):
-    """An engine whose mean is no fixed sum of kernels; the message says which of its options would make it one."""
+    """The engine's mean is not a fixed sum of kernels; the message says which of its options would make it one."""
 
 
 class Expansion(NamedTuple):
-    """A mean as a sum of kernels, mu(h) = k(h, points) @ weights: all that is needed to answer elsewhere.
+    """A mean as a sum of kernels, mu(h) = k(h, points) @ weights: all that is needed to compute it elsewhere.
 
     Shapes: ``points`` (P, D), ``weights`` (P, C) float64.
     """
@@ -22,60 +39,349 @@ class Expansion(NamedTuple):
     weights: Tensor
 
 
-class Engine(Protocol):
-    """A Gaussian process over ``capacity`` slots whose rows come and go. Each is an ``nn.Module`` too.
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Switch off autocast, and TF32 or bfloat16 products, whatever the caller has switched on. Also a decorator."""
+    reduced = [(matmul, matmul.fp32_precision) for matmul in MATMULS if matmul.fp32_precision not in ("none", "ieee")]
+    autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    if not reduced and not autocast and not torch.is_inference_mode_enabled():
+        yield  # the usual case, and this runs at every step
+        return
+    for matmul, _ in reduced:
+        matmul.fp32_precision = "ieee"
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+            stack.enter_context(torch.autocast("cuda", enabled=False))
+            if torch.is_inference_mode_enabled():  # what is stored must remain writable outside of it
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.no_grad())
+            yield
+    finally:
+        for matmul, before in reduced:
+            matmul.fp32_precision = before
 
-    N slots, D features, C classes, M queries, B rows changed. What a call costs is said by each engine.
+
+class Engine(nn.Module):
+    """A Gaussian process over ``capacity`` slots whose rows come and go.
+
+        mu(h)  = k(h, h_Q) K^-1 y_Q                               K = k(h_Q, h_Q) + sigma^2 I
+        var(h) = k(h, h) - k(h, h_Q) K^-1 k(h_Q, h)
+
+    N slots, D features, C classes, M queries, B rows changed. Each engine documents what a call costs and how exact it is.
+    A call that raises an error leaves the engine as it was: bit for bit if its arguments were at fault, and with the same rows
+    and the same results up to rounding if K could not be inverted.
+
+    An engine follows a surrounding module to another device, and never to another dtype.
+
+    Args:
+        capacity: N. n_features: D. n_classes: C, columns of the targets.
+        kernel: k; ``RBF()`` by default.
+        noise_std: sigma. The mean depends on sigma^2 / eta alone.
+        dtype: of the stored rows.
     """
 
-    capacity: int
-    n_features: int
-    n_classes: int
-    dtype: torch.dtype
+    features: Tensor  # h_Q, (N, D); rows of empty slots are 0
+    targets: Tensor  # y_Q, (N, C); rows of empty slots are 0
+    occupied: Tensor  # (N,) bool
 
-    def __len__(self) -> int:
-        """Occupied slots."""
+    def __init__(
+        self,
+        capacity: int,
+        n_features: int,
+        n_classes: int,
+        *,
+        kernel: Kernel | None = None,
+        noise_std: float = 0.1**0.5,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__()
+        for name, value in (("capacity", capacity), ("n_features", n_features), ("n_classes", n_classes)):
+            if not isinstance(value, int):
+                raise TypeError(f"{name} must be an integer; got {value!r}.")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}.")
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype must be torch.float32 or torch.float64; got {dtype}.")
+        kernel = RBF() if kernel is None else kernel
+        self._check_kernel(kernel, noise_std)
+        self.capacity, self.n_features, self.n_classes, self.dtype = capacity, n_features, n_classes, dtype
+        self._kernel, self._noise_std = kernel, noise_std
+        self._held: set[int] = set()  # occupied slots, on the host
 
     @property
     def kernel(self) -> Kernel:
         """The kernel k."""
+        return self._kernel
 
     @property
     def noise_std(self) -> float:
         """Sigma."""
+        return self._noise_std
 
     @property
-    def features(self) -> Tensor:
-        """h_Q, (N, D); rows of empty slots are 0."""
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.occupied.device
 
-    @property
-    def targets(self) -> Tensor:
-        """y_Q, (N, C); rows of empty slots are 0."""
+    def __len__(self) -> int:
+        """Return the number of occupied slots."""
+        return len(self._held)
 
-    @property
-    def occupied(self) -> Tensor:
-        """(N,) bool."""
+    # Queries --------------------------------------------------------------------------------------------------------
 
+    @full_precision()
     def mean(self, queries: Tensor, *, offset: Tensor | None = None) -> Tensor:
-        """mu(h), (M, C), for targets less ``offset`` (C,); differentiable in the queries (M, D)."""
+        """Return mu(h) for targets less ``offset``, (M, C); differentiable in the queries.
 
+        The gradient is that of the rows as they are at the call, and may be taken after later changes.
+
+        Args:
+            queries: (M, D) of any floating dtype, which is also that of the result.
+            offset: (C,) subtracted from every target and not added back, such as the class frequencies of a class prior; it may
+                change from call to call at no cost. 0 by default.
+        """
+        self._check_queries(queries)
+        return self._mean(queries, self._checked_offset(offset)).to(queries.dtype)
+
+    @full_precision()
+    @torch.no_grad()
     def variance(self, queries: Tensor) -> Tensor:
-        """var(h), (M,), of the noise-free function, at least 0."""
+        """Return var(h) of the noise-free function, (M,), at least 0.
 
+        Args:
+            queries: (M, D).
+        """
+        self._check_queries(queries)
+        return self._variance(queries).clamp_min(0).to(queries.dtype)
+
+    @full_precision()
+    @torch.no_grad()
     def explain(self, queries: Tensor, classes: Tensor) -> Tensor:
-        """What each slot adds to the mean of one class per query, (M, N); rows sum to the mean."""
+        """Return what each slot adds to the mean of one class per query, (M, N); rows sum to that mean.
 
+        Args:
+            queries: (M, D). classes: (M,) the class to explain for each query, usually the predicted one.
+        """
+        self._check_queries(queries)
+        check_tensor("classes", classes)
+        if classes.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"classes must be int64 or int32; got {classes.dtype}.")
+        if classes.shape != queries.shape[:1]:
+            raise ValueError(f"classes must have shape ({len(queries)},), one per query; got {tuple(classes.shape)}.")
+        if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < self.n_classes:
+            raise IndexError(f"classes must lie in [0, {self.n_classes}); got {int(classes.min())}..{int(classes.max())}.")
+        return self._explain(queries, classes).to(queries.dtype)
+
+    @full_precision()
+    @torch.no_grad()
     def expansion(self, *, offset: Tensor | None = None) -> Expansion:
-        """The mean as a sum of kernels; NoExpansionError if it is none."""
+        """Return the mean as a sum of kernels; NoExpansionError if it is none."""
+        return self._expansion(self._checked_offset(offset))
+
+    # Changes --------------------------------------------------------------------------------------------------------
 
     def replace(self, slots: Tensor, features: Tensor, targets: Tensor) -> None:
-        """Put rows (B, D), (B, C) into distinct slots (B,), empty or occupied."""
+        """Put new rows into slots, empty or occupied.
 
+        Args:
+            slots: (B,) distinct integers in [0, capacity), best on the CPU, where they are needed.
+            features: (B, D) finite, of any floating dtype. targets: (B, C) finite; usually one-hot labels.
+        """
+        slots = self._checked_slots(slots)
+        self.put(slots, *self.checked_rows(len(slots), features, targets))
+
+    @full_precision()
+    @torch.no_grad()
+    def put(self, slots: Tensor, features: Tensor, targets: Tensor) -> None:
+        """Replace rows that :meth:`checked_rows` has returned, in distinct slots (B,) on the CPU: nothing is checked here."""
+        self._change(slots, features, targets)
+        self._held.update(slots.tolist())
+
+    @full_precision()
+    @torch.no_grad()
     def remove(self, slots: Tensor) -> None:
-        """Empty some occupied slots."""
+        """Empty some occupied slots; no slots, no change.
 
+        Args:
+            slots: (B,) distinct, occupied.
+        """
+        check_tensor("slots", slots)
+        if slots.shape != (0,):
+            slots = self._checked_slots(slots, occupied=True)
+            self._change(slots, None, None)
+            self._held.difference_update(slots.tolist())
+
+    @full_precision()
+    @torch.no_grad()
     def rebuild(self) -> None:
-        """Everything anew from the stored features and targets."""
+        """Compute everything anew from the stored rows, which removes all rounding error. Deterministic."""
+        self._rebuild()
 
+    @full_precision()
+    @torch.no_grad()
     def reanchor(self, kernel: Kernel, noise_std: float) -> None:
-        """Go on with another kernel and noise over the same rows, as if it had always been these."""
+        """Continue with another kernel and noise over the same rows, as if it had always been these."""
+        self._check_kernel(kernel, noise_std)
+        before = self._kernel, self._noise_std
+        self._kernel, self._noise_std = kernel, noise_std
+        try:
+            self._reanchor()
+        except Exception:
+            self._kernel, self._noise_std = before
+            self._reanchor()
+            raise
+
+    # What an engine implements --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _mean(self, queries: Tensor, offset: Tensor | None) -> Tensor: ...
+
+    @abstractmethod
+    def _variance(self, queries: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _explain(self, queries: Tensor, classes: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _expansion(self, offset: Tensor | None) -> Expansion: ...
+
+    @abstractmethod
+    def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
+        """Write rows (B, D), (B, C) to slots (B,), which are on the CPU, or empty them; undo it before raising an error."""
+
+    @abstractmethod
+    def _rebuild(self) -> None: ...
+
+    def _reanchor(self) -> None:
+        """Follow ``kernel`` and ``noise_std``, which have just changed."""
+        self._rebuild()
+
+    # Checks ---------------------------------------------------------------------------------------------------------
+
+    def checked_rows(self, count: int, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features (count, D) and targets (count, C) in the engine's dtype; raise an error if they cannot be stored.
+
+        One synchronisation with the device, for both.
+        """
+        self._check_matrix("features", features, (count, self.n_features))
+        hint = " One-hot them first." if isinstance(targets, Tensor) and targets.ndim == 1 else ""
+        self._check_matrix("targets", targets, (count, self.n_classes), hint)
+        features, targets = features.detach().to(self.dtype), targets.detach().to(self.dtype)
+        if not math.isfinite(float(torch.linalg.vector_norm(features) + torch.linalg.vector_norm(targets))):
+            self._raise_not_finite("features", features)
+            self._raise_not_finite("targets", targets)
+        return features, targets
+
+    def _check_queries(self, queries: Tensor) -> None:
+        self._check_matrix("queries", queries, (None, self.n_features))
+        stored = queries.detach().to(self.dtype)
+        if not math.isfinite(float(torch.linalg.vector_norm(stored))):
+            self._raise_not_finite("queries", stored)
+
+    def _checked_offset(self, offset: Tensor | None) -> Tensor | None:
+        if offset is None:
+            return None
+        check_tensor("offset", offset)
+        if offset.shape != (self.n_classes,):
+            raise ValueError(f"offset must have shape ({self.n_classes},); got {tuple(offset.shape)}.")
+        if offset.device.type == "cpu" and not bool(offset.isfinite().all()):
+            raise ValueError(f"offset must be finite; got {offset.tolist()}.")
+        return offset.to(self.device, torch.float64)
+
+    def _checked_slots(self, slots: Tensor, *, occupied: bool = False) -> Tensor:
+        """Return distinct slots in range, and occupied if so wanted, as int64 on the CPU."""
+        check_tensor("slots", slots)
+        if slots.ndim != 1 or not len(slots):
+            raise ValueError(f"slots must be a vector of at least one slot; got shape {tuple(slots.shape)}.")
+        if slots.dtype not in INTEGERS:
+            raise TypeError(f"slots must be integers; got {slots.dtype}.")
+        listed = slots.tolist()
+        if min(listed) < 0 or max(listed) >= self.capacity:
+            raise IndexError(f"slots must lie in [0, {self.capacity}); got {min(listed)}..{max(listed)}.")
+        if len(set(listed)) < len(listed):
+            repeated = next(slot for slot, times in Counter(listed).items() if times > 1)
+            raise ValueError(f"slots must be distinct; slot {repeated} is given twice. Keep only its newest row.")
+        if occupied and not self._held.issuperset(listed):
+            raise IndexError(
+                f"slots must be occupied; slot {next(slot for slot in listed if slot not in self._held)} is empty."
+            )
+        return slots.detach().to("cpu", torch.int64)
+
+    def _check_kernel(self, kernel: Kernel, noise_std: float) -> None:
+        """Raise an error for a kernel or noise that this engine cannot work with."""
+        if not MIN_NOISE_STD <= noise_std < math.inf:
+            raise ValueError(
+                f"noise_std must be a positive finite number (at least {MIN_NOISE_STD:g}), or K cannot be inverted; "
+                f"got {noise_std}."
+            )
+        if isinstance(kernel, type) or not callable(kernel):
+            raise TypeError(f"kernel must be a kernel object such as RBF(length_scale=0.3); got {kernel!r}.")
+
+    def _check_matrix(self, name: str, value: Tensor, shape: tuple[int | None, int], hint: str = "") -> None:
+        check_tensor(name, value)
+        rows, columns = shape
+        if value.ndim != 2 or value.shape[1] != columns or rows not in (None, value.shape[0]):
+            wanted = f"({'any' if rows is None else rows}, {columns})"
+            raise ValueError(f"{name} must have shape {wanted}; got {tuple(value.shape)}.{hint}")
+        if not value.is_floating_point():
+            raise TypeError(f"{name} must be floating point; got {value.dtype}. Call .float() on them first.")
+        if value.device != self.device:
+            raise ValueError(f"{name} must be on {self.device}, where the engine is; got {value.device}.")
+
+    def _raise_not_finite(self, name: str, stored: Tensor) -> None:
+        """Raise an error that names the first row whose squares, which distances are made of, are not finite, if any."""
+        sound = stored.square().sum(dim=1).isfinite()
+        if not bool(sound.all()):
+            first = int((~sound).nonzero()[0, 0])
+            worst = float(stored[first, stored[first].abs().nan_to_num(nan=torch.inf).argmax()])
+            raise ValueError(
+                f"{name} must be finite, and so must their squares; row {first} holds {worst:g} in {self.dtype}. "
+                "One such row would spoil every later result: find where the network produced it."
+            )
+
+    def _make_rows(self, device: torch.device | str | None) -> None:
+        """Register features, targets and occupied, for an engine that stores its rows plainly."""
+        self.register_buffer("features", torch.zeros(self.capacity, self.n_features, dtype=self.dtype, device=device))
+        self.register_buffer("targets", torch.zeros(self.capacity, self.n_classes, dtype=self.dtype, device=device))
+        self.register_buffer("occupied", torch.zeros(self.capacity, dtype=torch.bool, device=device))
+
+    def _write_rows(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
+        """Store rows (B, D), (B, C) in slots (B,) on the device, or empty these."""
+        self.features[slots] = 0 if features is None else features
+        self.targets[slots] = 0 if targets is None else targets
+        self.occupied[slots] = features is not None
+
+    def _recount(self) -> None:
+        """Learn from the device which slots are occupied, after loading."""
+        self._held = set(self.occupied.nonzero().squeeze(1).tolist())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow a surrounding module to its device, never to its dtype."""
+        device = fn(torch.empty(0, device=self.device)).device
+        super()._apply(lambda tensor: tensor.to(device), recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def extra_repr(self) -> str:
+        return (
+            f"capacity={self.capacity}, n_features={self.n_features}, n_classes={self.n_classes}, kernel={self.kernel}, "
+            f"noise_std={self.noise_std:g}, dtype={self.dtype}"
+        )
+
+
+def check_saved(module: nn.Module, names: tuple[str, ...], state: dict[str, Any], prefix: str) -> None:
+    """Raise an error if buffers in a state have another shape than the module's own, or are damaged; before any is copied."""
+    for name in names:
+        saved, ours = state.get(prefix + name), getattr(module, name)
+        if saved is not None and saved.shape != ours.shape:
+            raise ValueError(f"saved {name} have shape {tuple(saved.shape)}; this engine holds {tuple(ours.shape)}.")
+        if saved is not None and not bool(saved.to(ours.dtype).square().isfinite().all()):
+            raise ValueError(
+                f"saved {name} are not all finite, or too large for {ours.dtype}: the file is damaged or not for this engine."
+            )
+
+
+def check_tensor(name: str, value: object) -> None:
+    """Raise an error, by name, for what is not a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor; got {type(value).__name__}. torch.as_tensor makes one.")

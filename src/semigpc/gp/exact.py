@@ -1,39 +1,59 @@
 """The exact engine: a Gaussian process over a buffer whose rows change at every step."""
 
 import logging
-from collections.abc import Callable
+import os
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.linalg import cholesky_ex, solve_triangular
 
-from semigpc.gp.checks import (
-    check_classes,
-    check_engine,
-    check_offset,
-    check_queries,
-    check_rows,
-    check_slots,
-    check_tensor,
-    full_precision,
-)
-from semigpc.gp.engine import Expansion
-from semigpc.gp.kernels import RBF, Kernel, square_norms
-from semigpc.gp.tiles import DelayedInverse, NotPositiveDefiniteError, rounding_floor
+from semigpc.gp.engine import Engine, Expansion, NotPositiveDefiniteError, check_saved
+from semigpc.gp.kernels import Kernel, square_norms
+from semigpc.gp.tiles import DelayedInverse, rounding_floor
 
 logger = logging.getLogger(__name__)
 
 CHUNK = 256  # rows replaced, or queries answered, at a time: bounds the memory of one call
-REBUILD_SHARE = 0.25  # of the rows replaced at once, from which a Cholesky inverse is cheaper than an update
-PROBES = 4  # rows whose residual is looked at ...
-PROBE_EVERY = 64  # ... every so many steps; a look costs about a fifth of an update
+REBUILD_SHARE = 0.25  # of the rows: where as many are replaced at once, a Cholesky inverse takes fewer operations than updates
+PROBES = 4  # rows whose residual is computed ...
+PROBE_EVERY = 64  # ... every so many steps; that costs about a fifth of an update
 REBUILD_ABOVE = 1e-4  # residual of the mean at which P is rebuilt; 1e-11 is usual
+FAILED = 1e300  # larger than any pivot
+EXACT_ROWS = 32_768  # beyond, a step takes a second on two cores
+EXACT_SHARE = 0.5  # of the memory that the inverse of K may take
 SAVED = ("feature_columns", "targets", "occupied", "steps")
 
 
+class Fit(NamedTuple):
+    """Whether the exact engine should hold so many rows, and why or why not."""
+
+    fits: bool
+    reason: str
+
+
+def exact_fits(rows: int, device: torch.device | str | None = None) -> Fit:
+    """Decide whether ``rows`` rows are for the exact engine: memory and time of a step allow it.
+
+    By all of a device's memory and not by what is free, so that a resumed run decides alike.
+    """
+    if rows > EXACT_ROWS:
+        return Fit(False, f"{rows} rows are more than {EXACT_ROWS}")
+    needed, memory = 4 * rows**2, _memory(device)  # half of a symmetric matrix in float64
+    reason = f"the inverse of K for {rows} rows takes {needed / 2**20:.0f} MiB of {memory / 2**20:.0f}"
+    return Fit(needed <= EXACT_SHARE * memory, reason)
+
+
+def _memory(device: torch.device | str | None) -> int:
+    """Bytes of the machine's memory, or of the GPU's."""
+    if device is not None and torch.device(device).type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
+
+
 class LeftOut(NamedTuple):
-    """What is said of each of n slots without that one: mean (n, C), mean (n,) of a target of ones, and variance (n,)."""
+    """Each of n slots predicted without itself: mean (n, C), mean (n,) of a target of ones, and variance (n,)."""
 
     mean: Tensor
     ones: Tensor
@@ -42,12 +62,12 @@ class LeftOut(NamedTuple):
 
 @dataclass(kw_only=True)
 class Health:
-    """What an engine knows of its own numbers.
+    """What an engine knows of its own numerical error.
 
     Args:
         steps: calls that changed the buffer.
-        rebuilds: times P was rebuilt because the residual had grown. Should stay 0.
-        mean_residual: max |K[I] alpha - y[I]| over the rows looked at last, which is also the error of the mean near the data.
+        rebuilds: times P was rebuilt because an update failed or the residual had grown. Should stay 0.
+        mean_residual: max |K[I] alpha - y[I]| over the rows I probed last: also the error of the mean near the data.
     """
 
     steps: int = 0
@@ -55,42 +75,31 @@ class Health:
     mean_residual: float = 0.0
 
 
-class ExactGP(nn.Module):
+class ExactGP(Engine):
     """Exact GP posterior over ``capacity`` slots, kept up to date as slots are overwritten (section 3 of the paper).
 
         mu(h)  = k(h, h_Q) alpha             alpha = K^-1 y_Q        K = k(h_Q, h_Q) + sigma^2 I
         var(h) = k(h, h) - k(h, h_Q) K^-1 k(h_Q, h)
 
-    ``replace`` moves P = K^-1 by a rank-2B change in one pass over P, O(B N^2 + B^2 N + B^3), and keeps alpha true in O(N B C),
-    so that ``mean`` never touches P: O(M N (D + C)). N is the slots in use, B the rows replaced, M queries, D the feature
-    width, C classes. An empty slot is a point unrelated to every other (zero cross-kernel, unit diagonal), so growing,
-    replacing and removing are one formula, and an empty engine predicts 0. Where a quarter of the rows or more is replaced at
-    once, K is inverted by Cholesky instead, O(N^3), in the memory of P.
+    ``replace`` moves P = K^-1 by a rank-2B change in one pass over P, O(B N^2 + B^2 N + B^3), and updates alpha in O(N B C),
+    so that ``mean`` never touches P: O(M N (D + C)). ``variance`` costs O(M N (D + N)). An empty slot is a point unrelated to
+    every other (zero cross-kernel, unit diagonal), so growing, replacing and removing are one formula, and an empty engine
+    predicts 0. Where a quarter of the rows or more is replaced at once, K is inverted by Cholesky instead, O(N^3), in the
+    memory of P.
 
-    All of it is float64. That costs at most twice the time of float32 where float32 works, and has no condition number at which
-    it begins to fail or needs repair: updates leave residuals of 1e-11, also where classes have collapsed onto a point. A few
-    residuals are looked at now and then all the same, and P is rebuilt if they have grown (``health``). P lives in the tiles
-    of its lower triangle: 4 N^2 bytes. A network's precision never reaches in here: autocast is switched off inside, and
-    ``.half()`` or ``.to(dtype)`` of a surrounding module leave the engine's numbers as they are.
+    All of it is float64. That costs at most twice the time of float32 where float32 works, and there is no condition number at
+    which it begins to fail or needs repair: updates leave residuals of 1e-11, also where classes have collapsed onto a point. A
+    few residuals are computed now and then all the same, and P is rebuilt if they have grown (``health``). P is stored as the
+    tiles of its lower triangle: 4 N^2 bytes.
 
     ``state_dict`` holds features, targets and the number of steps; P is rebuilt on load. ``rebuild`` is a deterministic
-    function of that state, so a run that calls it as it saves goes on bit for bit like one that resumes from the file.
-
-    Args:
-        capacity: N, slots.
-        n_features: D.
-        n_classes: C, columns of the targets.
-        kernel: k; ``RBF()`` by default.
-        noise_std: sigma. The mean depends on sigma^2 / eta alone.
+    function of that state, so a run that calls it as it saves continues bit for bit like one that resumes from the file.
     """
 
     feature_columns: Tensor
     square_norms: Tensor
-    targets: Tensor
-    occupied: Tensor
     steps: Tensor
     solution: Tensor
-    dtype = torch.float64
 
     def __init__(
         self,
@@ -102,45 +111,30 @@ class ExactGP(nn.Module):
         noise_std: float = 0.1**0.5,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
-        check_engine(capacity, n_features, n_classes, kernel=kernel, noise_std=noise_std, dtype=self.dtype)
-        self.capacity, self.n_features, self.n_classes = capacity, n_features, n_classes
-        self._kernel, self._noise_std = RBF() if kernel is None else kernel, noise_std
+        super().__init__(capacity, n_features, n_classes, kernel=kernel, noise_std=noise_std)
         self.health = Health()
-        self._count = 0
         self._before_load: dict[str, Tensor] = {}
-        self.inverse = DelayedInverse(capacity, fold_rank=256 if capacity > 2048 else 128, dtype=self.dtype, device=device)
-        zeros = {"dtype": self.dtype, "device": device}
+        self.inverse = DelayedInverse(capacity, dtype=self.dtype, device=device)
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=self.dtype, device=device)
+
         # (D, N): against a long buffer, the product of a few queries runs fastest in this layout.
-        self.register_buffer("feature_columns", torch.zeros(n_features, capacity, **zeros))
-        self.register_buffer("square_norms", torch.zeros(capacity, **zeros), persistent=False)
-        self.register_buffer("targets", torch.zeros(capacity, n_classes, **zeros))
+        self.register_buffer("feature_columns", zeros(n_features, capacity))
+        self.register_buffer("square_norms", zeros(capacity), persistent=False)
+        self.register_buffer("targets", zeros(capacity, n_classes))
         self.register_buffer("occupied", torch.zeros(capacity, dtype=torch.bool, device=device))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        # alpha^T, and in the last row beta = K^-1 1, from which any offset of the targets follows.
-        self.register_buffer("solution", torch.zeros(n_classes + 1, self.inverse.u.shape[1], **zeros), persistent=False)
+        # (C + 1, n): alpha^T, and beta = K^-1 1 in the last row.
+        self.register_buffer("solution", zeros(n_classes + 1, self.inverse.base.full_size), persistent=False)
         self.register_state_dict_pre_hook(_store_steps)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_refuse_what_does_not_fit)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_check_state)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_restore)  # type: ignore[no-untyped-call]
 
-    # Asking ---------------------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Occupied slots."""
-        return self._count
+    # Queries --------------------------------------------------------------------------------------------------------
 
     @property
-    def kernel(self) -> Kernel:
-        """The kernel k."""
-        return self._kernel
-
-    @property
-    def noise_std(self) -> float:
-        """Sigma."""
-        return self._noise_std
-
-    @property
-    def features(self) -> Tensor:
+    def features(self) -> Tensor:  # type: ignore[override]
         """h_Q, (N, D), a view; rows of empty slots are 0."""
         return self.feature_columns.mT
 
@@ -149,100 +143,59 @@ class ExactGP(nn.Module):
         """K^-1 y_Q, (N, C), a view; rows of empty slots are 0."""
         return self.solution[: self.n_classes, : self.capacity].mT
 
-    @full_precision()
-    def mean(self, queries: Tensor, *, offset: Tensor | None = None) -> Tensor:
-        """mu(h) = k(h, h_Q) K^-1 (y_Q - 1 offset^T), (M, C). O(M N (D + C)); differentiable in the queries.
-
-        The gradient is that of the buffer as it stands at the call, and may be taken after later changes.
-
-        Args:
-            queries: (M, D).
-            offset: (C,) subtracted from every target and not added back, such as the class frequencies of a class prior; it
-                may change from call to call at no cost. 0 by default.
-        """
-        check_queries(self, queries)
-        alpha = self._weights(offset)
+    def _mean(self, queries: Tensor, offset: Tensor | None) -> Tensor:
+        weights = self._weights(offset)
         if queries.requires_grad and torch.is_grad_enabled():
-            alpha = alpha.clone()  # backward must find it as it is now, whatever is replaced meanwhile
-        means = [self._cross(chunk) @ alpha.mT for chunk in queries.split(CHUNK)]
-        return torch.cat(means).to(queries.dtype)
+            weights = weights.clone()  # backward must find them as they are now, whatever is replaced meanwhile
+        return torch.cat([self._cross(chunk) @ weights.mT for chunk in queries.split(CHUNK)])
 
-    @torch.no_grad()
-    def expansion(self, *, offset: Tensor | None = None) -> Expansion:
-        """The mean as a sum over the occupied slots: their features (n, D) and K^-1 (y_Q - 1 offset^T) (n, C). O(n (D + C))."""
+    def _expansion(self, offset: Tensor | None) -> Expansion:
         slots = self.occupied.nonzero().squeeze(1)
         return Expansion(self.features[slots].contiguous(), self._weights(offset)[:, slots].mT.contiguous())
 
     def _weights(self, offset: Tensor | None) -> Tensor:
         """K^-1 (y_Q - 1 offset^T), (C, width)."""
         alpha = self.solution[: self.n_classes, : self._width]
-        if offset is None:
-            return alpha
-        return alpha - check_offset(self, offset).to(alpha).unsqueeze(1) * self.solution[self.n_classes, : self._width]
+        return alpha if offset is None else alpha - offset.unsqueeze(1) * self.solution[self.n_classes, : self._width]
 
-    @full_precision()
-    @torch.no_grad()
-    def variance(self, queries: Tensor) -> Tensor:
-        """var(h) = k(h, h) - k(h, h_Q) K^-1 k(h_Q, h), (M,), of the noise-free function, at least 0. O(M N (D + N)).
-
-        Args:
-            queries: (M, D).
-        """
-        check_queries(self, queries)
-        prior = self.kernel.diagonal(queries.to(self.dtype))
+    def _variance(self, queries: Tensor) -> Tensor:
         rows = (self._padded(self._cross(chunk)) for chunk in queries.split(CHUNK))
         explained = [(self.inverse.multiply(chunk) * chunk).sum(dim=1) for chunk in rows]
-        return (prior - torch.cat(explained)).clamp_min(0).to(queries.dtype)
+        return self.kernel.diagonal(queries.to(self.dtype)) - torch.cat(explained)
 
-    @full_precision()
-    @torch.no_grad()
-    def explain(self, queries: Tensor, classes: Tensor) -> Tensor:
-        """What each slot adds to the mean of one class per query: k(h, h_i) alpha[i, c], (M, N). O(M N D).
-
-        The weights are signed and sum to ``mean(queries)`` at those classes, with no approximation: a complete reason for
-        the label. Empty slots have weight 0.
-
-        Args:
-            queries: (M, D).
-            classes: (M,) the class to explain for each query, usually the predicted one.
-        """
-        check_classes(self, queries, classes)
+    def _explain(self, queries: Tensor, classes: Tensor) -> Tensor:
         weights = queries.new_zeros(len(queries), self.capacity)
         weights[:, : self._width] = self._cross(queries) * self.solution[classes, : self._width]
         return weights
 
-    @full_precision()
     @torch.no_grad()
     def label_weights(self, queries: Tensor) -> Tensor:
-        """w = k(h, h_Q) K^-1, (M, N): the mean is w @ y_Q, so w says how much each stored LABEL counts. O(M N (D + N)).
+        """Return w = k(h, h_Q) K^-1, (M, N): the mean is w @ y_Q, so w is the weight of each stored LABEL. O(M N (D + N)).
 
         Args:
             queries: (M, D).
         """
-        check_queries(self, queries)
+        self._check_queries(queries)
         weights = queries.new_zeros(len(queries), self.capacity)
         for rows, chunk in zip(weights.split(CHUNK), queries.split(CHUNK), strict=True):
             rows[:, : self._width] = self.inverse.multiply(self._padded(self._cross(chunk)))[:, : self._width]
         return weights
 
-    @full_precision()
     @torch.no_grad()
     def leave_out(self, slots: Tensor) -> Tensor:
-        """The mean at slots I from the buffer WITHOUT them: y_I - P[I, I]^-1 alpha_I, (I, C). O(I N + I^3).
+        """Return the mean at slots I from the buffer WITHOUT them: y_I - P[I, I]^-1 alpha_I, (I, C). O(I N + I^3).
 
         Args:
             slots: (I,) occupied slots, left out together.
         """
-        slots = check_slots(self, slots, occupied=True)
-        M = self.inverse.rows(slots)[:, slots]
+        slots = self._checked_slots(slots, occupied=True).to(self.device)
         alpha = self.solution[: self.n_classes, slots].mT
-        left_out: Tensor = self.targets[slots] - torch.linalg.solve(M, alpha)
+        left_out: Tensor = self.targets[slots] - torch.linalg.solve(self.inverse.rows(slots)[:, slots], alpha)
         return left_out
 
-    @full_precision()
     @torch.no_grad()
     def leave_one_out(self) -> LeftOut:
-        """Every occupied slot left out alone: y_i - alpha_i / P_ii, variance 1 / P_ii - sigma^2. O(N^2 + N C).
+        """Return every occupied slot left out alone: y_i - alpha_i / P_ii, variance 1 / P_ii - sigma^2. O(N^2 + N C).
 
         ``ones`` is the mean that targets of 1 would have: ``mean - ones * offset`` is that of targets less an offset.
         """
@@ -254,16 +207,14 @@ class ExactGP(nn.Module):
         variance = (1 / diagonal.squeeze(1) - self.noise_std**2).clamp_min(0)
         return LeftOut(left_out[:, : self.n_classes], left_out[:, self.n_classes], variance)
 
-    @full_precision()
     @torch.no_grad()
     def covariance(self, queries: Tensor, others: Tensor) -> Tensor:
-        """k(h, h') - k(h, h_Q) K^-1 k(h_Q, h'), (M, M'): what is shared by the functions' values. O(M' N^2 + M N M').
+        """Return k(h, h') - k(h, h_Q) K^-1 k(h_Q, h'), (M, M'), of the functions' values. O(M' N^2 + M N M').
 
         Args:
             queries: (M, D). others: (M', D), the fewer of the two.
         """
-        check_queries(self, queries)
-        check_queries(self, others)
+        self._check_queries(queries)
         prior = self.kernel(queries.to(self.dtype), others.to(self.dtype))
         weights = self.label_weights(others.to(self.dtype))[:, : self._width]  # (M', n)
         explained = [self._cross(chunk) @ weights.mT for chunk in queries.split(CHUNK)]
@@ -280,64 +231,39 @@ class ExactGP(nn.Module):
         if queries.requires_grad and torch.is_grad_enabled():
             stored = stored.clone()  # backward must find it as it is now, whatever is replaced meanwhile
         k = self.kernel(queries, stored, self.square_norms[: self._width])
-        return k if self._count == self._width else k * self.occupied[: self._width].to(k.dtype)
+        return k if len(self) == self._width else k * self.occupied[: self._width].to(k.dtype)
 
     def _padded(self, rows: Tensor) -> Tensor:
         """Rows (M, width) filled with zeros to the (M, n) of P."""
-        return nn.functional.pad(rows, (0, self.inverse.size - rows.shape[1]))
+        missing = self.inverse.size - rows.shape[1]
+        return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
 
-    # Changing -------------------------------------------------------------------------------------------------------
-
-    @full_precision()
-    @torch.no_grad()
-    def replace(self, slots: Tensor, features: Tensor, targets: Tensor) -> None:
-        """Put new points into slots, empty or occupied. O(B N^2), one pass over P; O(N^3) for a large part of the buffer.
-
-        A call refused for its arguments changes nothing at all. One refused because K could not be inverted any more leaves
-        what is stored as it was, and the answers up to rounding: P is rebuilt on the way.
-
-        Args:
-            slots: (B,) distinct integers in [0, capacity).
-            features: (B, D) finite; any floating dtype.
-            targets: (B, C) finite; usually one-hot labels.
-        """
-        slots = check_slots(self, slots)
-        self._change(slots, *check_rows(self, slots, features, targets))
-
-    @full_precision()
-    @torch.no_grad()
-    def remove(self, slots: Tensor) -> None:
-        """Empty some occupied slots. O(B N^2). No slots, no change; a refused call changes nothing.
-
-        Args:
-            slots: (B,) distinct, occupied.
-        """
-        check_tensor("slots", slots)
-        if slots.shape != (0,):
-            slots = check_slots(self, slots, occupied=True)
-            self._change(slots, None, None)
+    # Changes --------------------------------------------------------------------------------------------------------
 
     def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Update P, or invert K where that is cheaper; where K cannot be inverted, put all back and say so."""
-        before = (self.features[slots], self.targets[slots], self.occupied[slots])
+        """Update P, or invert K where that is cheaper; where K cannot be inverted, put the old rows back and raise an error."""
+        if self.inverse.size < self.capacity:
+            self.inverse.base.grow(int(slots.max()) + 1)
+        slots = slots.to(self.device, non_blocking=True)
+        before = self.features[slots], self.targets[slots]
+        occupied = None if len(self) == self.capacity else self.occupied[slots]
         try:
-            if self.inverse.size < self.capacity:
-                self.inverse.base.grow(int(slots.max()) + 1)
             if not self.kernel.positive_definite or len(slots) >= REBUILD_SHARE * self.inverse.size:
-                self._store(slots, features, targets)  # a K that may be indefinite could become singular on the way
+                self._store(slots, features, targets)  # updates of an indefinite K could pass through a singular one
                 self._invert()
             else:
                 self._update_all(slots, features, targets)
         except NotPositiveDefiniteError as error:
-            self.features[slots], self.targets[slots], self.occupied[slots] = before
+            self._store(slots, *before)
+            self.occupied[slots] = True if occupied is None else occupied
             self._invert()
             raise self._not_invertible() from error
         self.health.steps += 1
-        if self.health.steps % PROBE_EVERY == 0 and self._count:
+        if self.health.steps % PROBE_EVERY == 0 and len(self):
             self._probe()
 
     def _update_all(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Chunk by chunk; if rounding makes one fail, write all rows and invert."""
+        """Update chunk by chunk; if rounding makes one fail, write all rows and invert."""
         try:
             for start in range(0, len(slots), CHUNK):
                 part = slice(start, start + CHUNK)
@@ -350,7 +276,7 @@ class ExactGP(nn.Module):
             self.health.rebuilds += 1
 
     def _update(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Overwrite rows and columns ``slots`` of K and keep P and alpha true. O(B n^2 + B^2 n + B^3), one pass over P.
+        """Overwrite rows and columns ``slots`` of K, and update P and alpha. O(B n^2 + B^2 n + B^3), one pass over P.
 
         First the slots are forgotten, then the new ones appended, which is the paper's block rule (section 3.3) without moving
         any row. In the textbook's column form, S the slots:
@@ -364,59 +290,53 @@ class ExactGP(nn.Module):
             a  = alpha - G M^-1 alpha[S], rows S set to 0
             alpha = a - Vh Sg^-1 (y - C^T a)
 
-        Raises NotPositiveDefiniteError, with nothing changed, when M or Sg has no Cholesky factor, or Sg is lost in rounding.
+        Raises NotPositiveDefiniteError, with P and alpha as they were, when M or Sg has no Cholesky factor, or Sg is lost in
+        rounding. One synchronisation with the device, to learn this.
         """
-        number = torch.arange(len(slots), device=slots.device)
+        B, n = len(slots), self.inverse.size
+        self._store(slots, features, targets)
         G = self.inverse.rows(slots)  # (B, n)
-        y = self.solution.new_zeros(self.n_classes + 1, len(slots))
         if features is None or targets is None:
-            C, D = torch.zeros_like(G), torch.eye(len(slots), dtype=G.dtype, device=G.device)
-            V = torch.zeros_like(G)
+            C = torch.zeros_like(G)
+            own, D, W = C.new_ones(B), torch.eye(B, dtype=C.dtype, device=C.device), C
+            y = C.new_zeros(self.n_classes + 1, B)
         else:
             C = self._padded(self._cross(features))
-            C[:, slots] = 0
-            D = self.kernel(features, features)
-            D.diagonal().copy_(self.kernel.diagonal(features) + self.noise_std**2)
-            y[:-1], y[-1] = targets.mT, 1
-            V = self.inverse.multiply(C)
-        forget, failed = torch.linalg.cholesky_ex(G[:, slots])
-        u_forget = torch.linalg.solve_triangular(forget, G, upper=False)  # (B, n); G M^-1 G^T = u^T u
-
-        def kept(x: Tensor) -> Tensor:  # x P -> x A^-1, for x = 0 at the slots
-            x.addmm_(torch.linalg.solve_triangular(forget, x[:, slots].mT, upper=False).mT, u_forget, alpha=-1)
-            x[:, slots] = 0
-            return x
-
-        kept(V)
-        append, failed_too = torch.linalg.cholesky_ex(D - C @ V.mT)
-        sound = append.diagonal().square().min() > rounding_floor(D.diagonal()) * self.inverse.size / len(slots)
-        if not bool(sound & (failed + failed_too == 0)):
+            own, D = self.kernel.diagonal(features) + self.noise_std**2, C[:, slots]
+            D.diagonal().copy_(own)
+            C.index_fill_(1, slots, 0)
+            W = self.inverse.multiply(C)
+            y = torch.nn.functional.pad(targets.mT, (0, 0, 0, 1), value=1)
+        forget, failed = cholesky_ex(G[:, slots])
+        u_forget = solve_triangular(forget, G, upper=False)  # G M^-1 G^T = u^T u
+        kept = torch.cat([W, self.solution[:, :n]])  # (B + C + 1, n)
+        kept.addmm_(solve_triangular(forget, kept[:, slots].mT, upper=False).mT, u_forget, alpha=-1)
+        V, a = kept[:B], kept[B:]
+        append, failed_too = cholesky_ex(torch.addmm(D, C, V.mT, alpha=-1))
+        least = (append.diagonal().square() / own).min().sub(failed + failed_too, alpha=FAILED)
+        if not float(least) > rounding_floor(n, self.dtype):
             raise NotPositiveDefiniteError
-        V[number, slots] = -1  # V is Vh from here on
-        u_append = torch.linalg.solve_triangular(append, V, upper=False)
-        # Nothing above has changed the state; nothing below can fail.
-        a = kept(self.solution[:, : self.inverse.size])
-        rest = torch.linalg.solve_triangular(append, (y - a @ C.mT).mT, upper=False)  # (B, C + 1)
-        a.addmm_(rest.mT, u_append, alpha=-1)
-        self.inverse.add(u_forget, sign=-1)
-        self.inverse.add(u_append, sign=1)
-        self._store(slots, features, targets)
+        kept.index_fill_(1, slots, 0)
+        V.scatter_(1, slots.unsqueeze(1), -1)  # V is Vh from here on
+        u_append = solve_triangular(append, V, upper=False)
+        rest = solve_triangular(append, torch.addmm(y, a, C.mT, alpha=-1).mT, upper=False)  # (B, C + 1)
+        torch.addmm(a, rest.mT, u_append, alpha=-1, out=self.solution[:, :n])
+        self.inverse.add(u_forget, u_append)
 
     def _store(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        if features is None or self._count < self.capacity:
-            self._count += (0 if features is None else len(slots)) - int(self.occupied[slots].sum())
+        if features is None or len(self) < self.capacity:
             self.occupied[slots] = features is not None
         self.features[slots] = 0 if features is None else features
         self.square_norms[slots] = 0 if features is None else square_norms(features)
         self.targets[slots] = 0 if targets is None else targets
 
     def _probe(self) -> None:
-        """Look at the residual of a few rows of K, others each time; rebuild P if it has grown."""
+        """Compute the residual of a few rows of K, others each time; rebuild P if it has grown."""
         step = self.health.steps // PROBE_EVERY
-        rows = (torch.arange(PROBES, device=self.occupied.device) * (self._width // PROBES) + step) % self._width
+        rows = (torch.arange(PROBES, device=self.device) * (self._width // PROBES) + step) % self._width
         rows = rows[self.occupied[rows]]
         K = self._cross(self.features[rows])
-        K[torch.arange(len(rows), device=rows.device), rows] = self.kernel.diagonal(self.features[rows]) + self.noise_std**2
+        K[torch.arange(len(rows), device=self.device), rows] = self.kernel.diagonal(self.features[rows]) + self.noise_std**2
         residual = K @ self._weights(None).mT - self.targets[rows]
         self.health.mean_residual = float(residual.abs().max()) if len(rows) else 0.0
         if not self.health.mean_residual <= REBUILD_ABOVE:
@@ -424,22 +344,18 @@ class ExactGP(nn.Module):
             self._invert()
             self.health.rebuilds += 1
 
-    @full_precision()
-    @torch.no_grad()
-    def rebuild(self) -> None:
-        """Recompute P and alpha from the stored features and targets alone; sheds all drift. O(N^3), no N^2 temporaries."""
+    def _rebuild(self) -> None:
         try:
             self._invert()
         except NotPositiveDefiniteError as error:
             raise self._not_invertible() from error
 
     def _invert(self) -> None:
-        """P and alpha from what is stored, by a Cholesky inverse; by one with pivoting where K may be indefinite."""
+        """Compute P and alpha from the stored rows by a Cholesky inverse, or one with pivoting where K may be indefinite."""
         self.inverse.reset()
         self.solution.zero_()
         self.square_norms.copy_(square_norms(self.features))  # the same bits as after loading
         slots = self.occupied.nonzero().squeeze(1)
-        self._count = len(slots)
         self.health.mean_residual = 0.0
         if not len(slots):
             return
@@ -456,7 +372,7 @@ class ExactGP(nn.Module):
         """Entries of K between slots: noise on the diagonal, the identity at empty ones and beyond the last."""
         x1, x2 = self.features[rows], self.features[columns]
         held = self.occupied[rows, None] & self.occupied[columns]
-        K = torch.zeros(rows.stop - rows.start, columns.stop - columns.start, dtype=self.dtype, device=held.device)
+        K = torch.zeros(rows.stop - rows.start, columns.stop - columns.start, dtype=self.dtype, device=self.device)
         K[: len(x1), : len(x2)] = self.kernel(x1, x2) * held
         if rows == columns:
             K.diagonal().fill_(1)
@@ -465,7 +381,7 @@ class ExactGP(nn.Module):
         return K
 
     def _invert_indefinite(self, slots: Tensor) -> None:
-        """A dense inverse of K at the occupied slots (S,), with pivoting. O(S^3), and memory for two such matrices."""
+        """Compute a dense inverse of K at the occupied slots (S,), with pivoting. O(S^3), and memory for two such matrices."""
         features = self.features[slots]
         K = self.kernel(features, features)
         K.diagonal().copy_(self.kernel.diagonal(features) + self.noise_std**2)
@@ -478,37 +394,10 @@ class ExactGP(nn.Module):
             self.inverse.base.set_rows(slots[part], rows)
 
     def _not_invertible(self) -> NotPositiveDefiniteError:
-        told = f"the kernel matrix of {self.kernel} with noise_std={self.noise_std:g} cannot be inverted in float64."
-        return NotPositiveDefiniteError(f"{told} Raise noise_std.")
-
-    @full_precision()
-    @torch.no_grad()
-    def reanchor(self, kernel: Kernel, noise_std: float) -> None:
-        """Go on with another kernel and noise over the same rows: P and alpha are rebuilt, O(N^3), and then kept as before.
-
-        One refused because the new K cannot be inverted leaves the old kernel in place.
-        """
-        check_engine(self.capacity, self.n_features, self.n_classes, kernel=kernel, noise_std=noise_std, dtype=self.dtype)
-        before = self._kernel, self._noise_std
-        self._kernel, self._noise_std = kernel, noise_std
-        try:
-            self.rebuild()
-        except NotPositiveDefiniteError:
-            self._kernel, self._noise_std = before
-            self._invert()
-            raise
-
-    def extra_repr(self) -> str:
-        return (
-            f"capacity={self.capacity}, n_features={self.n_features}, n_classes={self.n_classes}, kernel={self.kernel}, "
-            f"noise_std={self.noise_std:g}"
+        return NotPositiveDefiniteError(
+            f"the kernel matrix of {self.kernel} with noise_std={self.noise_std:g} cannot be inverted in float64. "
+            "Raise noise_std."
         )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Follow a surrounding module to its device, never to its dtype."""
-        device = fn(torch.empty(0, device=self.targets.device)).device
-        super()._apply(lambda tensor: tensor.to(device), recurse)  # type: ignore[no-untyped-call]
-        return self
 
 
 # Saving and loading ---------------------------------------------------------------------------------------------------
@@ -518,14 +407,9 @@ def _store_steps(engine: ExactGP, _prefix: str, _keep_vars: bool) -> None:
     engine.steps.fill_(engine.health.steps)
 
 
-def _refuse_what_does_not_fit(engine: ExactGP, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Look at a state before any of it is copied, and remember ours in case it turns out to be useless."""
-    for name in SAVED:
-        saved, ours = state.get(prefix + name), getattr(engine, name)
-        if saved is not None and saved.shape != ours.shape:
-            raise ValueError(f"saved {name} have shape {tuple(saved.shape)}; this engine holds {tuple(ours.shape)}.")
-        if saved is not None and not bool(saved.to(ours.dtype).square().isfinite().all()):
-            raise ValueError(f"saved {name} are not all finite: the file is damaged or not for this engine.")
+def _check_state(engine: ExactGP, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Look at a state before any of it is copied, and remember ours in case K cannot be inverted with it."""
+    check_saved(engine, SAVED, state, prefix)
     _store_steps(engine, "", False)
     if prefix + "feature_columns" in state:
         engine._before_load = {name: getattr(engine, name).clone() for name in SAVED}
@@ -547,4 +431,5 @@ def _restore(engine: ExactGP, _incompatible_keys: object) -> None:
 
 def _adopt_state(engine: ExactGP) -> None:
     engine.health = Health(steps=int(engine.steps))
+    engine._recount()
     engine.rebuild()

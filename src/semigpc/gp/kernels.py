@@ -68,7 +68,7 @@ class RBF:
 
     def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
         exponent = squared_distances(x1, x2, square_norms2).mul_(-0.5 / self.length_scale**2)
-        return exponent.add_(math.log(self.output_scale)).exp_()
+        return (exponent if self.output_scale == 1 else exponent.add_(math.log(self.output_scale))).exp_()
 
     def diagonal(self, x: Tensor) -> Tensor:
         return x.new_full(x.shape[:-1], self.output_scale)

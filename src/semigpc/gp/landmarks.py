@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from semigpc.gp.engine import NotPositiveDefiniteError
 from semigpc.gp.kernels import Kernel
-from semigpc.gp.tiles import NotPositiveDefiniteError
 
 BLOCK = 128  # pivots proposed at a time
 DEPENDENT = {torch.float32: 1e-5, torch.float64: 1e-11}  # share of k(x, x) below which a row counts as explained by others

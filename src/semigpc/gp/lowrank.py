@@ -16,13 +16,12 @@ from semigpc.gp.checks import (
     check_tensor,
     full_precision,
 )
-from semigpc.gp.engine import Expansion
+from semigpc.gp.engine import Expansion, NotPositiveDefiniteError
 from semigpc.gp.gap import Gap, measure_gap
 from semigpc.gp.health import LowRankHealth
 from semigpc.gp.kernels import RBF, Kernel
 from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
 from semigpc.gp.stored_rows import StoredRows
-from semigpc.gp.tiles import NotPositiveDefiniteError
 from semigpc.gp.weight_space import WeightSpace
 
 CHUNK = 4096  # rows whose features are held at a time

@@ -17,9 +17,8 @@ from semigpc.gp.checks import (
     check_tensor,
     full_precision,
 )
-from semigpc.gp.engine import Engine, NoExpansionError
+from semigpc.gp.engine import Engine, NoExpansionError, NotPositiveDefiniteError
 from semigpc.gp.kernels import Kernel
-from semigpc.gp.tiles import NotPositiveDefiniteError
 
 
 @dataclass(frozen=True)

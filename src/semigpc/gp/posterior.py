@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from semigpc.gp.checks import check_tensor, full_precision
+from semigpc.gp.engine import NotPositiveDefiniteError
 from semigpc.gp.kernels import RBF, Kernel, Laplace, square_norms
 from semigpc.gp.reasons import GROUP, ReasonSearch, grouping_order
 from semigpc.gp.scaled_kernel import ScaledKernel, check_finite
-from semigpc.gp.tiles import NotPositiveDefiniteError
 from semigpc.threads import suited_to
 
 CHUNK = 2048  # rows whose kernel values are made by one product, and held at once; fewer if there are ...

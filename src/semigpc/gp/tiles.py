@@ -10,22 +10,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from semigpc.gp.engine import NotPositiveDefiniteError
 
-class NotPositiveDefiniteError(ValueError):
-    """K + noise cannot be inverted in the engine's precision."""
-
-
+FOLD_RANK = 256  # rows of changes kept aside, by default; half of it for small matrices
 BAND = 512  # rows of a tile changed at a time, to bound the memory that this takes
 ONE_TILE = 4096  # up to here one square tile is as fast, and memory does not matter
 TILE = 1024  # beyond: 4 MB of float32, large enough to keep the cores busy, small enough to be re-used from cache
 
 
-def rounding_floor(diagonal: Tensor) -> Tensor:
-    """The least square of a Cholesky pivot that is more than rounding, for a matrix with this diagonal (N,).
+def rounding_floor(rows: int, dtype: torch.dtype) -> float:
+    """The least square of a Cholesky pivot, as a share of the matrix's diagonal, that is more than rounding.
 
     Below it the factor says nothing of the matrix, and whether it exists at all depends on the processor.
     """
-    return 8 * len(diagonal) * torch.finfo(diagonal.dtype).eps * diagonal.max()
+    return 8 * rows * torch.finfo(dtype).eps
 
 
 class SymmetricTiles(nn.Module):
@@ -43,7 +41,7 @@ class SymmetricTiles(nn.Module):
     def __init__(self, capacity: int, *, dtype: torch.dtype, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.n_strips = 1 if capacity <= ONE_TILE else -(-capacity // TILE)
-        self.side = -(-capacity // (self.n_strips * 16)) * 16  # even strips, rounded to a cache line
+        self.side = capacity if self.n_strips == 1 else -(-capacity // (self.n_strips * 16)) * 16  # even, to a cache line
         self.strips = 0
         n_tiles = self.n_strips * (self.n_strips + 1) // 2
         self.register_buffer("tiles", torch.empty(n_tiles, self.side, self.side, dtype=dtype, device=device), persistent=False)
@@ -52,6 +50,11 @@ class SymmetricTiles(nn.Module):
     def size(self) -> int:
         """Rows in use: a whole number of strips."""
         return self.strips * self.side
+
+    @property
+    def full_size(self) -> int:
+        """Rows when all strips are in use: the capacity, rounded up."""
+        return self.n_strips * self.side
 
     def tile(self, i: int, j: int) -> Tensor:
         """Tile (i, j) with i >= j, (side, side), a view."""
@@ -140,7 +143,7 @@ class SymmetricTiles(nn.Module):
             for j in range(i + 1):
                 self.tile(i, j).copy_(block(strips[i], strips[j]))
         diagonals = [self.tile(i, i).diagonal() for i in range(self.strips)]  # views: of K now, of its factor below
-        floor = rounding_floor(torch.cat(diagonals))
+        floor = rounding_floor(self.size, self.tiles.dtype) * torch.cat(diagonals).max()
         self._factorise()
         if not bool(torch.cat(diagonals).square().min() > floor):
             raise NotPositiveDefiniteError
@@ -202,15 +205,22 @@ class DelayedInverse(nn.Module):
     u: Tensor
     signs: Tensor
 
-    def __init__(self, capacity: int, *, fold_rank: int, dtype: torch.dtype, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        fold_rank: int | None = None,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__()
         self.base = SymmetricTiles(capacity, dtype=dtype, device=device)
-        self.fold_rank = fold_rank
+        self.fold_rank = (FOLD_RANK if capacity > 2048 else FOLD_RANK // 2) if fold_rank is None else fold_rank
         self.rank = 0
         self.folds = 0
-        width = self.base.n_strips * self.base.side
-        self.register_buffer("u", torch.zeros(fold_rank, width, dtype=dtype, device=device), persistent=False)
-        self.register_buffer("signs", torch.zeros(fold_rank, dtype=dtype, device=device), persistent=False)
+        empty = torch.zeros(self.fold_rank, self.base.full_size, dtype=dtype, device=device)
+        self.register_buffer("u", empty, persistent=False)
+        self.register_buffer("signs", empty[:, 0].clone(), persistent=False)
 
     @property
     def size(self) -> int:
@@ -233,16 +243,18 @@ class DelayedInverse(nn.Module):
         u, signs = self.u[: self.rank, : self.size], self.signs[: self.rank]
         return self.base.multiply(x).addmm_((x @ u.mT) * signs, u)
 
-    def add(self, u: Tensor, *, sign: int) -> None:
-        """P += sign * u^T u for u (R, size) of any precision; folds first when there is no room for R more rows."""
-        if self.rank + len(u) > self.fold_rank:
+    def add(self, minus: Tensor, plus: Tensor) -> None:
+        """P += plus^T plus - minus^T minus, for rows (R, size) each; folds first when there is no room for them."""
+        if self.rank + len(minus) + len(plus) > self.fold_rank:
             self.fold()
-        if len(u) > self.fold_rank:
-            self.base.add_outer(u.to(self.u.dtype), self.signs.new_full((len(u),), sign))
+        if len(minus) + len(plus) > self.fold_rank:
+            self.base.add_outer(minus, self.signs.new_full((len(minus),), -1))
+            self.base.add_outer(plus, self.signs.new_ones(len(plus)))
             return
-        self.u[self.rank : self.rank + len(u), : self.size] = u
-        self.signs[self.rank : self.rank + len(u)] = sign
-        self.rank += len(u)
+        for rows, sign in ((minus, -1), (plus, 1)):
+            self.u[self.rank : self.rank + len(rows), : self.size] = rows
+            self.signs[self.rank : self.rank + len(rows)] = sign
+            self.rank += len(rows)
 
     def fold(self) -> None:
         """Add the kept changes into P0, O(rank N^2 / 2)."""

@@ -5,7 +5,8 @@ import logging
 import torch
 from torch import Tensor, nn
 
-from semigpc.gp.tiles import DelayedInverse, NotPositiveDefiniteError
+from semigpc.gp.engine import NotPositiveDefiniteError
+from semigpc.gp.tiles import DelayedInverse
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +90,7 @@ class WeightSpace(nn.Module):
         moved = W.mT @ pull + half_o.mT @ (half_o @ (V.mT @ pull)) - half_n.mT @ (half_n @ (V.mT @ pull))
         self.moments += V.mT @ (signs * y)
         self.weights = self.weights + moved
-        self._keep(half_o, 1)
-        self._keep(half_n, -1)
+        self.inverse.add(minus=self._padded(half_n), plus=self._padded(half_o))
         self._kept += [(phi[:leaving], -1), (phi[leaving:], 1)]
         if sum(len(rows) for rows, _ in self._kept) >= FOLD:
             self._fold()
@@ -104,9 +104,8 @@ class WeightSpace(nn.Module):
         padded = nn.functional.pad(phi, (0, self.inverse.size - self.size))
         return self.inverse.multiply(padded)[:, : self.size]
 
-    def _keep(self, half: Tensor, sign: int) -> None:
-        if len(half):
-            self.inverse.add(nn.functional.pad(half, (0, self.inverse.size - self.size)), sign=sign)
+    def _padded(self, rows: Tensor) -> Tensor:
+        return nn.functional.pad(rows, (0, self.inverse.size - self.size))
 
     def _fold(self) -> None:
         """Bring A up to date, and w to it."""

@@ -1,7 +1,6 @@
 """Which engine carries the GP of a refiner."""
 
 import logging
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,14 +18,12 @@ from semigpc.gp import (
     MatrixFreeGP,
     PerClassGP,
     SpreadEnsembleGP,
+    exact_fits,
     spread_out,
 )
 from semigpc.refiners.gp_config import EngineName, GPConfig
 
 logger = logging.getLogger(__name__)
-
-EXACT_ROWS = 32_768  # beyond, a step of the exact engine takes half a second on two cores
-EXACT_SHARE = 0.5  # of the memory that the inverse of K may take
 
 Make = Callable[[GPConfig, int, int, Kernel, torch.device | str | None], Engine]
 
@@ -46,12 +43,8 @@ def choose_engine(config: GPConfig, device: torch.device | str | None = None) ->
         return Choice("lowrank", "every class has a kernel of its own")
     if config.kernel_clip:
         return Choice("exact", "a clipped kernel may not be positive definite, which the others need")
-    rows = config.buffer_size
-    needed, there = 4 * rows**2, _memory(device)  # half of a symmetric matrix in float64
-    sizes = f"the inverse of K for {rows} rows takes {needed / 2**20:.0f} MiB of {there / 2**20:.0f}"
-    if rows > EXACT_ROWS:
-        return Choice("lowrank", f"{rows} rows are more than {EXACT_ROWS}")
-    return Choice("lowrank" if needed > EXACT_SHARE * there else "exact", sizes)
+    fit = exact_fits(config.buffer_size, device)
+    return Choice("exact" if fit.fits else "lowrank", fit.reason)
 
 
 def build_engine(config: GPConfig, n_features: int, n_classes: int, *, device: torch.device | str | None = None) -> Engine:
@@ -145,10 +138,3 @@ ENGINES: dict[str, Make] = {
     "ensemble": _ensemble,
     "matrix_free": _matrix_free,
 }
-
-
-def _memory(device: torch.device | str | None) -> int:
-    """Bytes of the machine's memory, or of the GPU's: all of it, so that a resumed run chooses alike."""
-    if device is not None and torch.device(device).type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
