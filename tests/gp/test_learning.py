@@ -8,8 +8,7 @@ from torch import Tensor
 import semigpc.gp.learning as module
 from semigpc.gp import NTK, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.kernels import squared_distances
-from semigpc.gp.learning import Objective, balanced_rows, learn_kernel
-from semigpc.gp.objectives import LeaveOneOut, scales_of
+from semigpc.gp.learning import LeaveOneOut, Objective, balanced_rows, learn_kernel, scales_of
 from semigpc.gp.reference import kernel_matrix
 from tests.gp.streams import clusters
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semigpc.gp import NTK, RBF, Clipped, Cosine, Kernel, Laplace
-from semigpc.gp.objectives import LeaveOneOut, MarginalLikelihood, scales_of, with_scales
+from semigpc.gp.learning import LeaveOneOut, MarginalLikelihood, scales_of, with_scales
 from semigpc.gp.reference import kernel_matrix
 from tests.gp.streams import clusters
 

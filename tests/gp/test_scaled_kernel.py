@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from semigpc.gp import KERNELS, RBF, Cosine, Kernel, Laplace
-from semigpc.gp.scaled_kernel import RANGE, SMALLEST, ScaledKernel
+from semigpc.gp.posterior import RANGE, SMALLEST, ScaledKernel
 
 
 def values(scaled: ScaledKernel, queries: Tensor) -> Tensor:

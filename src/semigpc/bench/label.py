@@ -14,7 +14,7 @@ from semigpc.bench.clusters import Clusters
 from semigpc.bench.label_peers import NAMES, Budget, largest_size
 from semigpc.bench.resident import peak_resident_bytes
 from semigpc.estimator import Answers, SemiGPClassifier
-from semigpc.gp.checks import full_precision
+from semigpc.gp.engine import full_precision
 from semigpc.gp.kernels import RBF
 from semigpc.gp.posterior import CHUNK, Posterior
 from semigpc.gp.reference import kernel_matrix

@@ -1,16 +1,18 @@
-"""A posterior that no longer changes: the mean, variance, class and reasons of very many rows."""
+"""A posterior that no longer changes: the mean, variance, class and reasons of very many rows.
 
+``Posterior`` is the way in. ``ScaledKernel`` computes kernel values in the units that make them cheapest, and ``ReasonSearch``
+finds the labelled rows that weigh most for a query's class without looking at all of them.
+"""
+
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from semigpc.gp.checks import check_tensor, full_precision
-from semigpc.gp.engine import NotPositiveDefiniteError
+from semigpc.gp.engine import NotPositiveDefiniteError, check_tensor, full_precision
 from semigpc.gp.kernels import RBF, Kernel, Laplace, square_norms
-from semigpc.gp.reasons import GROUP, ReasonSearch, grouping_order
-from semigpc.gp.scaled_kernel import ScaledKernel, check_finite
 from semigpc.threads import suited_to
 
 CHUNK = 2048  # rows whose kernel values are made by one product, and held at once; fewer if there are ...
@@ -18,6 +20,12 @@ CHUNK_CELLS = 2**22  # ... more kernel values than these, 16 MB
 STRIP_CELLS = 2**20  # kernel values that elementwise passes stay with before they move on: 4 MB, as much as caches hold
 SMALLEST_CHUNK = 256  # fewer rows make poor products
 PRECISE = 4096  # labelled rows up to which the kernel matrix is factorised in float64
+GROUP = 64  # labelled rows that share one bound
+SPARE = 1  # groups that are looked into beyond the number of reasons
+WIDER = 2  # times as many are looked into where these were not enough
+RANGE = 40.0  # |h|^2 / (2 l^2) up to which e, and the square of L^-1 k / r, are at most exp(80): within float32
+NEAR = 10.0  # the same, up to which 0 is as good an origin as the mean
+SMALLEST = 1e-30  # likeness below is raised to this: products with denormal numbers are many times slower
 
 
 class Scored(NamedTuple):
@@ -213,3 +221,156 @@ class Posterior:
             f"the kernel matrix of {self.kernel} with noise_std={self.noise_std:g} is not positive definite. "
             "Raise noise_std, or do without the variance."
         )
+
+
+class ScaledKernel:
+    """k(h, h_i) = r(h) g_i e(h, h_i): e is evaluated, and whoever uses it takes g and r into account.
+
+    For an RBF and points h_i not too far from an origin o, that is
+
+        e = exp((h - o).(h_i - o) / l^2)      g_i = eta exp(-|h_i - o|^2 / (2 l^2))      r = exp(-|h - o|^2 / (2 l^2))
+
+    so that one product and one exp is all that passes over e. The origin is 0 or, where distances would lose digits, the
+    mean of the points. Otherwise e = k / g with g = 1, for other kernels and points; and r = 1, for these and queries that are
+    too far away.
+
+    Args:
+        points: (N, D) h_i, float32.
+    """
+
+    def __init__(self, points: Tensor, kernel: Kernel) -> None:
+        self.points, self.kernel = points, kernel
+        self.units = points.new_ones(len(points))  # g, (N,)
+        self.origin: Tensor | None = None
+        self.columns: Tensor | None = None  # (h_i - o) / l^2, (N, D)
+        if not isinstance(kernel, RBF) or not len(points):
+            return
+        self.half_precision = 0.5 / kernel.length_scale**2
+        wide = points.double()
+        if float(square_norms(wide).max()) * self.half_precision > NEAR:
+            self.origin = wide.mean(dim=0)
+            wide = wide - self.origin
+        exponents = square_norms(wide) * self.half_precision
+        if float(exponents.max()) <= RANGE:
+            self.columns = (wide * 2 * self.half_precision).to(torch.float32)
+            self.units = exponents.neg().exp().mul(kernel.output_scale).to(torch.float32)
+
+    def write(self, queries: Tensor, out: Tensor, start: int = 0) -> Tensor | None:
+        """Write log e to ``out`` (m, N) and answer with r (m,), or write e itself and answer None. O(m N D).
+
+        Args:
+            queries: (m, D) of any floating dtype, m > 0.
+            start: number of the first of them, to name one that is not finite.
+        """
+        rows = queries
+        if self.origin is not None:  # float64 loses nothing before the origin is taken off
+            rows = queries - self.origin.to(torch.promote_types(queries.dtype, torch.float32))
+        rows = rows.to(torch.float32)
+        norms = square_norms(rows)
+        farthest = float(norms.max())
+        if not math.isfinite(farthest):
+            check_finite("queries", norms, start)
+        if self.columns is not None and farthest * self.half_precision <= RANGE:
+            torch.mm(rows, self.columns.mT, out=out)
+            return norms.mul_(-self.half_precision).exp_()
+        out.copy_(self.kernel(queries.to(torch.float32), self.points))
+        if isinstance(self.kernel, RBF):
+            out.clamp_min_(SMALLEST).div_(self.units)
+        return None
+
+
+def check_finite(name: str, norms: Tensor, start: int = 0) -> None:
+    """Refuse rows whose squared norms (m,) are not finite; the first of them is row ``start``."""
+    sound = norms.isfinite()
+    if not bool(sound.all()):
+        row = start + int((~sound).nonzero()[0, 0])
+        raise ValueError(f"{name} must be finite, and so must their squares in float32; row {row} is not.")
+
+
+def grouping_order(weights: Tensor) -> Tensor:
+    """An order (N,) of labelled rows that brings rows of one class and of similar weights together, for weights (N, C)."""
+    size, own = weights.max(dim=1)
+    order = size.argsort(stable=True)
+    return order[own[order].argsort(stable=True)]
+
+
+class _View(NamedTuple):
+    """For every class the groups of its largest weights (C, looked), all weights there (C, looked * 64), and ``bounds`` with 0
+    for these groups (C, groups).
+    """
+
+    groups: Tensor
+    weights: Tensor
+    others: Tensor
+
+
+class ReasonSearch:
+    """Finds the largest of e(h, h_i) a[i, c] over i for every query h and its class c, where no e is below 0.
+
+    Labelled rows are taken in groups of 64. For a class, the few groups with its largest weights are looked into. No member of
+    another group exceeds
+
+        max_i e(h, h_i) * max_i a[i, c]      i in the group; a maximum below 0 counted as 0
+
+    so where the best that were seen reach all of these bounds, they are the best of all: nothing is approximate. For the
+    few queries of which that is not true more groups are looked into, and in the end all. In a good order of rows
+    this takes one pass over the kernel values, for their maxima, where multiplying all of them takes three.
+
+    Args:
+        weights: (N, C) a, in ``grouping_order``.
+    """
+
+    def __init__(self, weights: Tensor) -> None:
+        self.count, classes = weights.shape
+        self.groups = -(-self.count // GROUP)
+        self.by_class = weights.new_full((classes, self.groups * GROUP), -math.inf)  # padding wins nothing
+        self.by_class[:, : self.count] = weights.mT
+        self.bounds = self.by_class.view(classes, self.groups, GROUP).amax(dim=2).clamp_min_(0)  # (C, groups)
+        self._views: dict[int, _View] = {}
+
+    def room(self, rows: int) -> Tensor:
+        """Memory for kernel values (rows, N rounded up to whole groups).
+
+        What is beyond N must be left as it is: above 0, and below any kernel value.
+        """
+        values = self.by_class.new_empty(rows, self.by_class.shape[1])
+        values[:, self.count :] = torch.finfo(torch.float32).tiny
+        return values
+
+    def find(
+        self, values: Tensor, largest: Tensor, classes: Tensor, top: int, *, looked: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Positions (m, top) among the labelled rows, and e a there, largest first. O(m (N / 64 + 64 top)), almost always.
+
+        Args:
+            values: (m, N rounded up) e. largest: (m, groups) their maxima. classes: (m,). top: from 1 to N.
+            looked: groups looked into at first; one more than ``top`` if left out.
+        """
+        looked = top + SPARE if looked is None else looked
+        if self.groups <= looked:
+            return self.find_among_all(values, classes, top)
+        view = self._view(looked)
+        groups = view.groups.index_select(0, classes)  # (m, looked)
+        first = torch.arange(0, len(values) * self.groups, self.groups, device=values.device).unsqueeze(1)
+        seen = values.view(-1, GROUP).index_select(0, (first + groups).view(-1)).view(len(values), -1)
+        best, places = seen.mul_(view.weights.index_select(0, classes)).topk(top, dim=1)
+        places = groups.gather(1, places // GROUP).mul_(GROUP).add_(places % GROUP)
+        unseen = view.others.index_select(0, classes).mul_(largest).amax(dim=1)
+        doubtful = (best[:, -1] < unseen).nonzero().squeeze(1)
+        if len(doubtful):
+            rest = self.find(values[doubtful], largest[doubtful], classes[doubtful], top, looked=WIDER * looked)
+            places[doubtful], best[doubtful] = rest
+        return places, best
+
+    def find_among_all(self, values: Tensor, classes: Tensor, top: int) -> tuple[Tensor, Tensor]:
+        """The same from all rows, whatever the signs of e. O(m N)."""
+        best, places = self.by_class.index_select(0, classes).mul_(values).topk(top, dim=1)
+        return places, best
+
+    def _view(self, looked: int) -> _View:
+        if looked not in self._views:
+            groups = self.bounds.topk(looked, dim=1).indices
+            cells = self.by_class.view(len(self.by_class), self.groups, GROUP)
+            weights = cells.gather(1, groups.unsqueeze(2).expand(-1, -1, GROUP)).flatten(1)
+            self._views[looked] = _View(groups, weights, self.bounds.scatter(1, groups, 0))
+        return self._views[looked]

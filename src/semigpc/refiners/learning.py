@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.gp import Engine, Kernel, NotPositiveDefiniteError, PerClassGP, learn_kernel
-from semigpc.gp.objectives import scales_of, with_scales
+from semigpc.gp.learning import scales_of, with_scales
 from semigpc.refiners.engines import build_kernel
 from semigpc.refiners.gp_config import GPConfig
 
