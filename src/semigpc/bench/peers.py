@@ -93,8 +93,8 @@ def _gpytorch_peers(problem: Problem) -> Iterator[tuple[str, Step]]:
 
     x, y = problem.features, problem.targets[:, 0].contiguous()
     new_x, new_y = problem.new_features, problem.new_targets[:, 0].contiguous()
-    likelihood = gpytorch.likelihoods.GaussianLikelihood()
-    model = Model(x, y, likelihood)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().to(x)
+    model = Model(x, y, likelihood).to(x)
     likelihood.noise = problem.noise_std**2
     model.covar_module.lengthscale = problem.kernel.length_scale
     model.eval()

@@ -1,10 +1,14 @@
 """How long it takes to take B new rows into a GP over N, against every other way of doing it."""
 
 import math
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,130 +16,166 @@ from torch import Tensor
 from semigpc.bench.peers import GPYTORCH_INSTALLED, Problem, peers
 from semigpc.bench.timing import Step, peak_extra_bytes, time_in_turns
 from semigpc.gp import RBF, ExactGP
-from semigpc.gp.reference import posterior
+from semigpc.gp.reference import kernel_matrix, posterior
 
-STEPS_UNTIL_A_FOLD = 20  # whose memory is looked at: one of them folds, some of them probe
+STEPS_UNTIL_A_FOLD = 20  # whose memory is measured: one of them folds
+QUERIES = 256  # rows at which means are compared with a fresh solve
 Record = dict[str, float | int | str | None]
 PEERS = {
-    "inverse_s": "torch.linalg.inv",
-    "cholesky_inverse_s": "Cholesky + inverse",
-    "cholesky_solve_s": "Cholesky + solve",
-    "paper_rule_s": "paper's block rule, plain",
-    "sklearn_s": "scikit-learn KernelRidge refit",
-    "gpytorch_refit_s": "GPyTorch refit",
-    "gpytorch_fantasy_s": "GPyTorch get_fantasy_model",
+    "inverse_s": "torch.linalg.inv, float64",
+    "cholesky_inverse_s": "Cholesky + inverse, float64",
+    "cholesky_solve_s": "Cholesky + solve, float64",
+    "paper_rule_s": "paper's block rule, plain, float64",
+    "sklearn_s": "scikit-learn KernelRidge refit, float64",
+    "gpytorch_refit_s": "GPyTorch refit, float64",
+    "gpytorch_fantasy_s": "GPyTorch get_fantasy_model, float64",
 }
-OURS = {"ours_s": "semigpc", "ours_refined_s": "semigpc, refining", "floor_s": "floor: one P @ C"}
+OURS = {"ours_s": "semigpc, float64", "floor_s": "floor: one P @ C, float32"}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Rows to fill a buffer with and to replace it by: features (n, D) and one-hot targets (n, C), drawn at random.
+
+    Args:
+        name: of their kind. length_scale, noise_std: that suit them.
+    """
+
+    name: str
+    features: Tensor
+    targets: Tensor
+    length_scale: float
+    noise_std: float
+    generator: torch.Generator
+
+    def draw(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Return different rows (n, D), (n, C)."""
+        chosen = torch.randperm(len(self.features), generator=self.generator)[:rows]
+        return self.features[chosen], self.targets[chosen]
+
+
+def generated_stream(rows: int, *, spread: float = 1.0, classes: int = 10, width: int = 384, seed: int = 0) -> Stream:
+    """Unit features around one direction per class: those of a half-trained network, or tight clusters for a small spread."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = F.normalize(torch.randn(classes, width, generator=generator), dim=1)
+    labels = torch.randint(classes, (rows,), generator=generator)
+    noise = spread * torch.randn(rows, width, generator=generator) / width**0.5
+    features, targets = F.normalize(centres[labels] + noise, dim=1), F.one_hot(labels, classes).float()
+    if spread == 1:
+        return Stream("stream", features, targets, 0.1**0.5, 0.1**0.5, generator)
+    return Stream("clusters", features, targets, 0.59, 0.2, generator)
+
+
+def embedded_stream(path: Path, *, seed: int = 0) -> Stream:
+    """A table of ``semigpc embed``, centred and of unit length; the class of a row is the folder that its image is in."""
+    from pyarrow import parquet
+
+    table = parquet.read_table(path, columns=["file_name", "embedding"])
+    folders = [PurePosixPath(name).parent.name for name in table.column("file_name").to_pylist()]
+    _, codes = np.unique(folders, return_inverse=True)
+    flat = np.asarray(table.column("embedding").combine_chunks().flatten(), dtype=np.float32)
+    X = torch.from_numpy(flat.reshape(len(codes), -1).copy())
+    targets = F.one_hot(torch.from_numpy(codes).long()).float()
+    features = F.normalize(X - X.mean(dim=0), dim=1)
+    return Stream(path.stem, features, targets, 0.59, 0.2, torch.Generator().manual_seed(seed))
 
 
 def bench_update(
     size: int,
+    stream: Stream,
     *,
     batch: int = 8,
-    classes: int = 10,
-    width: int = 384,
     steps: int = 32,
     budget_s: float = 20.0,
-    seed: int = 0,
+    peers_too: bool = True,
     report: Callable[[str], object] = lambda _: None,
 ) -> Record:
     """Time one update at buffer size N = ``size`` for our engine, the floor and every peer.
 
-    Ours and the floor take turns for ``steps`` steps; ``ours_s`` is the MEAN step, folding included. Each peer is repeated
-    up to 5 times, fewer once it has used ``budget_s``; how often is in ``repetitions_*``. Nothing is extrapolated.
+    Ours and the floor take turns for ``steps`` steps, each of which replaces random rows; ``ours_s`` is the MEAN step, folding
+    included. Each peer is repeated up to 5 times, fewer once it has used ``budget_s``; how often is in ``repetitions_*``.
+    Nothing is extrapolated. Filling the buffer in one call is compared with one Cholesky inverse.
 
     Args:
-        size: N. batch: B. classes: C. width: D.
+        size: N. batch: B.
         steps: timed updates of ours and of the floor.
-        budget_s: seconds after which a peer is not repeated any more.
-        report: told what is being timed, for a progress display.
+        budget_s: seconds after which a peer is not repeated any more. peers_too: whether peers are timed, beside the floor.
+        report: called with what is being timed, for a progress display.
 
     Returns:
-        Seconds, ratios over ours (``ratio_*``), ``ratio_floor`` of ours over the floor, ``peak_bytes`` of one update beyond the
-        engine's own ``state_bytes``, and the ``max_abs_error`` of the means after the run against a fresh float64 solve.
+        Seconds, ratios over ours (``ratio_*``), ``ratio_floor`` of ours over the floor, ``slowest_share`` of the slowest step
+        over the median, ``peak_bytes`` of one update beyond the engine's own ``state_bytes``, ``matrix_share`` of the bytes of
+        P over 4 N^2, and the ``max_abs_error`` of the means after the run against a fresh float64 solve.
     """
-    generator = torch.Generator().manual_seed(seed)
-    draw = _labelled_stream(classes, width, generator)
-    kernel, noise_std = RBF(length_scale=0.1**0.5), 0.1**0.5
-    record: Record = {"size": size, "batch": batch, "classes": classes, "width": width, "steps": steps, "seed": seed}
+    classes, width = stream.targets.shape[1], stream.features.shape[1]
+    kernel, noise_std = RBF(length_scale=stream.length_scale), stream.noise_std
+    record: Record = {"size": size, "rows": stream.name, "batch": batch, "classes": classes, "width": width, "steps": steps}
+    record |= {"length_scale": kernel.length_scale, "noise_std": noise_std}
     record |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
 
-    features, targets = draw(size)
-    engines: dict[str, ExactGP] = {}
-    contenders: dict[str, Step] = {"floor_s": _floor(size, batch, generator)}
-    modes: dict[str, Literal["never", "always"]] = {"ours_s": "never", "ours_refined_s": "always"}
-    for name, refine in modes.items():
-        report(f"N = {size}: filling the buffer ({OURS[name]})")
-        engine = engines[name] = ExactGP(size, width, classes, kernel=kernel, noise_std=noise_std, refine=refine)
-        engine.replace(torch.arange(size), features, targets)
-        contenders[name] = _fifo_steps(engine, draw, batch, 1 + steps + STEPS_UNTIL_A_FOLD)
-
-    report(f"N = {size}: {', '.join(OURS.values())}")
-    seconds = time_in_turns(contenders, repetitions=steps)
-    for name in contenders:
-        record[name] = fmean(seconds[name])
-        record[name.removesuffix("_s") + "_median_s"] = median(seconds[name])
-    record["ratio_floor"] = fmean(seconds["ours_s"]) / fmean(seconds["floor_s"])
-    record["ratio_floor_median"] = median(seconds["ours_s"]) / median(seconds["floor_s"])
-    record["ratio_floor_refined"] = fmean(seconds["ours_refined_s"]) / fmean(seconds["floor_s"])
-    peak_bytes = peak_extra_bytes(lambda: [contenders["ours_s"]() for _ in range(STEPS_UNTIL_A_FOLD)])
-    record |= {"peak_bytes": peak_bytes, "peak_share": peak_bytes / (4 * size**2)}
-    record["state_bytes"] = sum(buffer.nbytes for buffer in engines["ours_s"].buffers())
-    contenders.clear()
+    features, targets = (part.double() for part in stream.draw(size))
+    engine = ExactGP(size, width, classes, kernel=kernel, noise_std=noise_std)
+    report(f"N = {size}: filling the buffer")
+    began = time.perf_counter()
+    engine.replace(torch.arange(size), features, targets)
+    record["fill_s"] = time.perf_counter() - began
+    _time_steps(record, engine, stream, steps=steps, report=report)
 
     report(f"N = {size}: checking the means against a float64 solve")
-    queries = draw(256)[0]
-    ours = engines["ours_s"]
-    exact, _ = posterior(queries.double(), ours.features.double(), ours.targets.double(), kernel, noise_std)
-    record["max_abs_error"] = float((ours.mean(queries) - exact).abs().max())
-    refined = engines["ours_refined_s"]
-    exact, _ = posterior(queries.double(), refined.features.double(), refined.targets.double(), kernel, noise_std)
-    record["max_abs_error_refined"] = float((refined.mean(queries) - exact).abs().max())
-    record["rebuilds"] = ours.health.rebuilds + refined.health.rebuilds
-    engines.clear()
-    del ours, refined, engine
+    queries = stream.draw(QUERIES)[0].double()
+    exact, _ = posterior(queries, engine.features, engine.targets, kernel, noise_std)
+    record |= {"max_abs_error": float((engine.mean(queries) - exact).abs().max()), "rebuilds": engine.health.rebuilds}
+    record["state_bytes"] = sum(buffer.nbytes for buffer in engine.buffers())
+    record["matrix_share"] = sum(buffer.nbytes for buffer in engine.inverse.buffers()) / (4 * size**2)
+    del engine
 
-    problem = Problem(features, targets, *draw(batch), kernel, noise_std)
     record |= dict.fromkeys(PEERS) | {f"ratio_{name.removesuffix('_s')}": None for name in PEERS}
-    for name, step in peers(problem):
+    new_features, new_targets = (part.double() for part in stream.draw(batch))
+    problem = Problem(features, targets, new_features, new_targets, kernel, noise_std)
+    for name, step in peers(problem) if peers_too else [("cholesky_inverse_s", _cholesky_inverse(problem))]:
         report(f"N = {size}: {PEERS[name]}")
         times = time_in_turns({name: step}, repetitions=5, budget_s=budget_s)[name]
         record[name] = median(times)
         record[f"ratio_{name.removesuffix('_s')}"] = median(times) / _number(record["ours_s"])
         record[f"repetitions_{name.removesuffix('_s')}"] = len(times)
-    fastest = min(_number(record["inverse_s"]), _number(record["cholesky_inverse_s"]))
-    record["ratio_fastest_inverse"] = fastest / _number(record["ours_s"])
+    record["ratio_fill"] = _number(record["fill_s"]) / _number(record["cholesky_inverse_s"])
+    fresh = [_number(record[name]) for name in ("inverse_s", "cholesky_inverse_s") if record[name] is not None]
+    record["ratio_fastest_inverse"] = min(fresh) / _number(record["ours_s"])
     return record
 
 
+def _time_steps(record: Record, engine: ExactGP, stream: Stream, *, steps: int, report: Callable[[str], object]) -> None:
+    """Time replacements of random rows beside the floor, and measure their memory."""
+    size, batch = engine.capacity, int(_number(record["batch"]))
+    ready = iter(
+        [
+            (torch.randperm(size, generator=stream.generator)[:batch], *stream.draw(batch))
+            for _ in range(1 + steps + STEPS_UNTIL_A_FOLD)
+        ]
+    )
+    P, C = torch.randn(size, size, generator=stream.generator), torch.randn(size, batch, generator=stream.generator)
+    contenders: dict[str, Step] = {"floor_s": lambda: P @ C, "ours_s": lambda: engine.replace(*next(ready))}
+    report(f"N = {size}: {', '.join(OURS.values())}")
+    seconds = time_in_turns(contenders, repetitions=steps)
+    for name, times in seconds.items():
+        record[name] = fmean(times)
+        record[name.removesuffix("_s") + "_median_s"] = median(times)
+    ours, floor = seconds["ours_s"], seconds["floor_s"]
+    record |= {"ratio_floor": fmean(ours) / fmean(floor), "ratio_floor_median": median(ours) / median(floor)}
+    record |= {"slowest_s": max(ours), "slowest_share": max(ours) / median(ours)}
+    peak_bytes = peak_extra_bytes(lambda: [contenders["ours_s"]() for _ in range(STEPS_UNTIL_A_FOLD)])
+    record |= {"peak_bytes": peak_bytes, "peak_share": peak_bytes / (4 * size**2)}
+
+
+def _cholesky_inverse(problem: Problem) -> Step:
+    K = kernel_matrix(problem.features, problem.kernel, problem.noise_std)
+    return lambda: torch.cholesky_inverse(torch.linalg.cholesky(K))
+
+
 def missing_peers() -> list[str]:
-    """Peers that are not installed, with the way to have them."""
+    """Return what is not installed, with the way to have it."""
     return [] if GPYTORCH_INSTALLED else ["GPyTorch is not installed: pip install 'semigpc[peers]' adds it to the table."]
 
 
 def _number(value: Any) -> float:
     return math.nan if value is None else float(value)
-
-
-def _labelled_stream(classes: int, width: int, generator: torch.Generator) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Unit features around one direction per class, as a half-trained network would give, with one-hot labels."""
-    centres = F.normalize(torch.randn(classes, width, generator=generator), dim=1)
-
-    def draw(rows: int) -> tuple[Tensor, Tensor]:
-        labels = torch.randint(classes, (rows,), generator=generator)
-        noise = torch.randn(rows, width, generator=generator) / width**0.5
-        return F.normalize(centres[labels] + noise, dim=1), F.one_hot(labels, classes).float()
-
-    return draw
-
-
-def _floor(size: int, batch: int, generator: torch.Generator) -> Step:
-    """One pass over an N x N matrix, which every exact update needs at least."""
-    P, C = torch.randn(size, size, generator=generator), torch.randn(size, batch, generator=generator)
-    return lambda: P @ C
-
-
-def _fifo_steps(engine: ExactGP, draw: Callable[[int], tuple[Tensor, Tensor]], batch: int, count: int) -> Step:
-    """Calls of an update of the oldest rows with rows never seen before, drawn beforehand for ``count`` calls."""
-    ready = iter([((torch.arange(batch) + batch * step) % engine.capacity, *draw(batch)) for step in range(count)])
-    return lambda: engine.replace(*next(ready))

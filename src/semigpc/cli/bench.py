@@ -32,8 +32,15 @@ def update(
         list[int] | None,
         typer.Option(help="Buffer size N; repeat for several. Without it: 1000 2000 4000 8000. The paper's is 16300.", min=64),
     ] = None,
+    rows: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND|FILE",
+            help="stream (a half-trained network), clusters (late in training), or a table of semigpc embed.",
+        ),
+    ] = "stream",
     batch: Annotated[int, typer.Option(help="Rows replaced per step, B.", min=1)] = 8,
-    classes: Annotated[int, typer.Option(help="Classes, C.", min=2)] = 10,
+    peers: Annotated[bool, typer.Option(help="Whether to time the other methods too.")] = True,
     steps: Annotated[int, typer.Option(help="Timed updates of ours and of the floor.", min=2)] = 32,
     budget: Annotated[float, typer.Option(help="Seconds after which a slow peer is not repeated again.", min=0)] = 20.0,
     seed: Annotated[int, typer.Option(help="Seed of the generated rows.")] = 0,
@@ -49,8 +56,13 @@ def update(
 
     Slow peers are repeated less often and never extrapolated. Ours is made for
     buffers of thousands: with a few hundred rows a fresh solve is as fast.
+
+    For example:
+
+      semigpc bench update --size 4000 --size 16300
+      semigpc bench update --rows photos.parquet --size 8000 --no-peers
     """
-    from semigpc.bench.update import OURS, PEERS, Record, bench_update, missing_peers
+    from semigpc.bench.update import OURS, PEERS, Record, bench_update, embedded_stream, generated_stream, missing_peers
     from semigpc.cli.bench_tables import update_table
     from semigpc.report.bench_figures import draw_update_curves
 
@@ -60,13 +72,22 @@ def update(
     if plot is not None and not plot.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {plot.parent}.", param_hint="--plot")
     console = Console(stderr=True) if as_json else Console()
-    for note in missing_peers():
+    if rows in ("stream", "clusters"):
+        spread, width = (1.0, 384) if rows == "stream" else (0.1, 1280)
+        stream = generated_stream(max(sizes) + 2048, spread=spread, width=width, seed=seed)
+    elif not Path(rows).is_file():
+        raise typer.BadParameter(f"neither stream nor clusters, and there is no file {rows}.", param_hint="--rows")
+    else:
+        stream = embedded_stream(Path(rows), seed=seed)
+        if len(stream.features) < max(sizes):
+            raise typer.BadParameter(f"{rows} has {len(stream.features)} rows; the largest size is {max(sizes)}.")
+    for note in missing_peers() if peers else []:
         console.print(f"[yellow]{note}[/]")
     records: list[Record] = []
     with console.status("starting") as status:
         for n in sizes:
             records.append(
-                bench_update(n, batch=batch, classes=classes, steps=steps, budget_s=budget, seed=seed, report=status.update)
+                bench_update(n, stream, batch=batch, steps=steps, budget_s=budget, peers_too=peers, report=status.update)
             )
             console.print(update_table(records[-1]))
     if plot is not None:
