@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -252,6 +253,27 @@ def test_mixed_precision_around_the_engine_does_not_reach_it(generator: torch.Ge
     assert surrounded.features.dtype == torch.float64
     assert model[0] is surrounded
     assert torch.equal(mean, plain.mean(features))
+
+
+@pytest.mark.parametrize("matmul", [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul])  # type: ignore[attr-defined]
+def test_the_newer_switch_of_reduced_products_is_put_back_as_it_was(matmul: Any, generator: torch.Generator) -> None:
+    seen: list[str] = []
+
+    class Watched(RBF):  # a kernel that looks at the switch
+        def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
+            seen.append(matmul.fp32_precision)
+            return super().__call__(x1, x2, square_norms2)
+
+    engine = ExactGP(8, 4, 2, kernel=Watched(length_scale=1.0))
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"
+        engine.replace(torch.arange(8), torch.randn(8, 4, generator=generator), torch.eye(2).repeat(4, 1))
+        engine.mean(torch.randn(3, 4, generator=generator))
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
+    assert set(seen) == {"ieee"}
 
 
 def test_cosine_kernel_has_rank_of_the_features(generator: torch.Generator) -> None:
