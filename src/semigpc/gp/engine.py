@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,7 @@ class Engine(nn.Module):
     features: Tensor  # h_Q, (N, D); rows of empty slots are 0
     targets: Tensor  # y_Q, (N, C); rows of empty slots are 0
     occupied: Tensor  # (N,) bool
+    SAVED: ClassVar[tuple[str, ...]] = ()  # buffers in the state, from which all else is rebuilt on load
 
     def __init__(
         self,
@@ -108,6 +109,10 @@ class Engine(nn.Module):
         self.capacity, self.n_features, self.n_classes, self.dtype = capacity, n_features, n_classes, dtype
         self._kernel, self._noise_std = kernel, noise_std
         self._held: set[int] = set()  # occupied slots, on the host
+        self._before_load: dict[str, Tensor] = {}
+        self.register_state_dict_pre_hook(_store_counts)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_check_state)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_restore)  # type: ignore[no-untyped-call]
 
     @property
     def kernel(self) -> Kernel:
@@ -352,9 +357,13 @@ class Engine(nn.Module):
         self.targets[slots] = 0 if targets is None else targets
         self.occupied[slots] = features is not None
 
-    def _recount(self) -> None:
-        """Learn from the device which slots are occupied, after loading."""
+    def _store_counts(self) -> None:
+        """Write to buffers what is kept in Python numbers, before they are saved."""
+
+    def _adopt_state(self) -> None:
+        """Follow the buffers of ``SAVED``, which have just been loaded."""
         self._held = set(self.occupied.nonzero().squeeze(1).tolist())
+        self.rebuild()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow a surrounding module to its device, never to its dtype."""
@@ -369,16 +378,38 @@ class Engine(nn.Module):
         )
 
 
-def check_saved(module: nn.Module, names: tuple[str, ...], state: dict[str, Any], prefix: str) -> None:
-    """Raise an error if buffers in a state have another shape than the module's own, or are damaged; before any is copied."""
-    for name in names:
-        saved, ours = state.get(prefix + name), getattr(module, name)
-        if saved is not None and saved.shape != ours.shape:
+def _store_counts(engine: Engine, *_: object) -> None:
+    engine._store_counts()
+
+
+def _check_state(engine: Engine, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Raise an error for a state that does not fit before any of it is copied; remember ours in case it cannot be used."""
+    engine._store_counts()
+    for name in engine.SAVED:
+        saved, ours = state.get(prefix + name), getattr(engine, name)
+        if saved is None:
+            continue
+        if saved.shape != ours.shape:
             raise ValueError(f"saved {name} have shape {tuple(saved.shape)}; this engine holds {tuple(ours.shape)}.")
-        if saved is not None and not bool(saved.to(ours.dtype).square().isfinite().all()):
+        if not bool(saved.to(ours.dtype).square().isfinite().all()):
             raise ValueError(
                 f"saved {name} are not all finite, or too large for {ours.dtype}: the file is damaged or not for this engine."
             )
+        engine._before_load = {name: getattr(engine, name).clone() for name in engine.SAVED}
+
+
+def _restore(engine: Engine, _incompatible_keys: object) -> None:
+    """Rebuild from what was loaded, if anything of ours was; go back to what there was if that is not possible."""
+    before, engine._before_load = engine._before_load, {}
+    if not before:
+        return
+    try:
+        engine._adopt_state()
+    except Exception:
+        for name, ours in before.items():
+            getattr(engine, name).copy_(ours)
+        engine._adopt_state()
+        raise
 
 
 def check_tensor(name: str, value: object) -> None:

@@ -3,13 +3,13 @@
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.linalg import cholesky_ex, solve_triangular
 
-from semigpc.gp.engine import Engine, Expansion, NotPositiveDefiniteError, check_saved
+from semigpc.gp.engine import Engine, Expansion, NotPositiveDefiniteError
 from semigpc.gp.kernels import Kernel, square_norms
 from semigpc.gp.tiles import DelayedInverse, rounding_floor
 
@@ -23,7 +23,6 @@ REBUILD_ABOVE = 1e-4  # residual of the mean at which P is rebuilt; 1e-11 is usu
 FAILED = 1e300  # larger than any pivot
 EXACT_ROWS = 32_768  # beyond, a step takes a second on two cores
 EXACT_SHARE = 0.5  # of the memory that the inverse of K may take
-SAVED = ("feature_columns", "targets", "occupied", "steps")
 
 
 class Fit(NamedTuple):
@@ -100,6 +99,7 @@ class ExactGP(Engine):
     square_norms: Tensor
     steps: Tensor
     solution: Tensor
+    SAVED = ("feature_columns", "targets", "occupied", "steps")
 
     def __init__(
         self,
@@ -113,7 +113,6 @@ class ExactGP(Engine):
     ) -> None:
         super().__init__(capacity, n_features, n_classes, kernel=kernel, noise_std=noise_std)
         self.health = Health()
-        self._before_load: dict[str, Tensor] = {}
         self.inverse = DelayedInverse(capacity, dtype=self.dtype, device=device)
 
         def zeros(*shape: int) -> Tensor:
@@ -127,9 +126,6 @@ class ExactGP(Engine):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         # (C + 1, n): alpha^T, and beta = K^-1 1 in the last row.
         self.register_buffer("solution", zeros(n_classes + 1, self.inverse.base.full_size), persistent=False)
-        self.register_state_dict_pre_hook(_store_steps)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_check_state)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(_restore)  # type: ignore[no-untyped-call]
 
     # Queries --------------------------------------------------------------------------------------------------------
 
@@ -399,37 +395,9 @@ class ExactGP(Engine):
             "Raise noise_std."
         )
 
+    def _store_counts(self) -> None:
+        self.steps.fill_(self.health.steps)
 
-# Saving and loading ---------------------------------------------------------------------------------------------------
-
-
-def _store_steps(engine: ExactGP, _prefix: str, _keep_vars: bool) -> None:
-    engine.steps.fill_(engine.health.steps)
-
-
-def _check_state(engine: ExactGP, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Look at a state before any of it is copied, and remember ours in case K cannot be inverted with it."""
-    check_saved(engine, SAVED, state, prefix)
-    _store_steps(engine, "", False)
-    if prefix + "feature_columns" in state:
-        engine._before_load = {name: getattr(engine, name).clone() for name in SAVED}
-
-
-def _restore(engine: ExactGP, _incompatible_keys: object) -> None:
-    if not engine._before_load:  # nothing of ours was loaded
-        return
-    try:
-        _adopt_state(engine)
-    except NotPositiveDefiniteError:
-        for name, ours in engine._before_load.items():
-            getattr(engine, name).copy_(ours)
-        _adopt_state(engine)
-        raise
-    finally:
-        engine._before_load = {}
-
-
-def _adopt_state(engine: ExactGP) -> None:
-    engine.health = Health(steps=int(engine.steps))
-    engine._recount()
-    engine.rebuild()
+    def _adopt_state(self) -> None:
+        self.health = Health(steps=int(self.steps))
+        super()._adopt_state()
