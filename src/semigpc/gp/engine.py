@@ -146,8 +146,7 @@ class Engine(nn.Module):
             offset: (C,) subtracted from every target and not added back, such as the class frequencies of a class prior; it may
                 change from call to call at no cost. 0 by default.
         """
-        self._check_queries(queries)
-        return self._mean(queries, self._checked_offset(offset)).to(queries.dtype)
+        return self._mean(self._checked_queries(queries), self._checked_offset(offset)).to(queries.dtype)
 
     @full_precision()
     @torch.no_grad()
@@ -157,8 +156,7 @@ class Engine(nn.Module):
         Args:
             queries: (M, D).
         """
-        self._check_queries(queries)
-        return self._variance(queries).clamp_min(0).to(queries.dtype)
+        return self._variance(self._checked_queries(queries)).clamp_min(0).to(queries.dtype)
 
     @full_precision()
     @torch.no_grad()
@@ -168,7 +166,7 @@ class Engine(nn.Module):
         Args:
             queries: (M, D). classes: (M,) the class to explain for each query, usually the predicted one.
         """
-        self._check_queries(queries)
+        stored = self._checked_queries(queries)
         check_tensor("classes", classes)
         if classes.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"classes must be int64 or int32; got {classes.dtype}.")
@@ -176,7 +174,7 @@ class Engine(nn.Module):
             raise ValueError(f"classes must have shape ({len(queries)},), one per query; got {tuple(classes.shape)}.")
         if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < self.n_classes:
             raise IndexError(f"classes must lie in [0, {self.n_classes}); got {int(classes.min())}..{int(classes.max())}.")
-        return self._explain(queries, classes).to(queries.dtype)
+        return self._explain(stored, classes).to(queries.dtype)
 
     @full_precision()
     @torch.no_grad()
@@ -278,11 +276,13 @@ class Engine(nn.Module):
             self._raise_not_finite("targets", targets)
         return features, targets
 
-    def _check_queries(self, queries: Tensor) -> None:
+    def _checked_queries(self, queries: Tensor) -> Tensor:
+        """Return queries (M, D) in the engine's dtype, with their gradient."""
         self._check_matrix("queries", queries, (None, self.n_features))
-        stored = queries.detach().to(self.dtype)
-        if not math.isfinite(float(torch.linalg.vector_norm(stored))):
-            self._raise_not_finite("queries", stored)
+        stored = queries.to(self.dtype)
+        if not math.isfinite(float(torch.linalg.vector_norm(stored.detach()))):
+            self._raise_not_finite("queries", stored.detach())
+        return stored
 
     def _checked_offset(self, offset: Tensor | None) -> Tensor | None:
         if offset is None:

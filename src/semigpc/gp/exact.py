@@ -157,7 +157,7 @@ class ExactGP(Engine):
     def _variance(self, queries: Tensor) -> Tensor:
         rows = (self._padded(self._cross(chunk)) for chunk in queries.split(CHUNK))
         explained = [(self.inverse.multiply(chunk) * chunk).sum(dim=1) for chunk in rows]
-        return self.kernel.diagonal(queries.to(self.dtype)) - torch.cat(explained)
+        return self.kernel.diagonal(queries) - torch.cat(explained)
 
     def _explain(self, queries: Tensor, classes: Tensor) -> Tensor:
         weights = queries.new_zeros(len(queries), self.capacity)
@@ -171,9 +171,8 @@ class ExactGP(Engine):
         Args:
             queries: (M, D).
         """
-        self._check_queries(queries)
         weights = queries.new_zeros(len(queries), self.capacity)
-        for rows, chunk in zip(weights.split(CHUNK), queries.split(CHUNK), strict=True):
+        for rows, chunk in zip(weights.split(CHUNK), self._checked_queries(queries).split(CHUNK), strict=True):
             rows[:, : self._width] = self.inverse.multiply(self._padded(self._cross(chunk)))[:, : self._width]
         return weights
 
@@ -210,11 +209,10 @@ class ExactGP(Engine):
         Args:
             queries: (M, D). others: (M', D), the fewer of the two.
         """
-        self._check_queries(queries)
-        prior = self.kernel(queries.to(self.dtype), others.to(self.dtype))
-        weights = self.label_weights(others.to(self.dtype))[:, : self._width]  # (M', n)
-        explained = [self._cross(chunk) @ weights.mT for chunk in queries.split(CHUNK)]
-        return (prior - torch.cat(explained)).to(queries.dtype)
+        first, second = self._checked_queries(queries), self._checked_queries(others)
+        weights = self.label_weights(second)[:, : self._width]  # (M', n)
+        explained = torch.cat([self._cross(chunk) @ weights.mT for chunk in first.split(CHUNK)])
+        return (self.kernel(first, second) - explained).to(queries.dtype)
 
     @property
     def _width(self) -> int:
@@ -223,7 +221,7 @@ class ExactGP(Engine):
 
     def _cross(self, queries: Tensor) -> Tensor:
         """k(h, h_Q), (M, width), 0 at empty slots."""
-        stored, queries = self.features[: self._width], queries.to(self.dtype)
+        stored = self.features[: self._width]
         if queries.requires_grad and torch.is_grad_enabled():
             stored = stored.clone()  # backward must find it as it is now, whatever is replaced meanwhile
         k = self.kernel(queries, stored, self.square_norms[: self._width])
