@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
-from semigpc.gp import RBF, Cosine, Kernel, Laplace, MatrixFreeGP, iterative_system
-from semigpc.gp.kernel_products import TILE, columns, cross_product, symmetric_product
+from semigpc.gp import RBF, Cosine, Kernel, Laplace, MatrixFreeGP, matrix_free
+from semigpc.gp.conjugate_gradients import TILE, cross_product, kernel_columns, symmetric_product
 from semigpc.gp.reference import kernel_matrix, posterior
 from tests.gp.streams import clusters
 
@@ -45,7 +45,7 @@ def assert_within_tolerance(engine: MatrixFreeGP) -> None:
     assert (torch.linalg.vector_norm(error[: len(features)], dim=0) <= residual + 1e-6 * norms).all()
     assert (error.abs() <= residual / engine.noise_std + 1e-6).all()  # k(h, h) = 1
     assert not engine.alpha[~held].any()
-    assert not engine.system.residual[~held].any()
+    assert not engine.residual[~held].any()
     assert len(engine) == int(held.sum())
 
 
@@ -111,6 +111,28 @@ def test_a_small_change_needs_no_pass_over_the_matrix(generator: torch.Generator
     assert_within_tolerance(engine)
 
 
+def test_a_small_change_makes_the_host_wait_twice(generator: torch.Generator) -> None:
+    """For the factor of K_SS and for the residual; arguments are checked elsewhere."""
+    waits: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name, indices = func.overloadpacket.__name__, args[1] if len(args) > 1 else None
+            masked = isinstance(indices, (list, tuple)) and any(getattr(i, "dtype", None) == torch.bool for i in indices)
+            if masked or name in ("_local_scalar_dense", "nonzero", "masked_select"):
+                waits.append(name)
+            return func(*args, **(kwargs or {}))
+
+    engine, draw = make(300, rank=128, tolerance=1e-2), clusters(generator)
+    features, targets = draw(300)
+    engine.replace(torch.arange(0, 300, 3), features[::3], targets[::3])
+    engine.replace(torch.arange(1, 300, 3), features[1::3], targets[1::3])
+    with Watch():  # type: ignore[no-untyped-call]
+        engine.put(torch.tensor([3]), features[3:4] + 1e-4, targets[3:4])
+    assert waits == ["_local_scalar_dense"] * 2
+    assert_within_tolerance(engine)
+
+
 def test_nothing_of_the_size_of_the_matrix_is_ever_made(generator: torch.Generator) -> None:
     """N = 4000: K would be 16 million numbers; tiles, landmark features and columns are far fewer."""
     size, largest = 4000, 0
@@ -156,21 +178,21 @@ def test_products_in_tiles_equal_the_whole_matrix(generator: torch.Generator) ->
     in_float64 = kernel_matrix(narrow.double(), KERNEL, 1e-8) @ x
     torch.testing.assert_close(symmetric_product(narrow, KERNEL, x), in_float64, rtol=0, atol=2e-4)
     k = KERNEL(features, points)
-    torch.testing.assert_close(columns(features, points, KERNEL), k, rtol=0, atol=1e-12)
+    torch.testing.assert_close(kernel_columns(features, points, KERNEL), k, rtol=0, atol=1e-12)
     torch.testing.assert_close(cross_product(features, points, KERNEL, x[:50]), k @ x[:50], rtol=0, atol=1e-10)
 
 
 def test_a_residual_that_has_drifted_is_found_and_mended(generator: torch.Generator) -> None:
     engine, draw = make(150), clusters(generator)
     engine.replace(torch.arange(150), *draw(150))
-    engine.system.alpha[:, 0] *= 1.01  # alpha no longer fits the residual that is kept
-    for step in range(iterative_system.AUDIT_EVERY):
+    engine.solution[:, 0] *= 1.01  # alpha no longer fits the residual that is kept
+    for step in range(matrix_free.AUDIT_EVERY):
         engine.replace(torch.arange(4) + 4 * step, *draw(4))
     assert_within_tolerance(engine)
 
 
 def test_the_residual_is_computed_afresh_now_and_then(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
-    monkeypatch.setattr(iterative_system, "REFRESH_EVERY", 3)
+    monkeypatch.setattr(matrix_free, "REFRESH_EVERY", 3)
     engine, draw = make(60), clusters(generator)
     features, targets = draw(60)
     engine.replace(torch.arange(60), features, targets)
@@ -256,7 +278,7 @@ def test_the_state_is_all_there_and_alpha_is_solved_for_on_load(generator: torch
     for step in range(12):
         engine.replace((torch.arange(7) + 7 * step) % 80, *draw(7))
     engine.rebuild()
-    assert set(engine.state_dict()) == {"system.points.features", "system.points.targets", "system.points.occupied"}
+    assert set(engine.state_dict()) == {"features", "targets", "occupied"}
     model = torch.nn.ModuleDict({"gp": restored})
     model.load_state_dict({f"gp.{name}": value for name, value in engine.state_dict().items()})
     batches, queries = [draw(7) for _ in range(10)], draw(5)[0]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.gp import RBF, Clipped, MatrixFreeGP, NotConvergedError, iterative_system
+from semigpc.gp import RBF, Clipped, MatrixFreeGP, NotConvergedError, matrix_free
 from tests.gp.streams import clusters
 from tests.gp.test_matrix_free import KERNEL, NOISE_STD, assert_within_tolerance, make
 
@@ -24,10 +24,16 @@ REFUSED: dict[str, tuple[Callable[[MatrixFreeGP, Tensor, Tensor], object], type[
     ),
     "another size": (lambda e, _x, _y: e.load_state_dict(make(41).state_dict()), ValueError, r"have shape \(41, 16\)"),
     "a damaged state": (
-        lambda e, _x, _y: e.load_state_dict(e.state_dict() | {"system.points.targets": torch.full((40, 4), math.nan)}),
+        lambda e, _x, _y: e.load_state_dict(e.state_dict() | {"targets": torch.full((40, 4), math.nan)}),
         ValueError,
-        "damaged",
+        "saved targets are not all finite.*damaged",
     ),
+    "half a state": (
+        lambda e, _x, _y: e.load_state_dict({"targets": torch.ones(40, 4), "occupied": torch.ones(40, dtype=torch.bool)}),
+        ValueError,
+        "saved features are missing",
+    ),
+    "an empty state": (lambda e, _x, _y: e.load_state_dict({}), RuntimeError, "Missing key"),
 }  # fmt: skip
 
 
@@ -63,19 +69,23 @@ def test_a_tolerance_that_is_not_reached_is_an_error_that_leaves_all_as_it_was(
     engine, draw = make(60, tolerance=1e-6, rank=4), clusters(generator)
     engine.replace(torch.arange(50), *draw(50))
     state, before, rows = engine.state_dict(), [tensor.clone() for tensor in engine.buffers()], draw(20)
+    residual, drift = engine.health.residual, engine.health.drift
     other = make(60, tolerance=1e-6)
     other.replace(torch.arange(60), *draw(60))
-    monkeypatch.setattr(iterative_system, "MAX_ITERATIONS", 2)
+    monkeypatch.setattr(matrix_free, "MAX_ITERATIONS", 2)
     message = r"did not reach tolerance=1e-06 for RBF.*noise_std=0\.3 over .*Raise noise_std, rank \(now 4\) or tolerance"
     for call in (
         lambda: engine.replace(torch.arange(40, 60), *rows),
+        lambda: engine.remove(torch.arange(0, 50, 2)),
+        engine.rebuild,
         lambda: engine.reanchor(RBF(length_scale=0.4), NOISE_STD),
         lambda: engine.load_state_dict(other.state_dict()),
     ):
         with pytest.raises(NotConvergedError, match=message):
             call()
         assert all(torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True))
-        assert (engine.kernel, len(engine)) == (KERNEL, 50)
+        assert (engine.kernel, engine.noise_std, len(engine)) == (KERNEL, NOISE_STD, 50)
+        assert (engine.health.residual, engine.health.drift, engine.health.steps) == (residual, drift, 1)
     monkeypatch.undo()
     engine.replace(torch.arange(40, 60), *rows)
     assert_within_tolerance(engine)
@@ -83,10 +93,46 @@ def test_a_tolerance_that_is_not_reached_is_an_error_that_leaves_all_as_it_was(
     assert_within_tolerance(engine)
 
 
+def test_a_kernel_that_cannot_be_solved_with_leaves_alpha_bit_for_bit(generator: torch.Generator) -> None:
+    engine, (features, targets) = make(60), clusters(generator)(60)
+    engine.replace(torch.arange(60), features[:1].repeat(60, 1), targets)
+    engine.replace(torch.arange(5), features[1:6], targets[1:6])  # alpha is not that of a cold start
+    alpha, solves, mean = engine.alpha.clone(), engine.health.solves, engine.mean(features)
+    with pytest.raises(NotConvergedError, match="noise_std=1e-09 is lost in rounding"):
+        engine.reanchor(KERNEL, 1e-9)
+    assert torch.equal(engine.alpha, alpha)
+    assert torch.equal(engine.mean(features), mean)
+    assert engine.health.solves == solves
+    engine.rebuild()
+    assert not torch.equal(engine.alpha, alpha)
+
+
+@pytest.mark.parametrize("call", ["replace", "reanchor"])
+def test_an_interrupted_solve_leaves_all_as_it_was(
+    call: str, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    engine, draw = make(60), clusters(generator)
+    engine.replace(torch.arange(50), *draw(50))
+    before = [tensor.clone() for tensor in engine.buffers()]
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(matrix_free, "solve", interrupted)
+    monkeypatch.setattr(engine, "_relax", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.replace(torch.arange(40, 60), *draw(20)) if call == "replace" else engine.reanchor(RBF(length_scale=0.4), 0.5)
+    assert all(torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True))
+    assert (engine.kernel, engine.noise_std, len(engine)) == (KERNEL, NOISE_STD, 50)
+    monkeypatch.undo()
+    engine.replace(torch.arange(40, 60), *draw(20))
+    assert_within_tolerance(engine)
+
+
 def test_a_tolerance_beyond_float32_is_an_error_that_names_the_way_out(generator: torch.Generator) -> None:
     engine = make(200, tolerance=1e-8, dtype=torch.float32, kernel=RBF(length_scale=1.0))
     draw = clusters(generator, dtype=torch.float32)
-    with pytest.raises(NotConvergedError, match=r"tolerance=1e-08 is more than torch\.float32.*use dtype=torch\.float64"):
+    with pytest.raises(NotConvergedError, match=r"tolerance=1e-08 is smaller than torch\.float32.*use dtype=torch\.float64"):
         engine.replace(torch.arange(200), *draw(200))
     assert len(engine) == 0
 

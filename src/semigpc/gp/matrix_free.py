@@ -1,58 +1,98 @@
-"""The matrix-free engine: K is never stored, alpha is solved for and then followed, to a tolerance."""
+"""The matrix-free engine: K is never stored; alpha is solved for, and then kept up to date, to a tolerance."""
 
-from typing import Any
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from semigpc.gp.checks import (
-    check_classes,
-    check_engine,
-    check_offset,
-    check_queries,
-    check_rows,
-    check_slots,
-    check_tensor,
-    full_precision,
+from semigpc.gp.conjugate_gradients import (
+    LandmarkPreconditioner,
+    NotConvergedError,
+    Solved,
+    cross_product,
+    kernel_columns,
+    solve,
+    symmetric_product,
 )
-from semigpc.gp.engine import Expansion
-from semigpc.gp.health import IterativeHealth
-from semigpc.gp.iterative_system import GOAL, IterativeSystem
-from semigpc.gp.kernels import RBF, Kernel
-from semigpc.gp.points import Points
-from semigpc.gp.stored_rows import SAVED
+from semigpc.gp.engine import Engine, Expansion
+from semigpc.gp.kernels import Kernel
 
-CHUNK = 256  # queries answered at a time ...
-VARIANCES = 64  # ... or solved for, for their variance
+logger = logging.getLogger(__name__)
+
+CHUNK = 256  # queries at a time; and rows replaced by their columns alone: larger batches are written and solved for
+VARIANCES = 64  # queries whose variance is solved for at a time
+GOAL = 0.5  # of the tolerance, at which a solve stops: the rest is room for rounding and for the next changes
+ROUNDS = 12  # of relaxation at most ...
+RELAXED = 1024  # ... on at most so many rows, beside the landmarks, each
+WORTH_IT = 0.9  # of the residual: a round must bring it below this for another to follow
+AUDITED = 128  # rows whose residual is computed in float64 after a solve, and otherwise ...
+AUDIT_EVERY = 16  # ... every so many changes
+DRIFT = 0.25  # of the tolerance: error of the residual at which it is computed anew ...
+REFRESH_EVERY = 1000  # ... as it is after so many changes in any case
+MAX_ITERATIONS = 500
+EPS = torch.finfo(torch.float64).eps
+TINY = 1e-300  # in place of a norm of 0
 
 
-class MatrixFreeGP(nn.Module):
+@dataclass(kw_only=True)
+class IterativeHealth:
+    """What a matrix-free engine has done to stay within its tolerance. Counts are since it was made."""
+
+    steps: int = 0  # calls that changed the buffer ...
+    kept: int = 0  # ... and those of them that needed no product with all of K
+    solves: int = 0  # solves by conjugate gradients, with ...
+    iterations: int = 0  # ... the steps of the latest one, and ...
+    total_iterations: int = 0  # ... of all together
+    passes: int = 0  # products with all of K, those of variances included
+    rounds: int = 0  # exact steps on the landmarks and the rows with the largest error, each a fraction of a pass
+    landmark_choices: int = 0  # times that the preconditioner's landmarks were chosen
+    residual: float = 0.0  # largest |y - K alpha| / |y| over the classes; bounds the error of the mean at the buffer's own rows
+    drift: float = 0.0  # how far the stored residual was from the true one when it was last audited, in the same units
+
+
+class MatrixFreeGP(Engine):
     """A GP posterior over ``capacity`` slots, exact to a tolerance, in O(N (D + rank + C)) memory.
 
         mu(h) = k(h, h_Q) alpha        |y - K alpha| <= tolerance |y| for every class        K = k(h_Q, h_Q) + sigma^2 I
 
     What the tolerance means. With the residual r = y - K alpha, and mu* the exact mean, at the buffer's own rows
-    mu = y - sigma^2 alpha - r and mu* = y - sigma^2 alpha*, while alpha* - alpha = K^-1 r. So mu* - mu = (I - sigma^2 K^-1) r,
-    and as no eigenvalue of K is below sigma^2,
+    mu = y - sigma^2 alpha - r, mu* = y - sigma^2 alpha* and alpha* - alpha = K^-1 r. So mu* - mu = (I - sigma^2 K^-1) r, and as
+    no eigenvalue of K is below sigma^2,
 
         |mu - mu*|_2 <= |r|_2 over the buffer's rows        |mu(h) - mu*(h)| <= sqrt(k(h, h)) |r|_2 / sigma at any h
 
-    The online rule, which the paper leaves to future work, is in ``IterativeSystem``: a change costs O(N B (D + C)) for alpha
-    and r themselves, some hundred kernel columns where that does not suffice, and only then passes over K, O(N^2 (D + C)) each,
-    by preconditioned conjugate gradients from the alpha that is there. All of it is counted in ``health``.
+    The online rule for rows S, which the paper leaves to future work; the R = C + 1 right-hand sides are targets and ones:
 
-    ``state_dict`` holds features, targets and occupied slots; the rest is solved for on load. ``rebuild`` is a deterministic
-    function of that state.
+    1. alpha of the rows that leave S is taken back, r += k(h, h_old) alpha_S, and r_S = y_S - k(h_S, h) alpha for the new ones:
+       O(N B (D + C)), by 2B kernel columns in float64.
+    2. alpha_S = K_SS^-1 r_S and r -= K_:S alpha_S, with the same columns: now r_S = 0.
+    3. If |r| <= tolerance |y| for every class that is all. No pass over K.
+    4. Otherwise step 2 on the landmarks and on the rows where M^-1 r is largest, a few times. That removes most of r, as a
+       change of the mean is smooth but for a few rows; O(N (rank + 1024) (D + C)) each, with 50 000 rows a twelfth of a pass.
+    5. Otherwise conjugate gradients from the current alpha and r, preconditioned by the landmarks (M), O(N^2 (D + C)) a step.
+
+    r is exact but for rounding in all of these. 128 rows of it are compared with float64 after every solve and every 16
+    changes, and their error counts against the tolerance; where it is too large, and every 1000 changes, r is computed anew by
+    a pass. A tolerance that float32 kernel values do not allow is found in this way, and is an error.
+
+    ``state_dict`` holds the rows; the rest is solved for on load. ``rebuild`` is a deterministic function of that state.
 
     Args:
-        capacity: N, slots. n_features: D. n_classes: C.
-        rank: landmarks of the preconditioner at most: more of them, fewer passes; N x rank numbers are kept.
-        tolerance: largest |y - K alpha| / |y| over the classes. Float32 kernel values carry down to 1e-4 and often 1e-5.
+        rank: landmarks of the preconditioner at most: more of them, fewer passes; N x rank numbers are stored.
+        tolerance: largest |y - K alpha| / |y| over the classes. Float32 kernel values allow 1e-4 and often 1e-5.
         kernel: k, positive definite; ``RBF()`` by default.
-        noise_std: sigma.
-        dtype: float32 or float64, of kernel values and of what is stored. alpha and sums are float64 either way.
+        dtype: float32 or float64, of kernel values and stored rows. alpha and sums are float64 either way.
         seed: of the choice of landmarks.
     """
+
+    solution: Tensor  # (N, R) float64: alpha, and beta = K^-1 1 in the last column
+    residual: Tensor  # r, (N, R) float64
+    SAVED = ("features", "targets", "occupied")
 
     def __init__(
         self,
@@ -68,210 +108,296 @@ class MatrixFreeGP(nn.Module):
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        check_engine(capacity, n_features, n_classes, kernel=kernel, noise_std=noise_std, dtype=dtype)
-        kernel = RBF() if kernel is None else kernel
-        _check_iterative(kernel, rank=rank, tolerance=tolerance)
-        self.capacity, self.n_features, self.n_classes, self.dtype = capacity, n_features, n_classes, dtype
-        points = Points(capacity, n_features, n_classes, kernel=kernel, noise_std=noise_std, dtype=dtype, device=device)
-        self.system = IterativeSystem(points, rank=rank, tolerance=tolerance, seed=seed)
-        self.before_load: dict[str, Tensor] = {}
-        self.register_load_state_dict_pre_hook(_remember)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(_restore)  # type: ignore[no-untyped-call]
-
-    # Asking ---------------------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Occupied slots."""
-        return self.system.points.count
-
-    @property
-    def kernel(self) -> Kernel:
-        """The kernel k."""
-        return self.system.points.kernel
-
-    @property
-    def noise_std(self) -> float:
-        """Sigma."""
-        return self.system.points.noise_std
-
-    @property
-    def rank(self) -> int:
-        """Landmarks of the preconditioner at most."""
-        return self.system.rank
-
-    @property
-    def tolerance(self) -> float:
-        """Largest |y - K alpha| / |y|."""
-        return self.system.tolerance
-
-    @property
-    def features(self) -> Tensor:
-        """h_Q, (N, D), a view; rows of empty slots are 0."""
-        return self.system.points.features
-
-    @property
-    def targets(self) -> Tensor:
-        """y_Q, (N, C), a view; rows of empty slots are 0."""
-        return self.system.points.targets
-
-    @property
-    def occupied(self) -> Tensor:
-        """(N,) bool."""
-        return self.system.points.occupied
+        super().__init__(capacity, n_features, n_classes, kernel=kernel, noise_std=noise_std, dtype=dtype)
+        if not isinstance(rank, int) or rank < 1:
+            raise ValueError(f"rank must be an integer of at least 1; got {rank!r}.")
+        if not 0 < tolerance < 1:
+            raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")
+        self.rank, self.tolerance, self.seed = rank, tolerance, seed
+        self.health = IterativeHealth()
+        self._make_rows(device)
+        zeros = torch.zeros(capacity, n_classes + 1, dtype=torch.float64, device=device)
+        self.register_buffer("solution", zeros, persistent=False)
+        self.register_buffer("residual", zeros.clone(), persistent=False)
+        self._width = 0  # slots up to the last occupied one: no product looks further
+        self._preconditioner: LandmarkPreconditioner | None = None
+        self._since_refresh = 0  # changes
 
     @property
     def alpha(self) -> Tensor:
         """K^-1 y_Q to the tolerance, (N, C), float64, a view; rows of empty slots are 0."""
-        return self.system.alpha[:, : self.n_classes]
+        return self.solution[:, : self.n_classes]
 
-    @property
-    def health(self) -> IterativeHealth:
-        """What has been done to stay within the tolerance so far."""
-        return self.system.health
+    # Queries --------------------------------------------------------------------------------------------------------
 
-    @full_precision()
-    def mean(self, queries: Tensor, *, offset: Tensor | None = None) -> Tensor:
-        """mu(h) = k(h, h_Q) (alpha - beta offset^T), (M, C). O(M N (D + C)); differentiable in the queries.
-
-        The gradient is that of the buffer as it stands at the call, and may be taken after later changes.
-
-        Args:
-            queries: (M, D). offset: (C,) subtracted from every target and not added back; 0 by default.
-        """
-        check_queries(self, queries)
-        weights, stored = self._weights(offset), self.features[: self.system.points.width]
+    def _mean(self, queries: Tensor, offset: Tensor | None) -> Tensor:
+        weights, stored = self._weights(offset), self.features[: self._width]
         if queries.requires_grad and torch.is_grad_enabled():
-            weights, stored = weights.clone(), stored.clone()
-        means = [self.kernel(chunk.to(self.dtype), stored).double() @ weights for chunk in queries.split(CHUNK)]
-        return torch.cat(means).to(queries.dtype)
+            weights, stored = weights.clone(), stored.clone()  # backward must find them as they are now
+        return torch.cat([self.kernel(chunk, stored).double() @ weights for chunk in queries.split(CHUNK)])
 
-    @torch.no_grad()
-    def expansion(self, *, offset: Tensor | None = None) -> Expansion:
-        """The mean as a sum over the occupied slots: their features (n, D) and weights (n, C). O(n (D + C))."""
+    def _expansion(self, offset: Tensor | None) -> Expansion:
         slots = self.occupied.nonzero().squeeze(1)
         return Expansion(self.features[slots], self._weights(offset)[slots])
 
     def _weights(self, offset: Tensor | None) -> Tensor:
-        """alpha - beta offset^T with beta = K^-1 1, (width, C) float64."""
-        alpha = self.alpha[: self.system.points.width]
-        if offset is None:
-            return alpha
-        return alpha - self.system.alpha[: self.system.points.width, self.n_classes :] * check_offset(self, offset).to(alpha)
+        """K^-1 (y_Q - 1 offset^T), (width, C)."""
+        alpha, beta = self.alpha[: self._width], self.solution[: self._width, self.n_classes :]
+        return alpha if offset is None else alpha - beta * offset
 
-    @full_precision()
-    @torch.no_grad()
-    def variance(self, queries: Tensor) -> Tensor:
-        """var(h) = k(h, h) - k(h, h_Q) K^-1 k(h_Q, h), (M,), exact to the tolerance and from above. A solve for each chunk.
+    def _variance(self, queries: Tensor) -> Tensor:
+        """A solve for every 64 queries, O(passes N^2 (D + 64)): for few queries. Too large by at most |rho|^2 / sigma^2.
 
-        K v = k(h_Q, h) - rho is solved with |rho| <= tolerance |k(h_Q, h)|. Then k.v + v.rho is below k^T K^-1 k by
-        rho^T K^-1 rho <= |rho|^2 / sigma^2: of second order, and never too sure. As many passes over K as a cold start takes,
-        for every 64 queries: O(passes N^2 (D + 64)). To be asked of few queries, or of a low-rank engine.
-
-        Args:
-            queries: (M, D).
+        K v = k - rho is solved with |rho| <= tolerance |k|; then k.v + v.rho = k^T K^-1 k - rho^T K^-1 rho.
         """
-        check_queries(self, queries)
-        prior = self.kernel.diagonal(queries.to(self.dtype)).double()
-        explained = [torch.zeros_like(prior[:0])]
-        for chunk in queries.to(self.dtype).split(VARIANCES):
-            k = self.system.points.columns(chunk)
+        explained = []
+        for chunk in queries.split(VARIANCES):
+            k = self._columns(chunk)
             goals = GOAL * self.tolerance * torch.linalg.vector_norm(k, dim=0)
-            solved = self.system.conjugate_gradients(torch.zeros_like(k), k, goals)
+            solved = self._conjugate_gradients(torch.zeros_like(k), k, goals)
             explained.append((solved.x * (k + solved.residual)).sum(dim=0))
-        return (prior - torch.cat(explained)).clamp_min(0).to(queries.dtype)
+        return self.kernel.diagonal(queries).double() - torch.cat(explained)
 
-    @full_precision()
-    @torch.no_grad()
-    def explain(self, queries: Tensor, classes: Tensor) -> Tensor:
-        """What each slot adds to the mean of one class per query: k(h, h_i) alpha[i, c], (M, N); sums to the mean. O(M N D).
+    def _explain(self, queries: Tensor, classes: Tensor) -> Tensor:
+        weights = self.kernel(queries, self.features[: self._width]).double() * self.solution[: self._width].mT[classes]
+        return torch.nn.functional.pad(weights, (0, self.capacity - self._width))
 
-        Args:
-            queries: (M, D). classes: (M,) the class to explain for each query.
-        """
-        check_classes(self, queries, classes)
-        weights, width = queries.new_zeros(len(queries), self.capacity), self.system.points.width
-        k = self.kernel(queries.to(self.dtype), self.features[:width])
-        weights[:, :width] = k.double() * self.alpha[:width].mT[classes]
-        return weights
+    # Changes --------------------------------------------------------------------------------------------------------
 
-    # Changing -------------------------------------------------------------------------------------------------------
+    def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
+        on_device = slots.to(self.device, non_blocking=True)
+        with self._undone_on_error(on_device):
+            if len(slots) > CHUNK or not len(self):
+                self.solution[on_device] = 0
+                self._store(slots, features, targets)
+                self._refresh()
+            else:
+                self._exchange(slots, on_device, features, targets)
+            self._settle()
+        self.health.steps += 1
 
-    @full_precision()
-    @torch.no_grad()
-    def replace(self, slots: Tensor, features: Tensor, targets: Tensor) -> None:
-        """Put new points into slots, empty or occupied. O(N B (D + C)), and passes over K where that leaves too much to do.
+    def _rebuild(self) -> None:
+        """The cold start: landmarks chosen anew, alpha from 0. O(passes N^2 (D + C))."""
+        with self._undone_on_error(slice(0)):
+            self._preconditioner = None
+            self.solution.zero_()
+            self._refresh()
+            self._solve()
 
-        A refused call changes nothing at all, be it for its arguments or because the tolerance cannot be reached.
+    def _adopt_state(self) -> None:
+        self._count(set(self.occupied.nonzero().squeeze(1).tolist()))
+        self.rebuild()
 
-        Args:
-            slots: (B,) distinct integers in [0, capacity). features: (B, D). targets: (B, C).
-        """
-        slots = check_slots(self, slots)
-        self.system.change(slots, *check_rows(self, slots, features, targets))
+    def _go_back(self, follow: Callable[[], None]) -> None:  # noqa: ARG002
+        self._count(set(self.occupied.nonzero().squeeze(1).tolist()))  # ``_rebuild`` has put back all else
 
-    @full_precision()
-    @torch.no_grad()
-    def remove(self, slots: Tensor) -> None:
-        """Empty some occupied slots, at the cost of ``replace``. No slots, no change; a refused call changes nothing.
+    def _count(self, held: set[int]) -> None:
+        self._held, self._width = held, max(held, default=-1) + 1
 
-        Args:
-            slots: (B,) distinct, occupied.
-        """
-        check_tensor("slots", slots)
-        if slots.shape != (0,):
-            self.system.change(check_slots(self, slots, occupied=True), None, None)
+    @contextmanager
+    def _undone_on_error(self, slots: Tensor | slice) -> Iterator[None]:
+        """Return to the rows of some slots, alpha, r and counts as they are now if an error, or an interrupt, is raised."""
+        rows = self.features[slots], self.targets[slots], self.occupied[slots]
+        solution, residual = self.solution.clone(), self.residual.clone()
+        counts = self._held, self._width, self._since_refresh, self.health.residual, self.health.drift
+        try:
+            yield
+        except BaseException:
+            self.features[slots], self.targets[slots], self.occupied[slots] = rows
+            self.solution.copy_(solution)
+            self.residual.copy_(residual)
+            self._held, self._width, self._since_refresh, self.health.residual, self.health.drift = counts
+            self._preconditioner = None
+            raise
 
-    @full_precision()
-    @torch.no_grad()
-    def rebuild(self) -> None:
-        """Choose landmarks and solve for alpha from 0: the cold start, O(passes N^2 (D + C))."""
-        self.system.rebuild()
+    def _store(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
+        """Write rows to slots (B,), which are on the CPU, and count them, or empty these; the preconditioner follows."""
+        self._count(self._held.difference(slots.tolist()) if features is None else self._held.union(slots.tolist()))
+        self._write_rows(slots.to(self.device, non_blocking=True), features, targets)
+        if 4 * len(slots) > len(self):
+            self._preconditioner = None
+        elif self._preconditioner is not None:
+            self._preconditioner.replace(slots, features)
 
-    @full_precision()
-    @torch.no_grad()
-    def reanchor(self, kernel: Kernel, noise_std: float) -> None:
-        """Go on with another kernel and noise over the same rows: a cold start. Back to the old ones if it cannot be solved."""
-        check_engine(self.capacity, self.n_features, self.n_classes, kernel=kernel, noise_std=noise_std, dtype=self.dtype)
-        _check_iterative(kernel, rank=self.rank, tolerance=self.tolerance)
-        self.system.reanchor(kernel, noise_std)
+    def _exchange(self, slots: Tensor, on_device: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
+        """Steps 1 and 2."""
+        self.residual[: self._width] += self._columns(self.features[on_device]) @ self.solution[on_device]
+        self.solution[on_device], self.residual[on_device] = 0, 0
+        self._store(slots, features, targets)
+        if features is not None:
+            k = self._columns(features)
+            self.residual[on_device] = self._wanted(on_device) - k.mT @ self.solution[: self._width]
+            self._step(on_device, lambda step: k @ step)
+
+    def _step(self, slots: Tensor, spread: Callable[[Tensor], Tensor]) -> None:
+        """alpha_S += K_SS^-1 r_S, and r to match by ``spread``, the product with k(h, h_S): r_S becomes 0. O(B^3 + N B C)."""
+        wide = self.features[slots].double()
+        K = self.kernel(wide, wide)
+        K.diagonal().copy_(self.kernel.diagonal(wide) + self.noise_std**2)
+        root, failed = torch.linalg.cholesky_ex(K)
+        if bool(failed):
+            return  # rows that coincide, and next to no noise: the solve that follows decides
+        step = torch.cholesky_solve(self.residual[slots], root)
+        self.solution[slots] += step
+        self.residual[: self._width] -= spread(step)
+        self.residual[slots] -= self.noise_std**2 * step
+
+    # Solving --------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Steps 3 to 5: do what is needed, and no more, to be within the tolerance."""
+        passes, absent = self.health.passes, self._scales() == TINY  # a class without rows: its alpha is 0, exactly
+        self.solution.masked_fill_(absent, 0)
+        self.residual.masked_fill_(absent, 0)
+        self._since_refresh += 1
+        if self._since_refresh % AUDIT_EVERY == 0:
+            self._audit()
+        if self._since_refresh >= REFRESH_EVERY or self.health.drift > DRIFT * self.tolerance:
+            self._refresh()
+        block = min(self.rank, self._width // 4) + min(RELAXED, self._width // 8)
+        rounds, before = min(max(self._width // max(block, 1), 2), ROUNDS), math.inf  # about two passes' kernel values
+        while not self._is_within():
+            if not rounds or self.health.residual > WORTH_IT * before:
+                self._solve()
+                break
+            rounds, before = rounds - 1, self.health.residual
+            self._relax()
+        self.health.kept += self.health.passes == passes
+
+    def _is_within(self) -> bool:
+        """Measure r: is it, with its error at the last audit, within the tolerance? One synchronisation with the device."""
+        self.health.residual = self._relative(self.residual[: self._width])
+        return self.health.residual + self.health.drift <= self.tolerance
+
+    def _relax(self) -> None:
+        """Step 4: the exact step on the landmarks and the rows where M^-1 r is largest."""
+        urgency = self._precondition(self.residual[: self._width] / self._scales()).abs().amax(dim=1)
+        anchors = torch.tensor(self._current_preconditioner().anchors[: self._width // 4], device=self.device).long()
+        urgency[anchors] = 0
+        urgent = urgency.topk(min(RELAXED, -(-self._width // 8))).indices
+        slots = torch.cat([anchors, urgent[urgency[urgent] > 0]])
+        points = self.features[slots]
+        self._step(slots, lambda step: self._masked(cross_product(self.features[: self._width], points, self.kernel, step)))
+        self.health.rounds += 1
+
+    def _solve(self) -> None:
+        """Step 5, until the residual is within the tolerance and the audit confirms it."""
+        for _ in range(3):
+            goals = GOAL * self.tolerance * self._scales()
+            solved = self._conjugate_gradients(self.solution[: self._width], self.residual[: self._width], goals)
+            self.solution[: self._width], self.residual[: self._width] = solved.x, solved.residual
+            self.health.solves += 1
+            self.health.iterations = solved.iterations
+            self.health.total_iterations += solved.iterations
+            self._audit()
+            if self._is_within():
+                return
+            off = self.health.drift
+            self._refresh()
+        raise self._not_converged(
+            f"tolerance={self.tolerance:g} is smaller than {self.dtype} kernel values allow for {self.kernel} with "
+            f"noise_std={self.noise_std:g}: rounding leaves a residual of {off:.1e}. Raise tolerance or noise_std"
+            f"{'' if self.dtype == torch.float64 else ', or use dtype=torch.float64'}."
+        )
+
+    def _conjugate_gradients(self, x: Tensor, residual: Tensor, goals: Tensor) -> Solved:
+        """Solve, or raise an error that names the options to change."""
+        solved = solve(self._product, self._precondition, x, residual, goals, max_iterations=MAX_ITERATIONS)
+        if not solved.converged:
+            norms = torch.linalg.vector_norm(solved.residual, dim=0) / goals.clamp_min(TINY)
+            raise self._not_converged(
+                f"conjugate gradients did not reach tolerance={self.tolerance:g} for {self.kernel} with "
+                f"noise_std={self.noise_std:g} over {len(self)} rows: the residual is {float(norms.max()) * GOAL:.1e} times "
+                f"the tolerance after {solved.iterations} steps. Raise noise_std, rank (now {self.rank}) or tolerance."
+            )
+        return solved
+
+    def _precondition(self, residual: Tensor) -> Tensor:
+        """M^-1 r, (n, R)."""
+        try:
+            return self._current_preconditioner()(residual)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise self._not_converged() from error
+
+    def _current_preconditioner(self) -> LandmarkPreconditioner:
+        """M^-1, with landmarks chosen anew when the old ones are stale."""
+        if self._preconditioner is None or self._preconditioner.is_stale(len(self)):
+            self._preconditioner = None  # frees its memory first
+            options: dict[str, Any] = {"noise_variance": self.noise_std**2, "rank": self.rank, "seed": self.seed}
+            self._preconditioner = LandmarkPreconditioner(self.features, self.occupied, self.kernel, **options)
+            self.health.landmark_choices += 1
+            logger.info("step %d: %d landmarks chosen", self.health.steps, len(self._preconditioner.anchors))
+        return self._preconditioner
+
+    def _not_converged(self, otherwise: str = "") -> NotConvergedError:
+        """Return the error for noise that is lost in rounding if there is so little of it, or ``otherwise``."""
+        # Sizes decide, not the step that failed, which depends on the processor; after a failure, as some rows need less noise.
+        trace = float(self.kernel.diagonal(self.features[self.occupied]).double().sum())
+        least = math.sqrt(8 * EPS * trace / self.tolerance)  # r is known to some eps trace(K) / sigma^2, whatever the rows
+        if otherwise and self.noise_std > least:
+            return NotConvergedError(otherwise)
+        return NotConvergedError(
+            f"noise_std={self.noise_std:g} is lost in rounding beside {self.kernel} of {len(self)} rows: K cannot be inverted "
+            f"to tolerance={self.tolerance:g}. Raise noise_std to {2 * max(least, self.noise_std):.1g} or more."
+        )
+
+    def _audit(self) -> None:
+        """Estimate the error of r from 128 of its rows in float64, O(N (D + C)) each, plus their rounding, eps |K| |alpha|."""
+        self.health.drift = 0.0
+        if not len(self):
+            return
+        stride = -(-len(self) // AUDITED)
+        rows = torch.tensor(sorted(self._held)[self._since_refresh % stride :: stride], device=self.device)
+        solution, k = self.solution[: self._width], self._columns(self.features[rows])
+        true = self._wanted(rows) - k.mT @ solution - self.noise_std**2 * solution[rows]
+        off = (true - self.residual[rows]).abs() + EPS * (k.abs().mT @ solution.abs())
+        self.health.drift = self._relative(off) * (len(self) / len(rows)) ** 0.5
+
+    def _refresh(self) -> None:
+        """r = y - K alpha by a pass over K, or without one while alpha is 0."""
+        self._since_refresh = 0
+        self.residual.copy_(self._wanted(slice(None)))
+        if bool(self.solution.any()):
+            self.residual[: self._width] -= self._product(self.solution[: self._width])
+        self._audit()
+
+    # K and y ----------------------------------------------------------------------------------------------------------
+
+    def _wanted(self, slots: Tensor | slice) -> Tensor:
+        """Right-hand sides of some slots, (B, R) float64: targets, and 1 at occupied slots."""
+        return torch.cat([self.targets[slots], self.occupied[slots, None]], dim=1).double()
+
+    def _scales(self) -> Tensor:
+        """|y| of each right-hand side, (R,)."""
+        norms: Tensor = torch.linalg.vector_norm(self._wanted(slice(self._width)), dim=0)
+        return norms.clamp_min_(TINY)
+
+    def _relative(self, residual: Tensor) -> float:
+        """Largest |r| / |y| over the right-hand sides, for some rows of r, (n, R)."""
+        return float((torch.linalg.vector_norm(residual, dim=0) / self._scales()).max())
+
+    def _product(self, x: Tensor) -> Tensor:
+        """K x, (width, R): a pass over K."""
+        self.health.passes += 1
+        return self._masked(symmetric_product(self.features[: self._width], self.kernel, x)) + self.noise_std**2 * x
+
+    def _columns(self, points: Tensor) -> Tensor:
+        """k(h, points), (width, B) float64, for points (B, D). O(N B D)."""
+        return self._masked(kernel_columns(self.features[: self._width], points, self.kernel))
+
+    def _masked(self, rows: Tensor) -> Tensor:
+        """Rows (width, .) with 0 at empty slots."""
+        return rows if len(self) == self._width else rows.mul_(self.occupied[: self._width, None])
+
+    def _check_kernel(self, kernel: Kernel, noise_std: float) -> None:
+        super()._check_kernel(kernel, noise_std)
+        if not kernel.positive_definite:
+            reason = "the matrix-free engine needs a positive definite kernel: conjugate gradients break down on others"
+            raise ValueError(f"{reason}; got {kernel}. Use the exact engine for it.")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._preconditioner = None  # it is on the old device
+        return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
-        return (
-            f"capacity={self.capacity}, n_features={self.n_features}, n_classes={self.n_classes}, kernel={self.kernel}, "
-            f"noise_std={self.noise_std:g}, rank={self.rank}, tolerance={self.tolerance:g}, dtype={self.dtype}"
-        )
-
-
-def _check_iterative(kernel: Kernel, *, rank: int, tolerance: float) -> None:
-    """Refuse what cannot be solved by iteration."""
-    if not kernel.positive_definite:
-        raise ValueError(
-            f"the matrix-free engine needs a positive definite kernel: conjugate gradients break down on a K that may be "
-            f"indefinite; got {kernel}. Use the exact engine for it."
-        )
-    if not isinstance(rank, int) or rank < 1:
-        raise ValueError(f"rank must be an integer of at least 1; got {rank!r}.")
-    if not 0 < tolerance < 1:
-        raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")
-
-
-def _remember(engine: MatrixFreeGP, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Keep what there is, in case a state turns out to be useless."""
-    if f"{prefix}system.points.features" in state:
-        system = engine.system
-        engine.before_load = {name: getattr(engine, name).clone() for name in SAVED}
-        engine.before_load |= {"alpha": system.alpha.clone(), "residual": system.residual.clone()}
-
-
-def _restore(engine: MatrixFreeGP, _incompatible_keys: object) -> None:
-    before, engine.before_load = engine.before_load, {}
-    if not before:  # nothing of ours was loaded
-        return
-    try:
-        engine.rebuild()
-    except Exception:
-        for name in SAVED:
-            getattr(engine, name).copy_(before[name])
-        engine.system.put_back(before["alpha"], before["residual"])
-        raise
+        return f"{super().extra_repr()}, rank={self.rank}, tolerance={self.tolerance:g}"
