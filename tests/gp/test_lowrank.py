@@ -169,6 +169,7 @@ def test_the_gradient_in_the_queries_is_that_of_the_mean() -> None:
 
 def test_a_gradient_may_be_taken_after_the_buffer_has_changed() -> None:
     gp, (queries, _) = filled(), rows(3, 5)
+    gp.rebuild()
     (wanted,) = torch.autograd.grad(gp.mean(queries.requires_grad_()).square().sum(), queries)
     loss = gp.mean(queries).square().sum()
     gp.replace(torch.arange(20), *rows(20, 3))
@@ -309,6 +310,17 @@ def test_a_choice_that_fails_changes_nothing(case: str, part: str, monkeypatch: 
     assert gp.health.choices == 1 + (case != "removing all rows")
 
 
+def test_a_kernel_that_cannot_be_solved_for_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gp, choose = filled(), module.choose_landmarks
+    churn(gp, 5)
+
+    def choose_for_the_old(features: Tensor, kernel: Kernel, rank: int, **options: Any) -> Tensor:
+        return choose(features, kernel, rank, **options) if kernel == KERNEL else fail()
+
+    monkeypatch.setattr(module, "choose_landmarks", choose_for_the_old)
+    assert_unchanged(gp, lambda: gp.reanchor(RBF(length_scale=9.0), NOISE), "cannot be solved for")
+
+
 def failing_from(batch: int) -> Callable[..., float]:
     """A floor that the given update, and all after it, fail."""
     calls = iter(range(10**6))
@@ -364,13 +376,13 @@ class Waits(TorchDispatchMode):
 def test_a_usual_step_waits_for_the_device_three_times() -> None:
     gp = filled()
     slots, (x, y), (queries, _) = torch.arange(8), rows(8, 3), rows(20, 5)
-    for expected in (3, 3, 3):
-        with Waits() as waits:
+    for _ in range(3):
+        with Waits() as waits:  # type: ignore[no-untyped-call]
             gp.mean(queries)
             gp.replace(slots, x, y)
-        assert waits.count == expected
+        assert waits.count == 3
         slots += 8
-    with Waits() as waits:
+    with Waits() as waits:  # type: ignore[no-untyped-call]
         gp.remove(slots - 8)
     assert waits.count == 1
 

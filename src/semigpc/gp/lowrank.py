@@ -417,7 +417,8 @@ def _check_state(engine: LowRankGP, state: dict[str, Any], prefix: str, *_: obje
     saved = {name: state.get(prefix + name, getattr(engine, name)) for name in SAVED}
     if any(prefix + name in state for name in SAVED):
         numbers = zip(fields(LowRankHealth), saved["counters"].tolist(), strict=True)
-        health = LowRankHealth(**{field.name: type(field.default)(number) for field, number in numbers})
+        counts: dict[str, Any] = {field.name: int(number) if field.type is int else number for field, number in numbers}
+        health = LowRankHealth(**counts)
         landmarks = saved["landmarks"][: health.landmarks].to(engine.device, engine.dtype)
         engine._loaded = health, engine._fit(LandmarkFeatures(landmarks, engine.kernel), saved)
 
