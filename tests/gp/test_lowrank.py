@@ -21,6 +21,7 @@ from semigpc.gp import (
     Laplace,
     LowRankGP,
     NotPositiveDefiniteError,
+    choose_landmarks,
 )
 from semigpc.gp import lowrank as module
 from semigpc.gp import tiles as tiles_module
@@ -58,7 +59,7 @@ def dense(gp: LowRankGP, queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def assert_true(gp: LowRankGP, atol: float = 1e-11) -> None:
-    queries, _ = rows(25, 5)
+    queries = rows(25, 5, gp.dtype)[0].double()
     mean, variance = dense(gp, queries)
     torch.testing.assert_close(gp.mean(queries), mean, rtol=0, atol=atol)
     torch.testing.assert_close(gp.variance(queries), variance, rtol=0, atol=atol)
@@ -311,11 +312,11 @@ def test_a_choice_that_fails_changes_nothing(case: str, part: str, monkeypatch: 
 
 
 def test_a_kernel_that_cannot_be_solved_for_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    gp, choose = filled(), module.choose_landmarks
+    gp = filled()
     churn(gp, 5)
 
     def choose_for_the_old(features: Tensor, kernel: Kernel, rank: int, **options: Any) -> Tensor:
-        return choose(features, kernel, rank, **options) if kernel == KERNEL else fail()
+        return choose_landmarks(features, kernel, rank, **options) if kernel == KERNEL else fail()
 
     monkeypatch.setattr(module, "choose_landmarks", choose_for_the_old)
     assert_unchanged(gp, lambda: gp.reanchor(RBF(length_scale=9.0), NOISE), "cannot be solved for")

@@ -230,9 +230,9 @@ class Engine(nn.Module):
         self._kernel, self._noise_std = kernel, noise_std
         try:
             self._reanchor()
-        except Exception:
+        except BaseException:  # an interrupt, too: this can take minutes
             self._kernel, self._noise_std = before
-            self._reanchor()
+            self._go_back(self._reanchor)
             raise
 
     # What an engine implements --------------------------------------------------------------------------------------
@@ -259,6 +259,10 @@ class Engine(nn.Module):
     def _reanchor(self) -> None:
         """Follow ``kernel`` and ``noise_std``, which have just changed."""
         self._rebuild()
+
+    def _go_back(self, follow: Callable[[], None]) -> None:
+        """Return to a kernel or to rows that are there again after a call that failed, unless the engine has done so itself."""
+        follow()
 
     # Checks ---------------------------------------------------------------------------------------------------------
 
@@ -385,17 +389,20 @@ def _store_counts(engine: Engine, *_: object) -> None:
 def _check_state(engine: Engine, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Raise an error for a state that does not fit before any of it is copied; remember ours in case it cannot be used."""
     engine._store_counts()
+    missing = [name for name in engine.SAVED if prefix + name not in state]
+    if len(missing) == len(engine.SAVED):
+        return
+    if missing:
+        raise ValueError(f"saved {' and '.join(missing)} are missing: the file is damaged or not for this engine.")
     for name in engine.SAVED:
-        saved, ours = state.get(prefix + name), getattr(engine, name)
-        if saved is None:
-            continue
+        saved, ours = state[prefix + name], getattr(engine, name)
         if saved.shape != ours.shape:
             raise ValueError(f"saved {name} have shape {tuple(saved.shape)}; this engine holds {tuple(ours.shape)}.")
         if not bool(saved.to(ours.dtype).square().isfinite().all()):
             raise ValueError(
                 f"saved {name} are not all finite, or too large for {ours.dtype}: the file is damaged or not for this engine."
             )
-        engine._before_load = {name: getattr(engine, name).clone() for name in engine.SAVED}
+    engine._before_load = {name: getattr(engine, name).clone() for name in engine.SAVED}
 
 
 def _restore(engine: Engine, _incompatible_keys: object) -> None:
@@ -405,10 +412,10 @@ def _restore(engine: Engine, _incompatible_keys: object) -> None:
         return
     try:
         engine._adopt_state()
-    except Exception:
+    except BaseException:
         for name, ours in before.items():
             getattr(engine, name).copy_(ours)
-        engine._adopt_state()
+        engine._go_back(engine._adopt_state)
         raise
 
 

@@ -2,15 +2,15 @@
 
 import copy
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.linalg import cholesky_ex, solve_triangular
 
-from semigpc.gp.engine import Engine, Expansion, NotPositiveDefiniteError, check_saved, full_precision
+from semigpc.gp.engine import Engine, Expansion, NotPositiveDefiniteError, full_precision
 from semigpc.gp.kernels import Kernel
 from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
 from semigpc.gp.tiles import DelayedInverse, rounding_floor
@@ -28,7 +28,6 @@ APART = 8  # ... and at most so many times while the buffer turns over once
 GAP_QUERIES = 512  # rows predicted by ``gap`` at most
 GAP_SAMPLE = 16  # times the rows wanted: rows among which ``gap`` looks for them and for the landmarks
 CARRIED = 1e-3  # share of k(x, x) unexplained below which a row is a landmark, or as good as one
-SAVED = ("features", "targets", "occupied", "landmarks", "counters")
 
 
 class Gap(NamedTuple):
@@ -89,7 +88,7 @@ class WeightSpace(nn.Module):
 
     Args:
         basis: the landmark features, m of them. noise_std: sigma.
-        rows: features (n, D) and values Y (n, K), chunk by chunk. O(N m (D + m) + m^3). n_values: K.
+        rows: features (n, D) and values Y (n, K), chunk by chunk. n_values: K.
     """
 
     weights: Tensor
@@ -186,6 +185,7 @@ class LowRankGP(Engine):
     counters: Tensor
     uncovered: Tensor  # see LowRankHealth; on the device, where it is computed at every step
     space: WeightSpace
+    SAVED = ("features", "targets", "occupied", "landmarks", "counters")
 
     def __init__(
         self,
@@ -212,11 +212,7 @@ class LowRankGP(Engine):
         self.register_buffer("counters", torch.zeros(len(fields(LowRankHealth)), dtype=torch.float64))
         self.register_buffer("uncovered", torch.zeros((), dtype=torch.float64, device=device), persistent=False)
         self._health = LowRankHealth()
-        self._loaded: tuple[LowRankHealth, WeightSpace] | None = None
         self._rebuild()
-        self.register_state_dict_pre_hook(_store_counters)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_check_state)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(_restore)  # type: ignore[no-untyped-call]
 
     # Queries --------------------------------------------------------------------------------------------------------
 
@@ -346,9 +342,10 @@ class LowRankGP(Engine):
         self.space = self._fit(LandmarkFeatures(self.landmarks[: self._health.landmarks], self.kernel))
 
     def _reanchor(self) -> None:
-        """Choose landmarks for the new kernel; none are chosen if the engine is of this kernel and noise already."""
-        if (self.basis.kernel, self.space.noise_std) != (self.kernel, self.noise_std):
-            self._choose(self._health)
+        self._choose(self._health)
+
+    def _go_back(self, follow: Callable[[], None]) -> None:
+        """Do nothing: an error leaves all but the rows, the kernel and the noise as it was."""
 
     def _choose(self, health: LowRankHealth) -> None:
         """Choose landmarks among the stored rows, and compute everything anew with them."""
@@ -372,14 +369,24 @@ class LowRankGP(Engine):
             uncovered_then=float(self.uncovered),
         )
 
-    def _fit(self, basis: LandmarkFeatures, rows: dict[str, Tensor] | None = None) -> WeightSpace:
-        """Return the weight space of the stored rows, or of others that a state holds."""
-        features, targets, occupied = (getattr(self, name) if rows is None else rows[name] for name in SAVED[:3])
-        chunks = (
-            (features[slots].to(self.device, self.dtype), _values(targets[slots].to(self.device, self.dtype)))
-            for slots in occupied.nonzero().squeeze(1).split(CHUNK)
-        )
-        return WeightSpace(basis, self.noise_std, chunks, n_values=self.n_classes + 1)
+    def _fit(self, basis: LandmarkFeatures) -> WeightSpace:
+        """Return the weight space of the stored rows on these features. O(N m (D + m) + m^3)."""
+        slots = self.occupied.nonzero().squeeze(1).split(CHUNK)
+        rows = ((self.features[part], _values(self.targets[part])) for part in slots)
+        return WeightSpace(basis, self.noise_std, rows, n_values=self.n_classes + 1)
+
+    def _store_counts(self) -> None:
+        self.counters.copy_(torch.tensor(astuple(self.health), dtype=torch.float64))
+
+    @full_precision()
+    @torch.no_grad()
+    def _adopt_state(self) -> None:
+        numbers = zip(fields(LowRankHealth), self.counters.tolist(), strict=True)
+        counts: dict[str, Any] = {field.name: int(number) if field.type is int else number for field, number in numbers}
+        health = LowRankHealth(**counts)
+        self.space = self._fit(LandmarkFeatures(self.landmarks[: health.landmarks], self.kernel))
+        self.uncovered.fill_(health.uncovered)
+        self._health, self._held = health, set(self.occupied.nonzero().squeeze(1).tolist())
 
     def _check_kernel(self, kernel: Kernel, noise_std: float) -> None:
         super()._check_kernel(kernel, noise_std)
@@ -398,34 +405,3 @@ def _values(targets: Tensor) -> Tensor:
 def _unexplained(basis: LandmarkFeatures, features: Tensor, phi: Tensor | None = None) -> Tensor:
     """Return the share of k(x, x) that the landmarks leave, of rows (n, D), (n,)."""
     return basis.residual(features, phi) / basis.kernel.diagonal(features.double()).clamp_min(1e-30)
-
-
-# Saving and loading ---------------------------------------------------------------------------------------------------
-
-
-def _store_counters(engine: LowRankGP, _prefix: str, _keep_vars: bool) -> None:
-    health = engine.health
-    engine.counters.copy_(torch.tensor([getattr(health, field.name) for field in fields(health)], dtype=torch.float64))
-
-
-@full_precision()
-@torch.no_grad()
-def _check_state(engine: LowRankGP, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Compute all that follows from a state before any of it is copied, so that one that cannot be used changes nothing."""
-    check_saved(engine, SAVED, state, prefix)
-    _store_counters(engine, "", False)
-    saved = {name: state.get(prefix + name, getattr(engine, name)) for name in SAVED}
-    if any(prefix + name in state for name in SAVED):
-        numbers = zip(fields(LowRankHealth), saved["counters"].tolist(), strict=True)
-        counts: dict[str, Any] = {field.name: int(number) if field.type is int else number for field, number in numbers}
-        health = LowRankHealth(**counts)
-        landmarks = saved["landmarks"][: health.landmarks].to(engine.device, engine.dtype)
-        engine._loaded = health, engine._fit(LandmarkFeatures(landmarks, engine.kernel), saved)
-
-
-def _restore(engine: LowRankGP, _incompatible_keys: object) -> None:
-    if engine._loaded is not None:
-        engine._health, engine.space = engine._loaded
-        engine._loaded = None
-        engine.uncovered.fill_(engine._health.uncovered)
-        engine._recount()
