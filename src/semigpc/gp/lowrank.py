@@ -97,7 +97,7 @@ class WeightSpace(nn.Module):
         self, basis: LandmarkFeatures, noise_std: float, rows: Iterable[tuple[Tensor, Tensor]], *, n_values: int
     ) -> None:
         super().__init__()
-        self.basis, self.noise_std = basis, noise_std
+        self.basis = basis
         A = torch.zeros_like(basis.root_inverse)
         A.diagonal().fill_(noise_std**2)
         R = A.new_zeros(len(A), n_values)
@@ -296,7 +296,7 @@ class LowRankGP(Engine):
                 self._choose(health)
             else:
                 self._update(health, listed, slots, features, targets)
-        except Exception:
+        except BaseException:  # an interrupt, too: a choice can take minutes
             self.features[slots], self.targets[slots], self.occupied[slots] = before
             raise
 
@@ -331,11 +331,12 @@ class LowRankGP(Engine):
                 if features is not None:
                     share = _unexplained(self.basis, rows[len(old) :], phi[len(old) :]).mean()
                     uncovered = MEMORY * uncovered + (1 - MEMORY) * share
-            self._write_rows(slots, features, targets)
         except NotPositiveDefiniteError:
             logger.info("step %d: an update fails its check, rebuilding A^-1", health.steps)
             self._write_rows(slots, features, targets)
             space, health = self._fit(self.basis), replace(health, rebuilds=health.rebuilds + 1)
+        else:
+            self._write_rows(slots, features, targets)
         self.space, self.uncovered, self._health = space, uncovered, health
 
     def _rebuild(self) -> None:
