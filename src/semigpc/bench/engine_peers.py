@@ -7,7 +7,7 @@ import torch
 from semigpc.bench.engine_rows import compare, exact_mean, rbf
 from semigpc.bench.engines import Study
 from semigpc.bench.timing import time_in_turns
-from semigpc.gp import LowRankGP, choose_landmarks
+from semigpc.gp import LowRankGP
 
 CHUNK = 4096
 
@@ -26,15 +26,14 @@ def peers(study: Study, *, size: int, rank: int, repetitions: int) -> dict[str, 
     kernel, noise = rbf(picked.length_scale), picked.noise_std
     study.report(f"exact GP of {size} rows")
     exact = exact_mean(rows, kernel, noise)
-    chosen = choose_landmarks(rows.features, kernel, rank, generator=torch.Generator().manual_seed(study.seed))
-    landmarks = rows.features[chosen]
     X, y, queries, gamma = rows.features.numpy(), rows.targets.numpy(), rows.queries.numpy(), 0.5 / picked.length_scale**2
 
-    ours = LowRankGP(size, rows.features.shape[1], rows.targets.shape[1], rank=rank, kernel=kernel, noise_std=noise)
-    ours.rows.write(torch.arange(size), rows.features, rows.targets)
-    ours.landmarks[: len(chosen)] = landmarks
-    ours.health.landmarks = len(chosen)
-    features = Nystroem(kernel="rbf", gamma=gamma, n_components=len(chosen), random_state=0)
+    ours = LowRankGP(
+        size, rows.features.shape[1], rows.targets.shape[1], rank=rank, kernel=kernel, noise_std=noise, seed=study.seed
+    )
+    ours.replace(torch.arange(size), rows.features, rows.targets)
+    landmarks = ours.landmarks[: len(ours.basis)]
+    features = Nystroem(kernel="rbf", gamma=gamma, n_components=len(landmarks), random_state=0)
     ridge = Ridge(alpha=noise**2, fit_intercept=False, solver="cholesky")
 
     def fit_peer() -> None:
@@ -50,7 +49,7 @@ def peers(study: Study, *, size: int, rank: int, repetitions: int) -> dict[str, 
     theirs = torch.from_numpy(ridge.predict(features.transform(queries)))
     return {
         "size": size,
-        "rank": len(chosen),
+        "rank": len(landmarks),
         "queries": len(queries),
         "fit_s": {name: min(values) for name, values in fits.items()},
         "answer_s": {name: min(values) for name, values in answers.items()},

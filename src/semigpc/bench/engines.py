@@ -79,10 +79,10 @@ def ranks(study: Study, *, size: int, wanted: list[int]) -> dict[str, Any]:
 def lowrank_mean(rows: Rows, basis: LandmarkFeatures, noise_std: float) -> Tensor:
     """The mean of the low-rank engine with these landmarks at the queries, (M, C)."""
     phi = basis.phi(rows.features)
-    A = (phi.mT @ phi).double()
+    A = phi.mT @ phi
     A.diagonal().add_(noise_std**2)
-    weights: Tensor = torch.linalg.solve(A, (phi.mT @ rows.targets).double())
-    return basis.phi(rows.queries).double() @ weights
+    weights: Tensor = torch.linalg.solve(A, phi.mT @ rows.targets.double())
+    return basis.phi(rows.queries) @ weights
 
 
 def sizes(study: Study, *, wanted: list[int], rank: int, steps: int) -> list[dict[str, Any]]:

@@ -5,13 +5,11 @@ from semigpc.gp.conjugate_gradients import NotConvergedError
 from semigpc.gp.engine import Engine, Expansion, NoExpansionError, NotPositiveDefiniteError
 from semigpc.gp.ensemble import EnsembleGP
 from semigpc.gp.exact import ExactGP, Health, LeftOut, exact_fits
-from semigpc.gp.gap import Gap
 from semigpc.gp.head import KernelHead
-from semigpc.gp.health import LowRankHealth
 from semigpc.gp.kernels import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
 from semigpc.gp.learning import Learned, learn_kernel
-from semigpc.gp.lowrank import LowRankGP
+from semigpc.gp.lowrank import Gap, LowRankGP, LowRankHealth
 from semigpc.gp.matrix_free import IterativeHealth, MatrixFreeGP
 from semigpc.gp.per_class import PerClassGP
 from semigpc.gp.spread import SpreadEnsembleGP

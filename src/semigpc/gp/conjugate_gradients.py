@@ -141,7 +141,7 @@ class LandmarkPreconditioner:
 
     def _enter(self, slots: Tensor, features: Tensor) -> None:
         phi = self._landmarks.phi(features)
-        self._phi[slots] = phi
+        self._phi[slots] = phi.to(self._phi.dtype)
         self._unexplained[slots] = self._landmarks.residual(features, phi)
         wide = phi.double()
         self._W.addmm_(wide.mT, wide)

@@ -1,7 +1,7 @@
-"""Landmarks: few rows whose kernels span, nearly, those of all; and the features that they make of any row."""
+"""Landmarks: few rows whose kernels nearly span those of all rows; and the features that they define for any row."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from semigpc.gp.engine import NotPositiveDefiniteError
 from semigpc.gp.kernels import Kernel
@@ -14,12 +14,12 @@ DEPENDENT = {torch.float32: 1e-5, torch.float64: 1e-11}  # share of k(x, x) belo
 def choose_landmarks(
     features: Tensor, kernel: Kernel, rank: int, *, tolerance: float = 1e-6, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Positions (m,) of at most ``rank`` rows of features (n, D), by randomly pivoted Cholesky. O(n m (D + m)), n m memory.
+    """Return positions (m,) of at most ``rank`` rows of features (n, D). O(n m (D + m)), n m memory, in the features' dtype.
 
-    Each pivot is drawn with probability in proportion to what the earlier ones leave unexplained of k(x, x). Blocks of pivots
-    are proposed at once and thinned by rejection, which keeps the distribution and makes most of the work matrix products.
-    It stops early when the sum of what is left falls below ``tolerance`` times that of k(x, x), or when no row is left
-    that the others do not explain to rounding: rows that coincide are chosen once.
+    Randomly pivoted Cholesky: each pivot is drawn with probability in proportion to what the earlier ones leave unexplained of
+    k(x, x). Blocks of pivots are proposed at once and thinned by rejection, which keeps the distribution and makes most of the
+    work matrix products. It stops early when the sum of what is left falls below ``tolerance`` times that of k(x, x), or when
+    no row is left that the others do not explain to rounding: rows that coincide are chosen once.
 
     Args:
         features: (n, D) finite. rank: m at most, 1 or more. generator: of the draws, on the CPU.
@@ -36,17 +36,15 @@ def choose_landmarks(
         if not count:
             break
         proposed = torch.multinomial(left.cpu(), count, generator=generator).to(left.device)
-        done = len(chosen)
-        held = factor[:, :done]
+        held = factor[:, : len(chosen)]
         within = kernel(features[proposed], features[proposed]).double()
         within.diagonal().copy_(own[proposed])
         within -= held[proposed].double() @ held[proposed].double().mT
         kept = _accept(within, floor * own[proposed], generator)
-        pivots = proposed[kept]
-        root = torch.linalg.cholesky(within[kept][:, kept])
+        pivots, root = proposed[kept], torch.linalg.cholesky(within[kept][:, kept])
         columns = kernel(features, features[pivots]) - held @ held[pivots].mT
         columns = torch.linalg.solve_triangular(root.to(columns.dtype), columns.mT, upper=False).mT
-        factor[:, done : done + len(pivots)] = columns
+        factor[:, len(chosen) : len(chosen) + len(pivots)] = columns
         left = (left - columns.square().sum(dim=1, dtype=torch.float64)).clamp_min_(0)
         left[pivots] = 0
         chosen += pivots.tolist()
@@ -65,46 +63,43 @@ def _accept(within: Tensor, floor: Tensor, generator: torch.Generator | None) ->
     return torch.tensor(kept, dtype=torch.int64, device=within.device)
 
 
-class LandmarkFeatures:
+class LandmarkFeatures(nn.Module):
     """phi(x) = L^-1 k(Z, x) with k(Z, Z) = L L^T, so that phi(x) . phi(x') is the Nystrom kernel, at most k(x, x) for x = x'.
 
-    Made in float64 and kept in the landmarks' dtype.
-
     Args:
-        landmarks: (m, D) Z, none of which the others explain to rounding, as :func:`choose_landmarks` gives them.
-        kernel: k.
+        landmarks: (m, D) Z, none of which the others explain to rounding, as :func:`choose_landmarks` returns them. They and
+            any other rows may be of any floating dtype; all arithmetic is float64. kernel: k.
     """
 
+    landmarks: Tensor
+    root_inverse: Tensor  # L^-1, (m, m)
+
     def __init__(self, landmarks: Tensor, kernel: Kernel) -> None:
-        self.landmarks, self.kernel = landmarks, kernel
-        wide = landmarks.double()
-        inner = kernel(wide, wide)
-        inner.diagonal().copy_(kernel.diagonal(wide))
+        super().__init__()
+        self.kernel = kernel
+        landmarks = landmarks.to(torch.float64, copy=True)
+        inner = kernel(landmarks, landmarks)
+        inner.diagonal().copy_(kernel.diagonal(landmarks))
         root, failed = torch.linalg.cholesky_ex(inner)
         if bool(failed):
-            raise NotPositiveDefiniteError(
-                f"landmarks must be distinct under {kernel}; one of {len(landmarks)} coincides with others."
-            )
-        eye = torch.eye(len(landmarks), dtype=torch.float64, device=landmarks.device)
-        self.root_inverse: Tensor = torch.linalg.solve_triangular(root, eye, upper=False)
-        self._narrow = self.root_inverse.to(landmarks.dtype)
-        self._square_norms = landmarks.square().sum(dim=1)
+            raise NotPositiveDefiniteError(f"landmarks must be distinct under {kernel}; one of {len(landmarks)} coincides.")
+        eye = torch.eye(len(root), dtype=root.dtype, device=root.device)
+        self.register_buffer("landmarks", landmarks, persistent=False)
+        self.register_buffer("root_inverse", torch.linalg.solve_triangular(root, eye, upper=False), persistent=False)
 
     def __len__(self) -> int:
-        """m."""
+        """Return m."""
         return len(self.landmarks)
 
     def kernel_values(self, x: Tensor) -> Tensor:
-        """k(x, Z), (M, m). O(M m D)."""
-        return self.kernel(x, self.landmarks, self._square_norms)
+        """Return k(x, Z), (M, m). O(M m D)."""
+        return self.kernel(x.double(), self.landmarks)
 
     def phi(self, x: Tensor) -> Tensor:
-        """(M, m). O(M m (D + m))."""
-        features: Tensor = self.kernel_values(x) @ self._narrow.mT
-        return features
+        """Return phi of each row, (M, m). O(M m (D + m))."""
+        return self.kernel_values(x) @ self.root_inverse.mT
 
     def residual(self, x: Tensor, phi: Tensor | None = None) -> Tensor:
-        """k(x, x) - |phi(x)|^2, (M,) float64, at least 0: the prior variance that the landmarks do not carry."""
+        """Return k(x, x) - |phi(x)|^2, (M,), at least 0: the prior variance that the landmarks do not explain."""
         phi = self.phi(x) if phi is None else phi
-        left: Tensor = self.kernel.diagonal(x).double() - phi.square().sum(dim=1, dtype=torch.float64)
-        return left.clamp_min_(0)
+        return (self.kernel.diagonal(x.double()) - phi.square().sum(dim=1)).clamp_min_(0)

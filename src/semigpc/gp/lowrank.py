@@ -1,53 +1,175 @@
-"""The low-rank engine: a Gaussian process over any number of rows, seen through a few landmarks."""
+"""The low-rank engine: a Gaussian process over any number of rows, represented by a few landmarks."""
 
-from dataclasses import replace
-from typing import Any
+import copy
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import cholesky_ex, solve_triangular
 
-from semigpc.gp.checks import (
-    check_classes,
-    check_engine,
-    check_offset,
-    check_queries,
-    check_rows,
-    check_slots,
-    check_tensor,
-    full_precision,
-)
-from semigpc.gp.engine import Expansion, NotPositiveDefiniteError
-from semigpc.gp.gap import Gap, measure_gap
-from semigpc.gp.health import LowRankHealth
-from semigpc.gp.kernels import RBF, Kernel
+from semigpc.gp.engine import Engine, Expansion, NotPositiveDefiniteError, full_precision
+from semigpc.gp.kernels import Kernel
 from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
-from semigpc.gp.stored_rows import StoredRows
-from semigpc.gp.weight_space import WeightSpace
+from semigpc.gp.tiles import DelayedInverse, rounding_floor
 
-CHUNK = 4096  # rows whose features are held at a time
-BATCH = 512  # rows changed at a time
-CANDIDATES = 16  # times the rank: rows among which landmarks are chosen, so that this does not grow with N either
+logger = logging.getLogger(__name__)
+
+CHUNK = 4096  # rows that are converted to float64, and whose features are computed, at a time
+BATCH = 512  # rows replaced at a time
+CANDIDATES = 16  # times the rank: rows among which landmarks are chosen, so that the cost of this does not grow with N either
+FAILED = 1e300  # larger than any pivot
+MEMORY = 0.9  # weight of earlier batches in the running share that new rows leave unexplained
+READ_EVERY = 16  # steps after which the host reads that share, as it has to wait for the device
+WORSE, NOTABLE = 1.5, 0.02  # landmarks are chosen anew when it exceeds this factor of what it was, plus this share ...
+APART = 8  # ... and at most so many times while the buffer turns over once
+GAP_QUERIES = 512  # rows predicted by ``gap`` at most
+GAP_SAMPLE = 16  # times the rows wanted: rows among which ``gap`` looks for them and for the landmarks
+CARRIED = 1e-3  # share of k(x, x) unexplained below which a row is a landmark, or as good as one
 
 
-class LowRankGP(nn.Module):
+class Gap(NamedTuple):
+    """A low-rank mean compared with the exact one: both over the same rows, at queries that are other rows and no landmarks.
+
+    Attributes:
+        mean: average of |difference| over queries and classes. largest: the largest of them.
+        same_class: share of queries for which both predict the same class.
+        rows: that both were made of. queries: that were compared.
+    """
+
+    mean: float
+    largest: float
+    same_class: float
+    rows: int
+    queries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankHealth:
+    """What a low-rank engine knows of itself.
+
+    Args:
+        steps: calls that changed the buffer.
+        rebuilds: times everything was computed anew because an update failed. Should stay 0.
+        choices: times that landmarks were chosen. landmarks: how many there are now, m.
+        steps_since, rows_since: steps taken and rows changed since the last choice. rows_chosen_from: rows held then.
+        uncovered: share of k(x, x) that the landmarks leave unexplained, of the rows written lately ...
+        uncovered_then: ... and of all rows when the landmarks were chosen.
+    """
+
+    steps: int = 0
+    rebuilds: int = 0
+    choices: int = 0
+    landmarks: int = 0
+    steps_since: int = 0
+    rows_since: int = 0
+    rows_chosen_from: int = 0
+    uncovered: float = 0.0
+    uncovered_then: float = 0.0
+
+    def counted(self, rows: int) -> "LowRankHealth":
+        """Return it after one more step, which changes so many rows."""
+        return replace(self, steps=self.steps + 1, steps_since=self.steps_since + 1, rows_since=self.rows_since + rows)
+
+
+class WeightSpace(nn.Module):
+    """Ridge regression on landmark features: w = A^-1 R, A = Phi^T Phi + sigma^2 I (m, m), R = Phi^T Y (m, K), all float64.
+
+    Replacing rows V_o by V_n changes P = A^-1 by two rank-B terms (Sherman, Morrison and Woodbury), in one pass over P. In the
+    textbook's column form:
+
+        W_o, W_n = P V_o, P V_n                              the pass
+        S_o = I - V_o^T W_o           P1 = P + W_o S_o^-1 W_o^T
+        T   = W_n + W_o S_o^-1 (V_o^T W_n)                   = P1 V_n
+        S_n = I + V_n^T T             P2 = P1 - T S_n^-1 T^T
+        w  += P2 (V_n (y_n - V_n^T w) - V_o (y_o - V_o^T w))
+
+    Args:
+        basis: the landmark features, m of them. noise_std: sigma.
+        rows: features (n, D) and values Y (n, K), chunk by chunk. n_values: K.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self, basis: LandmarkFeatures, noise_std: float, rows: Iterable[tuple[Tensor, Tensor]], *, n_values: int
+    ) -> None:
+        super().__init__()
+        self.basis = basis
+        A = torch.zeros_like(basis.root_inverse)
+        A.diagonal().fill_(noise_std**2)
+        R = A.new_zeros(len(A), n_values)
+        for features, values in rows:
+            phi = basis.phi(features)
+            A.addmm_(phi.mT, phi)
+            R.addmm_(phi.mT, values)
+        root, failed = cholesky_ex(A)
+        if bool(failed):
+            raise NotPositiveDefiniteError(
+                f"Phi^T Phi + sigma^2 I of {len(A)} landmarks under {basis.kernel} with noise_std={noise_std:g} cannot be "
+                "inverted in float64. Raise noise_std."
+            )
+        self.register_buffer("weights", torch.cholesky_solve(R, root), persistent=False)
+        P = torch.cholesky_inverse(root)
+        self.inverse = DelayedInverse(max(len(P), 1), device=P.device)  # an empty engine has no landmarks
+        self.inverse.base.grow(len(P))
+        for start in range(0, len(P), CHUNK):
+            rows_of_P = self._padded(P[start : start + CHUNK])
+            self.inverse.base.set_rows(torch.arange(start, start + len(rows_of_P), device=P.device), rows_of_P)
+
+    def change(self, phi: Tensor, values: Tensor, *, leaving: int) -> None:
+        """Remove the first ``leaving`` rows (B, m), (B, K) and add the others. O(B m^2 + B^2 m).
+
+        Raises NotPositiveDefiniteError, with nothing changed, when S_o or S_n has no Cholesky factor, or S_o is lost in
+        rounding. One synchronisation with the device, to learn this.
+        """
+        W = self.times_inverse(phi)
+        V_o, V_n, W_o, W_n = phi[:leaving], phi[leaving:], W[:leaving], W[leaving:]  # rows
+        root_o, failed_o = cholesky_ex(torch.eye(leaving, dtype=W.dtype, device=W.device).addmm_(V_o, W_o.mT, alpha=-1))
+        half_o = solve_triangular(root_o, W_o, upper=False)  # half_o^T half_o = W_o S_o^-1 W_o^T
+        T = W_n.addmm((V_n @ half_o.mT), half_o)
+        root_n, failed_n = cholesky_ex(torch.eye(len(V_n), dtype=W.dtype, device=W.device).addmm_(V_n, T.mT))
+        least = torch.cat([root_o.diagonal(), root_n.diagonal()]).square().min().sub(failed_o + failed_n, alpha=FAILED)
+        if not float(least) > rounding_floor(len(self.basis), W.dtype):
+            raise NotPositiveDefiniteError
+        half_n = solve_triangular(root_n, T, upper=False)
+        signs = W.new_ones(len(W), 1)
+        signs[:leaving] = -1
+        pull = signs * (values - phi @ self.weights)  # (B, K)
+        moved = phi.mT @ pull
+        self.weights = self.weights + W.mT @ pull + half_o.mT @ (half_o @ moved) - half_n.mT @ (half_n @ moved)
+        self.inverse.add(minus=self._padded(half_n), plus=self._padded(half_o))
+
+    def times_inverse(self, phi: Tensor) -> Tensor:
+        """Return phi @ P for phi (M, m). O(M m^2)."""
+        return self.inverse.multiply(self._padded(phi))[:, : len(self.basis)]
+
+    def _padded(self, rows: Tensor) -> Tensor:
+        """Return rows (B, m) filled with zeros to the width of P's tiles."""
+        missing = self.inverse.size - rows.shape[1]
+        return nn.functional.pad(rows, (0, missing)) if missing else rows
+
+
+class LowRankGP(Engine):
     """The GP of the Nystrom kernel of m landmarks: what an exact engine does, at a cost that does not grow with N.
 
         phi(h) = L^-1 k(Z, h)          L L^T = k(Z, Z)                     so phi(h) . phi(h') ~ k(h, h')
         mu(h)  = phi(h)^T A^-1 R       A = Phi^T Phi + sigma^2 I           R = Phi^T y_Q
         var(h) = k(h, h) - |phi(h)|^2 + sigma^2 phi(h)^T A^-1 phi(h)
 
-    Rows enter and leave A and R as rank-B changes, O(B m (D + m)) whatever N (gp_core, "Past the N^2 wall"). The first two
-    terms of the variance are what the landmarks do not carry of the prior (the FITC correction): far from all landmarks the
-    engine is as unsure as an exact one, and its mean is near 0.
+    Rows enter and leave A and R as rank-B changes, O(B m (D + m)) whatever N. The first two terms of the variance are what the
+    landmarks do not explain of the prior (the FITC correction): far from all landmarks the variance is that of an exact engine,
+    and the mean is near 0. ``mean`` costs O(M m (D + C)), ``variance`` O(M m (D + m)), ``explain`` O(N m (D + M + C)), memory
+    O(N (D + C) + m^2). ``gap`` compares with an exact GP.
 
-    ``mean`` costs O(M m (D + C)), ``variance`` O(M m (D + m)), memory O(N (D + C) + m^2). ``gap`` compares with an exact GP.
-
-    Landmarks are chosen anew (:func:`choose_landmarks`) when as many rows have been written as the buffer held the last time,
+    Landmarks are chosen anew (:func:`choose_landmarks`) when as many rows have been changed as the buffer held the last time,
     or every ``landmark_steps`` steps, and sooner if new rows are left unexplained by half as much again. That costs
     O(N m (D + m)); spread over a turnover of the buffer it is O(B m (D + m)) a step.
 
-    ``state_dict`` holds rows and landmarks. ``rebuild`` makes everything else from them, so a run that calls it as it saves
-    goes on like one that resumes from the file.
+    Rows are stored in ``dtype``; all arithmetic is float64. ``state_dict`` holds rows, landmarks and counters. ``rebuild`` is a
+    deterministic function of these, so a run that calls it as it saves continues like one that resumes from the file.
 
     Args:
         capacity: N, slots. n_features: D. n_classes: C.
@@ -55,12 +177,15 @@ class LowRankGP(nn.Module):
         kernel: k; ``RBF()`` by default. It must be positive definite.
         noise_std: sigma.
         landmark_steps: as above; 0 leaves it to the turnover.
-        dtype: float32 or float64, of features and A^-1. Weights, A and all small algebra are float64 either way.
+        dtype: of the stored rows, float32 or float64.
         seed: of the choice of landmarks.
     """
 
-    landmarks: Tensor
+    landmarks: Tensor  # Z, (rank, D), the first m rows
     counters: Tensor
+    uncovered: Tensor  # see LowRankHealth; on the device, where it is computed at every step
+    space: WeightSpace
+    SAVED = ("features", "targets", "occupied", "landmarks", "counters")
 
     def __init__(
         self,
@@ -76,271 +201,208 @@ class LowRankGP(nn.Module):
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        check_engine(capacity, n_features, n_classes, kernel=kernel, noise_std=noise_std, dtype=dtype)
+        super().__init__(capacity, n_features, n_classes, kernel=kernel, noise_std=noise_std, dtype=dtype)
         if not 1 <= rank <= capacity:
             raise ValueError(f"rank must lie in [1, {capacity}], as there are no more landmarks than slots; got {rank}.")
         if landmark_steps < 0:
             raise ValueError(f"landmark_steps must not be negative; got {landmark_steps}.")
-        kernel = RBF() if kernel is None else kernel
-        _refuse_indefinite(kernel)
-        self.capacity, self.n_features, self.n_classes = capacity, n_features, n_classes
-        self.rank, self.landmark_steps, self.dtype, self.seed = rank, landmark_steps, dtype, seed
-        self.kernel, self.noise_std = kernel, noise_std
-        self.rows = StoredRows(capacity, n_features, n_classes, dtype=dtype, device=device)
-        self.space = WeightSpace(rank, n_classes + 1, noise_variance=noise_std**2, dtype=dtype, device=device)
+        self.rank, self.landmark_steps, self.seed = rank, landmark_steps, seed
+        self._make_rows(device)
         self.register_buffer("landmarks", torch.zeros(rank, n_features, dtype=dtype, device=device))
-        self.register_buffer("counters", torch.zeros(8, dtype=torch.float64))
-        self.health = LowRankHealth()
-        self.basis: LandmarkFeatures | None = None
-        self.register_state_dict_pre_hook(_store_counters)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_refuse_another_rank)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(_restore)  # type: ignore[no-untyped-call]
+        self.register_buffer("counters", torch.zeros(len(fields(LowRankHealth)), dtype=torch.float64))
+        self.register_buffer("uncovered", torch.zeros((), dtype=torch.float64, device=device), persistent=False)
+        self._health = LowRankHealth()
+        self._rebuild()
 
-    # Asking ---------------------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Occupied slots."""
-        return self.rows.count
+    # Queries --------------------------------------------------------------------------------------------------------
 
     @property
-    def features(self) -> Tensor:
-        """h_Q, (N, D), a view; rows of empty slots are 0."""
-        return self.rows.features
+    def basis(self) -> LandmarkFeatures:
+        """The landmark features phi; none while the engine is empty."""
+        return self.space.basis
 
     @property
-    def targets(self) -> Tensor:
-        """y_Q, (N, C), a view; rows of empty slots are 0."""
-        return self.rows.targets
+    def health(self) -> LowRankHealth:
+        """Counters and coverage; waits for the device."""
+        return replace(self._health, uncovered=float(self.uncovered))
 
-    @property
-    def occupied(self) -> Tensor:
-        """(N,) bool."""
-        return self.rows.occupied
-
-    @full_precision()
-    def mean(self, queries: Tensor, *, offset: Tensor | None = None) -> Tensor:
-        """mu(h) = k(h, Z) v for targets less the offset, (M, C). O(M m (D + C)); differentiable in the queries.
-
-        Args:
-            queries: (M, D). offset: (C,) subtracted from every target and not added back; 0 by default.
-        """
-        check_queries(self, queries)
-        if self.basis is None:
-            return queries @ queries.new_zeros(self.n_features, self.n_classes)
+    def _mean(self, queries: Tensor, offset: Tensor | None) -> Tensor:
         weights = self._weights(offset)
-        means = [self.basis.kernel_values(part).double() @ weights for part in queries.to(self.dtype).split(CHUNK)]
-        return torch.cat(means).to(queries.dtype)
+        return torch.cat([self.basis.kernel_values(part) @ weights for part in queries.split(CHUNK)])
 
-    @full_precision()
-    @torch.no_grad()
-    def variance(self, queries: Tensor) -> Tensor:
-        """var(h) with the FITC correction, (M,), of the noise-free function, at least 0. O(M m (D + m)).
-
-        Args:
-            queries: (M, D).
-        """
-        check_queries(self, queries)
-        stored = queries.to(self.dtype)
-        if self.basis is None:
-            return self.kernel.diagonal(stored).to(queries.dtype)
+    def _variance(self, queries: Tensor) -> Tensor:
         parts = []
-        for part in stored.split(CHUNK):
+        for part in queries.split(CHUNK):
             phi = self.basis.phi(part)
-            parts.append(self.basis.residual(part, phi) + self.noise_std**2 * self.space.quadratic(phi))
-        return torch.cat(parts).to(queries.dtype)
+            explained = (self.space.times_inverse(phi) * phi).sum(dim=1)
+            parts.append(self.basis.residual(part, phi) + self.noise_std**2 * explained)
+        return torch.cat(parts)
 
-    @full_precision()
-    @torch.no_grad()
-    def explain(self, queries: Tensor, classes: Tensor) -> Tensor:
-        """What each slot adds to the mean of one class per query: phi(h) . phi(h_i) alpha[i, c], (M, N). O(N m (D + M + C)).
-
-        alpha = (y_Q - Phi A^-1 R) / sigma^2 as for the exact engine with the Nystrom kernel; the weights sum to the mean.
-
-        Args:
-            queries: (M, D). classes: (M,) the class to explain for each query.
-        """
-        check_classes(self, queries, classes)
+    def _explain(self, queries: Tensor, classes: Tensor) -> Tensor:
+        """phi(h) . phi(h_i) alpha[i, c], with the alpha = (y_Q - Phi A^-1 R) / sigma^2 of an exact GP of the Nystrom kernel."""
         weights = queries.new_zeros(len(queries), self.capacity)
-        if self.basis is None:
-            return weights
-        root_inverse, v = self.basis.root_inverse, self._weights(None)
-        g = self.basis.kernel_values(queries.to(self.dtype)).double() @ root_inverse.mT @ root_inverse  # (M, m)
+        v, g = self._weights(None), self.basis.phi(queries) @ self.basis.root_inverse  # g . k(Z, h_i) = phi(h) . phi(h_i)
         for slots in self.occupied.nonzero().squeeze(1).split(CHUNK):
-            k = self.basis.kernel_values(self.features[slots]).double()  # (n, m)
-            alpha = (self.targets[slots].double() - k @ v) / self.noise_std**2
+            k = self.basis.kernel_values(self.features[slots])
+            alpha = (self.targets[slots] - k @ v) / self.noise_std**2
             weights[:, slots] = (g @ k.mT * alpha[:, classes].mT).to(weights.dtype)
         return weights
 
-    @torch.no_grad()
-    def expansion(self, *, offset: Tensor | None = None) -> Expansion:
-        """The mean as a sum over the landmarks (m, D), with weights L^-T A^-1 Phi^T (y_Q - 1 offset^T) (m, C). O(m^2 C)."""
-        if self.basis is None:
-            return Expansion(self.landmarks[:0], self.landmarks.new_zeros(0, self.n_classes, dtype=torch.float64))
-        return Expansion(self.basis.landmarks.clone(), self._weights(offset).clone())
-
-    def gap(self, *, rows: int = 8192, seed: int = 0) -> Gap:
-        """How far the mean of these landmarks is from that of an exact GP, on sampled rows. O(rows^3 + rows m (D + m)).
-
-        Both are made over the same ``rows`` sampled rows, those that are landmarks among them, and asked about others: an
-        eighth of the rest, 512 at most. A landmark whose own row is left out would be a basis function without data, which
-        the engine does not have. In a larger buffer landmarks are a smaller part of the rows, and the gap is larger.
-        """
-        return measure_gap(self.rows, self.basis, self.noise_std, rows=rows, seed=seed)
+    def _expansion(self, offset: Tensor | None) -> Expansion:
+        return Expansion(self.landmarks[: len(self.basis)].clone(), self._weights(offset))
 
     def _weights(self, offset: Tensor | None) -> Tensor:
-        """v = L^-T A^-1 Phi^T (y_Q - 1 offset^T), (m, C), float64."""
-        assert self.basis is not None
-        both = self.basis.root_inverse.mT @ self.space.weights  # (m, C + 1)
-        v, ones = both[:, : self.n_classes], both[:, self.n_classes :]
-        return v if offset is None else v - ones * check_offset(self, offset).to(v)
-
-    # Changing -------------------------------------------------------------------------------------------------------
+        """L^-T A^-1 Phi^T (y_Q - 1 offset^T), (m, C)."""
+        w, ones = self.space.weights[:, : self.n_classes], self.space.weights[:, self.n_classes :]
+        return self.basis.root_inverse.mT @ (w if offset is None else w - ones * offset)
 
     @full_precision()
     @torch.no_grad()
-    def replace(self, slots: Tensor, features: Tensor, targets: Tensor) -> None:
-        """Put new points into slots, empty or occupied. O(B m (D + m)); a refused call changes nothing at all.
+    def gap(self, *, rows: int = 8192, seed: int = 0) -> Gap:
+        """Return how far the mean of these landmarks is from that of an exact GP, on sampled rows. O(rows^3 + rows m (D + m)).
 
-        Args:
-            slots: (B,) distinct integers in [0, capacity). features: (B, D) finite. targets: (B, C) finite.
+        Both are made over the same ``rows`` sampled rows, those that are landmarks among them, and compared at others: an
+        eighth of the rest, 512 at most. A landmark whose own row is left out would be a basis function without data, which the
+        engine does not have. In a larger buffer landmarks are a smaller part of the rows, and the gap is larger.
         """
-        slots = check_slots(self, slots)
-        features, targets = check_rows(self, slots, features, targets)
-        if len(slots) >= len(self):  # most rows are new, and so should the landmarks be
-            self.rows.write(slots, features, targets)
-            self.health.steps += 1
-            self._choose()
-            return
-        for part in torch.arange(len(slots), device=slots.device).split(BATCH):
-            self._change(slots[part], features[part], targets[part])
+        slots = self.occupied.nonzero().squeeze(1)
+        order = torch.randperm(len(slots), generator=torch.Generator().manual_seed(seed))[: GAP_SAMPLE * rows]
+        slots = slots[order.to(slots.device)]
+        free = torch.cat([_unexplained(self.basis, self.features[part]) for part in slots.split(CHUNK)]) > CARRIED
+        asked = slots[free][: min(GAP_QUERIES, -(-int(free.sum()) // 8))]
+        if not len(asked) or not len(self.basis):  # all rows are landmarks, or there are none
+            return Gap(0.0, 0.0, 1.0, len(self), 0)
+        held = torch.cat([slots[~free], slots[free][len(asked) :]])[: max(rows, 2 * int((~free).sum()))]
+        H, y, h = self.features[held].double(), self.targets[held].double(), self.features[asked].double()
+        K = self.kernel(H, H)
+        K.diagonal().copy_(self.kernel.diagonal(H) + self.noise_std**2)
+        exact = self.kernel(h, H) @ torch.cholesky_solve(y, torch.linalg.cholesky(K))
+        low = self.basis.phi(h) @ WeightSpace(self.basis, self.noise_std, [(H, y)], n_values=self.n_classes).weights
+        difference, same = (low - exact).abs(), (low.argmax(dim=1) == exact.argmax(dim=1)).double().mean()
+        return Gap(float(difference.mean()), float(difference.max()), float(same), len(held), len(asked))
 
-    @full_precision()
-    @torch.no_grad()
-    def remove(self, slots: Tensor) -> None:
-        """Empty some occupied slots. O(B m (D + m)). No slots, no change; a refused call changes nothing.
-
-        Args:
-            slots: (B,) distinct, occupied.
-        """
-        check_tensor("slots", slots)
-        if slots.shape != (0,):
-            for part in check_slots(self, slots, occupied=True).split(BATCH):
-                self._change(part, None, None)
-
-    @full_precision()
-    @torch.no_grad()
-    def rebuild(self) -> None:
-        """A, R and their solution anew from the stored rows and the landmarks; sheds all drift. O(N m (D + m) + m^3)."""
-        count = int(self.health.landmarks)
-        self.basis = LandmarkFeatures(self.landmarks[:count], self.kernel) if count else None
-        self.space.reset(count)
-        if self.basis is not None:
-            for slots in self.occupied.nonzero().squeeze(1).split(CHUNK):
-                self.space.accumulate(self.basis.phi(self.features[slots]), _with_ones(self.targets[slots]))
-            self.space.solve()
-
-    @full_precision()
-    @torch.no_grad()
-    def reanchor(self, kernel: Kernel, noise_std: float) -> None:
-        """Go on with another kernel and noise over the same rows, with landmarks of their own. O(N m (D + m) + m^3).
-
-        One refused because it cannot be solved for leaves the old kernel in place.
-        """
-        check_engine(self.capacity, self.n_features, self.n_classes, kernel=kernel, noise_std=noise_std, dtype=self.dtype)
-        _refuse_indefinite(kernel)
-        before = self.kernel, self.noise_std, self.landmarks.clone(), replace(self.health)
-        self._adopt(kernel, noise_std)
-        try:
-            if len(self):
-                self._choose()
-        except NotPositiveDefiniteError:
-            self._adopt(*before[:2])
-            self.landmarks.copy_(before[2])
-            self.health = before[3]
-            self.rebuild()
-            raise
-
-    def _adopt(self, kernel: Kernel, noise_std: float) -> None:
-        self.kernel, self.noise_std, self.space.noise_variance = kernel, noise_std, noise_std**2
+    # Changes --------------------------------------------------------------------------------------------------------
 
     def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Take rows out and put others in; choose landmarks anew if it is time."""
-        held = self.occupied[slots]
-        old = slots[held]
-        if self.basis is not None:
-            coming = self.features[:0] if features is None else features
-            phi = self.basis.phi(torch.cat([self.features[old], coming]))
-            self.space.change(
-                phi,
-                _with_ones(torch.cat([self.targets[old], self.targets[:0] if targets is None else targets])),
-                leaving=len(old),
-            )
-            if len(coming):
-                self.health.cover(self._unexplained(coming, phi[len(old) :]))
-        self.rows.write(slots, features, targets)
-        self.health.count(len(slots))
-        if not len(self):
-            self.health.landmarks = 0
-            self.rebuild()
-        elif self.health.due(len(self), full=len(self) == self.capacity, every=self.landmark_steps):
-            self._choose()
+        """Update A^-1, or choose landmarks if it is time. What an error must leave alone is assigned when nothing can fail."""
+        listed, slots = slots.tolist(), slots.to(self.device, non_blocking=True)
+        health = self._health.counted(len(listed))
+        before = self.features[slots], self.targets[slots], self.occupied[slots]
+        most_are_new = features is not None and len(listed) >= len(self)
+        none_stay = features is None and len(listed) == len(self)
+        try:
+            if most_are_new or none_stay or not len(self.basis) or self._due(health):
+                self._write_rows(slots, features, targets)
+                self._choose(health)
+            else:
+                self._update(health, listed, slots, features, targets)
+        except BaseException:  # an interrupt, too: a choice can take minutes
+            self.features[slots], self.targets[slots], self.occupied[slots] = before
+            raise
 
-    def _choose(self) -> None:
-        """Choose landmarks among the stored rows, and rebuild on them."""
+    def _due(self, health: LowRankHealth) -> bool:
+        """Return whether it is time for other landmarks.
+
+        As many rows have changed as there were; with a schedule, once the buffer is full, every ``landmark_steps`` steps
+        instead. Or new rows are covered badly.
+        """
+        if self.landmark_steps and health.steps_since >= self.landmark_steps:
+            return True
+        if health.rows_since >= health.rows_chosen_from and not (self.landmark_steps and len(self) == self.capacity):
+            return True
+        if health.steps % READ_EVERY or health.rows_since * APART < len(self):
+            return False
+        return float(self.uncovered) > WORSE * health.uncovered_then + NOTABLE
+
+    def _update(
+        self, health: LowRankHealth, listed: list[int], slots: Tensor, features: Tensor | None, targets: Tensor | None
+    ) -> None:
+        """Update batch by batch; if rounding makes one fail, write all rows and compute everything anew."""
+        space = self.space if len(listed) <= BATCH else copy.deepcopy(self.space)  # a later batch may fail
+        x, y = (self.features[:0], self.targets[:0]) if features is None or targets is None else (features, targets)
+        uncovered = self.uncovered
+        try:
+            for start in range(0, len(listed), BATCH):
+                old = torch.tensor([s for s in listed[start : start + BATCH] if s in self._held], dtype=torch.int64)
+                old, new = old.to(self.device, non_blocking=True), slice(start, start + BATCH)
+                rows = torch.cat([self.features[old], x[new]])
+                phi = self.basis.phi(rows)
+                space.change(phi, _values(torch.cat([self.targets[old], y[new]])), leaving=len(old))
+                if features is not None:
+                    share = _unexplained(self.basis, rows[len(old) :], phi[len(old) :]).mean()
+                    uncovered = MEMORY * uncovered + (1 - MEMORY) * share
+        except NotPositiveDefiniteError:
+            logger.info("step %d: an update fails its check, rebuilding A^-1", health.steps)
+            self._write_rows(slots, features, targets)
+            space, health = self._fit(self.basis), replace(health, rebuilds=health.rebuilds + 1)
+        else:
+            self._write_rows(slots, features, targets)
+        self.space, self.uncovered, self._health = space, uncovered, health
+
+    def _rebuild(self) -> None:
+        self.space = self._fit(LandmarkFeatures(self.landmarks[: self._health.landmarks], self.kernel))
+
+    def _reanchor(self) -> None:
+        self._choose(self._health)
+
+    def _go_back(self, follow: Callable[[], None]) -> None:
+        """Do nothing: an error leaves all but the rows, the kernel and the noise as it was."""
+
+    def _choose(self, health: LowRankHealth) -> None:
+        """Choose landmarks among the stored rows, and compute everything anew with them."""
         occupied = self.occupied.nonzero().squeeze(1)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + int(self.health.steps))
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + health.steps)
         drawn = torch.randperm(len(occupied), generator=generator)[: CANDIDATES * self.rank].sort().values
         candidates = self.features[occupied[drawn.to(occupied.device)]]
         chosen = candidates[choose_landmarks(candidates, self.kernel, self.rank, generator=generator)]
+        space = self._fit(LandmarkFeatures(chosen, self.kernel))
+        shares = _unexplained(space.basis, candidates[:CHUNK])
+        self.space, self.uncovered = space, shares.sum() / max(len(shares), 1)
         self.landmarks.zero_()
         self.landmarks[: len(chosen)] = chosen
-        self.health.chosen(len(chosen), len(occupied))
-        self.rebuild()
-        if self.basis is not None:  # there is one unless k(x, x) is 0 for all rows
-            self.health.uncovered = self.health.uncovered_then = self._unexplained(candidates[:CHUNK])
-
-    def _unexplained(self, features: Tensor, phi: Tensor | None = None) -> float:
-        """Mean share of k(x, x) that the landmarks leave, of rows (n, D)."""
-        assert self.basis is not None
-        own = self.kernel.diagonal(features).double().clamp_min(1e-30)
-        return float((self.basis.residual(features, phi) / own).mean())
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Follow a surrounding module to its device, never to its dtype."""
-        device = fn(torch.empty(0, device=self.landmarks.device)).device
-        moved = super()._apply(lambda tensor: tensor.to(device), recurse)  # type: ignore[no-untyped-call]
-        if self.basis is not None and self.basis.landmarks.device != self.landmarks.device:
-            self.rebuild()
-        return moved
-
-    def extra_repr(self) -> str:
-        return (
-            f"capacity={self.capacity}, n_features={self.n_features}, n_classes={self.n_classes}, rank={self.rank}, "
-            f"kernel={self.kernel}, noise_std={self.noise_std:g}, dtype={self.dtype}"
+        self._health = replace(
+            health,
+            choices=health.choices + (len(occupied) > 0),
+            landmarks=len(chosen),
+            steps_since=0,
+            rows_since=0,
+            rows_chosen_from=len(occupied),
+            uncovered_then=float(self.uncovered),
         )
 
+    def _fit(self, basis: LandmarkFeatures) -> WeightSpace:
+        """Return the weight space of the stored rows on these features. O(N m (D + m) + m^3)."""
+        slots = self.occupied.nonzero().squeeze(1).split(CHUNK)
+        rows = ((self.features[part], _values(self.targets[part])) for part in slots)
+        return WeightSpace(basis, self.noise_std, rows, n_values=self.n_classes + 1)
 
-def _with_ones(targets: Tensor) -> Tensor:
-    """Targets (n, C) and a column of ones, by which an offset costs nothing: (n, C + 1)."""
-    return torch.cat([targets, targets.new_ones(len(targets), 1)], dim=1)
+    def _store_counts(self) -> None:
+        self.counters.copy_(torch.tensor(astuple(self.health), dtype=torch.float64))
+
+    @full_precision()
+    @torch.no_grad()
+    def _adopt_state(self) -> None:
+        numbers = zip(fields(LowRankHealth), self.counters.tolist(), strict=True)
+        counts: dict[str, Any] = {field.name: int(number) if field.type is int else number for field, number in numbers}
+        health = LowRankHealth(**counts)
+        self.space = self._fit(LandmarkFeatures(self.landmarks[: health.landmarks], self.kernel))
+        self.uncovered.fill_(health.uncovered)
+        self._health, self._held = health, set(self.occupied.nonzero().squeeze(1).tolist())
+
+    def _check_kernel(self, kernel: Kernel, noise_std: float) -> None:
+        super()._check_kernel(kernel, noise_std)
+        if not kernel.positive_definite:
+            raise ValueError(f"landmarks need a positive definite kernel, which {kernel} may not be; use the exact engine.")
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, rank={self.rank}"
 
 
-def _refuse_indefinite(kernel: Kernel) -> None:
-    if not kernel.positive_definite:
-        raise ValueError(f"landmarks need a positive definite kernel, and {kernel} may be none; use the exact engine with it.")
+def _values(targets: Tensor) -> Tensor:
+    """Return targets (n, C) and a column of ones, by which an offset costs nothing: (n, C + 1), float64."""
+    return nn.functional.pad(targets.double(), (0, 1), value=1)
 
 
-def _store_counters(engine: LowRankGP, _prefix: str, _keep_vars: bool) -> None:
-    engine.counters.copy_(torch.tensor(engine.health.saved(), dtype=torch.float64))
-
-
-def _refuse_another_rank(engine: LowRankGP, state: dict[str, Any], prefix: str, *_: object) -> None:
-    saved = state.get(f"{prefix}landmarks")
-    if saved is not None and saved.shape != engine.landmarks.shape:
-        raise ValueError(f"saved landmarks have shape {tuple(saved.shape)}; this engine holds {tuple(engine.landmarks.shape)}.")
-
-
-def _restore(engine: LowRankGP, _incompatible_keys: object) -> None:
-    engine.health = LowRankHealth.restored(engine.counters.tolist())
-    engine.rebuild()
+def _unexplained(basis: LandmarkFeatures, features: Tensor, phi: Tensor | None = None) -> Tensor:
+    """Return the share of k(x, x) that the landmarks leave, of rows (n, D), (n,)."""
+    return basis.residual(features, phi) / basis.kernel.diagonal(features.double()).clamp_min(1e-30)
