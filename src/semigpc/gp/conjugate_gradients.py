@@ -140,8 +140,8 @@ class LandmarkPreconditioner:
         return (residual - explained).div_(self.noise_variance)
 
     def _enter(self, slots: Tensor, features: Tensor) -> None:
-        phi = self._landmarks.phi(features)
-        self._phi[slots] = phi.to(self._phi.dtype)
+        phi = self._landmarks.phi(features).to(self._phi.dtype)  # rounded first: W is taken back from what is stored
+        self._phi[slots] = phi
         self._unexplained[slots] = self._landmarks.residual(features, phi)
         wide = phi.double()
         self._W.addmm_(wide.mT, wide)
