@@ -10,7 +10,7 @@ from torch import Tensor
 
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.gp import RBF, EnsembleGP, ExactGP, NoExpansionError, NotPositiveDefiniteError
-from semigpc.gp.members import ensemble_slots, member_capacities, member_slots
+from semigpc.gp.ensemble import member_capacities, member_slots
 from semigpc.gp.reference import posterior
 from tests.gp.streams import clusters
 
@@ -56,24 +56,23 @@ def assert_true(ensemble: EnsembleGP, queries: Tensor) -> None:
     ("capacity", "members", "stripe"), [(60, 3, 4), (61, 3, 4), (70, 5, 8), (7, 7, 64), (9, 2, 3), (5, 1, 2)]
 )
 def test_every_slot_has_one_place_in_one_member(capacity: int, members: int, stripe: int) -> None:
-    stripe = make(capacity, members=members, stripe=stripe).stripe
-    slots = torch.arange(capacity)
-    owner, local = member_slots(slots, members, stripe)
-    sizes = member_capacities(capacity, members, stripe)
+    ensemble, slots = make(capacity, members=members, stripe=stripe), torch.arange(capacity)
+    owner, local = member_slots(slots, members, ensemble.stripe)
+    sizes = member_capacities(capacity, members, ensemble.stripe)
     assert sum(sizes) == capacity
-    assert max(sizes) - min(sizes) <= stripe
+    assert max(sizes) - min(sizes) <= ensemble.stripe
     for number, size in enumerate(sizes):
         assert local[owner == number].tolist() == list(range(size))
-        assert torch.equal(ensemble_slots(number, torch.arange(size), members, stripe), slots[owner == number])
+        assert torch.equal(ensemble._slots_of(number), slots[owner == number])
 
 
 def test_batches_of_a_fifo_buffer_go_to_one_member_at_a_time(generator: torch.Generator) -> None:
     ensemble, draw, buffer = make(48, stripe=8), clusters(generator), FIFOBuffer(48, CLASSES)
     for step in range(12):
-        before = [copy.copy(engine.health) for engine in ensemble.members]
+        before = [copy.copy(engine.health) for engine in ensemble.engines]
         features, targets = draw(8)
         ensemble.replace(buffer.write(targets.argmax(dim=1)).slots, features, targets)
-        changed = [engine.health != old for engine, old in zip(ensemble.members, before, strict=True)]
+        changed = [engine.health != old for engine, old in zip(ensemble.engines, before, strict=True)]
         assert changed == [number == step % 3 for number in range(3)]
 
 
@@ -281,7 +280,7 @@ def test_what_no_ensemble_can_be_made_of_is_refused() -> None:
         make(4, members=2, stripe=-3)
     with pytest.raises(ValueError, match="combine must be 'precision' or 'mean'; got 'vote'"):
         make(4, combine="vote")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="make must give engines of 9 features and 4 classes; got 16 and 4"):
+    with pytest.raises(ValueError, match="make must return engines of 9 features and 4 classes; got 16 and 4"):
         EnsembleGP(20, 9, CLASSES, make=member)
     noises = iter([0.1, 0.2])
     with pytest.raises(ValueError, match="engines of one kernel, noise_std and dtype"):
