@@ -2,17 +2,18 @@
 
 import copy
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.gp import RBF, EnsembleGP, ExactGP, NoExpansionError, NotPositiveDefiniteError
 from semigpc.gp.ensemble import member_capacities, member_slots
 from semigpc.gp.reference import posterior
-from tests.gp.streams import clusters
+from tests.gp.streams import clusters, failing_once
 
 WIDTH, CLASSES, NOISE_STD = 16, 4, 0.3
 KERNEL = RBF(length_scale=0.5)
@@ -247,6 +248,50 @@ def test_what_one_member_refuses_leaves_all_as_they_were(generator: torch.Genera
     with pytest.raises(NotPositiveDefiniteError):
         ensemble.reanchor(RBF(length_scale=1e9), 1e-9)
     assert {engine.kernel for engine in ensemble.engines} == {RBF(length_scale=1.0)}
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("call", ["replace", "remove"])
+def test_a_change_that_fails_in_one_member_changes_none(
+    call: str, written: bool, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensemble, draw = make(30), clusters(generator)
+    ensemble.replace(torch.arange(20), *draw(20))
+    queries, rows = draw(5)[0], draw(24)
+    before, state = ensemble.mean(queries), {name: value.clone() for name, value in ensemble.state_dict().items()}
+    middle = ensemble.engines[1]
+    monkeypatch.setattr(middle, "_change", failing_once(middle._change, RuntimeError, written=written))
+    arguments = (torch.arange(24), *rows) if call == "replace" else (torch.arange(12),)
+    with pytest.raises(RuntimeError, match="no solution"):
+        getattr(ensemble, call)(*arguments)
+    assert len(ensemble) == int(ensemble.occupied.sum()) == 20
+    assert [len(engine) for engine in ensemble.engines] == [8, 8, 4]
+    assert all(torch.equal(ensemble.state_dict()[name], value) for name, value in state.items() if "steps" not in name)
+    torch.testing.assert_close(ensemble.mean(queries), before, rtol=0, atol=1e-10)
+    ensemble.replace(torch.arange(24), *rows)
+    assert_true(ensemble, queries)
+
+
+@pytest.mark.parametrize("combine", ["precision", "mean"])
+def test_a_step_waits_three_times_for_the_device(combine: Literal["precision", "mean"], generator: torch.Generator) -> None:
+    """Once each for the check of the queries, for that of the rows, and in the update of the one member they belong to."""
+
+    class Waits(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.overloadpacket.__name__
+            masked = name in ("index", "index_put_") and any(x is not None and x.dtype == torch.bool for x in args[1])
+            self.count += masked or name in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
+            return func(*args, **(kwargs or {}))
+
+    ensemble, draw = make(192, stripe=8, combine=combine), clusters(generator)
+    ensemble.replace(torch.arange(192), *draw(192))
+    queries, rows, slots = draw(6)[0], draw(8), torch.arange(16, 24)
+    with Waits() as waits:
+        ensemble.mean(queries)
+        ensemble.replace(slots, *rows)
+    assert waits.count == 3
 
 
 def test_refused_calls_change_nothing(generator: torch.Generator) -> None:
