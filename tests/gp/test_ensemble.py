@@ -288,7 +288,7 @@ def test_a_step_waits_three_times_for_the_device(combine: Literal["precision", "
     ensemble, draw = make(192, stripe=8, combine=combine), clusters(generator)
     ensemble.replace(torch.arange(192), *draw(192))
     queries, rows, slots = draw(6)[0], draw(8), torch.arange(16, 24)
-    with Waits() as waits:
+    with Waits() as waits:  # type: ignore[no-untyped-call]
         ensemble.mean(queries)
         ensemble.replace(slots, *rows)
     assert waits.count == 3

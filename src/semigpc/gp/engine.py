@@ -384,7 +384,9 @@ class Engine(nn.Module):
         for name in self.SAVED:
             saved, ours = state[prefix + name], getattr(self, name)
             if saved.shape != ours.shape:
-                raise ValueError(f"saved {prefix}{name} have shape {tuple(saved.shape)}; this engine holds {tuple(ours.shape)}.")
+                raise ValueError(
+                    f"saved {prefix}{name} have shape {tuple(saved.shape)}; this engine holds {tuple(ours.shape)}."
+                )
             if not bool(saved.to(ours.dtype).square().isfinite().all()):
                 raise ValueError(f"saved {prefix}{name} are not all finite, or too large for {ours.dtype}: {hint}")
 

@@ -192,7 +192,8 @@ class EnsembleGP(Engine):
 
     def _reanchor(self) -> None:
         for engine in self.engines:
-            engine.reanchor(self.kernel, self.noise_std)
+            if (engine.kernel, engine.noise_std) != (self.kernel, self.noise_std):
+                engine.reanchor(self.kernel, self.noise_std)
 
     # Saving and loading ---------------------------------------------------------------------------------------------
 
@@ -230,10 +231,7 @@ def _drop_other_members(ensemble: EnsembleGP, state: dict[str, Any], prefix: str
 
 
 def member_slots(slots: Tensor, members: int, stripe: int) -> tuple[Tensor, Tensor]:
-    """Return which member holds each slot (B,), and in which slot of its own.
-
-    Stripe q = s // stripe belongs to member q % members, and its slots s to (q // members) * stripe + s % stripe there.
-    """
+    """Return which member holds each slot (B,), and in which slot of its own: stripe q = s // stripe is member q % members's."""
     stripes = slots // stripe
     return stripes % members, stripes // members * stripe + slots % stripe
 
@@ -279,7 +277,7 @@ def change_together(changes: Iterable[tuple[Engine, Tensor, Tensor | None, Tenso
                 engine.remove(slots)
             else:
                 engine.put(slots, features, targets)
-        except Exception:
+        except BaseException:
             for old in before:
                 _put_back(*old)
             raise

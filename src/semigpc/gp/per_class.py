@@ -126,7 +126,7 @@ class PerClassGP(Engine):
         for c, (engine, kernel, noise_std) in enumerate(changes):
             try:
                 engine.reanchor(kernel, noise_std)
-            except Exception:
+            except BaseException:
                 for changed, old_kernel, old_noise_std in zip(self.engines[:c], self.kernels, self.noise_stds, strict=False):
                     changed.reanchor(old_kernel, old_noise_std)
                 raise
