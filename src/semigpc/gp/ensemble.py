@@ -37,8 +37,7 @@ class EnsembleGP(Engine):
     Args:
         capacity: N, slots of all members together. n_features: D. n_classes: C.
         make: returns a member of a given capacity: any engine of D features and C classes, all of one kernel, noise and dtype.
-        members: M, at most N.
-        combine: "precision" or "mean".
+        members: M, at most N. combine: "precision" or "mean".
         stripe: consecutive slots that belong to one member; made narrower, see ``stripe``, where a member would have none.
     """
 
@@ -123,10 +122,9 @@ class EnsembleGP(Engine):
                 "an ensemble with combine='precision' is no fixed sum of kernels: its weights need every member's variance at "
                 "the query. One with combine='mean' can be exported."
             )
-        own = {number: engine._expansion(offset) for number, engine in self._active()}
-        parts = (
-            _gathered({number: Expansion(*(x.cpu() for x in part)) for number, part in own.items()}) if self._spread else own
-        )
+        parts = {number: engine._expansion(offset) for number, engine in self._active()}
+        if self._spread:
+            parts = _gathered({number: Expansion(*(x.cpu() for x in part)) for number, part in parts.items()})
         points, weights = (torch.cat([parts[number][i] for number in sorted(parts)]).to(self.device) for i in range(2))
         return Expansion(points, weights / len(parts))
 
@@ -271,7 +269,8 @@ def change_together(changes: Iterable[tuple[Engine, Tensor, Tensor | None, Tenso
     """Give new features and targets, or none, to slots on the CPU of several engines; put back all if one raises an error."""
     before: list[tuple[Engine, Tensor, Tensor, Tensor, set[int]]] = []
     for engine, slots, features, targets in changes:
-        before.append((engine, slots, engine.features[slots], engine.targets[slots], engine._held.intersection(slots.tolist())))
+        there = slots.to(engine.device, non_blocking=True)
+        before.append((engine, slots, engine.features[there], engine.targets[there], engine._held.intersection(slots.tolist())))
         try:
             if features is None or targets is None:
                 engine.remove(slots)
