@@ -229,7 +229,7 @@ def _drop_other_members(ensemble: EnsembleGP, state: dict[str, Any], prefix: str
 
 
 def member_slots(slots: Tensor, members: int, stripe: int) -> tuple[Tensor, Tensor]:
-    """Return which member holds each slot (B,), and in which slot of its own: stripe q = s // stripe is member q % members's."""
+    """Return which member holds each slot (B,), and which slot there: stripe q = s // stripe belongs to member q % members."""
     stripes = slots // stripe
     return stripes % members, stripes // members * stripe + slots % stripe
 
