@@ -6,19 +6,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from semigpc.gp import RBF, EnsembleGP, ExactGP, NoExpansionError, SpreadEnsembleGP
+from semigpc.gp import RBF, EnsembleGP, ExactGP, NoExpansionError
 
 N, D, C = 22, 3, 4
 KERNEL = RBF(length_scale=0.8)
+CASES = ((3, "precision"), (3, "mean"), (1, "precision"), (5, "precision"))
 
 
-def engines(members: int, combine: str) -> tuple[SpreadEnsembleGP, EnsembleGP]:
+def make(members: int, combine: str) -> EnsembleGP:
+    """An ensemble of the processes in the group, or of this one alone before there is a group."""
     member = partial(ExactGP, n_features=D, n_classes=C, kernel=KERNEL, noise_std=0.3)
-    options = {"make": member, "members": members, "combine": combine, "stripe": 4}
-    return SpreadEnsembleGP(N, D, C, **options), EnsembleGP(N, D, C, **options)  # type: ignore[arg-type]
+    return EnsembleGP(N, D, C, make=member, members=members, combine=combine, stripe=4)  # type: ignore[arg-type]
 
 
-def assert_same(spread: SpreadEnsembleGP, whole: EnsembleGP, queries: torch.Tensor) -> None:
+def assert_same(spread: EnsembleGP, whole: EnsembleGP, queries: torch.Tensor) -> None:
     close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
     classes, offset = torch.arange(len(queries)) % C, torch.full((C,), 0.25, dtype=torch.float64)
     assert len(spread) == len(whole)
@@ -29,19 +30,21 @@ def assert_same(spread: SpreadEnsembleGP, whole: EnsembleGP, queries: torch.Tens
     close(spread.explain(queries, classes), whole.explain(queries, classes))
     gradients = []
     for engine in (spread, whole):
-        asked = queries.clone().requires_grad_()
-        answer = engine.mean(asked, offset=offset)
-        answer.square().sum().backward()
-        gradients.append((answer.detach(), asked.grad))
-    close(*(answer for answer, _ in gradients))
+        points = queries.clone().requires_grad_()
+        mean = engine.mean(points, offset=offset)
+        mean.square().sum().backward()
+        gradients.append((mean.detach(), points.grad))
+    close(*(mean for mean, _ in gradients))
     close(*(gradient for _, gradient in gradients))
 
 
-def check(members: int, combine: str) -> None:
-    """Fill, overwrite, empty, save and load both alike."""
+def check(whole: EnsembleGP, whole_again: EnsembleGP) -> None:
+    """Fill, overwrite, empty, save and load an ensemble of both processes like one of a single process."""
     torch.manual_seed(0)
-    spread, whole = engines(members, combine)
-    assert [int(number) for number in spread.members] == list(range(dist.get_rank(), members, 2))
+    members, combine = whole.n_members, whole.combine
+    spread, spread_again = make(members, combine), make(members, combine)
+    assert list(whole.members) == [str(number) for number in range(members)]
+    assert list(spread.members) == [str(number) for number in range(dist.get_rank(), members, 2)]
     queries = torch.randn(6, D, dtype=torch.float64)
     assert_same(spread, whole, queries)  # empty: the prior
     for step in range(6):
@@ -57,17 +60,19 @@ def check(members: int, combine: str) -> None:
 
     saved, theirs = spread.state_dict(), whole.state_dict()
     assert saved.keys() == theirs.keys()
-    spread_again, whole_again = engines(members, combine)
     for again in (spread_again, whole_again):
         again.reanchor(RBF(length_scale=0.5), 0.4)
     spread_again.load_state_dict(theirs)  # each loads what the other saved
     whole_again.load_state_dict(saved)
     assert_same(spread_again, whole, queries)
     assert_same(spread, whole_again, queries)
+    for engine in (spread_again, whole_again):
+        engine.remove(torch.tensor(sorted(engine._held)[:4]))
+    assert_same(spread_again, whole_again, queries)
     expand(spread, whole, queries)
 
 
-def expand(spread: SpreadEnsembleGP, whole: EnsembleGP, queries: torch.Tensor) -> None:
+def expand(spread: EnsembleGP, whole: EnsembleGP, queries: torch.Tensor) -> None:
     if spread.combine == "mean":
         points, weights = spread.expansion()
         torch.testing.assert_close(whole.kernel(queries, points) @ weights, whole.mean(queries), rtol=0, atol=1e-8)
@@ -77,9 +82,10 @@ def expand(spread: SpreadEnsembleGP, whole: EnsembleGP, queries: torch.Tensor) -
 
 
 if __name__ == "__main__":
+    wholes = [(make(*case), make(*case)) for case in CASES]
     dist.init_process_group("gloo")
-    for members, combine in ((3, "precision"), (3, "mean"), (1, "precision"), (5, "precision")):
-        check(members, combine)
+    for pair in wholes:
+        check(*pair)
     with pytest.raises(ValueError, match=r"\(22, 5, 4\); this one has \(22, 3, 4\)"):
-        engines(3, "mean")[0].load_state_dict(engines(5, "mean")[1].state_dict())
+        make(3, "mean").load_state_dict(wholes[-1][0].state_dict())
     dist.destroy_process_group()

@@ -26,3 +26,17 @@ def clusters(
         return F.normalize(centres[labels] + noise, dim=1), F.one_hot(labels, n_classes).to(dtype)
 
     return draw
+
+
+def failing_once(method: Callable[..., None], error: type[Exception], *, written: bool) -> Callable[..., None]:
+    """The method of an engine, whose first call raises an error, before it has changed anything or after it has changed all."""
+    calls: list[object] = []
+
+    def call(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) > 1 or written:
+            method(*arguments)
+        if len(calls) == 1:
+            raise error("no solution")
+
+    return call

@@ -2,17 +2,18 @@
 
 import copy
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.gp import RBF, EnsembleGP, ExactGP, NoExpansionError, NotPositiveDefiniteError
-from semigpc.gp.members import ensemble_slots, member_capacities, member_slots
+from semigpc.gp.ensemble import member_capacities, member_slots
 from semigpc.gp.reference import posterior
-from tests.gp.streams import clusters
+from tests.gp.streams import clusters, failing_once
 
 WIDTH, CLASSES, NOISE_STD = 16, 4, 0.3
 KERNEL = RBF(length_scale=0.5)
@@ -56,24 +57,23 @@ def assert_true(ensemble: EnsembleGP, queries: Tensor) -> None:
     ("capacity", "members", "stripe"), [(60, 3, 4), (61, 3, 4), (70, 5, 8), (7, 7, 64), (9, 2, 3), (5, 1, 2)]
 )
 def test_every_slot_has_one_place_in_one_member(capacity: int, members: int, stripe: int) -> None:
-    stripe = make(capacity, members=members, stripe=stripe).stripe
-    slots = torch.arange(capacity)
-    owner, local = member_slots(slots, members, stripe)
-    sizes = member_capacities(capacity, members, stripe)
+    ensemble, slots = make(capacity, members=members, stripe=stripe), torch.arange(capacity)
+    owner, local = member_slots(slots, members, ensemble.stripe)
+    sizes = member_capacities(capacity, members, ensemble.stripe)
     assert sum(sizes) == capacity
-    assert max(sizes) - min(sizes) <= stripe
+    assert max(sizes) - min(sizes) <= ensemble.stripe
     for number, size in enumerate(sizes):
         assert local[owner == number].tolist() == list(range(size))
-        assert torch.equal(ensemble_slots(number, torch.arange(size), members, stripe), slots[owner == number])
+        assert torch.equal(ensemble._slots_of(number), slots[owner == number])
 
 
 def test_batches_of_a_fifo_buffer_go_to_one_member_at_a_time(generator: torch.Generator) -> None:
     ensemble, draw, buffer = make(48, stripe=8), clusters(generator), FIFOBuffer(48, CLASSES)
     for step in range(12):
-        before = [copy.copy(engine.health) for engine in ensemble.members]
+        before = [copy.copy(engine.health) for engine in ensemble.engines]
         features, targets = draw(8)
         ensemble.replace(buffer.write(targets.argmax(dim=1)).slots, features, targets)
-        changed = [engine.health != old for engine, old in zip(ensemble.members, before, strict=True)]
+        changed = [engine.health != old for engine, old in zip(ensemble.engines, before, strict=True)]
         assert changed == [number == step % 3 for number in range(3)]
 
 
@@ -250,6 +250,50 @@ def test_what_one_member_refuses_leaves_all_as_they_were(generator: torch.Genera
     assert {engine.kernel for engine in ensemble.engines} == {RBF(length_scale=1.0)}
 
 
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("call", ["replace", "remove"])
+def test_a_change_that_fails_in_one_member_changes_none(
+    call: str, written: bool, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensemble, draw = make(30), clusters(generator)
+    ensemble.replace(torch.arange(20), *draw(20))
+    queries, rows = draw(5)[0], draw(24)
+    before, state = ensemble.mean(queries), {name: value.clone() for name, value in ensemble.state_dict().items()}
+    middle = ensemble.engines[1]
+    monkeypatch.setattr(middle, "_change", failing_once(middle._change, RuntimeError, written=written))
+    arguments = (torch.arange(24), *rows) if call == "replace" else (torch.arange(12),)
+    with pytest.raises(RuntimeError, match="no solution"):
+        getattr(ensemble, call)(*arguments)
+    assert len(ensemble) == int(ensemble.occupied.sum()) == 20
+    assert [len(engine) for engine in ensemble.engines] == [8, 8, 4]
+    assert all(torch.equal(ensemble.state_dict()[name], value) for name, value in state.items() if "steps" not in name)
+    torch.testing.assert_close(ensemble.mean(queries), before, rtol=0, atol=1e-10)
+    ensemble.replace(torch.arange(24), *rows)
+    assert_true(ensemble, queries)
+
+
+@pytest.mark.parametrize("combine", ["precision", "mean"])
+def test_a_step_waits_three_times_for_the_device(combine: Literal["precision", "mean"], generator: torch.Generator) -> None:
+    """Once each for the check of the queries, for that of the rows, and in the update of the one member they belong to."""
+
+    class Waits(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.overloadpacket.__name__
+            masked = name in ("index", "index_put_") and any(x is not None and x.dtype == torch.bool for x in args[1])
+            self.count += masked or name in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
+            return func(*args, **(kwargs or {}))
+
+    ensemble, draw = make(192, stripe=8, combine=combine), clusters(generator)
+    ensemble.replace(torch.arange(192), *draw(192))
+    queries, rows, slots = draw(6)[0], draw(8), torch.arange(16, 24)
+    with Waits() as waits:  # type: ignore[no-untyped-call]
+        ensemble.mean(queries)
+        ensemble.replace(slots, *rows)
+    assert waits.count == 3
+
+
 def test_refused_calls_change_nothing(generator: torch.Generator) -> None:
     ensemble, draw = make(30), clusters(generator)
     ensemble.replace(torch.arange(20), *draw(20))
@@ -281,7 +325,7 @@ def test_what_no_ensemble_can_be_made_of_is_refused() -> None:
         make(4, members=2, stripe=-3)
     with pytest.raises(ValueError, match="combine must be 'precision' or 'mean'; got 'vote'"):
         make(4, combine="vote")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="make must give engines of 9 features and 4 classes; got 16 and 4"):
+    with pytest.raises(ValueError, match="make must return engines of 9 features and 4 classes; got 16 and 4"):
         EnsembleGP(20, 9, CLASSES, make=member)
     noises = iter([0.1, 0.2])
     with pytest.raises(ValueError, match="engines of one kernel, noise_std and dtype"):

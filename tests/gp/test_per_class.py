@@ -1,12 +1,13 @@
-"""A kernel a class: the same as so many engines, behind one face."""
+"""One kernel per class: the same results as so many engines."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from semigpc.gp import RBF, Clipped, ExactGP, Kernel, Laplace, LowRankGP, NoExpansionError, NotPositiveDefiniteError, PerClassGP
+from semigpc.gp.per_class import AverageKernel
 from semigpc.gp.reference import kernel_matrix
-from tests.gp.streams import clusters
+from tests.gp.streams import clusters, failing_once
 
 WIDTH, CLASSES, SLOTS = 16, 4, 24
 KERNELS: list[Kernel] = [RBF(length_scale=0.5), RBF(length_scale=0.9), Laplace(output_scale=2.0), RBF(output_scale=0.5)]
@@ -139,19 +140,50 @@ def test_a_kernel_that_one_class_refuses_changes_no_class(generator: torch.Gener
     torch.testing.assert_close(engine.mean(queries), before, rtol=0, atol=1e-10)
 
 
-def test_rows_that_one_class_refuses_are_taken_by_none(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [NotPositiveDefiniteError, RuntimeError])
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("call", ["replace", "remove"])
+def test_a_change_that_fails_for_one_class_changes_no_class(
+    call: str, written: bool, error: type[Exception], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make()
     queries = fill(engine, generator)
     before, state = engine.mean(queries), {name: value.clone() for name, value in engine.state_dict().items()}
-
-    def refuse(*_: object) -> None:
-        raise NotPositiveDefiniteError("too close")
-
-    monkeypatch.setattr(engine.engines[2], "replace", refuse)
-    with pytest.raises(NotPositiveDefiniteError):
-        engine.replace(torch.tensor([1, 2, 3]), *clusters(generator)(3))
+    monkeypatch.setattr(engine.engines[1], "_change", failing_once(engine.engines[1]._change, error, written=written))
+    arguments = (torch.tensor([1, 2, 3, 7]), *clusters(generator)(4)) if call == "replace" else (torch.tensor([1, 3, 5]),)
+    with pytest.raises(error, match="no solution"):
+        getattr(engine, call)(*arguments)  # slots 2 and 7 are empty
+    assert [len(engine), *(len(member) for member in engine.engines)] == [22] * (1 + CLASSES)
     assert all(torch.equal(engine.state_dict()[name], value) for name, value in state.items() if "steps" not in name)
     torch.testing.assert_close(engine.mean(queries), before, rtol=0, atol=1e-10)
+    engine.replace(torch.arange(4), *clusters(generator)(4))
+    torch.testing.assert_close(engine.mean(queries), slow_mean(engine, queries), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("error", [NotPositiveDefiniteError, RuntimeError])
+def test_a_kernel_with_which_one_class_fails_changes_no_class(
+    error: type[Exception], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make()
+    queries = fill(engine, generator)
+    before = engine.mean(queries)
+    monkeypatch.setattr(engine.engines[1], "_reanchor", failing_once(engine.engines[1]._reanchor, error, written=True))
+    with pytest.raises(error, match="no solution"):
+        engine.reanchor(RBF(length_scale=3.0), 0.9)
+    assert (engine.kernels, engine.noise_stds) == (tuple(KERNELS), tuple(NOISES))
+    assert [(member.kernel, member.noise_std) for member in engine.engines] == list(zip(KERNELS, NOISES, strict=True))
+    assert engine.kernel == AverageKernel(tuple(KERNELS))
+    torch.testing.assert_close(engine.mean(queries), before, rtol=0, atol=1e-10)
+
+
+def test_a_damaged_state_is_loaded_by_no_class(generator: torch.Generator) -> None:
+    engine, other = make(), make()
+    queries = fill(engine, generator)
+    fill(other, generator)
+    before, damaged = engine.mean(queries), other.state_dict() | {"members.2.targets": torch.full((SLOTS, 1), torch.nan)}
+    with pytest.raises(ValueError, match=r"members\.2\.targets.*damaged"):
+        engine.load_state_dict(damaged)
+    assert torch.equal(engine.mean(queries), before)
 
 
 def test_what_does_not_fit_is_refused(generator: torch.Generator) -> None:
@@ -159,9 +191,9 @@ def test_what_does_not_fit_is_refused(generator: torch.Generator) -> None:
     fill(engine, generator)
     with pytest.raises(NoExpansionError, match="learn_per_class=False can be exported"):
         engine.expansion()
-    with pytest.raises(ValueError, match="for each of 4 classes are needed; got 3 kernels and 4"):
+    with pytest.raises(ValueError, match="4 kernels and noise_stds are needed; got 3 and 4"):
         engine.reanchor_all(KERNELS[:3], NOISES)
-    with pytest.raises(ValueError, match=r"make must give engines of 30 slots, 16 features and 1 class; got \(24, 16, 1\)"):
+    with pytest.raises(ValueError, match=r"engines of shape \(30, 16, 1\), with one class; got \(24, 16, 1\)"):
         PerClassGP(30, WIDTH, CLASSES, make=exact, kernels=KERNELS, noise_stds=NOISES)
     with pytest.raises(ValueError, match=r"targets must have shape \(1, 4\); got \(1, 3\)"):
         engine.replace(torch.tensor([0]), torch.zeros(1, WIDTH), torch.zeros(1, 3))

@@ -1,9 +1,8 @@
 """Gaussian processes over a changing buffer: kernels, the exact engine, and the slow references it is tested against."""
 
-from semigpc.gp.collectives import spread_out
 from semigpc.gp.conjugate_gradients import NotConvergedError
 from semigpc.gp.engine import Engine, Expansion, NoExpansionError, NotPositiveDefiniteError
-from semigpc.gp.ensemble import EnsembleGP
+from semigpc.gp.ensemble import EnsembleGP, spread_out
 from semigpc.gp.exact import ExactGP, Health, LeftOut, exact_fits
 from semigpc.gp.head import KernelHead
 from semigpc.gp.kernels import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace
@@ -12,7 +11,6 @@ from semigpc.gp.learning import Learned, learn_kernel
 from semigpc.gp.lowrank import Gap, LowRankGP, LowRankHealth
 from semigpc.gp.matrix_free import IterativeHealth, MatrixFreeGP
 from semigpc.gp.per_class import PerClassGP
-from semigpc.gp.spread import SpreadEnsembleGP
 
 __all__ = [
     "KERNELS",
@@ -40,7 +38,6 @@ __all__ = [
     "NotConvergedError",
     "NotPositiveDefiniteError",
     "PerClassGP",
-    "SpreadEnsembleGP",
     "choose_landmarks",
     "exact_fits",
     "learn_kernel",

@@ -109,7 +109,7 @@ class Engine(nn.Module):
         self.capacity, self.n_features, self.n_classes, self.dtype = capacity, n_features, n_classes, dtype
         self._kernel, self._noise_std = kernel, noise_std
         self._held: set[int] = set()  # occupied slots, on the host
-        self._before_load: dict[str, Tensor] = {}
+        self._before_load: dict[str, Tensor] | None = None
         self.register_state_dict_pre_hook(_store_counts)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_check_state)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_restore)  # type: ignore[no-untyped-call]
@@ -366,8 +366,29 @@ class Engine(nn.Module):
 
     def _adopt_state(self) -> None:
         """Follow the buffers of ``SAVED``, which have just been loaded."""
-        self._held = set(self.occupied.nonzero().squeeze(1).tolist())
+        self._recount()
         self.rebuild()
+
+    def _recount(self) -> None:
+        """Learn from the device which slots are occupied."""
+        self._held = set(self.occupied.nonzero().squeeze(1).tolist())
+
+    def _check_saved(self, state: dict[str, Any], prefix: str) -> None:
+        """Raise an error for a state that does not fit this engine."""
+        missing = [name for name in self.SAVED if prefix + name not in state]
+        if len(missing) == len(self.SAVED):
+            return
+        hint = "the file is damaged or not for this engine."
+        if missing:
+            raise ValueError(f"saved {' and '.join(prefix + name for name in missing)} are missing: {hint}")
+        for name in self.SAVED:
+            saved, ours = state[prefix + name], getattr(self, name)
+            if saved.shape != ours.shape:
+                raise ValueError(
+                    f"saved {prefix}{name} have shape {tuple(saved.shape)}; this engine holds {tuple(ours.shape)}."
+                )
+            if not bool(saved.to(ours.dtype).square().isfinite().all()):
+                raise ValueError(f"saved {prefix}{name} are not all finite, or too large for {ours.dtype}: {hint}")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow a surrounding module to its device, never to its dtype."""
@@ -387,28 +408,17 @@ def _store_counts(engine: Engine, *_: object) -> None:
 
 
 def _check_state(engine: Engine, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Raise an error for a state that does not fit before any of it is copied; remember ours in case it cannot be used."""
-    engine._store_counts()
-    missing = [name for name in engine.SAVED if prefix + name not in state]
-    if len(missing) == len(engine.SAVED):
-        return
-    if missing:
-        raise ValueError(f"saved {' and '.join(missing)} are missing: the file is damaged or not for this engine.")
-    for name in engine.SAVED:
-        saved, ours = state[prefix + name], getattr(engine, name)
-        if saved.shape != ours.shape:
-            raise ValueError(f"saved {name} have shape {tuple(saved.shape)}; this engine holds {tuple(ours.shape)}.")
-        if not bool(saved.to(ours.dtype).square().isfinite().all()):
-            raise ValueError(
-                f"saved {name} are not all finite, or too large for {ours.dtype}: the file is damaged or not for this engine."
-            )
-    engine._before_load = {name: getattr(engine, name).clone() for name in engine.SAVED}
+    """Look at all of a state before any of it is copied, and remember ours in case it cannot be used."""
+    engine._check_saved(state, prefix)
+    if any(key.startswith(prefix) for key in state):
+        engine._store_counts()
+        engine._before_load = {name: getattr(engine, name).clone() for name in engine.SAVED}
 
 
 def _restore(engine: Engine, _incompatible_keys: object) -> None:
     """Rebuild from what was loaded, if anything of ours was; go back to what there was if that is not possible."""
-    before, engine._before_load = engine._before_load, {}
-    if not before:
+    before, engine._before_load = engine._before_load, None
+    if before is None:
         return
     try:
         engine._adopt_state()

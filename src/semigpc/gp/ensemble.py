@@ -1,61 +1,44 @@
 """Several engines with a part of the buffer each: the paper's way past one inverse (section 5, "~80K entries")."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from semigpc.gp.checks import (
-    check_classes,
-    check_engine,
-    check_offset,
-    check_queries,
-    check_rows,
-    check_slots,
-    check_tensor,
-    full_precision,
-)
 from semigpc.gp.engine import Engine, Expansion, NoExpansionError
 from semigpc.gp.kernels import Kernel
-from semigpc.gp.members import (
-    MemberRows,
-    by_member,
-    check_members,
-    combine_means,
-    ensemble_slots,
-    fitting_stripe,
-    member_capacities,
-    member_shares,
-    member_slots,
-)
-
-__all__ = ["EnsembleGP", "combine_means", "member_slots"]
 
 
-class EnsembleGP(nn.Module):
-    """M engines that share the slots among them, asked together.
+class EnsembleGP(Engine):
+    """M engines that share the slots among them, combined into one mean and variance.
 
         mu(h)  = sum_m w_m mu_m(h) / sum_m w_m        w_m = 1 / (v_m(h) + sigma^2)         combine="precision"
         var(h) = sum_m w_m v_m(h) / sum_m w_m = M / sum_m w_m - sigma^2
 
-    A generalised product of experts with exponents 1/M: members that agree give their own answer, and far from all data it is
-    the prior. The weights depend on the features alone, so by convexity of the square ``variance`` is an upper bound of the
-    squared error to expect of this mean, if the prior is right. ``combine="mean"`` has w_m = 1 instead, with the same bound:
-    members that know nothing of a query then dilute it, but no variance is needed to answer. Members without rows take no part.
+    A generalised product of experts with exponents 1/M: where members agree, the result is that of each, and far from all data
+    it is the prior. The weights depend on the features alone, so by convexity of the square ``variance`` is an upper bound of
+    the squared error to expect of this mean, if the prior is right. ``combine="mean"`` has w_m = 1 instead, with the same
+    bound: members without data near a query then dilute it, but ``mean`` needs no variance. Members without rows take no part.
+    Gradients of the mean take the weights as constants.
 
     Slots lie in stripes, dealt out in turn: batches of a FIFO buffer go to one member at a time, and each sees all times and
     classes alike. A change costs what it costs the members it touches: with exact ones of N / M slots each, M times fewer
     operations and M times less memory than one engine of N. With "precision", ``mean`` costs M variances, O(Q N^2 / M) there.
 
+    If torch's default process group has W > 1 processes at construction, process r holds the members m with m mod W = r. Every
+    process must then make the same calls with the same arguments, and gets the same results, equal to those of one process up
+    to the order of sums. ``mean`` is one all-reduce of (Q, C + 1) float64, and one of (Q, D) in its backward pass; ``variance``
+    is one of (Q, 2); a change needs none. ``features``, ``targets``, ``explain``, ``expansion``, ``state_dict`` and loading
+    bring together the members of all processes, so a state can be loaded by any number of them. If a member raises an error in
+    a change, it does so on its own process alone, which ends the run.
+
     Args:
-        capacity: N, slots of all members together.
-        n_features: D.
-        n_classes: C.
-        make: a member from its capacity; any engine of D features and C classes. All of one kernel, noise and dtype.
-        members: M, at most N.
-        combine: "precision" or "mean".
-        stripe: slots in a row that belong to one member; made narrower, see ``stripe``, where a member would have none.
+        capacity: N, slots of all members together. n_features: D. n_classes: C.
+        make: returns a member of a given capacity: any engine of D features and C classes, all of one kernel, noise and dtype.
+        members: M, at most N. combine: "precision" or "mean".
+        stripe: consecutive slots that belong to one member; made narrower, see ``stripe``, where a member would have none.
     """
 
     layout: Tensor
@@ -71,222 +54,284 @@ class EnsembleGP(nn.Module):
         combine: Literal["precision", "mean"] = "precision",
         stripe: int = 64,
     ) -> None:
-        super().__init__()
         if combine not in ("precision", "mean"):
             raise ValueError(f"combine must be 'precision' or 'mean'; got {combine!r}.")
-        self.stripe = fitting_stripe(capacity, members, stripe)
-        self.capacity, self.n_features, self.n_classes, self.combine = capacity, n_features, n_classes, combine
-        made = [make(size) for size in member_capacities(capacity, members, self.stripe)]
-        check_members(made, n_features, n_classes)
-        self.members = nn.ModuleList(cast("list[nn.Module]", made))
-        self.dtype = made[0].dtype
-        check_engine(capacity, n_features, n_classes, kernel=self.kernel, noise_std=self.noise_std, dtype=self.dtype)
-        self.register_buffer("layout", torch.tensor([capacity, members, self.stripe]))
-        self.register_load_state_dict_pre_hook(_refuse_what_does_not_fit)  # type: ignore[no-untyped-call]
+        stripe = fitting_stripe(capacity, members, stripe)
+        sizes = member_capacities(capacity, members, stripe)
+        spread = spread_out()
+        numbers = range(dist.get_rank(), members, dist.get_world_size()) if spread else range(members)
+        own = {str(number): make(sizes[number]) for number in numbers}
+        first = next(iter(own.values())) if own else make(1)
+        _check_members([first, *own.values()], n_features, n_classes)
+        super().__init__(capacity, n_features, n_classes, kernel=first.kernel, noise_std=first.noise_std, dtype=first.dtype)
+        self.n_members, self.combine, self.stripe, self._spread = members, combine, stripe, spread
+        self.members = nn.ModuleDict(own)
+        self.register_buffer("layout", torch.tensor([capacity, members, stripe]))
+        self.register_buffer("occupied", torch.zeros(capacity, dtype=torch.bool, device=first.device), persistent=False)
+        self.register_state_dict_post_hook(_add_other_members)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_drop_other_members)  # type: ignore[no-untyped-call]
 
-    # Asking ---------------------------------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------------------------
 
     @property
     def engines(self) -> list[Engine]:
-        """The members, as engines."""
-        return cast("list[Engine]", list(self.members))
-
-    def __len__(self) -> int:
-        """Occupied slots."""
-        return sum(len(engine) for engine in self.engines)
+        """The members of this process."""
+        return cast("list[Engine]", list(self.members.values()))
 
     @property
-    def kernel(self) -> Kernel:
-        """The kernel k of all members."""
-        return self.engines[0].kernel
-
-    @property
-    def noise_std(self) -> float:
-        """Sigma of all members."""
-        return self.engines[0].noise_std
-
-    @property
-    def features(self) -> Tensor:
+    def features(self) -> Tensor:  # type: ignore[override]
         """h_Q, (N, D), gathered from the members; rows of empty slots are 0."""
-        return self._gather([engine.features for engine in self.engines])
+        return self._gather("features", self.n_features)
 
     @property
-    def targets(self) -> Tensor:
+    def targets(self) -> Tensor:  # type: ignore[override]
         """y_Q, (N, C), gathered from the members; rows of empty slots are 0."""
-        return self._gather([engine.targets for engine in self.engines])
+        return self._gather("targets", self.n_classes)
 
-    @property
-    def occupied(self) -> Tensor:
-        """(N,) bool, gathered from the members."""
-        return self._gather([engine.occupied for engine in self.engines])
+    def _mean(self, queries: Tensor, offset: Tensor | None) -> Tensor:
+        if self._spread and queries.requires_grad:
+            queries = SumGradients.apply(queries)
+        sums = 0 * queries[:, :1].double().repeat(1, self.n_classes + 1)  # without own members, backward must run all the same
+        for _, engine in self._active():
+            weights = self._weights(engine, queries.detach())
+            sums = sums + torch.cat([weights * engine._mean(queries, offset).double(), weights], dim=1)
+        sums = self._total(sums)
+        return sums[:, :-1] / sums[:, -1:]
 
-    @full_precision()
-    def mean(self, queries: Tensor, *, offset: Tensor | None = None) -> Tensor:
-        """mu(h), (Q, C), for targets less ``offset`` (C,); differentiable in the queries, the weights taken as constants.
+    def _variance(self, queries: Tensor) -> Tensor:
+        sums = torch.zeros(len(queries), 2, dtype=torch.float64, device=self.device)
+        for _, engine in self._active():
+            variance = engine._variance(queries).clamp_min(0).double()
+            weights = self._precision(variance)
+            sums += torch.stack([weights * variance, weights], dim=1)
+        sums = self._total(sums)
+        return sums[:, 0] / sums[:, 1]
 
-        Args:
-            queries: (Q, D).
-        """
-        check_queries(self, queries)
-        if offset is not None:
-            check_offset(self, offset)
-        active = self._active()
-        means = torch.stack([engine.mean(queries, offset=offset) for _, engine in active])
-        return combine_means(means, self._weighing_variances(active, queries), self.noise_std**2)
+    def _explain(self, queries: Tensor, classes: Tensor) -> Tensor:
+        sums = torch.zeros(len(queries), self.capacity + 1, dtype=torch.float64, device=self.device)
+        for number, engine in self._active():
+            weights = self._weights(engine, queries)
+            sums[:, self._slots_of(number)] = weights * engine._explain(queries, classes).double()
+            sums[:, -1:] += weights
+        sums = self._total(sums)
+        return sums[:, :-1] / sums[:, -1:]
 
-    @full_precision()
-    @torch.no_grad()
-    def variance(self, queries: Tensor) -> Tensor:
-        """var(h) = sum_m w_m v_m(h) / sum_m w_m, (Q,), at least 0. What M members' variances cost.
-
-        Args:
-            queries: (Q, D).
-        """
-        check_queries(self, queries)
-        variances = torch.stack([engine.variance(queries) for _, engine in self._active()])
-        if self.combine == "mean":
-            return variances.mean(dim=0)
-        return (member_shares(variances, self.noise_std**2) * variances).sum(dim=0).to(queries.dtype)
-
-    @full_precision()
-    @torch.no_grad()
-    def explain(self, queries: Tensor, classes: Tensor) -> Tensor:
-        """What each slot adds to the mean of one class per query, (Q, N): a member's reasons times its share; sum to the mean.
-
-        Args:
-            queries: (Q, D). classes: (Q,) the class to explain for each query.
-        """
-        check_classes(self, queries, classes)
-        active = self._active()
-        variances = self._weighing_variances(active, queries)
-        shares = None if variances is None else member_shares(variances, self.noise_std**2).to(queries.dtype)
-        weights = queries.new_zeros(len(queries), self.capacity)
-        for position, (number, engine) in enumerate(active):
-            share = 1 / len(active) if shares is None else shares[position].unsqueeze(1)
-            weights[:, self._slots_of(number)] = engine.explain(queries, classes) * share
-        return weights
-
-    @torch.no_grad()
-    def expansion(self, *, offset: Tensor | None = None) -> Expansion:
-        """The mean as a sum of kernels: the members' own sums over their number. Only with combine="mean"."""
+    def _expansion(self, offset: Tensor | None) -> Expansion:
         if self.combine == "precision":
             raise NoExpansionError(
                 "an ensemble with combine='precision' is no fixed sum of kernels: its weights need every member's variance at "
                 "the query. One with combine='mean' can be exported."
             )
-        parts = [engine.expansion(offset=offset) for _, engine in self._active()]
-        weights = torch.cat([part.weights for part in parts]) / len(parts)
-        return Expansion(torch.cat([part.points for part in parts]), weights)
+        parts = {number: engine._expansion(offset) for number, engine in self._active()}
+        if self._spread:
+            parts = _gathered({number: Expansion(*(x.cpu() for x in part)) for number, part in parts.items()})
+        points, weights = (torch.cat([parts[number][i] for number in sorted(parts)]).to(self.device) for i in range(2))
+        return Expansion(points, weights / len(parts))
 
-    # Changing -------------------------------------------------------------------------------------------------------
-
-    @full_precision()
     @torch.no_grad()
-    def replace(self, slots: Tensor, features: Tensor, targets: Tensor) -> None:
-        """Put new rows into slots, empty or occupied; the members concerned are changed one after the other.
+    def _weights(self, engine: Engine, queries: Tensor) -> Tensor:
+        """w_m, (Q, 1) float64."""
+        if self.combine == "mean" or self.n_members == 1:
+            return torch.ones(len(queries), 1, dtype=torch.float64, device=self.device)
+        return self._precision(engine._variance(queries).clamp_min(0).double()).unsqueeze(1)
 
-        A call refused for its arguments changes nothing at all. One that a member refuses later (a K that cannot be inverted)
-        leaves what is stored as it was, and the answers up to rounding.
+    def _precision(self, variance: Tensor) -> Tensor:
+        return torch.ones_like(variance) if self.combine == "mean" else (variance + self.noise_std**2).reciprocal()
 
-        Args:
-            slots: (B,) distinct integers in [0, capacity). features: (B, D). targets: (B, C).
-        """
-        slots = check_slots(self, slots)
-        features, targets = check_rows(self, slots, features, targets)
-        self._change(slots, features, targets)
+    def _own(self) -> Iterator[tuple[int, Engine]]:
+        """The members of this process with their numbers."""
+        return zip(map(int, self.members), self.engines, strict=True)
 
-    @full_precision()
+    def _active(self) -> list[tuple[int, Engine]]:
+        """Members of this process that hold rows; the first of all, whose mean and variance are the prior's, if none does."""
+        return [(number, engine) for number, engine in self._own() if (len(engine) if len(self) else number == 0)]
+
+    def _slots_of(self, number: int) -> Tensor:
+        """The ensemble's slots (n,) of a member of this process, in its own order."""
+        local = torch.arange(cast("Engine", self.members[str(number)]).capacity, device=self.device)
+        return (local // self.stripe * self.n_members + number) * self.stripe + local % self.stripe
+
+    def _total(self, sums: Tensor) -> Tensor:
+        return cast("Tensor", Sum.apply(sums)) if self._spread else sums
+
     @torch.no_grad()
-    def remove(self, slots: Tensor) -> None:
-        """Empty some occupied slots. No slots, no change; a refused call changes nothing.
+    def _gather(self, name: str, width: int) -> Tensor:
+        """Rows of all members in the ensemble's order, (N, width)."""
+        rows = torch.zeros(self.capacity, width, dtype=self.dtype, device=self.device)
+        for number, engine in self._own():
+            rows[self._slots_of(number)] = getattr(engine, name).view(-1, width).to(rows)
+        return self._total(rows)
 
-        Args:
-            slots: (B,) distinct, occupied.
-        """
-        check_tensor("slots", slots)
-        if slots.shape != (0,):
-            self._change(check_slots(self, slots, occupied=True), None, None)
+    # Changes --------------------------------------------------------------------------------------------------------
 
-    def rebuild(self) -> None:
-        """Every member anew from its stored features and targets."""
+    def reanchor(self, kernel: Kernel, noise_std: float) -> None:
+        for engine in self.engines:
+            engine._check_kernel(kernel, noise_std)  # of all, before the first is changed
+        super().reanchor(kernel, noise_std)
+
+    def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
+        owner, local = member_slots(slots, self.n_members, self.stripe)
+        positions: dict[int, list[int]] = {}
+        for position, number in enumerate(owner.tolist()):
+            positions.setdefault(number, []).append(position)
+        changes = []
+        for number, engine in self._own():
+            if number in positions:
+                part = torch.tensor(positions[number])
+                there = part.to(self.device, non_blocking=True)
+                rows = (None, None) if features is None or targets is None else (features[there], targets[there])
+                changes.append((engine, local[part], *rows))
+        change_together(changes)
+        self.occupied[slots.to(self.device, non_blocking=True)] = features is not None
+
+    def _rebuild(self) -> None:
         for engine in self.engines:
             engine.rebuild()
 
-    def reanchor(self, kernel: Kernel, noise_std: float) -> None:
-        """Go on with another kernel and noise in all members; back to the old ones in all if one member refuses."""
-        check_engine(self.capacity, self.n_features, self.n_classes, kernel=kernel, noise_std=noise_std, dtype=self.dtype)
-        before = self.kernel, self.noise_std
-        for number, engine in enumerate(self.engines):
-            try:
-                engine.reanchor(kernel, noise_std)
-            except Exception:
-                for changed in self.engines[:number]:
-                    changed.reanchor(*before)
-                raise
+    def _reanchor(self) -> None:
+        for engine in self.engines:
+            if (engine.kernel, engine.noise_std) != (self.kernel, self.noise_std):
+                engine.reanchor(self.kernel, self.noise_std)
 
-    def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Change the members one after the other; put back those already changed if a later one refuses."""
-        changed: list[tuple[MemberRows, Tensor, Tensor, Tensor]] = []
-        for rows in by_member(slots, len(self.members), self.stripe):
-            engine = self.engines[rows.member]
-            before = engine.features[rows.slots], engine.targets[rows.slots], engine.occupied[rows.slots]
-            try:
-                if features is None or targets is None:
-                    engine.remove(rows.slots)
-                else:
-                    engine.replace(rows.slots, features[rows.positions], targets[rows.positions])
-            except Exception:
-                for done, *old in changed:
-                    _put_back(self.engines[done.member], done.slots, *old)
-                raise
-            changed.append((rows, *before))
+    # Saving and loading ---------------------------------------------------------------------------------------------
 
-    def _active(self) -> list[tuple[int, Engine]]:
-        """Members that hold rows with their numbers; the first one, which then answers with the prior, if none does."""
-        numbered = list(enumerate(self.engines))
-        return [(number, engine) for number, engine in numbered if len(engine)] or numbered[:1]
+    def _check_saved(self, state: dict[str, Any], prefix: str) -> None:
+        layout = state.get(prefix + "layout")
+        if layout is not None and layout.tolist() != self.layout.tolist():
+            saved, ours = layout.tolist(), self.layout.tolist()
+            raise ValueError(f"saved is an ensemble of (capacity, members, stripe) {tuple(saved)}; this one has {tuple(ours)}.")
+        for number, engine in self._own():  # of all, before the first is loaded
+            engine._check_saved(state, f"{prefix}members.{number}.")
 
-    def _weighing_variances(self, active: list[tuple[int, Engine]], queries: Tensor) -> Tensor | None:
-        """Variances (M, Q) that decide on the weights; None where nothing is to be weighed."""
-        if self.combine == "mean" or len(active) == 1:
-            return None
-        return torch.stack([engine.variance(queries.detach()) for _, engine in active])
-
-    def _slots_of(self, number: int) -> Tensor:
-        """The ensemble's slots (n,) of a member, in its own order."""
-        local = torch.arange(self.engines[number].capacity, device=self.layout.device)
-        return ensemble_slots(number, local, len(self.members), self.stripe)
-
-    def _gather(self, parts: list[Tensor]) -> Tensor:
-        """Rows of the members in the ensemble's order, (N, ...)."""
-        gathered = parts[0].new_empty(self.capacity, *parts[0].shape[1:])
-        for number, part in enumerate(parts):
-            gathered[self._slots_of(number)] = part
-        return gathered
+    def _adopt_state(self) -> None:
+        self.occupied.copy_(self._gather("occupied", 1).squeeze(1))
+        self._recount()
 
     def extra_repr(self) -> str:
-        return (
-            f"capacity={self.capacity}, n_features={self.n_features}, n_classes={self.n_classes}, combine={self.combine!r}, "
-            f"stripe={self.stripe}"
-        )
+        return f"{super().extra_repr()}, members={self.n_members}, combine={self.combine!r}, stripe={self.stripe}"
 
 
-def _put_back(engine: Engine, slots: Tensor, features: Tensor, targets: Tensor, occupied: Tensor) -> None:
-    if bool(occupied.any()):
-        engine.replace(slots[occupied], features[occupied], targets[occupied])
-    if not bool(occupied.all()):
-        engine.remove(slots[~occupied][engine.occupied[slots[~occupied]]])
+def _add_other_members(ensemble: EnsembleGP, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Complete a state with the members of the other processes."""
+    if ensemble._spread:
+        own = {key: value.detach().cpu() for key, value in state.items() if key.startswith(f"{prefix}members.")}
+        state.update({key: value.to(ensemble.device) for key, value in _gathered(own).items() if key not in own})
 
 
-def _refuse_what_does_not_fit(ensemble: EnsembleGP, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Look at all parts of a state before any of it is copied: a member must not load what the next one refuses."""
-    layout = state.get(prefix + "layout")
-    if layout is not None and layout.tolist() != ensemble.layout.tolist():
-        saved, ours = layout.tolist(), ensemble.layout.tolist()
-        raise ValueError(f"saved is an ensemble of (capacity, members, stripe) {tuple(saved)}; this one has {tuple(ours)}.")
-    for name, ours in ensemble.members.state_dict(prefix=f"{prefix}members.").items():
-        saved = state.get(name)
-        if saved is not None and saved.shape != ours.shape:
-            raise ValueError(f"saved {name} have shape {tuple(saved.shape)}; this ensemble holds {tuple(ours.shape)}.")
-        if saved is not None and not bool(saved.to(ours.dtype).square().isfinite().all()):
-            raise ValueError(f"saved {name} are not all finite, or too large for {ours.dtype}: the file is damaged.")
+def _drop_other_members(ensemble: EnsembleGP, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Leave in a state the members of this process."""
+    others = tuple(f"{prefix}members.{number}." for number in range(ensemble.n_members) if str(number) not in ensemble.members)
+    for key in [key for key in state if key.startswith(others)]:
+        del state[key]
+
+
+# Members and their slots ----------------------------------------------------------------------------------------------
+
+
+def member_slots(slots: Tensor, members: int, stripe: int) -> tuple[Tensor, Tensor]:
+    """Return which member holds each slot (B,), and which slot there: stripe q = s // stripe belongs to member q % members."""
+    stripes = slots // stripe
+    return stripes % members, stripes // members * stripe + slots % stripe
+
+
+def member_capacities(capacity: int, members: int, stripe: int) -> list[int]:
+    """Return the number of slots of each member; they sum to ``capacity`` and differ by at most one stripe."""
+    rounds, rest = divmod(capacity, members * stripe)
+    return [rounds * stripe + min(max(rest - member * stripe, 0), stripe) for member in range(members)]
+
+
+def fitting_stripe(capacity: int, members: int, stripe: int) -> int:
+    """Return the stripe, or an equal share of the slots where that is narrower, so that every member has slots."""
+    for name, value in (("capacity", capacity), ("members", members), ("stripe", stripe)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be an integer of at least 1; got {value!r}.")
+    if capacity < members:
+        raise ValueError(f"members must be at most capacity, a slot each; got {members} members for {capacity} slots.")
+    return min(stripe, capacity // members)
+
+
+def _check_members(made: list[Engine], n_features: int, n_classes: int) -> None:
+    """Raise an error for members that cannot be combined."""
+    first = made[0]
+    for engine in made:
+        if not isinstance(engine, Engine):
+            raise TypeError(f"make must return an Engine, such as ExactGP; got {type(engine).__name__}.")
+        if (engine.n_features, engine.n_classes) != (n_features, n_classes):
+            raise ValueError(
+                f"make must return engines of {n_features} features and {n_classes} classes; got {engine.n_features} and "
+                f"{engine.n_classes}."
+            )
+        if (engine.kernel, engine.noise_std, engine.dtype) != (first.kernel, first.noise_std, first.dtype):
+            raise ValueError("make must return engines of one kernel, noise_std and dtype; they differ from call to call.")
+
+
+def change_together(changes: Iterable[tuple[Engine, Tensor, Tensor | None, Tensor | None]]) -> None:
+    """Give new features and targets, or none, to slots on the CPU of several engines; put back all if one raises an error."""
+    before: list[tuple[Engine, Tensor, Tensor, Tensor, set[int]]] = []
+    for engine, slots, features, targets in changes:
+        there = slots.to(engine.device, non_blocking=True)
+        before.append((engine, slots, engine.features[there], engine.targets[there], engine._held.intersection(slots.tolist())))
+        try:
+            if features is None or targets is None:
+                engine.remove(slots)
+            else:
+                engine.put(slots, features, targets)
+        except BaseException:
+            for old in before:
+                _put_back(*old)
+            raise
+
+
+def _put_back(engine: Engine, slots: Tensor, features: Tensor, targets: Tensor, occupied: set[int]) -> None:
+    """Give an engine its old rows again, and empty those of the slots that were not occupied; landmarks may be chosen anew."""
+    engine._recount()  # the engine that raised the error may have written rows before that
+    now = engine._held.intersection(slots.tolist())
+    if now == occupied and torch.equal(engine.features[slots], features) and torch.equal(engine.targets[slots], targets):
+        return
+    engine.remove(torch.tensor(sorted(now), dtype=torch.int64))  # all of them: with some new rows, K may be singular
+    at = torch.tensor([position for position, slot in enumerate(slots.tolist()) if slot in occupied], dtype=torch.int64)
+    if len(at):
+        engine.put(slots[at], features[at], targets[at])
+
+
+# Processes that train together ----------------------------------------------------------------------------------------
+
+
+def spread_out() -> bool:
+    """Return whether this process is one of several that train together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+class Sum(torch.autograd.Function):
+    """The sum over processes; the loss is the same on all, so the gradient of each term is that of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, term: Tensor) -> Tensor:  # noqa: ARG004
+        total = term.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        return gradient
+
+
+class SumGradients(torch.autograd.Function):
+    """The identity, whose gradient is summed over processes, each of which computes the part of its own members."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+
+def _gathered(part: dict[Any, Any]) -> dict[Any, Any]:
+    """The dictionaries of all processes as one."""
+    parts: list[dict[Any, Any]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(parts, part)
+    return {key: value for part in parts for key, value in part.items()}

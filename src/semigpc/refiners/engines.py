@@ -17,7 +17,6 @@ from semigpc.gp import (
     LowRankGP,
     MatrixFreeGP,
     PerClassGP,
-    SpreadEnsembleGP,
     exact_fits,
     spread_out,
 )
@@ -112,8 +111,7 @@ def _ensemble(config: GPConfig, n_features: int, n_classes: int, kernel: Kernel,
     if spread_out() and config.learn != "never":
         raise ValueError(f"learn={config.learn!r} needs all rows in one place, and processes share the members of an ensemble.")
     member = partial(_exact, config, n_features, n_classes, kernel, device)
-    kind = SpreadEnsembleGP if spread_out() else EnsembleGP  # one answer; processes that train together share the members
-    return kind(config.buffer_size, n_features, n_classes, make=member, members=config.members, combine=config.combine)
+    return EnsembleGP(config.buffer_size, n_features, n_classes, make=member, members=config.members, combine=config.combine)
 
 
 def _matrix_free(
