@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from semigpc.bench.peers import GPYTORCH_INSTALLED, Problem, peers
+from semigpc.bench.reference import posterior
 from semigpc.bench.timing import peak_extra_bytes, time_in_turns
 from semigpc.bench.update import PEERS, bench_update, embedded_stream, generated_stream
 from semigpc.gp import RBF
-from semigpc.gp.reference import posterior
 from tests.gp.streams import clusters
 
 KEYS = [

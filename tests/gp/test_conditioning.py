@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from semigpc.bench.reference import kernel_matrix, posterior
 from semigpc.gp import RBF, Clipped, ExactGP
-from semigpc.gp.reference import kernel_matrix, posterior
 from tests.gp.streams import clusters
 
 

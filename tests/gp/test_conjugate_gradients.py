@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from semigpc.bench.reference import kernel_matrix
 from semigpc.gp import RBF
 from semigpc.gp.conjugate_gradients import LandmarkPreconditioner, solve
-from semigpc.gp.reference import kernel_matrix
 from tests.gp.streams import clusters
 
 

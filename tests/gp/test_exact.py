@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from semigpc.bench.reference import kernel_matrix, posterior
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.gp import KERNELS, RBF, Clipped, Cosine, ExactGP, Kernel, Laplace
 from semigpc.gp import tiles as tiles_module
-from semigpc.gp.reference import kernel_matrix, posterior
 from tests.gp.streams import clusters
 
 WIDTH, CLASSES, NOISE_STD = 16, 4, 0.3

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import semigpc.gp.learning as module
+from semigpc.bench.reference import kernel_matrix
 from semigpc.gp import NTK, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.kernels import squared_distances
 from semigpc.gp.learning import LeaveOneOut, Objective, balanced_rows, learn_kernel, scales_of
-from semigpc.gp.reference import kernel_matrix
 from tests.gp.streams import clusters
 
 both_objectives = pytest.mark.parametrize("objective", ["marginal", "leave_one_out"])

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from semigpc.bench.reference import kernel_matrix
 from semigpc.gp import NTK, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.learning import LeaveOneOut, MarginalLikelihood, scales_of, with_scales
-from semigpc.gp.reference import kernel_matrix
 from tests.gp.streams import clusters
 
 KERNELS: list[Kernel] = [

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from semigpc.bench.reference import kernel_matrix
 from semigpc.gp import RBF, Clipped, ExactGP, Kernel, Laplace, LowRankGP, NoExpansionError, NotPositiveDefiniteError, PerClassGP
 from semigpc.gp.per_class import AverageKernel
-from semigpc.gp.reference import kernel_matrix
 from tests.gp.streams import clusters, failing_once
 
 WIDTH, CLASSES, SLOTS = 16, 4, 24

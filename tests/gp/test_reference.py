@@ -2,8 +2,8 @@
 
 import torch
 
+from semigpc.bench.reference import append_rows, drop_oldest_rows, kernel_matrix, posterior
 from semigpc.gp import RBF
-from semigpc.gp.reference import append_rows, drop_oldest_rows, kernel_matrix, posterior
 from tests.gp.streams import clusters
 
 

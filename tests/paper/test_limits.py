@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from semigpc.bench.reference import similarity_aggregate
 from semigpc.gp import RBF, Clipped, ExactGP
-from semigpc.gp.reference import similarity_aggregate
 from tests.gp.streams import clusters
 
 

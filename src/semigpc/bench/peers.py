@@ -11,9 +11,9 @@ import torch
 from sklearn.kernel_ridge import KernelRidge
 from torch import Tensor
 
+from semigpc.bench.reference import append_rows, drop_oldest_rows, kernel_matrix
 from semigpc.bench.timing import Step
 from semigpc.gp.kernels import RBF
-from semigpc.gp.reference import append_rows, drop_oldest_rows, kernel_matrix
 
 GPYTORCH_INSTALLED = find_spec("gpytorch") is not None
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semigpc.bench.peers import GPYTORCH_INSTALLED, Problem, peers
+from semigpc.bench.reference import kernel_matrix, posterior
 from semigpc.bench.timing import Step, peak_extra_bytes, time_in_turns
 from semigpc.gp import RBF, ExactGP
-from semigpc.gp.reference import kernel_matrix, posterior
 
 STEPS_UNTIL_A_FOLD = 20  # whose memory is measured: one of them folds
 QUERIES = 256  # rows at which means are compared with a fresh solve

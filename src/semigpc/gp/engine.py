@@ -107,22 +107,12 @@ class Engine(nn.Module):
         kernel = RBF() if kernel is None else kernel
         self._check_kernel(kernel, noise_std)
         self.capacity, self.n_features, self.n_classes, self.dtype = capacity, n_features, n_classes, dtype
-        self._kernel, self._noise_std = kernel, noise_std
+        self.kernel, self.noise_std = kernel, noise_std
         self._held: set[int] = set()  # occupied slots, on the host
         self._before_load: dict[str, Tensor] | None = None
         self.register_state_dict_pre_hook(_store_counts)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_check_state)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_restore)  # type: ignore[no-untyped-call]
-
-    @property
-    def kernel(self) -> Kernel:
-        """The kernel k."""
-        return self._kernel
-
-    @property
-    def noise_std(self) -> float:
-        """Sigma."""
-        return self._noise_std
 
     @property
     def device(self) -> torch.device:
@@ -226,12 +216,12 @@ class Engine(nn.Module):
     def reanchor(self, kernel: Kernel, noise_std: float) -> None:
         """Continue with another kernel and noise over the same rows, as if it had always been these."""
         self._check_kernel(kernel, noise_std)
-        before = self._kernel, self._noise_std
-        self._kernel, self._noise_std = kernel, noise_std
+        before = self.kernel, self.noise_std
+        self.kernel, self.noise_std = kernel, noise_std
         try:
             self._reanchor()
         except BaseException:  # an interrupt, too: this can take minutes
-            self._kernel, self._noise_std = before
+            self.kernel, self.noise_std = before
             self._go_back(self._reanchor)
             raise
 

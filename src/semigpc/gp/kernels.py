@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NEXT_TO_ONE = 1 - 2.0**-53  # arccos has a gradient up to here
-
 
 class Kernel(Protocol):
     """What the engines ask of a kernel."""
@@ -128,50 +126,28 @@ class Cosine:
 class NTK:
     """k(a, b) = eta * (a.b + bias): the neural tangent kernel of a linear last layer. O(N M D).
 
-    The layer says z_c = w_c . h + b_c. Its gradient is h with respect to w_c, 1 with respect to b_c, and 0 with respect to
+    The layer is z_c = w_c . h + b_c. Its gradient is h with respect to w_c, 1 with respect to b_c, and 0 with respect to
     the weights of other classes, so that all classes share one kernel: grad z_c(a) . grad z_c(b) = a.b + 1. ``bias`` is the
     square of the rate at which b_c learns beside w_c. A GP with this kernel is what training that layer alone would give.
 
-    With ``depth`` infinitely wide ReLU layers between the features and the output it is the recursion
-
-        Theta <- Theta kappa_0(rho) + q kappa_1(rho)      Sigma <- q kappa_1(rho)      both a.b + bias at first
-        rho = Sigma(a, b) / q      q = sqrt(Sigma(a, a) Sigma(b, b))
-        kappa_0 = 1 - t / pi      kappa_1 = ((pi - t) cos t + sin t) / pi      t = arccos rho
-
-    in float64, since arccos turns an error of 1e-7 near 1 into one of 3e-4. kappa(1) = 1, hence the exact diagonal
-    (depth + 1) (|a|^2 + bias). At identical points, where it has a cusp, the gradient of a deep one is taken to be 0.
-
     Args:
-        output_scale: eta. bias: of the features' layer, 0 for none. depth: ReLU layers, 0 for the linear layer alone.
+        output_scale: eta. bias: 0 for a layer without one.
     """
 
     output_scale: float = 1.0
     bias: float = 1.0
-    depth: int = 0
     positive_definite: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _require_positive("output_scale", self.output_scale)
         if not 0 <= self.bias <= 1e12:
             raise ValueError(f"bias must be 0 or a positive finite number, at most 1e12; got {self.bias}.")
-        if not isinstance(self.depth, int) or self.depth < 0:
-            raise ValueError(f"depth must be a whole number, at least 0; got {self.depth!r}.")
 
     def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        if not self.depth:
-            return (x1 @ x2.mT).add_(self.bias).mul_(self.output_scale)
-        a, b = (F.pad(x.double(), (0, 1), value=self.bias**0.5) for x in (x1, x2))
-        q: Tensor = torch.linalg.vector_norm(a, dim=1).unsqueeze(1) * torch.linalg.vector_norm(b, dim=1)
-        rho = _directions(a) @ _directions(b).mT
-        theta = q * rho
-        for _ in range(self.depth):
-            t = torch.acos(rho.clamp(-NEXT_TO_ONE, NEXT_TO_ONE))
-            rho = ((math.pi - t) * t.cos() + t.sin()) / math.pi
-            theta = theta * (1 - t / math.pi) + q * rho
-        return theta.mul(self.output_scale).to(x1.dtype)
+        return (x1 @ x2.mT).add_(self.bias).mul_(self.output_scale)
 
     def diagonal(self, x: Tensor) -> Tensor:
-        return square_norms(x).add_(self.bias).mul_((self.depth + 1) * self.output_scale)
+        return square_norms(x).add_(self.bias).mul_(self.output_scale)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class PerClassGP(Engine):
                     changed.reanchor(old_kernel, old_noise_std)
                 raise
         self.kernels, self.noise_stds = tuple(kernels), tuple(noise_stds)
-        self._kernel, self._noise_std = _averages(kernels, noise_stds)
+        self.kernel, self.noise_std = _averages(kernels, noise_stds)
 
     def _check_saved(self, state: dict[str, Any], prefix: str) -> None:
         for c, engine in enumerate(self.engines):  # of all, before the first is loaded
