@@ -26,16 +26,16 @@ EXACT_SHARE = 0.5  # of the memory that the inverse of K may take
 
 
 class Fit(NamedTuple):
-    """Whether the exact engine should hold so many rows, and why or why not."""
+    """Whether the exact engine suits so many rows, and why or why not."""
 
     fits: bool
     reason: str
 
 
 def exact_fits(rows: int, device: torch.device | str | None = None) -> Fit:
-    """Decide whether ``rows`` rows are for the exact engine: memory and time of a step allow it.
+    """Return whether the exact engine suits so many rows, by memory and by the time of a step, and why or why not.
 
-    By all of a device's memory and not by what is free, so that a resumed run decides alike.
+    All of a device's memory counts, not what is free, so that a resumed run decides alike.
     """
     if rows > EXACT_ROWS:
         return Fit(False, f"{rows} rows are more than {EXACT_ROWS}")
@@ -382,10 +382,9 @@ class ExactGP(Engine):
         P, info = torch.linalg.inv_ex(K)
         if int(info) or not float((P @ K).diagonal().sub(1).abs().max()) < 1e-2:
             raise NotPositiveDefiniteError
-        for part in torch.arange(len(slots), device=slots.device).split(CHUNK):
-            rows = P.new_zeros(len(part), self.inverse.size)
-            rows[:, slots] = P[part]
-            self.inverse.base.set_rows(slots[part], rows)
+        K = torch.eye(self.inverse.size, dtype=P.dtype, device=P.device)
+        K[slots.unsqueeze(1), slots] = P
+        self.inverse.base.fill(lambda rows, columns: K[rows, columns])
 
     def _not_invertible(self) -> NotPositiveDefiniteError:
         return NotPositiveDefiniteError(

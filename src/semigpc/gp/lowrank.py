@@ -115,9 +115,8 @@ class WeightSpace(nn.Module):
         P = torch.cholesky_inverse(root)
         self.inverse = DelayedInverse(max(len(P), 1), device=P.device)  # an empty engine has no landmarks
         self.inverse.base.grow(len(P))
-        for start in range(0, len(P), CHUNK):
-            rows_of_P = self._padded(P[start : start + CHUNK])
-            self.inverse.base.set_rows(torch.arange(start, start + len(rows_of_P), device=P.device), rows_of_P)
+        padded = nn.functional.pad(P, (0, self.inverse.size - len(P), 0, self.inverse.size - len(P)))
+        self.inverse.base.fill(lambda rows, columns: padded[rows, columns])
 
     def change(self, phi: Tensor, values: Tensor, *, leaving: int) -> None:
         """Remove the first ``leaving`` rows (B, m), (B, K) and add the others. O(B m^2 + B^2 m).

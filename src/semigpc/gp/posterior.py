@@ -115,14 +115,13 @@ class Posterior:
         top: int = 3,
         prepare: Callable[[Tensor], Tensor] | None = None,
     ) -> Scored:
-        """Mean, variance, class and the weightiest reasons of each row.
+        """Return mean, variance, class and the largest reasons of each row.
 
         Args:
-            queries: (M, D) of any floating dtype, finite.
+            queries: (M, D) of any floating dtype, finite. top: reasons per row.
             bias: (C,) added to the mean to choose the class, and to nothing else.
             variance: whether it is wanted; where N is larger than D it is most of the work.
-            top: reasons a row.
-            prepare: what is done to every chunk of queries first, while it is in the cache; (m, D) -> (m, D).
+            prepare: applied to every chunk of queries first, while it is in the cache; (m, D) -> (m, D).
         """
         bias = self._check(queries, bias, top)
         rows = len(queries)

@@ -105,13 +105,11 @@ class SymmetricTiles(nn.Module):
             return self.tiles[0, slots]
         return self.tiles.take(self._addresses(slots)).mT.contiguous()
 
-    def set_rows(self, slots: Tensor, rows: Tensor) -> None:
-        """Write P[slots] = rows and, by symmetry, P[:, slots] = rows^T. ``rows`` is (B, size)."""
-        self.tiles.view(-1)[self._addresses(slots)] = rows.mT
-        # Inside a diagonal tile a row and its mirror image are two places: write the second one too.
-        strip = slots // self.side
-        own = rows.view(len(slots), self.strips, self.side)[torch.arange(len(slots), device=slots.device), strip]
-        self.tiles[strip * (strip + 3) // 2, :, slots % self.side] = own
+    def fill(self, block: Callable[[slice, slice], Tensor]) -> None:
+        """Overwrite the rows in use with the symmetric matrix whose entries of given rows and columns ``block`` returns."""
+        for i in range(self.strips):
+            for j in range(i + 1):
+                self.tile(i, j).copy_(block(*(slice(k * self.side, (k + 1) * self.side) for k in (i, j))))
 
     def _addresses(self, slots: Tensor) -> Tensor:
         """Flat positions of P[:, slots], (size, B): along a tile's row left of the diagonal, down its column below.
@@ -138,10 +136,7 @@ class SymmetricTiles(nn.Module):
         Raises:
             NotPositiveDefiniteError: it has no Cholesky factor, or one that is lost in rounding. The tiles are then worthless.
         """
-        strips = [slice(i * self.side, (i + 1) * self.side) for i in range(self.strips)]
-        for i in range(self.strips):
-            for j in range(i + 1):
-                self.tile(i, j).copy_(block(strips[i], strips[j]))
+        self.fill(block)
         diagonals = [self.tile(i, i).diagonal() for i in range(self.strips)]  # views: of K now, of its factor below
         floor = rounding_floor(self.size, self.tiles.dtype) * torch.cat(diagonals).max()
         self._factorise()
