@@ -28,7 +28,7 @@ def clusters(
     return draw
 
 
-def failing_once(method: Callable[..., None], error: type[Exception], *, written: bool) -> Callable[..., None]:
+def failing_once(method: Callable[..., None], error: type[BaseException], *, written: bool) -> Callable[..., None]:
     """The method of an engine, whose first call raises an error, before it has changed anything or after it has changed all."""
     calls: list[object] = []
 
