@@ -149,5 +149,5 @@ def _insist(found: dict[str, float]) -> None:
         raise DifferenceError(
             f"what was written differs from the run by {found[worst]:.2g} in {worst}, and {TOLERANCE:g} is allowed; "
             "it was removed. Try the other --format, or --head linear; if only the GP differs, its float32 rounds too much, "
-            "and a run trained with --set refiner.dtype=float64 would do."
+            "and a run trained with --set refiner.engine.dtype=float64 would do."
         )
