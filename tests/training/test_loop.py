@@ -155,6 +155,16 @@ def test_a_run_says_which_engine_carried_its_gp_and_how_far_it_is_from_exact(tmp
     assert 0 < low["gap"]["mean"] < 0.5
 
 
+def test_a_run_chooses_its_engine_by_the_memory_of_the_device_it_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semigpc.gp.exact._memory", lambda device: 2**36 if device is None else 2**10)  # None: not told
+    settings = ("refiner.engine.rank=24", "refiner.eval_buffer=rebuilt", "train.steps=3")
+    summary = train(small_run("fixmatch", "gp", *settings), tmp_path)
+    assert (summary["gp"]["engine"], summary["gp"]["engine_reason"][-15:]) == ("lowrank", "takes 0 MiB of 0")
+    assert load(RunFolder(tmp_path).last).tensors["algorithm.refiner.engine.landmarks"].shape[0] == 24
+
+
 @pytest.mark.parametrize("engine", ["ensemble", "matrix_free"])
 def test_a_run_is_carried_by_any_engine(engine: str, tmp_path: Path) -> None:
     losses = {}

@@ -128,6 +128,7 @@ def train(
       semigpc train digits --ratio 30 --algorithm simmatch --refiner gp
       semigpc train photos --labels labels.csv --test test.csv
       semigpc train photos --labels labels.csv --set train.lr=1e-3
+      semigpc train digits --set refiner.engine=lowrank --set refiner.engine.rank=256
       semigpc train photos --labels labels.csv --features cached
       semigpc train photos --labels labels.csv --devices 4
     """
