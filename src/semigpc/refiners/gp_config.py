@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from semigpc.refiners.engines import ENGINES, AutoOptions, EngineOptions
+from semigpc.refiners.engines import ENGINES, AutoOptions
 from semigpc.refiners.placement import PlacementConfig
 
 
@@ -87,7 +87,7 @@ class GPConfig(PlacementConfig):
     def _check_engine(self) -> None:
         if isinstance(self.engine, str) and self.engine in ENGINES:
             object.__setattr__(self, "engine", ENGINES[self.engine]())
-        if not isinstance(self.engine, EngineOptions):
+        if type(self.engine) not in ENGINES.values():
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, or options of one; got {self.engine!r:.80}.")
         self.engine.check(self.buffer_size)
         if self.kernel_clip and self.engine.name not in ("auto", "exact"):
