@@ -80,7 +80,7 @@ class LowRankOptions(EngineOptions):
         rank: landmarks; 1024, or as many as there are slots.
         landmark_steps: steps after which landmarks are chosen anew, as the network moves its features; 0 for one turnover of
             the buffer. They are also chosen anew when new rows are badly covered.
-        dtype: of everything that the engine stores.
+        dtype: of the stored rows.
     """
 
     name: ClassVar[str] = "lowrank"
@@ -171,7 +171,7 @@ class MatrixFreeOptions(EngineOptions):
     Args:
         rank: landmarks of the preconditioner; 1024, or as many as there are slots.
         tolerance: |y - K alpha| / |y|.
-        dtype: of everything that the engine stores.
+        dtype: of kernel values and stored rows.
     """
 
     name: ClassVar[str] = "matrix_free"
