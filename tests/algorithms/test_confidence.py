@@ -93,7 +93,7 @@ def test_remixmatch_without_a_threshold_asks_nobody() -> None:
 @pytest.mark.parametrize(("name", "kind"), list(itertools.product(MASKED, KINDS)))
 def test_every_algorithm_masks_by_every_confidence_of_a_gp(name: str, kind: str) -> None:
     options = OPTIONS[name] if name == "freematch" else {**OPTIONS[name], "threshold": 0.4}
-    refiner: Any = make_refiner("gp", confidence=kind, buffer_size=12, warmup_steps=1, dtype="float64")
+    refiner: Any = make_refiner("gp", confidence=kind, buffer_size=12, warmup_steps=1)
     algorithm: Any = make_algorithm(name, refiner, **options).double()
     networks, masks = pair(), []
     for number, batch in enumerate(stream(8)):
@@ -114,7 +114,6 @@ def test_a_picture_unlike_all_labelled_ones_is_masked_by_variance_whatever_the_n
         buffer_size=CLASSES,
         warmup_steps=0,
         push="before",
-        dtype="float64",
         blend=0.0,
     )
     algorithm = make_algorithm("fixmatch", refiner, threshold=0.9).double()

@@ -92,7 +92,7 @@ STEPS = 4
 
 def gp(**options: Any) -> tuple[Any, SlowGP]:
     """The refiner and its slow reading: a buffer of 12 that batches of 5 wrap around from the third step on."""
-    options = {"dtype": "float64", "warmup_steps": 1, "buffer_size": 12, "length_scale": 0.7, **options}
+    options = {"warmup_steps": 1, "buffer_size": 12, "length_scale": 0.7, **options}
     width = PROJECTION if options.get("feature") == "projection" else WIDTH
     return make_refiner("gp", width, **options), SlowGP(GPConfig(**options))
 

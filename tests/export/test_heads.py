@@ -17,15 +17,15 @@ from semigpc.export.formats import FORMATS, NotExportableError
 from semigpc.export.network import ExportedNetwork
 from semigpc.gp import EnsembleGP, ExactGP, LowRankGP, MatrixFreeGP, NoExpansionError, PerClassGP
 from semigpc.models import Classifier
-from semigpc.refiners import GaussianProcessRefiner
+from semigpc.refiners import EnsembleOptions, GaussianProcessRefiner, LowRankOptions, MatrixFreeOptions
 from tests.export.clusters import AUGMENT, SIDE, gp, network, pictures
 
 ROWS, BATCHES = 1000, (1, 7, 256, 736)
 CASES: dict[str, tuple[type[torch.nn.Module], dict[str, Any]]] = {
     "exact": (ExactGP, {"engine": "exact"}),
-    "lowrank": (LowRankGP, {"engine": "lowrank", "rank": 48, "class_prior": "frequency"}),
-    "ensemble": (EnsembleGP, {"engine": "ensemble", "members": 3, "combine": "mean", "class_prior": "frequency"}),
-    "matrix_free": (MatrixFreeGP, {"engine": "matrix_free", "rank": 32, "class_prior": "frequency"}),
+    "lowrank": (LowRankGP, {"engine": LowRankOptions(rank=48), "class_prior": "frequency"}),
+    "ensemble": (EnsembleGP, {"engine": EnsembleOptions(members=3, combine="mean"), "class_prior": "frequency"}),
+    "matrix_free": (MatrixFreeGP, {"engine": MatrixFreeOptions(rank=32), "class_prior": "frequency"}),
     "laplace": (ExactGP, {"kernel": "laplace"}),
     "laplace_clipped": (ExactGP, {"kernel": "laplace", "kernel_clip": 0.05}),
     "rbf_clipped": (ExactGP, {"kernel_clip": 0.05, "feature": "projection"}),
@@ -97,7 +97,7 @@ def test_the_rows_are_worth_comparing(compared: Compared, name: str) -> None:
 
 def test_a_mean_that_is_no_sum_of_kernels_is_refused() -> None:
     classifier = network()
-    precise = gp(classifier, engine="ensemble", members=3, combine="precision")
+    precise = gp(classifier, engine=EnsembleOptions(members=3, combine="precision"))
     assert isinstance(precise.engine, EnsembleGP)
     with pytest.raises(NoExpansionError, match="combine='mean' can be exported"):
         precise.head()

@@ -13,7 +13,7 @@ from semigpc.recipes.cifar100_lt import cifar100_lt
 from semigpc.recipes.fgvc import fgvc
 from semigpc.recipes.paper_scale import SUITES
 from semigpc.recipes.pretraining_ablation import pretraining_ablation
-from semigpc.refiners import auto_logit_scale
+from semigpc.refiners import AutoOptions, auto_logit_scale
 from semigpc.training import Experiment, SettingError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -149,7 +149,7 @@ def test_semigpc_has_the_defaults_of_the_spec(name: str) -> None:
     assert (gp.feature, gp.l2norm, gp.source, gp.push) == ("backbone", True, "student", "after")
     assert (gp.output_scale, gp.logit_scale, gp.kernel_clip, gp.class_prior) == (1.0, None, 0.0, "none")
     assert gp.noise_std**2 == pytest.approx(0.1)
-    assert (gp.warmup_steps, gp.prefill, gp.eval_head, gp.dtype, gp.balance) == (1024, False, "linear", "float32", "cap")
+    assert (gp.warmup_steps, gp.prefill, gp.eval_head, gp.balance, gp.engine) == (1024, False, "linear", "cap", AutoOptions())
     assert auto_logit_scale(SUITES[name].n_classes) == pytest.approx(
         {10: 6.43, 100: 9.42, 200: 10.30, 810: 12.05}[SUITES[name].n_classes], abs=0.005
     )

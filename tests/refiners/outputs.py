@@ -6,10 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from semigpc.refiners import REFINERS
+from semigpc.refiners import REFINERS, EnsembleOptions, ExactOptions, LowRankOptions, MatrixFreeOptions
 from semigpc.types import Batch, ModelOutput, Networks
 
 CLASSES, WIDTH = 3, 8
+ENGINES_OF_24 = {
+    "exact": ExactOptions(),
+    "lowrank": LowRankOptions(rank=24, dtype="float64"),
+    "ensemble": EnsembleOptions(members=2),
+    "matrix_free": MatrixFreeOptions(rank=24, dtype="float64"),
+}  # every engine, for a buffer of 24 rows
 
 
 class Nobody(nn.Module):

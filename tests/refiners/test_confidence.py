@@ -8,7 +8,7 @@ from torch import Tensor
 
 from semigpc.refiners import GPConfig, NoRefiner
 from tests.gp.test_certainty import brute_force
-from tests.refiners.outputs import CLASSES, make, points, said, show, unit
+from tests.refiners.outputs import CLASSES, ENGINES_OF_24, make, points, said, show, unit
 
 
 def probabilities(rows: int, generator: torch.Generator) -> Tensor:
@@ -25,7 +25,7 @@ def test_by_default_it_is_the_largest_probability(name: str, generator: torch.Ge
 
 
 def test_the_variance_explained_is_that_of_the_equation(generator: torch.Generator) -> None:
-    refiner = make("gp", confidence="variance", dtype="float64")
+    refiner = make("gp", confidence="variance")
     features, labels = points(20, generator)
     show(refiner, features, labels)
     queries = torch.cat([points(6, generator)[0], features[:2]])
@@ -44,7 +44,7 @@ def test_the_variance_explained_is_that_of_the_equation(generator: torch.Generat
 
 @pytest.mark.parametrize("prior", ["none", "frequency"])
 def test_the_expected_probability_is_of_the_class_that_was_decided_for(prior: str, generator: torch.Generator) -> None:
-    refiner = make("gp", confidence="expected", dtype="float64", class_prior=prior)
+    refiner = make("gp", confidence="expected", class_prior=prior)
     features, labels = points(0, generator, counts=(12, 6, 2))
     show(refiner, features, labels)
     queries, probs = said(points(6, generator)[0]), probabilities(6, generator).double()
@@ -82,7 +82,7 @@ def test_what_looks_like_nothing_in_the_buffer_is_unsure_whatever_is_said_of_it(
 def test_every_engine_can_be_asked(engine: str, kind: str, generator: torch.Generator) -> None:
     features, labels = points(20, generator)
     queries, probs = said(points(6, generator)[0]), probabilities(6, generator)
-    exact, other = (make("gp", confidence=kind, engine=one, dtype="float64", rank=24, members=2) for one in ("exact", engine))
+    exact, other = (make("gp", confidence=kind, engine=ENGINES_OF_24[one]) for one in ("exact", engine))
     for refiner in (exact, other):
         show(refiner, features, labels)
     reference, found = exact.confidence(queries, probs), other.confidence(queries, probs)

@@ -1,40 +1,47 @@
 """Which engine a refiner gets, and that each one answers as the exact one where it should."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from semigpc.gp import EnsembleGP, ExactGP, LowRankGP, MatrixFreeGP
-from semigpc.refiners import GPConfig
-from semigpc.refiners.engines import build_engine, choose_engine
-from tests.refiners.outputs import make, points, said, show
-
-EXACT: dict[str, Any] = {"dtype": "float64", "buffer_size": 40}
+from semigpc.refiners import (
+    AutoOptions,
+    EnsembleOptions,
+    ExactOptions,
+    GaussianProcessRefiner,
+    GPConfig,
+    LowRankOptions,
+    MatrixFreeOptions,
+)
+from semigpc.refiners.engines import ENGINES, EngineOptions, build_engine, choose_engine
+from tests.refiners.outputs import ENGINES_OF_24, make, points, said, show
 
 
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({"engine": "exact"}, ExactGP),
-        ({"engine": "lowrank", "rank": 40}, LowRankGP),
-        ({"engine": "ensemble", "members": 1}, EnsembleGP),
-        ({"engine": "matrix_free", "tolerance": 1e-9}, MatrixFreeGP),
+        (ExactOptions(), ExactGP),
+        (LowRankOptions(rank=40, dtype="float64"), LowRankGP),
+        (EnsembleOptions(members=1), EnsembleGP),
+        (MatrixFreeOptions(tolerance=1e-9, dtype="float64"), MatrixFreeGP),
     ],
 )
 @pytest.mark.parametrize("prior", ["none", "frequency"])
 def test_an_engine_that_approximates_nothing_answers_as_the_exact_one(
-    options: dict[str, Any], kind: type[Any], prior: str, generator: torch.Generator
+    options: EngineOptions, kind: type[Any], prior: str, generator: torch.Generator
 ) -> None:
-    exact, other = make("gp", **EXACT, class_prior=prior), make("gp", **EXACT, **options, class_prior=prior)
+    exact, other = (make("gp", buffer_size=40, engine=each, class_prior=prior) for each in ("exact", options))
     assert isinstance(other.engine, kind)
     for _ in range(12):  # more rows than the buffer holds
         features, labels = points(5, generator)
         for refiner in (exact, other):
             show(refiner, features, labels)
     queries = said(points(10, generator)[0])
-    if options.get("rank"):
+    if isinstance(options, LowRankOptions):
         other.engine.reanchor(other.engine.kernel, other.engine.noise_std)  # landmarks at all rows, as they are now
     torch.testing.assert_close(other.logits(queries), exact.logits(queries), rtol=0, atol=1e-6)
     torch.testing.assert_close(
@@ -42,10 +49,9 @@ def test_an_engine_that_approximates_nothing_answers_as_the_exact_one(
     )
 
 
-@pytest.mark.parametrize("engine", ["exact", "lowrank", "ensemble", "matrix_free"])
+@pytest.mark.parametrize("engine", sorted(ENGINES_OF_24))
 def test_every_engine_goes_on_from_its_state(engine: str, generator: torch.Generator) -> None:
-    options: dict[str, Any] = {"engine": engine, "buffer_size": 40, "rank": 16, "members": 2}
-    refiner, resumed = make("gp", **options), make("gp", **options)
+    refiner, resumed = (make("gp", buffer_size=40, engine=ENGINES_OF_24[engine]) for _ in range(2))
     for _ in range(10):
         show(refiner, *points(5, generator))
     refiner.rebuild()
@@ -56,34 +62,94 @@ def test_every_engine_goes_on_from_its_state(engine: str, generator: torch.Gener
     torch.testing.assert_close(resumed.logits(queries), refiner.logits(queries), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", sorted(ENGINES))
+def test_a_name_stands_for_the_default_options(name: str) -> None:
+    assert GPConfig(engine=name) == GPConfig(engine=ENGINES[name]())
+    assert GPConfig(engine=name).engine.name == name
+    assert GPConfig().engine == AutoOptions()
+
+
+@pytest.mark.parametrize(("engine", "kind"), [("lowrank", "LowRankGP"), ("matrix_free", "MatrixFreeGP")])
+def test_by_default_there_are_1024_landmarks_or_as_many_as_slots(
+    engine: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"semigpc.refiners.engines.{kind}", lambda *_sizes, rank, **_others: rank)
+    ranks: list[Any] = [build_engine(GPConfig(engine=engine, buffer_size=size), 3, 2) for size in (40, 2000)]
+    assert ranks == [40, 1024]
+
+
 def test_auto_is_exact_where_its_matrices_fit_and_low_rank_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 8 * 2**30)
-    fitting = choose_engine(GPConfig())
-    assert fitting == ("exact", "the inverse of K for 16300 rows takes 1014 MiB of 8192")
-    many = choose_engine(GPConfig(buffer_size=80_000))
-    assert many == ("lowrank", "80000 rows are more than 32768")
+    config = GPConfig(engine=AutoOptions(rank=64, landmark_steps=5, dtype="float64"))
+    lowrank = LowRankOptions(rank=64, landmark_steps=5, dtype="float64")
+    assert choose_engine(config) == (ExactOptions(), "the inverse of K for 16300 rows takes 1014 MiB of 8192")
+    assert choose_engine(replace(config, buffer_size=80_000)) == (lowrank, "80000 rows are more than 32768")
     monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 2**30)
-    assert choose_engine(GPConfig()) == ("lowrank", "the inverse of K for 16300 rows takes 1014 MiB of 1024")
-    assert choose_engine(GPConfig(buffer_size=4000)).name == "exact"
-    assert choose_engine(GPConfig(kernel_clip=0.1)).name == "exact"
+    assert choose_engine(config) == (lowrank, "the inverse of K for 16300 rows takes 1014 MiB of 1024")
+    assert choose_engine(replace(config, buffer_size=4000)).name == "exact"
+    assert choose_engine(replace(config, kernel_clip=0.1)).name == "exact"
+    assert choose_engine(replace(config, buffer_size=400, learn="marginal", learn_per_class=True)).options == lowrank
+
+
+@pytest.fixture
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with 64 GiB, and 1 GiB on every device but the CPU."""
+    monkeypatch.setattr(
+        "semigpc.gp.exact._memory", lambda device: 2**36 if device is None or torch.device(device).type == "cpu" else 2**30
+    )
+
+
+@pytest.mark.usefixtures("small_gpu")
+def test_auto_decides_by_the_memory_of_the_device_it_is_built_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_engine(GPConfig(), "cpu").name == "exact"
+    assert choose_engine(GPConfig(), "cuda:1").name == "lowrank"
+    monkeypatch.setattr("semigpc.refiners.engines.LowRankGP", lambda *_sizes, device, **_others: device)
+    built: Any = build_engine(GPConfig(), 3, 2, device="cuda:1")
+    assert built == "cuda:1", "no such device is needed to see that it arrives"
+
+
+def test_the_buffer_of_an_evaluation_has_the_engine_of_the_training_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 0)
+    refiner = GaussianProcessRefiner(GPConfig(engine=AutoOptions(rank=12, dtype="float64"), buffer_size=24), 3, 2)
+    monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 2**36)
+    copy = refiner.empty_copy()
+    assert isinstance(copy.engine, LowRankGP)
+    assert (copy.engine.rank, copy.engine.dtype, copy.choice.options) == (12, torch.float64, refiner.choice.options)
 
 
 def test_it_says_which_engine_it_takes(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="semigpc.refiners.engines"):
-        engine = build_engine(GPConfig(buffer_size=40_000, rank=64), 3, 2)
+        engine = build_engine(GPConfig(buffer_size=40_000, engine=AutoOptions(rank=64)), 3, 2)
     assert isinstance(engine, LowRankGP)
     assert caplog.messages == ["engine lowrank: 40000 rows are more than 32768"]
 
 
 @pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (LowRankOptions, {"rank": 0}, "rank must be at least 1; got 0"),
+        (AutoOptions, {"landmark_steps": -1}, "landmark_steps must not be negative; got -1"),
+        (EnsembleOptions, {"members": 0}, "members must be at least 1; got 0"),
+        (MatrixFreeOptions, {"rank": -2}, "rank must be at least 1; got -2"),
+        (MatrixFreeOptions, {"tolerance": 0.0}, "tolerance must lie between 0 and 1; got 0"),
+    ],
+)
+def test_options_of_an_engine_are_checked_where_they_are_given(
+    kind: type[EngineOptions], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**options)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "lowrank", "rank": 41, "buffer_size": 40}, r"rank must not be larger than buffer_size.*; got 41 > 40"),
-        ({"engine": "ensemble", "members": 41, "buffer_size": 40}, "members must not be more than buffer_size; got 41 > 40"),
-        ({"rank": 0}, "rank must be at least 1; got 0"),
-        ({"members": 0}, "members must be at least 1; got 0"),
-        ({"landmark_steps": -1}, "landmark_steps must not be negative; got -1"),
-        ({"tolerance": 0.0}, "tolerance must lie between 0 and 1; got 0"),
+        ({"engine": LowRankOptions(rank=41)}, r"engine\.rank must not be larger than buffer_size.*; got 41 > 40"),
+        ({"engine": AutoOptions(rank=41)}, r"engine\.rank must not be larger than buffer_size.*; got 41 > 40"),
+        ({"engine": MatrixFreeOptions(rank=41)}, r"engine\.rank must not be larger than buffer_size.*; got 41 > 40"),
+        ({"engine": EnsembleOptions(members=41)}, r"engine\.members must not be more than buffer_size; got 41 > 40"),
+        ({"engine": "low"}, "engine must be one of auto, exact, lowrank, ensemble, matrix_free, or options of one; got 'low'"),
+        ({"engine": LowRankOptions}, "engine must be one of auto"),
         (
             {"engine": "lowrank", "kernel_clip": 0.1},
             "kernel_clip may make K indefinite, which engine='lowrank' cannot work with",
@@ -93,7 +159,7 @@ def test_it_says_which_engine_it_takes(caplog: pytest.LogCaptureFixture) -> None
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        GPConfig(**options)
+        GPConfig(buffer_size=40, **options)
 
 
 def test_copies_cannot_be_left_out_of_a_buffer_that_only_landmarks_carry() -> None:

@@ -1,12 +1,13 @@
 """SemiGPC's own promises (algorithms sections 3.4, 3.6 and 3.7); its place in each algorithm is tested there."""
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
 
-from semigpc.refiners import GPConfig, auto_logit_scale
+from semigpc.refiners import GPConfig, LowRankOptions, auto_logit_scale
 from tests.refiners.outputs import CLASSES, WIDTH, make, points, said, show, unit
 
 
@@ -22,7 +23,7 @@ def test_the_logit_scale_may_be_given(generator: torch.Generator) -> None:
     features, labels = points(10, generator)
     answers = []
     for scale in (2.0, 6.0):
-        refiner = make("gp", dtype="float64", logit_scale=scale)
+        refiner = make("gp", logit_scale=scale)
         show(refiner, features, labels)
         answers.append(refiner.logits(said(features)))
     torch.testing.assert_close(3 * answers[0], answers[1])
@@ -44,7 +45,7 @@ def test_a_query_far_from_everything_gets_no_confidence(prior: str, generator: t
 def test_with_a_balanced_buffer_the_class_prior_only_shifts_the_logits(generator: torch.Generator) -> None:
     features, labels = points(0, generator, counts=(8, 8, 8))
     queries = said(points(10, generator)[0])
-    plain, prior = (make("gp", dtype="float64", class_prior=each) for each in ("none", "frequency"))
+    plain, prior = (make("gp", class_prior=each) for each in ("none", "frequency"))
     for refiner in (plain, prior):
         show(refiner, features, labels)
     shift = plain.logits(queries) - prior.logits(queries)
@@ -56,7 +57,7 @@ def test_the_class_prior_follows_its_equation_and_helps_the_rare_class(generator
     counts = torch.tensor([16, 6, 2], dtype=torch.float64)
     features, labels = points(0, generator, counts=(16, 6, 2))
     queries = points(10, generator)[0]
-    plain, prior = (make("gp", dtype="float64", class_prior=each, logit_scale=1.0) for each in ("none", "frequency"))
+    plain, prior = (make("gp", class_prior=each, logit_scale=1.0) for each in ("none", "frequency"))
     for refiner in (plain, prior):
         show(refiner, features, labels)
 
@@ -87,7 +88,7 @@ def test_a_class_not_seen_yet_has_no_say_under_the_class_prior(exclude: bool, ge
 
 
 def test_the_classifier_gives_its_gradient_to_the_query_alone(generator: torch.Generator) -> None:
-    refiner = make("gp", role="classifier", dtype="float64", warmup_steps=1)
+    refiner = make("gp", role="classifier", warmup_steps=1)
     features, labels = points(10, generator)
     queries = points(6, generator)[0].requires_grad_()
     assert refiner.classify(said(queries)).logits.eq(0).all(), "in its warm-up, the network's own"
@@ -96,7 +97,7 @@ def test_the_classifier_gives_its_gradient_to_the_query_alone(generator: torch.G
     show(refiner, *points(10, generator))  # a gradient may be taken after the buffer has moved on
     show(refiner, *points(10, generator))
     (gradient,) = torch.autograd.grad(output.logits[:, 1].sum(), queries)
-    again = make("gp", role="classifier", dtype="float64")
+    again = make("gp", role="classifier")
     show(again, features, labels)
     small = 1e-6 * torch.eye(WIDTH, dtype=torch.float64)
     for row in range(3):
@@ -115,7 +116,7 @@ def test_refining_leaves_the_logits_of_every_view_alone(generator: torch.Generat
 
 
 def test_copies_of_a_picture_can_be_kept_out_of_its_own_prediction(generator: torch.Generator) -> None:
-    refiner = make("gp", role="classifier", exclude_same_index=True, dtype="float64")
+    refiner = make("gp", role="classifier", exclude_same_index=True)
     features, _ = points(1, generator)
     copies = features.expand(5, -1) + 0.01 * torch.randn(5, WIDTH, generator=generator, dtype=torch.float64)
     refiner.write(unit(copies), torch.zeros(5, dtype=torch.int64), torch.full((5,), 7))
@@ -126,7 +127,7 @@ def test_copies_of_a_picture_can_be_kept_out_of_its_own_prediction(generator: to
 
 
 def test_the_inverse_is_not_saved_and_the_state_is_enough(generator: torch.Generator) -> None:
-    for options in ({}, {"balanced": True}, {"dtype": "float64", "class_prior": "frequency"}):
+    for options in ({}, {"balanced": True}, {"class_prior": "frequency"}):
         first, second = make("gp", **options), make("gp", **options)
         for _ in range(8):
             show(first, *points(5, generator))
@@ -141,7 +142,7 @@ def test_the_inverse_is_not_saved_and_the_state_is_enough(generator: torch.Gener
 
 
 def test_rebuilding_changes_no_answer(generator: torch.Generator) -> None:
-    refiner = make("gp", dtype="float64")
+    refiner = make("gp")
     for _ in range(8):
         show(refiner, *points(5, generator))
     queries = said(points(6, generator)[0])
@@ -151,12 +152,12 @@ def test_rebuilding_changes_no_answer(generator: torch.Generator) -> None:
 
 
 def test_an_empty_copy_has_the_same_switches_and_a_memory_of_its_own(generator: torch.Generator) -> None:
-    refiner = make("gp", length_scale=0.9, dtype="float64", class_prior="frequency")
+    refiner = make("gp", length_scale=0.9, class_prior="frequency")
     features, labels = points(10, generator)
     show(refiner, features, labels)
     other = refiner.empty_copy()
     assert (len(refiner.buffer), len(other.buffer)) == (10, 0)
-    assert other.config == refiner.config
+    assert other.config == replace(refiner.config, engine=refiner.choice.options), "auto has been decided"
     queries = said(points(6, generator)[0])
     assert float(other.logits(queries).abs().max()) == 0
     other.write(unit(features), labels)
@@ -164,9 +165,11 @@ def test_an_empty_copy_has_the_same_switches_and_a_memory_of_its_own(generator: 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_casting_the_algorithm_leaves_the_engine_as_it_is(dtype: str, generator: torch.Generator) -> None:
+def test_casting_the_algorithm_leaves_the_engine_as_it_is(
+    dtype: Literal["float32", "float64"], generator: torch.Generator
+) -> None:
     features, labels = points(10, generator)
-    cast, plain = make("gp", dtype=dtype), make("gp", dtype=dtype)
+    cast, plain = (make("gp", engine=LowRankOptions(dtype=dtype)) for _ in range(2))
     for refiner in (cast, plain):
         show(refiner, features, labels)
     cast.to(torch.float16)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from semigpc.gp import NTK, RBF, ExactGP, NotPositiveDefiniteError, PerClassGP
-from semigpc.refiners import GPConfig
-from semigpc.refiners.engines import ENGINES
-from tests.refiners.outputs import CLASSES, WIDTH, make, points, said, show
+from semigpc.refiners import AutoOptions, GPConfig
+from tests.refiners.outputs import CLASSES, ENGINES_OF_24, WIDTH, make, points, said, show
 
-BADLY: dict[str, Any] = {"length_scale": 0.05, "noise_std": 1.0, "dtype": "float64"}  # so that there is something to learn
+BADLY: dict[str, Any] = {"length_scale": 0.05, "noise_std": 1.0}  # so that there is something to learn
 
 
 def train(refiner: Any, generator: torch.Generator, steps: int) -> None:
@@ -21,7 +20,9 @@ def train(refiner: Any, generator: torch.Generator, steps: int) -> None:
 
 
 def per_class(**options: Any) -> Any:
-    return make("gp", **BADLY, learn="leave_one_out", learn_per_class=True, rank=24, **options)
+    return make(
+        "gp", **BADLY, learn="leave_one_out", learn_per_class=True, engine=AutoOptions(rank=24, dtype="float64"), **options
+    )
 
 
 def length_scale(refiner: Any) -> float:
@@ -56,9 +57,9 @@ def test_after_learning_the_online_rule_goes_on_exactly(generator: torch.Generat
     torch.testing.assert_close(engine.variance(queries), fresh.variance(queries), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("engine", sorted(ENGINES_OF_24))
 def test_every_engine_goes_on_with_what_was_learned(engine: str, generator: torch.Generator) -> None:
-    refiner = make("gp", **BADLY, engine=engine, rank=24, members=2, learn="leave_one_out", learn_steps=6)
+    refiner = make("gp", **BADLY, engine=ENGINES_OF_24[engine], learn="leave_one_out", learn_steps=6)
     train(refiner, generator, 8)
     assert length_scale(refiner) == pytest.approx(refiner.learned["length_scale"])
     assert length_scale(refiner) > 0.2
@@ -103,7 +104,7 @@ def test_nothing_is_learned_from_too_few_rows(generator: torch.Generator) -> Non
     assert other.engine.kernel == RBF(length_scale=0.05)
 
 
-@pytest.mark.parametrize("options", [{}, {"balanced": True, "dtype": "float32"}, {"learn_per_class": True, "rank": 24}])
+@pytest.mark.parametrize("options", [{}, {"balanced": True}, {"learn_per_class": True, "engine": AutoOptions(rank=24)}])
 def test_a_resumed_run_goes_on_to_the_same_bits(options: dict[str, Any], generator: torch.Generator) -> None:
     first, second = (make("gp", **BADLY | {"learn": "leave_one_out", "learn_steps": 3} | options) for _ in range(2))
     train(first, generator, 7)
@@ -149,7 +150,7 @@ def test_a_kernel_a_class_is_carried_by_an_engine_a_class(generator: torch.Gener
 
 
 def test_a_kernel_without_a_length_learns_its_noise(generator: torch.Generator) -> None:
-    refiner = make("gp", kernel="ntk", noise_std=3.0, dtype="float64", learn="leave_one_out", learn_steps=4)
+    refiner = make("gp", kernel="ntk", noise_std=3.0, learn="leave_one_out", learn_steps=4)
     train(refiner, generator, 4)
     assert isinstance(refiner.engine.kernel, NTK)
     assert set(refiner.learned) == {"times", "output_scale", "noise_std"}

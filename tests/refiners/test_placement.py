@@ -10,7 +10,6 @@ from semigpc.types import Networks
 from tests.refiners.outputs import CLASSES, NOBODY, Mirror, Nobody, batch_of, make, points, said, show, unit
 
 with_memory = pytest.mark.parametrize("name", ["similarity", "gp"])
-GP64 = {"gp": {"dtype": "float64"}, "similarity": {}}
 
 
 def answer(refiner: Any, queries: torch.Tensor, site: str = "semantic") -> torch.Tensor:
@@ -65,7 +64,7 @@ def test_a_blend_lies_between_the_two_opinions(name: str, generator: torch.Gener
     queries = points(5, generator)[0]
     probs = {}
     for blend in (0.0, 0.3, 1.0):
-        refiner = make(name, blend=blend, **GP64[name])
+        refiner = make(name, blend=blend)
         show(refiner, features, labels)
         probs[blend] = answer(refiner, queries)
     torch.testing.assert_close(probs[0.3], 0.7 * probs[0.0] + 0.3 * probs[1.0])
@@ -77,7 +76,7 @@ def test_lengths_of_features_count_only_if_asked(name: str, generator: torch.Gen
     features, labels = points(12, generator)
     queries = points(5, generator)[0]
     for l2norm in (True, False):
-        refiner = make(name, l2norm=l2norm, **GP64[name])
+        refiner = make(name, l2norm=l2norm)
         show(refiner, features, labels)
         assert torch.allclose(answer(refiner, queries), answer(refiner, 3 * queries), atol=1e-6) == l2norm
 

@@ -30,7 +30,7 @@ def by_hand(memory: list[tuple[list[float], int]], queries: Tensor, scale: float
 
 
 def test_three_steps_of_a_plain_loop_follow_the_equations(generator: torch.Generator) -> None:
-    refiner = GaussianProcessRefiner(GPConfig(buffer_size=12, warmup_steps=0, dtype="float64"), WIDTH, CLASSES)
+    refiner = GaussianProcessRefiner(GPConfig(buffer_size=12, warmup_steps=0), WIDTH, CLASSES)
     memory: list[tuple[list[float], int]] = []
     for _ in range(3):
         features, labels = points(5, generator)
@@ -82,7 +82,7 @@ def test_both_ways_in_are_one(options: dict[str, Any], generator: torch.Generato
 
 
 def test_steps_that_are_remembered_are_steps_of_learning(generator: torch.Generator) -> None:
-    refiner = make("gp", learn="leave_one_out", learn_steps=2, dtype="float64")
+    refiner = make("gp", learn="leave_one_out", learn_steps=2)
     refiner.remember(*points(12, generator))
     assert refiner.learned["times"] == 0
     refiner.remember(*points(12, generator))

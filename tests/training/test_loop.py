@@ -150,16 +150,28 @@ def test_a_run_says_which_engine_carried_its_gp_and_how_far_it_is_from_exact(tmp
     assert exact["engine"] == "exact"
     assert "96 rows" in exact["engine_reason"]
     assert exact["gap"] is None
-    low = train(small_run("fixmatch", "gp", "refiner.engine=lowrank", "refiner.rank=24"), tmp_path / "low")["gp"]
+    low = train(small_run("fixmatch", "gp", "refiner.engine=lowrank", "refiner.engine.rank=24"), tmp_path / "low")["gp"]
     assert (low["engine"], low["engine_reason"]) == ("lowrank", "as configured")
     assert 0 < low["gap"]["mean"] < 0.5
+
+
+def test_a_run_chooses_its_engine_by_the_memory_of_the_device_it_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semigpc.gp.exact._memory", lambda device: 2**36 if device is None else 2**10)  # None: not told
+    settings = ("refiner.engine.rank=24", "refiner.eval_buffer=rebuilt", "train.steps=3")
+    summary = train(small_run("fixmatch", "gp", *settings), tmp_path)
+    assert summary["gp"]["engine"] == "lowrank"
+    assert "the inverse of K for 96 rows takes 0 MiB of 0" in summary["gp"]["engine_reason"]
+    assert load(RunFolder(tmp_path).last).tensors["algorithm.refiner.engine.landmarks"].shape[0] == 24
 
 
 @pytest.mark.parametrize("engine", ["ensemble", "matrix_free"])
 def test_a_run_is_carried_by_any_engine(engine: str, tmp_path: Path) -> None:
     losses = {}
+    options = {"exact": [], "ensemble": ["refiner.engine.members=3"], "matrix_free": []}
     for name in ("exact", engine):
-        summary = train(small_run("simmatch", "gp", f"refiner.engine={name}", "refiner.members=3"), tmp_path / name)
+        summary = train(small_run("simmatch", "gp", f"refiner.engine={name}", *options[name]), tmp_path / name)
         assert summary["gp"]["engine"] == name
         assert summary["gp"]["entries"] == 96, "the buffer is full"
         losses[name] = [entry["loss"] for entry in entries(tmp_path / name, "train")]

@@ -62,12 +62,12 @@ class Impatient(Listener):
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     """In float64, where no ReLU is decided by rounding: in float32 one gate that flips changes a gradient by a tenth."""
-    runs = {name: experiment(name, "refiner.dtype=float64") for name in ALGORITHMS}
-    members = ("refiner.engine=ensemble", "refiner.members=3", "refiner.dtype=float64")
+    runs = {name: experiment(name) for name in ALGORITHMS}
+    members = ("refiner.engine=ensemble", "refiner.engine.members=3")
     runs["classifier"] = experiment("simmatch", "refiner.role=classifier", *members)
     # AdamW does not see the scale of a gradient: half of it, a mean where a sum belongs, would change no loss.
-    runs["sgd"] = experiment("freematch", "refiner.dtype=float64", "train.optimizer=sgd", "train.lr=0.05")
-    runs["clipped"] = experiment("supervised", "refiner.dtype=float64", "train.optimizer=sgd", "train.clip_norm=0.5")
+    runs["sgd"] = experiment("freematch", "train.optimizer=sgd", "train.lr=0.05")
+    runs["clipped"] = experiment("supervised", "train.optimizer=sgd", "train.clip_norm=0.5")
     jobs: list[dict[str, Any]] = [
         {"experiment": run.to_plain(), "path": str(tmp_path / "two" / name), "precision": "64-true"}
         for name, run in runs.items()
@@ -87,7 +87,7 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes_and_differences_are_refused(tmp_path: Path) -> None:
-    spread = experiment("simmatch", "refiner.engine=ensemble", "refiner.members=3")
+    spread = experiment("simmatch", "refiner.engine=ensemble", "refiner.engine.members=3")
     plain, other = spread.to_plain(), ["train.lr=1e-3", "seed=1"]
     train(spread, tmp_path / "whole")
     with pytest.raises(Stopped, match="stopped after step 5 of 8"):

@@ -1,14 +1,26 @@
+import json
+
 import pytest
 
 from semigpc.algorithms import SimMatchConfig
 from semigpc.recipes import digits
-from semigpc.refiners import GPConfig
+from semigpc.refiners import AutoOptions, EnsembleOptions, ExactOptions, GPConfig, LowRankOptions, MatrixFreeOptions
+from semigpc.refiners.engines import ENGINES, EngineOptions
 from semigpc.training import Experiment, SettingError, TrainConfig
+from semigpc.training.experiment import override_all
 
 
 def test_an_experiment_survives_json() -> None:
     experiment = digits(imbalance_ratio=100, algorithm="freematch", refiner="gp", seed=3)
-    assert Experiment.from_plain(experiment.to_plain()) == experiment
+    assert Experiment.from_plain(json.loads(json.dumps(experiment.to_plain()))) == experiment
+
+
+@pytest.mark.parametrize("engine", [*(kind() for kind in ENGINES.values()), LowRankOptions(rank=9, dtype="float64")])
+def test_an_engine_survives_json_with_its_options(engine: EngineOptions) -> None:
+    experiment = Experiment(refiner=GPConfig(engine=engine))
+    plain = json.loads(json.dumps(experiment.to_plain()))
+    assert plain["refiner"]["engine"] == {"name": engine.name, **vars(engine)}
+    assert Experiment.from_plain(plain) == experiment
 
 
 @pytest.mark.parametrize(
@@ -29,6 +41,34 @@ def test_settings_reach_the_part_they_name(assignment: str, value: object) -> No
     for part in assignment.split("=", maxsplit=1)[0].split("."):
         changed = getattr(changed, part)
     assert changed == value
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        (["refiner.engine=exact"], ExactOptions()),
+        (["refiner.engine.rank=64"], AutoOptions(rank=64)),
+        (["refiner.engine=lowrank", "refiner.engine.rank=64"], LowRankOptions(rank=64)),
+        (["refiner.engine.rank=64", "refiner.engine=lowrank"], LowRankOptions(rank=64)),
+        (['refiner.engine="lowrank"', "refiner.engine.dtype=float64"], LowRankOptions(dtype="float64")),
+        (["refiner.engine.name=ensemble", "refiner.engine.members=3"], EnsembleOptions(members=3)),
+        (["refiner.engine=ensemble", "refiner.engine=matrix_free"], MatrixFreeOptions()),
+    ],
+)
+def test_an_engine_is_chosen_by_name_and_its_options_are_set_in_any_order(settings: list[str], options: EngineOptions) -> None:
+    assert digits().override(settings).refiner.engine == options
+
+
+def test_choosing_the_engine_that_there_is_keeps_its_options() -> None:
+    experiment = digits().override(["refiner.engine=lowrank", "refiner.engine.rank=64"])
+    assert experiment.override(["refiner.engine=lowrank", "seed=3"]).refiner.engine == LowRankOptions(rank=64)
+    assert experiment.override(["refiner.engine=auto"]).refiner.engine == AutoOptions()
+
+
+def test_settings_of_an_engine_concern_the_experiments_with_a_gp() -> None:
+    changed = override_all([digits(), digits(refiner="none")], ["refiner.engine=lowrank", "refiner.engine.rank=64"])
+    assert changed[0].refiner.engine == LowRankOptions(rank=64)
+    assert changed[1] == digits(refiner="none")
 
 
 def test_later_settings_win() -> None:
@@ -54,6 +94,16 @@ def test_later_settings_win() -> None:
         ("algorithm.threshold=7", r"algorithm: threshold must lie in \[0, 1\]; got 7\.0"),
         ("algorithm.temperature=0", r"algorithm: temperature must be positive"),
         ("algorithm.unlabeled_weight=-1", r"algorithm: unlabeled_weight must not be negative"),
+        ("algorithm.rotation_weight=1", r"algorithm\.rotation_weight belongs to algorithm=remixmatch; the run has algorithm="),
+        ("refiner.engine=lowrnk", r"unknown refiner\.engine 'lowrnk'; did you mean 'lowrank'\? Known: auto, ensemble, exact"),
+        ("refiner.engine=5", r"unknown refiner\.engine '5'"),
+        ("refiner.engine.members=3", r"refiner\.engine\.members belongs to engine=ensemble; the run has engine=auto\."),
+        ("refiner.engine.rnk=3", r"unknown setting 'refiner\.engine\.rnk'; did you mean 'refiner\.engine\.rank'\?"),
+        ("refiner.engine.rank=many", r"refiner\.engine\.rank must be a whole number; got 'many'"),
+        ("refiner.engine.rank=0", r"refiner\.engine: rank must be at least 1; got 0"),
+        ("refiner.engine.rank.x=0", r"unknown setting 'refiner\.engine\.rank\.x'; did you mean 'refiner\.engine\.rank'\?"),
+        ("refiner.rank=64", r"unknown setting 'refiner\.rank'; did you mean 'refiner\.engine\.rank'\?"),
+        ("refiner.members=3", r"unknown setting 'refiner\.members'; did you mean 'refiner\.engine\.members'\?"),
         ("seed=1.5", r"seed must be a whole number"),
     ],
 )
@@ -103,3 +153,23 @@ def test_a_config_file_that_was_edited_is_refused(key: str, value: object, messa
     plain = digits().to_plain()
     with pytest.raises(SettingError, match=message):
         Experiment.from_plain(plain | {key: value})
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("lowrank", r"refiner\.engine must be a group of settings, of which one is its name; got 'lowrank'"),
+        (None, r"refiner\.engine must be a group of settings, of which one is its name; got None"),
+        ({"rank": 3}, r"refiner\.engine must be a group of settings, of which one is its name"),
+        ({"name": ["lowrank"]}, r"refiner\.engine must be a group of settings, of which one is its name"),
+        ({"name": "exakt"}, r"unknown refiner\.engine 'exakt'; did you mean 'exact'\?"),
+        ({"name": "exact", "rank": 3}, r"refiner\.engine\.rank belongs to engine=auto or lowrank or matrix_free; the run has"),
+        ({"name": "lowrank", "rank": "x"}, r"refiner\.engine\.rank must be a whole number; got 'x'"),
+        ({"name": "lowrank", "dtype": "half"}, r"refiner\.engine\.dtype must be one of 'float32', 'float64'; got 'half'"),
+        ({"name": "matrix_free", "tolerance": [1]}, r"refiner\.engine\.tolerance must be a number; got \[1\]"),
+    ],
+)
+def test_an_engine_that_was_edited_is_refused(engine: object, message: str) -> None:
+    plain = digits().to_plain()
+    with pytest.raises(SettingError, match=message):
+        Experiment.from_plain(plain | {"refiner": plain["refiner"] | {"engine": engine}})

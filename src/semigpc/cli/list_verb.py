@@ -146,21 +146,21 @@ def _timm_models(part: str) -> list[str]:
 
 
 def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, Any]:
-    """Every key that --set knows, with its value. Names of rooms have options of their own."""
+    """Every key that --set knows, with its value. Names of rooms have options of their own; others are set as the group."""
     from semigpc.cli.experiments import Wishes, resolve
     from semigpc.training.experiment import ROOMS
-    from semigpc.training.settings import dotted_keys
+    from semigpc.training.settings import dotted_keys, groups_by_name
 
     experiment, _ = resolve(data, Wishes(algorithm=algorithm, addon=addon, refiner=refiner))
-    plain = experiment.to_plain()
+    plain, by_name = experiment.to_plain(), {f"{group}.name": group for group in groups_by_name(experiment)}
     found: dict[str, Any] = {}
     for key in dotted_keys(plain):
-        if key in {f"{room}.name" for room in ROOMS}:
+        if by_name.get(key) in ROOMS:
             continue
         value: Any = plain
         for part in key.split("."):
             value = value[part]
-        found[key] = value
+        found[by_name.get(key, key)] = value
     return found
 
 

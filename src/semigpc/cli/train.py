@@ -46,7 +46,12 @@ def train(
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="How long; short for train.steps.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting, repeatable; see semigpc list settings DATA."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any setting, repeatable, as in refiner.engine=lowrank and refiner.engine.rank=256; see semigpc list settings "
+            "DATA.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Run folder; by default runs/ and a name made of the above.")

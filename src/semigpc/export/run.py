@@ -148,6 +148,6 @@ def _insist(found: dict[str, float]) -> None:
     if not found[worst] <= TOLERANCE:
         raise DifferenceError(
             f"what was written differs from the run by {found[worst]:.2g} in {worst}, and {TOLERANCE:g} is allowed; "
-            "it was removed. Try the other --format, or --head linear; if only the GP differs, its float32 rounds too much, "
-            "and a run trained with --set refiner.dtype=float64 would do."
+            "it was removed. Try the other --format, or --head linear; if only the GP differs and its engine is lowrank or "
+            "matrix_free, train with --set refiner.engine.dtype=float64."
         )

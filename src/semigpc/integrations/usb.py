@@ -188,7 +188,8 @@ def _arguments() -> list[Any]:
     from semilearn.algorithms.utils import SSL_Argument, str2bool
 
     kinds = {name: str2bool if kind is bool else kind for name, kind in OPTIONS.items()}
-    return [SSL_Argument(f"--gp_{name}", kind, getattr(GPConfig(), name)) for name, kind in kinds.items()]
+    defaults = vars(GPConfig()) | {"engine": GPConfig().engine.name}
+    return [SSL_Argument(f"--gp_{name}", kind, defaults[name]) for name, kind in kinds.items()]
 
 
 def _hook() -> Any:

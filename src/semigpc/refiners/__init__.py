@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from semigpc.refiners.engines import AutoOptions, EnsembleOptions, ExactOptions, LowRankOptions, MatrixFreeOptions
 from semigpc.refiners.gaussian_process import GaussianProcessRefiner, auto_logit_scale
 from semigpc.refiners.gp_config import GPConfig
 from semigpc.refiners.none import NoRefiner, NoRefinerConfig
@@ -39,22 +40,27 @@ class Refiner(Protocol):
 
 
 class RefinerEntry(NamedTuple):
-    """A refiner's config, and how it is made from (config, n_features, n_classes)."""
+    """A refiner's config, and how it is made from (config, n_features, n_classes, device=None)."""
 
     config: type[Any]
-    build: Callable[[Any, int, int], Refiner]
+    build: Callable[..., Refiner]
 
 
 REFINERS: dict[str, RefinerEntry] = {
-    "none": RefinerEntry(NoRefinerConfig, lambda _config, _n_features, _n_classes: NoRefiner()),
+    "none": RefinerEntry(NoRefinerConfig, lambda *_sizes, **_device: NoRefiner()),
     "similarity": RefinerEntry(SimilarityConfig, SimilarityRefiner),
     "gp": RefinerEntry(GPConfig, GaussianProcessRefiner),
 }
 
 __all__ = [
     "REFINERS",
+    "AutoOptions",
+    "EnsembleOptions",
+    "ExactOptions",
     "GPConfig",
     "GaussianProcessRefiner",
+    "LowRankOptions",
+    "MatrixFreeOptions",
     "NoRefiner",
     "NoRefinerConfig",
     "PlacementConfig",

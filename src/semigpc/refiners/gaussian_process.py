@@ -1,6 +1,7 @@
 """SemiGPC: the posterior mean of a Gaussian process over labelled features, in place of the classifier's opinion."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -214,9 +215,9 @@ class GaussianProcessRefiner(nn.Module):
         self.engine.rebuild()
 
     def empty_copy(self) -> "GaussianProcessRefiner":
-        """A refiner with the same switches and the kernel learned so far, and nothing in its buffer."""
-        device = self.engine.features.device
-        copy = GaussianProcessRefiner(self.config, self.n_features, self.n_classes, device=device)
+        """A refiner with the same switches, the same engine and the kernel learned so far, and nothing in its buffer."""
+        config = replace(self.config, engine=self.choice.options)
+        copy = GaussianProcessRefiner(config, self.n_features, self.n_classes, device=self.engine.features.device)
         if self.learner is not None and copy.learner is not None:
             copy.learner.adopt(self.learner.state_dict(), copy.engine)
         return copy

@@ -1,12 +1,10 @@
 """The switches of SemiGPC."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from semigpc.refiners.engines import ENGINES, AutoOptions
 from semigpc.refiners.placement import PlacementConfig
-
-RANK = 1024  # landmarks by default
-EngineName = Literal["auto", "exact", "lowrank", "ensemble", "matrix_free"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +27,11 @@ class GPConfig(PlacementConfig):
             lambda sqrt(nbar / n_c) k K^-1 (Y_c - pi_c 1); ``none`` is the paper's rule.
         exclude_same_index: with role ``classifier``, leave other copies of a labelled picture out of its own prediction.
         prefill: fill the buffer with one pass over the labels before the first step.
-        engine: what carries the GP. ``exact`` moves K^-1 at O(B N^2) a step; ``lowrank`` works on ``rank`` landmarks at
-            O(B rank^2) for any N; ``ensemble`` shares the buffer among exact members; ``matrix_free`` solves to a tolerance
-            without N^2 memory. ``auto`` is exact where that fits, and low-rank beyond; the run says which.
-        rank: landmarks of ``lowrank``, and of the preconditioner of ``matrix_free``; 1024, or as many as there are slots.
-        landmark_steps: steps after which landmarks are chosen anew, as the network moves its features; 0 for one turnover of
-            the buffer. They are also chosen anew when new rows are badly covered.
-        members: of ``ensemble``. combine: their means, weighted by ``precision`` or plainly, ``mean``.
-        tolerance: of ``matrix_free``: |y - K alpha| / |y|.
-        dtype: of ``lowrank`` and ``matrix_free``; the exact engine, and members of an ensemble, are float64.
+        engine: what computes the GP: options out of ``ENGINES``, as in ``LowRankOptions(rank=2048)``, or a name there, which
+            stands for its default options. ``exact`` updates K^-1 at O(B N^2) per step; ``lowrank`` works on ``rank``
+            landmarks at O(B rank^2) for any N; ``ensemble`` deals the buffer out to exact members; ``matrix_free`` solves to
+            a tolerance without N^2 memory. ``auto`` is exact where that fits into the memory of the device, and low-rank,
+            with these options, beyond; the run reports which.
         confidence: what the algorithm's threshold is compared with: the largest probability (``max_softmax``), the share of
             the prior variance that the buffer explains (``variance``), or the probability of the class expected over the
             posterior (``expected``). A threshold means something else for each. With noise_std^2 = 0.1 one close neighbour
@@ -66,24 +60,13 @@ class GPConfig(PlacementConfig):
     class_prior: Literal["none", "frequency"] = "none"
     exclude_same_index: bool = False
     prefill: bool = False
-    engine: EngineName = "auto"
-    rank: int | None = None
-    landmark_steps: int = 0
-    members: int = 5
-    combine: Literal["precision", "mean"] = "precision"
-    tolerance: float = 1e-3
-    dtype: Literal["float32", "float64"] = "float32"
+    engine: Any = field(default_factory=AutoOptions, metadata={"choices": ENGINES})
     confidence: Literal["max_softmax", "variance", "expected"] = "max_softmax"
     learn: Literal["never", "marginal", "leave_one_out"] = "never"
     learn_steps: int = 2048
     learn_per_class: bool = False
     eval_head: Literal["linear", "gp"] = "linear"
     eval_buffer: Literal["auto", "live", "rebuilt"] = "auto"
-
-    @property
-    def landmarks(self) -> int:
-        """``rank``, as given or by default."""
-        return min(RANK, self.buffer_size) if self.rank is None else self.rank
 
     @property
     def rebuilt_for_evaluation(self) -> bool:
@@ -102,24 +85,17 @@ class GPConfig(PlacementConfig):
         self._check_learning()
 
     def _check_engine(self) -> None:
-        for name, value in (("rank", self.landmarks), ("members", self.members)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}.")
-        if self.landmarks > self.buffer_size:
+        if isinstance(self.engine, str) and self.engine in ENGINES:
+            object.__setattr__(self, "engine", ENGINES[self.engine]())
+        if type(self.engine) not in ENGINES.values():
+            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, or options of one; got {self.engine!r:.80}.")
+        self.engine.check(self.buffer_size)
+        if self.kernel_clip and self.engine.name not in ("auto", "exact"):
             raise ValueError(
-                f"rank must not be larger than buffer_size, as landmarks are rows of it; got {self.rank} > {self.buffer_size}. "
-                "Lower it, or leave it out."
+                f"kernel_clip may make K indefinite, which engine={self.engine.name!r} cannot work with; use 'exact'."
             )
-        if self.engine == "ensemble" and self.members > self.buffer_size:
-            raise ValueError(f"members must not be more than buffer_size; got {self.members} > {self.buffer_size}.")
-        if self.landmark_steps < 0:
-            raise ValueError(f"landmark_steps must not be negative; got {self.landmark_steps}.")
-        if not 0 < self.tolerance < 1:
-            raise ValueError(f"tolerance must lie between 0 and 1; got {self.tolerance}.")
-        if self.kernel_clip and self.engine not in ("auto", "exact"):
-            raise ValueError(f"kernel_clip may make K indefinite, which engine={self.engine!r} cannot work with; use 'exact'.")
-        if self.exclude_same_index and self.engine not in ("auto", "exact"):
-            raise ValueError(f"exclude_same_index needs engine='exact'; got {self.engine!r}.")
+        if self.exclude_same_index and self.engine.name not in ("auto", "exact"):
+            raise ValueError(f"exclude_same_index needs engine='exact'; got {self.engine.name!r}.")
 
     def _check_learning(self) -> None:
         if self.learn_steps < 1:
@@ -129,8 +105,8 @@ class GPConfig(PlacementConfig):
                 f"learn={self.learn!r} needs a likelihood, and a clipped kernel may have none: K can be indefinite. "
                 f"Leave kernel_clip at 0, got {self.kernel_clip}, or learn at 'never'."
             )
-        if self.learn_per_class and (self.learn == "never" or self.engine not in ("auto", "lowrank")):
+        if self.learn_per_class and (self.learn == "never" or self.engine.name not in ("auto", "lowrank")):
             raise ValueError(
                 "learn_per_class needs learn='marginal' or 'leave_one_out', and engine='lowrank' or 'auto', which can carry a "
-                f"kernel a class; got learn={self.learn!r} and engine={self.engine!r}."
+                f"kernel a class; got learn={self.learn!r} and engine={self.engine.name!r}."
             )

@@ -41,17 +41,20 @@ class SimilarityRefiner(nn.Module):
         config: the switches.
         n_features: D.
         n_classes: C.
+        device: where the features are stored.
     """
 
     observes = True
     features: Tensor
 
-    def __init__(self, config: SimilarityConfig, n_features: int, n_classes: int) -> None:
+    def __init__(
+        self, config: SimilarityConfig, n_features: int, n_classes: int, *, device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
         self.config, self.n_classes = config, n_classes
         self.placement = Placement(config)
         self.buffer = (BalancedBuffer if config.balanced else FIFOBuffer)(config.buffer_size, n_classes)
-        self.register_buffer("features", torch.zeros(config.buffer_size, n_features))
+        self.register_buffer("features", torch.zeros(config.buffer_size, n_features, device=device))
 
     def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:  # noqa: ARG002
         """The network's own logits."""

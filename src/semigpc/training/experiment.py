@@ -1,6 +1,5 @@
 """An experiment: everything that decides a result, in one frozen object."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,16 @@ from semigpc.models import ModelConfig
 from semigpc.refiners import REFINERS, NoRefinerConfig, PlacementConfig
 from semigpc.training.config import TrainConfig
 from semigpc.training.frozen import FrozenConfig
-from semigpc.training.settings import SettingError, from_plain, nearest_name, override, to_plain
+from semigpc.training.settings import (
+    SettingError,
+    config_class,
+    from_plain,
+    groups_by_name,
+    name_among,
+    nearest_name,
+    override,
+    to_plain,
+)
 
 ROOMS: dict[str, Mapping[str, Any]] = {"data": DATASETS, "algorithm": ALGORITHMS, "addon": ADDONS, "refiner": REFINERS}
 
@@ -33,12 +41,12 @@ class Experiment:
         train(experiment, Path("runs/first"))
     """
 
-    data: Any = field(default_factory=DigitsConfig)
+    data: Any = field(default_factory=DigitsConfig, metadata={"choices": DATASETS})
     augment: AugmentConfig = field(default_factory=lambda: AugmentConfig(image_size=8, flip=False))
     model: ModelConfig = field(default_factory=ModelConfig)
-    algorithm: Any = field(default_factory=FixMatchConfig)
-    addon: Any = field(default_factory=AddOnConfig)
-    refiner: Any = field(default_factory=NoRefinerConfig)
+    algorithm: Any = field(default_factory=FixMatchConfig, metadata={"choices": ALGORITHMS})
+    addon: Any = field(default_factory=AddOnConfig, metadata={"choices": ADDONS})
+    refiner: Any = field(default_factory=NoRefinerConfig, metadata={"choices": REFINERS})
     train: TrainConfig = field(default_factory=TrainConfig)
     frozen: FrozenConfig | None = None
     seed: int = 0
@@ -105,31 +113,20 @@ class Experiment:
 
     def to_plain(self) -> dict[str, Any]:
         """As nested dictionaries; configs that are chosen by name carry it as ``name``."""
-        plain: dict[str, Any] = {}
-        for part in dataclasses.fields(self):
-            value = getattr(self, part.name)
-            named = {"name": name_of(part.name, value)} if part.name in ROOMS else {}
-            plain[part.name] = named | to_plain(value) if dataclasses.is_dataclass(value) else value
-        return plain
+        return to_plain(self)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Experiment":
         """The inverse of :meth:`to_plain`."""
-        arguments = dict(plain)
-        for room in ROOMS.keys() & plain.keys():
-            values = plain[room]
-            if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
-                raise SettingError(f"{room} must be a group of settings, of which one is its name; got {values!r:.80}.")
-            others = {key: value for key, value in values.items() if key != "name"}
-            arguments[room] = from_plain(config_type(room, values["name"]), others, f"{room}.")
         if not isinstance(frozen := plain.get("frozen"), Mapping | None):
             raise SettingError(NOT_FROZEN.format(frozen))
-        experiment: Experiment = from_plain(cls, arguments)
+        experiment: Experiment = from_plain(cls, plain)
         return experiment
 
     def override(self, assignments: Sequence[str]) -> "Experiment":
-        """A copy with settings such as ``train.lr=3e-4`` changed; an unknown one is answered with the nearest."""
-        return self.from_plain(override(self.to_plain(), assignments)) if assignments else self
+        """A copy with settings such as ``train.lr=3e-4`` changed; the error for an unknown one names the nearest."""
+        by_name = set(groups_by_name(self)) - set(ROOMS)  # rooms are chosen by options of the command line
+        return self.from_plain(override(self.to_plain(), assignments, by_name)) if assignments else self
 
 
 def override_all(experiments: Sequence[Experiment], settings: Sequence[str]) -> list[Experiment]:
@@ -146,20 +143,19 @@ def override_all(experiments: Sequence[Experiment], settings: Sequence[str]) -> 
 
 def _applies(setting: str, plain: Mapping[str, Any]) -> bool:
     room, _, key = setting.partition("=")[0].strip().partition(".")
-    return room not in ("refiner", "algorithm", "addon") or key in plain[room]
+    return room not in ("refiner", "algorithm", "addon") or key.partition(".")[0] in plain[room]
 
 
 def name_of(room: str, config: Any) -> str:
     """The name under which a config's class is listed."""
-    for name, entry in ROOMS[room].items():
-        if type(config) is entry.config:
-            return name
-    raise SettingError(f"{room} must be a config out of {', '.join(sorted(ROOMS[room]))}; got {config!r}.")
+    name = name_among(ROOMS[room], config)
+    if name is None:
+        raise SettingError(f"{room} must be a config out of {', '.join(sorted(ROOMS[room]))}; got {config!r}.")
+    return name
 
 
 def config_type(room: str, name: str) -> type[Any]:
     """The config class listed under a name."""
     if name not in ROOMS[room]:
         raise SettingError(nearest_name(room, name, list(ROOMS[room])))
-    kind: type[Any] = ROOMS[room][name].config
-    return kind
+    return config_class(ROOMS[room], name)

@@ -146,7 +146,7 @@ def _remark(present: Generation, journal: Journal, folder: RunFolder, experiment
             "The refiner's warm-up is as long as the run, or a generation of it: it never speaks; lower refiner.warmup_steps.",
         )
     gp = gp_of(present.trainer.refiner)
-    if gp is not None and gp.config.engine == "auto" and gp.choice.name != "exact":
+    if gp is not None and gp.config.engine.name == "auto" and gp.choice.name != "exact":
         journal.note(0, f"The GP is carried by the {gp.choice.name} engine: {gp.choice.reason}.")
     masks = getattr(experiment.algorithm, "threshold", 0) or experiment.algorithm_name == "freematch"
     if gp is not None and gp.config.confidence != "max_softmax" and not masks:

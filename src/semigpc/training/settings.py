@@ -4,11 +4,12 @@ import dataclasses
 import difflib
 import json
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 LARGEST = 1e300  # of a number
+CHOICES = "choices"  # in the metadata of a field whose config is chosen by name: config classes, or entries that have one
 
 
 class SettingError(ValueError):
@@ -25,19 +26,27 @@ def settings_of(room: str) -> Iterator[None]:
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """A config dataclass as dictionaries, lists, strings and numbers."""
-    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    """A config dataclass as dictionaries, lists, strings and numbers; configs that are chosen by name carry it as ``name``."""
+    plain: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        named = {"name": name_among(field.metadata[CHOICES], value)} if CHOICES in field.metadata else {}
+        plain[field.name] = named | to_plain(value) if dataclasses.is_dataclass(value) else json.loads(json.dumps(value))
     return plain
 
 
 def from_plain(kind: type[Any], values: Mapping[str, Any], where: str = "") -> Any:
     """The config of class ``kind`` with these values; unknown keys and wrong types are refused by their dotted name."""
-    hints = get_type_hints(kind)
-    known = [field.name for field in dataclasses.fields(kind)]
+    hints, fields = get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
+    choices = {name: field.metadata[CHOICES] for name, field in fields.items() if CHOICES in field.metadata}
     for key in values:
-        if key not in known:
-            raise unknown_key(f"{where}{key}", [f"{where}{name}" for name in known])
-    arguments = {key: _coerce(hints[key], value, f"{where}{key}") for key, value in values.items()}
+        if key not in fields:
+            inside = [f"{where}{name}.{key}" for name, entries in choices.items() if _owners(entries, key)]
+            raise unknown_key(f"{where}{key}", [f"{where}{name}" for name in fields], inside)
+    arguments = {
+        key: _choose(choices[key], value, f"{where}{key}") if key in choices else _coerce(hints[key], value, f"{where}{key}")
+        for key, value in values.items()
+    }
     try:
         return kind(**arguments)
     except SettingError:
@@ -46,26 +55,79 @@ def from_plain(kind: type[Any], values: Mapping[str, Any], where: str = "") -> A
         raise SettingError(f"{where.rstrip('.') or kind.__name__}: {error}") from error
 
 
-def override(plain: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """A copy of nested dictionaries with ``train.lr=3e-4`` and the like carried out. Values are JSON, or else text."""
+def override(plain: Mapping[str, Any], assignments: Sequence[str], by_name: Collection[str] = ()) -> dict[str, Any]:
+    """A copy of nested dictionaries with ``train.lr=3e-4`` and the like carried out. Values are JSON, or else text.
+
+    A key out of ``by_name``, as in ``refiner.engine=lowrank``, gets another config with its defaults. This comes first, so that
+    ``refiner.engine.rank=64`` may stand before it. Keys that a group does not have are left to :func:`from_plain`.
+    """
     changed: dict[str, Any] = json.loads(json.dumps(plain))
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        key = key.strip()
-        if not equals or not key:
-            raise SettingError(f"a setting is written key=value, as in train.lr=3e-4; got {assignment!r}.")
+    settings = [_split(assignment, by_name) for assignment in assignments]
+    for key, text in sorted(settings, key=lambda setting: setting[0] not in by_name):
         *path, last = key.split(".")
         level: Any = changed
         for part in path:
             level = level.get(part) if isinstance(level, dict) else None
-        if not isinstance(level, dict) or last not in level:
+        if not isinstance(level, dict) or (not path and last not in level):
             raise unknown_key(key, list(dotted_keys(changed)))
-        if isinstance(level[last], dict):
-            raise SettingError(
-                f"{key} is a group of settings; set them one by one, as in {key}.{next(iter(level[last]))}=value."
-            )
-        level[last] = _parse(text.strip())
+        value, group = _parse(text), level.get(last)
+        if key in by_name and isinstance(group, dict):
+            name = value if isinstance(value, str) else text
+            level[last] = group if group["name"] == name else {"name": name}
+        elif isinstance(group, dict):
+            raise SettingError(f"{key} is a group of settings; set them one by one, as in {key}.{next(iter(group))}=value.")
+        else:
+            level[last] = value
     return changed
+
+
+def _split(assignment: str, by_name: Collection[str]) -> tuple[str, str]:
+    key, equals, text = (part.strip() for part in assignment.partition("="))
+    if not equals or not key:
+        raise SettingError(f"a setting is written key=value, as in train.lr=3e-4; got {assignment!r}.")
+    group = key.removesuffix(".name")
+    return (group if group in by_name else key), text
+
+
+def groups_by_name(config: Any, where: str = "") -> Iterator[str]:
+    """The dotted keys of all configs inside that are chosen by name, as ``refiner`` and ``refiner.engine``."""
+    for field in dataclasses.fields(config):
+        value, key = getattr(config, field.name), f"{where}{field.name}"
+        if CHOICES in field.metadata:
+            yield key
+        if dataclasses.is_dataclass(value):
+            yield from groups_by_name(value, f"{key}.")
+
+
+def name_among(entries: Mapping[str, Any], config: Any) -> str | None:
+    """The name under which a config's class is listed, if it is."""
+    return next((name for name in entries if type(config) is config_class(entries, name)), None)
+
+
+def config_class(entries: Mapping[str, Any], name: str) -> type[Any]:
+    """The config class listed under a name: the entry itself, or its ``config``."""
+    kind: type[Any] = getattr(entries[name], "config", entries[name])
+    return kind
+
+
+def _owners(entries: Mapping[str, Any], key: str) -> list[str]:
+    """The names whose configs have this key."""
+    return [name for name in entries if key in {field.name for field in dataclasses.fields(config_class(entries, name))}]
+
+
+def _choose(entries: Mapping[str, Any], value: Any, where: str) -> Any:
+    """The config that a group of settings names, out of ``entries``."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise SettingError(f"{where} must be a group of settings, of which one is its name; got {value!r:.80}.")
+    name, options = value["name"], {key: option for key, option in value.items() if key != "name"}
+    if name not in entries:
+        raise SettingError(nearest_name(where, name, list(entries)))
+    for key in options:
+        owners = _owners(entries, key)
+        if owners and name not in owners:
+            short = where.rsplit(".", maxsplit=1)[-1]
+            raise SettingError(f"{where}.{key} belongs to {short}={' or '.join(owners)}; the run has {short}={name}.")
+    return from_plain(config_class(entries, name), options, f"{where}.")
 
 
 def dotted_keys(plain: Mapping[str, Any], where: str = "") -> Iterator[str]:
@@ -77,11 +139,11 @@ def dotted_keys(plain: Mapping[str, Any], where: str = "") -> Iterator[str]:
             yield f"{where}{key}"
 
 
-def unknown_key(key: str, known: Sequence[str]) -> SettingError:
-    """What to say of a key that does not exist."""
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+def unknown_key(key: str, known: Sequence[str], inside: Sequence[str] = ()) -> SettingError:
+    """What to say of a key that does not exist; ``inside`` are keys of the same name one group further down."""
     last = key.rsplit(".", maxsplit=1)[-1]
-    near = near or [name for name in known if name.rsplit(".", maxsplit=1)[-1] == last][:1]
+    near = [*inside, *difflib.get_close_matches(key, known, n=1, cutoff=0.4)]
+    near = near or [name for name in known if name.rsplit(".", maxsplit=1)[-1] == last]
     hint = f" did you mean {near[0]!r}?" if near else ""
     return SettingError(f"unknown setting {key!r};{hint} Known: {', '.join(sorted(known))}.")
 

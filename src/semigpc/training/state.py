@@ -157,7 +157,7 @@ def assemble(
     if getattr(experiment.refiner, "feature", "backbone") == "projection":
         width = heads["projection"].width
     with settings_of("refiner"):
-        refiner = REFINERS[experiment.refiner_name].build(experiment.refiner, width, n_classes)
+        refiner = REFINERS[experiment.refiner_name].build(experiment.refiner, width, n_classes, device=fabric.device)
     task = Task(
         class_counts=torch.as_tensor(class_counts),
         labeled_batch=experiment.train.labeled_batch,
