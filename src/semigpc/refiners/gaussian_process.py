@@ -90,12 +90,12 @@ class GaussianProcessRefiner(nn.Module):
 
     def _copies(self, queries: Tensor, index: Tensor, prior: "_ClassPrior | None") -> Tensor:
         """What the entries of the same pictures add to the mean, (M, C)."""
-        same = (index.unsqueeze(1) == self.buffer.entries.indices.to(index.device)).to(queries)  # (M, N)
+        same = index.unsqueeze(1) == self.buffer.entries.indices.to(index.device)  # (M, N)
         assert isinstance(self.engine, ExactGP)  # the config insists on it
-        features, weights = self.engine.features.clone(), self.engine.alpha.to(queries, copy=True)  # (N, D), (N, C)
+        features, weights = self.engine.features.clone(), self.engine.alpha.clone()  # (N, D), (N, C)
         if prior is not None:
             weights = weights - weights.sum(dim=1, keepdim=True) * prior.shares.to(weights)  # K^-1 1, as rows of Y sum to 1
-        return (self.engine.kernel(queries, features) * same) @ weights
+        return ((self.engine.kernel(queries.to(features), features) * same) @ weights).to(queries)
 
     def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:
         """The GP's logits in place of the linear ones, with role ``classifier`` and after the warm-up."""
