@@ -76,7 +76,7 @@ class SimMatch(nn.Module):
         self.register_buffer("bank", F.normalize(torch.randn(task.n_labeled, config.projection), dim=1))
         self.register_buffer("bank_labels", torch.zeros(task.n_labeled, dtype=torch.int64))
         self.register_buffer("visited", torch.full((task.n_labeled,), config.compat_usb))
-        self._readable = False  # whether any entry of the bank is known to be visited, on the host
+        self._readable = config.compat_usb  # whether any entry was visited, on the host
         self.register_load_state_dict_post_hook(_look_again)  # type: ignore[no-untyped-call]
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
@@ -92,8 +92,6 @@ class SimMatch(nn.Module):
             heard = addon.weak(step, judge)
             probs_w = refiner.refine("semantic", heard, torch.softmax(refiner.classify(heard).logits, dim=1))
             probs_w = self.alignment(addon.opinion(step, heard, probs_w))
-            if clock.epoch > 0 and not self._readable:
-                self._readable = bool(self.visited.any())
             readable = clock.epoch > 0 and self._readable
             smoothed, instances = self._smooth(heard, probs_w) if readable else (probs_w, None)
             probs = addon.targets(step, heard, refiner.refine("final", heard, smoothed))  # (U, C)
@@ -146,7 +144,8 @@ class SimMatch(nn.Module):
         else:
             entries = networks.ask_teacher(batch.x).heads["projection"].to(self.bank)
         self.bank[index], self.bank_labels[index], self.visited[index] = entries[last], batch.y[last], True
+        self._readable = True
 
 
 def _look_again(algorithm: SimMatch, _incompatible_keys: object) -> None:
-    algorithm._readable = False
+    algorithm._readable = bool(algorithm.visited.any())
