@@ -9,6 +9,7 @@ import copy
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -54,7 +55,7 @@ class Synchronisations:
 
     def __init__(self) -> None:
         self.places: Counter[tuple[str, str]] = Counter()
-        self._modes = (_Functions(self.count), _Dispatch(self.count))
+        self._modes = ExitStack()
 
     @property
     def total(self) -> int:
@@ -67,13 +68,12 @@ class Synchronisations:
         self.places[operation, where] += 1
 
     def __enter__(self) -> Self:
-        for mode in self._modes:
-            mode.__enter__()
+        self._modes.enter_context(_Functions(self.count))
+        self._modes.enter_context(_Dispatch(self.count))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(kind, error, trace)
+        self._modes.__exit__(kind, error, trace)
 
 
 class _Functions(TorchFunctionMode):
@@ -88,7 +88,9 @@ class _Functions(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = READING.get(function)
-        if function is Tensor.to and ("cpu" in args[1:] or kwargs.get("device") == "cpu"):  # a torch.device is the pretended one
+        if function is Tensor.to and (
+            "cpu" in args[1:] or kwargs.get("device") == "cpu"
+        ):  # a torch.device is the pretended one
             name = "to"
         if name is None or not _marked(args[0]):
             result = function(*args, **kwargs)
@@ -103,7 +105,7 @@ class _Functions(TorchFunctionMode):
 
 class _Dispatch(TorchDispatchMode):
     def __init__(self, count: Callable[[str], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = count
 
     def __torch_dispatch__(

@@ -89,6 +89,10 @@ def test_freematch_without_a_confident_picture_has_no_fairness_term() -> None:
     assert term(output, "loss_f") == 0
     assert term(output, "loss_u") == 0
     torch.testing.assert_close(output.loss, output.metrics["loss_x"])
+    logits = torch.randn(2, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    algorithm._fairness(logits, torch.zeros(2, dtype=torch.bool)).backward()
+    assert logits.grad is not None
+    assert torch.equal(logits.grad, torch.zeros(2, 4)), "no NaN of an empty mean"
 
 
 # ReMixMatch -----------------------------------------------------------------------------------------------------------

@@ -68,11 +68,16 @@ def test_a_step_without_a_refiner_waits_for_its_loss_alone(algorithm: str, tmp_p
 
 @pytest.mark.parametrize("settings", [("refiner.class_prior=frequency",), ("refiner.balanced=true", "refiner.balance=strict")])
 def test_class_prior_and_balance_cost_no_synchronisation(settings: tuple[str, ...], tmp_path: Path) -> None:
-    plain, other = (list(islice(steps_of("fixmatch", "exact", tmp_path, *each), 8, 12)) for each in (("refiner.class_prior=none",), settings))
+    plain, other = (
+        list(islice(steps_of("fixmatch", "exact", tmp_path, *each), 8, 12))
+        for each in (("refiner.class_prior=none",), settings)
+    )
     assert sum(step.total for step in other) <= sum(step.total for step in plain)
 
 
 @pytest.mark.parametrize("addon", ["daso", "saw", "abc", "debiaspl", "effective_number", "logit_adjustment", "crest_plus"])
 def test_add_ons_wait_for_nothing(addon: str, tmp_path: Path) -> None:
-    steps = list(islice(steps_of("fixmatch", "none", tmp_path, addon=addon), 10, 12))  # no first step of an epoch, in which SAW counts
+    steps = list(
+        islice(steps_of("fixmatch", "none", tmp_path, addon=addon), 10, 12)
+    )  # no first step of an epoch, in which SAW counts
     assert sum(step.total for step in steps) == len(steps), [step.places for step in steps]

@@ -29,12 +29,12 @@ class PseudoLabelStats:
 
     def add(self, pseudo: PseudoLabels, view_index: Tensor) -> None:
         """Take in one step: what was believed of the unlabelled pictures at these positions (U,). The host does not wait."""
-        C, labels = self.n_classes, pseudo.probs.argmax(dim=1)
-        if self._window is None:
-            self._window = labels.new_zeros(2, C + 1, C)  # all and the accepted: true class, the unknown ones last, x label
+        n_classes, labels = self.n_classes, pseudo.probs.argmax(dim=1)
+        if self._window is None:  # of all and of the accepted: true class, the unknown ones last, x pseudo-label
+            self._window = labels.new_zeros(2, n_classes + 1, n_classes)
             self.truth = self.truth.to(labels.device)
         truth = self.truth[view_index.to(labels.device)]
-        cells = torch.where(truth < 0, C, truth) * C + labels
+        cells = torch.where(truth < 0, n_classes, truth) * n_classes + labels
         counted = torch.stack([torch.ones_like(labels), pseudo.mask.bool().to(labels)])
         self._window.flatten(1).index_add_(1, cells, counted)
         self.steps += 1
