@@ -247,7 +247,7 @@ def test_the_first_simmatch_reads_weak_views_through_the_teacher() -> None:
 
 
 def test_of_a_picture_twice_in_a_batch_the_last_is_written() -> None:
-    assert sorted(last_of_each(torch.tensor([3, 1, 3, 2, 1])).tolist()) == [2, 3, 4]
+    assert last_of_each(torch.tensor([3, 1, 3, 2, 1])).tolist() == [2, 4, 2, 3, 4]
     looks = torch.eye(5, dtype=torch.float64)[:3]
     views = picture(rolled([1.0, 0.0, 0.0, 0.0]))
     batch = batch_of(views, views, [4, 4, 9], picture(torch.zeros(3, CLASSES), looks))
