@@ -22,7 +22,7 @@ from tests.synchronisations import Synchronisations, place
 from tests.training.small_runs import small_run
 
 BUDGET = {"exact": 6, "lowrank": 8, "ensemble": 8}
-ROWS, BATCH, COUNTED = 128, 16, 12  # the buffer is full after 8 steps
+ROWS, BATCH, COUNTED = 256, 8, 8  # 32 steps to fill; landmarks are chosen whenever the rows have doubled
 
 
 def steps_of(algorithm: str, engine: str, folder: Path, *settings: str, addon: str = "none") -> Iterator[Synchronisations]:
