@@ -29,7 +29,7 @@ def steps_of(algorithm: str, engine: str, folder: Path, *settings: str, addon: s
     """What each step of a run waits for, as training/loop.py takes it, without logging, evaluation and checkpoints."""
     refiner = ["refiner.warmup_steps=0", f"refiner.buffer_size={ROWS}", f"refiner.engine={engine}"] if engine != "none" else []
     if engine == "ensemble":
-        refiner.append("refiner.members=2")
+        refiner.append("refiner.engine.members=2")
     batches = [f"train.labeled_batch={BATCH}", "train.epoch_steps=3", "train.steps=120", "train.ema=0.999"]
     experiment = small_run(algorithm, "none" if engine == "none" else "gp", *batches, *refiner, *settings)
     experiment = replace(experiment, addon=ADDONS[addon].config())

@@ -58,7 +58,7 @@ def choose_landmarks(
 
 
 def _accept(within: Tensor, floor: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Which proposals (b,) of a block to keep: each with the share of its residual that the kept ones before it leave. O(b^3)."""
+    """Which proposals (b,) to keep: each with the share of its residual that the kept ones before it leave. O(b^3)."""
     residual, draws = within, torch.rand(len(within), generator=generator, dtype=torch.float64)
     proposed, kept = residual.diagonal().clone(), []
     for i in range(len(residual)):
