@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.pseudo_labels import EMAAlignment, QueueAlignment, align, sharpen
+from semigpc.pseudo_labels import EMAAlignment, QueueAlignment, align, count_classes, last_of_each, one_hot, sharpen
 
 TARGET = torch.tensor([0.5, 0.25, 0.25])
 TRACKERS: dict[str, Callable[[Tensor], EMAAlignment | QueueAlignment]] = {
@@ -96,3 +96,27 @@ def test_a_tracker_resumes_from_its_state(
     for _ in range(3):
         probs = draw(generator, dtype=torch.float32)
         assert torch.equal(first(probs), second(probs))
+
+
+def test_a_table_written_by_last_of_each_holds_what_a_loop_leaves(generator: torch.Generator) -> None:
+    for _ in range(20):
+        index = torch.randint(6, (9,), generator=generator)
+        values = torch.randint(100, (9,), generator=generator)
+        mask = torch.rand(9, generator=generator) < 0.5
+        expected, masked = torch.full((6,), -1), torch.full((6,), -1)
+        for position, value, sure in zip(index.tolist(), values.tolist(), mask.tolist(), strict=True):
+            expected[position] = value
+            masked[position] = value if sure else masked[position]
+        table = torch.full((6,), -1)
+        table[index.flip(0)] = values[last_of_each(index)].flip(0)  # in any order of writing
+        assert torch.equal(table, expected)
+        last = last_of_each(index, mask)
+        assert torch.equal(torch.full((6,), -1).index_put_((index,), torch.where(last >= 0, values[last], -1)), masked)
+
+
+def test_classes_are_counted_and_one_hot_encoded_as_torch_does(generator: torch.Generator) -> None:
+    labels = torch.randint(4, (30,), generator=generator)
+    mask = labels.roll(1) > 1
+    assert torch.equal(one_hot(labels, 6).long(), torch.nn.functional.one_hot(labels, 6))
+    assert torch.equal(count_classes(labels, 6), torch.bincount(labels, minlength=6))
+    assert torch.equal(count_classes(labels, 6, mask), torch.bincount(labels[mask], minlength=6))

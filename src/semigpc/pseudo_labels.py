@@ -1,7 +1,12 @@
-"""From weak probabilities to targets: sharpening, distribution alignment; and one label for each picture."""
+"""From weak probabilities to targets: sharpening, distribution alignment; and one label for each picture.
+
+Nothing here makes the host wait for a GPU, as ``torch.bincount``, ``unique`` and ``one_hot`` would at every step.
+"""
 
 import torch
 from torch import Tensor, nn
+
+from semigpc.types import HostState
 
 EPSILON = 1e-6  # keeps a ratio of two class shares finite where both are zero
 
@@ -24,11 +29,26 @@ def align(probs: Tensor, target: Tensor, average: Tensor) -> Tensor:
     return scaled / scaled.sum(dim=1, keepdim=True)
 
 
-def last_of_each(index: Tensor) -> Tensor:
-    """Positions of the last occurrence of every value in ``index`` (B,): a batch may show a picture twice."""
-    values, inverse = index.unique(return_inverse=True)
-    positions = torch.arange(len(index), device=index.device)
-    return torch.zeros_like(values).scatter_reduce_(0, inverse, positions, "amax", include_self=False)
+def one_hot(labels: Tensor, n_classes: int) -> Tensor:
+    """Labels (M,) as rows of 0 and 1, (M, C) bool; the caller has checked their range."""
+    return labels.unsqueeze(1) == torch.arange(n_classes, device=labels.device)
+
+
+def count_classes(labels: Tensor, n_classes: int, mask: Tensor | None = None) -> Tensor:
+    """How many of the labels (M,), where the mask (M,) is true, are of each class: (C,) int64."""
+    ones = torch.ones_like(labels) if mask is None else mask.to(labels.dtype)
+    return labels.new_zeros(n_classes).index_add_(0, labels, ones)
+
+
+def last_of_each(index: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return, for each row, the last row with the same value in ``index`` (B,): a batch may show a picture twice.
+
+    ``table[index] = values[last_of_each(index)]`` writes the same value wherever a position is written twice. With a mask (B,)
+    only rows where it is true count; -1 if there is none. O(B^2).
+    """
+    same = index.unsqueeze(1) == index
+    rows = torch.arange(len(index), device=index.device)
+    return torch.where(same if mask is None else same & mask, rows, -1).amax(dim=1)
 
 
 class EMAAlignment(nn.Module):
@@ -59,7 +79,7 @@ class EMAAlignment(nn.Module):
         return align(probs, self.target.to(probs), self.average.to(probs))
 
 
-class QueueAlignment(nn.Module):
+class QueueAlignment(HostState):
     """Distribution alignment with r the mean of the last batch means, over those seen so far (SimMatch, CoMatch).
 
     Args:
@@ -73,6 +93,7 @@ class QueueAlignment(nn.Module):
         self.register_buffer("means", torch.zeros(length, len(target)))
         self.register_buffer("seen", torch.tensor(0))
 
+    on_host = ("seen",)
     target: Tensor
     means: Tensor
     seen: Tensor
@@ -80,7 +101,8 @@ class QueueAlignment(nn.Module):
     @torch.no_grad()
     def forward(self, probs: Tensor) -> Tensor:
         """Take the batch into r, then align it: (U, C) -> (U, C)."""
-        self.means[self.seen % len(self.means)] = probs.mean(dim=0).to(self.means)
+        seen = int(self.seen)
+        self.means[seen % len(self.means)] = probs.mean(dim=0).to(self.means)
         self.seen += 1
-        average = self.means[: int(self.seen)].mean(dim=0)
+        average = self.means[: seen + 1].mean(dim=0)
         return align(probs, self.target.to(probs), average.to(probs))

@@ -1,11 +1,26 @@
 """The nouns that data, models, refiners, algorithms and the loop share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+
+
+class HostState(nn.Module):
+    """A module whose buffers named in ``on_host`` stay on the CPU when it moves to another device.
+
+    For counters and tables that the host reads at every step: reading them from a GPU would make it wait for all queued work.
+    """
+
+    on_host: ClassVar[tuple[str, ...]] = ()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = {name: self._buffers[name] for name in self.on_host}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._buffers.update(kept)
+        return self
 
 
 class Labeled(NamedTuple):

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.buffers import BUFFERS, BalancedBuffer, FIFOBuffer, Written
+from semigpc.buffers import BUFFERS, BalancedBuffer, Buffer, FIFOBuffer, Written
 
-Buffer = FIFOBuffer | BalancedBuffer
 EVERY_BUFFER: dict[str, Callable[[int, int], Buffer]] = {
     **BUFFERS,
     "strict": lambda capacity, n_classes: BalancedBuffer(capacity, n_classes, balance="strict"),
@@ -105,6 +104,28 @@ def test_refuses_bad_labels_and_stays_as_it_was(
     assert all(torch.equal(value, before[name]) for name, value in buffer.state_dict().items())
     written = buffer.write(torch.tensor([2]))
     assert len(written.slots) == 1
+
+
+@every_buffer
+def test_a_plan_changes_nothing_and_a_commit_is_a_write(make: Callable[[int, int], Buffer], generator: torch.Generator) -> None:
+    planned, written = make(20, 4), make(20, 4)
+    for _ in range(20):
+        labels = torch.randint(4, (6,), generator=generator)
+        planned.plan(torch.randint(4, (9,), generator=generator))  # of a batch that something else could not accept
+        plan = planned.plan(labels)
+        planned.commit(plan, labels, None)
+        for one, other in zip(plan, written.write(labels), strict=True):
+            assert torch.equal(one, other)
+        for name, value in planned.state_dict().items():
+            assert torch.equal(value, written.state_dict()[name]), name
+
+
+@every_buffer
+def test_stays_on_the_cpu_when_the_module_moves(make: Callable[[int, int], Buffer]) -> None:
+    buffer = make(20, 4).to("meta")
+    written = buffer.write(torch.tensor([0, 1, 2, 3], dtype=torch.int32), torch.arange(4))
+    assert {part.device.type for part in (*written, *buffer.state_dict().values())} == {"cpu"}
+    assert len(buffer) == 4
 
 
 @every_buffer

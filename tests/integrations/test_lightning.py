@@ -140,7 +140,8 @@ def test_the_memory_follows_the_module_to_its_device() -> None:
     module = nn.Module()
     module.device = torch.device("meta")  # type: ignore[assignment]
     callback.on_fit_start(None, module)  # type: ignore[arg-type]
-    assert callback.refiner.buffer.entries.labels.device.type == "meta"
+    assert callback.refiner.engine.targets.device.type == "meta"
+    assert callback.refiner.buffer.entries.labels.device.type == "cpu"
 
 
 def test_rows_of_all_processes_are_written_in_their_order() -> None:

@@ -91,9 +91,10 @@ def test_a_memory_drops_its_oldest_rows_across_its_end() -> None:
     memory, kept = Memory(5, 2), torch.zeros(0, 2)
     assert memory.mean().tolist() == [0, 0]
     for n in (3, 0, 1, 4, 2, 9, 5, 1, 12):
-        batch = torch.randn(n, 2)
-        memory.write(batch)
-        kept = torch.cat([kept, batch])[-5:]
+        batch, mask = torch.randn(16, 2), torch.zeros(16, dtype=torch.bool)
+        mask[torch.randperm(16)[:n]] = True
+        memory.write(batch, mask)
+        kept = torch.cat([kept, batch[mask]])[-5:]
         torch.testing.assert_close(memory.mean(), kept.mean(dim=0))
         assert sorted(memory.rows[: len(kept)].tolist()) == sorted(kept.tolist())
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from semigpc.gp import NotPositiveDefiniteError
 from semigpc.refiners import GPConfig, LowRankOptions, auto_logit_scale
 from tests.refiners.outputs import CLASSES, WIDTH, make, points, said, show, unit
 
@@ -139,6 +140,29 @@ def test_the_inverse_is_not_saved_and_the_state_is_enough(generator: torch.Gener
         for refiner in (first, second):
             show(refiner, *more)
         assert torch.equal(first.logits(queries), second.logits(queries))
+
+
+@pytest.mark.parametrize("options", [{}, {"balanced": True, "balance": "strict"}], ids=["fifo", "strict"])
+def test_a_write_that_the_engine_rejects_leaves_buffer_and_engine_as_they_were(
+    options: dict[str, Any], generator: torch.Generator
+) -> None:
+    refiner, other = (make("gp", kernel="rbf", noise_std=1e-9, **options) for _ in range(2))
+    features, labels = (part[:8] for part in points(0, generator, counts=(4, 4, 4)))
+    queries = said(points(10, generator)[0])
+    for each in (refiner, other):
+        show(each, features, labels)
+    state = {name: value.clone() for name, value in refiner.state_dict().items()}
+    answers = refiner.logits(queries)
+    same = torch.ones(6, WIDTH, dtype=torch.float64)  # six copies of one point cannot be told apart with so little noise
+    with pytest.raises(NotPositiveDefiniteError, match="Raise noise_std"):
+        refiner.write(unit(same), torch.tensor([2, 2, 2, 2, 2, 2]))
+    assert all(torch.equal(value, state[name]) for name, value in refiner.state_dict().items())
+    torch.testing.assert_close(refiner.logits(queries), answers, rtol=1e-6, atol=1e-6)
+    more, classes = points(5, generator)
+    for each in (refiner, other):
+        each.write(unit(more), classes)
+    assert torch.equal(refiner.buffer.entries.labels, other.buffer.entries.labels)
+    torch.testing.assert_close(refiner.logits(queries), other.logits(queries), rtol=1e-6, atol=1e-6)
 
 
 def test_rebuilding_changes_no_answer(generator: torch.Generator) -> None:

@@ -95,8 +95,8 @@ def test_mixed_precision_never_reaches_the_gp(tmp_path: Path) -> None:
     with torch.backends.mkldnn.flags(enabled=False):  # some virtual machines announce bfloat16 instructions they do not have
         train(small_run("fixmatch", "gp", "train.precision=bf16-mixed"), tmp_path)
     features = load(RunFolder(tmp_path).last).part("algorithm")["refiner.engine.feature_columns"]
-    assert features.dtype == torch.float32
-    norms = features[:, features.any(dim=0)].double().square().sum(dim=0)
+    assert features.dtype == torch.float64
+    norms = features[:, features.any(dim=0)].square().sum(dim=0)
     assert torch.allclose(norms, torch.ones_like(norms), atol=1e-6)  # bfloat16 would be off by a thousandth
 
 

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step, Survey
 from semigpc.addons.cossl_start import balanced_features
-from semigpc.types import Clock, ModelOutput, Task
+from semigpc.types import Clock, HostState, ModelOutput, Task
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 
@@ -54,7 +54,7 @@ class CoSSLConfig(AddOnConfig):
             raise ValueError(f"start_steps must be at least 1; got {self.start_steps}. The original takes 5000.")
 
 
-class BalancedHead(nn.Module):
+class BalancedHead(HostState):
     """z = W h + b, trained by Adam with gradients written out, so that none reaches a network; and its moving average.
 
     The bias is the last column of ``weights`` (C, D + 1), which start as nn.Linear's do. Everything is a buffer: no optimiser
@@ -64,6 +64,7 @@ class BalancedHead(nn.Module):
         config: rate, decay and momentum. n_features: D. n_classes: C.
     """
 
+    on_host = ("updates",)
     weights: Tensor
     average: Tensor
     first: Tensor
@@ -137,10 +138,12 @@ class CoSSL(AddOn):
         counts = task.class_counts.float()
         self.register_buffer("mixing", (counts.max() - counts) / counts.max())  # (C,)
         self.register_buffer("active", torch.tensor(False))
+        self._started = False  # whether ``active`` is known to be true, on the host
+        self.register_load_state_dict_post_hook(_look_again)  # type: ignore[no-untyped-call]
 
     def surveys(self, clock: Clock) -> bool:
         """Once, before the first step after the warm-up."""
-        return clock.progress >= self.config.warmup and not self.active
+        return clock.progress >= self.config.warmup and not self._has_started()
 
     @torch.no_grad()
     def survey(self, survey: Survey) -> None:
@@ -163,7 +166,7 @@ class CoSSL(AddOn):
 
     def weak(self, step: Step, output: ModelOutput) -> ModelOutput:
         """The same features with the balanced head's logits (U, C); then the head learns."""
-        if step.clock.progress < self.config.warmup or not self.active:
+        if step.clock.progress < self.config.warmup or not self._has_started():
             return output
         batch, balanced = step.batch, step.batch.balanced
         if balanced is None:
@@ -179,6 +182,11 @@ class CoSSL(AddOn):
         """Logits (M, C) of the head's moving average, once it has started."""
         return torch.where(self.active, affine(self.head.average.to(output.features), output.features), output.logits)
 
+    def _has_started(self) -> bool:
+        """Return whether the head has started; this is read from the device until it has, and not again."""
+        self._started = self._started or bool(self.active)
+        return self._started
+
     def _enhance(self, own: Tensor, y: Tensor, labeled: Tensor, unlabeled: Tensor) -> Tensor:
         """r f_x + (1 - r) f_u or f_x, (B, D); f_u as likely labelled as a picture of all the data is."""
         task, least = self.task, self.config.least_own
@@ -190,3 +198,7 @@ class CoSSL(AddOn):
         r = least + (1 - least) * torch.rand(len(own), device=y.device).to(own)
         r = torch.where(enhanced, r, 1.0).unsqueeze(1)
         return r * own + (1 - r) * partners
+
+
+def _look_again(addon: CoSSL, _incompatible_keys: object) -> None:
+    addon._started = False

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step
-from semigpc.pseudo_labels import last_of_each
+from semigpc.pseudo_labels import last_of_each, one_hot
 from semigpc.types import ModelOutput, Task
 
 FLOOR = 1e-6  # what an entry that is not kept still has, and the least share of a class
@@ -105,8 +104,7 @@ class DARP(AddOn):
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
         """Store the labels (U, C); refine all when it is time; answer with the refined rows of this batch."""
         index, clock = step.batch.view_index, step.clock
-        rows = last_of_each(index)
-        self.stored[index[rows]] = probs[rows].to(self.stored)
+        self.stored[index] = probs[last_of_each(index)].to(self.stored)
         self.seen[index] = True
         if clock.progress < self.config.warmup:
             return probs
@@ -118,7 +116,7 @@ class DARP(AddOn):
     def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss | None:  # noqa: ARG002
         """No loss: what the student says of labelled and weak views goes into the sums behind ``estimated``."""
         m, said = self.config.momentum, torch.softmax(x.logits, dim=1).to(self.confusion)
-        classes = F.one_hot(step.batch.y, len(self.confusion)).to(said)  # (B, C)
+        classes = one_hot(step.batch.y, len(self.confusion)).to(said)  # (B, C)
         self.confusion.mul_(m).add_(classes.mT @ said)
         self.labeled_mass.mul_(m).add_(classes.sum(dim=0))
         self.said_mass.mul_(m).add_(torch.softmax(weak.logits, dim=1).sum(dim=0).to(said))

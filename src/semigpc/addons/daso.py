@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step
+from semigpc.pseudo_labels import count_classes, last_of_each
 from semigpc.types import Clock, ModelOutput, Task
 
 
@@ -73,6 +74,7 @@ class DASO(AddOn):
         if task.n_features < 1:
             raise ValueError(f"DASO keeps features and must know their width, n_features of the task; got {task.n_features}.")
         self.config, self._told = config, False
+        self._met = False  # whether the queues have entries, on the host: a batch enters before anything is asked
         self.register_buffer("queue", torch.zeros(task.n_classes, config.queue, task.n_features))
         self.register_buffer("written", torch.zeros(task.n_classes, dtype=torch.int64))  # entries ever, of each class
         self.register_buffer("prototypes", torch.zeros(task.n_classes, task.n_features))
@@ -91,7 +93,7 @@ class DASO(AddOn):
 
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
         """Count the finished labels."""
-        self.tally += torch.bincount(probs.argmax(dim=1), minlength=probs.shape[1])
+        self.tally += count_classes(probs.argmax(dim=1), probs.shape[1])
         if (step.clock.step + 1) % self.config.every == 0:
             self.counts.copy_(self.tally)
             self.tally.zero_()
@@ -123,7 +125,7 @@ class DASO(AddOn):
             )
 
     def _speaks(self, clock: Clock) -> bool:
-        return clock.progress >= self.config.warmup and bool((self.written > 0).any())
+        return clock.progress >= self.config.warmup and self._met
 
     def _shares(self) -> Tensor:
         """w (C,), 1 for the class guessed most; all 0 before the first count."""
@@ -138,14 +140,16 @@ class DASO(AddOn):
 
     def _push(self, features: Tensor, labels: Tensor) -> None:
         """Write (B, D) into the rings of their labels (B,), over the oldest, and move the prototypes of these classes."""
+        if not len(labels):
+            return
         size = self.config.queue
         same = labels.unsqueeze(1) == labels  # (B, B)
         rank = same.tril(-1).sum(dim=1)  # how many of its class came before it in this batch
-        new = same.sum(dim=1)
-        kept = rank >= new - size  # of more than the ring holds, the newest
-        slots = (self.written[labels] + rank) % size
-        self.queue[labels[kept], slots[kept]] = features[kept].to(self.queue)
-        self.written += torch.bincount(labels, minlength=len(self.written))
-        classes = labels.unique()
+        places = labels * size + (self.written[labels] + rank) % size
+        newest = last_of_each(places)  # of more than the ring holds
+        self.queue.flatten(0, 1)[places] = features[newest].to(self.queue)
+        self.written += count_classes(labels, len(self.written))
+        classes = labels if len(labels) < len(self.written) else torch.arange(len(self.written), device=labels.device)
         sums = self.queue[classes].sum(dim=1)  # slots never written are zero
-        self.prototypes[classes] = sums / self.written[classes].clamp_max(size).unsqueeze(1)
+        self.prototypes[classes] = sums / self.written[classes].clamp(1, size).unsqueeze(1)
+        self._met = True

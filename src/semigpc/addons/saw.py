@@ -57,8 +57,8 @@ class SAW(AddOn):
             )
         if clock.step > 0 and clock.step % clock.epoch_steps == 0:
             self.unlabeled_weights.copy_(_weights(torch.bincount(self.labels + 1, minlength=probs.shape[1] + 1)[1:]))
-        rows = last_of_each(step.batch.view_index)
-        self.labels[step.batch.view_index[rows]] = probs.argmax(dim=1)[rows]
+        index = step.batch.view_index
+        self.labels[index] = probs.argmax(dim=1)[last_of_each(index)]
         return probs
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002

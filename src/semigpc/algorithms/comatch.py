@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from semigpc.addons import AddOn, Step
 from semigpc.algorithms.extras import add_extra
 from semigpc.algorithms.ranges import check_ranges
-from semigpc.pseudo_labels import QueueAlignment
+from semigpc.pseudo_labels import QueueAlignment, one_hot
 from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
+from semigpc.types import Batch, Clock, HeadSpec, HostState, ModelOutput, Networks, PseudoLabels, StepOutput, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class CoMatchConfig:
         return {"projection": HeadSpec("projection", self.projection)}
 
 
-class CoMatch(nn.Module):
+class CoMatch(HostState):
     """L = H(z_x, y) + w_u 1[conf(p) >= tau] H(z_s, p) + w_c mean - sum_j G_ij log S_ij.
 
     p = a p_w + (1 - a) A P, the aligned weak label smoothed by the memory's labels P with A = softmax(e(u_w) . F / T), once the
@@ -59,6 +58,7 @@ class CoMatch(nn.Module):
     views = ("weak", "strong", "strong2")
     sites = ("semantic", "aggregate")
     takes_addons = True
+    on_host = ("pushed",)
     features: Tensor
     probs: Tensor
     pushed: Tensor
@@ -87,7 +87,7 @@ class CoMatch(nn.Module):
             probs = addon.targets(step, heard, self._smooth(heard, probs_w))  # (U, C)
             mask = refiner.confidence(heard, probs) >= config.threshold  # (U,)
             self._push(weak.heads["projection"], probs_w)
-            self._push(x.heads["projection"], F.one_hot(batch.y, probs.shape[1]).to(probs))
+            self._push(x.heads["projection"], one_hot(batch.y, probs.shape[1]).to(probs))
             graph = pseudo_label_graph(probs, config.graph_threshold)  # (U, U)
         refiner.observe("after", networks, x, batch)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from semigpc.addons import AddOn, Step
 from semigpc.algorithms.extras import add_extra
 from semigpc.algorithms.ranges import check_ranges
+from semigpc.pseudo_labels import count_classes
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
 
@@ -81,7 +82,7 @@ class FreeMatch(nn.Module):
 
         loss_x = addon.labeled_loss(step, logits_x, batch.y)
         loss_u = addon.unlabeled_loss(step, logits_s, targets, mask)
-        loss_f = self._fairness(logits_s[mask]) if bool(mask.any()) else logits_s.new_zeros(())
+        loss_f = self._fairness(logits_s, mask)
         output = StepOutput(
             loss_x + config.unlabeled_weight * loss_u + config.fairness_weight * loss_f,
             {
@@ -103,22 +104,23 @@ class FreeMatch(nn.Module):
         """Move the running averages by the batch (U, C), (U,), which is then judged by them."""
         m = self.config.momentum
         level = confidence.mean() if self.config.quantile is None else confidence.quantile(self.config.quantile)
-        classes = torch.bincount(probs.argmax(dim=1), minlength=probs.shape[1]) / len(probs)
+        classes = count_classes(probs.argmax(dim=1), probs.shape[1]) / len(probs)
         for average, value in ((self.threshold, level), (self.mean_probs, probs.mean(dim=0)), (self.histogram, classes)):
             average.mul_(m).add_((1 - m) * value.to(average))
         if self.config.clip is not None:
             self.threshold.clamp_(*self.config.clip)
 
-    def _fairness(self, logits: Tensor) -> Tensor:
-        """sum_c a_c log(b_c + 1e-12), of the strong views (M, C) that pass the mask: minus a cross-entropy."""
-        probs = torch.softmax(logits, dim=1)
-        classes = torch.bincount(probs.detach().argmax(dim=1), minlength=probs.shape[1]) / len(probs)
+    def _fairness(self, logits: Tensor, mask: Tensor) -> Tensor:
+        """sum_c a_c log(b_c + 1e-12), of the strong views (U, C) that pass the mask (U,): minus a cross-entropy; 0 if none."""
+        probs, passed = torch.softmax(logits, dim=1), mask.sum().clamp_min(1)
+        classes = count_classes(probs.detach().argmax(dim=1), probs.shape[1], mask) / passed
         a = _share(self.mean_probs.to(probs), self.histogram.to(probs))
-        b = _share(probs.mean(dim=0), classes.to(probs))
-        return (a * torch.log(b + 1e-12)).sum()
+        b = _share((probs * mask.unsqueeze(1)).sum(dim=0) / passed, classes.to(probs))
+        return torch.where(mask.any(), (a * torch.log(b + 1e-12)).sum(), 0)
 
 
 def _share(probs: Tensor, histogram: Tensor) -> Tensor:
-    """SN(probs / histogram), (C,), where a class that never occurs counts 0 and not infinity."""
-    inverse = torch.where(histogram > 0, 1 / histogram, 0)
-    return probs * inverse / (probs * inverse).sum()
+    """SN(probs / histogram), (C,), where a class that never occurs counts 0 and not infinity; 0 if there is no other."""
+    scaled = probs * torch.where(histogram > 0, 1 / histogram, 0)
+    total = scaled.sum()
+    return scaled / torch.where(total > 0, total, 1)  # not NaN, which would reach the gradient

@@ -10,7 +10,7 @@ from semigpc.addons import AddOn, Step
 from semigpc.algorithms.extras import add_extra
 from semigpc.algorithms.ranges import check_ranges
 from semigpc.losses import mean_log_probs
-from semigpc.pseudo_labels import align, last_of_each
+from semigpc.pseudo_labels import align, count_classes, last_of_each
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
 
@@ -122,7 +122,7 @@ class NPMatch(nn.Module):
 
     def class_thresholds(self) -> Tensor:
         """tau_c, (C,)."""
-        counts = torch.bincount(self.last_class + 1, minlength=self.n_classes + 1)  # those of no class first
+        counts = count_classes(self.last_class + 1, self.n_classes + 1)  # those of no class first
         beta = counts[1:] / counts.max().clamp_min(1)
         return self.config.threshold * beta / (2 - beta)
 
@@ -131,8 +131,8 @@ class NPMatch(nn.Module):
         classes, certain = probs.argmax(dim=1), entropy <= self.config.entropy
         mask = (confidence >= self.class_thresholds().to(confidence)[classes]) & certain
         sure = (confidence >= self.config.threshold) & certain
-        rows = last_of_each(index[sure])  # a picture may stand twice in a batch larger than the unlabelled set
-        self.last_class[index[sure][rows]] = classes[sure][rows]
+        last = last_of_each(index, sure)  # a picture may stand twice in a batch larger than the unlabelled set
+        self.last_class[index] = torch.where(last >= 0, classes[last], self.last_class[index])
         return mask
 
 

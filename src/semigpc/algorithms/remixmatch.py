@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from semigpc.addons import AddOn, Step
 from semigpc.algorithms.extras import add_extra
 from semigpc.algorithms.ranges import check_ranges
-from semigpc.pseudo_labels import EMAAlignment, sharpen
+from semigpc.pseudo_labels import EMAAlignment, one_hot, sharpen
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
 
@@ -84,7 +84,7 @@ class ReMixMatch(nn.Module):
             heard = targets * mask.unsqueeze(1)  # H is linear in the label, so a row of zeros adds nothing, mixed or not
             turns = torch.randint(4, (len(strong),), device=strong.device)
             pictures = torch.cat([batch.x, strong, strong2, batch.views["weak"]])
-            labels = torch.cat([F.one_hot(batch.y, probs.shape[1]).to(targets), heard, heard, heard])
+            labels = torch.cat([one_hot(batch.y, probs.shape[1]).to(targets), heard, heard, heard])
             pictures, labels = mixup(pictures, labels, config.mixup)
 
         first, *rest = pictures.split(len(batch.x))
@@ -122,7 +122,8 @@ class ReMixMatch(nn.Module):
         """Cross-entropy of the head that guesses by how many quarter turns (U,) each picture was rotated."""
         if not self.config.rotation_weight:
             return torch.zeros((), device=pictures.device)
-        turned = torch.stack([picture.rot90(int(k), dims=(1, 2)) for picture, k in zip(pictures, turns, strict=True)])
+        turned = torch.stack([pictures.rot90(k, dims=(2, 3)) for k in range(4)])  # all four, as the host does not know which
+        turned = turned[turns, torch.arange(len(turns), device=turns.device)]
         return F.cross_entropy(student(turned).heads["rotation"], turns)
 
 

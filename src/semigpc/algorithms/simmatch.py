@@ -76,6 +76,8 @@ class SimMatch(nn.Module):
         self.register_buffer("bank", F.normalize(torch.randn(task.n_labeled, config.projection), dim=1))
         self.register_buffer("bank_labels", torch.zeros(task.n_labeled, dtype=torch.int64))
         self.register_buffer("visited", torch.full((task.n_labeled,), config.compat_usb))
+        self._readable = config.compat_usb  # whether any entry was visited, on the host
+        self.register_load_state_dict_post_hook(_look_again)  # type: ignore[no-untyped-call]
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
         """The loss of one batch."""
@@ -90,7 +92,7 @@ class SimMatch(nn.Module):
             heard = addon.weak(step, judge)
             probs_w = refiner.refine("semantic", heard, torch.softmax(refiner.classify(heard).logits, dim=1))
             probs_w = self.alignment(addon.opinion(step, heard, probs_w))
-            readable = clock.epoch > 0 and bool(self.visited.any())
+            readable = clock.epoch > 0 and self._readable
             smoothed, instances = self._smooth(heard, probs_w) if readable else (probs_w, None)
             probs = addon.targets(step, heard, refiner.refine("final", heard, smoothed))  # (U, C)
             mask = refiner.confidence(heard, probs) >= config.threshold  # (U,)
@@ -129,13 +131,21 @@ class SimMatch(nn.Module):
 
     @torch.no_grad()
     def _write(self, networks: Networks, x: ModelOutput, batch: Batch) -> None:
-        config = self.config
-        rows = last_of_each(batch.index)  # a picture may stand twice in a batch larger than the labelled set
-        index = batch.index[rows]
+        config, index = self.config, batch.index
+        last = last_of_each(index)  # a picture may stand twice in a batch larger than the labelled set
         if config.bank == "momentum":
             m = config.bank_momentum
-            mixed = m * self.bank[index] + (1 - m) * x.heads["projection"][rows].to(self.bank)
-            entries = F.normalize(mixed, dim=0 if config.compat_usb else 1)
+            mixed = m * self.bank[index] + (1 - m) * x.heads["projection"].to(self.bank)
+            if config.compat_usb:
+                once = last == torch.arange(len(last), device=last.device)
+                entries = F.normalize(mixed * once.unsqueeze(1), dim=0)
+            else:
+                entries = F.normalize(mixed, dim=1)
         else:
-            entries = networks.ask_teacher(batch.x).heads["projection"][rows].to(self.bank)
-        self.bank[index], self.bank_labels[index], self.visited[index] = entries, batch.y[rows], True
+            entries = networks.ask_teacher(batch.x).heads["projection"].to(self.bank)
+        self.bank[index], self.bank_labels[index], self.visited[index] = entries[last], batch.y[last], True
+        self._readable = True
+
+
+def _look_again(algorithm: SimMatch, _incompatible_keys: object) -> None:
+    algorithm._readable = bool(algorithm.visited.any())

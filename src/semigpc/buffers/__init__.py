@@ -2,8 +2,8 @@
 
 from semigpc.buffers.balanced import BalancedBuffer
 from semigpc.buffers.fifo import FIFOBuffer
-from semigpc.buffers.ledger import Written
+from semigpc.buffers.ledger import Buffer, Written
 
-BUFFERS: dict[str, type[FIFOBuffer] | type[BalancedBuffer]] = {"fifo": FIFOBuffer, "balanced": BalancedBuffer}
+BUFFERS: dict[str, type[Buffer]] = {"fifo": FIFOBuffer, "balanced": BalancedBuffer}
 
-__all__ = ["BUFFERS", "BalancedBuffer", "FIFOBuffer", "Written"]
+__all__ = ["BUFFERS", "BalancedBuffer", "Buffer", "FIFOBuffer", "Written"]

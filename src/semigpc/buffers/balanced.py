@@ -1,21 +1,25 @@
 """The class-balanced buffer: one ring for each class."""
 
-import heapq
+from bisect import insort
 from collections import deque
+from itertools import islice
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from semigpc.buffers.ledger import Ledger, Written
+from semigpc.buffers.ledger import Buffer, Written
 
 
-class BalancedBuffer(nn.Module):
+class BalancedBuffer(Buffer):
     """Every class keeps its newest floor(N_Q / C) entries (the daggered rows of the paper's long-tail tables).
 
     Rings of rare classes fill slowly. ``balance="cap"`` lets the others fill meanwhile, so balance is reached only once all
     rings are full. ``"strict"`` holds every class to the count of the smallest one seen so far, which means dropping entries
     when a class shows up for the first time.
+
+    A row takes the slot of the oldest of its own class once that class is full. Of a batch that brings more of a class than it
+    may hold, the newest rows stay.
 
     Slots are handed out lowest first, so a buffer whose rare rings never fill uses a leading part of its slots only and the
     engine's work stays proportional to what is held.
@@ -27,10 +31,9 @@ class BalancedBuffer(nn.Module):
     """
 
     def __init__(self, capacity: int, n_classes: int, *, balance: Literal["cap", "strict"] = "cap") -> None:
-        super().__init__()
+        super().__init__(capacity, n_classes)
         if balance not in ("cap", "strict"):
             raise ValueError(f"balance must be 'cap' or 'strict'; got {balance!r}.")
-        self.entries = Ledger(capacity, n_classes)
         self.class_capacity = capacity // n_classes
         if not self.class_capacity:
             raise ValueError(f"capacity must be at least n_classes, a slot a class; got {capacity} < {n_classes}.")
@@ -38,44 +41,33 @@ class BalancedBuffer(nn.Module):
         self._read_rings()
         self.register_load_state_dict_post_hook(_reread)  # type: ignore[no-untyped-call]
 
-    def __len__(self) -> int:
-        """Occupied slots."""
-        return len(self.entries)
-
-    def write(self, labels: Tensor, indices: Tensor | None = None) -> Written:
-        """Make room for a batch: each row takes the place of the oldest of its own class once that class is full.
-
-        Of a batch that brings more of a class than it may hold, the newest rows stay. O(B), and O(C) more when strict.
-
-        Args:
-            labels: (B,) integers in [0, C).
-            indices: (B,) int64 positions in the data set, where they are known.
-        """
-        self.entries.check(labels, indices)
+    def plan(self, labels: Tensor) -> Written:
         arrivals: dict[int, list[int]] = {}
         for row, label in enumerate(labels.tolist()):
             arrivals.setdefault(label, []).append(row)
 
-        limit = self._limit(arrivals)
-        touched = sorted(arrivals) if self.balance == "cap" else range(self.entries.n_classes)
-        evicted: dict[int, list[int]] = {}
-        for label in touched:
-            ring = self._rings[label]
-            kept_rows = arrivals[label] = arrivals.get(label, [])[-limit:]
-            surplus = max(0, len(ring) + len(kept_rows) - limit)
-            evicted[label] = [ring.popleft() for _ in range(surplus)]
-        slots, rows = [], []
-        for label in touched:
-            for row in arrivals[label]:
-                slot = evicted[label].pop(0) if evicted[label] else heapq.heappop(self._free)
-                self._rings[label].append(slot)
-                slots.append(slot)
-                rows.append(row)
-        dropped = [slot for leftover in evicted.values() for slot in leftover]
-        for slot in dropped:
-            heapq.heappush(self._free, slot)
-        written = Written(*(torch.tensor(part, dtype=torch.int64) for part in (slots, rows, dropped)))
-        return self.entries.record(written, labels, indices)
+        limit, free = self._limit(arrivals), iter(self._free)
+        slots, rows, dropped = [], [], []
+        for label in sorted(arrivals) if self.balance == "cap" else range(self.entries.n_classes):
+            ring, newest = self._rings[label], arrivals.get(label, [])[-limit:]
+            oldest = list(islice(ring, max(0, len(ring) + len(newest) - limit)))
+            reused, surplus = oldest[: len(newest)], oldest[len(newest) :]
+            slots += [*reused, *islice(free, len(newest) - len(reused))]
+            rows += newest
+            dropped += surplus
+        return Written(*(torch.tensor(part, dtype=torch.int64) for part in (slots, rows, dropped)))
+
+    def commit(self, written: Written, labels: Tensor, indices: Tensor | None) -> None:
+        before = self.entries.labels[torch.cat([written.slots, written.dropped])].tolist()
+        for label in before:
+            if label >= 0:
+                self._rings[label].popleft()  # what leaves a ring is the oldest of it
+        del self._free[: before.count(-1)]
+        for slot, label in zip(written.slots.tolist(), labels[written.rows].tolist(), strict=True):
+            self._rings[label].append(slot)
+        for slot in written.dropped.tolist():
+            insort(self._free, slot)
+        super().commit(written, labels, indices)
 
     def _limit(self, arrivals: dict[int, list[int]]) -> int:
         """Entries that every class may hold once this batch is in."""
@@ -85,7 +77,7 @@ class BalancedBuffer(nn.Module):
         return min(self.class_capacity, min(count for count in counts if count))
 
     def _read_rings(self) -> None:
-        """Slots of each class, oldest first, and the unused ones, as the ledger has them."""
+        """Slots of each class, oldest first, and the unused ones, lowest first, as the ledger has them."""
         self._rings: list[deque[int]] = [deque() for _ in range(self.entries.n_classes)]
         labels = self.entries.labels.tolist()
         for slot in self.entries.times.argsort(stable=True).tolist():

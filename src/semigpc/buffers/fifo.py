@@ -1,13 +1,15 @@
 """The paper's buffer: first in, first out."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from semigpc.buffers.ledger import Ledger, Written
+from semigpc.buffers.ledger import Buffer, Written
 
 
-class FIFOBuffer(nn.Module):
+class FIFOBuffer(Buffer):
     """Each batch overwrites the oldest entries, so the buffer's classes follow the stream's (section 3.2 of the paper).
+
+    Of a batch larger than the buffer the newest rows stay.
 
     Example::
 
@@ -19,23 +21,7 @@ class FIFOBuffer(nn.Module):
         n_classes: C.
     """
 
-    def __init__(self, capacity: int, n_classes: int) -> None:
-        super().__init__()
-        self.entries = Ledger(capacity, n_classes)
-
-    def __len__(self) -> int:
-        """Occupied slots."""
-        return len(self.entries)
-
-    def write(self, labels: Tensor, indices: Tensor | None = None) -> Written:
-        """Make room for a batch. Of a batch larger than the buffer the newest rows stay. O(B).
-
-        Args:
-            labels: (B,) integers in [0, C).
-            indices: (B,) int64 positions in the data set, where they are known.
-        """
-        self.entries.check(labels, indices)
+    def plan(self, labels: Tensor) -> Written:
         capacity, start = self.entries.capacity, int(self.entries.total)
         rows = torch.arange(max(0, len(labels) - capacity), len(labels))
-        written = Written(slots=(start + rows) % capacity, rows=rows, dropped=rows[:0])
-        return self.entries.record(written, labels, indices)
+        return Written(slots=(start + rows) % capacity, rows=rows, dropped=rows[:0])

@@ -27,40 +27,46 @@ def choose_landmarks(
     if rank < 1:
         raise ValueError(f"rank must be at least 1; got {rank}.")
     own = kernel.diagonal(features).double()
-    left, total, floor = own.clone(), float(own.sum()), DEPENDENT[features.dtype]
+    limits = DEPENDENT[features.dtype] * own
+    left, total, limits_on_host = own.clone(), float(own.sum()), limits.cpu()
     factor = features.new_empty(len(features), min(rank, len(features)))  # F with K ~ F F^T
     chosen: list[int] = []
-    while len(chosen) < factor.shape[1] and float(left.sum()) > tolerance * total:
-        left = torch.where(left > floor * own, left, 0)
-        count = min(BLOCK, factor.shape[1] - len(chosen), int((left > 0).sum()))
+    while len(chosen) < factor.shape[1]:
+        shares = left.cpu()  # the host draws and decides: two copies to it per block, and no other wait for the device
+        if not float(shares.sum()) > tolerance * total:
+            break
+        shares, left = torch.where(shares > limits_on_host, shares, 0), torch.where(left > limits, left, 0)
+        count = min(BLOCK, factor.shape[1] - len(chosen), int((shares > 0).sum()))
         if not count:
             break
-        proposed = torch.multinomial(left.cpu(), count, generator=generator).to(left.device)
+        drawn = torch.multinomial(shares, count, generator=generator)
+        proposed = drawn.to(left.device)
         held = factor[:, : len(chosen)]
         within = kernel(features[proposed], features[proposed]).double()
         within.diagonal().copy_(own[proposed])
         within -= held[proposed].double() @ held[proposed].double().mT
-        kept = _accept(within, floor * own[proposed], generator)
-        pivots, root = proposed[kept], torch.linalg.cholesky(within[kept][:, kept])
+        within = within.cpu()
+        kept = _accept(within, limits_on_host[drawn], generator)
+        pivots, root = drawn[kept].to(left.device), torch.linalg.cholesky(within[kept][:, kept]).to(factor)
         columns = kernel(features, features[pivots]) - held @ held[pivots].mT
-        columns = torch.linalg.solve_triangular(root.to(columns.dtype), columns.mT, upper=False).mT
+        columns = torch.linalg.solve_triangular(root, columns.mT, upper=False).mT
         factor[:, len(chosen) : len(chosen) + len(pivots)] = columns
         left = (left - columns.square().sum(dim=1, dtype=torch.float64)).clamp_min_(0)
         left[pivots] = 0
-        chosen += pivots.tolist()
+        chosen += drawn[kept].tolist()
     return torch.tensor(chosen, dtype=torch.int64, device=features.device)
 
 
 def _accept(within: Tensor, floor: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Which of a block of proposals to keep: each with the share of its residual that the kept ones before it leave. O(b^3)."""
-    residual, draws = within.cpu(), torch.rand(len(within), generator=generator, dtype=torch.float64)
-    proposed, limits, kept = residual.diagonal().clone(), floor.cpu(), []
+    """Which proposals (b,) to keep: each with the share of its residual that the kept ones before it leave. O(b^3)."""
+    residual, draws = within, torch.rand(len(within), generator=generator, dtype=torch.float64)
+    proposed, kept = residual.diagonal().clone(), []
     for i in range(len(residual)):
-        if residual[i, i] > limits[i] and draws[i] * proposed[i] <= residual[i, i]:
+        if residual[i, i] > floor[i] and draws[i] * proposed[i] <= residual[i, i]:
             kept.append(i)
             column = residual[:, i] / residual[i, i].sqrt()
             residual = residual - torch.outer(column, column)
-    return torch.tensor(kept, dtype=torch.int64, device=within.device)
+    return torch.tensor(kept, dtype=torch.int64)
 
 
 class LandmarkFeatures(nn.Module):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from semigpc.losses import mean_log_probs
+from semigpc.pseudo_labels import one_hot
 
 SAMPLES = 10  # T
 ROWS = 2560  # N, of each memory
@@ -38,12 +39,14 @@ class Memory(nn.Module):
         self.register_buffer("written", torch.tensor(0))
 
     @torch.no_grad()
-    def write(self, rows: Tensor) -> None:
-        """Put rows (M, L) in the place of the oldest ones."""
-        n, kept = len(self.rows), rows[-len(self.rows) :]
-        self.written += len(rows)
-        slots = (self.written - len(kept) + torch.arange(len(kept), device=rows.device)) % n
-        self.rows[slots] = kept.to(self.rows)
+    def write(self, rows: Tensor, mask: Tensor | None = None) -> None:
+        """Put the rows (M, L), or those where the mask (M,) is true, in the place of the oldest ones."""
+        mask = torch.ones_like(rows[:, 0], dtype=torch.bool) if mask is None else mask
+        n, order = len(self.rows), mask.cumsum(dim=0)  # 1, 2, ... for the rows to write
+        kept = mask & (order > order[-1] - n)
+        slots = torch.where(kept, (self.written + order - 1) % n, n)  # n: a row below the last, for what is not written
+        self.rows.copy_(F.pad(self.rows, (0, 0, 0, 1)).index_copy_(0, slots, rows.to(self.rows))[:n])
+        self.written += order[-1]
 
     def mean(self) -> Tensor:
         """(L,) of what was written so far; 0 as long as that is nothing."""
@@ -134,14 +137,14 @@ class NeuralProcess(nn.Module):
         logits_s = self._decode(strong, guessed, context, torch.randn_like(self.noise))
         divergence = skewed_divergence(known, guessed, skew(logits_x, logits_s, mask)) * mask.any()
         self.contexts.write(contexts)
-        self.latents.write(torch.cat([latents_x, latents_s[mask]]))
+        self.latents.write(torch.cat([latents_x, latents_s]), torch.cat([torch.ones_like(y, dtype=torch.bool), mask.bool()]))
         return _weigh(logits_x, 1 / processes), _weigh(logits_s, 1 / processes), _weigh(divergence, 1 / processes)
 
     # Parts ----------------------------------------------------------------------------------------------------------
 
     def _encode(self, encoder: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
         """(M, L) of features (M, D) and labels (M,)."""
-        classes = F.one_hot(labels, self.n_classes).to(features)
+        classes = one_hot(labels, self.n_classes).to(features)
         encodings: Tensor = encoder(torch.cat([features, classes], dim=1))
         return encodings
 

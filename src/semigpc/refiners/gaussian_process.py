@@ -2,16 +2,15 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from semigpc.buffers import BalancedBuffer, FIFOBuffer
+from semigpc.buffers import BalancedBuffer, Buffer, FIFOBuffer
 from semigpc.gp import ExactGP, KernelHead, LowRankGP
 from semigpc.gp.certainty import explained_share
-from semigpc.gp.checks import check_rows
+from semigpc.pseudo_labels import one_hot
 from semigpc.refiners.confidence import Belief, largest_probability
 from semigpc.refiners.engines import build_engine, choose_engine
 from semigpc.refiners.gp_config import GPConfig
@@ -53,7 +52,7 @@ class GaussianProcessRefiner(nn.Module):
         self.logit_scale = config.logit_scale or auto_logit_scale(n_classes)
         self.placement = Placement(config)
         if config.balanced:
-            self.buffer: BalancedBuffer | FIFOBuffer = BalancedBuffer(config.buffer_size, n_classes, balance=config.balance)
+            self.buffer: Buffer = BalancedBuffer(config.buffer_size, n_classes, balance=config.balance)
         else:
             self.buffer = FIFOBuffer(config.buffer_size, n_classes)
         self.choice = choose_engine(config, device)
@@ -71,33 +70,32 @@ class GaussianProcessRefiner(nn.Module):
             index: (M,) labelled pictures whose copies in the buffer must not answer for them.
         """
         queries = self._queries(output)
-        counts = self.buffer.entries.class_counts().to(queries)
-        shares = counts / counts.sum().clamp_min(1)
-        mean = self.engine.mean(queries, offset=shares if self.config.class_prior == "frequency" else None)
+        prior = self._class_prior()
+        mean = self.engine.mean(queries, offset=None if prior is None else prior.shares)
         if index is not None:
-            mean = mean - self._copies(queries, index, shares)
-        if self.config.class_prior == "frequency":
-            mean = mean * self._evidence(mean)
-        return self.logit_scale * mean
+            mean = mean - self._copies(queries, index, prior)
+        return self.logit_scale * (mean if prior is None else mean * prior.evidence.to(mean))
 
     def _queries(self, output: ModelOutput) -> Tensor:
         """h(x), (M, D), in float32 at least, which is also what comes back."""
         features = self.placement.features(output)
         return features.to(torch.promote_types(features.dtype, torch.float32))
 
-    def _evidence(self, like: Tensor) -> Tensor:
-        """(C,) sqrt(nbar / n_c) with the class prior, which gives every class equal evidence; 1 without."""
-        counts = self.buffer.entries.class_counts().to(like)
-        return torch.ones_like(counts) if self.config.class_prior == "none" else (counts.mean() / counts.clamp_min(1)).sqrt()
+    def _class_prior(self) -> "_ClassPrior | None":
+        """n_c / n and sqrt(nbar / n_c) of the entries, on the CPU, if a class prior is configured."""
+        if self.config.class_prior == "none":
+            return None
+        counts = self.buffer.entries.class_counts().double()
+        return _ClassPrior(counts / counts.sum().clamp_min(1), (counts.mean() / counts.clamp_min(1)).sqrt())
 
-    def _copies(self, queries: Tensor, index: Tensor, shares: Tensor) -> Tensor:
+    def _copies(self, queries: Tensor, index: Tensor, prior: "_ClassPrior | None") -> Tensor:
         """What the entries of the same pictures add to the mean, (M, C)."""
-        same = (index.unsqueeze(1) == self.buffer.entries.indices.to(index.device)).to(queries)  # (M, N)
+        same = index.unsqueeze(1) == self.buffer.entries.indices.to(index.device)  # (M, N)
         assert isinstance(self.engine, ExactGP)  # the config insists on it
-        features, weights = self.engine.features.clone(), self.engine.alpha.to(queries, copy=True)  # (N, D), (N, C)
-        if self.config.class_prior == "frequency":
-            weights = weights - weights.sum(dim=1, keepdim=True) * shares  # K^-1 1, as rows of Y sum to 1
-        return (self.engine.kernel(queries, features) * same) @ weights
+        features, weights = self.engine.features.clone(), self.engine.alpha.clone()  # (N, D), (N, C)
+        if prior is not None:
+            weights = weights - weights.sum(dim=1, keepdim=True) * prior.shares.to(weights)  # K^-1 1, as rows of Y sum to 1
+        return ((self.engine.kernel(queries.to(features), features) * same) @ weights).to(queries)
 
     def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:
         """The GP's logits in place of the linear ones, with role ``classifier`` and after the warm-up."""
@@ -140,7 +138,9 @@ class GaussianProcessRefiner(nn.Module):
         """
         queries = self._queries(output)
         variance = self.engine.variance(queries)
-        spread = self.logit_scale * self._evidence(queries) * variance.sqrt().unsqueeze(1)
+        prior = self._class_prior()
+        evidence = queries.new_ones(self.n_classes) if prior is None else prior.evidence.to(queries)
+        spread = self.logit_scale * evidence * variance.sqrt().unsqueeze(1)
         return Belief(self.logits(output), spread, explained_share(variance, self.engine.kernel.diagonal(queries)))
 
     @torch.no_grad()
@@ -162,13 +162,10 @@ class GaussianProcessRefiner(nn.Module):
 
         It holds the buffer as it stands now; NoExpansionError if the engine's mean is no fixed sum of kernels.
         """
-        counts = self.buffer.entries.class_counts().double()
-        scales = torch.full_like(counts, self.logit_scale)
-        offset = None
-        if self.config.class_prior == "frequency":
-            offset = counts / counts.sum().clamp_min(1)
-            scales = scales * (counts.mean() / counts.clamp_min(1)).sqrt()
-        expansion = self.engine.expansion(offset=offset)
+        prior = self._class_prior()
+        scales = torch.full((self.n_classes,), self.logit_scale, dtype=torch.float64)
+        expansion = self.engine.expansion(offset=None if prior is None else prior.shares)
+        scales = (scales if prior is None else scales * prior.evidence).to(expansion.weights.device)
         return KernelHead(self.engine.kernel, expansion, scales=scales, unit=self.config.l2norm)
 
     # Changing -------------------------------------------------------------------------------------------------------
@@ -198,17 +195,18 @@ class GaussianProcessRefiner(nn.Module):
 
     @torch.no_grad()
     def write(self, features: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
-        """Put labelled features into the buffer. O(B N^2). A batch that is refused for its values changes nothing.
+        """Put labelled features into the buffer. O(B N^2). A batch that raises an error changes neither buffer nor engine.
 
         Args:
             features: (B, D), normalised already. labels: (B,). index: (B,) positions in the labelled set.
         """
-        self.buffer.entries.check(labels, index)
-        targets = F.one_hot(labels.long(), self.n_classes).to(features)
-        rows, targets = check_rows(self.engine, labels, features, targets)
-        written = self.buffer.write(labels, index)
+        on_host, index = self.buffer.entries.checked(labels, index)
+        targets = one_hot(labels, self.n_classes).to(features)
+        features, targets = self.engine.checked_rows(len(labels), features, targets)
+        written = self.buffer.plan(on_host)
+        self.engine.put(written.slots, features[written.rows], targets[written.rows])
         self.engine.remove(written.dropped)
-        self.engine.replace(written.slots, rows[written.rows], targets[written.rows])
+        self.buffer.commit(written, on_host, index)
 
     def rebuild(self) -> None:
         """Invert K afresh, as loading a checkpoint does. O(N^3)."""
@@ -240,6 +238,13 @@ class GaussianProcessRefiner(nn.Module):
             "learned": self.learned,
             "gap": self.engine.gap()._asdict() if isinstance(self.engine, LowRankGP) else None,
         }
+
+
+class _ClassPrior(NamedTuple):
+    """Shapes: ``shares`` (C,), ``evidence`` (C,), by which means are multiplied so that every class has equal evidence."""
+
+    shares: Tensor
+    evidence: Tensor
 
 
 def _said(features: Tensor) -> ModelOutput:

@@ -5,9 +5,9 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from semigpc.types import Batch, ModelOutput, Networks
+from semigpc.types import Batch, HostState, ModelOutput, Networks
 
 Site = Literal["semantic", "aggregate", "final"]
 Moment = Literal["before", "after"]
@@ -43,9 +43,10 @@ class PlacementConfig:
             raise ValueError(f"warmup_steps must not be negative; got {self.warmup_steps}.")
 
 
-class Placement(nn.Module):
+class Placement(HostState):
     """Carries out a :class:`PlacementConfig`; its only state is the number of steps seen."""
 
+    on_host = ("steps",)
     steps: Tensor
 
     def __init__(self, config: PlacementConfig) -> None:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
+from semigpc.pseudo_labels import one_hot
 from semigpc.refiners.confidence import largest_probability
 from semigpc.refiners.placement import Moment, Placement, PlacementConfig, Site
 from semigpc.types import Batch, ModelOutput, Networks
@@ -63,12 +63,13 @@ class SimilarityRefiner(nn.Module):
     @torch.no_grad()
     def probs(self, output: ModelOutput) -> Tensor:
         """(M, C) votes of the memory; 1/C each while it is empty."""
-        held = self.buffer.entries.occupied
+        slots = self.buffer.entries.occupied.nonzero().squeeze(1)
         queries = self.placement.features(output)
-        if not held.any():
+        if not len(slots):
             return queries.new_full((len(queries), self.n_classes), 1 / self.n_classes)
-        votes = torch.softmax(queries @ self.features[held].to(queries).mT / self.config.temperature, dim=1)
-        return votes @ F.one_hot(self.buffer.entries.labels[held], self.n_classes).to(votes)
+        labels, slots = self.buffer.entries.labels[slots].to(queries.device), slots.to(queries.device)
+        votes = torch.softmax(queries @ self.features[slots].to(queries).mT / self.config.temperature, dim=1)
+        return votes @ one_hot(labels, self.n_classes).to(votes)
 
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
         """The memory's votes in place of ``probs`` (U, C), at the site and after the warm-up that are configured."""

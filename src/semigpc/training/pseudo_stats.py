@@ -25,36 +25,37 @@ class PseudoLabelStats:
 
     def _clear(self) -> None:
         self.steps = 0
-        self.seen = np.zeros(self.n_classes + 1, dtype=np.int64)  # by true class, the unknown ones last
-        self.accepted = np.zeros((self.n_classes + 1, self.n_classes), dtype=np.int64)  # true class x pseudo-label
-        self.believed = np.zeros(self.n_classes, dtype=np.int64)
+        self._window: Tensor | None = None  # on the device of the pseudo-labels
 
     def add(self, pseudo: PseudoLabels, view_index: Tensor) -> None:
-        """Take in one step: what was believed of the unlabelled pictures at these positions (U,)."""
-        labels, mask = pseudo.probs.argmax(dim=1).cpu(), pseudo.mask.cpu().bool()
-        truth = self.truth[view_index.cpu()]
-        truth = torch.where(truth < 0, self.n_classes, truth)
+        """Take in one step: what was believed of the unlabelled pictures at these positions (U,). The host does not wait."""
+        n_classes, labels = self.n_classes, pseudo.probs.argmax(dim=1)
+        if self._window is None:  # of all and of the accepted: true class, the unknown ones last, x pseudo-label
+            self._window = labels.new_zeros(2, n_classes + 1, n_classes)
+            self.truth = self.truth.to(labels.device)
+        truth = self.truth[view_index.to(labels.device)]
+        cells = torch.where(truth < 0, n_classes, truth) * n_classes + labels
+        counted = torch.stack([torch.ones_like(labels), pseudo.mask.bool().to(labels)])
+        self._window.flatten(1).index_add_(1, cells, counted)
         self.steps += 1
-        self.seen += torch.bincount(truth, minlength=self.n_classes + 1).numpy()
-        self.believed += torch.bincount(labels, minlength=self.n_classes).numpy()
-        pairs = truth[mask] * self.n_classes + labels[mask]
-        self.accepted += torch.bincount(pairs, minlength=self.accepted.size).numpy().reshape(self.accepted.shape)
 
     def flush(self) -> dict[str, Any] | None:
         """The window as plain numbers, None if it is empty; a new one begins."""
-        if not self.steps:
+        if self._window is None:
             return None
-        total, known = self.seen.sum(), self.accepted[:-1]
+        every, accepted = self._window.cpu().numpy()
+        seen, believed = every.sum(axis=1), every.sum(axis=0)
+        total, known = seen.sum(), accepted[:-1]
         right, taken = np.diag(known), known.sum(axis=0)
-        has_truth = bool(self.seen[:-1].sum())
+        has_truth = bool(seen[:-1].sum())
         entry = {
             "window": self.steps,
-            "coverage": float(self.accepted.sum() / total),
+            "coverage": float(accepted.sum() / total),
             "precision": float(right.sum() / taken.sum()) if taken.sum() else None,
-            "believed_counts": self.believed.tolist(),
-            "accepted_counts": self.accepted.sum(axis=0).tolist(),
-            "true_counts": self.seen[:-1].tolist() if has_truth else None,
-            "per_class_coverage": _ratios(known.sum(axis=1), self.seen[:-1]) if has_truth else None,
+            "believed_counts": believed.tolist(),
+            "accepted_counts": accepted.sum(axis=0).tolist(),
+            "true_counts": seen[:-1].tolist() if has_truth else None,
+            "per_class_coverage": _ratios(known.sum(axis=1), seen[:-1]) if has_truth else None,
             "per_class_precision": _ratios(right, taken) if has_truth else None,
         }
         self._clear()
