@@ -12,7 +12,7 @@ from tests.gp.streams import clusters
 EVERY_KERNEL = [
     *(kernel() for kernel in KERNELS.values()),
     RBF(length_scale=0.7, output_scale=2.5),
-    NTK(depth=2),
+    NTK(bias=0.3, output_scale=2.0),
     Clipped(RBF(length_scale=0.5), 0.05),
     Clipped(Laplace(length_scale=0.5), 0.05),
 ]

@@ -138,9 +138,9 @@ def test_scales_are_logarithms_there_and_back() -> None:
     assert scales[0].tolist() == pytest.approx([math.log(0.3), math.log(2.0), math.log(0.1)])
     back, noises = with_scales(RBF(), scales)
     torch.testing.assert_close(scales_of(back, noises), scales)
-    (ntk,), _ = with_scales(NTK(bias=0.3, depth=2), scales[:1])
+    (ntk,), _ = with_scales(NTK(bias=0.3), scales[:1])
     assert isinstance(ntk, NTK)
-    assert (ntk.bias, ntk.depth) == (0.3, 2)
+    assert ntk.bias == 0.3
     assert ntk.output_scale == pytest.approx(2.0)
 
 
