@@ -276,6 +276,25 @@ def test_the_newer_switch_of_reduced_products_is_put_back_as_it_was(matmul: Any,
     assert set(seen) == {"ieee"}
 
 
+def test_one_call_predicts_mean_and_variance(generator: torch.Generator) -> None:
+    engine, draw = make(20), clusters(generator)
+    engine.replace(torch.arange(20), *draw(20))
+    queries, offset = draw(5)[0], torch.linspace(0, 0.3, CLASSES, dtype=torch.float64)
+    mean, variance = engine.predict(queries, offset=offset)
+    assert torch.equal(mean, engine.mean(queries, offset=offset))
+    assert torch.equal(variance, engine.variance(queries))
+
+
+def test_queries_that_are_trusted_are_not_checked_and_their_mean_is_not_a_number(generator: torch.Generator) -> None:
+    engine, draw = make(20), clusters(generator)
+    engine.replace(torch.arange(20), *draw(20))
+    queries = draw(3)[0]
+    queries[1, 0] = torch.nan
+    with pytest.raises(ValueError, match="queries must be finite"):
+        engine.mean(queries)
+    assert engine.mean(queries, trusted=True).isnan().any(dim=1).tolist() == [False, True, False]
+
+
 def test_cosine_kernel_has_rank_of_the_features(generator: torch.Generator) -> None:
     """With more points than dimensions K alone is singular: the noise is what makes it invertible."""
     engine, draw = make(100, Cosine()), clusters(generator)

@@ -60,6 +60,14 @@ def test_a_step_with_a_gp_stays_within_its_budget(algorithm: str, engine: str, t
         assert places.total() <= BUDGET[engine] * len(counted), places.most_common()
 
 
+@pytest.mark.parametrize("setting", ["refiner.role=classifier", "refiner.confidence=expected", "train.clip_norm=1"])
+@pytest.mark.parametrize("algorithm", ["fixmatch", "remixmatch", "simmatch"])
+def test_other_uses_of_the_gp_stay_within_it_too(algorithm: str, setting: str, tmp_path: Path) -> None:
+    counted = list(islice(steps_of(algorithm, "exact", tmp_path, setting), ROWS // BATCH, ROWS // BATCH + COUNTED))
+    places = sum((step.places for step in counted), Counter[tuple[str, str]]())
+    assert places.total() <= BUDGET["exact"] * len(counted), places.most_common()
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_step_without_a_refiner_waits_for_its_loss_alone(algorithm: str, tmp_path: Path) -> None:
     for step in islice(steps_of(algorithm, "none", tmp_path), 8):

@@ -69,9 +69,12 @@ class GaussianProcessRefiner(nn.Module):
             output: of M pictures.
             index: (M,) labelled pictures whose copies in the buffer must not answer for them.
         """
+        return self._logits(output, index)
+
+    def _logits(self, output: ModelOutput, index: Tensor | None = None, *, trusted: bool = False) -> Tensor:
         queries = self._queries(output)
         prior = self._class_prior()
-        mean = self.engine.mean(queries, offset=None if prior is None else prior.shares)
+        mean = self.engine.mean(queries, offset=None if prior is None else prior.shares, trusted=trusted)
         if index is not None:
             mean = mean - self._copies(queries, index, prior)
         return self.logit_scale * (mean if prior is None else mean * prior.evidence.to(mean))
@@ -101,7 +104,8 @@ class GaussianProcessRefiner(nn.Module):
         """The GP's logits in place of the linear ones, with role ``classifier`` and after the warm-up."""
         if self.config.role == "refine" or not self.placement.warm:
             return output
-        logits = self.logits(output, index if self.config.exclude_same_index else None)
+        trusted = torch.is_grad_enabled()  # in training, features that are not finite show in the loss
+        logits = self._logits(output, index if self.config.exclude_same_index else None, trusted=trusted)
         return output._replace(logits=logits.to(output.logits))
 
     @torch.no_grad()
@@ -137,11 +141,11 @@ class GaussianProcessRefiner(nn.Module):
         O(M N^2) with the exact engine, more than the mean's O(M N (D + C)), and O(M rank^2) with the low-rank one.
         """
         queries = self._queries(output)
-        variance = self.engine.variance(queries)
         prior = self._class_prior()
-        evidence = queries.new_ones(self.n_classes) if prior is None else prior.evidence.to(queries)
-        spread = self.logit_scale * evidence * variance.sqrt().unsqueeze(1)
-        return Belief(self.logits(output), spread, explained_share(variance, self.engine.kernel.diagonal(queries)))
+        mean, variance = self.engine.predict(queries, offset=None if prior is None else prior.shares)
+        scales = self.logit_scale * (queries.new_ones(self.n_classes) if prior is None else prior.evidence.to(queries))
+        explained = explained_share(variance, self.engine.kernel.diagonal(queries))
+        return Belief(scales * mean, scales * variance.sqrt().unsqueeze(1), explained)
 
     @torch.no_grad()
     def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
