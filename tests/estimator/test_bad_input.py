@@ -23,7 +23,6 @@ from tests.estimator.long_tail import blobs
         ({"target_precision": "high"}, r"target_precision must lie in \[0, 1\]"),
         ({"abstain": 0.5, "target_precision": 0.9}, "give one of the two"),
         ({"self_training": -1}, "self_training must be a whole number, from 0 to 100"),
-        ({"max_labeled": 1}, "max_labeled must be a whole number, at least 2"),
         ({"outlier_quantile": None}, r"outlier_quantile must lie in \[0, 1\]"),
     ],
 )
@@ -99,14 +98,6 @@ def test_all_rows_equal_give_equal_answers() -> None:
     proba = model.predict_proba(np.ones((2, 4)))
     assert np.isfinite(proba).all()
     assert (proba[0] == proba[1]).all()
-
-
-def test_more_labels_than_fit_thin_out_the_largest_classes_and_say_so() -> None:
-    X, codes, truth = blobs(counts=(300, 40, 10), unlabeled=50)
-    with pytest.warns(UserWarning, match="250 of the labelled rows are not used: 100 fit"):
-        model = SemiGPClassifier(max_labeled=100).fit(X, codes)
-    assert list(model.class_counts_) == [50, 40, 10]
-    assert (model.predict(X) == truth).mean() > 0.95
 
 
 def test_classes_to_explain_must_be_known() -> None:

@@ -60,7 +60,7 @@ def test_weights_add_up_to_the_score_and_a_removed_reason_changes_it_by_its_diff
     for query, row, code, score, difference in zip(
         queries, few.rows[:, 0], few.codes, few.scores, few.differences[:, 0], strict=True
     ):
-        engine = SemiGPClassifier(**FIXED).fit(X, codes)._memory.engine
+        engine = SemiGPClassifier(**FIXED).fit(X, codes)._memory.members[0].engine
         slot = int(np.flatnonzero(np.flatnonzero(codes >= 0) == row)[0])
         engine.remove(torch.tensor([slot]))
         point = model._scaling(query[None]).double()
@@ -145,7 +145,7 @@ def test_corrections_reach_a_self_trained_model_too() -> None:
     X, codes, truth = blobs()
     model = SemiGPClassifier(self_training=2).fit(X, codes)
     assert model._helped is not None
-    joined = np.setdiff1d(model._helped.slot_rows(), model.labeled_rows_)
+    joined = np.setdiff1d(model._helped.row_numbers(), model.labeled_rows_)
     assert len(joined)
     other = int((truth[joined[0]] + 1) % 3)
     before = model.predict_proba(X[joined[:1]])[0, other]

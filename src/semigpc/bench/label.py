@@ -98,7 +98,6 @@ def fitted(clusters: Clusters, labels: int) -> SemiGPClassifier:
         scaling="unit",
         self_training=0,
         abstain=0.5,
-        max_labeled=max(labels, 2),
         random_state=0,
     )
     return model.fit(X, codes)

@@ -18,23 +18,27 @@ def class_scales(counts: Tensor) -> Tensor:
     return torch.where(present, (n_bar / counts.clamp_min(1e-9)).sqrt(), 0.0)
 
 
-def left_out_scores(mean: Tensor, ones: Tensor, codes: Tensor, counts: Tensor, *, equalised: bool = True) -> Tensor:
+def left_out_scores(
+    mean: Tensor, ones: Tensor, codes: Tensor, counts: Tensor, held: Tensor | None = None, *, equalised: bool = True
+) -> Tensor:
     """Scores (n, C) of labelled rows as if each had never been labelled: its class has one label less, too.
 
     Args:
         mean: (n, C) leave-one-out means of the one-hot targets. ones: (n,) those of a target of ones.
         codes: (n,) given classes. counts: (C,) labels of each class, with every row counted.
+        held: (n,) what a row counts for there, 1 if left out.
         equalised: whether classes are given equal evidence.
 
     Returns:
         The scores; -inf for the class of a row that was alone in it.
     """
-    others = counts - torch.nn.functional.one_hot(codes, len(counts)).to(counts)  # (n, C)
+    own = torch.nn.functional.one_hot(codes, len(counts)).to(counts)
+    others = counts - (own if held is None else own * held.unsqueeze(1))  # (n, C)
     shares = others / others.sum(dim=1, keepdim=True).clamp_min(1)
     scores = mean - ones.unsqueeze(1) * shares
     if equalised:
         scores = scores * class_scales(others)
-    impossible = (others <= 0) & (others > 0).any(dim=1, keepdim=True)  # of a single label, nothing can be said at all
+    impossible = (others < 1e-9) & (others >= 1e-9).any(dim=1, keepdim=True)  # of a single label, nothing can be said at all
     return scores.masked_fill(impossible, -math.inf)
 
 

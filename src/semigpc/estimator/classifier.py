@@ -1,6 +1,5 @@
 """SemiGPClassifier: labels for a table of rows from a few of them, with the scikit-learn contract."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Self
@@ -39,7 +38,10 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     estimates from the unlabelled rows how often each class occurs among them. A label comes with its probability, the
     posterior variance, and the labelled rows that made it; ``partial_fit`` takes a correction in O(N^2).
 
-    Cost: fit O(n^3) for n labelled rows (at most ``max_labeled``), a prediction O(n (D + C)), with its variance O(n (D + n)).
+    Cost: fit O(n^3) for n labelled rows, a prediction O(n (D + C)), with its variance O(n (D + n)). Beyond 26 214 labelled
+    rows, or what half of the machine's memory holds, the average of several GPs takes the place of one (``engine_``): each
+    holds all rows of small classes and a part of the large ones, so that cubes and squares are those of 12 288 rows. There
+    is no self-training then.
 
     Args:
         kernel: "rbf" (the paper's), "laplace" or "cosine".
@@ -58,7 +60,6 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         abstain: confidence below which no label is given; above 1, none ever is.
         target_precision: in place of ``abstain``: the share of the labels given out that should be right; sets the threshold.
         outlier_quantile: rows of a larger variance than this share of the labelled ones (left out) are called outliers.
-        max_labeled: labelled rows that are used at most; of more, the largest classes are thinned out, with a warning.
         random_state: seed of what is drawn: subsets of many labels, and folds.
 
     Attributes:
@@ -69,6 +70,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen. confidence_scale_: that of the
             confidence, see above.
         labeled_rows_: numbers of the rows with a given label. n_features_in_: D.
+        engine_: "exact", or "ensemble" where labelled rows are too many for one GP. engine_reason_: why, in a sentence.
     """
 
     def __init__(
@@ -85,7 +87,6 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         abstain: float | None = None,
         target_precision: float | None = None,
         outlier_quantile: float = 0.99,
-        max_labeled: int = 16_384,
         random_state: int | None = None,
     ) -> None:
         self.kernel = kernel
@@ -99,7 +100,6 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.abstain = abstain
         self.target_precision = target_precision
         self.outlier_quantile = outlier_quantile
-        self.max_labeled = max_labeled
         self.random_state = random_state
 
     # Learning -------------------------------------------------------------------------------------------------------
@@ -133,13 +133,6 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _adopt(self, fitted: Fitted) -> None:
-        if fitted.thinned:
-            warnings.warn(
-                f"{fitted.thinned} of the labelled rows are not used: {self.max_labeled} fit (max_labeled), and the largest "
-                "classes give way.",
-                UserWarning,
-                stacklevel=4,
-            )
         self._memory, self._helped, self._scaling = fitted.memory, fitted.helped, fitted.scaling
         self.scaling_, self.kernel_ = fitted.scaling.name, fitted.memory.kernel
         self.length_scale_, self.noise_std_ = fitted.length_scale, fitted.memory.noise_std
@@ -204,6 +197,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.transduction_ = self.transduction_.astype(np.result_type(self.transduction_.dtype, known.dtype))
 
     def _count(self) -> None:
+        self.engine_, self.engine_reason_ = self._memory.engine, self._memory.reason
         rows, codes, _ = self._memory.given()
         self.labeled_rows_ = rows
         self.class_counts_ = np.bincount(codes, minlength=len(self.classes_))
@@ -252,7 +246,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _answered(self, points: Tensor, scored: Scored, top: int) -> Answers:
         codes, slots, weights = scored.classes, scored.slots, scored.reasons
         if self._helped is not None:
-            codes = self._helped.posterior.score(points, bias=self._beliefs().bias(), variance=False, top=0).classes
+            codes = self._helped.score(points, bias=self._beliefs().bias()).classes
             other = (codes != scored.classes).nonzero().squeeze(1)
             found = self._memory.reasons(points[other], codes[other], top)
             slots, weights = slots.index_copy(0, other, found.slots), weights.index_copy(0, other, found.weights.float())
@@ -261,7 +255,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         variance = None if scored.variance is None else scored.variance.numpy()
         if variance is not None:
             status[variance > self.outlier_variance_] = OUTLIER
-        rows = np.append(self._memory.slot_rows(), -1)[slots.numpy()]
+        rows = np.append(self._memory.row_numbers(), -1)[slots.numpy()]
         scores = scored.mean.gather(1, codes.unsqueeze(1)).squeeze(1).numpy()
         return Answers(codes.numpy(), confidence, variance, status, rows, weights.numpy(), scores)
 
@@ -276,14 +270,14 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = self._checked(X)
         points = self._scaling(rows)
         codes = (
-            (self._helped or self._memory).posterior.score(points, bias=self._beliefs().bias(), variance=False, top=0).classes
+            (self._helped or self._memory).score(points, bias=self._beliefs().bias()).classes
             if classes is None
             else torch.from_numpy(codes_of(classes, self.classes_, len(points)))
         )
         found = self._memory.reasons(points, codes, top)
         return Explanation(
             codes=codes.numpy(),
-            rows=np.append(self._memory.slot_rows(), -1)[found.slots.numpy()],
+            rows=np.append(self._memory.row_numbers(), -1)[found.slots.numpy()],
             weights=found.weights.float().numpy(),
             differences=self._memory.differences(points, codes, found.slots).float().numpy(),
             rest=(found.scores - found.weights.sum(dim=1)).float().numpy(),
@@ -293,20 +287,21 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def covariance(self, X1: Any, X2: Any) -> Floats:
         """Posterior covariance (M1, M2) of the function at two sets of rows, over the prior variance. O(M2 n^2 + M1 n M2)."""
         first, second = self._checked(X1), self._checked(X2)
-        engine = self._memory.engine
-        with suited_to(len(second) * len(engine) ** 2):
-            points = [self._scaling(rows).to(engine.dtype) for rows in (first, second)]
-            found: Floats = engine.covariance(*points).float().numpy()
+        found: Floats = self._memory.covariance(self._scaling(first), self._scaling(second)).float().numpy()
         return found
 
     def leave_one_out(self) -> LeaveOneOut:
-        """Every given label as the others would have it, all classes being as likely beforehand. Closed form, O(n^2 + n C)."""
+        """Every given label as the others would have it, all classes being as likely beforehand.
+
+        In closed form: O(n^2 + n C), or O(n^2 (D + C)) where ``engine_`` is "ensemble". The variance of an ensemble is then
+        that of the GPs which hold the row, without it; the others hold as many rows like it.
+        """
         check_is_fitted(self)
         rows, codes, positions = self._memory.given()
-        with suited_to(len(self._memory) ** 2):
-            left_out = self._memory.engine.leave_one_out()
+        left_out = self._memory.left_out()
         given = torch.from_numpy(codes)
-        about = (left_out.mean[positions], left_out.ones[positions], given, self._memory.counts())
+        held = self._memory.held_shares()[positions]
+        about = (left_out.mean[positions], left_out.ones[positions], given, self._memory.counts(), held)
         probs = torch.softmax(self.logit_scale_ * left_out_scores(*about), dim=1)
         return LeaveOneOut(rows, codes, probs.float().numpy(), left_out.variance[positions].clamp(0, 1).float().numpy())
 
@@ -322,11 +317,11 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         bias = self._beliefs().bias()
         for start in range(0, len(X), CHUNK):
             points = self._scaling(X[start : start + CHUNK])
-            yield points, memory.posterior.score(points, bias=bias, variance=variance, top=top)
+            yield points, memory.score(points, bias=bias, variance=variance, top=top)
 
     def _threads(self, X: Floats, *, variance: bool) -> AbstractContextManager[None]:
         """Threads for a block of rows and all that is done to it."""
-        return suited_to(min(len(X), CHUNK) * self._memory.posterior.row_work(variance=variance))
+        return suited_to(min(len(X), CHUNK) * self._memory.row_work(variance=variance))
 
     def _memories(self) -> Iterator[Memory]:
         yield self._memory

@@ -1,6 +1,7 @@
 """What ``fit`` does: choose hyper-parameters, let sure rows join, and calibrate what is said."""
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from semigpc.estimator.scaling import Scaling, fit_scalings
 from semigpc.estimator.self_training import Joined, Solver, self_train
 from semigpc.estimator.thresholds import NEVER, precision_threshold
 from semigpc.estimator.tuning import Setting, balanced_subset, make_kernel, tune
+from semigpc.gp import LeftOut
 from semigpc.threads import suited_to
 
 TUNED = 600  # labelled rows that hyper-parameters are tuned on: an eigendecomposition takes a tenth of a second
@@ -42,7 +44,6 @@ class Fitted:
     shares: NDArray[np.float64]
     threshold: float
     outlier_variance: float
-    thinned: int
 
 
 @dataclass(frozen=True)
@@ -64,25 +65,26 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
     """Everything from rows (n, D) and codes (n,), -1 for unlabelled, with their numbers (n,)."""
     rng = np.random.default_rng(options.seed)
     labelled = np.flatnonzero(codes >= 0)
-    kept = labelled[balanced_subset(codes[labelled], options.max_labeled, rng)]
-    scaling, setting = _choose_setting(X, codes, kept, options, rng)
+    scaling, setting = _choose_setting(X, codes, labelled, options, rng)
     pool = np.flatnonzero(codes < 0)
     pool = pool if len(pool) <= POOL else np.sort(rng.choice(pool, POOL, replace=False))
-    rows = Rows(scaling(X[kept]), torch.from_numpy(codes[kept]), scaling(X[pool]), n_classes)
+    rows = Rows(scaling(X[labelled]), torch.from_numpy(codes[labelled]), scaling(X[pool]), n_classes)
 
     kernel, balanced = make_kernel(options.kernel, setting.length_scale), options.class_prior == "balanced"
-    memory = Memory(kernel, setting.noise_std, rows.points, rows.targets, numbers[kept], codes[kept], equalised=balanced)
-    left_out = memory.engine.leave_one_out()
-    about = (left_out.mean, left_out.ones, rows.codes, memory.counts())
+    known = (rows.points, rows.targets, numbers[labelled], codes[labelled])
+    memory = Memory(kernel, setting.noise_std, *known, equalised=balanced, seed=options.seed)
+    places = torch.from_numpy(numbers[labelled].argsort().argsort())  # a memory has its rows by ascending number
+    left_out = LeftOut(*(values[places] for values in memory.left_out()))
+    about = (left_out.mean, left_out.ones, rows.codes, memory.counts(), memory.held_shares()[places])
     equalised, plain = left_out_scores(*about), left_out_scores(*about, equalised=False)
     default = _default_scale(n_classes)
     logit_scale = options.logit_scale or best_logit_scale(equalised, rows.codes, default)
     confidence_scale = best_logit_scale(plain, rows.codes, default)
-    rounds, helped = _rounds(equalised, rows, options), None
+    rounds, helped = _rounds(equalised, rows, options, memory), None
     if rounds:
         solver = Solver(kernel, setting.noise_std, logit_scale)
         joined = self_train(solver, rows.points, rows.targets, rows.unlabeled, rounds=rounds)
-        helped = _with(memory, rows, joined, numbers[kept], numbers[pool]) if len(joined.positions) else None
+        helped = _with(memory, rows, joined, numbers[labelled], numbers[pool]) if len(joined.positions) else None
     shares, pooled = _shares(memory, rows, confidence_scale, variance=options.confidence != "probability")
     threshold = options.abstain or 0.0
     if options.target_precision is not None:
@@ -110,19 +112,18 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
         shares=shares.numpy(),
         threshold=threshold,
         outlier_variance=float(left_out.variance.quantile(options.outlier_quantile)),
-        thinned=len(labelled) - len(kept),
     )
 
 
 def _choose_setting(
     X: NDArray[np.float32],
     codes: Integers,
-    kept: Integers,
+    labelled: Integers,
     options: Options,
     rng: np.random.Generator,
 ) -> tuple[Scaling, Setting]:
-    scalings = fit_scalings(X, options.scaling, labels=len(kept))
-    tuned = kept[balanced_subset(codes[kept], TUNED, rng)]
+    scalings = fit_scalings(X, options.scaling, labels=len(labelled))
+    tuned = labelled[balanced_subset(codes[labelled], TUNED, rng)]
     _, dense = np.unique(codes[tuned], return_inverse=True)
     with suited_to(len(tuned) ** 2):  # eigenvectors are mostly products of a matrix and a vector
         setting = tune(
@@ -140,7 +141,11 @@ def _default_scale(n_classes: int) -> float:
     return math.log(max(n_classes - 1, 1) * 19) / 0.8
 
 
-def _rounds(scores: Tensor, rows: Rows, options: Options) -> int:
+def _rounds(scores: Tensor, rows: Rows, options: Options, memory: Memory) -> int:
+    if memory.engine != "exact":
+        if options.rounds:
+            warnings.warn(f"self-training is left out, since {memory.reason}", UserWarning, stacklevel=5)
+        return 0
     if options.rounds is not None or not len(rows.unlabeled):
         return options.rounds if options.rounds and len(rows.unlabeled) else 0
     counts = torch.bincount(rows.codes, minlength=rows.n_classes)
@@ -170,7 +175,7 @@ def _shares(memory: Memory, rows: Rows, scale: float, *, variance: bool) -> tupl
         counts = torch.bincount(rows.codes, minlength=rows.n_classes).double()
         nothing = counts[:0]
         return counts / counts.sum(), Judged(nothing.view(0, rows.n_classes), nothing.long(), nothing)
-    scored = memory.posterior.score(rows.unlabeled, variance=variance, top=0)
+    scored = memory.score(rows.unlabeled, variance=variance)
     scores = scored.mean.double()
     logits = (scale * scores / memory.scales().clamp_min(1e-9)).masked_fill(~present, -math.inf)
     shares = estimate_shares(torch.softmax(logits, dim=1), present)

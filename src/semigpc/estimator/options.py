@@ -28,7 +28,6 @@ class Options:
     abstain: float | None
     target_precision: float | None
     outlier_quantile: float
-    max_labeled: int
     seed: int
 
     @classmethod
@@ -60,7 +59,6 @@ class Options:
             abstain=parameters["abstain"],
             target_precision=parameters["target_precision"],
             outlier_quantile=parameters["outlier_quantile"],
-            max_labeled=_whole("max_labeled", parameters["max_labeled"], 2),
             seed=_whole("random_state", parameters["random_state"] or 0, 0),
         )
 

@@ -32,16 +32,23 @@ class Fit(NamedTuple):
     reason: str
 
 
-def exact_fits(rows: int, device: torch.device | str | None = None) -> Fit:
+def exact_fits(rows: int, device: torch.device | str | None = None, *, matrices: int = 1) -> Fit:
     """Return whether the exact engine suits so many rows, by memory and by the time of a step, and why or why not.
 
-    All of a device's memory counts, not what is free, so that a resumed run decides alike.
+    All of a device's memory counts, not what is free, so that a resumed run decides alike. ``matrices`` is 2 where something
+    as large as the inverse of K is stored beside it.
     """
     if rows > EXACT_ROWS:
         return Fit(False, f"{rows} rows are more than {EXACT_ROWS}")
-    needed, memory = 4 * rows**2, _memory(device)  # half of a symmetric matrix in float64
-    reason = f"the inverse of K for {rows} rows takes {needed / 2**20:.0f} MiB of {memory / 2**20:.0f}"
-    return Fit(needed <= EXACT_SHARE * memory, reason)
+    needed, memory = 4 * rows**2 * matrices, _memory(device)  # half of a symmetric matrix in float64
+    what = "the inverse of K" if matrices == 1 else f"the inverse of K and {matrices - 1} more of its size"
+    reason = f"{what} for {rows} rows takes {needed / 2**20:.0f} MiB of {memory / 2**20:.0f}"
+    return Fit(needed <= memory_budget(device), reason)
+
+
+def memory_budget(device: torch.device | str | None = None) -> float:
+    """Return the bytes that the inverses of exact engines may take."""
+    return EXACT_SHARE * _memory(device)
 
 
 def _memory(device: torch.device | str | None) -> int:

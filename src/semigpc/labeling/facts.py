@@ -110,6 +110,7 @@ def _model(model: SemiGPClassifier, found: Scan) -> dict[str, Any]:
         "noise_std": float(model.noise_std_),
         "logit_scale": float(model.logit_scale_),
         "self_training": int(model.self_training_),
+        "engine": str(model.engine_),
         "labels used": len(model.labeled_rows_),
         "rows in the sample": len(found.sample),
     }

@@ -134,7 +134,7 @@ def shard_rows(source: Source, asked: int | None = None) -> int:
 
 
 def fit(found: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list[str]]:
-    """The estimator on the labelled rows and the sample, by their row numbers; and what it warns of."""
+    """The estimator on the labelled rows and the sample, by their row numbers; and what a reader should know of it."""
     model = SemiGPClassifier(
         target_precision=settings.target_precision,
         abstain=settings.abstain,
@@ -148,6 +148,7 @@ def fit(found: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list[st
         warnings.simplefilter("always", UserWarning)
         model.fit(np.concatenate([found.x, found.sample_x]), labels, rows=rows)
     told = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+    told += [] if model.engine_ == "exact" else [model.engine_reason_]
     return model, [f"{text[:1].upper()}{text[1:]}" for text in told]
 
 

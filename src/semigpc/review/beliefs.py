@@ -112,14 +112,15 @@ class Beliefs:
     def teach(self, labels: Mapping[int, str | None], visible: Iterable[int]) -> None:
         """Tell the model labels of rows, None to forget one, and score ``visible`` and those rows again.
 
-        The posterior variance of what is visible follows exactly, with C (M, B) the covariance between M visible and B new
+        The posterior variance of what is visible follows, with C (M, B) the covariance between M visible and B new
         rows and V (B, B) among the new ones, both before they are known:
 
             v -= diag(C (V + sigma^2 I)^-1 C^T)
 
-        and with the opposite sign, both taken afterwards, for rows that are forgotten. A label that replaces another moves
-        no variance. O(N^2 B + N M (D + B)) for N labels. With many labels, new ones lower the variance of outliers at once, as
-        that may change their status; that of other rows stays an upper bound until they are next loaded.
+        and with the opposite sign, both taken afterwards, for rows that are forgotten: exact for one GP, and an estimate for an
+        ensemble, whose covariance is an average. A label that replaces another moves no variance. O(N^2 B + N M (D + B)) for N
+        labels. With many labels, new ones lower the variance of outliers at once, as that may change their status; that of
+        other rows stays an upper bound until they are next loaded.
         """
         rows = [row for row, label in labels.items() if self.code(label) != self.taught[row]]
         if not rows:
