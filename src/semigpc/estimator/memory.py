@@ -113,7 +113,7 @@ class Memory:
             return f"one exact GP holds all {len(self)} labelled rows: {self._fit.reason}."
         return (
             f"{len(self.members)} exact GPs of up to {max(map(len, self.members))} rows share the {len(self)} labelled rows, "
-            f"and their average decides, as one would need a slot for each and some to grow: {self._fit.reason}."
+            f"and their average decides, since one would need a slot for each and a quarter more: {self._fit.reason}."
         )
 
     # What is held ---------------------------------------------------------------------------------------------------

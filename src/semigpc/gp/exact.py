@@ -41,8 +41,8 @@ def exact_fits(rows: int, device: torch.device | str | None = None, *, matrices:
     if rows > EXACT_ROWS:
         return Fit(False, f"{rows} rows are more than {EXACT_ROWS}")
     needed, memory = 4 * rows**2 * matrices, _memory(device)  # half of a symmetric matrix in float64
-    what = "the inverse of K" if matrices == 1 else f"the inverse of K and {matrices - 1} more of its size"
-    reason = f"{what} for {rows} rows takes {needed / 2**20:.0f} MiB of {memory / 2**20:.0f}"
+    what = f"the inverse of K for {rows} rows takes" if matrices == 1 else f"{matrices} matrices for {rows} rows take"
+    reason = f"{what} {needed / 2**20:.0f} MiB of {memory / 2**20:.0f}"
     return Fit(needed <= memory_budget(device), reason)
 
 
