@@ -111,12 +111,12 @@ def test_labels_made_otherwise_are_not_replaced(table: Path) -> None:
 def test_more_labels_than_one_gp_holds_are_all_used_and_the_summary_says_how(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semigpc.gp.exact.EXACT_ROWS", 40)  # a member holds 15 of the 36 labelled rows
+    monkeypatch.setattr("semigpc.gp.exact.EXACT_ROWS", 40)  # members hold 15 rows at most
     done = semigpc(*call(table, "--answer-all", "--no-report", "--json"))
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)
     assert (summary["model"]["engine"], summary["model"]["labels used"]) == ("ensemble", len(LABELS))
-    assert any("3 exact GPs of up to 15 rows share the 36 labelled rows" in note for note in summary["notes"])
+    assert any("3 exact GPs of up to 12 rows share the 36 labelled rows" in note for note in summary["notes"])
     rows = parquet.read_table(table.parent / "out" / "labels.parquet").to_pylist()
     free = [(row["label"], truth) for row, truth in zip(rows, TRUTH, strict=True) if row["id"] not in LABELS]
     assert np.mean([label == truth for label, truth in free]) > 0.9

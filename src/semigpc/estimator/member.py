@@ -11,6 +11,7 @@ from semigpc.threads import suited_to
 
 Integers = NDArray[np.int64]
 SPARE = 256  # slots kept free beyond the rows there are, or a quarter of them if that is more
+FEW = 6  # times fewer points than rows: n^3 / 3 for a factor is then more than it saves, some 2 n^2 a point
 
 
 def capacity_for(rows: int) -> int:
@@ -32,7 +33,6 @@ class Member:
         self.rows = np.full(capacity, -1, dtype=np.int64)
         self.rows[: len(rows)] = rows
         self._slot = {int(row): slot for slot, row in enumerate(rows)}
-        self._variances: Posterior | None = None
         if len(rows):
             with suited_to(len(rows) ** 3):
                 self.engine.replace(torch.arange(len(rows)), points.double(), targets.double())
@@ -71,13 +71,16 @@ class Member:
             return self.engine.leave_one_out()
 
     def variances(self, points: Tensor) -> Tensor:
-        """Posterior variance (M,) at points (M, D), float32. O(M n (D + n)), and O(n^3) at the first call."""
-        if self._variances is None:
-            features = self.engine.features[self.slots].float()
-            self._variances = Posterior(
-                features, features.new_zeros(len(features), 1), kernel=self.engine.kernel, noise_std=self.engine.noise_std
-            )
-        variance = self._variances.score(points, top=0).variance
+        """Posterior variance (M,) at points (M, D), float32. O(M n (D + n)).
+
+        A few come from K^-1 in float64. Many come from a Cholesky factor of K in float32, four times as fast, which is made for
+        them and not kept: it is as large as K^-1.
+        """
+        if FEW * len(points) < len(self):
+            return self.engine.variance(points.double()).float()
+        features, nothing = self.engine.features[self.slots].float(), torch.zeros(len(self), 1)
+        factored = Posterior(features, nothing, kernel=self.engine.kernel, noise_std=self.engine.noise_std)
+        variance = factored.score(points, top=0).variance
         assert variance is not None
         return variance
 
@@ -90,7 +93,6 @@ class Member:
         with suited_to(len(slots) * len(self) ** 2):
             self.engine.replace(torch.from_numpy(slots), points.double(), targets.double())
         self.rows[slots], self._slot = rows, known
-        self._variances = None
 
     def forget(self, rows: Integers) -> None:
         """Take rows out; those that are not held are passed over. O(B n^2)."""
@@ -99,4 +101,3 @@ class Member:
             with suited_to(len(slots) * len(self) ** 2):
                 self.engine.remove(torch.tensor(slots))
             self.rows[slots] = -1
-            self._variances = None

@@ -19,7 +19,7 @@ from semigpc.gp.posterior import Posterior, Scored
 from semigpc.threads import suited_to
 
 Integers = NDArray[np.int64]
-MEMBER_SHARE = 3 / 8  # of the rows that one exact GP may hold: four members of 40 000 rows take less memory than one of 26 000
+MEMBER_SHARE = 3 / 8  # of the rows that one exact GP may hold; smaller members were less often right (docs/results.md)
 DEALT = 5 / 6  # of a member's room for its share of all rows; the rest is for small classes, which all members hold
 
 
@@ -319,15 +319,15 @@ class Memory:
 
 def member_size(rows: int) -> int:
     """Rows of one member for so many rows in all: fewer where all members would take more than half of the machine's memory."""
-    affordable = int(exact.memory_budget() * DEALT / (8 * max(rows, 1)))  # 8 bytes for each cell of K^-1 and its factor
+    affordable = int(exact.memory_budget() * DEALT / (4 * max(rows, 1)))  # K^-1 takes 4 bytes for each of its cells
     return max(2, min(int(MEMBER_SHARE * exact.EXACT_ROWS), affordable))
 
 
 def deal(codes: Integers, size: int, rng: np.random.Generator) -> list[Integers]:
     """Positions that each member gets, sorted, so that together they hold all rows.
 
-    Of every class a member gets an equal share, and up to a number that all have room for, more: small classes are held by all
-    members, and what makes a member large is their own part of the large classes.
+    A member gets an equal share of every class, and more of those that would then have fewer rows than others, as far as there
+    is room: all members hold the small classes, and each its own part of the large ones.
 
     Args:
         codes: (n,) classes. size: rows of a member at most, but for one of each class where there are very many classes.
@@ -335,7 +335,7 @@ def deal(codes: Integers, size: int, rng: np.random.Generator) -> list[Integers]
     counts = np.bincount(codes)
     members = -(-len(codes) // max(1, int(DEALT * size)))
     shares = -(-counts // members)
-    common, above = 0, int(counts.max()) + 1  # the most rows of a class that all members have room for
+    common, above = 0, int(shares.max()) + 1  # rows of a class that members have room for; more would be no better balanced
     while above - common > 1:
         middle = (common + above) // 2
         fits = np.maximum(shares, np.minimum(counts, middle)).sum() <= size
