@@ -28,7 +28,6 @@ from semigpc.estimator.memory import deal
 from semigpc.estimator.scaling import fit_scalings
 from semigpc.estimator.tuning import balanced_subset, make_kernel, tune
 from semigpc.gp import Kernel, LowRankGP
-from semigpc.gp.members import combine_means, member_shares
 
 CHUNK = 1000  # queries at a time
 
@@ -79,10 +78,9 @@ def ensemble(task: Task, parts: list[Tensor], *, precision: bool = False) -> Ans
     """Exact GPs over parts of the rows; averaged, or weighed by their precision."""
     means, variances = (torch.stack(x) for x in zip(*[exact(task, part) for part in parts], strict=True))
     counts = torch.stack([task.targets[part].sum(dim=0) for part in parts]).mean(dim=0)
-    if not precision:
-        return means.mean(dim=0), variances.mean(dim=0), counts
-    variance = (member_shares(variances, task.noise_std**2) * variances).sum(dim=0)
-    return combine_means(means, variances, task.noise_std**2), variance, counts
+    weights = (variances + task.noise_std**2).reciprocal() if precision else torch.ones_like(variances)
+    weights = weights / weights.sum(dim=0)
+    return (weights.unsqueeze(2) * means).sum(dim=0), (weights * variances).sum(dim=0), counts
 
 
 def apart(task: Task, members: int, seed: int) -> list[Tensor]:
