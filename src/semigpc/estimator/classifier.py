@@ -38,7 +38,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     estimates from the unlabelled rows how often each class occurs among them. A label comes with its probability, the
     posterior variance, and the labelled rows that made it; ``partial_fit`` takes a correction in O(N^2).
 
-    Cost: fit O(n^3) for n labelled rows, a prediction O(n (D + C)), with its variance O(n (D + n)). Beyond 26 214 labelled
+    Cost: fit O(n^3) for n labelled rows, a prediction O(n (D + C)), with its variance O(n (D + n)). Beyond 26 215 labelled
     rows, or what half of the machine's memory holds, the average of several GPs takes the place of one (``engine_``): each
     holds all rows of small classes and a part of the large ones, so that cubes and squares are those of 12 288 rows. There
     is no self-training then.

@@ -77,7 +77,8 @@ class Member:
         them and not kept: it is as large as K^-1.
         """
         if FEW * len(points) < len(self):
-            return self.engine.variance(points.double()).float()
+            with suited_to(len(points) * len(self) ** 2):
+                return self.engine.variance(points.double()).float()
         features, nothing = self.engine.features[self.slots].float(), torch.zeros(len(self), 1)
         factored = Posterior(features, nothing, kernel=self.engine.kernel, noise_std=self.engine.noise_std)
         variance = factored.score(points, top=0).variance
