@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 from semigpc import threads
 from semigpc.data.workers import InOrder
 from semigpc.estimator import SemiGPClassifier
+from semigpc.estimator.posterior import Posterior, Scored
 from semigpc.gp import RBF, kernels
-from semigpc.gp.posterior import Posterior, Scored
 
 GRANTED = 3  # and torch is set to more, as it is in a container with a quota
 

@@ -17,7 +17,6 @@ KERNELS: list[Kernel] = [
     Laplace(length_scale=0.9, output_scale=0.6),
     Cosine(output_scale=2.0),
     NTK(output_scale=0.4, bias=0.3),
-    NTK(output_scale=0.4, depth=1),
 ]
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 NOISE = 0.4

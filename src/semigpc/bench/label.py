@@ -15,9 +15,9 @@ from semigpc.bench.label_peers import NAMES, Budget, largest_size
 from semigpc.bench.reference import kernel_matrix
 from semigpc.bench.resident import peak_resident_bytes
 from semigpc.estimator import Answers, SemiGPClassifier
+from semigpc.estimator.posterior import CHUNK, Posterior
 from semigpc.gp.engine import full_precision
 from semigpc.gp.kernels import RBF
-from semigpc.gp.posterior import CHUNK, Posterior
 
 TURN = 65_536  # rows that one contender labels before it is the other's turn
 COMPARED = 1024  # rows whose numbers are compared

@@ -5,8 +5,8 @@ others hold.
 """
 
 from semigpc.estimator.classifier import CHUNK, SemiGPClassifier
-from semigpc.gp.posterior import CHUNK as PRODUCT
-from semigpc.gp.posterior import CHUNK_CELLS
+from semigpc.estimator.posterior import CHUNK as PRODUCT
+from semigpc.estimator.posterior import CHUNK_CELLS
 
 BLOCK = CHUNK  # rows of a call of ``answer`` that are scored at a time, from its first one on
 

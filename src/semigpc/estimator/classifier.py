@@ -17,8 +17,8 @@ from semigpc.estimator.confidence import Beliefs, Confidence
 from semigpc.estimator.fitting import Fitted, fit_memory
 from semigpc.estimator.memory import Memory, row_numbers
 from semigpc.estimator.options import Options
+from semigpc.estimator.posterior import Scored
 from semigpc.estimator.targets import codes_of, read_targets, unlabeled_like
-from semigpc.gp.posterior import Scored
 from semigpc.threads import suited_to
 
 CHUNK = 16_384  # rows scored at a time

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from semigpc.estimator.posterior import Scored
 from semigpc.gp.certainty import expected_probability
-from semigpc.gp.posterior import Scored
 
 Confidence = Literal["probability", "expected", "variance"]
 

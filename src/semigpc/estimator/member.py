@@ -5,8 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from semigpc.estimator.posterior import Posterior
 from semigpc.gp import ExactGP, Kernel, LeftOut
-from semigpc.gp.posterior import Posterior
 from semigpc.threads import suited_to
 
 Integers = NDArray[np.int64]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from semigpc.estimator.calibration import class_scales
 from semigpc.estimator.member import Member, capacity_for
+from semigpc.estimator.posterior import Posterior, Scored
 from semigpc.gp import Kernel, LeftOut, exact
-from semigpc.gp.posterior import Posterior, Scored
 from semigpc.threads import suited_to
 
 Integers = NDArray[np.int64]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.gp.posterior import GROUP, ReasonSearch, grouping_order
+from semigpc.estimator.posterior import GROUP, ReasonSearch, grouping_order
 
 
 def labels(generator: torch.Generator, n: int, classes: int = 5) -> tuple[Tensor, Tensor]:

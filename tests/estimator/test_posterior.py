@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import semigpc.gp.posterior as module
+import semigpc.estimator.posterior as module
 from semigpc.bench.reference import kernel_matrix
 from semigpc.bench.timing import peak_extra_bytes
+from semigpc.estimator.posterior import Posterior, Scored
 from semigpc.gp import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace, NotPositiveDefiniteError
-from semigpc.gp.posterior import Posterior, Scored
 from tests.gp.streams import clusters
 
 NOISE_STD = 0.3

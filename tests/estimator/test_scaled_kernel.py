@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from semigpc.estimator.posterior import RANGE, SMALLEST, ScaledKernel
 from semigpc.gp import KERNELS, RBF, Cosine, Kernel, Laplace
-from semigpc.gp.posterior import RANGE, SMALLEST, ScaledKernel
 
 
 def values(scaled: ScaledKernel, queries: Tensor) -> Tensor:
