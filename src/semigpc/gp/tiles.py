@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from semigpc.gp.engine import NotPositiveDefiniteError
 
-FOLD_RANK = 256  # rows of changes kept aside, by default; half of it for small matrices
+FOLD_RANK = 192  # rows of changes kept aside, by default; half of it for small matrices
 BAND = 512  # rows of a tile changed at a time, to bound the memory that this takes
-ONE_TILE = 4096  # up to here one square tile is as fast, and memory does not matter
+ONE_TILE = 2048  # up to here one square tile is as fast, and memory does not matter
 TILE = 1024  # beyond: 4 MB of float32, large enough to keep the cores busy, small enough to be re-used from cache
 
 
