@@ -102,7 +102,12 @@ def test_a_kernel_that_cannot_be_solved_with_leaves_alpha_bit_for_bit(
     alpha, mean = engine.alpha.clone(), engine.mean(features)
     cold_starts: list[float] = []
     rebuild = engine._rebuild
-    monkeypatch.setattr(engine, "_rebuild", lambda: (cold_starts.append(engine.noise_std), rebuild()))
+
+    def counted() -> None:
+        cold_starts.append(engine.noise_std)
+        rebuild()
+
+    monkeypatch.setattr(engine, "_rebuild", counted)
     with pytest.raises(NotConvergedError, match="noise_std=1e-09 is lost in rounding"):
         engine.reanchor(KERNEL, 1e-9)
     assert torch.equal(engine.alpha, alpha)
