@@ -33,7 +33,7 @@ def main() -> None:
     truth = torch.arange(CLASSES).repeat_interleave(400)
     unlabelled = draw(truth)
     by_gp = torch.softmax(LOGIT_SCALE * gp.mean(unlabelled), dim=1)
-    by_average = gp.kernel(unlabelled, gp.features) @ gp.targets  # what SimMatch and CoMatch smooth with
+    by_average = gp.kernel(unlabelled.double(), gp.features) @ gp.targets  # what SimMatch and CoMatch smooth with
     print("entries of each class in the buffer:", buffer.entries.class_counts().tolist())
     for name, scores in (("kernel average", by_average), ("GP", by_gp)):
         correct = (scores.argmax(dim=1) == truth).float().view(CLASSES, -1).mean(dim=1)

@@ -20,7 +20,7 @@ def test_json_on_standard_output_and_curves_in_a_file(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert [record["size"] for record in json.loads(done.stdout)] == [100, 150]
-    assert "One update, N = 100" in done.stderr
+    assert "One update, rows: stream, N = 100" in done.stderr
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
