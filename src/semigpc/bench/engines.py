@@ -156,8 +156,7 @@ def _replacing(engine: Engine, rows: Rows, size: int) -> Callable[[], None]:
 def large(study: Study, *, size: int, rank: int, steps: int) -> dict[str, Any]:
     """One update of the low-rank engine over a million rows beside one over 16 300 and one of the exact engine there, in turns.
 
-    With the method's own kernel and noise, as ``semigpc bench update`` has them: where K is ill-conditioned the exact engine
-    refines, and takes longer. And the memory that a million rows take.
+    With the method's own kernel and noise, as ``semigpc bench update`` has them. And the memory that a million rows take.
     """
     small_rows = generated_rows(16_300 + BATCH * (steps + 1), WIDTH, CLASSES, study.seed)
     kernel = RBF()

@@ -1,4 +1,4 @@
-"""Gaussian processes over a changing buffer: kernels, the exact engine, and the slow references it is tested against."""
+"""Gaussian processes over a changing buffer: kernels, engines, and kernels learned from the rows."""
 
 from semigpc.gp.conjugate_gradients import NotConvergedError
 from semigpc.gp.engine import Engine, Expansion, NoExpansionError, NotPositiveDefiniteError

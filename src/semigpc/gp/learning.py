@@ -27,7 +27,7 @@ Objective = Literal["marginal", "leave_one_out"]
 
 LENGTHS = (0.1, 4.0)  # l stays within these, in median distances between rows: beyond 4, K is near a constant
 OUTPUTS = (1e-3, 1e3)  # eta
-RATIOS = (0.2, 2.0)  # sigma / sqrt(eta); with less, weights of one class cancel, and float32 cannot invert a large K
+RATIOS = (0.2, 2.0)  # sigma / sqrt(eta); with less, weights of one class cancel
 USUAL_RATIO = 0.1**0.5  # sigma / sqrt(eta) before anything is learned: that of the paper
 SPREAD = 0.3  # standard deviation of log l and log(sigma / sqrt(eta)) before anything is learned ...
 CLASS_SPREAD = 0.15  # ... and of those of a class around those of all

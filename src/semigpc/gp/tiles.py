@@ -15,7 +15,7 @@ from semigpc.gp.engine import NotPositiveDefiniteError
 FOLD_RANK = 192  # rows of changes kept aside, by default; half of it for small matrices
 BAND = 512  # rows of a tile changed at a time, to bound the memory that this takes
 ONE_TILE = 2048  # up to here one square tile is as fast, and memory does not matter
-TILE = 1024  # beyond: 4 MB of float32, large enough to keep the cores busy, small enough to be re-used from cache
+TILE = 1024  # beyond: 8 MB of float64, large enough to keep the cores busy, small enough to be re-used from cache
 
 
 def rounding_floor(rows: int, dtype: torch.dtype) -> float:

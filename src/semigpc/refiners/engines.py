@@ -1,6 +1,7 @@
 """The engines that can hold the GP of a refiner: their options, which one ``auto`` takes, and how each is built."""
 
 import logging
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -44,21 +45,21 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
+class EngineOptions(ABC):
     """What one engine can be set to. To add an engine, write such a class and list it in ``ENGINES``."""
 
     name: ClassVar[str]
 
-    def check(self, buffer_size: int) -> None:
+    def check(self, buffer_size: int) -> None:  # noqa: B027 - most options go with any size
         """Raise ValueError for options that do not go with this buffer size."""
 
     def choose(self, config: "GPConfig", device: Device) -> Choice:  # noqa: ARG002
         """The engine to build on a device."""
         return Choice(self, "as configured")
 
+    @abstractmethod
     def build(self, capacity: int, n_features: int, n_classes: int, **common: Any) -> Engine:
-        """The engine, empty. ``common``: kernel, noise_std and device, which every engine takes."""
-        raise NotImplementedError
+        """Return the engine, empty. ``common``: kernel, noise_std and device, which every engine takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
