@@ -1,4 +1,4 @@
-"""Losses, against sums over pictures and classes."""
+"""Losses, against sums over images and classes."""
 
 import math
 
@@ -18,7 +18,7 @@ def draw(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     return logits, torch.softmax(torch.randn(6, 4, generator=generator, dtype=torch.float64), dim=1)
 
 
-def test_soft_cross_entropy_is_the_mean_over_pictures(generator: torch.Generator) -> None:
+def test_soft_cross_entropy_is_the_mean_over_images(generator: torch.Generator) -> None:
     logits, targets = draw(generator)
     rows = zip(logits.tolist(), targets.tolist(), strict=True)
     expected = sum(-sum(t * v for t, v in zip(target, log_softmax(row), strict=True)) for row, target in rows) / 6

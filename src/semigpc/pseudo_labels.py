@@ -1,4 +1,4 @@
-"""From weak probabilities to targets: sharpening, distribution alignment; and one label for each picture.
+"""From weak probabilities to targets: sharpening, distribution alignment; and one label for each image.
 
 Nothing here makes the host wait for a GPU, as ``torch.bincount``, ``unique`` and ``one_hot`` would at every step.
 """
@@ -41,7 +41,7 @@ def count_classes(labels: Tensor, n_classes: int, mask: Tensor | None = None) ->
 
 
 def last_of_each(index: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return, for each row, the last row with the same value in ``index`` (B,): a batch may show a picture twice.
+    """Return, for each row, the last row with the same value in ``index`` (B,): a batch may show an image twice.
 
     ``table[index] = values[last_of_each(index)]`` writes the same value wherever a position is written twice. With a mask (B,)
     only rows where it is true count; -1 if there is none. O(B^2).

@@ -1,4 +1,4 @@
-"""The paper's toy problem: four long-tailed classes in the plane, three classifiers, and the figures of the pictures.
+"""The paper's toy problem: four long-tailed classes in the plane, three classifiers, and the figures of the images.
 
 The classes sit at the corners of a square, and their counts double clockwise from the top right: 16, 32, 64, 128. Two
 questions are asked. Is a classifier sure where it should be, at the centre of even the smallest class, and unsure where

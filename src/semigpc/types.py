@@ -24,7 +24,7 @@ class HostState(nn.Module):
 
 
 class Labeled(NamedTuple):
-    """Labelled pictures: ``x`` (B, 3, H, W) weak views, ``y`` (B,) labels, ``index`` (B,) positions in the labelled set."""
+    """Labelled images: ``x`` (B, 3, H, W) weak views, ``y`` (B,) labels, ``index`` (B,) positions in the labelled set."""
 
     x: Tensor
     y: Tensor
@@ -32,11 +32,11 @@ class Labeled(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one step sees. Pictures are normalised floats; no true label of an unlabelled picture is in here.
+    """What one step sees. Images are normalised floats; no true label of an unlabelled image is in here.
 
-    Shapes: ``x`` (B, 3, H, W) weak views of labelled pictures, ``y`` (B,) their labels, ``index`` (B,) their positions in the
-    labelled set; ``views`` maps "weak", "strong", "strong2" to (U, 3, H, W), row by row the same pictures, and ``view_index``
-    (U,) holds their positions in the unlabelled set. ``balanced`` are B more labelled pictures, of every class equally often on
+    Shapes: ``x`` (B, 3, H, W) weak views of labelled images, ``y`` (B,) their labels, ``index`` (B,) their positions in the
+    labelled set; ``views`` maps "weak", "strong", "strong2" to (U, 3, H, W), row by row the same images, and ``view_index``
+    (U,) holds their positions in the unlabelled set. ``balanced`` are B more labelled images, of every class equally often on
     average, where an add-on asks for them.
     """
 
@@ -49,7 +49,7 @@ class Batch(NamedTuple):
 
 
 class ModelOutput(NamedTuple):
-    """What the network says of M pictures.
+    """What the network says of M images.
 
     Shapes: ``logits`` (M, C) of the linear classifier, ``features`` (M, D) of the backbone, ``heads[name]`` (M, width).
     """
@@ -82,14 +82,14 @@ class HeadSpec:
 class Networks(NamedTuple):
     """The network in training, and its exponential moving average (the network itself where there is none).
 
-    Each turns pictures (M, 3, H, W) into a :class:`ModelOutput`.
+    Each turns images (M, 3, H, W) into a :class:`ModelOutput`.
     """
 
     student: nn.Module
     teacher: nn.Module
 
     def forward(self, *images: Tensor) -> list[ModelOutput]:
-        """One pass of the student over all pictures, so that batch normalisation sees every view; then one output each."""
+        """One pass of the student over all images, so that batch normalisation sees every view; then one output each."""
         output: ModelOutput = self.student(torch.cat(images))
         return output.split([len(part) for part in images])
 
@@ -131,10 +131,10 @@ class Task:
     """What an algorithm may know of the data before it starts.
 
     Args:
-        class_counts: (C,) labelled pictures of each class.
+        class_counts: (C,) labelled images of each class.
         labeled_batch: B.
         unlabeled_batch: U.
-        n_unlabeled: unlabelled pictures.
+        n_unlabeled: unlabelled images.
         n_features: D, of the backbone's features.
         original_counts: (C,) before the model's own labels joined, where a run starts over with more of them.
     """
@@ -158,12 +158,12 @@ class Task:
 
     @property
     def n_labeled(self) -> int:
-        """Labelled pictures."""
+        """Labelled images."""
         return int(self.class_counts.sum())
 
 
 class PseudoLabels(NamedTuple):
-    """What a step believed of its unlabelled pictures: ``probs`` (U, C), and ``mask`` (U,) of those it learnt from."""
+    """What a step believed of its unlabelled images: ``probs`` (U, C), and ``mask`` (U,) of those it learnt from."""
 
     probs: Tensor
     mask: Tensor

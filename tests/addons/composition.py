@@ -37,11 +37,11 @@ SHORT: dict[str, dict[str, Any]] = {  # what starts late in a long run starts at
 
 
 def squares(folder: Path) -> ArraysConfig:
-    """Three classes of bright, grey and dark squares: 5, 3 and 2 labels, 14 pictures without."""
+    """Three classes of bright, grey and dark squares: 5, 3 and 2 labels, 14 images without."""
     generator = np.random.default_rng(0)
     truth = np.array([0] * 5 + [1] * 3 + [2] * 2 + [0] * 7 + [1] * 4 + [2] * 3)
-    pictures = generator.integers(0, 90, (len(truth), 4, 4, 3)) + 80 * truth[:, None, None, None]
-    images = pictures.astype(np.uint8)
+    values = generator.integers(0, 90, (len(truth), 4, 4, 3)) + 80 * truth[:, None, None, None]
+    images = values.astype(np.uint8)
     path = folder / "squares.npz"
     np.savez(path, x_labeled=images[:10], y_labeled=truth[:10], x_unlabeled=images[10:], x_test=images[:6], y_test=truth[:6])
     return ArraysConfig(path=str(path))
@@ -92,7 +92,7 @@ PAIRS = [(algorithm, addon) for algorithm in ALGORITHMS for addon in ADDONS if a
 def check_resumes(algorithm: str, addon: str, refiner: str, data: ArraysConfig, tmp_path: Path) -> None:
     """Train, and train again from the first checkpoint: every tensor must be the same."""
     if algorithm == "supervised" and ADDONS[addon].config.needs_unlabeled:
-        with pytest.raises(SettingError, match=f"{addon} acts on unlabelled pictures"):
+        with pytest.raises(SettingError, match=f"{addon} acts on unlabelled images"):
             experiment(data, algorithm, addon, refiner)
         return
     asked = experiment(data, algorithm, addon, refiner)

@@ -17,7 +17,7 @@ OPTIONS: dict[str, Any] = {"head_rate": 0.05, "head_decay": 0.03, "head_momentum
 
 
 def batches(steps: int, dtype: torch.dtype = torch.float64) -> list[Batch]:
-    """Batches that bring other labelled pictures as their balanced part."""
+    """Batches that bring other labelled images as their balanced part."""
     others = stream(steps, seed=5, dtype=dtype)
     return [
         batch._replace(balanced=Labeled(other.x, other.y, other.index))

@@ -51,7 +51,7 @@ def slow_project(p: list[list[float]], counts: list[float], alternations: int = 
 
 
 class SlowDARP:
-    """FixMatch and DARP, picture by picture; every other step is a round, from the third step on."""
+    """FixMatch and DARP, image by image; every other step is a round, from the third step on."""
 
     def __init__(self, threshold: float, estimated: bool) -> None:
         self.threshold, self.estimated = threshold, estimated
@@ -71,10 +71,10 @@ class SlowDARP:
 
     def refine(self) -> None:
         shares = [max(s, 1e-6) for s in self.shares()]
-        pictures = sorted(self.stored)
-        counts = [len(pictures) * s / sum(shares) for s in shares]
-        q = slow_project(slow_trim([self.stored[i] for i in pictures], counts), counts)
-        self.refined = dict(zip(pictures, q, strict=True))
+        images = sorted(self.stored)
+        counts = [len(images) * s / sum(shares) for s in shares]
+        q = slow_project(slow_trim([self.stored[i] for i in images], counts), counts)
+        self.refined = dict(zip(images, q, strict=True))
 
     def step(self, networks: Networks, batch: Batch, k: int) -> Tensor:
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
@@ -85,10 +85,10 @@ class SlowDARP:
         self.stored |= dict(zip(batch.view_index.tolist(), own, strict=True))
         if k >= 2 and k % 2 == 0:
             self.refine()
-        for b, picture in enumerate(batch.view_index.tolist()):
-            p = self.refined.get(picture, own[b])
-            self.changed += max(p) >= self.threshold and picture in self.refined
-            self.kept += k >= 2 and picture not in self.refined
+        for b, image in enumerate(batch.view_index.tolist()):
+            p = self.refined.get(image, own[b])
+            self.changed += max(p) >= self.threshold and image in self.refined
+            self.kept += k >= 2 and image not in self.refined
             if max(p) >= self.threshold:
                 loss = loss - (strong.logits[b, p.index(max(p))] - strong.logits[b].exp().sum().log()) / UNLABELED
         self.observe(x.logits.detach(), batch.y.tolist(), own)

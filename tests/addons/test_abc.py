@@ -22,8 +22,8 @@ class WithHead(TinyNetwork):
             torch.default_generator.manual_seed(seed + 99)
             self.second = nn.Linear(WIDTH, CLASSES, dtype=dtype)
 
-    def forward(self, pictures: Tensor) -> ModelOutput:
-        output = super().forward(pictures)
+    def forward(self, images: Tensor) -> ModelOutput:
+        output = super().forward(images)
         return output._replace(heads={**output.heads, "abc": 3 * self.second(output.features)})
 
 

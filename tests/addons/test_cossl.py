@@ -109,11 +109,11 @@ def test_features_are_enhanced_as_often_as_their_own_class_is_rare(monkeypatch: 
     rows = 3000 * CLASSES
     y = torch.arange(rows) % CLASSES
     addon, networks, batch = started(), pair(), stream(1)[0]
-    pictures = torch.randn(rows, 3, SIDE, SIDE, dtype=torch.float64)
+    images = torch.randn(rows, 3, SIDE, SIDE, dtype=torch.float64)
     learnt: list[Tensor] = []
     monkeypatch.setattr(addon.head, "learn", lambda features, _: learnt.append(features))
-    seeded(0, addon.weak, Step(networks, batch._replace(balanced=Labeled(pictures, y, y)), AFTER), networks.forward(batch.x)[0])
-    plain = networks.ask_teacher(pictures).features
+    seeded(0, addon.weak, Step(networks, batch._replace(balanced=Labeled(images, y, y)), AFTER), networks.forward(batch.x)[0])
+    plain = networks.ask_teacher(images).features
     enhanced = (learnt[0] - plain).abs().amax(dim=1) > 1e-9
     for c, n in enumerate(COUNTS):
         assert enhanced[y == c].double().mean().item() == pytest.approx((max(COUNTS) - n) / max(COUNTS), abs=0.04)
@@ -128,7 +128,7 @@ def test_features_are_enhanced_as_often_as_their_own_class_is_rare(monkeypatch: 
         assert 0 <= shares[gaps.argmin()] <= 0.4
 
 
-def test_partners_are_labelled_as_often_as_training_pictures_are() -> None:
+def test_partners_are_labelled_as_often_as_training_images_are() -> None:
     addon = started()
     own, labeled, unlabeled = torch.zeros(8000, WIDTH), torch.ones(2, WIDTH), 2 * torch.ones(7, WIDTH)
     mixed = seeded(0, addon._enhance, own.double(), torch.full((8000,), 3), labeled.double(), unlabeled.double())
@@ -176,7 +176,7 @@ def test_it_starts_once_and_then_answers_with_the_average_of_its_head() -> None:
     torch.testing.assert_close(addon.answer(output), expected)
     assert not torch.equal(average, addon.head.weights)
     assert addon.answers
-    assert not addon.learns, "no second pass over labelled pictures is asked for"
+    assert not addon.learns, "no second pass over labelled images is asked for"
 
 
 def test_a_head_started_as_long_as_by_default_knows_every_class() -> None:

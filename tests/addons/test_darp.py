@@ -1,4 +1,4 @@
-"""DARP against a slow version: labels of all pictures, moved to the shares that classes should have."""
+"""DARP against a slow version: labels of all images, moved to the shares that classes should have."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from semigpc.types import Batch, Clock, ModelOutput, Task
 from tests.addons.slow_darp import SlowDARP, slow_project, slow_shares, slow_trim
 from tests.algorithms.tiny import CLASSES, COUNTS, LABELED, UNLABELED, copy_of, learn, pair, stream
 
-PICTURES, STEPS = 18, 9
-TASK = Task(torch.tensor(COUNTS), LABELED, UNLABELED, n_unlabeled=PICTURES)
+IMAGES, STEPS = 18, 9
+TASK = Task(torch.tensor(COUNTS), LABELED, UNLABELED, n_unlabeled=IMAGES)
 EXACT = 1e-9  # a tolerance
 
 
@@ -25,9 +25,9 @@ def rows(n: int, seed: int = 0, scale: float = 1.5) -> Tensor:
 
 
 def batches(steps: int = STEPS) -> list[Batch]:
-    """A stream over eighteen unlabelled pictures, in which the last row of a batch shows the picture of its first once more."""
+    """A stream over eighteen unlabelled images, in which the last row of a batch shows the image of its first once more."""
     generator = torch.Generator().manual_seed(3)
-    drawn = [torch.randperm(PICTURES, generator=generator)[:UNLABELED] for _ in range(steps)]
+    drawn = [torch.randperm(IMAGES, generator=generator)[:UNLABELED] for _ in range(steps)]
     return [
         batch._replace(view_index=torch.cat([i[:-1], i[:1]])) for batch, i in zip(stream(steps, seed=5), drawn, strict=True)
     ]
@@ -99,8 +99,8 @@ def test_fixmatch_with_darp_is_its_equations_over_several_rounds(counts: Any) ->
     for k, batch in enumerate(batches()):
         output, expected = algorithm.step(networks, batch, Clock(k, STEPS, 4)), slow.step(twins, batch, k)
         assert output.loss.item() == pytest.approx(expected.item(), rel=1e-8)
-        for picture, row in slow.refined.items():
-            assert addon.refined[picture].tolist() == pytest.approx(row, rel=1e-6, abs=1e-8)
+        for image, row in slow.refined.items():
+            assert addon.refined[image].tolist() == pytest.approx(row, rel=1e-6, abs=1e-8)
         gradients, expected_gradients = learn(networks, output.loss), learn(twins, expected)
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-7, atol=1e-9)
@@ -109,8 +109,8 @@ def test_fixmatch_with_darp_is_its_equations_over_several_rounds(counts: Any) ->
     assert slow.estimates > 1 or counts == "labeled"
 
 
-def ready(seen: int = PICTURES, **options: Any) -> tuple[DARP, Step, ModelOutput]:
-    """An add-on past its warm-up that has stored labels of the first ``seen`` pictures, and a batch of ten of them."""
+def ready(seen: int = IMAGES, **options: Any) -> tuple[DARP, Step, ModelOutput]:
+    """An add-on past its warm-up that has stored labels of the first ``seen`` images, and a batch of ten of them."""
     addon, networks, batch = DARP(DARPConfig(**options), TASK).double(), pair(), stream(1)[0]
     addon.stored[:seen], addon.seen[:seen] = rows(seen), True
     with torch.no_grad():
@@ -130,7 +130,7 @@ def test_refined_labels_decide_the_mask_too() -> None:
     assert output.pseudo.mask.tolist() != unrefined.tolist()
 
 
-def test_between_rounds_a_picture_keeps_its_refined_label_and_one_not_seen_before_its_own() -> None:
+def test_between_rounds_a_image_keeps_its_refined_label_and_one_not_seen_before_its_own() -> None:
     addon, step, weak = ready(seen=4)
     own = rows(UNLABELED, seed=1)
     four = step._replace(batch=step.batch._replace(view_index=torch.arange(4)))
@@ -147,7 +147,7 @@ def test_labels_are_stored_and_left_alone_during_the_warm_up() -> None:
     addon, step, weak = ready(seen=0)
     own = rows(UNLABELED)
     assert addon.targets(step._replace(clock=Clock(39, 100, 10)), weak, own) is own
-    assert addon.seen.tolist() == [True] * UNLABELED + [False] * (PICTURES - UNLABELED)
+    assert addon.seen.tolist() == [True] * UNLABELED + [False] * (IMAGES - UNLABELED)
     assert not addon.is_refined.any()
 
 
@@ -155,14 +155,14 @@ def test_labels_are_stored_and_left_alone_during_the_warm_up() -> None:
 def test_a_round_that_does_not_converge_is_noted_once_and_leaves_labels_as_they_are(broken: bool) -> None:
     addon, step, weak = ready() if broken else ready(newton_steps=1, tolerance=1e-12)
     if broken:
-        addon.stored[PICTURES - 1] = torch.nan
+        addon.stored[IMAGES - 1] = torch.nan
     own = rows(UNLABELED, seed=1)
     for _ in range(2):
         assert torch.equal(addon.targets(step, weak, own), own)
     (note,) = addon.take_notes()
     assert note.startswith("DARP's projection of 18 labels did not converge in ")
     if broken:
-        addon.stored[PICTURES - 1] = 0.25
+        addon.stored[IMAGES - 1] = 0.25
         assert not torch.equal(addon.targets(step, weak, own), own)  # the next round is a new chance
 
 
@@ -170,7 +170,7 @@ def test_labels_of_an_earlier_round_do_not_outlive_one_that_fails() -> None:
     addon, step, weak = ready()
     own = rows(UNLABELED, seed=1)
     assert not torch.equal(addon.targets(step, weak, own), own)
-    addon.stored[PICTURES - 1] = torch.nan
+    addon.stored[IMAGES - 1] = torch.nan
     assert torch.equal(addon.targets(step, weak, own), own)
     assert torch.equal(addon.targets(step._replace(clock=Clock(51, 100, 10)), weak, own), own)
 
@@ -178,7 +178,7 @@ def test_labels_of_an_earlier_round_do_not_outlive_one_that_fails() -> None:
 def test_labels_nobody_doubts_move_without_breaking() -> None:
     addon, step, weak = ready(every=1)
     sure = torch.eye(CLASSES, dtype=torch.float64)[torch.full((UNLABELED,), 3)]
-    addon.stored.copy_(torch.eye(CLASSES, dtype=torch.float64)[torch.full((PICTURES,), 3)])
+    addon.stored.copy_(torch.eye(CLASSES, dtype=torch.float64)[torch.full((IMAGES,), 3)])
     answer = addon.targets(step, weak, sure)
     assert bool(answer.isfinite().all())
     assert answer.sum(dim=1).tolist() == pytest.approx([1.0] * UNLABELED)
@@ -205,7 +205,7 @@ def confused(own: float) -> Tensor:
     return torch.full((CLASSES, CLASSES), (1 - own) / 3, dtype=torch.float64).fill_diagonal_(own)
 
 
-def test_estimated_shares_are_those_of_the_unlabelled_pictures_and_not_of_the_labels() -> None:
+def test_estimated_shares_are_those_of_the_unlabelled_images_and_not_of_the_labels() -> None:
     addon = estimate(confused(0.7), [0, 0, 0, 1, 2, 3], [3] * 6 + [2] * 3 + [1])
     assert addon._expected_shares().tolist() == pytest.approx([0, 0.1, 0.3, 0.6], abs=1e-9)
     assert not addon.take_notes()
@@ -214,7 +214,7 @@ def test_estimated_shares_are_those_of_the_unlabelled_pictures_and_not_of_the_la
 def test_shares_that_cannot_be_estimated_are_those_of_the_labels_and_are_noted_once() -> None:
     given = [n / sum(COUNTS) for n in COUNTS]
     for addon, message in (
-        (estimate(confused(0.7), [0, 0, 1, 2], [3, 3, 0]), "DARP has met no labelled picture of the classes [3] yet"),
+        (estimate(confused(0.7), [0, 0, 1, 2], [3, 3, 0]), "DARP has met no labelled image of the classes [3] yet"),
         (estimate(confused(0.25), [0, 1, 2, 3], [3, 3, 0]), "DARP cannot tell the classes' shares from a confusion matrix of"),
     ):
         for _ in range(2):
@@ -224,16 +224,16 @@ def test_shares_that_cannot_be_estimated_are_those_of_the_labels_and_are_noted_o
         assert note.endswith("it goes by the shares of the labels.")
 
 
-def test_only_an_estimate_asks_for_labelled_pictures() -> None:
+def test_only_an_estimate_asks_for_labelled_images() -> None:
     assert not DARP(DARPConfig(), TASK).learns
     assert DARP(DARPConfig(counts="estimated"), TASK).learns
 
 
 def test_a_class_without_labels_is_noted_and_gets_next_to_nothing() -> None:
-    task = Task(torch.tensor([7, 5, 4, 0]), LABELED, UNLABELED, n_unlabeled=PICTURES)
+    task = Task(torch.tensor([7, 5, 4, 0]), LABELED, UNLABELED, n_unlabeled=IMAGES)
     addon = DARP(DARPConfig(alternations=50), task).double()
-    assert addon.take_notes() == ["DARP expects next to no pictures of the classes [3], as they have no labels."]
-    addon.stored.copy_(rows(PICTURES))
+    assert addon.take_notes() == ["DARP expects next to no images of the classes [3], as they have no labels."]
+    addon.stored.copy_(rows(IMAGES))
     addon.seen.fill_(True)
     addon._refine()
     assert bool(addon.is_refined.all())
@@ -261,6 +261,6 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
         DARPConfig(**options)
 
 
-def test_darp_without_unlabelled_pictures_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"DARP stores a label for every unlabelled picture.* got 0\. Add unlabelled pictures"):
+def test_darp_without_unlabelled_images_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"DARP stores a label for every unlabelled image.* got 0\. Add unlabelled images"):
         DARP(DARPConfig(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))

@@ -100,7 +100,7 @@ def ready(**options: Any) -> tuple[DASO, Networks, list[Batch]]:
     return addon, networks, batches
 
 
-def test_semantic_labels_are_of_the_pictures_they_are_blended_with() -> None:
+def test_semantic_labels_are_of_the_images_they_are_blended_with() -> None:
     addon, networks, batches = ready(distribution_temperature=1e9)  # every v is 1: what comes out is q
     batch = batches[1]
     features = torch.stack([addon.prototypes[c] for c in (0, 1)])
@@ -142,7 +142,7 @@ def test_classes_without_entries_have_no_part_in_semantic_labels_and_are_named()
     assert bool(extra.loss.isfinite())
     assert all(bool(g.isfinite().all()) for g in gradients if g is not None)
     notes = addon.take_notes()
-    assert any("no labelled picture of the classes" in note and "2" in note for note in notes)
+    assert any("no labelled image of the classes" in note and "2" in note for note in notes)
     addon.opinion(step, weak, probs)
     assert not addon.take_notes()
 
@@ -183,7 +183,7 @@ def test_the_loss_teaches_the_strong_view_alone() -> None:
     assert extra.loss.item() == pytest.approx(0.7 * extra.metrics["loss_align"].item())
 
 
-def test_of_more_pictures_than_a_ring_holds_the_newest_are_kept() -> None:
+def test_of_more_images_than_a_ring_holds_the_newest_are_kept() -> None:
     addon = DASO(DASOConfig(**{**OPTIONS, "queue": 2}), TASK).double()
     features = torch.arange(5.0, dtype=torch.float64).unsqueeze(1).expand(5, WIDTH)
     addon._push(features, torch.tensor([1, 1, 1, 0, 1]))

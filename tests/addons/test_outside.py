@@ -130,8 +130,8 @@ def test_an_algorithm_that_asks_no_add_on_is_refused_one(monkeypatch: pytest.Mon
     Experiment(algorithm=DeafConfig())
 
 
-def test_an_add_on_for_unlabelled_pictures_is_refused_to_labels_only() -> None:
-    with pytest.raises(SettingError, match="abc acts on unlabelled pictures, and supervised learns from labels alone"):
+def test_an_add_on_for_unlabelled_images_is_refused_to_labels_only() -> None:
+    with pytest.raises(SettingError, match="abc acts on unlabelled images, and supervised learns from labels alone"):
         Experiment(algorithm=SupervisedConfig(), addon=ABCConfig())
 
 

@@ -83,7 +83,7 @@ def make(algorithm: str, addon: AddOn) -> Any:
 
 
 def labelled_logits(algorithm: str, networks: Any, batch: Batch) -> Tensor:
-    """What the student says of the labelled pictures, in the batch that the algorithm forwards."""
+    """What the student says of the labelled images, in the batch that the algorithm forwards."""
     views = [] if algorithm == "supervised" else [batch.views["weak"], batch.views["strong"]]
     logits: Tensor = networks.forward(batch.x, *views)[0].logits
     return logits

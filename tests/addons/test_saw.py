@@ -11,15 +11,15 @@ from semigpc.refiners import NoRefiner
 from semigpc.types import Batch, Clock, Networks, Task
 from tests.algorithms.tiny import CLASSES, COUNTS, LABELED, UNLABELED, copy_of, learn, pair, seeded, stream
 
-PICTURES = 16
-TASK = Task(torch.tensor(COUNTS), LABELED, UNLABELED, n_unlabeled=PICTURES)
+IMAGES = 16
+TASK = Task(torch.tensor(COUNTS), LABELED, UNLABELED, n_unlabeled=IMAGES)
 STEPS, EPOCH = 7, 2
 
 
 def batches(steps: int = STEPS) -> list[Batch]:
-    """A stream over sixteen unlabelled pictures, in which the last row of a batch shows the picture of its first once more."""
+    """A stream over sixteen unlabelled images, in which the last row of a batch shows the image of its first once more."""
     generator = torch.Generator().manual_seed(3)
-    drawn = [torch.randperm(PICTURES, generator=generator)[:UNLABELED] for _ in range(steps)]
+    drawn = [torch.randperm(IMAGES, generator=generator)[:UNLABELED] for _ in range(steps)]
     return [
         batch._replace(view_index=torch.cat([i[:-1], i[:1]])) for batch, i in zip(stream(steps, seed=5), drawn, strict=True)
     ]
@@ -56,11 +56,11 @@ class SlowSAW:
         loss = torch.zeros((), dtype=torch.float64)
         for b, y in enumerate(batch.y.tolist()):
             loss = loss + slow_error(x.logits[b], one_hot[y], labeled) / LABELED
-        for b, picture in enumerate(batch.view_index.tolist()):
+        for b, image in enumerate(batch.view_index.tolist()):
             p = weak.logits[b].detach().exp()
             p = p / p.sum()
-            self.last[picture] = int(p.argmax())
-            target = one_hot[self.last[picture]] if self.hard else p**2 / (p**2).sum()
+            self.last[image] = int(p.argmax())
+            target = one_hot[self.last[image]] if self.hard else p**2 / (p**2).sum()
             if float(p.max()) >= self.threshold:
                 loss = loss + slow_error(strong.logits[b], target, self.weights) / UNLABELED
         return loss
@@ -120,7 +120,7 @@ def test_remixmatch_counts_too_though_it_has_no_mask() -> None:
     for k, batch in enumerate(batches(3)):
         output = seeded(k, algorithm.step, networks, batch, Clock(k, STEPS, EPOCH))
         assert bool(output.loss.isfinite())
-    seen = {picture for batch in batches(3) for picture in batch.view_index.tolist()}
+    seen = {image for batch in batches(3) for image in batch.view_index.tolist()}
     assert set((addon.labels >= 0).nonzero().flatten().tolist()) == seen
     assert not torch.equal(addon.unlabeled_weights, torch.ones(CLASSES, dtype=torch.float64))
 
@@ -136,6 +136,6 @@ def test_a_run_of_one_epoch_is_told_that_nothing_is_counted() -> None:
     assert not addon.take_notes()
 
 
-def test_saw_without_unlabelled_pictures_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"SAW counts the pseudo-labels of unlabelled pictures.* got 0\. Add unlabelled"):
+def test_saw_without_unlabelled_images_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"SAW counts the pseudo-labels of unlabelled images.* got 0\. Add unlabelled"):
         SAW(SAWConfig(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))

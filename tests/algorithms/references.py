@@ -1,4 +1,4 @@
-"""One step of each algorithm from its equations (algorithms sections 2, 4, 5, 6): float64, loops over pictures and classes.
+"""One step of each algorithm from its equations (algorithms sections 2, 4, 5, 6): float64, loops over images and classes.
 
 Every reference carries its own state from step to step. Those with a memory are in ``references_memory.py``.
 """
@@ -212,9 +212,9 @@ class SlowReMixMatch:
         p = self.aligned(weak_probs(self.refiner, weak))
         t = sharpen(p, config.temperature)
         one_hot = torch.eye(CLASSES, dtype=torch.float64)[batch.y]
-        pictures = torch.cat([batch.x, batch.views["strong"], batch.views["strong2"], batch.views["weak"]])
+        images = torch.cat([batch.x, batch.views["strong"], batch.views["strong2"], batch.views["weak"]])
         labels = torch.cat([one_hot, t, t, t])
-        mixed = weight * pictures + (1 - weight) * pictures[order]
+        mixed = weight * images + (1 - weight) * images[order]
         mixed_labels = weight * labels + (1 - weight) * labels[order]
         size = len(batch.x)
         first = self.refiner.logits(forward(student, mixed[:size])[0])
@@ -233,7 +233,7 @@ class SlowReMixMatch:
         return Expected(loss, terms, t, [True] * len(t))
 
     def rotation(self, student: nn.Module, batch: Batch, turns: Tensor) -> Tensor:
-        turned = torch.stack([turn(picture, int(k)) for picture, k in zip(batch.views["strong"], turns, strict=True)])
+        turned = torch.stack([turn(image, int(k)) for image, k in zip(batch.views["strong"], turns, strict=True)])
         rotated = untouched(student, turned)
         return mean([cross_entropy(rotated.heads["rotation"][b], int(k)) for b, k in enumerate(turns)])
 
@@ -255,20 +255,20 @@ class SlowReMixMatch:
         return {"alignment.average": self.r, "alignment.target": self.q, "alignment.started": torch.tensor(True)}
 
 
-def untouched(network: nn.Module, pictures: Tensor) -> ModelOutput:
+def untouched(network: nn.Module, images: Tensor) -> ModelOutput:
     """A pass in the network's own mode that moves throw-away copies of its buffers."""
     buffers = {name: value.clone() for name, value in network.named_buffers()}
-    output: ModelOutput = torch.func.functional_call(network, buffers, (pictures,))
+    output: ModelOutput = torch.func.functional_call(network, buffers, (images,))
     return output
 
 
-def turn(picture: Tensor, quarters: int) -> Tensor:
+def turn(image: Tensor, quarters: int) -> Tensor:
     """(3, H, W) turned by quarters counter-clockwise: the right column becomes the top row."""
     for _ in range(quarters % 4):
-        side = picture.shape[-1]
-        turned = torch.empty_like(picture)
+        side = image.shape[-1]
+        turned = torch.empty_like(image)
         for row in range(side):
             for column in range(side):
-                turned[:, row, column] = picture[:, column, side - 1 - row]
-        picture = turned
-    return picture
+                turned[:, row, column] = image[:, column, side - 1 - row]
+        image = turned
+    return image

@@ -34,7 +34,7 @@ class SlowQueue:
 
 
 class SlowSimMatch:
-    """``start`` is the algorithm's random bank; ``written[i]`` says whether picture i has been seen."""
+    """``start`` is the algorithm's random bank; ``written[i]`` says whether image i has been seen."""
 
     def __init__(self, config: SimMatchConfig, refiner: SlowRefiner, start: Tensor) -> None:
         self.config, self.refiner = config, refiner
@@ -70,7 +70,7 @@ class SlowSimMatch:
         return s
 
     def smoothed(self, weak: ModelOutput, p_w: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """phat (U, C), and the instance target of each picture."""
+        """phat (U, C), and the instance target of each image."""
         a = self.config.smoothing
         s = [self.similarities(e) for e in weak.heads["projection"].detach()]
         aggregate = torch.zeros_like(p_w)

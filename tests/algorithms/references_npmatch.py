@@ -1,4 +1,4 @@
-"""A small network with a process, and one step of NP-Match from its equations: float64, loops over pictures and samples."""
+"""A small network with a process, and one step of NP-Match from its equations: float64, loops over images and samples."""
 
 import math
 from typing import Any
@@ -13,9 +13,9 @@ from semigpc.types import Batch, ModelOutput, Networks, Task
 from tests.algorithms.tiny import CLASSES, COUNTS, LABELED, SIDE, UNLABELED
 
 D, L, T = 9, 2, 10
-ROWS = 12  # a memory that three steps of five labelled pictures go around
+ROWS = 12  # a memory that three steps of five labelled images go around
 TASK = Task(torch.tensor(COUNTS), LABELED, UNLABELED, n_unlabeled=UNLABELED + 3, n_features=D)
-LAST = (0, 0, 0, 0, 1, 2, 3, 0, 0, 1, 1, -1, -1)  # what some pictures were last taken for
+LAST = (0, 0, 0, 0, 1, 2, 3, 0, 0, 1, 1, -1, -1)  # what some images were last taken for
 CONFIG = NPMatchConfig(threshold=0.7, entropy=1.0, unlabeled_weight=1.3, divergence_weight=0.7)
 
 
@@ -33,8 +33,8 @@ class Network(nn.Module):
         self.heads = nn.ModuleDict({"neural_process": process})
         self.double()
 
-    def forward(self, pictures: Tensor) -> ModelOutput:
-        features = self.backbone(pictures)
+    def forward(self, images: Tensor) -> ModelOutput:
+        features = self.backbone(images)
         return ModelOutput(self.classifier(features), features, {name: head(features) for name, head in self.heads.items()})
 
 
@@ -55,7 +55,7 @@ def entropy(p: Tensor) -> float:
 
 
 class SlowNPMatch:
-    """One step from the equations: loops over pictures, samples and classes; memories are lists."""
+    """One step from the equations: loops over images, samples and classes; memories are lists."""
 
     def __init__(self, config: NPMatchConfig, refiner: Any) -> None:
         self.config, self.refiner = config, refiner
@@ -76,7 +76,7 @@ class SlowNPMatch:
         return mean, 0.1 + 0.9 * torch.log(1 + torch.exp(self.layer("spread.2", leaky(self.layer("spread.0", e)))))
 
     def decode(self, h: Tensor, latent: tuple[Tensor, Tensor], r: Tensor, noise: Tensor) -> list[Tensor]:
-        """T logits of one picture."""
+        """T logits of one image."""
         answers = []
         for t in range(T):
             z = latent[0] + latent[1] * noise[t]

@@ -24,7 +24,7 @@ TOLERANCE = 1e-7  # shares of counts are float32 on their way into float64 state
 
 
 class Shadow:
-    """What happened: how many pictures passed and how many did not, and every loss."""
+    """What happened: how many images passed and how many did not, and every loss."""
 
     def __init__(self) -> None:
         self.passed, self.stopped = 0, 0

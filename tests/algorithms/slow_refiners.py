@@ -45,10 +45,10 @@ class Entry:
     index: int
 
 
-def in_eval_mode(network: torch.nn.Module, pictures: Tensor) -> ModelOutput:
+def in_eval_mode(network: torch.nn.Module, images: Tensor) -> ModelOutput:
     """What a copy of the network says in evaluation mode; the network itself is not touched."""
     with torch.no_grad():
-        output: ModelOutput = copy.deepcopy(network).eval()(pictures)
+        output: ModelOutput = copy.deepcopy(network).eval()(images)
     return output
 
 
@@ -77,7 +77,7 @@ class SlowGP:
         return float(torch.log((CLASSES - 1) * tau / (1 - tau)) / 0.8)
 
     def answer(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:
-        """z_GP (M, C), differentiable in the queries; copies of the pictures ``index`` have no say."""
+        """z_GP (M, C), differentiable in the queries; copies of the images ``index`` have no say."""
         queries = self.feature(output)
         n = len(self.entries)
         if n == 0:

@@ -1,4 +1,4 @@
-"""What each algorithm promises in so many words (algorithms sections 11 and 12), on pictures that say their own logits."""
+"""What each algorithm promises in so many words (algorithms sections 11 and 12), on images that say their own logits."""
 
 from typing import Any
 
@@ -20,24 +20,24 @@ EARLY = Clock(step=0, total_steps=100, epoch_steps=10)
 
 
 class Plain(nn.Module):
-    """Reads logits from a picture's first channel and the projection from its second."""
+    """Reads logits from an image's first channel and the projection from its second."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(scale, dtype=torch.float64))
 
-    def forward(self, pictures: Tensor) -> ModelOutput:
-        logits = self.scale * pictures[:, 0].flatten(1)[:, :CLASSES]
-        projection = F.normalize(pictures[:, 1].flatten(1)[:, :5], dim=1)
+    def forward(self, images: Tensor) -> ModelOutput:
+        logits = self.scale * images[:, 0].flatten(1)[:, :CLASSES]
+        projection = F.normalize(images[:, 1].flatten(1)[:, :5], dim=1)
         return ModelOutput(logits, logits, {"projection": projection})
 
 
-def picture(logits: Tensor, projection: Tensor | None = None) -> Tensor:
-    """Pictures (M, 3, SIDE, SIDE) that say these logits (M, C) and look this way (M, 5)."""
-    pictures = torch.zeros(len(logits), 3, SIDE * SIDE, dtype=torch.float64)
-    pictures[:, 0, :CLASSES] = logits
-    pictures[:, 1, :5] = torch.ones(len(logits), 5) if projection is None else projection
-    return pictures.view(-1, 3, SIDE, SIDE)
+def image(logits: Tensor, projection: Tensor | None = None) -> Tensor:
+    """Images (M, 3, SIDE, SIDE) that say these logits (M, C) and look this way (M, 5)."""
+    images = torch.zeros(len(logits), 3, SIDE * SIDE, dtype=torch.float64)
+    images[:, 0, :CLASSES] = logits
+    images[:, 1, :5] = torch.ones(len(logits), 5) if projection is None else projection
+    return images.view(-1, 3, SIDE, SIDE)
 
 
 def rolled(row: list[float]) -> Tensor:
@@ -47,7 +47,7 @@ def rolled(row: list[float]) -> Tensor:
 
 def batch_of(weak: Tensor, strong: Tensor, index: list[int], x: Tensor | None = None) -> Batch:
     labels = LABELS[index]
-    x = picture(3.0 * F.one_hot(labels, CLASSES).double()) if x is None else x
+    x = image(3.0 * F.one_hot(labels, CLASSES).double()) if x is None else x
     return Batch(x, labels, torch.tensor(index), {"weak": weak, "strong": strong}, torch.arange(len(weak)))
 
 
@@ -80,10 +80,10 @@ def test_the_largest_freematch_threshold_is_the_global_one() -> None:
         assert float(thresholds.min()) < 0.95 * float(algorithm.threshold)
 
 
-def test_freematch_without_a_confident_picture_has_no_fairness_term() -> None:
+def test_freematch_without_a_confident_image_has_no_fairness_term() -> None:
     algorithm: Any = make_algorithm("freematch", NoRefiner(), clip=(0.99, 1.0)).double()
     weak = rolled([1.0, 0.0, 0.0, 0.0])
-    output = step(algorithm, batch_of(picture(weak), picture(weak), [0, 7]))
+    output = step(algorithm, batch_of(image(weak), image(weak), [0, 7]))
     assert output.pseudo is not None
     assert not output.pseudo.mask.any()
     assert term(output, "loss_f") == 0
@@ -107,12 +107,12 @@ def test_the_remixmatch_warm_up_is_linear_and_over_after_a_64th_of_training(at: 
     assert ramp == pytest.approx(expected, abs=1e-9)
 
 
-def test_mixup_keeps_most_of_every_picture_and_mixes_its_label_alike() -> None:
+def test_mixup_keeps_most_of_every_image_and_mixes_its_label_alike() -> None:
     labels = torch.eye(6, dtype=torch.float64)
-    pictures = labels.view(6, 6, 1, 1)
+    images = labels.view(6, 6, 1, 1)
     weights = []
     for seed in range(20):
-        mixed, mixed_labels = seeded(seed, mixup, pictures, labels, 0.75)
+        mixed, mixed_labels = seeded(seed, mixup, images, labels, 0.75)
         assert torch.equal(mixed.view(6, 6), mixed_labels)
         torch.testing.assert_close(mixed_labels.sum(dim=0), torch.ones(6, dtype=torch.float64))
         weights.append(float(mixed_labels.diagonal().min()))
@@ -123,11 +123,11 @@ def test_mixup_keeps_most_of_every_picture_and_mixes_its_label_alike() -> None:
 def test_frozen_statistics_normalise_by_the_batch_and_forget_it() -> None:
     network = pair().student
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    pictures = stream(1)[0].x
+    images = stream(1)[0].x
     with frozen_statistics(network):
-        frozen = network(pictures).logits
+        frozen = network(images).logits
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-    assert torch.equal(frozen, network(pictures).logits)
+    assert torch.equal(frozen, network(images).logits)
     assert not torch.equal(network.state_dict()["backbone.2.running_mean"], before["backbone.2.running_mean"])
 
 
@@ -138,7 +138,7 @@ def test_frozen_statistics_normalise_by_the_batch_and_forget_it() -> None:
 def test_simmatch_that_trusts_the_classifier_alone_is_fixmatch_with_soft_labels(clock: Clock) -> None:
     weak = rolled([2.0, 0.0, -1.0, 0.5])
     weak = torch.cat([weak, 0.3 * weak])  # mean uniform, so that alignment is at its fixed point; half of it unsure
-    batch = batch_of(picture(weak), picture(weak.flip(1)), [0, 7, 12])
+    batch = batch_of(image(weak), image(weak.flip(1)), [0, 7, 12])
     simmatch = make_algorithm("simmatch", NoRefiner(), smoothing=1.0, instance_weight=0.0, threshold=0.5).double()
     fixmatch = make_algorithm("fixmatch", NoRefiner(), hard_labels=False, temperature=1.0, threshold=0.5).double()
     step(simmatch, batch, EARLY)  # fills the bank
@@ -165,12 +165,12 @@ def test_written_bank_rows_are_unit_vectors(bank: str) -> None:
     assert float((compat.bank[visited].norm(dim=1) - 1).abs().max()) > 0.01, "as USB has it, they are not"
 
 
-def test_pictures_not_seen_yet_have_no_say_in_simmatch() -> None:
+def test_images_not_seen_yet_have_no_say_in_simmatch() -> None:
     weak = rolled([2.0, 0.0, -1.0, 0.5])
     only_ones = [7, 8]  # of class 1; slots of class 0 exist and are empty
     for compat in (False, True):
         algorithm = make_algorithm("simmatch", NoRefiner(), smoothing=0.0, compat_usb=compat).double()
-        batch = batch_of(picture(weak), picture(weak), only_ones)
+        batch = batch_of(image(weak), image(weak), only_ones)
         step(algorithm, batch, EARLY)
         output = step(algorithm, batch)
         assert output.pseudo is not None
@@ -185,8 +185,8 @@ def test_the_simmatch_instance_target_sums_to_one() -> None:
     generator = torch.Generator().manual_seed(0)
     looks = torch.randn(6, 5, generator=generator, dtype=torch.float64)
     algorithm: Any = make_algorithm("simmatch", NoRefiner(), temperature=0.5).double()
-    x = picture(torch.zeros(3, CLASSES), torch.randn(3, 5, generator=generator, dtype=torch.float64))
-    views = picture(torch.zeros(6, CLASSES), looks)
+    x = image(torch.zeros(3, CLASSES), torch.randn(3, 5, generator=generator, dtype=torch.float64))
+    views = image(torch.zeros(6, CLASSES), looks)
     batch = batch_of(views, views, [0, 7, 15], x)
     assert term(step(algorithm, batch, EARLY), "loss_in") == 0
     scores = F.normalize(looks, dim=1) @ algorithm.bank[[0, 7, 15]].clone().mT / 0.5
@@ -197,7 +197,7 @@ def test_the_simmatch_instance_target_sums_to_one() -> None:
 
 def test_simmatch_does_not_read_its_bank_in_epoch_0() -> None:
     weak = rolled([2.0, 0.0, -1.0, 0.5])
-    batch = batch_of(picture(weak), picture(weak), [0, 7])
+    batch = batch_of(image(weak), image(weak), [0, 7])
     losses: dict[bool, list[float]] = {False: [], True: []}
     for other_bank in (False, True):
         algorithm: Any = make_algorithm("simmatch", NoRefiner()).double()
@@ -212,20 +212,20 @@ def test_simmatch_does_not_read_its_bank_in_epoch_0() -> None:
 def test_simmatch_with_nothing_in_its_bank_yet_stays_finite() -> None:
     """As when a run starts from weights but without a memory, past epoch 0."""
     algorithm = make_algorithm("simmatch", NoRefiner(), projection=5)
-    weak = picture(rolled([4.0] + [0.0] * (CLASSES - 1)))
+    weak = image(rolled([4.0] + [0.0] * (CLASSES - 1)))
     output = step(algorithm, batch_of(weak, weak, [0, 1]))
     assert output.loss.isfinite()
     assert term(output, "loss_in") == 0
 
 
-def test_a_picture_of_classes_the_simmatch_bank_has_not_seen_has_no_instance_loss() -> None:
+def test_a_image_of_classes_the_simmatch_bank_has_not_seen_has_no_instance_loss() -> None:
     """Its target is 0 / 0 when float32 rounds the probability of every class in the bank to nothing."""
     algorithm = make_algorithm("simmatch", NoRefiner(), projection=5)
     first = int(LABELS[0])
     same = [position for position, label in enumerate(LABELS.tolist()) if label == first][:1]
     sure = torch.zeros(CLASSES, dtype=torch.float64)
     sure[(first + 1) % CLASSES] = 2000.0  # beyond what float64 can tell from certainty
-    weak = picture(sure.expand(4, -1))
+    weak = image(sure.expand(4, -1))
     step(algorithm, batch_of(weak, weak, same))
     output = step(algorithm, batch_of(weak, weak, same))
     assert output.loss.isfinite()
@@ -246,11 +246,11 @@ def test_the_first_simmatch_reads_weak_views_through_the_teacher() -> None:
         assert torch.equal(*answers) == (bank == "full_teacher"), "the student has no part in it"
 
 
-def test_of_a_picture_twice_in_a_batch_the_last_is_written() -> None:
+def test_of_a_image_twice_in_a_batch_the_last_is_written() -> None:
     assert last_of_each(torch.tensor([3, 1, 3, 2, 1])).tolist() == [2, 4, 2, 3, 4]
     looks = torch.eye(5, dtype=torch.float64)[:3]
-    views = picture(rolled([1.0, 0.0, 0.0, 0.0]))
-    batch = batch_of(views, views, [4, 4, 9], picture(torch.zeros(3, CLASSES), looks))
+    views = image(rolled([1.0, 0.0, 0.0, 0.0]))
+    batch = batch_of(views, views, [4, 4, 9], image(torch.zeros(3, CLASSES), looks))
     algorithm: Any = make_algorithm("simmatch", NoRefiner()).double()
     assert isinstance(algorithm, SimMatch)
     start = algorithm.bank[4].clone()
@@ -263,12 +263,12 @@ def test_of_a_picture_twice_in_a_batch_the_last_is_written() -> None:
 # CoMatch --------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_the_comatch_graph_sum_to_one_and_join_every_picture_to_itself(generator: torch.Generator) -> None:
+def test_rows_of_the_comatch_graph_sum_to_one_and_join_every_image_to_itself(generator: torch.Generator) -> None:
     probs = torch.softmax(3 * torch.randn(40, CLASSES, generator=generator, dtype=torch.float64), dim=1)
     graph = pseudo_label_graph(probs, 0.8)
     torch.testing.assert_close(graph.sum(dim=1), torch.ones(40, dtype=torch.float64))
     assert bool((graph.diagonal() > 0).all())
-    assert torch.equal(graph.diagonal(), graph.max(dim=1).values), "nothing agrees with a picture more than itself"
+    assert torch.equal(graph.diagonal(), graph.max(dim=1).values), "nothing agrees with an image more than itself"
     agreement = probs @ probs.mT
     others = ~torch.eye(40, dtype=torch.bool)
     assert torch.equal(graph[others] > 0, agreement[others] >= 0.8)

@@ -193,11 +193,11 @@ def test_a_refiner_is_asked_at_the_sites_the_algorithm_names_between_two_observa
         assert all(torch.equal(index, batch.index) for index in probe.indexed)
         assert set(inner) - {"classify"} <= set(algorithm.sites)
     assert name == "supervised" or set(inner) - {"classify"} == set(algorithm.sites)
-    assert name == "remixmatch" or len(probe.indexed) == 1, "labelled pictures are known by their index"
+    assert name == "remixmatch" or len(probe.indexed) == 1, "labelled images are known by their index"
 
 
 @every_algorithm
-def test_a_batch_holds_no_true_label_of_an_unlabelled_picture(name: str) -> None:
+def test_a_batch_holds_no_true_label_of_an_unlabelled_image(name: str) -> None:
     assert Batch._fields == ("x", "y", "index", "views", "view_index", "balanced")
     assert Labeled._fields == ("x", "y", "index")
     algorithm, other = make(name, "gp"), make(name, "gp")
@@ -225,7 +225,7 @@ def test_a_look_through_the_teacher_moves_no_statistics(name: str, source: str, 
     assert torch.equal(*means)
 
 
-def test_the_stream_is_long_tailed_and_repeats_pictures() -> None:
+def test_the_stream_is_long_tailed_and_repeats_images() -> None:
     batches = stream(6)
     assert all(torch.equal(LABELS[batch.index], batch.y) for batch in batches)
     repeats = [len(batch.index) - len(set(batch.index.tolist())) for batch in batches]

@@ -12,7 +12,7 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.losses import soft_cross_entropy
 from semigpc.refiners import NoRefiner
 from semigpc.types import Clock, ModelOutput
-from tests.algorithms.test_acceptance import batch_of, picture, rolled, step
+from tests.algorithms.test_acceptance import batch_of, image, rolled, step
 from tests.algorithms.tiny import CLASSES, LABELS, UNLABELED, learn, make_algorithm, make_refiner, pair, seeded, stream
 
 KINDS = ("max_softmax", "variance", "expected")
@@ -53,7 +53,7 @@ def test_the_mask_is_what_the_refiner_is_sure_enough_of(name: str) -> None:
 def test_freematch_thresholds_follow_the_confidence_and_not_the_probability() -> None:
     weak = rolled([2.0, 0.0, 0.0, 0.0])  # every class as likely: all four thresholds are the global one
     algorithm: Any = make_algorithm("freematch", Vouching([0.1, 0.3, 0.5, 0.7]), momentum=0.5).double()
-    output = step(algorithm, batch_of(picture(weak), picture(weak), [0, 7]))
+    output = step(algorithm, batch_of(image(weak), image(weak), [0, 7]))
     assert float(algorithm.threshold) == pytest.approx(0.5 * 0.25 + 0.5 * 0.4, abs=1e-12)
     assert output.pseudo is not None
     assert output.pseudo.mask.tolist() == [False, False, True, True]
@@ -105,8 +105,8 @@ def test_every_algorithm_masks_by_every_confidence_of_a_gp(name: str, kind: str)
     assert 0 < int(torch.cat(masks[1:]).sum()) < 7 * UNLABELED, "some pass and some do not"
 
 
-def test_a_picture_unlike_all_labelled_ones_is_masked_by_variance_whatever_the_network_says() -> None:
-    """By hand: sigma^2 = 0.1, one labelled picture a class at unit features e_c, so that 1 / 1.1 is explained at each."""
+def test_a_image_unlike_all_labelled_ones_is_masked_by_variance_whatever_the_network_says() -> None:
+    """By hand: sigma^2 = 0.1, one labelled image a class at unit features e_c, so that 1 / 1.1 is explained at each."""
     refiner: Any = make_refiner(
         "gp",
         width=CLASSES,
@@ -120,7 +120,7 @@ def test_a_picture_unlike_all_labelled_ones_is_masked_by_variance_whatever_the_n
     index = [LABELS.tolist().index(c) for c in range(CLASSES)]
     like = 3.0 * torch.eye(CLASSES, dtype=torch.float64)
     unlike = torch.tensor([[-9.0, 1.0, 1.0, -9.0]], dtype=torch.float64)  # sure of class 1 or 2, and far from both
-    weak = picture(torch.cat([like, unlike]))
+    weak = image(torch.cat([like, unlike]))
     output = step(algorithm, batch_of(weak, weak, index))
     assert output.pseudo is not None
     assert output.pseudo.mask.tolist() == [True] * CLASSES + [False]

@@ -17,7 +17,7 @@ from tests.algorithms.tiny import CLASSES
 
 BATCH, QUERIES, WIDTH, TAU = 8, 16, 32, 0.95
 WORST = 1e-4  # of a mean in float32
-TRUE_COUNTS = torch.tensor([16, 12, 8, 4])  # forty pictures, each seen again and again
+TRUE_COUNTS = torch.tensor([16, 12, 8, 4])  # forty images, each seen again and again
 
 
 def said(features: Tensor) -> ModelOutput:
@@ -38,11 +38,11 @@ def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spr
     generator = torch.Generator().manual_seed(3)
     labels = torch.repeat_interleave(torch.arange(CLASSES), TRUE_COUNTS)
     centres = torch.randn(CLASSES, WIDTH, generator=generator)[labels]
-    pictures = F.normalize(centres + 0.7 * torch.randn(len(labels), WIDTH, generator=generator), dim=1)
+    images = F.normalize(centres + 0.7 * torch.randn(len(labels), WIDTH, generator=generator), dim=1)
 
     def views(chosen: Tensor, noise: Tensor) -> Tensor:
         shake = torch.randn(len(chosen), WIDTH, generator=generator) / WIDTH**0.5
-        return F.normalize(pictures[chosen] + noise * shake, dim=1)
+        return F.normalize(images[chosen] + noise * shake, dim=1)
 
     config = GPConfig(buffer_size=size, **options)
     refiner, slow = GaussianProcessRefiner(config, WIDTH, CLASSES), SlowGP(config)

@@ -100,9 +100,9 @@ def gp(**options: Any) -> tuple[Any, SlowGP]:
 class Flat(TinyNetwork):
     """Takes rows of numbers, and has no head to guess turns with."""
 
-    def forward(self, pictures: Tensor) -> ModelOutput:
-        assert pictures.ndim == 2
-        return super().forward(pictures)._replace(heads={})
+    def forward(self, images: Tensor) -> ModelOutput:
+        assert images.ndim == 2
+        return super().forward(images)._replace(heads={})
 
 
 @functools.cache
@@ -149,15 +149,15 @@ def test_simmatch_as_usb_writes_it() -> None:
     assert compat.losses[2] != fixed.losses[2]
 
 
-def test_remixmatch_without_turns_needs_no_head_and_no_pictures() -> None:
+def test_remixmatch_without_turns_needs_no_head_and_no_images() -> None:
     """As on features of a frozen network: rows of numbers, which nothing can turn."""
     assert configure("remixmatch", rotation_weight=0.0).heads == {}
     assert list(configure("remixmatch").heads) == ["rotation"]
     here, there = (make_algorithm("remixmatch", NoRefiner(), rotation_weight=0.0).double() for _ in range(2))
-    pictured, flat = TinyNetwork(), Flat()
+    shown, flat = TinyNetwork(), Flat()
     for step, batch in enumerate(stream(STEPS)):
         rows = batch._replace(x=batch.x.flatten(1), views={name: view.flatten(1) for name, view in batch.views.items()})
-        expected = seeded(step, here.step, Networks(pictured, pictured), batch, Clock(step, STEPS, 2))
+        expected = seeded(step, here.step, Networks(shown, shown), batch, Clock(step, STEPS, 2))
         output = seeded(step, there.step, Networks(flat, flat), rows, Clock(step, STEPS, 2))
         assert torch.equal(output.loss, expected.loss)
         assert int(output.metrics["loss_rot"]) == 0

@@ -74,7 +74,7 @@ def test_a_batch_is_judged_by_thresholds_from_before_it_and_the_entropy() -> Non
     assert algorithm._select(probs, confidence, doubts, index).tolist() == [False, True, False, False]
 
 
-def test_a_picture_that_stands_twice_in_a_batch_keeps_its_last_class() -> None:
+def test_a_image_that_stands_twice_in_a_batch_keeps_its_last_class() -> None:
     algorithm = NPMatch(NPMatchConfig(threshold=0.6), Plain(), TASK)
     probs = torch.eye(4)
     algorithm._select(probs, probs.amax(dim=1), torch.zeros(4), torch.tensor([5, 5, 5, 0]))
@@ -189,7 +189,7 @@ def test_options_out_of_range_are_refused(options: dict[str, float], message: st
         NPMatchConfig(**options)
 
 
-def test_a_network_without_a_process_and_a_task_without_pictures_are_refused() -> None:
+def test_a_network_without_a_process_and_a_task_without_images_are_refused() -> None:
     with pytest.raises(ValueError, match=r"task\.n_unlabeled must be at least 1; got 0\. Say how many there are"):
         NPMatch(CONFIG, Plain(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))
     pair = networks()

@@ -1,4 +1,4 @@
-"""A network, pictures and a stream small enough for float64 and plain loops."""
+"""A network, images and a stream small enough for float64 and plain loops."""
 
 import copy
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from semigpc.types import Batch, Clock, ModelOutput, Networks, StepOutput, Task
 
 Answer = TypeVar("Answer")
 CLASSES = 4
-COUNTS = (7, 5, 3, 1)  # sixteen labelled pictures: shares that float32 holds exactly
+COUNTS = (7, 5, 3, 1)  # sixteen labelled images: shares that float32 holds exactly
 LABELS = torch.repeat_interleave(torch.arange(CLASSES), torch.tensor(COUNTS))
 LABELED, UNLABELED = 5, 10
 SIDE, WIDTH, PROJECTION = 4, 6, 5
@@ -49,8 +49,8 @@ class TinyNetwork(nn.Module):
             self.heads = nn.ModuleDict({"neural_process": NeuralProcess(WIDTH, CLASSES)})
         self.to(dtype)
 
-    def forward(self, pictures: Tensor) -> ModelOutput:
-        features = self.backbone(pictures)
+    def forward(self, images: Tensor) -> ModelOutput:
+        features = self.backbone(images)
         projection = self.outer(torch.relu(self.inner(features)))
         projection = projection / projection.pow(2).sum(dim=1, keepdim=True).sqrt()
         heads = {"projection": projection, "rotation": self.rotation(features)}
@@ -61,7 +61,7 @@ class TinyNetwork(nn.Module):
 def stream(
     steps: int, *, seed: int = 0, unlabeled: int = UNLABELED, repeats: bool = True, dtype: torch.dtype = torch.float64
 ) -> list[Batch]:
-    """Batches around one picture a class. With ``repeats``, every second one brings a labelled picture twice, at two noises."""
+    """Batches around one image a class. With ``repeats``, every second one brings a labelled image twice, at two noises."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(rows: int, scale: float) -> Tensor:

@@ -57,7 +57,7 @@ def _command(root: Path) -> tuple[str, ...]:
 
 def _run(root: Path) -> Iterator[Case]:
     photos = make_folder(root / "own", labels=(6, 5, 5))
-    picture, train = str(min(photos.iterdir())), (*_command(root), "--out")
+    image, train = str(min(photos.iterdir())), (*_command(root), "--out")
     _must(*train, root / "run")
     for file in ("metrics.jsonl", "summary.json", "environment.json"):
         yield Case("run", file, (*train, "{}", "--resume"))
@@ -65,16 +65,16 @@ def _run(root: Path) -> Iterator[Case]:
         yield Case("run", file, (*train, "{}", "--resume"))
         yield Case("run", file, ("evaluate", "{}"))
         yield Case("run", file, ("export", "{}", "--format", "torch", "--overwrite"))
-        yield Case("run", file, ("predict", "{}", picture))
+        yield Case("run", file, ("predict", "{}", image))
 
 
 def _cached(root: Path) -> Iterator[Case]:
     small = ("--features", "cached", "--image-size", "32", "--set", "frozen.views=1")
-    train, picture = (*_command(root), *small, "--out"), str(min((root / "own" / "photos").iterdir()))
+    train, image = (*_command(root), *small, "--out"), str(min((root / "own" / "photos").iterdir()))
     _must(*train, root / "cached")
     for file in ("features.json", "config.json"):
         yield Case("cached", file, (*train, "{}", "--resume"))
-        yield Case("cached", file, ("predict", "{}", picture))
+        yield Case("cached", file, ("predict", "{}", image))
 
 
 def _labelled(root: Path) -> Iterator[Case]:

@@ -13,22 +13,22 @@ SIDE = 16
 
 
 def pixels(name: str, count: int, skip: int = 0) -> NDArray[np.uint8]:
-    """``count`` pictures of a class, (count, 16, 16) bytes."""
+    """``count`` images of a class, (count, 16, 16) bytes."""
     digits = load_digits()
     chosen = digits.images[digits.target == CLASSES[name]][skip : skip + count]
     return np.kron(np.rint(chosen * 255 / 16), np.ones((1, SIDE // 8, SIDE // 8))).astype(np.uint8)
 
 
 def make_folder(root: Path, *, labels: tuple[int, int, int] = (6, 5, 3), unlabeled: int = 12, test: int = 5) -> Path:
-    """``root/photos`` with its pictures in one folder; beside it ``labels.csv`` and ``test.csv``. Answers with photos."""
+    """``root/photos`` with its images in one folder; beside it ``labels.csv`` and ``test.csv``. Answers with photos."""
     photos = root / "photos"
     photos.mkdir(parents=True)
     known: list[tuple[str, str]] = []
     judged: list[tuple[str, str]] = []
     for (name, _), n in zip(CLASSES.items(), labels, strict=True):
-        for i, picture in enumerate(pixels(name, n + unlabeled + test)):
+        for i, image in enumerate(pixels(name, n + unlabeled + test)):
             file = f"{name[0]}{name[1]}_{i:02d}.png"
-            Image.fromarray(picture).save(photos / file)
+            Image.fromarray(image).save(photos / file)
             if i < n:
                 known.append((file, name))
             elif i < n + unlabeled:
@@ -46,10 +46,10 @@ def write_table(path: Path, rows: list[tuple[str, str]]) -> None:
 
 
 def make_class_folders(root: Path, counts: dict[str, int], *, unlabeled: int = 0, skip: int = 0) -> Path:
-    """One sub-folder for each class, and ``unlabeled`` pictures of each in a folder of that name."""
+    """One sub-folder for each class, and ``unlabeled`` images of each in a folder of that name."""
     for name, count in counts.items():
-        for i, picture in enumerate(pixels(name, count + unlabeled, skip)):
+        for i, image in enumerate(pixels(name, count + unlabeled, skip)):
             folder = root / (name if i < count else "unlabeled")
             folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(picture).save(folder / f"{name}{i:02d}.png")
+            Image.fromarray(image).save(folder / f"{name}{i:02d}.png")
     return root

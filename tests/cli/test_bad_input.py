@@ -22,19 +22,19 @@ def test_missing_folders_and_files(trained: Trained, tmp_path: Path) -> None:
     refused("train", tmp_path / "nowhere", code=2, words=f"there is no folder or file {tmp_path / 'nowhere'}")
     refused("train", "digts", code=2, words="did you mean 'digits'?")
     refused("train", trained.photos, "--labels", "nowhere.csv", code=2, words="The table of labels is not there")
-    refused("train", trained.root / "labels.csv", code=2, words="a folder of pictures or an .npz file")
-    refused("predict", trained.run, tmp_path / "nowhere.png", code=2, words="no picture and no folder")
+    refused("train", trained.root / "labels.csv", code=2, words="a folder of images or an .npz file")
+    refused("predict", trained.run, tmp_path / "nowhere.png", code=2, words="no image and no folder")
     refused("evaluate", trained.photos, code=1, words="no run was started there")
     assert semigpc("evaluate", tmp_path / "nowhere").exit_code == 2
 
 
 @pytest.mark.parametrize("name", ["on_00.png", "tw_10.png"])  # a labelled one, an unlabelled one
-def test_a_truncated_picture_is_named(tmp_path: Path, name: str) -> None:
+def test_a_truncated_image_is_named(tmp_path: Path, name: str) -> None:
     photos = make_folder(tmp_path)
     whole = (photos / name).read_bytes()
     (photos / name).write_bytes(whole[:60])
     command = ("train", photos, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "run", "--steps", "6", *QUICK)
-    refused(*command, code=1, words=f"The picture {photos / name} cannot be read")
+    refused(*command, code=1, words=f"The image {photos / name} cannot be read")
     (photos / name).write_bytes(whole)
     assert semigpc(*command, "--resume").exit_code == 0
 
@@ -43,23 +43,21 @@ def test_a_class_with_a_single_label_is_noted(tmp_path: Path) -> None:
     photos = make_folder(tmp_path, labels=(6, 5, 1))
     done = semigpc("train", photos, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "run", "--steps", "1", *QUICK)
     assert done.exit_code == 0, done.output
-    assert "single labelled picture: 'two'" in done.stdout
-    assert "There were no pictures to judge by" in done.stdout
+    assert "single labelled image: 'two'" in done.stdout
+    assert "There were no images to judge by" in done.stdout
 
 
 def test_a_class_absent_from_the_labels(trained: Trained, tmp_path: Path) -> None:
     rows = [line.split(",") for line in (trained.root / "labels.csv").read_text().split()[1:]]
     write_table(tmp_path / "labels.csv", [(name, "" if label == "two" else label) for name, label in rows])
     command = ("train", trained.photos, "--labels", tmp_path / "labels.csv", "--test", trained.root / "test.csv")
-    refused(
-        *command, "--out", tmp_path / "run", code=2, words="has pictures of 'two', which is no class of the training labels"
-    )
+    refused(*command, "--out", tmp_path / "run", code=2, words="has images of 'two', which is no class of the training labels")
     assert not (tmp_path / "run").exists()
 
 
 def test_more_classes_in_the_checkpoint_than_in_the_data(trained: Trained, tmp_path: Path) -> None:
     two = make_class_folders(tmp_path / "two", {"zero": 3, "one": 3})
-    words = "the run knows 3 classes, and " + f"{two} has pictures of 2: none of 'two'"
+    words = "the run knows 3 classes, and " + f"{two} has images of 2: none of 'two'"
     refused("evaluate", trained.run, "--data", two, code=2, words=words)
     done = semigpc("evaluate", trained.run, "--data", two, "--partial", "--json")
     assert done.exit_code == 0, done.output
@@ -69,7 +67,7 @@ def test_more_classes_in_the_checkpoint_than_in_the_data(trained: Trained, tmp_p
 def test_more_classes_in_the_data_than_in_the_checkpoint(trained: Trained, tmp_path: Path) -> None:
     more = make_class_folders(tmp_path / "more", dict.fromkeys(CLASSES, 2))
     (more / "one").rename(more / "uno")
-    refused("evaluate", trained.run, "--data", more, code=2, words="pictures of 'uno', which the run does not know")
+    refused("evaluate", trained.run, "--data", more, code=2, words="images of 'uno', which the run does not know")
 
 
 def test_own_data_that_changed_since(trained: Trained, tmp_path: Path) -> None:
@@ -79,7 +77,7 @@ def test_own_data_that_changed_since(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("\n".join(rows[:-1]))
     config["data"]["test"] = str(tmp_path / "test.csv")
     (run / "config.json").write_text(json.dumps(config))
-    refused("evaluate", run, code=1, words="3 classes and 15 pictures then, 3 and 14 now")
+    refused("evaluate", run, code=1, words="3 classes and 15 images then, 3 and 14 now")
 
 
 def test_misspelt_options(trained: Trained) -> None:
@@ -112,7 +110,7 @@ def test_options_that_do_not_belong_together(trained: Trained, tmp_path: Path) -
 def test_what_cannot_train_leaves_no_folder_behind(tmp_path: Path) -> None:
     photos = make_class_folders(tmp_path / "photos", dict.fromkeys(CLASSES, 5))
     out = tmp_path / "run"
-    refused("train", photos, "--out", out, code=2, words="Add unlabelled pictures, or train with labels alone")
+    refused("train", photos, "--out", out, code=2, words="Add unlabelled images, or train with labels alone")
     refused("train", photos, "--out", out, "--model", "resnet81", code=2, words="unknown model 'resnet81'; did you mean")
     refused("train", "digits", "--out", out, "--set", "refiner.buffer_size=0", code=2, words="refiner: ")
     assert not out.exists()
@@ -175,7 +173,7 @@ def test_a_broken_checkpoint(trained: Trained, tmp_path: Path) -> None:
     last = run / "checkpoints" / "last.safetensors"
     last.write_bytes(last.read_bytes()[:1000])
     refused("evaluate", run, code=1, words="last.safetensors is damaged")
-    refused("evaluate", run, "--checkpoint", "best", code=1, words="it had no validation pictures")
+    refused("evaluate", run, "--checkpoint", "best", code=1, words="it had no validation images")
 
 
 def test_a_loss_that_is_no_number(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_refused_combinations_are_left_out_and_named(tmp_path: Path, monkeypatch
     few = ("--problem", "digits_a", "--base", "supervised", "--addon", "effective_number", "--addon", "darp")
     done = semigpc("bench", "field", *few, "--refiner", "none", "--seeds", "1", "--steps", "10", "--out", tmp_path)
     assert done.exit_code == 0, done.output
-    assert "Left out: supervised+darp+none on digits_a: darp acts on unlabelled pictures" in " ".join(done.stdout.split())
+    assert "Left out: supervised+darp+none on digits_a: darp acts on unlabelled images" in " ".join(done.stdout.split())
     summary = json.loads((tmp_path / "field.json").read_text())
     assert [one["addon"] for one in summary["refused"]] == ["darp"]
     assert "effective_number" in {row.get("addon") for row in summary["problems"]["digits_a"]["rows"]}
@@ -127,7 +127,7 @@ def test_refused_combinations_are_left_out_and_named(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--problem", "cifar10_a"), "cifar10_a is made of pictures: say where CIFAR-10 is by --root"),
+        (("--problem", "cifar10_a"), "cifar10_a is made of images: say where CIFAR-10 is by --root"),
         (("--problem", "cifar"), "unknown problem 'cifar'"),
         (("--base", "fixmach"), "unknown algorithm 'fixmach'; did you mean 'fixmatch'?"),
         (("--addon", "drap"), "unknown addon 'drap'; did you mean 'darp'?"),

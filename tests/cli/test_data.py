@@ -36,7 +36,7 @@ def refused(*arguments: str | Path, words: str) -> str:
         ("semi_aves", "test: classes 200 x 40 200 x 40 40 of each ok", "Everything found is as published."),
         ("semi_fungi", "gamma over L_in + U_in 354/35 = 10.11 354/35 = 10.11 10.1 ok", "as published; absent: 2."),
         ("semi_inat", "test: classes 810 x 20 810 x 20 100 of each paper is wrong", "public and the private half of 8100"),
-        ("cub", "u_train_in: pictures 3885 3885 3853 paper is wrong", "make the 11788 pictures of CUB-200-2011."),
+        ("cub", "u_train_in: images 3885 3885 3853 paper is wrong", "make the 11788 images of CUB-200-2011."),
     ],
 )
 def test_the_published_files_agree(name: str, row: str, sentence: str) -> None:
@@ -61,21 +61,21 @@ def test_the_real_entry_point_verifies(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert not told["ok"]
     differ = {finding["what"]: finding for finding in told["findings"] if finding["verdict"] == "differs"}
-    assert set(differ) == {"test: pictures", "test: classes", "test: sha256"}
-    assert (differ["test: pictures"]["found"], differ["test: pictures"]["expected"]) == (999, 1000)
-    assert {finding["what"] for finding in told["findings"] if finding["verdict"] == "absent"} >= {"l_train: pictures"}
+    assert set(differ) == {"test: images", "test: classes", "test: sha256"}
+    assert (differ["test: images"]["found"], differ["test: images"]["expected"]) == (999, 1000)
+    assert {finding["what"] for finding in told["findings"] if finding["verdict"] == "absent"} >= {"l_train: images"}
 
 
 def test_what_differs_is_told_with_exit_code_1(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path)
     for name in ("001.Bird_1/test 1.jpg", "199.Bird_199/test 0.jpg"):
         (folder / "images" / name).unlink()
-        (folder / "images" / name).write_bytes(b"no picture")
+        (folder / "images" / name).write_bytes(b"no image")
     done = semigpc("data", "verify", "cub", tmp_path, "--images", "decode")
     assert done.exit_code == 1, done.output
     rows = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert "pictures that decode 405 407 - differs" in rows
-    assert "test: pictures on disk 200 200 - ok" in rows
+    assert "images that decode 405 407 - differs" in rows
+    assert "test: images on disk 200 200 - ok" in rows
     assert done.stdout.count("cannot be read: cannot identify image file") == 2
     assert "figures must be looked at" in done.stdout
     (folder / "test.txt").unlink()
@@ -86,11 +86,11 @@ def test_what_differs_is_told_with_exit_code_1(tmp_path: Path) -> None:
 
 def test_split_files_elsewhere(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path / "lists")
-    (tmp_path / "pictures" / "cub").mkdir(parents=True)
-    (folder / "images").rename(tmp_path / "pictures" / "cub" / "images")
-    command = ("data", "verify", "cub", tmp_path / "pictures", "--splits", tmp_path / "lists", "--images", "exist", "--json")
+    (tmp_path / "images" / "cub").mkdir(parents=True)
+    (folder / "images").rename(tmp_path / "images" / "cub" / "images")
+    command = ("data", "verify", "cub", tmp_path / "images", "--splits", tmp_path / "lists", "--images", "exist", "--json")
     found = {finding["what"]: finding for finding in json.loads(semigpc(*command).stdout)["findings"]}
-    assert found["u_train_in: pictures on disk"]["verdict"] == "ok"
+    assert found["u_train_in: images on disk"]["verdict"] == "ok"
 
 
 def test_wrong_paths_and_names_are_refused(tmp_path: Path) -> None:

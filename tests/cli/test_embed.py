@@ -10,30 +10,30 @@ import pytest
 from pyarrow import parquet
 
 from tests.cli.calls import check_paragraph, refused, semigpc, start
-from tests.data.samples import write_pictures
+from tests.data.samples import write_images
 
 TINY = ("--model", "test_resnet", "--pretrained", "none", "--image-size", "32", "--workers", "0")
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    write_pictures(tmp_path / "photos", {"b": 2, "a": 2}, size=(9, 9))
+    write_images(tmp_path / "photos", {"b": 2, "a": 2}, size=(9, 9))
     return tmp_path / "photos"
 
 
 def test_embed_writes_a_table_and_says_what_it_holds(photos: Path, tmp_path: Path) -> None:
     done = semigpc("embed", photos, "--out", tmp_path / "x.parquet", *TINY)
     assert done.exit_code == 0, done.output
-    assert done.stdout == f"wrote {tmp_path / 'x.parquet'}: 4 pictures, 96 numbers each (test_resnet, 32 px, float16)\n"
+    assert done.stdout == f"wrote {tmp_path / 'x.parquet'}: 4 images, 96 numbers each (test_resnet, 32 px, float16)\n"
     names = parquet.read_table(tmp_path / "x.parquet").column("file_name").to_pylist()
     assert names == ["a/0.png", "a/1.png", "b/0.png", "b/1.png"]
     again = semigpc("embed", photos, "--out", tmp_path / "x.parquet", *TINY)
-    assert again.stdout.startswith(f"{tmp_path / 'x.parquet'} is already there: 4 pictures")
+    assert again.stdout.startswith(f"{tmp_path / 'x.parquet'} is already there: 4 images")
 
 
-def test_embed_as_json_with_pictures_left_out(photos: Path, tmp_path: Path) -> None:
+def test_embed_as_json_with_images_left_out(photos: Path, tmp_path: Path) -> None:
     for i in range(12):
-        (photos / f"text{i:02d}.jpg").write_text("no picture")
+        (photos / f"text{i:02d}.jpg").write_text("no image")
     out = tmp_path / "x.parquet"
     done = semigpc("embed", photos, "--out", out, *TINY, "--skip-bad", "--json", "--precision", "float32")
     assert done.exit_code == 0, done.output
@@ -50,9 +50,9 @@ def test_embed_refuses_in_one_paragraph(photos: Path, tmp_path: Path) -> None:
     refused("embed", photos, "--out", tmp_path / "x.csv", *TINY, code=2, words="must be a .parquet file")
     refused("embed", photos, "--out", out, "--model", "resnte18", code=2, words="unknown model 'resnte18'; did you mean")
     (tmp_path / "empty").mkdir()
-    refused("embed", tmp_path / "empty", "--out", out, *TINY, code=2, words="There are no pictures below")
-    (photos / "text.jpg").write_text("no picture")
-    refused("embed", photos, "--out", out, *TINY, code=1, words="1 of 5 pictures cannot be read (text.jpg: cannot identify")
+    refused("embed", tmp_path / "empty", "--out", out, *TINY, code=2, words="There are no images below")
+    (photos / "text.jpg").write_text("no image")
+    refused("embed", photos, "--out", out, *TINY, code=1, words="1 of 5 images cannot be read (text.jpg: cannot identify")
     semigpc("embed", photos, "--out", out, *TINY, "--skip-bad")
     refused("embed", photos, "--out", out, *TINY, "--batch", "2", "--precision", "float32", code=2, words="--overwrite")
 
@@ -78,7 +78,7 @@ def interrupt_when_there_is(pattern: str, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_ctrl_c_is_quiet_at_any_time_and_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_pictures(tmp_path / "photos", {"a": 1200}, size=(32, 32))
+    write_images(tmp_path / "photos", {"a": 1200}, size=(32, 32))
     interrupt_when_there_is("x.parquet.parts", tmp_path)  # the worker is still starting
     interrupt_when_there_is("x.parquet.parts/part-*", tmp_path)
     monkeypatch.chdir(tmp_path)

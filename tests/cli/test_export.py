@@ -31,7 +31,7 @@ def test_it_says_what_was_written_and_how_it_was_checked(run: Path) -> None:
     outputs = "probabilities (linear), linear_probabilities (linear), gp_probabilities (gp)"
     assert re.fullmatch(rf"wrote {re.escape(str(run))}/export/model\.onnx \(\d+\.\d MB\): {re.escape(outputs)}", first)
     assert re.fullmatch(
-        r"checked on 15 test pictures and 1009 random ones: largest difference \d\.\de-\d\d, allowed 0\.0001", second
+        r"checked on 15 test images and 1009 random ones: largest difference \d\.\de-\d\d, allowed 0\.0001", second
     )
 
 
@@ -41,12 +41,12 @@ def test_the_example_of_the_docs_says_what_predict_says(
     (example,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
     for name in ("model.onnx", "model.onnx.json"):
         shutil.copy(run / "export" / name, tmp_path)
-    picture = min(trained.photos.iterdir())
-    shutil.copy(picture, tmp_path / "photo.png")
+    image = min(trained.photos.iterdir())
+    shutil.copy(image, tmp_path / "photo.png")
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "docs/export.md", "exec"), {})
     label, confidence = capsys.readouterr().out.split()
-    (row,) = json.loads(semigpc("predict", trained.run, picture, "--json").stdout)
+    (row,) = json.loads(semigpc("predict", trained.run, image, "--json").stdout)
     assert label == row["label"]
     assert float(confidence) == pytest.approx(row["confidence"], abs=1e-4)
 
@@ -71,7 +71,7 @@ def test_nothing_is_replaced_unless_asked(run: Path, tmp_path: Path) -> None:
     assert out.stat().st_size > 1000
 
 
-def test_pictures_that_are_gone_are_noted(trained: Trained, tmp_path: Path) -> None:
+def test_images_that_are_gone_are_noted(trained: Trained, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(trained.run, copy)
     config = (copy / "config.json").read_text()
@@ -79,8 +79,8 @@ def test_pictures_that_are_gone_are_noted(trained: Trained, tmp_path: Path) -> N
     (copy / "config.json").write_text(config.replace(str(trained.photos), str(tmp_path / "gone")))
     done = semigpc("export", copy, "--format", "torch", "--head", "linear")
     assert done.exit_code == 0, done.output
-    assert "Note: Checked on random pictures alone: the test pictures could not be loaded (" in done.stderr
-    assert "checked on 0 test pictures and 1024 random ones" in done.stdout
+    assert "Note: Checked on random images alone: the test images could not be loaded (" in done.stderr
+    assert "checked on 0 test images and 1024 random ones" in done.stdout
 
 
 def test_a_run_without_a_checkpoint_is_refused(trained: Trained, tmp_path: Path) -> None:

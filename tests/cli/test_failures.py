@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from semigpc.cli.failures import EXIT_CODES, explain, reported
 from semigpc.data import DataError
-from semigpc.data.pictures import PictureError
+from semigpc.data.images import ImageError
 from semigpc.training import Stopped
 
 
@@ -38,7 +38,7 @@ def test_every_name_is_that_of_an_error(name: str) -> None:
     ("error", "code", "words"),
     [
         (DataError("The folder\nis empty."), 2, "semigpc go: The folder is empty.\n"),
-        (PictureError("The picture x is bad."), 1, "semigpc go: The picture x is bad.\n"),
+        (ImageError("The image x is bad."), 1, "semigpc go: The image x is bad.\n"),
         (FileNotFoundError(2, "No such file", "a.csv"), 1, "semigpc go: No such file: a.csv.\n"),
         (OSError(28, "No space left on device"), 1, "semigpc go: No space left on device.\n"),
         (

@@ -16,7 +16,7 @@ from tests.cli.calls import SHORT, refused, semigpc, start
 from tests.cli.own_data import CLASSES, make_folder
 
 needs_package = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed")
-PICTURES = 56
+IMAGES = 56
 
 
 class Cached(NamedTuple):
@@ -62,8 +62,8 @@ def results(run: Path) -> dict[str, Any]:
 
 @needs_package
 def test_training_computes_features_and_learns_from_them(cached: Cached) -> None:
-    assert f"features: {PICTURES} of {PICTURES} pictures, 0 s left" in cached.lines
-    assert "Found 3 classes, 14 labelled pictures (one 5, two 3, zero 6), 30 unlabelled, 12 for test." in cached.printed
+    assert f"features: {IMAGES} of {IMAGES} images, 0 s left" in cached.lines
+    assert "Found 3 classes, 14 labelled images (one 5, two 3, zero 6), 30 unlabelled, 12 for test." in cached.printed
     assert f"report: {cached.run / 'report.html'}" in cached.printed
     config = json.loads((cached.run / "config.json").read_text())
     assert config["model"] | {"name": "tf_efficientnet_lite0", "pretrained": "embedded"} == config["model"]
@@ -91,7 +91,7 @@ def test_other_algorithms_share_the_features(cached: Cached, tmp_path: Path) -> 
 
 
 @needs_package
-def test_a_run_is_evaluated_on_pictures_without_the_cache(
+def test_a_run_is_evaluated_on_images_without_the_cache(
     cached: Cached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "elsewhere"))
@@ -100,20 +100,20 @@ def test_a_run_is_evaluated_on_pictures_without_the_cache(
     heads = json.loads(done.stdout)["heads"]
     assert set(heads) == {"linear", "gp"}
     assert heads["linear"]["n"] == 12
-    assert heads["linear"]["top1"] == pytest.approx(results(cached.run)["last"]["top1"], abs=0.1)  # one picture on the edge
+    assert heads["linear"]["top1"] == pytest.approx(results(cached.run)["last"]["top1"], abs=0.1)  # one image on the edge
     assert heads["gp"]["balanced_accuracy"] > 0.6  # of three classes
     assert not (tmp_path / "elsewhere").exists()
 
 
 @needs_package
-def test_a_run_labels_new_pictures(cached: Cached) -> None:
+def test_a_run_labels_new_images(cached: Cached) -> None:
     done = semigpc("predict", cached.run, cached.photos, "--head", "gp", "--json")
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
-    assert len(rows) == PICTURES
+    assert len(rows) == IMAGES
     right = [row["label"].startswith(Path(row["file"]).name[:2]) for row in rows]  # files begin as their class does
     assert {row["label"] for row in rows} == set(CLASSES)
-    assert sum(right) > 0.6 * PICTURES
+    assert sum(right) > 0.6 * IMAGES
 
 
 @needs_package
@@ -161,7 +161,7 @@ def test_weights_that_cannot_be_fetched(photos: tuple[str | Path, ...], monkeypa
     assert "not foreseen" not in said
 
 
-def test_a_transformer_is_made_for_the_pictures_it_sees(tmp_path: Path) -> None:
+def test_a_transformer_is_made_for_the_images_it_sees(tmp_path: Path) -> None:
     folder = str(make_folder(tmp_path))
     for size in (None, 64):
         wishes = Wishes(labels=tmp_path / "labels.csv", model="vit_tiny_patch16_224", image_size=size, cached=True)

@@ -11,7 +11,7 @@ import pytest
 from semigpc.review.session import Session, open_session
 from tests.cli.calls import SHORT, refused, semigpc
 from tests.cli.conftest import Trained
-from tests.data.samples import write_pictures
+from tests.data.samples import write_images
 from tests.labeling.samples import IDS, LABELS, X, write, write_labels
 from tests.review.shapes import make_labelled
 
@@ -98,7 +98,7 @@ def test_label(disk: Disk, tmp_path: Path) -> None:
 
 
 def test_embed(disk: Disk, tmp_path: Path) -> None:
-    write_pictures(tmp_path / "photos", {"a": 60}, size=(9, 9))
+    write_images(tmp_path / "photos", {"a": 60}, size=(9, 9))
     network = ("--model", "test_resnet", "--pretrained", "none", "--image-size", "32", "--workers", "0")
     command = ("embed", tmp_path / "photos", "--out", disk.path / "x.parquet", *network)
     disk.fill(leave=8_000)

@@ -18,7 +18,7 @@ import torch
 from semigpc.review.session import open_session
 from semigpc.training import checkpoint
 from tests.cli.calls import start
-from tests.data.samples import write_pictures
+from tests.data.samples import write_images
 from tests.fuzzing import cases, seed
 from tests.labeling.samples import IDS, LABELS, X, write, write_labels
 from tests.review.browser import Server
@@ -97,7 +97,7 @@ def test_label(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_embed(tmp_path: Path) -> None:
     rng = random.Random(seed())
-    write_pictures(tmp_path / "photos", {"a": 40, "b": 20}, size=(20, 20))
+    write_images(tmp_path / "photos", {"a": 40, "b": 20}, size=(20, 20))
     embed = (
         "embed",
         "photos",

@@ -76,6 +76,6 @@ def test_label_and_what_reads_its_folder(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     project = Project.open(out)
     row = project.ids.index("far.png")
-    assert project.picture(row) == tmp_path / "outside.png"
+    assert project.image(row) == tmp_path / "outside.png"
     project.settings["follow_links"] = False
-    assert project.picture(row) is None
+    assert project.image(row) is None

@@ -1,4 +1,4 @@
-"""A folder of pictures with few labels trains, evaluates and predicts with the commands of the README and docs/own_data.md."""
+"""A folder of images with few labels trains, evaluates and predicts with the commands of the README and docs/own_data.md."""
 
 import csv
 import json
@@ -31,8 +31,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def test_training_says_what_it_found_and_what_came_out(trained: Trained) -> None:
     for words in (
-        "Found 3 classes, 14 labelled pictures (one 5, two 3, zero 6), 36 unlabelled, 15 for test.",
-        "Note: No validation pictures",
+        "Found 3 classes, 14 labelled images (one 5, two 3, zero 6), 36 unlabelled, 15 for test.",
+        "Note: No validation images",
         "last            30 test     GP",
         "best on test*   30 test     linear",
         "* chosen on the test set itself",
@@ -43,7 +43,7 @@ def test_training_says_what_it_found_and_what_came_out(trained: Trained) -> None
     assert (trained.run / "report.html").stat().st_size > 10_000
 
 
-def test_tiny_pictures_are_used_as_they_are(trained: Trained) -> None:
+def test_tiny_images_are_used_as_they_are(trained: Trained) -> None:
     config = settings(trained.run)
     assert (config["augment"]["image_size"], config["augment"]["style"]) == (16, "pad")
     assert (config["model"]["name"], config["train"]["workers"]) == ("small_cnn", 0)
@@ -54,7 +54,7 @@ def test_evaluation_repeats_the_figures_of_the_run(trained: Trained) -> None:
     done = semigpc("evaluate", trained.run, "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
-    assert (told["checkpoint"], told["step"], told["pictures"]) == ("last", 30, "test")
+    assert (told["checkpoint"], told["step"], told["images"]) == ("last", 30, "test")
     last = json.loads((trained.run / "summary.json").read_text())["results"]["last"]
     assert told["heads"]["linear"].items() <= last.items()
     assert set(told["heads"]) == {"linear", "gp"}
@@ -78,7 +78,7 @@ def test_predictions_are_written(trained: Trained, tmp_path: Path, ending: str) 
     out = tmp_path / f"labels.{ending}"
     done = semigpc("predict", trained.run, trained.photos, "--out", out)
     assert done.exit_code == 0, done.output
-    assert f"wrote {out}: 65 pictures" in done.stdout
+    assert f"wrote {out}: 65 images" in done.stdout
     if ending == "csv":
         rows = read_csv(out)
     else:
@@ -92,16 +92,16 @@ def test_predictions_are_written(trained: Trained, tmp_path: Path, ending: str) 
 
 
 def test_few_predictions_are_shown_and_heads_differ(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    picture = trained.photos / "on_00.png"
+    image = trained.photos / "on_00.png"
     monkeypatch.chdir(trained.photos)  # a long path would be folded
-    assert "on_00.png" in semigpc("predict", trained.run, picture.name).stdout
+    assert "on_00.png" in semigpc("predict", trained.run, image.name).stdout
     linear, gp = (
-        json.loads(semigpc("predict", trained.run, picture, "--json", "--head", head).stdout)[0] for head in ("linear", "gp")
+        json.loads(semigpc("predict", trained.run, image, "--json", "--head", head).stdout)[0] for head in ("linear", "gp")
     )
     assert linear["confidence"] != gp["confidence"]
 
 
-def test_pictures_that_cannot_be_read_stop_or_are_skipped(trained: Trained, tmp_path: Path) -> None:
+def test_images_that_cannot_be_read_stop_or_are_skipped(trained: Trained, tmp_path: Path) -> None:
     whole = (trained.photos / "on_00.png").read_bytes()
     (tmp_path / "good.png").write_bytes(whole)
     (tmp_path / "bad.png").write_bytes(whole[: len(whole) // 2])
@@ -109,8 +109,8 @@ def test_pictures_that_cannot_be_read_stop_or_are_skipped(trained: Trained, tmp_
     done = semigpc("predict", trained.run, tmp_path, "--skip-bad", "--json")
     assert done.exit_code == 0, done.output
     assert [row["file"] for row in json.loads(done.stdout)] == [str(tmp_path / "good.png")]
-    assert "skipped: The picture" in done.stderr
-    refused("predict", trained.run, tmp_path / "bad.png", "--skip-bad", code=2, words="none of the 1 pictures")
+    assert "skipped: The image" in done.stderr
+    refused("predict", trained.run, tmp_path / "bad.png", "--skip-bad", code=2, words="none of the 1 images")
 
 
 def test_parquet_labels_mean_the_same_as_csv(trained: Trained, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The commands under "Train on your own pictures" in the README, as they stand there."""
+"""The commands under "Train on your own images" in the README, as they stand there."""
 
 import csv
 import re
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 def own_data_commands() -> list[list[str]]:
     section = re.split(r"^## ", README.read_text(), flags=re.MULTILINE)
-    (text,) = [part for part in section if part.startswith("Train on your own pictures")]
+    (text,) = [part for part in section if part.startswith("Train on your own images")]
     return [shlex.split(line) for line in text.splitlines() if line.startswith("semigpc ")]
 
 

@@ -28,7 +28,7 @@ SETTINGS = [word for key, value in SHORT.items() for word in ("--set", f"{key}={
 
 
 def make_cifar(root: Path) -> Path:
-    """CIFAR-10 as a copy of pictures: a colour for each class, with noise."""
+    """CIFAR-10 as a copy of images: a colour for each class, with noise."""
     rng = np.random.default_rng(0)
     colours = rng.integers(40, 215, size=(len(CLASSES), 1, 1, 3))
     for part, count in (("train", 40), ("test", 6)):
@@ -36,14 +36,14 @@ def make_cifar(root: Path) -> Path:
             folder = root / part / name
             folder.mkdir(parents=True)
             pixels = np.clip(colour + rng.normal(0, 30, size=(count, 32, 32, 3)), 0, 255).astype(np.uint8)
-            for i, picture in enumerate(pixels):
-                Image.fromarray(picture).save(folder / f"{i:04d}.png")
+            for i, image in enumerate(pixels):
+                Image.fromarray(image).save(folder / f"{i:04d}.png")
     return root
 
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_cifar(tmp_path_factory.mktemp("local-folder") / "pictures")
+    return make_cifar(tmp_path_factory.mktemp("local-folder") / "images")
 
 
 # Prices ------------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def test_the_list_of_one_table_can_be_cut_down() -> None:
     command = ("reproduce", "algorithm_ablation", "--list", "--cell", "*/remixmatch+*", "--seeds", "1")
     told = json.loads(semigpc(*command, "--json").stdout)["algorithm_ablation"]
     assert list(told["cells"]) == ["semi_aves/remixmatch+none", "semi_aves/remixmatch+gp"]
-    assert [cell["pictures_without"] for cell in told["cells"].values()] == [8, 16]
+    assert [cell["images_without"] for cell in told["cells"].values()] == [8, 16]
     assert told["seeds"] == 1
 
 
@@ -152,14 +152,14 @@ def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> N
     text = (out / "figures.json").read_text()
     figures = json.loads(text)
     assert (figures["table"], figures["scale"], figures["features"], figures["seeds"]) == ("cifar10_lt", "cpu", "live", [0])
-    assert figures["command"].startswith("semigpc reproduce cifar10_lt --root pictures --cell 'A/100/simmatch+*' --seeds 1")
+    assert figures["command"].startswith("semigpc reproduce cifar10_lt --root images --cell 'A/100/simmatch+*' --seeds 1")
     assert not figures["judged"]
     group = figures["groups"]["A/100"]
     assert list(group["cells"]) == ["CoSSL", "simmatch+none", "simmatch+gp"]
     base, refined = group["cells"]["simmatch+none"], group["cells"]["simmatch+gp"]
     for cell in (base, refined):
         (top1,), (balanced,) = cell["last"]["top1"], cell["last"]["balanced_accuracy"]
-        assert top1 == pytest.approx(balanced, abs=0.02)  # as many test pictures of each class
+        assert top1 == pytest.approx(balanced, abs=0.02)  # as many test images of each class
         assert cell["best_on_test"]["top1"][0] >= top1
         assert len(cell["last"]["per_class_recall"][0]) == 10
         assert {"many", "medium", "few"} <= cell["last"].keys()
@@ -172,7 +172,7 @@ def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> N
     assert refined["last"]["difference"] == pytest.approx(refined["last"]["mean"] - 95.74)
     assert base["split_sha256"] == refined["split_sha256"]
     assert (refined["config"]["train"]["steps"], refined["config"]["refiner"]["buffer_size"]) == (6, 40)
-    assert refined["config"]["data"]["root"] == "pictures"
+    assert refined["config"]["data"]["root"] == "images"
     assert refined["config"]["refiner"]["balanced"]
     (gain,) = group["gains"]
     assert gain["mean"] == pytest.approx(refined["last"]["mean"] - base["last"]["mean"])

@@ -40,8 +40,8 @@ def test_a_folder_that_was_not_labelled_is_refused(tmp_path: Path) -> None:
     refused("review", tmp_path / "none", "--no-browser", code=2, words="There is no folder")
 
 
-def test_pictures_that_are_not_there_are_refused(out: Path) -> None:
-    refused("review", out, "--images", out / "none", "--no-browser", code=2, words="The folder of the pictures is not there")
+def test_images_that_are_not_there_are_refused(out: Path) -> None:
+    refused("review", out, "--images", out / "none", "--no-browser", code=2, words="The folder of the images is not there")
 
 
 def test_without_the_extra_it_says_what_to_install(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_a_review_leaves_tables_that_are_read_back(labelled: Path) -> None:
     assert "'@SUM(1)" in {row["label"] for row in rows_of(out / "reviewed_labels.csv")}
 
 
-# Pictures: train, evaluate, predict, export -----------------------------------------------------------------------------
+# Images: train, evaluate, predict, export -----------------------------------------------------------------------------
 
 
 class Trained(NamedTuple):
@@ -132,7 +132,7 @@ class Trained(NamedTuple):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    root = tmp_path_factory.mktemp("pictures")
+    root = tmp_path_factory.mktemp("images")
     digits, photos = load_digits(), root / "photos"
     photos.mkdir()
     rows: dict[str, list[tuple[str, str]]] = {"labels": [], "test": []}

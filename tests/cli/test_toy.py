@@ -40,7 +40,7 @@ def printed(folder: Path) -> str:
     return done.stdout
 
 
-def test_both_pictures_are_written_and_named(printed: str, folder: Path) -> None:
+def test_both_images_are_written_and_named(printed: str, folder: Path) -> None:
     for name in ("propagation.png", "confidence_maps.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
         assert f"wrote {folder / name}" in printed
@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> 
     assert done.stdout == ""
 
 
-def test_a_picture_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_image_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "propagation.png").mkdir()
     done = runner.invoke(app, ["--out", str(tmp_path)])
     assert done.exit_code == 1

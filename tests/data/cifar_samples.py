@@ -1,4 +1,4 @@
-"""Files like those of CIFAR, and a split that suits twenty pictures of each class."""
+"""Files like those of CIFAR, and a split that suits twenty images of each class."""
 
 import zipfile
 from pathlib import Path
@@ -15,12 +15,12 @@ FEW = SplitConfig(labeled_head=6, labeled_ratio=3, unlabeled_head=12, unlabeled_
 FEW_COUNTS = [6, 5, 4, 4, 3, 3, 2, 2, 2, 2], [12, 10, 9, 8, 7, 6, 5, 5, 4, 4]
 
 
-def pictures(count: int, seed: int = 0) -> NDArray[np.uint8]:
+def random_pixels(count: int, seed: int = 0) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
 
 
 def write_binary(folder: Path, n_classes: int, labels: NDArray[Any], pixels: NDArray[np.uint8]) -> None:
-    """Official files of as many pictures as the form says; ``pixels`` of the first ones, and black ones after them."""
+    """Official files of as many images as the form says; ``pixels`` of the first ones, and black ones after them."""
     form = FORMS[n_classes]
     folder.mkdir(parents=True)
     records = np.zeros((sum(form.files.values()), form.record_bytes), dtype=np.uint8)

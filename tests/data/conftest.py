@@ -19,6 +19,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four pictures at a time through the network, eight in a file."""
-    monkeypatch.setattr(view_chunks, "PICTURES", 4)
+    """Four images at a time through the network, eight in a file."""
+    monkeypatch.setattr(view_chunks, "IMAGES", 4)
     monkeypatch.setattr(feature_cache, "SHARD", 8)

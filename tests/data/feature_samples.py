@@ -1,4 +1,4 @@
-"""Pictures, splits and a network that counts, for tests of cached features."""
+"""Images, splits and a network that counts, for tests of cached features."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,12 +17,12 @@ from semigpc.data import (
     ImageSet,
     Splits,
 )
-from semigpc.data.pictures import ArrayImages
+from semigpc.data.images import ArrayImages
 
 AUGMENT = AugmentConfig(image_size=8, crop_ratio=0.75)
 VIEWS = 3
 KEY = CacheKey(network="pixels", weights="0" * 64, augment=AUGMENT, views=VIEWS, width=3 * 8 * 8)
-EACH = 2 * VIEWS + 1  # pictures that the network sees of one to train on
+EACH = 2 * VIEWS + 1  # images that the network sees of one to train on
 TRAINED, JUDGED = 40, 8
 
 
@@ -32,12 +32,12 @@ class Counting:
     def __init__(self, ends_at: int | None = None, error: type[BaseException] = RuntimeError) -> None:
         self.calls, self.seen, self.ends_at, self.error = 0, 0, ends_at, error
 
-    def __call__(self, pictures: Tensor) -> Tensor:
+    def __call__(self, images: Tensor) -> Tensor:
         if self.calls == self.ends_at:
             raise self.error
         self.calls += 1
-        self.seen += len(pictures)
-        return pictures.flatten(1)
+        self.seen += len(images)
+        return images.flatten(1)
 
 
 def noise(count: int = TRAINED + JUDGED) -> ArrayImages:
@@ -50,7 +50,7 @@ def splits_of(
     unlabeled: Sequence[int] = range(TRAINED),
     test: Sequence[int] = range(TRAINED, TRAINED + JUDGED),
 ) -> Splits:
-    """Pictures of a pool; the labelled ones are among the unlabelled."""
+    """Images of a pool; the labelled ones are among the unlabelled."""
     pool = ImageSet(images, np.arange(len(images)) % 2, [str(i) for i in range(len(images))])
     drawn = pool.subset(np.array(unlabeled, dtype=np.int64))
     return Splits(
@@ -67,14 +67,14 @@ def compute(root: Path, splits: Splits, embed: Callable[[Tensor], Tensor] | None
 
 
 def computed(root: Path, splits: Splits) -> int:
-    """How many pictures, in whatever view, the network has to see for these splits."""
+    """How many images, in whatever view, the network has to see for these splits."""
     counting = Counting()
     compute(root, splits, counting)
     return counting.seen
 
 
 def everything(source: CachedFeatures, splits: Splits) -> dict[str, Tensor]:
-    """What can be had of each part, its pictures in the order of their positions; in six draws every view occurs."""
+    """What can be had of each part, its images in the order of their positions; in six draws every view occurs."""
     found = {}
     for part, image_set in splits.parts():
         order = np.argsort(image_set.positions, kind="stable")

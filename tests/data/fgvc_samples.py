@@ -1,4 +1,4 @@
-"""The published split files of the fine-grained sets, whole or cut short, with a picture for every path they list."""
+"""The published split files of the fine-grained sets, whole or cut short, with an image for every path they list."""
 
 import os
 from collections import Counter
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from semigpc.data.published_counts import BENCHMARKS
-from tests.data.samples import picture
+from tests.data.samples import random_image
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "fgvc_splits"
 LINKS = 40_000  # to one file, of which a file system allows so many
@@ -28,14 +28,14 @@ def write_lines(path: Path, rows: Iterable[str], end: str = "\n") -> Path:
     return path
 
 
-def write_pictures_of(folder: Path, rows: Iterable[str]) -> None:
-    """A tiny picture wherever the lines of a split file say; all of them are one, linked."""
+def write_images_of(folder: Path, rows: Iterable[str]) -> None:
+    """A tiny image wherever the lines of a split file say; all of them are one, linked."""
     folder.mkdir(parents=True, exist_ok=True)
     made: set[str] = set()
     for i, row in enumerate(rows):
         if i % LINKS == 0:
             source = folder / f"source_{i}.jpg"
-            picture(20, 18, np.random.default_rng(i)).save(source, format="jpeg")
+            random_image(20, 18, np.random.default_rng(i)).save(source, format="jpeg")
         name = row.rpartition(" ")[0]
         parent = name.rpartition("/")[0]
         if parent not in made:
@@ -59,7 +59,7 @@ def first_of_each(rows: Iterable[str], most: int) -> list[str]:
 def write_small_set(root: Path, name: str, *, each: int = 1, unlabeled: int = 40) -> Path:
     """A set in ``root/name`` with ``each`` published lines a class in every labelled part, and a few unlabelled ones.
 
-    Semi-iNat's lists of unlabelled pictures are not stored here, so its lines are made up.
+    Semi-iNat's lists of unlabelled images are not stored here, so its lines are made up.
     """
     folder = root / name
     parts = {split: first_of_each(lines(name, split), each) for split in ("l_train_val", "test")}
@@ -72,12 +72,12 @@ def write_small_set(root: Path, name: str, *, each: int = 1, unlabeled: int = 40
         write_lines(folder / f"{split}.txt", rows)
     if "u_train_in_oracle" in BENCHMARKS[name].files:
         write_lines(folder / "u_train_in_oracle.txt", lines(name, "u_train_in_oracle"))
-    write_pictures_of(folder / BENCHMARKS[name].image_folder, (row for rows in parts.values() for row in rows))
+    write_images_of(folder / BENCHMARKS[name].image_folder, (row for rows in parts.values() for row in rows))
     return folder
 
 
 def write_made_up_set(root: Path, *, unlabeled: int = 7) -> Path:
-    """``root/cub`` with two labelled and two test pictures of each of its classes; needs no published file."""
+    """``root/cub`` with two labelled and two test images of each of its classes; needs no published file."""
     folder = root / "cub"
     name = "{id:03d}.Bird_{id}/{part} {i}.jpg"  # with a space, as SemiFungi has
     rows = {
@@ -87,5 +87,5 @@ def write_made_up_set(root: Path, *, unlabeled: int = 7) -> Path:
     rows["u_train_in"] = [f"{name.format(id=2 * c + 1, part='u', i=0)} {c}" for c in range(unlabeled)]
     for split, own in rows.items():
         write_lines(folder / f"{split}.txt", own)
-    write_pictures_of(folder / "images", (row for own in rows.values() for row in own))
+    write_images_of(folder / "images", (row for own in rows.values() for row in own))
     return folder

@@ -1,4 +1,4 @@
-"""Pictures, folders and splits to test with."""
+"""Images, folders and splits to test with."""
 
 from pathlib import Path
 
@@ -9,23 +9,23 @@ from PIL import Image
 from semigpc.data import Splits, splits_from_arrays
 
 
-def picture(width: int, height: int, rng: Generator) -> Image.Image:
+def random_image(width: int, height: int, rng: Generator) -> Image.Image:
     """Noise over a ramp, so that neither histogram nor extrema are trivial."""
     ramp = np.linspace(20, 180, width * height * 3).reshape(height, width, 3)
     return Image.fromarray((ramp + rng.integers(0, 60, ramp.shape)).astype(np.uint8))
 
 
-def write_pictures(folder: Path, counts: dict[str, int], size: tuple[int, int] = (6, 5)) -> None:
-    """``counts[name]`` pictures in each sub-folder ``name``, all different."""
+def write_images(folder: Path, counts: dict[str, int], size: tuple[int, int] = (6, 5)) -> None:
+    """``counts[name]`` images in each sub-folder ``name``, all different."""
     rng = np.random.default_rng(0)
     for name, count in counts.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(count):
-            picture(*size, rng).save(folder / name / f"{i}.png")
+            random_image(*size, rng).save(folder / name / f"{i}.png")
 
 
 def small_splits(n: int = 20, u: int = 30, size: int = 8) -> Splits:
-    """``n`` labelled pictures of four classes, ``u`` unlabelled ones, seven to test on."""
+    """``n`` labelled images of four classes, ``u`` unlabelled ones, seven to test on."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (n + u + 7, size, size, 3), dtype=np.uint8)
     return splits_from_arrays(x[:n], np.arange(n) % 4, x[n : n + u], x_test=x[n + u :], y_test=np.arange(7) % 4)

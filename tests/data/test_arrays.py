@@ -44,7 +44,7 @@ def test_labels_alone_are_enough_and_some_may_be_held_out() -> None:
     assert not set(data.validation.positions) & set(data.labeled.positions)
 
 
-def test_grey_pictures_are_repeated_in_all_channels() -> None:
+def test_grey_images_are_repeated_in_all_channels() -> None:
     data = splits_from_arrays(X[..., 0], Y)
     pixels = np.asarray(data.labeled[2])
     assert pixels.shape == (4, 5, 3)
@@ -106,7 +106,7 @@ def test_the_fraction_is_checked() -> None:
         ArraysConfig(path="x.npz", validation=1.5)
 
 
-def test_pictures_of_no_class_are_marked_and_have_no_truth(tmp_path: Path) -> None:
+def test_images_of_no_class_are_marked_and_have_no_truth(tmp_path: Path) -> None:
     outside = np.arange(10) >= 6
     truth = np.where(outside, -1, Y[12:22])
     data = splits_from_arrays(X[:12], Y[:12], X[12:22], y_unlabeled_truth=truth, unlabeled_out=outside)
@@ -116,7 +116,7 @@ def test_pictures_of_no_class_are_marked_and_have_no_truth(tmp_path: Path) -> No
     path = tmp_path / "data.npz"
     np.savez(path, x_labeled=X[:12], y_labeled=Y[:12], x_unlabeled=X[12:22], unlabeled_out=outside)
     assert load(ArraysConfig(path=str(path)), seed=0).unlabeled_out is not None
-    with pytest.raises(DataError, match=r"unlabeled_out must be booleans.*10 unlabelled pictures; got int64"):
+    with pytest.raises(DataError, match=r"unlabeled_out must be booleans.*10 unlabelled images; got int64"):
         splits_from_arrays(X[:12], Y[:12], X[12:22], unlabeled_out=outside.astype(np.int64))
     with pytest.raises(DataError, match=r"has no true class; y_unlabeled_truth names one for 4.*Put -1 there"):
         splits_from_arrays(X[:12], Y[:12], X[12:22], y_unlabeled_truth=Y[12:22], unlabeled_out=outside)

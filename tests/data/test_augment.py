@@ -13,8 +13,8 @@ from torch import Tensor
 
 from semigpc.data import Augment, AugmentConfig, DataError
 from semigpc.data.augment import CIFAR10_MEAN, CIFAR10_STD, CIFAR100_MEAN, CIFAR100_STD, IMAGENET_MEAN, IMAGENET_STD
-from semigpc.data.pictures import to_image
-from tests.data.samples import picture
+from semigpc.data.images import to_image
+from tests.data.samples import random_image
 
 SHAPES = [(8, 8), (32, 32), (40, 25), (25, 40), (300, 200)]
 
@@ -28,7 +28,7 @@ def normalised(image: Image.Image) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_view_has_the_size_asked_for(style: str, shape: tuple[int, int]) -> None:
     augment = Augment(AugmentConfig(image_size=24, style=style))  # type: ignore[arg-type]
-    image = picture(*shape, default_rng(0))
+    image = random_image(*shape, default_rng(0))
     for name in ("weak", "strong", "strong2"):
         view = augment.view(name, image, default_rng(1))
         assert view.shape == (3, 24, 24)
@@ -36,8 +36,8 @@ def test_every_view_has_the_size_asked_for(style: str, shape: tuple[int, int]) -
     assert augment.evaluate(image).shape == (3, 24, 24)
 
 
-def test_a_weak_view_is_a_crop_of_the_reflected_picture_maybe_mirrored() -> None:
-    image = picture(32, 32, default_rng(0))
+def test_a_weak_view_is_a_crop_of_the_reflected_image_maybe_mirrored() -> None:
+    image = random_image(32, 32, default_rng(0))
     padded = TF.pad(image, [4, 4, 4, 4], padding_mode="reflect")
     crops = {}
     for top in range(9):
@@ -52,7 +52,7 @@ def test_a_weak_view_is_a_crop_of_the_reflected_picture_maybe_mirrored() -> None
 
 
 def test_without_flips_nothing_is_mirrored() -> None:
-    image = picture(8, 8, default_rng(0))
+    image = random_image(8, 8, default_rng(0))
     augment, rng = Augment(AugmentConfig(image_size=8, flip=False, crop_ratio=1.0)), default_rng(0)
     assert all(augment.pixels("weak", image, rng).tobytes() == image.tobytes() for _ in range(20))
 
@@ -66,22 +66,22 @@ def test_the_padding_is_the_part_that_the_crop_leaves(size: int, ratio: float, p
 
 
 def test_strong_views_start_from_the_same_crop_and_flip() -> None:
-    image = picture(32, 32, default_rng(0))
+    image = random_image(32, 32, default_rng(0))
     augment = Augment(AugmentConfig(image_size=32))
     augment.policy = lambda cropped, _: cropped  # type: ignore[assignment]
     assert (augment.pixels("strong", image, default_rng(5)) == augment.pixels("weak", image, default_rng(5))).all()
 
 
-def test_the_policy_sees_the_cropped_picture_and_its_result_is_the_view() -> None:
-    image = picture(16, 16, default_rng(0))
+def test_the_policy_sees_the_cropped_image_and_its_result_is_the_view() -> None:
+    image = random_image(16, 16, default_rng(0))
     augment = Augment(AugmentConfig(image_size=16, crop_ratio=1.0, flip=False, operations=2))
     rng = default_rng(5)
     rng.random(3)  # what crop and flip take
     assert augment.pixels("strong", image, default_rng(5)).tobytes() == augment.policy(image, rng).tobytes()
 
 
-def test_the_weak_view_of_a_photograph_is_a_crop_of_the_squashed_picture() -> None:
-    image = picture(50, 31, default_rng(0))
+def test_the_weak_view_of_a_photograph_is_a_crop_of_the_squashed_image() -> None:
+    image = random_image(50, 31, default_rng(0))
     augment = Augment(AugmentConfig(image_size=28, style="resize", flip=False))
     squashed = np.asarray(TF.resize(image, [32, 32]))
     crops = {squashed[top : top + 28, left : left + 28].tobytes() for top in range(5) for left in range(5)}
@@ -114,7 +114,7 @@ def test_the_strong_crop_of_a_photograph_has_the_area_and_aspect_of_the_recipe(m
 
 
 def test_the_strong_crop_is_cropped_first_and_then_resized() -> None:
-    image = picture(32, 32, default_rng(0))
+    image = random_image(32, 32, default_rng(0))
     augment = Augment(AugmentConfig(image_size=28, style="resize"))
     rng = default_rng(3)
     area, aspect = rng.uniform(0.08, 1) * 1024, math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -124,12 +124,12 @@ def test_the_strong_crop_is_cropped_first_and_then_resized() -> None:
     assert augment._random_resized_crop(image, default_rng(3)).tobytes() == expected.tobytes()
 
 
-def test_a_crop_that_never_fits_is_the_whole_picture() -> None:
+def test_a_crop_that_never_fits_is_the_whole_image() -> None:
     class AlwaysWide(np.random.Generator):
         def uniform(self, *bounds: float) -> float:  # type: ignore[override]
             return bounds[1]
 
-    image = picture(32, 32, default_rng(0))
+    image = random_image(32, 32, default_rng(0))
     augment = Augment(AugmentConfig(image_size=28, style="resize"))
     result = augment._random_resized_crop(image, AlwaysWide(np.random.PCG64(0)))
     assert result.tobytes() == TF.resize(image, [28, 28]).tobytes()
@@ -137,22 +137,22 @@ def test_a_crop_that_never_fits_is_the_whole_picture() -> None:
 
 @pytest.mark.parametrize("shape", [(50, 31), (31, 50), (32, 32), (500, 375), (20, 21)])
 def test_photographs_are_evaluated_at_their_centre(shape: tuple[int, int]) -> None:
-    image = picture(*shape, default_rng(0))
+    image = random_image(*shape, default_rng(0))
     expected = TF.center_crop(TF.resize(image, [32]), [28, 28])
     actual = Augment(AugmentConfig(image_size=28, style="resize")).evaluate(image)
     torch.testing.assert_close(actual, normalised(expected), atol=1e-5, rtol=0)
 
 
-def test_small_pictures_are_evaluated_as_they_are() -> None:
+def test_small_images_are_evaluated_as_they_are() -> None:
     augment = Augment(AugmentConfig(image_size=32))
-    image, other = picture(32, 32, default_rng(0)), picture(40, 25, default_rng(0))
+    image, other = random_image(32, 32, default_rng(0)), random_image(40, 25, default_rng(0))
     torch.testing.assert_close(augment.evaluate(image), normalised(image), atol=1e-5, rtol=0)
     torch.testing.assert_close(augment.evaluate(other), normalised(TF.resize(other, [32, 32])), atol=1e-5, rtol=0)
 
 
-def test_stacks_are_normalised_like_single_pictures() -> None:
+def test_stacks_are_normalised_like_single_images() -> None:
     augment = Augment(AugmentConfig(image_size=8))
-    views = [augment.pixels("strong", picture(8, 8, default_rng(i)), default_rng(i)) for i in range(5)]
+    views = [augment.pixels("strong", random_image(8, 8, default_rng(i)), default_rng(i)) for i in range(5)]
     stack = augment.normalise(np.stack(views))
     assert stack.shape == (5, 3, 8, 8)
     assert stack.is_contiguous()
@@ -163,7 +163,7 @@ def test_stacks_are_normalised_like_single_pictures() -> None:
 def test_views_follow_from_the_generator(style: str) -> None:
     augment = Augment(AugmentConfig(image_size=16, style=style))  # type: ignore[arg-type]
     copy = pickle.loads(pickle.dumps(augment))  # as a worker gets it
-    image = picture(20, 20, default_rng(0))
+    image = random_image(20, 20, default_rng(0))
     for view in (augment.weak, augment.strong):
         assert torch.equal(view(image, default_rng(7)), view(image, default_rng(7)))
         different = {view(image, default_rng(seed)).numpy().tobytes() for seed in range(10)}
@@ -173,8 +173,8 @@ def test_views_follow_from_the_generator(style: str) -> None:
     assert not torch.equal(augment.view("strong", image, rng), augment.view("strong2", image, rng))
 
 
-def test_pictures_are_not_changed() -> None:
-    image = picture(16, 16, default_rng(0))
+def test_images_are_not_changed() -> None:
+    image = random_image(16, 16, default_rng(0))
     before, rng = image.tobytes(), default_rng(0)
     augment = Augment(AugmentConfig(image_size=16))
     for _ in range(100):

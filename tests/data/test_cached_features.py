@@ -1,4 +1,4 @@
-"""Features in place of pictures: which view is drawn, and batches that are a function of seed and step."""
+"""Features in place of images: which view is drawn, and batches that are a function of seed and step."""
 
 from typing import Any
 
@@ -24,13 +24,13 @@ STREAM: dict[str, Any] = {
 
 
 def table(kind: float, views: int) -> Tensor:
-    """Features that say what they are: the kind, the row of the picture, which of its views."""
+    """Features that say what they are: the kind, the row of the image, which of its views."""
     rows, numbers = torch.meshgrid(torch.arange(LABELED + UNLABELED), torch.arange(views), indexing="ij")
     return torch.stack([torch.full_like(rows, int(kind)), rows, numbers], dim=2).half()
 
 
 def features(splits: Splits, views: int = VIEWS) -> CachedFeatures:
-    """Labelled pictures have the rows 0..19 backwards, unlabelled ones the rows from 20 on, those to test on come last."""
+    """Labelled images have the rows 0..19 backwards, unlabelled ones the rows from 20 on, those to test on come last."""
     assert splits.test is not None
     judged = torch.full((len(splits.test), 3), 7.0).half()
     judged[:, 1] = torch.arange(50, 50 + len(splits.test))
@@ -52,7 +52,7 @@ SOME = np.array([4, 0, 29, 4, 11])
 
 
 def drawn(source: CachedFeatures, name: str, seed: int, indices: Any = SOME, other: str | None = None) -> Tensor:
-    """View ``name`` of unlabelled pictures, after view ``other`` of them was drawn."""
+    """View ``name`` of unlabelled images, after view ``other`` of them was drawn."""
     fetched, rng = source.fetch(SPLITS.unlabeled, indices), np.random.default_rng(seed)
     if other is not None:
         source.cut(other, fetched, rng)
@@ -60,7 +60,7 @@ def drawn(source: CachedFeatures, name: str, seed: int, indices: Any = SOME, oth
 
 
 @pytest.mark.parametrize(("name", "kind"), [*KINDS.items(), ("strong2", KINDS["strong"])])
-def test_a_view_is_one_of_those_that_the_picture_has(name: str, kind: float) -> None:
+def test_a_view_is_one_of_those_that_the_image_has(name: str, kind: float) -> None:
     for seed in range(5):
         view = drawn(SOURCE, name, seed)
         assert view.dtype == torch.float32
@@ -77,7 +77,7 @@ def test_every_view_is_drawn_about_as_often(name: str) -> None:
     assert counts.sum() == 4000
 
 
-def test_pictures_of_a_batch_and_views_of_a_picture_are_drawn_apart() -> None:
+def test_images_of_a_batch_and_views_of_a_image_are_drawn_apart() -> None:
     fetched, rng = SOURCE.fetch(SPLITS.unlabeled, np.arange(UNLABELED)), np.random.default_rng(0)
     first, second = (SOURCE.cut("weak", fetched, rng)[:, 2] for _ in range(2))
     assert len(first.unique()) == VIEWS
@@ -107,7 +107,7 @@ def test_equal_generators_draw_equal_views() -> None:
         assert len(views) > 5
 
 
-def test_the_plain_view_is_the_pictures_own() -> None:
+def test_the_plain_view_is_the_images_own() -> None:
     plain = SOURCE.plain(SOURCE.fetch(SPLITS.labeled, np.array([0, 19, 3])))
     assert plain.dtype == torch.float32
     assert plain.tolist() == [[PLAIN, 19, 0], [PLAIN, 0, 0], [PLAIN, 16, 0]]
@@ -135,7 +135,7 @@ def same(one: Batch, other: Batch) -> bool:
     return list(one.views) == list(other.views) and all(map(torch.equal, *tensors))
 
 
-def test_a_batch_has_the_pictures_that_it_would_have_without_a_cache() -> None:
+def test_a_batch_has_the_images_that_it_would_have_without_a_cache() -> None:
     live = BatchStream(SPLITS, Augment(AugmentConfig(image_size=8)), **STREAM)
     for step, batch in enumerate(batches()):
         assert torch.equal(batch.index, live[step].index)

@@ -17,14 +17,14 @@ from semigpc.data import DATASETS, CifarConfig, DataError, SplitConfig
 from semigpc.data.archives import Archive
 from semigpc.data.cifar import load
 from semigpc.data.cifar_files import FORMS, RecordImages, find
-from tests.data.cifar_samples import FEW_COUNTS, config, counts, pictures, write_binary
+from tests.data.cifar_samples import FEW_COUNTS, config, counts, random_pixels, write_binary
 
 SMALL_LABELS = np.tile(np.arange(10), 24)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> NDArray[Any]:
-    """Labels of a CIFAR-10 with files of 40 pictures instead of 10 000: twenty of each class to train on, four to test on."""
+    """Labels of a CIFAR-10 with files of 40 images instead of 10 000: twenty of each class to train on, four to test on."""
     form = FORMS[10]
     monkeypatch.setitem(FORMS, 10, form._replace(files=dict.fromkeys(form.files, 40)))
     return SMALL_LABELS
@@ -33,13 +33,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> NDArray[Any]:
 @pytest.fixture
 def binary(small: NDArray[Any], tmp_path: Path) -> Path:
     """A root with such files."""
-    write_binary(tmp_path / "root" / "cifar10" / "cifar-10-batches-bin", 10, small, pictures(240))
+    write_binary(tmp_path / "root" / "cifar10" / "cifar-10-batches-bin", 10, small, random_pixels(240))
     return tmp_path / "root"
 
 
 @pytest.mark.parametrize("n_classes", [10, 100])
 def test_official_files_give_the_counts_of_the_paper(tmp_path: Path, n_classes: Literal[10, 100]) -> None:
-    form, labels, pixels = FORMS[n_classes], np.tile(np.arange(n_classes), 60_000 // n_classes), pictures(300)
+    form, labels, pixels = FORMS[n_classes], np.tile(np.arange(n_classes), 60_000 // n_classes), random_pixels(300)
     write_binary(tmp_path / form.name / form.folder, n_classes, labels, pixels)
     sizes = [(tmp_path / form.name / form.folder / name).stat().st_size for name in form.files]
     assert sizes == ([30_730_000] * 6 if n_classes == 10 else [153_700_000, 30_740_000])
@@ -74,18 +74,18 @@ def test_files_are_found_wherever_people_put_them(binary: Path) -> None:
     inner = binary / "cifar10" / "cifar-10-batches-bin"
     assert load(config(inner), seed=0).sha256 == load(config(inner.parent), seed=0).sha256 == expected.sha256
     assert (counts(expected.labeled.labels), counts(expected.unlabeled_truth)) == FEW_COUNTS
-    assert expected.notes == ("The copy of CIFAR-10 has 200 training and 40 test pictures, and not 50000 and 10000.",)
+    assert expected.notes == ("The copy of CIFAR-10 has 200 training and 40 test images, and not 50000 and 10000.",)
     assert expected.sha256 != load(config(binary), seed=1).sha256
 
 
-def test_every_record_is_the_picture_that_was_written(binary: Path) -> None:
-    images = find(binary, 10, download=False).pictures.images
+def test_every_record_is_the_image_that_was_written(binary: Path) -> None:
+    images = find(binary, 10, download=False).images.images
     assert isinstance(images, RecordImages)
     assert len(images) == 240
     sent = pickle.dumps(images)
     assert len(sent) < 2000  # paths alone
     for own in (images, pickle.loads(sent)):
-        assert (np.stack([np.asarray(own[i]) for i in range(240)]) == pictures(240)).all()
+        assert (np.stack([np.asarray(own[i]) for i in range(240)]) == random_pixels(240)).all()
     with pytest.raises(IndexError):
         images[240]
 
@@ -104,7 +104,7 @@ def test_a_validation_part_is_put_aside_before_the_split(binary: Path) -> None:
     assert set(other.validation.positions) != set(data.validation.positions)
 
 
-def test_fewer_unlabelled_pictures_than_asked_for_are_noted(binary: Path) -> None:
+def test_fewer_unlabelled_images_than_asked_for_are_noted(binary: Path) -> None:
     data = load(config(binary, validation_per_class=9), seed=0)
     assert data.unlabeled_truth.tolist().count(0) == 11
     assert data.notes[-1].endswith("than asked for, since no more are left: 'airplane (11 of 12)'.")
@@ -113,7 +113,7 @@ def test_fewer_unlabelled_pictures_than_asked_for_are_noted(binary: Path) -> Non
 
 
 def test_a_validation_part_that_leaves_too_little_is_refused(binary: Path) -> None:
-    with pytest.raises(DataError, match="Class 0 has 0 pictures"):
+    with pytest.raises(DataError, match="Class 0 has 0 images"):
         load(config(binary, validation_per_class=25), seed=0)
 
 
@@ -144,7 +144,7 @@ def test_the_archive_is_fetched_only_if_that_is_allowed(
     small: NDArray[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fetch(_archive: Archive, folder: Path) -> Path:
-        write_binary(folder / "cifar-10-batches-bin", 10, small, pictures(240))
+        write_binary(folder / "cifar-10-batches-bin", 10, small, random_pixels(240))
         return folder / "cifar-10-batches-bin"
 
     monkeypatch.setattr("semigpc.data.cifar_files.fetch", fetch)
@@ -210,8 +210,8 @@ def test_a_list_of_classes_that_is_cut_short_is_named(binary: Path) -> None:
     [
         ({"n_classes": 20}, "n_classes must be 10 or 100, the CIFARs there are; got 20"),
         ({"validation_per_class": -1}, "validation_per_class must be 0 or more; got -1"),
-        ({"validation_per_class": 3501}, "5000 training pictures.*got 3501 and 1500.*heads are 1500 labelled and 5000"),
-        ({"n_classes": 100}, "CIFAR-100 has 500 training pictures.*got 0 and 1500.*heads are 150 labelled and 500"),
+        ({"validation_per_class": 3501}, "5000 training images.*got 3501 and 1500.*heads are 1500 labelled and 5000"),
+        ({"n_classes": 100}, "CIFAR-100 has 500 training images.*got 0 and 1500.*heads are 150 labelled and 500"),
     ],
 )
 def test_configs_check_their_ranges(changes: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Copies of CIFAR as picture files, in a folder and in a zip file."""
+"""Copies of CIFAR as image files, in a folder and in a zip file."""
 
 import shutil
 from pathlib import Path
@@ -10,16 +10,16 @@ from semigpc.data import Augment, AugmentConfig, CifarConfig, DataError, SplitCo
 from semigpc.data.cifar import load
 from semigpc.data.cifar_files import find
 from tests.data.cifar_samples import CIFAR10, FEW_COUNTS, config, counts, zipped
-from tests.data.samples import write_pictures
+from tests.data.samples import write_images
 
 JPEG_COPY = Path(__file__).parents[3] / "shared" / "data" / "cifar10-jpeg.zip"
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy as pictures: twenty of each class to train on, two to test on."""
-    write_pictures(tmp_path / "copy" / "train", dict.fromkeys(CIFAR10, 20), size=(8, 8))
-    write_pictures(tmp_path / "copy" / "test", dict.fromkeys(CIFAR10, 2), size=(8, 8))
+    """A copy as images: twenty of each class to train on, two to test on."""
+    write_images(tmp_path / "copy" / "train", dict.fromkeys(CIFAR10, 20), size=(8, 8))
+    write_images(tmp_path / "copy" / "test", dict.fromkeys(CIFAR10, 2), size=(8, 8))
     return tmp_path / "copy"
 
 
@@ -43,8 +43,8 @@ def test_a_copy_is_the_same_in_a_folder_and_in_a_zip_file(copy: Path, tmp_path: 
 @pytest.mark.skipif(not JPEG_COPY.is_file(), reason=f"the copy of CIFAR-10 as JPEG files is not there: {JPEG_COPY}")
 def test_the_jpeg_copy_of_cifar10_is_complete() -> None:
     pool = find(JPEG_COPY, 10, download=False)
-    assert counts(pool.pictures.labels[: pool.training]) == [5000] * 10
-    assert pool.pictures.names[0] == "train/airplane/0000.jpg"
+    assert counts(pool.images.labels[: pool.training]) == [5000] * 10
+    assert pool.images.names[0] == "train/airplane/0000.jpg"
     data = load(CifarConfig(root=str(JPEG_COPY)), seed=0)
     assert (len(data.labeled), len(data.unlabeled)) == (3720, 12406)
     assert data.class_names == CIFAR10
@@ -70,7 +70,7 @@ def test_a_zip_file_is_read_in_worker_processes(copy: Path, tmp_path: Path) -> N
 
 def test_folders_that_are_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
     for part in ("train", "test"):
-        write_pictures(tmp_path / part, {str(c): 1 for c in range(100)})
+        write_images(tmp_path / part, {str(c): 1 for c in range(100)})
     split = SplitConfig(labeled_head=1, unlabeled_head=1)
     assert load(config(tmp_path, n_classes=100, split=split), seed=0).class_names == tuple(str(c) for c in range(100))
 
@@ -84,7 +84,7 @@ def test_copies_that_are_no_cifar_are_refused(copy: Path, tmp_path: Path) -> Non
     with pytest.raises(DataError, match="must have the same class folders; only one has 'lorry', 'truck'"):
         load(config(copy), seed=0)
     shutil.rmtree(copy / "test" / "lorry")
-    with pytest.raises(DataError, match=r"10 class folders with pictures in test/ .*has 9"):
+    with pytest.raises(DataError, match=r"10 class folders with images in test/ .*has 9"):
         load(config(zipped(copy, tmp_path / "nine.zip")), seed=0)
     with pytest.raises(DataError, match=r"in train/ at its top; .*deep.zip has 0: none"):
         load(config(zipped(tmp_path, tmp_path.parent / "deep.zip")), seed=0)

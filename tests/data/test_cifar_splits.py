@@ -17,7 +17,7 @@ TOTALS = {
 
 
 def pool(n_classes: int) -> NDArray[np.int64]:
-    """Labels of 50 000 pictures, equally many of each class."""
+    """Labels of 50 000 images, equally many of each class."""
     return np.tile(np.arange(n_classes), 50_000 // n_classes)
 
 
@@ -40,7 +40,7 @@ def test_both_settings_have_the_totals_of_the_paper(n_classes: int, ratio: int) 
 
 @pytest.mark.parametrize("n_classes", [10, 100])
 @pytest.mark.parametrize("head", [3000, 5000])
-def test_no_reading_labels_other_pictures_than_another(n_classes: int, head: int) -> None:
+def test_no_reading_labels_other_images_than_another(n_classes: int, head: int) -> None:
     labels, ratio = pool(n_classes), 100
     readings: tuple[tuple[Overlap, int], ...] = (("nested", 5000), ("topup", head), ("usb", head), ("disjoint", 3000))
     splits = [

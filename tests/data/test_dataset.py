@@ -1,4 +1,4 @@
-"""Sets of pictures, and what splits promise and refuse."""
+"""Sets of images, and what splits promise and refuse."""
 
 import json
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from semigpc.data import DATASETS, DataError, ImageSet, Splits
-from semigpc.data.pictures import ArrayImages
+from semigpc.data.images import ArrayImages
 from tests.data.samples import small_splits
 
 POOL = ArrayImages(np.arange(10 * 2 * 2 * 3, dtype=np.uint8).reshape(10, 2, 2, 3))
@@ -15,7 +15,7 @@ POOL = ArrayImages(np.arange(10 * 2 * 2 * 3, dtype=np.uint8).reshape(10, 2, 2, 3
 
 def image_set(labels: list[int], first: int = 0) -> ImageSet:
     positions = np.arange(first, first + len(labels))
-    return ImageSet(POOL, np.array(labels, dtype=np.int64), [f"picture/{i}" for i in positions], positions)
+    return ImageSet(POOL, np.array(labels, dtype=np.int64), [f"image/{i}" for i in positions], positions)
 
 
 def splits(
@@ -38,7 +38,7 @@ def test_subsets_keep_to_the_pool() -> None:
     part = image_set([0, 1, 2, 0], first=3).subset(np.array([3, 1]))
     assert part.labels.tolist() == [0, 1]
     assert part.positions.tolist() == [6, 4]
-    assert part.names == ("picture/6", "picture/4")
+    assert part.names == ("image/6", "image/4")
     assert np.asarray(part[0]).tolist() == POOL.pixels[6].tolist()
     deeper = part.subset(np.array([1]))
     assert len(deeper) == 1
@@ -72,7 +72,7 @@ def test_splits_count_and_describe_themselves() -> None:
     assert told["sha256"] == data.sha256
     arrays = data.indices()
     assert arrays["unlabeled"].tolist() == [6, 7]
-    assert arrays["test_names"].tolist() == ["picture/9"]
+    assert arrays["test_names"].tolist() == ["image/9"]
 
 
 def test_the_hash_is_of_names_positions_and_labels() -> None:
@@ -96,7 +96,7 @@ def test_a_class_without_labels_is_named() -> None:
 
 def test_a_single_label_is_worth_a_note_once() -> None:
     data = splits([0, 1, 2, 0])
-    assert data.notes == ("Classes with a single labelled picture: 'bee', 'cat'.",)
+    assert data.notes == ("Classes with a single labelled image: 'bee', 'cat'.",)
     assert replace(data, test=image_set([2])).notes == data.notes
 
 
@@ -105,7 +105,7 @@ def test_one_class_is_not_enough() -> None:
         splits([0, 0], ("ant",))
 
 
-def test_labels_of_unlabelled_pictures_are_refused() -> None:
+def test_labels_of_unlabelled_images_are_refused() -> None:
     data = splits([0, 1, 2])
     labelled = image_set([-1, 1], first=6)
     with pytest.raises(ValueError, match="must carry no labels"):
@@ -115,7 +115,7 @@ def test_labels_of_unlabelled_pictures_are_refused() -> None:
         replace(data, unlabeled_truth=np.array([1]))
 
 
-def test_pictures_of_no_class_are_booleans_and_have_no_truth() -> None:
+def test_images_of_no_class_are_booleans_and_have_no_truth() -> None:
     data = replace(splits([0, 1, 2]), unlabeled_truth=np.array([2, -1]))
     marked = replace(data, unlabeled_out=np.array([False, True]))
     assert marked.sha256 == data.sha256, "what training cannot see"
@@ -128,7 +128,7 @@ def test_labels_out_of_range_and_empty_parts_are_refused() -> None:
     data = splits([0, 1, 2])
     with pytest.raises(DataError, match=r"test part must lie in \[0, 3\).*got 3..3"):
         replace(data, test=image_set([3]))
-    with pytest.raises(DataError, match="validation part has no pictures"):
+    with pytest.raises(DataError, match="validation part has no images"):
         replace(data, validation=image_set([]))
 
 
@@ -139,5 +139,5 @@ def test_every_data_set_has_a_config_and_a_loader() -> None:
         assert callable(entry.load)
 
 
-def test_a_picture_without_classes_in_the_truth_is_not_counted() -> None:
+def test_a_image_without_classes_in_the_truth_is_not_counted() -> None:
     assert small_splits().describe()["class_counts"]["unlabeled_truth"] == [0, 0, 0, 0]

@@ -1,4 +1,4 @@
-"""The digits: counts, no picture twice, everything from the seed."""
+"""The digits: counts, no image twice, everything from the seed."""
 
 import numpy as np
 import pytest
@@ -17,12 +17,12 @@ def test_the_default_is_a_long_tail_with_zero_at_its_head() -> None:
     assert np.bincount(data.test.labels).tolist() == [40] * 10
     assert data.validation is not None
     assert np.bincount(data.validation.labels).tolist() == [10] * 10
-    assert data.notes == ("Classes with a single labelled picture: '8', '9'.",)
+    assert data.notes == ("Classes with a single labelled image: '8', '9'.",)
     assert (len(data.labeled), len(data.unlabeled)) == (106, 369)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7])
-def test_training_validation_and_test_share_no_picture(seed: int) -> None:
+def test_training_validation_and_test_share_no_image(seed: int) -> None:
     data = load(DigitsConfig(), seed)
     assert data.validation is not None
     assert data.test is not None
@@ -32,7 +32,7 @@ def test_training_validation_and_test_share_no_picture(seed: int) -> None:
     assert not (training | held) & judged
 
 
-def test_labels_are_those_of_the_pictures() -> None:
+def test_labels_are_those_of_the_images() -> None:
     data, source = load(DigitsConfig(), seed=0), load_digits()
     assert (source.target[data.labeled.positions] == data.labeled.labels).all()
     assert (source.target[data.unlabeled.positions] == data.unlabeled_truth).all()
@@ -40,7 +40,7 @@ def test_labels_are_those_of_the_pictures() -> None:
     assert data.labeled.names[0] == f"digits/{data.labeled.positions[0]:04d}"
 
 
-def test_pictures_are_grey_in_rgb_over_the_full_range() -> None:
+def test_images_are_grey_in_rgb_over_the_full_range() -> None:
     data, source = load(DigitsConfig(), seed=0), load_digits()
     pixels = np.asarray(data.labeled[5])
     original = source.images[data.labeled.positions[5]]
@@ -63,7 +63,7 @@ def test_the_rarest_digit_is_the_limit() -> None:
     data = load(DigitsConfig(split=whole, test_per_class=0, validation_per_class=0), seed=0)
     assert data.validation is data.test is None
     assert np.bincount(data.unlabeled_truth).tolist() == [SMALLEST_CLASS] * 10
-    with pytest.raises(DataError, match=r"174 pictures.*got 50 and 125"):
+    with pytest.raises(DataError, match=r"174 images.*got 50 and 125"):
         DigitsConfig(split=SplitConfig(labeled_head=10, unlabeled_head=125))
     with pytest.raises(DataError, match="0 or more; got -1 and 10"):
         DigitsConfig(test_per_class=-1)

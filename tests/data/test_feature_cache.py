@@ -24,7 +24,7 @@ from semigpc.data import (
     weights_hash,
 )
 from semigpc.data.folder import load
-from semigpc.data.pictures import FileImages
+from semigpc.data.images import FileImages
 from semigpc.data.zipped import ZipImages
 from semigpc.models import SmallCNN
 from tests.data.feature_samples import (
@@ -42,7 +42,7 @@ from tests.data.feature_samples import (
     shards,
     splits_of,
 )
-from tests.data.samples import write_pictures
+from tests.data.samples import write_images
 
 # What is in it -----------------------------------------------------------------------------------------------------------
 
@@ -59,9 +59,9 @@ def test_plain_features_are_the_networks_own(tmp_path: Path) -> None:
     assert source.width == network.num_features
 
 
-def crops(picture: Image.Image) -> Tensor:
-    """Every crop of the reflected picture, as it is and mirrored, normalised: (50, 192)."""
-    padded = np.pad(np.asarray(picture) / 255, ((2, 2), (2, 2), (0, 0)), mode="reflect")
+def crops(image: Image.Image) -> Tensor:
+    """Every crop of the reflected image, as it is and mirrored, normalised: (50, 192)."""
+    padded = np.pad(np.asarray(image) / 255, ((2, 2), (2, 2), (0, 0)), mode="reflect")
     cut = np.array([padded[top : top + 8, left : left + 8] for top in range(5) for left in range(5)])
     both = (np.concatenate([cut, cut[:, :, ::-1]]) - AUGMENT.mean) / AUGMENT.std
     return torch.from_numpy(both.transpose(0, 3, 1, 2).reshape(len(both), -1)).float()
@@ -78,20 +78,20 @@ def test_weak_features_are_those_of_weak_views_and_strong_ones_are_not(expected:
 
 
 @pytest.mark.parametrize("kind", ["weak", "strong"])
-def test_a_picture_has_several_different_views(expected: dict[str, Tensor], kind: str) -> None:
+def test_a_image_has_several_different_views(expected: dict[str, Tensor], kind: str) -> None:
     counts = [len(draws.unique(dim=0)) for draws in expected[f"unlabeled {kind}"]]
     assert max(counts) == VIEWS
     assert np.mean(counts) > 2.5, "six draws of three nearly always meet all of them"
 
 
-def test_labelled_pictures_have_the_features_they_have_among_the_unlabelled(expected: dict[str, Tensor]) -> None:
+def test_labelled_images_have_the_features_they_have_among_the_unlabelled(expected: dict[str, Tensor]) -> None:
     assert torch.equal(expected["labeled plain"], expected["unlabeled plain"][:12])
     for kind in ("weak", "strong"):
         for here, there in zip(expected[f"labeled {kind}"], expected[f"unlabeled {kind}"], strict=False):
             assert len(torch.cat([here, there]).unique(dim=0)) <= VIEWS
 
 
-def test_views_depend_on_the_picture_and_not_on_the_order(tmp_path: Path, expected: dict[str, Tensor]) -> None:
+def test_views_depend_on_the_image_and_not_on_the_order(tmp_path: Path, expected: dict[str, Tensor]) -> None:
     rng = np.random.default_rng(1)
     shuffled = splits_of(noise(), *(rng.permutation(list(part)).tolist() for part in (range(12), range(40), range(40, 48))))
     assert same(everything(compute(tmp_path, shuffled), shuffled), expected)
@@ -111,7 +111,7 @@ def test_a_worker_changes_nothing_and_does_not_outlive_the_work(tmp_path: Path) 
     assert set(multiprocessing.active_children()) == before
 
 
-def test_no_unlabelled_pictures_is_fine(tmp_path: Path) -> None:
+def test_no_unlabelled_images_is_fine(tmp_path: Path) -> None:
     splits = splits_of(noise(), unlabeled=())
     source = compute(tmp_path, splits)
     none = source.fetch(splits.unlabeled, np.empty(0, dtype=np.int64))
@@ -129,11 +129,11 @@ def test_only_the_sets_of_the_split_can_be_asked_for(tmp_path: Path) -> None:
 # What is computed --------------------------------------------------------------------------------------------------------
 
 
-def test_a_picture_is_computed_once_though_it_is_in_two_parts(tmp_path: Path) -> None:
+def test_a_image_is_computed_once_though_it_is_in_two_parts(tmp_path: Path) -> None:
     assert computed(tmp_path, splits_of(noise())) == TRAINED * EACH + JUDGED
 
 
-def test_progress_counts_the_pictures_to_do(tmp_path: Path) -> None:
+def test_progress_counts_the_images_to_do(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     compute(tmp_path, splits_of(noise()), progress=lambda done, total: told.append((done, total)))
     done = [number for number, _ in told]
@@ -153,10 +153,10 @@ def test_the_second_time_nothing_is_computed_nor_told(tmp_path: Path, expected: 
     assert {path: path.stat().st_mtime_ns for path in shards(tmp_path)} == files
 
 
-def test_another_split_of_the_same_pictures_shares_what_it_can(tmp_path: Path) -> None:
+def test_another_split_of_the_same_images_shares_what_it_can(tmp_path: Path) -> None:
     images = noise()
     assert computed(tmp_path, splits_of(images, range(6), range(30), range(30, 38))) == 30 * EACH + 8
-    # Pictures 0..29 have all views, 30..37 the plain one; 33..37 are to be trained on now, and 44..47 are new.
+    # Images 0..29 have all views, 30..37 the plain one; 33..37 are to be trained on now, and 44..47 are new.
     other = splits_of(images, range(20, 28), [*range(10, 30), *range(33, 38)], [*range(8), 30, 31, *range(44, 48)])
     assert computed(tmp_path, other) == 5 * EACH + 4
     fresh = everything(compute(tmp_path / "fresh", other), other)
@@ -164,17 +164,17 @@ def test_another_split_of_the_same_pictures_shares_what_it_can(tmp_path: Path) -
 
 
 def test_a_file_that_changed_is_computed_again(tmp_path: Path) -> None:
-    write_pictures(tmp_path / "photos", {"ant": 6, "bee": 5, "unlabeled": 8})
-    cache, picture = tmp_path / "cache", tmp_path / "photos" / "bee" / "2.png"
+    write_images(tmp_path / "photos", {"ant": 6, "bee": 5, "unlabeled": 8})
+    cache, image = tmp_path / "cache", tmp_path / "photos" / "bee" / "2.png"
 
     def photos() -> Splits:
         return load(FolderConfig(root=str(tmp_path / "photos")), seed=0)
 
     assert computed(cache, photos()) == 19 * EACH
     assert computed(cache, photos()) == 0
-    os.utime(picture, ns=(0, 0))  # perhaps another picture of the same size
+    os.utime(image, ns=(0, 0))  # perhaps another image of the same size
     assert computed(cache, photos()) == EACH
-    Image.new("RGB", (6, 5), "white").save(picture)
+    Image.new("RGB", (6, 5), "white").save(image)
     assert computed(cache, photos()) == EACH
     splits = photos()
     source = compute(cache, splits)
@@ -196,36 +196,36 @@ def test_the_same_path_in_another_folder_is_another_file(tmp_path: Path, monkeyp
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
-    write_pictures(tmp_path / "photos", {"ant": 3, "bee": 3})
+    write_images(tmp_path / "photos", {"ant": 3, "bee": 3})
     splits = load(FolderConfig(root=str(tmp_path / "photos")), seed=0)
     (tmp_path / "photos" / "bee" / "1.png").unlink()
-    with pytest.raises(DataError, match=r"^The picture .*bee/1.png cannot be found: .* take it out of the data.$"):
+    with pytest.raises(DataError, match=r"^The image .*bee/1.png cannot be found: .* take it out of the data.$"):
         compute(tmp_path / "cache", splits)
 
 
-def zip_up(archive: Path, pictures: Sequence[Image.Image]) -> Splits:
-    names = [f"{i}.bmp" for i in range(len(pictures))]  # all of one size
+def zip_up(archive: Path, images: Sequence[Image.Image]) -> Splits:
+    names = [f"{i}.bmp" for i in range(len(images))]  # all of one size
     with zipfile.ZipFile(archive, "w") as file:
-        for name, picture in zip(names, pictures, strict=True):
-            picture.save(archive.parent / "one.bmp")
+        for name, image in zip(names, images, strict=True):
+            image.save(archive.parent / "one.bmp")
             file.write(archive.parent / "one.bmp", name)
     return splits_of(ZipImages(archive, names), range(4), range(10), range(10, 12))
 
 
 def test_a_member_of_a_zip_file_that_changed_is_computed_again(tmp_path: Path) -> None:
-    images, cache = noise(12), tmp_path / "cache"
-    pictures = [images[i] for i in range(12)]
-    assert computed(cache, zip_up(tmp_path / "a.zip", pictures)) == 10 * EACH + 2
-    assert computed(cache, zip_up(tmp_path / "a.zip", pictures)) == 0, "written again, the same pictures inside"
-    assert computed(cache, zip_up(tmp_path / "moved.zip", pictures)) == 0
-    pictures[7] = pictures[7].transpose(Image.Transpose.ROTATE_90)
-    assert computed(cache, zip_up(tmp_path / "a.zip", pictures)) == EACH
+    array, cache = noise(12), tmp_path / "cache"
+    images = [array[i] for i in range(12)]
+    assert computed(cache, zip_up(tmp_path / "a.zip", images)) == 10 * EACH + 2
+    assert computed(cache, zip_up(tmp_path / "a.zip", images)) == 0, "written again, the same images inside"
+    assert computed(cache, zip_up(tmp_path / "moved.zip", images)) == 0
+    images[7] = images[7].transpose(Image.Transpose.ROTATE_90)
+    assert computed(cache, zip_up(tmp_path / "a.zip", images)) == EACH
 
 
 def test_a_zip_file_that_is_gone_is_named(tmp_path: Path) -> None:
     splits = zip_up(tmp_path / "a.zip", [noise(12)[i] for i in range(12)])
     (tmp_path / "a.zip").unlink()
-    with pytest.raises(DataError, match=r"The picture .*a.zip/0.bmp cannot be read: .*put a whole and plain one there"):
+    with pytest.raises(DataError, match=r"The image .*a.zip/0.bmp cannot be read: .*put a whole and plain one there"):
         compute(tmp_path / "cache", splits)
 
 

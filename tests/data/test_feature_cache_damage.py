@@ -72,7 +72,7 @@ def die_while_writing(root: str) -> None:
         save_file(tensors, path, metadata=metadata)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(view_chunks, "PICTURES", 4)
+    patch.setattr(view_chunks, "IMAGES", 4)
     patch.setattr(feature_cache, "SHARD", 8)
     patch.setattr(tensor_files, "save_file", write_half)
     compute(Path(root), splits_of(noise()))
@@ -197,7 +197,7 @@ def test_flipped_bytes_are_noticed(tmp_path: Path) -> None:
 def test_features_that_are_no_numbers_are_refused_and_not_kept(tmp_path: Path, value: float) -> None:
     splits = splits_of(noise())
     with pytest.raises(DataError, match=r"^pixels answers with features that are no numbers in 16 bits. Are its weights whole"):
-        compute(tmp_path, splits, lambda pictures: torch.full((len(pictures), KEY.width), value))
+        compute(tmp_path, splits, lambda images: torch.full((len(images), KEY.width), value))
     assert not shards(tmp_path)
     assert computed(tmp_path, splits) == TRAINED * EACH + JUDGED
 

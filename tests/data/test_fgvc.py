@@ -20,9 +20,9 @@ from tests.data.fgvc_samples import (
     PUBLISHED,
     lines,
     needs_published,
+    write_images_of,
     write_lines,
     write_made_up_set,
-    write_pictures_of,
     write_small_set,
 )
 
@@ -39,7 +39,7 @@ def config(benchmark: str, root: Path, **changes: Any) -> FGVCConfig:
 
 
 def check_sound(data: Splits) -> None:
-    """No label on an unlabelled picture, and no picture in two parts."""
+    """No label on an unlabelled image, and no image in two parts."""
     assert (data.unlabeled.labels == -1).all()
     sets = [image_set for _, image_set in data.parts()]
     positions = np.concatenate([image_set.positions for image_set in sets])
@@ -55,7 +55,7 @@ def check_sound(data: Splits) -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_the_published_parts_are_loaded_whole(tmp_path: Path, name: str) -> None:
     rows = [row for split in ("l_train_val", "u_train_in", "test") for row in lines(name, split)]
-    write_pictures_of(tmp_path / name / BENCHMARKS[name].image_folder, rows)
+    write_images_of(tmp_path / name / BENCHMARKS[name].image_folder, rows)
     data = load(config(name, tmp_path, splits=str(PUBLISHED)), seed=0)
     assert data.test is not None
     counts = data.class_counts
@@ -71,13 +71,13 @@ def test_the_published_parts_are_loaded_whole(tmp_path: Path, name: str) -> None
 
 
 @needs_published
-def test_semi_inat_is_loaded_whole_but_for_its_unlabelled_pictures(tmp_path: Path) -> None:
+def test_semi_inat_is_loaded_whole_but_for_its_unlabelled_images(tmp_path: Path) -> None:
     folder = tmp_path / "semi_inat"
     for split in ("l_train", "val", "l_train_val", "test"):
         write_lines(folder / f"{split}.txt", lines("semi_inat", split))
     made_up = [f"u_train/{i}.jpg {label}" for i, label in enumerate((-1, 0, 809))]
     write_lines(folder / "u_train_in.txt", made_up)
-    write_pictures_of(folder, [*lines("semi_inat", "l_train_val"), *lines("semi_inat", "test"), *made_up])
+    write_images_of(folder, [*lines("semi_inat", "l_train_val"), *lines("semi_inat", "test"), *made_up])
     data = load(config("semi_inat", tmp_path), seed=0)
     check_sound(data)
     assert data.test is not None
@@ -99,7 +99,7 @@ def test_cub_with_all_its_oddities(tmp_path: Path) -> None:
     splits = ("l_train", "val", "u_train_in", "u_train_out", "test")
     for split in splits:
         write_lines(folder / f"{split}.txt", lines("cub", split))
-    write_pictures_of(folder / "images", [row for split in splits for row in lines("cub", split)])
+    write_images_of(folder / "images", [row for split in splits for row in lines("cub", split)])
     data = load(config("cub", tmp_path, labels="l_train", unlabeled="in+out"), seed=0)
     check_sound(data)
     assert sum(len(image_set) for _, image_set in data.parts()) == 11788  # all of CUB-200-2011
@@ -127,7 +127,7 @@ def test_the_truth_comes_from_the_oracle_whose_order_is_another(tmp_path: Path) 
 
 
 @needs_published
-def test_pictures_of_other_classes_have_no_truth(tmp_path: Path) -> None:
+def test_images_of_other_classes_have_no_truth(tmp_path: Path) -> None:
     for name in ("semi_aves", "semi_inat"):
         write_small_set(tmp_path, name)
         data = load(config(name, tmp_path, unlabeled="in+out"), seed=0)
@@ -142,7 +142,7 @@ def test_pictures_of_other_classes_have_no_truth(tmp_path: Path) -> None:
         assert only_in.unlabeled.names == data.unlabeled.names[:40]
 
 
-def test_the_label_column_of_unlabelled_pictures_changes_nothing_but_the_truth(tmp_path: Path) -> None:
+def test_the_label_column_of_unlabelled_images_changes_nothing_but_the_truth(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path)
     before = load(config("cub", tmp_path), seed=0)
     assert before.unlabeled_truth.tolist() == list(range(7))
@@ -205,7 +205,7 @@ def test_folders_and_split_files_that_are_not_there_are_named(tmp_path: Path) ->
         load(config("cub", tmp_path), seed=0)
 
 
-def test_a_missing_picture_is_named_with_its_line_and_archive(tmp_path: Path) -> None:
+def test_a_missing_image_is_named_with_its_line_and_archive(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path)
     for i in (4, 5):
         name = (folder / "test.txt").read_text().splitlines()[i].rpartition(" ")[0]
@@ -214,7 +214,7 @@ def test_a_missing_picture_is_named_with_its_line_and_archive(tmp_path: Path) ->
         load(config("cub", tmp_path), seed=0)
     for words in (
         f"Line 5 of {folder / 'test.txt'} lists 005.Bird_5/test 0.jpg, which is not below {folder / 'images'}",
-        "missing are 2 of its 200 pictures. They come with ",
+        "missing are 2 of its 200 images. They come with ",
         "CUB_200_2011.tgz (md5 97eceeb196236b17998738112f37df78) from https://data.caltech.edu/records/65de6-vp158",
         f"so that {folder / 'images' / '005.Bird_5/test 0.jpg'} is there.",
     ):
@@ -230,11 +230,11 @@ def test_a_missing_picture_is_named_with_its_line_and_archive(tmp_path: Path) ->
         ("semi_fungi", "images/16022_Langermannia_gigantea/a b.JPG", "fungi_train_val.tgz (13 GB"),
     ],
 )
-def test_every_picture_has_an_archive(name: str, path: str, words: str) -> None:
+def test_every_image_has_an_archive(name: str, path: str, words: str) -> None:
     assert words in BENCHMARKS[name].archive_of(path)
 
 
-def test_a_picture_in_two_parts_is_refused(tmp_path: Path) -> None:
+def test_a_image_in_two_parts_is_refused(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path)
     rows = (folder / "test.txt").read_text().splitlines()
     write_lines(folder / "l_train_val.txt", [*(folder / "l_train_val.txt").read_text().splitlines(), rows[6]])
@@ -268,11 +268,11 @@ def test_a_class_without_labels_is_named(tmp_path: Path) -> None:
         load(config("cub", tmp_path), seed=0)
 
 
-def test_a_broken_picture_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_broken_image_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path)
     path = folder / "images" / "001.Bird_1" / "l_train_val 0.jpg"
     path.unlink()  # and with it the link, so that the others stay whole
-    path.write_bytes(b"no picture")
+    path.write_bytes(b"no image")
     data = load(config("cub", tmp_path), seed=0)
     with pytest.raises(DataError, match=rf"{path} cannot be read"):
         data.labeled[0]

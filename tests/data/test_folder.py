@@ -1,4 +1,4 @@
-"""Folders of pictures: class folders, tables, held-out parts, and what is said when something is wrong."""
+"""Folders of images: class folders, tables, held-out parts, and what is said when something is wrong."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from PIL import Image
 
 from semigpc.data import DataError, FolderConfig, SplitConfig, Splits
 from semigpc.data.folder import load
-from tests.data.samples import write_pictures
+from tests.data.samples import write_images
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three class folders and one of unlabelled pictures."""
-    write_pictures(tmp_path / "pictures", {"cat": 6, "ant": 3, "bee": 4, "unlabeled": 5})
-    return tmp_path / "pictures"
+    """Three class folders and one of unlabelled images."""
+    write_images(tmp_path / "images", {"cat": 6, "ant": 3, "bee": 4, "unlabeled": 5})
+    return tmp_path / "images"
 
 
 def write_table(path: Path, rows: dict[str, str]) -> str:
@@ -39,7 +39,7 @@ def test_every_folder_is_a_class(root: Path) -> None:
     assert data.notes == ()
 
 
-def test_the_folder_of_unlabelled_pictures_may_be_called_otherwise(root: Path) -> None:
+def test_the_folder_of_unlabelled_images_may_be_called_otherwise(root: Path) -> None:
     (root / "unlabeled").rename(root / "more")
     data = load(FolderConfig(root=str(root), unlabeled="more"), seed=0)
     assert data.class_names == ("ant", "bee", "cat")
@@ -47,23 +47,23 @@ def test_the_folder_of_unlabelled_pictures_may_be_called_otherwise(root: Path) -
 
 
 def test_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
-    write_pictures(tmp_path, {"10": 2, "9": 2, "2": 2})
+    write_images(tmp_path, {"10": 2, "9": 2, "2": 2})
     assert load(FolderConfig(root=str(tmp_path)), seed=0).class_names == ("2", "9", "10")
-    write_pictures(tmp_path, {"x": 2})
+    write_images(tmp_path, {"x": 2})
     assert load(FolderConfig(root=str(tmp_path)), seed=0).class_names == ("10", "2", "9", "x")
 
 
-def test_pictures_may_lie_deeper_and_hidden_files_are_none(root: Path) -> None:
-    write_pictures(root / "ant", {"red": 2, ".thumbs": 3})
+def test_images_may_lie_deeper_and_hidden_files_are_none(root: Path) -> None:
+    write_images(root / "ant", {"red": 2, ".thumbs": 3})
     (root / "ant" / "._0.png").write_bytes(b"what some systems leave behind")
-    (root / "ant" / "notes.txt").write_text("no picture")
+    (root / "ant" / "notes.txt").write_text("no image")
     (root / ".git").mkdir()
     (root / "cat" / "0.png").rename(root / "cat" / "0.PNG")
     (root / "bee" / "3.png").rename(root / "loose.png")
     data = load(FolderConfig(root=str(root)), seed=0)
     assert data.class_counts.tolist() == [5, 3, 6]
     assert "ant/red/1.png" in data.labeled.names
-    assert data.notes == ("Pictures that are not used, since they lie in pictures itself and in no class folder: 1.",)
+    assert data.notes == ("Images that are not used, since they lie in images itself and in no class folder: 1.",)
 
 
 def test_a_table_labels_some_and_the_rest_is_unlabelled(root: Path) -> None:
@@ -93,11 +93,11 @@ def test_held_out_tables_are_kept_from_training(root: Path) -> None:
     assert data.class_counts.tolist() == [2, 4, 4]
     assert data.test is not None
     assert data.test[0].tobytes() == Image.open(root / data.test.names[0]).tobytes()
-    assert "Pictures that are not trained on, since they are in the test part: 2." in data.notes
+    assert "Images that are not trained on, since they are in the test part: 2." in data.notes
 
 
 def test_a_test_folder_inside_the_root_is_no_class_and_never_unlabelled(root: Path) -> None:
-    write_pictures(root / "test", {"cat": 2, "bee": 1})
+    write_images(root / "test", {"cat": 2, "bee": 1})
     data = load(FolderConfig(root=str(root), test="test"), seed=0)
     assert data.class_names == ("ant", "bee", "cat")
     assert data.test is not None
@@ -122,7 +122,7 @@ def test_a_fraction_of_the_labels_is_held_out(root: Path) -> None:
 
 
 def test_a_benchmark_is_cut_from_class_folders(tmp_path: Path) -> None:
-    write_pictures(tmp_path, {"0": 30, "1": 30, "2": 30})
+    write_images(tmp_path, {"0": 30, "1": 30, "2": 30})
     split = SplitConfig(labeled_head=8, labeled_ratio=4, unlabeled_head=20, unlabeled_ratio=4)
     data = load(FolderConfig(root=str(tmp_path), split=split, validation=0.1), seed=0)
     assert data.class_counts.tolist() == [8, 4, 2]
@@ -141,27 +141,27 @@ def test_the_hash_does_not_depend_on_where_the_folder_is(root: Path, tmp_path: P
 
 
 def test_what_is_missing_is_named(root: Path) -> None:
-    with pytest.raises(DataError, match="The folder of the pictures is not there: looked for /nowhere"):
+    with pytest.raises(DataError, match="The folder of the images is not there: looked for /nowhere"):
         load(FolderConfig(root="/nowhere"), seed=0)
-    with pytest.raises(DataError, match=r"The table of labels is not there: looked for l.csv and .*pictures/l.csv"):
+    with pytest.raises(DataError, match=r"The table of labels is not there: looked for l.csv and .*images/l.csv"):
         load(FolderConfig(root=str(root), labels="l.csv"), seed=0)
     with pytest.raises(DataError, match="The test part is not there"):
         load(FolderConfig(root=str(root), test="tset"), seed=0)
     table = write_table(root.parent / "l.csv", {f"cat/{i}.png": "cat" for i in range(12)})
     with pytest.raises(
-        DataError, match=r"lists 6 pictures that are not below .*'cat/6.png', 'cat/7.png', 'cat/8.png' and 3 more"
+        DataError, match=r"lists 6 images that are not below .*'cat/6.png', 'cat/7.png', 'cat/8.png' and 3 more"
     ):
         load(FolderConfig(root=str(root), labels=table), seed=0)
 
 
-def test_folders_without_classes_or_pictures_are_refused(tmp_path: Path) -> None:
+def test_folders_without_classes_or_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no class folders. Make one sub-folder for each class"):
         load(FolderConfig(root=str(tmp_path)), seed=0)
     (tmp_path / "ant").mkdir()
     (tmp_path / "bee").mkdir()
-    with pytest.raises(DataError, match=r"no pictures in the class folders.*Known endings: .bmp"):
+    with pytest.raises(DataError, match=r"no images in the class folders.*Known endings: .bmp"):
         load(FolderConfig(root=str(tmp_path)), seed=0)
-    write_pictures(tmp_path, {"ant": 2})
+    write_images(tmp_path, {"ant": 2})
     with pytest.raises(DataError, match="there is none of 'bee'"):
         load(FolderConfig(root=str(tmp_path)), seed=0)
     (tmp_path / "bee").rmdir()
@@ -179,14 +179,14 @@ def test_tables_without_any_label_are_refused(root: Path) -> None:
 
 def test_held_out_parts_that_do_not_fit_are_refused(root: Path) -> None:
     test = write_table(root.parent / "t.csv", {"cat/0.png": "cat", "ant/0.png": "wasp"})
-    with pytest.raises(DataError, match="test part has pictures of 'wasp', which is no class of the training labels"):
+    with pytest.raises(DataError, match="test part has images of 'wasp', which is no class of the training labels"):
         load(FolderConfig(root=str(root), test=test), seed=0)
     bare = write_table(root.parent / "b.csv", {"cat/0.png": "cat", "ant/0.png": ""})
     with pytest.raises(DataError, match=r"validation part needs a label; 1 in .* have none: 'ant/0.png'"):
         load(FolderConfig(root=str(root), validation=bare), seed=0)
     first = write_table(root.parent / "1.csv", {"cat/0.png": "cat", "cat/1.png": "cat"})
     second = write_table(root.parent / "2.csv", {"cat/1.png": "cat", "cat/2.png": "cat"})
-    with pytest.raises(DataError, match=r"must not share pictures.*1 are in both, such as .*cat/1.png"):
+    with pytest.raises(DataError, match=r"must not share images.*1 are in both, such as .*cat/1.png"):
         load(FolderConfig(root=str(root), validation=first, test=second), seed=0)
 
 

@@ -1,4 +1,4 @@
-"""Pictures that join the labels, and labelled draws by class."""
+"""Images that join the labels, and labelled draws by class."""
 
 import numpy as np
 import pytest
@@ -14,14 +14,14 @@ LABELS = np.array([0] * 12 + [1] * 3 + [2] * 1)
 
 
 def some_splits(unlabeled: int = 5) -> Splits:
-    """Pictures whose colour says which one they are."""
+    """Images whose colour says which one they are."""
     colours = np.arange(len(LABELS) + unlabeled, dtype=np.uint8)
-    pictures = np.broadcast_to(colours[:, None, None, None], (len(colours), 4, 4, 3)).copy()
-    return splits_from_arrays(pictures[: len(LABELS)], LABELS, pictures[len(LABELS) :])
+    images = np.broadcast_to(colours[:, None, None, None], (len(colours), 4, 4, 3)).copy()
+    return splits_from_arrays(images[: len(LABELS)], LABELS, images[len(LABELS) :])
 
 
-def colour(picture: Image.Image) -> int:
-    return int(np.asarray(picture)[0, 0, 0])
+def colour(image: Image.Image) -> int:
+    return int(np.asarray(image)[0, 0, 0])
 
 
 def test_those_that_join_stand_after_the_given_labels_with_their_own() -> None:
@@ -55,8 +55,8 @@ def test_cached_features_of_the_larger_set_are_those_of_its_parts() -> None:
         source.fetch(larger.labeled, np.array([0]))
 
 
-def test_one_entry_is_wanted_for_each_unlabelled_picture() -> None:
-    with pytest.raises(ValueError, match="one entry for each of the 5 unlabelled pictures"):
+def test_one_entry_is_wanted_for_each_unlabelled_image() -> None:
+    with pytest.raises(ValueError, match="one entry for each of the 5 unlabelled images"):
         join(some_splits(), np.array([1]), Augment(AugmentConfig(image_size=4)))
 
 
@@ -70,14 +70,14 @@ def test_classes_are_drawn_by_a_power_of_their_counts(power: float, shares: list
     assert found.tolist() == pytest.approx(shares, abs=0.015)
 
 
-def test_within_a_class_every_picture_comes_once_before_any_comes_twice() -> None:
+def test_within_a_class_every_image_comes_once_before_any_comes_twice() -> None:
     order = drawn_order(LABELS, 60, 0.0, seed=1, epoch=2, stream=0)
     seen = order[LABELS[order] == 0]
     assert len(seen) >= 12
     assert sorted(seen[:12]) == list(range(12))
 
 
-def test_a_class_without_pictures_is_never_drawn() -> None:
+def test_a_class_without_images_is_never_drawn() -> None:
     order = drawn_order(np.array([0, 0, 2]), 50, 0.0, seed=0, epoch=0, stream=0)
     assert set(order.tolist()) == {0, 1, 2}
 
@@ -109,7 +109,7 @@ def test_a_power_of_one_is_the_plain_order_bit_for_bit() -> None:
         assert torch.equal(one, other)
 
 
-def test_balanced_sampling_reaches_the_loader_and_leaves_unlabelled_pictures_alone() -> None:
+def test_balanced_sampling_reaches_the_loader_and_leaves_unlabelled_images_alone() -> None:
     plain, even = batches(None), batches(BalancedSamplingConfig())
     assert float((torch.cat([rows[:6] for rows in even]) == 2).double().mean()) > 0.25 > 0.0625
     assert all(torch.equal(one[-2:], other[-2:]) for one, other in zip(plain, even, strict=True))

@@ -14,7 +14,7 @@ from semigpc.data import Augment, AugmentConfig, BatchStream, DataError, FolderC
 from semigpc.data.folder import load
 from semigpc.data.loaders import epoch_order
 from semigpc.types import Batch
-from tests.data.samples import small_splits, write_pictures
+from tests.data.samples import small_splits, write_images
 
 AUGMENT = Augment(AugmentConfig(image_size=8))
 SPLITS = small_splits()
@@ -50,7 +50,7 @@ def test_a_batch_is_what_it_says() -> None:
     assert not torch.equal(batch.views["strong"], batch.views["strong2"])
 
 
-def test_rows_are_the_pictures_that_the_indices_name() -> None:
+def test_rows_are_the_images_that_the_indices_name() -> None:
     plain = Augment(AugmentConfig(image_size=8, crop_ratio=1.0, flip=False))
     batch = BatchStream(SPLITS, plain, **SETTINGS | {"views": ("weak",)})[5]
     for row, index in enumerate(batch.index.tolist()):
@@ -150,7 +150,7 @@ def test_the_global_generator_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_evaluation_sees_every_picture_once_in_order(workers: int) -> None:
+def test_evaluation_sees_every_image_once_in_order(workers: int) -> None:
     assert SPLITS.test is not None
     batches = eval_loader(SPLITS.test, AUGMENT, 3, workers)
     for _ in range(2):  # a run evaluates many times with one loader
@@ -162,14 +162,14 @@ def test_evaluation_sees_every_picture_once_in_order(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_unreadable_picture_stops_the_run_with_its_path(tmp_path: Path, workers: int) -> None:
-    write_pictures(tmp_path, {"ant": 4, "bee": 4})
-    (tmp_path / "bee" / "2.png").write_bytes(b"no picture")
+def test_an_unreadable_image_stops_the_run_with_its_path(tmp_path: Path, workers: int) -> None:
+    write_images(tmp_path, {"ant": 4, "bee": 4})
+    (tmp_path / "bee" / "2.png").write_bytes(b"no image")
     splits = load(FolderConfig(root=str(tmp_path)), seed=0)
     batches = train_loader(
         splits, AUGMENT, **SETTINGS | {"views": (), "labeled_batch": 8}, first_step=0, total_steps=2, workers=workers
     )
-    with pytest.raises(DataError, match=r"^The picture .*bee/2.png cannot be read.* take it out of the data.$"):
+    with pytest.raises(DataError, match=r"^The image .*bee/2.png cannot be read.* take it out of the data.$"):
         list(batches)
 
 
@@ -190,8 +190,8 @@ def test_impossible_loaders_are_refused(changes: dict[str, int], message: str) -
         loader(**changes)
 
 
-def test_views_need_unlabelled_pictures_and_known_names() -> None:
-    with pytest.raises(DataError, match="views weak, strong, strong2 are made of unlabelled pictures, and there are none"):
+def test_views_need_unlabelled_images_and_known_names() -> None:
+    with pytest.raises(DataError, match="views weak, strong, strong2 are made of unlabelled images, and there are none"):
         BatchStream(small_splits(u=0), AUGMENT, **SETTINGS)
     with pytest.raises(ValueError, match="unknown view 'medium'; known: weak, strong, strong2"):
         loader(views=("medium",))
@@ -199,6 +199,6 @@ def test_views_need_unlabelled_pictures_and_known_names() -> None:
         eval_loader(SPLITS.labeled, AUGMENT, 0, 0)
 
 
-def test_true_labels_of_unlabelled_pictures_are_nowhere_in_a_batch() -> None:
+def test_true_labels_of_unlabelled_images_are_nowhere_in_a_batch() -> None:
     known = replace(SPLITS, unlabeled_truth=np.arange(30) % 4)
     assert same(BatchStream(known, AUGMENT, **SETTINGS)[0], BatchStream(SPLITS, AUGMENT, **SETTINGS)[0])

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from semigpc.data import operations
 from semigpc.data.operations import CUTOUT_COLOUR, POOL, Operation, RandAugment, cutout
-from tests.data.samples import picture
+from tests.data.samples import random_image
 
 AFFINE, NEAREST = Image.Transform.AFFINE, Image.Resampling.NEAREST
 
@@ -47,7 +47,7 @@ RANGES = {
 }
 
 
-def awkward_pictures() -> list[Image.Image]:
+def awkward_images() -> list[Image.Image]:
     """Sizes from tiny to wide, flat channels, two values, full range, a dark corner."""
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (24, 40, 3), dtype=np.uint8)
@@ -57,16 +57,16 @@ def awkward_pictures() -> list[Image.Image]:
     arrays = [noise, one_flat, two_values, np.full((17, 16, 3), 9, np.uint8), noise[:8, :8], noise // 7 + 3, noise[:, :11]]
     return [
         *(Image.fromarray(np.ascontiguousarray(array)) for array in arrays),
-        picture(32, 32, rng),
-        picture(7, 50, rng),
-        picture(96, 80, rng),
+        random_image(32, 32, rng),
+        random_image(7, 50, rng),
+        random_image(96, 80, rng),
     ]
 
 
 @pytest.mark.parametrize("operation", POOL, ids=lambda operation: operation.name)
 def test_an_operation_is_pillows_byte_for_byte(operation: Operation) -> None:
     reference = REFERENCES[operation.name]
-    for image in awkward_pictures():
+    for image in awkward_images():
         before = image.tobytes()
         for magnitude in np.linspace(operation.low, operation.high, 13).tolist():
             ours, theirs = operation.apply(image, magnitude), reference(image, magnitude)
@@ -81,7 +81,7 @@ def test_the_pool_has_the_fourteen_operations_with_their_ranges() -> None:
     assert len(POOL) == 14
 
 
-def test_a_sheared_picture_is_black_where_nothing_comes_from() -> None:
+def test_a_sheared_image_is_black_where_nothing_comes_from() -> None:
     white = Image.new("RGB", (10, 10), (255, 255, 255))
     sheared = np.asarray(next(o for o in POOL if o.name == "shear_x").apply(white, 0.3))
     x, y = np.meshgrid(np.arange(10), np.arange(10))
@@ -129,7 +129,7 @@ def test_magnitudes_fill_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("size", [(8, 8), (32, 32), (20, 13)])
 def test_a_cutout_is_what_drawing_a_rectangle_gives(size: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
-    image = picture(*size, rng)
+    image = random_image(*size, rng)
     for _ in range(300):
         fraction, centre = rng.uniform(0, 0.5), (rng.uniform(0, size[0]), rng.uniform(0, size[1]))
         side = fraction * size[0]
@@ -141,7 +141,7 @@ def test_a_cutout_is_what_drawing_a_rectangle_gives(size: tuple[int, int]) -> No
 
 
 def test_a_cutout_of_nothing_changes_nothing() -> None:
-    image = picture(8, 8, np.random.default_rng(0))
+    image = random_image(8, 8, np.random.default_rng(0))
     before = image.tobytes()
     assert cutout(image, 0.0, (3, 3)) is image
     cutout(image, 0.5, (3, 3))

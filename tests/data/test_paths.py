@@ -11,19 +11,19 @@ import pytest
 from semigpc.data import ArraysConfig, DataError, FolderConfig, folder
 from semigpc.data.archives import extract
 from semigpc.data.arrays import load as load_arrays
+from semigpc.data.images import ImageError, read_image
 from semigpc.data.listing import class_folders, from_table
 from semigpc.data.paths import existing, images_below, sorted_images
-from semigpc.data.pictures import PictureError, read_picture
 from semigpc.data.split_files import read_split
 from semigpc.data.tables import read_labels
-from semigpc.data.zipped import zipped_pictures
+from semigpc.data.zipped import zipped_images
 from semigpc.files import trouble
 from semigpc.labeling.embed import embed_folder
 from semigpc.labeling.given import read_given
 from semigpc.labeling.source import open_source
-from semigpc.training.given_pictures import pictures_at
+from semigpc.training.given_images import images_at
 from semigpc.training.run_folder import RunError, RunFolder
-from tests.data.samples import write_pictures
+from tests.data.samples import write_images
 from tests.labeling.samples import IDS, X, write
 
 LATIN = "latin\udce9"  # the letter e with an accent as one byte, as Python shows a name that is not UTF-8
@@ -32,8 +32,8 @@ LATIN = "latin\udce9"  # the letter e with an accent as one byte, as Python show
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Two class folders, and images elsewhere that links may lead to."""
-    write_pictures(tmp_path / "photos", {"ant": 2, "bee": 2})
-    write_pictures(tmp_path / "elsewhere", {"deep": 2, ".": 1})
+    write_images(tmp_path / "photos", {"ant": 2, "bee": 2})
+    write_images(tmp_path / "elsewhere", {"deep": 2, ".": 1})
     return tmp_path / "photos"
 
 
@@ -53,11 +53,11 @@ READERS: dict[str, Callable[[Path], object]] = {
     "table.csv": read_labels,
     "table.parquet": read_labels,
     "images.npz": lambda path: load_arrays(ArraysConfig(path=str(path)), 0),
-    "image.png": read_picture,
-    "predicted.png": lambda path: pictures_at([path]),
+    "image.png": read_image,
+    "predicted.png": lambda path: images_at([path]),
     "folder": lambda path: embed_folder(path, path.with_name("x.parquet")),
     "root": lambda path: folder.load(FolderConfig(root=str(path)), 0),
-    "pool.zip": zipped_pictures,
+    "pool.zip": zipped_images,
     "split.txt": read_split,
     "set.tar.gz": lambda path: extract(path, path.parent / "unpacked", "set", 1000),
 }
@@ -101,7 +101,7 @@ def test_sockets_and_devices_are_told_apart(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_pipe_among_images_is_named(photos: Path) -> None:
     pipe(photos / "ant" / "pipe.png")
-    for read in (images_below, class_folders, lambda place: pictures_at([place])):
+    for read in (images_below, class_folders, lambda place: images_at([place])):
         with pytest.raises(DataError, match=r"1 images of .*photos cannot be used \(ant/pipe.png: it is a named pipe"):
             read(photos)
     (photos / "labels.csv").write_text("file_name,label\nant/pipe.png,ant\nbee/0.png,bee\n")
@@ -120,7 +120,7 @@ def test_links_that_lead_out_need_permission(photos: Path) -> None:
     link(photos / "ant" / "far.png", outside / "0.png")
     link(photos / "bee" / "far", outside / "deep")
     link(photos / "ant" / "near.png", photos / "bee" / "0.png")
-    readers: list[Callable[..., object]] = [images_below, class_folders, lambda place, **how: pictures_at([place], **how)]
+    readers: list[Callable[..., object]] = [images_below, class_folders, lambda place, **how: images_at([place], **how)]
     for read in readers:
         with pytest.raises(DataError, match=r"2 images of .*\(ant/far.png: a link that leads out of the folder, to .*--follow"):
             read(photos)
@@ -129,9 +129,9 @@ def test_links_that_lead_out_need_permission(photos: Path) -> None:
     everything = sorted([*near, "ant/far.png", "bee/far/0.png", "bee/far/1.png"])
     assert images_below(photos, follow_links=True) == everything
     assert list(class_folders(photos, follow_links=True).labels) == everything
-    assert len(pictures_at([photos], follow_links=True)) == len(everything)
+    assert len(images_at([photos], follow_links=True)) == len(everything)
     skipped: list[tuple[str, str]] = []
-    assert len(pictures_at([photos], skipped=skipped)) == 5
+    assert len(images_at([photos], skipped=skipped)) == 5
     assert [name for name, _ in skipped] == ["ant/far.png", "bee/far"]
 
 
@@ -152,7 +152,7 @@ def test_a_table_cannot_name_what_lies_outside(photos: Path) -> None:
         from_table(table, photos)
     assert from_table(table, photos, follow_links=True).classes == {"ant", "bee"}
     table.write_text(f"file_name,label\n{'x' * 300}.png,ant\nant,bee\n")
-    with pytest.raises(DataError, match="lists 1 pictures that are not below"):
+    with pytest.raises(DataError, match="lists 1 images that are not below"):
         from_table(table, photos)
 
 
@@ -187,14 +187,14 @@ def test_shards_may_be_links_only_with_permission(tmp_path: Path) -> None:
 
 def test_names_that_are_not_utf8_are_refused_and_can_be_printed(photos: Path) -> None:
     (photos / "ant" / "0.png").rename(photos / "ant" / f"{LATIN}.png")
-    for read in (images_below, class_folders, lambda place: pictures_at([place])):
+    for read in (images_below, class_folders, lambda place: images_at([place])):
         with pytest.raises(DataError, match=r"\(ant/latin\\udce9.png: its name is not UTF-8; rename it\)") as caught:
             read(photos)
         str(caught.value).encode()
     with pytest.raises(DataError, match=r"latin\\udce9.png cannot be read: its name is not UTF-8"):
-        pictures_at([photos / "ant" / f"{LATIN}.png"])
-    with pytest.raises(PictureError, match=r"latin\\udce9.png cannot be read"):
-        read_picture(photos / "ant" / f"{LATIN}.png")
+        images_at([photos / "ant" / f"{LATIN}.png"])
+    with pytest.raises(ImageError, match=r"latin\\udce9.png cannot be read"):
+        read_image(photos / "ant" / f"{LATIN}.png")
 
 
 @pytest.mark.parametrize("name", READERS)

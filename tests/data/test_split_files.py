@@ -1,11 +1,11 @@
-"""Published lists of pictures: what is read, and what is refused with file, line and the way out."""
+"""Published lists of images: what is read, and what is refused with file, line and the way out."""
 
 from pathlib import Path
 
 import pytest
 
 from semigpc.data import DataError
-from semigpc.data.split_files import missing_pictures, read_split
+from semigpc.data.split_files import missing_images, read_split
 from tests.data.fgvc_samples import PUBLISHED, lines, needs_published, write_lines
 
 
@@ -65,12 +65,12 @@ def test_no_class_is_allowed_where_it_is_asked_for(tmp_path: Path) -> None:
         ("b.jpg 99999999999999999999", "a line is a path, a space and a whole number"),
         ("b.jpg 5", r"labels here must be in \[0, 5\); got 'b.jpg 5'"),
         ("b.jpg -1", r"labels here must be in \[0, 5\)"),
-        ("/etc/b.jpg 1", "a path is relative to the pictures' root, with forward slashes and no '..'; got '/etc/b.jpg 1'"),
+        ("/etc/b.jpg 1", "a path is relative to the images' root, with forward slashes and no '..'; got '/etc/b.jpg 1'"),
         ("../b.jpg 1", "no '..'; got '../b.jpg 1'"),
         ("a/../../b.jpg 1", "no '..'"),
         ("a\\b.jpg 1", "with forward slashes"),
         ("C:/b.jpg 1", "a path is relative"),
-        ("a.jpg 2", "a picture is listed once, and line 1 has it already; got 'a.jpg 2'"),
+        ("a.jpg 2", "an image is listed once, and line 1 has it already; got 'a.jpg 2'"),
     ],
 )
 def test_a_bad_line_is_named_with_its_number_and_text(tmp_path: Path, row: str, rule: str) -> None:
@@ -90,7 +90,7 @@ def test_long_lines_are_shortened(tmp_path: Path) -> None:
 def test_files_without_lines_and_without_text_are_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_bytes(b"")
-    with pytest.raises(DataError, match=r"empty.txt lists no pictures. It needs one line for each"):
+    with pytest.raises(DataError, match=r"empty.txt lists no images. It needs one line for each"):
         read_split(empty)
     (tmp_path / "binary.txt").write_bytes(b"\xff\xd8\xff\xe0")
     with pytest.raises(DataError, match=r"binary.txt cannot be read as text"):
@@ -100,12 +100,12 @@ def test_files_without_lines_and_without_text_are_refused(tmp_path: Path) -> Non
             read_split(path)
 
 
-def test_missing_pictures_are_found_folder_by_folder(tmp_path: Path) -> None:
+def test_missing_images_are_found_folder_by_folder(tmp_path: Path) -> None:
     (tmp_path / "a b").mkdir()
     for name in ("top.jpg", "a b/1.jpg", "a b/3.JPG"):
         (tmp_path / name).touch()
     names = ["a b/1.jpg", "none/1.jpg", "a b/2.jpg", "top.jpg", "top.jpg/below.jpg", "a b/3.JPG", "a b/3.jpg"]
     settled: list[int] = []
-    assert missing_pictures(tmp_path, names, settled.append) == [1, 2, 4, 6]
+    assert missing_images(tmp_path, names, settled.append) == [1, 2, 4, 6]
     assert sum(settled) == len(names)
-    assert missing_pictures(tmp_path, []) == []
+    assert missing_images(tmp_path, []) == []

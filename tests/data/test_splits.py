@@ -164,7 +164,7 @@ def test_no_class_falls_below_the_minimum() -> None:
     assert counts(long_tail_split(LABELS, 10, more, seed=0).labeled)[-3:] == [3, 3, 3]
 
 
-def test_no_unlabelled_pictures_can_be_asked_for() -> None:
+def test_no_unlabelled_images_can_be_asked_for() -> None:
     split = long_tail_split(LABELS, 10, SplitConfig(labeled_head=5, unlabeled_head=0, overlap="disjoint"), seed=0)
     assert len(split.labeled) == 50
     assert len(split.unlabeled) == 0
@@ -172,15 +172,15 @@ def test_no_unlabelled_pictures_can_be_asked_for() -> None:
 
 def test_a_class_that_is_too_small_is_named() -> None:
     labels = np.repeat(np.arange(3), [50, 50, 4])
-    with pytest.raises(DataError, match=r"Class 2 has 4 pictures.*needs 10"):
+    with pytest.raises(DataError, match=r"Class 2 has 4 images.*needs 10"):
         long_tail_split(labels, 3, SplitConfig(labeled_head=5, unlabeled_head=5, overlap="disjoint"), seed=0)
-    with pytest.raises(DataError, match="Class 2 has 4 pictures"):
+    with pytest.raises(DataError, match="Class 2 has 4 images"):
         long_tail_split(labels, 3, SplitConfig(labeled_head=5, unlabeled_head=9), seed=0)
     nested = long_tail_split(labels, 3, SplitConfig(labeled_head=3, unlabeled_head=9), seed=0)
     assert np.bincount(labels[nested.unlabeled]).tolist() == [9, 9, 4]  # as many as there are
 
 
-def test_labels_cannot_be_nested_in_fewer_pictures() -> None:
+def test_labels_cannot_be_nested_in_fewer_images() -> None:
     crossed = SplitConfig(labeled_head=100, labeled_ratio=10, unlabeled_head=200, unlabeled_ratio=-10)
     with pytest.raises(DataError, match="class 0 would have 100 labelled and 20 unlabelled"):
         long_tail_split(LABELS, 10, crossed, seed=0)

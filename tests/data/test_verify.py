@@ -19,15 +19,15 @@ from tests.data.fgvc_samples import (
     PUBLISHED,
     lines,
     needs_published,
+    write_images_of,
     write_lines,
     write_made_up_set,
-    write_pictures_of,
     write_small_set,
 )
 
 JPEG_COPY = PUBLISHED.parent / "cifar10-jpeg.zip"
 
-# Lines, classes, fewest and most pictures of a class, hash: from the specification, section 3 and 4, and not from the package.
+# Lines, classes, fewest and most images of a class, hash: from the specification, section 3 and 4, and not from the package.
 COUNTED = {
     "cub/l_train": (500, (100, 5, 5), "ca16bd836507fc02"),
     "cub/val": (500, (100, 5, 5), None),
@@ -70,16 +70,16 @@ def by_name(found: Verification) -> dict[str, Finding]:
 @needs_published
 @pytest.mark.parametrize("file", COUNTED)
 def test_the_real_files_have_the_figures_of_the_specification(file: str) -> None:
-    pictures, classes, digest = COUNTED[file]
+    images, classes, digest = COUNTED[file]
     name, split = file.split("/")
     lowest, below = BENCHMARKS[name].labels_of(split)
     read = read_split(PUBLISHED / f"{file}.txt", lowest=lowest, below=below)
     counts = list(read.class_counts().values())
-    assert len(read) == pictures
+    assert len(read) == images
     assert digest in (None, read.sha256)
     assert classes == ((len(counts), min(counts), max(counts)) if counts else None)
     known = BENCHMARKS[name].files[split]
-    assert (known.pictures, known.classes, known.sha256) == (pictures, classes, read.sha256)
+    assert (known.images, known.classes, known.sha256) == (images, classes, read.sha256)
 
 
 @needs_published
@@ -88,13 +88,13 @@ def test_the_real_files_pass(name: str) -> None:
     found = published(name)
     assert found.ok
     verdicts = {finding.what: finding.verdict for finding in found.findings if finding.verdict != "ok"}
-    wrong = {"cub": {"u_train_in: pictures"}, "semi_inat": {"test: classes"}}.get(name, set())
+    wrong = {"cub": {"u_train_in: images"}, "semi_inat": {"test: classes"}}.get(name, set())
     absent = {
-        "semi_fungi": {"u_train: pictures", "u_train = in + out"},
-        "semi_inat": {"u_train_in: pictures", "u_train_out: pictures", "u_train: pictures", "u_train = in + out"},
+        "semi_fungi": {"u_train: images", "u_train = in + out"},
+        "semi_inat": {"u_train_in: images", "u_train_out: images", "u_train: images", "u_train = in + out"},
     }.get(name, set())
     assert verdicts == dict.fromkeys(wrong, "paper is wrong") | dict.fromkeys(absent, "absent")
-    assert by_name(found)["pictures in two parts"].found == 0
+    assert by_name(found)["images in two parts"].found == 0
 
 
 @needs_published
@@ -114,9 +114,9 @@ def test_gamma_is_counted_over_what_the_paper_means() -> None:
 @needs_published
 def test_the_two_figures_that_are_wrong_in_the_paper_are_explained() -> None:
     cub, inat = published("cub"), published("semi_inat")
-    wrong = by_name(cub)["u_train_in: pictures"]
+    wrong = by_name(cub)["u_train_in: images"]
     assert (wrong.found, wrong.expected, wrong.paper) == (3885, 3885, 3853)
-    assert any("1000 + 3885 + 1000 + 5903 make the 11788 pictures" in note for note in cub.notes)
+    assert any("1000 + 3885 + 1000 + 5903 make the 11788 images" in note for note in cub.notes)
     wrong = by_name(inat)["test: classes"]
     assert (wrong.found, wrong.expected, wrong.paper) == ("810 x 20", "810 x 20", "100 of each")
     assert any("the published file has 20" in note for note in inat.notes)
@@ -154,15 +154,15 @@ def test_windows_line_ends_have_the_published_hash(tmp_path: Path) -> None:
 
 
 @needs_published
-def test_a_picture_moved_from_test_to_labels_is_seen(tmp_path: Path) -> None:
+def test_a_image_moved_from_test_to_labels_is_seen(tmp_path: Path) -> None:
     folder = copied(tmp_path)
     write_lines(folder / "l_train_val.txt", [*lines("cub", "l_train_val"), lines("cub", "test")[10]])
     found = verify_fgvc("cub", tmp_path)
     findings = by_name(found)
-    assert findings["pictures in two parts"].found == 1
+    assert findings["images in two parts"].found == 1
     assert findings["l_train_val = l_train + val"].found == "1 differ"
     (note,) = [note for note in found.notes if "in common" in note]
-    assert "l_train_val and test must have no picture in common; they have 1, such as 003.Sooty_Albatross/" in note
+    assert "l_train_val and test must have no image in common; they have 1, such as 003.Sooty_Albatross/" in note
     assert "on line 1001 of the first and line 11 of the second" in note
 
 
@@ -172,7 +172,7 @@ def test_a_malformed_file_is_told_and_the_others_are_still_checked(tmp_path: Pat
     found = verify_fgvc("cub", tmp_path)
     assert by_name(found)["u_train_in: lines"].verdict == "differs"
     assert any(note.startswith(f"Line 1 of {folder / 'u_train_in.txt'} cannot be used") for note in found.notes)
-    assert by_name(found)["test: pictures"].found == 200
+    assert by_name(found)["test: images"].found == 200
     assert by_name(found)["gamma over U_in"].verdict == "absent"
 
 
@@ -181,17 +181,17 @@ def test_only_labels_and_test_are_needed(tmp_path: Path) -> None:
     (folder / "test.txt").unlink()
     found = verify_fgvc("cub", tmp_path)
     needed = {finding.what for finding in found.findings if finding.verdict == "absent" and finding.fails}
-    assert needed == {"test: pictures"}
+    assert needed == {"test: images"}
     assert any(note.startswith("Training needs test.txt too") for note in found.notes)
     with pytest.raises(DataError, match="SemiFungi is not there"):
         verify_fgvc("semi_fungi", tmp_path)
 
 
-# Pictures ------------------------------------------------------------------------------------------------------------
+# Images ------------------------------------------------------------------------------------------------------------
 
 
 @needs_published
-def test_pictures_are_looked_for_list_by_list(tmp_path: Path) -> None:
+def test_images_are_looked_for_list_by_list(tmp_path: Path) -> None:
     folder = write_small_set(tmp_path, "semi_aves")
     rows = lines("semi_aves", "u_train_out")[:40]
     for row in rows:
@@ -201,44 +201,44 @@ def test_pictures_are_looked_for_list_by_list(tmp_path: Path) -> None:
     found = by_name(verify_fgvc("semi_aves", tmp_path, exist=True, report=lambda *told: reports.append(told)))
     told = {what: (finding.found, finding.expected, finding.verdict) for what, finding in found.items() if "on disk" in what}
     assert told == {
-        "l_train_val: pictures on disk": (200, 200, "ok"),
-        "u_train_in: pictures on disk": (39, 40, "differs"),
-        "u_train_out: pictures on disk": (None, 40, "absent"),  # an archive that was never fetched
-        "test: pictures on disk": (200, 200, "ok"),
+        "l_train_val: images on disk": (200, 200, "ok"),
+        "u_train_in: images on disk": (39, 40, "differs"),
+        "u_train_out: images on disk": (None, 40, "absent"),  # an archive that was never fetched
+        "test: images on disk": (200, 200, "ok"),
     }
-    assert reports[-1] == ("looking for pictures", 480, 480)
-    assert "pictures that decode" not in found
+    assert reports[-1] == ("looking for images", 480, 480)
+    assert "images that decode" not in found
 
 
-def test_missing_pictures_come_with_the_archive(tmp_path: Path) -> None:
+def test_missing_images_come_with_the_archive(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path)
     (folder / "images").rename(tmp_path / "elsewhere")
     found = verify_fgvc("cub", tmp_path, exist=True)
-    assert by_name(found)["test: pictures on disk"].fails
-    assert not by_name(found)["u_train_in: pictures on disk"].fails
-    assert any("missing are 200 of its 200 pictures. They come with CUB_200_2011.tgz" in note for note in found.notes)
+    assert by_name(found)["test: images on disk"].fails
+    assert not by_name(found)["u_train_in: images on disk"].fails
+    assert any("missing are 200 of its 200 images. They come with CUB_200_2011.tgz" in note for note in found.notes)
 
 
-def test_every_unreadable_picture_is_listed(tmp_path: Path) -> None:
+def test_every_unreadable_image_is_listed(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path)
     broken = [folder / "images" / name for name in ("001.Bird_1/test 1.jpg", "003.Bird_3/u 0.jpg", "199.Bird_199/test 0.jpg")]
     for path in broken:
         path.unlink()
-        path.write_bytes(b"no picture")
+        path.write_bytes(b"no image")
     found = verify_fgvc("cub", tmp_path, decode=True)
-    finding = by_name(found)["pictures that decode"]
+    finding = by_name(found)["images that decode"]
     assert (finding.found, finding.expected, finding.verdict) == (404, 407, "differs")
     assert len(found.unreadable) == 3
     for path in broken:
-        assert any(f"The picture {path} cannot be read: cannot identify image file" in line for line in found.unreadable)
+        assert any(f"The image {path} cannot be read: cannot identify image file" in line for line in found.unreadable)
 
 
 def test_split_files_may_lie_elsewhere(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path / "lists")
-    (tmp_path / "pictures" / "cub").mkdir(parents=True)
-    (folder / "images").rename(tmp_path / "pictures" / "cub" / "images")
-    found = verify_fgvc("cub", tmp_path / "pictures", splits=tmp_path / "lists", decode=True)
-    assert by_name(found)["pictures that decode"].verdict == "ok"
+    (tmp_path / "images" / "cub").mkdir(parents=True)
+    (folder / "images").rename(tmp_path / "images" / "cub" / "images")
+    found = verify_fgvc("cub", tmp_path / "images", splits=tmp_path / "lists", decode=True)
+    assert by_name(found)["images that decode"].verdict == "ok"
     assert verify_fgvc("cub", tmp_path / "nowhere", splits=tmp_path / "lists").findings
     with pytest.raises(DataError, match=r"looked for .*nowhere/cub"):
         verify_fgvc("cub", tmp_path / "nowhere", splits=tmp_path / "lists", exist=True)
@@ -262,7 +262,7 @@ def test_verdicts() -> None:
 
 
 def write_binary(folder: Path, n_classes: int) -> Path:
-    """The official files with black pictures, whose holes cost no disk."""
+    """The official files with black images, whose holes cost no disk."""
     form = FORMS[n_classes]
     folder.mkdir(parents=True)
     for name, count in form.files.items():
@@ -305,18 +305,18 @@ def test_cifar_that_is_nowhere_is_said_so(tmp_path: Path) -> None:
         verify_cifar(10, tmp_path)
 
 
-def test_a_copy_that_lacks_pictures_differs(tmp_path: Path) -> None:
+def test_a_copy_that_lacks_images_differs(tmp_path: Path) -> None:
     rows = [f"{part}/{c}/{i}.jpg 0" for part, count in (("train", 3), ("test", 1)) for c in range(10) for i in range(count)]
-    write_pictures_of(tmp_path / "copy", rows)
+    write_images_of(tmp_path / "copy", rows)
     (tmp_path / "copy" / "train" / "4" / "0.jpg").unlink()
-    (tmp_path / "copy" / "train" / "4" / "0.jpg").write_bytes(b"no picture")
+    (tmp_path / "copy" / "train" / "4" / "0.jpg").write_bytes(b"no image")
     found = verify_cifar(10, tmp_path / "copy", decode=True)
     findings = by_name(found)
-    assert (findings["training: pictures"].found, findings["training: classes"].found) == (30, "10 x 3")
-    assert findings["labels at gamma 100"].found == "too few pictures"
-    assert (findings["pictures that decode"].found, len(found.unreadable)) == (39, 1)
+    assert (findings["training: images"].found, findings["training: classes"].found) == (30, "10 x 3")
+    assert findings["labels at gamma 100"].found == "too few images"
+    assert (findings["images that decode"].found, len(found.unreadable)) == (39, 1)
     assert "train/4/0.jpg cannot be read" in found.unreadable[0]
-    assert any("A copy as picture files" in note for note in found.notes)
+    assert any("A copy as image files" in note for note in found.notes)
 
 
 @pytest.mark.skipif(not JPEG_COPY.is_file(), reason=f"the copy of CIFAR-10 is not at {JPEG_COPY}")
@@ -325,6 +325,6 @@ def test_the_jpeg_copy_of_cifar_gives_the_printed_totals() -> None:
     findings = by_name(found)
     assert found.ok
     assert (findings["training: classes"].found, findings["test: classes"].found) == ("10 x 5000", "10 x 1000")
-    assert any("A copy as picture files" in note for note in found.notes)
+    assert any("A copy as image files" in note for note in found.notes)
     assert [findings[f"labels at gamma {gamma}"].found for gamma in (50, 100, 150)] == [4196, 3720, 3496]
     assert [findings[f"unlabelled at gamma {gamma}"].found for gamma in (50, 100, 150)] == [13996, 12406, 11665]

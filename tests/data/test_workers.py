@@ -46,10 +46,10 @@ def test_an_error_leaves_the_stream_as_the_paragraph_it_is(workers: int) -> None
 
 def test_a_data_error_also_survives_torchs_own_way_between_processes() -> None:
     try:
-        raise DataError("The picture x.png cannot be read.")
+        raise DataError("The image x.png cannot be read.")
     except DataError:
         wrapped = pickle.loads(pickle.dumps(ExceptionWrapper(where="in a worker")))
-    with pytest.raises(DataError, match=r"in a worker(.|\n)*The picture x.png cannot be read."):
+    with pytest.raises(DataError, match=r"in a worker(.|\n)*The image x.png cannot be read."):
         wrapped.reraise()
 
 

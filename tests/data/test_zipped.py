@@ -1,4 +1,4 @@
-"""Pictures in a zip file: in place, in any process, or an error with archive and name."""
+"""Images in a zip file: in place, in any process, or an error with archive and name."""
 
 import pickle
 import zipfile
@@ -8,15 +8,15 @@ import pytest
 from PIL import Image
 
 from semigpc.data import DataError
-from semigpc.data.zipped import ZipImages, zipped_pictures
-from tests.data.samples import write_pictures
+from semigpc.data.zipped import ZipImages, zipped_images
+from tests.data.samples import write_images
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """Four pictures, compressed."""
-    write_pictures(tmp_path, {"a": 3, "b": 1}, size=(60, 40))
-    path = tmp_path / "pictures.zip"
+    """Four images, compressed."""
+    write_images(tmp_path, {"a": 3, "b": 1}, size=(60, 40))
+    path = tmp_path / "images.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for name in ("b/0.png", "a/2.png", "a/0.png", "a/1.png"):
             file.write(tmp_path / name, name)
@@ -30,10 +30,10 @@ def test_names_are_sorted_and_hidden_or_other_files_are_none(archive: Path) -> N
     with zipfile.ZipFile(archive, "a") as file:
         for name in ("a/", "a/notes.txt", "a/._0.png", ".thumbs/0.png", "__MACOSX/a/._0.png", "png", "a/.png", "c.d/X.JPG"):
             file.writestr(name, b"")
-    assert zipped_pictures(archive) == [*MEMBERS, "c.d/X.JPG"]
+    assert zipped_images(archive) == [*MEMBERS, "c.d/X.JPG"]
 
 
-def test_pictures_are_those_of_the_files_and_kept(archive: Path) -> None:
+def test_images_are_those_of_the_files_and_kept(archive: Path) -> None:
     images = ZipImages(archive, MEMBERS)
     assert len(images) == 4
     for position, member in enumerate(MEMBERS):
@@ -61,33 +61,33 @@ def test_after_a_fork_the_file_is_opened_again(archive: Path, monkeypatch: pytes
 
     monkeypatch.setattr("semigpc.data.zipped.zipfile.ZipFile", Counting)
     images = ZipImages(archive, MEMBERS, cache_bytes=0)
-    pictures = [images[i].tobytes() for i in range(4)]
+    pixels = [images[i].tobytes() for i in range(4)]
     assert len(opened) == 1
     monkeypatch.setattr("semigpc.data.zipped.os.getpid", lambda: -1)
-    assert [images[i].tobytes() for i in range(4)] == pictures
+    assert [images[i].tobytes() for i in range(4)] == pixels
     assert len(opened) == 2
 
 
-def test_a_picture_that_cannot_be_read_is_an_error_with_archive_and_name(archive: Path) -> None:
+def test_a_image_that_cannot_be_read_is_an_error_with_archive_and_name(archive: Path) -> None:
     with zipfile.ZipFile(archive, "a") as file:
-        file.writestr("a/bad.png", b"no picture")
-    with pytest.raises(DataError, match=r"The picture .*pictures.zip/a/bad.png cannot be read: .*replace it"):
+        file.writestr("a/bad.png", b"no image")
+    with pytest.raises(DataError, match=r"The image .*images.zip/a/bad.png cannot be read: .*replace it"):
         ZipImages(archive, ["a/bad.png"])[0]
-    with pytest.raises(DataError, match=r"pictures.zip/a/9.png cannot be read: .*may have been replaced"):
+    with pytest.raises(DataError, match=r"images.zip/a/9.png cannot be read: .*may have been replaced"):
         ZipImages(archive, ["a/9.png"])[0]
     content = bytearray(archive.read_bytes())
-    content[200:220] = bytes(20)  # within the first picture
+    content[200:220] = bytes(20)  # within the first image
     archive.write_bytes(content)
-    with pytest.raises(DataError, match=r"pictures.zip/b/0.png cannot be read"):
+    with pytest.raises(DataError, match=r"images.zip/b/0.png cannot be read"):
         ZipImages(archive, MEMBERS)[3]
     archive.unlink()
-    with pytest.raises(DataError, match=r"pictures.zip/a/0.png cannot be read: .*No such file"):
+    with pytest.raises(DataError, match=r"images.zip/a/0.png cannot be read: .*No such file"):
         ZipImages(archive, MEMBERS)[0]
 
 
 def test_a_file_that_is_no_zip_file_is_named(archive: Path) -> None:
     archive.write_bytes(archive.read_bytes()[:-30])
-    with pytest.raises(DataError, match=r"pictures.zip cannot be read as a zip file: .*fetch it again, or give a folder"):
-        zipped_pictures(archive)
-    with pytest.raises(DataError, match=r"The zip file of the pictures is not there: .*other.zip. Check the path"):
-        zipped_pictures(archive.parent / "other.zip")
+    with pytest.raises(DataError, match=r"images.zip cannot be read as a zip file: .*fetch it again, or give a folder"):
+        zipped_images(archive)
+    with pytest.raises(DataError, match=r"The zip file of the images is not there: .*other.zip. Check the path"):
+        zipped_images(archive.parent / "other.zip")

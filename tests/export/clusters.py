@@ -1,4 +1,4 @@
-"""Runs without training: tiny pictures that are their own features, and a GP that has seen some of them."""
+"""Runs without training: tiny images that are their own features, and a GP that has seen some of them."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.data import Augment, AugmentConfig
-from semigpc.data.pictures import Pixels
+from semigpc.data.images import Pixels
 from semigpc.models import Classifier
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
 from semigpc.types import HeadSpec
@@ -21,11 +21,11 @@ class Flat(nn.Module):
 
     num_features = 3 * SIDE**2
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        return pictures.flatten(1)
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(1)
 
 
-def pictures(count: int, seed: int) -> tuple[Pixels, Tensor]:
+def images(count: int, seed: int) -> tuple[Pixels, Tensor]:
     """Bytes (count, 4, 4, 3) about one point a class, with overlap, and labels (count,); class 0 has most."""
     rng = np.random.default_rng([7, seed])
     centres = np.random.default_rng(7).integers(60, 196, (CLASSES, SIDE, SIDE, 3))
@@ -42,11 +42,11 @@ def network() -> Classifier:
 
 
 def gp(classifier: Classifier, rows: int = 160, **options: Any) -> GaussianProcessRefiner:
-    """A GP over so many pictures as the classifier sees them."""
+    """A GP over so many images as the classifier sees them."""
     config = GPConfig(**{"buffer_size": 128, **options})
     width = 8 if config.feature == "projection" else Flat.num_features
     refiner = GaussianProcessRefiner(config, width, CLASSES)
-    pixels, labels = pictures(rows, seed=1)
+    pixels, labels = images(rows, seed=1)
     for some in torch.arange(rows).split(16):
         output = classifier(Augment(AUGMENT).normalise(pixels[some.numpy()]))
         refiner.write(refiner.placement.features(output), labels[some])

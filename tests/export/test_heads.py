@@ -18,7 +18,7 @@ from semigpc.export.network import ExportedNetwork
 from semigpc.gp import EnsembleGP, ExactGP, LowRankGP, MatrixFreeGP, NoExpansionError, PerClassGP
 from semigpc.models import Classifier
 from semigpc.refiners import EnsembleOptions, GaussianProcessRefiner, LowRankOptions, MatrixFreeOptions
-from tests.export.clusters import AUGMENT, SIDE, gp, network, pictures
+from tests.export.clusters import AUGMENT, SIDE, gp, images, network
 
 ROWS, BATCHES = 1000, (1, 7, 256, 736)
 CASES: dict[str, tuple[type[torch.nn.Module], dict[str, Any]]] = {
@@ -43,8 +43,8 @@ class Several(torch.nn.Module):
         self.each = torch.nn.ModuleDict({name: exported(classifier, refiner) for name, refiner in refiners.items()})
         self.outputs = {f"of_{name}": "gp" for name in refiners}
 
-    def forward(self, pictures: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {f"of_{name}": module(pictures)["probabilities"] for name, module in self.each.items()}
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {f"of_{name}": module(images)["probabilities"] for name, module in self.each.items()}
 
 
 class Compared(NamedTuple):
@@ -59,7 +59,7 @@ class Compared(NamedTuple):
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     classifier, folder = network(), tmp_path_factory.mktemp("models")
     refiners = {name: gp(classifier, **options) for name, (_, options) in CASES.items()}
-    pixels, _ = pictures(ROWS, seed=3)
+    pixels, _ = images(ROWS, seed=3)
     output = classifier(Augment(AUGMENT).normalise(pixels))
     expected = {name: torch.softmax(refiner.logits(output).double(), dim=1).numpy() for name, refiner in refiners.items()}
     raw = (pixels.transpose(0, 3, 1, 2) / 255).astype(np.float32)
@@ -90,7 +90,7 @@ def test_a_thousand_rows_say_what_the_engine_says(compared: Compared, name: str,
 @pytest.mark.parametrize("name", CASES)
 def test_the_rows_are_worth_comparing(compared: Compared, name: str) -> None:
     """Classes are found, and not every answer is the same."""
-    labels = pictures(ROWS, seed=3)[1].numpy()
+    labels = images(ROWS, seed=3)[1].numpy()
     assert (compared.expected[name].argmax(axis=1) == labels).mean() > 0.8
     assert compared.expected[name].max(axis=1).std() > 0.01
 
@@ -135,7 +135,7 @@ def test_what_onnx_runtime_cannot_compute_is_refused_and_torch_can(tmp_path: Pat
     classifier = network()
     refiner = gp(classifier)
     refiner.engine.reanchor(Angular(), 0.3)
-    module, pixels = exported(classifier, refiner), pictures(ROWS, seed=2)[0]
+    module, pixels = exported(classifier, refiner), images(ROWS, seed=2)[0]
     onnx, pt2 = (tmp_path / f"model{form.suffix}" for form in FORMATS.values())
     FORMATS["onnx"].write(module, SIDE, onnx)
     with pytest.raises(NotExportableError, match=r"lacks what the network needs: .*--format torch may do, or --head linear"):
@@ -162,7 +162,7 @@ def test_a_network_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
 
 def test_differences_are_seen() -> None:
     """Also in the last of the rows, in a batch of any size, and where they are no numbers."""
-    classifier, pixels = network(), pictures(20, seed=4)[0]
+    classifier, pixels = network(), images(20, seed=4)[0]
     honest = torch.softmax(classifier(Augment(AUGMENT).normalise(pixels)).logits, dim=1).numpy()
     compared: dict[str, Any] = {"augment": Augment(AUGMENT), "outputs": {"probabilities": "linear"}, "pixels": pixels}
     sizes: list[int] = []

@@ -53,14 +53,14 @@ def done(frozen: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 def test_the_frozen_network_and_the_gp_are_inside(frozen: Path, done: Exported) -> None:
-    """Bytes of the test pictures through the file alone, beside what ``semigpc evaluate`` goes by."""
+    """Bytes of the test images through the file alone, beside what ``semigpc evaluate`` goes by."""
     run = load_run(frozen)
     images = run.part("test")[1]
     expected = run.predict(images).probs
     pixels = np.stack([Augment(run.experiment.augment).evaluation_pixels(images[i]) for i in range(len(images))])
     session = onnxruntime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
     names = ["probabilities", "gp_probabilities", "linear_probabilities"]
-    said = session.run(names, {"pictures": (pixels.transpose(0, 3, 1, 2) / 255).astype(np.float32)})
+    said = session.run(names, {"images": (pixels.transpose(0, 3, 1, 2) / 255).astype(np.float32)})
     for values, head in zip(said, ("gp", "gp", "linear"), strict=True):
         assert np.abs(values - expected[head]).max() <= TOLERANCE
     assert np.abs(expected["gp"] - expected["linear"]).max() > 0.01  # they are not the same question
@@ -86,14 +86,14 @@ def test_the_facts_say_how_to_use_it(frozen: Path, done: Exported) -> None:
     )
     assert facts["gp"]["points"] == len(load_run(frozen).gp.engine)  # type: ignore[union-attr]
     check = facts["check"]
-    assert (check["rows"], check["test_pictures"], check["random_pictures"]) == (ROWS, 120, ROWS - 120)
+    assert (check["rows"], check["test_images"], check["random_images"]) == (ROWS, 120, ROWS - 120)
     assert check["largest_difference"] == max(check["of_each_output"].values()) <= TOLERANCE
     assert facts["versions"]["onnxruntime"] == onnxruntime.__version__
     assert facts["notes"] == []
     assert sorted(file.name for file in done.path.parent.iterdir()) == ["model.onnx", "model.onnx.json"]  # and no draft
 
 
-def test_torch_reads_its_own_format_for_any_number_of_pictures(frozen: Path, tmp_path: Path) -> None:
+def test_torch_reads_its_own_format_for_any_number_of_images(frozen: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
     path = tmp_path / "model.pt2"
     done = export_run(
@@ -169,16 +169,14 @@ def test_answers_that_are_no_numbers_are_refused() -> None:
         export_module._insist({"probabilities": 0.5, "gp_probabilities": float("nan")})
 
 
-def test_without_its_pictures_it_is_checked_on_random_ones(
-    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_images_it_is_checked_on_random_ones(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(_run: LoadedRun, _part: str) -> None:
-        raise RunError("the test pictures have changed.")
+        raise RunError("the test images have changed.")
 
     monkeypatch.setattr(LoadedRun, "part", gone)
     done = export_run(plain, kind="torch", out=tmp_path / "model.pt2")
-    assert done.facts["check"]["random_pictures"] == ROWS
-    note = "Checked on random pictures alone: the test pictures could not be loaded (the test pictures have changed.)."
+    assert done.facts["check"]["random_images"] == ROWS
+    note = "Checked on random images alone: the test images could not be loaded (the test images have changed.)."
     assert note in done.facts["notes"]
 
 
@@ -211,14 +209,14 @@ def test_what_answers_in_place_of_the_linear_head_is_inside_too(addon: str, tmp_
     done = export_run(tmp_path / "run", kind="torch")
     assert done.facts["outputs"]
     run = load_run(tmp_path / "run")
-    pictures = torch.rand(3, 3, 8, 8)
+    images = torch.rand(3, 3, 8, 8)
     program = torch.export.load(done.path).module()
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (run.experiment.augment.mean, run.experiment.augment.std))
     with torch.no_grad():
-        output = run.network((pictures - mean) / std)
-        said = program(pictures)["probabilities"]
+        output = run.network((images - mean) / std)
+        said = program(images)["probabilities"]
     assert torch.allclose(said, torch.softmax(output.logits, dim=1), atol=TOLERANCE)
     network = run.network
     assert isinstance(network, Answering)
     with torch.no_grad():
-        assert not torch.allclose(network.network((pictures - mean) / std).logits, output.logits, atol=1e-3)
+        assert not torch.allclose(network.network((images - mean) / std).logits, output.logits, atol=1e-3)

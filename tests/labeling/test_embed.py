@@ -1,4 +1,4 @@
-"""Embedding a folder: what the table holds, stops, bad pictures, and tables that are in the way."""
+"""Embedding a folder: what the table holds, stops, bad images, and tables that are in the way."""
 
 import json
 from dataclasses import asdict
@@ -16,13 +16,13 @@ from semigpc.files import WriteError
 from semigpc.labeling import embedding_table
 from semigpc.labeling.embed import EmbedConfig, EmbedResult, embed_folder
 from semigpc.labeling.network import Network
-from tests.data.samples import picture, write_pictures
+from tests.data.samples import random_image, write_images
 from tests.labeling.embedding_samples import TINY, leftovers, rows_of
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    write_pictures(tmp_path / "photos", {"b": 4, "a/deep": 3}, size=(20, 15))
+    write_images(tmp_path / "photos", {"b": 4, "a/deep": 3}, size=(20, 15))
     return tmp_path / "photos"
 
 
@@ -30,18 +30,18 @@ def check_same(one: Path, other: Path) -> None:
     """To the last bits of 16, in which a network may differ when a batch has other company."""
     assert list(rows_of(one)) == list(rows_of(other))
     assert np.allclose(list(rows_of(one).values()), list(rows_of(other).values()), rtol=2e-3, atol=1e-4)
-    assert np.ptp(list(rows_of(one).values()), axis=0).max() > 1e-2  # pictures differ by more
+    assert np.ptp(list(rows_of(one).values()), axis=0).max() > 1e-2  # images differ by more
 
 
-def interrupted_after(pictures: int) -> Any:
+def interrupted_after(images: int) -> Any:
     def progress(done: int, _total: int) -> None:
-        if done >= pictures:
+        if done >= images:
             raise KeyboardInterrupt
 
     return progress
 
 
-def test_one_row_a_picture_sorted_by_name_with_what_made_it(photos: Path, tmp_path: Path) -> None:
+def test_one_row_a_image_sorted_by_name_with_what_made_it(photos: Path, tmp_path: Path) -> None:
     done: list[tuple[int, int]] = []
     result = embed_folder(photos, tmp_path / "x.parquet", TINY, progress=lambda *now: done.append(now))
     table = parquet.read_table(result.path)
@@ -69,12 +69,12 @@ def test_a_row_is_what_the_network_says_of_the_middle_square(photos: Path, tmp_p
 
 
 def test_the_embedded_network_is_the_default(tmp_path: Path) -> None:
-    write_pictures(tmp_path / "photos", {"a": 2}, size=(40, 40))
+    write_images(tmp_path / "photos", {"a": 2}, size=(40, 40))
     result = embed_folder(tmp_path / "photos", tmp_path / "x.parquet")
     key = result.key
     assert (key.network, key.image_size, key.precision, key.width) == ("tf_efficientnet_lite0", 224, "float16", 1280)
     first, second = (np.array(row) for row in rows_of(result.path).values())
-    assert 0 < np.abs(first - second).mean() < np.abs(first).mean()  # two pictures of the same kind
+    assert 0 < np.abs(first - second).mean() < np.abs(first).mean()  # two images of the same kind
 
 
 def test_after_a_stop_only_what_is_missing_is_embedded(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,15 +93,15 @@ def test_after_a_stop_only_what_is_missing_is_embedded(photos: Path, tmp_path: P
     assert leftovers(tmp_path) == ["whole.parquet"]
 
 
-def test_pictures_that_came_or_changed_during_a_stop_are_embedded_too(
+def test_images_that_came_or_changed_during_a_stop_are_embedded_too(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding_table, "PART", 3)
     out = tmp_path / "x.parquet"
     with pytest.raises(KeyboardInterrupt):
         embed_folder(photos, out, TINY, progress=interrupted_after(6))
-    picture(20, 15, np.random.default_rng(5)).save(photos / "a/deep/0.png")
-    picture(30, 30, np.random.default_rng(6)).save(photos / "a/new.png")
+    random_image(20, 15, np.random.default_rng(5)).save(photos / "a/deep/0.png")
+    random_image(30, 30, np.random.default_rng(6)).save(photos / "a/new.png")
     (photos / "a/deep/1.png").unlink()
     result = embed_folder(photos, out, TINY)
     assert (result.rows, result.made) == (7, 3)
@@ -140,7 +140,7 @@ def test_a_finished_table_is_left_alone_while_nothing_changed(photos: Path, tmp_
     with pytest.raises(DataError, match=r"made otherwise: its precision is 'float16' and not 'float32'\. Ask to overwrite it"):
         embed_folder(photos, out, EmbedConfig(**asdict(TINY) | {"precision": "float32"}))
     (photos / "b/3.png").unlink()
-    with pytest.raises(DataError, match="with 7 rows, and was made of other pictures: some were added, taken away or changed"):
+    with pytest.raises(DataError, match="with 7 rows, and was made of other images: some were added, taken away or changed"):
         embed_folder(photos, out, TINY)
     assert embed_folder(photos, out, TINY, overwrite=True).rows == 6
 
@@ -158,8 +158,8 @@ def test_a_file_that_is_no_table_of_ours_is_not_touched(photos: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_worker_processes_give_the_same_rows(tmp_path: Path) -> None:
-    write_pictures(tmp_path / "photos", {"a": 70}, size=(8, 8))
-    (tmp_path / "photos/bad.png").write_text("no picture")
+    write_images(tmp_path / "photos", {"a": 70}, size=(8, 8))
+    (tmp_path / "photos/bad.png").write_text("no image")
     alone = embed_folder(tmp_path / "photos", tmp_path / "x.parquet", TINY, skip_bad=True)
     config = EmbedConfig(**asdict(TINY) | {"workers": 1})
     helped = embed_folder(tmp_path / "photos", tmp_path / "y.parquet", config, skip_bad=True)
@@ -176,14 +176,14 @@ def test_embeddings_that_do_not_fit_in_sixteen_bits_are_an_error(
     assert embed_folder(photos, tmp_path / "y.parquet", EmbedConfig(**asdict(TINY) | {"precision": "float32"})).rows == 7
 
 
-def test_no_pictures_no_folder_and_no_place_to_write(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_images_no_folder_and_no_place_to_write(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(words: str, folder: Path = photos, out: Path = tmp_path / "x.parquet") -> EmbedResult | None:
         with pytest.raises((DataError, WriteError), match=words):
             embed_folder(folder, out, TINY)
         return None
 
     (tmp_path / "empty").mkdir()
-    wrong(r"There are no pictures below .*empty\. Known endings: \.bmp, ", folder=tmp_path / "empty")
+    wrong(r"There are no images below .*empty\. Known endings: \.bmp, ", folder=tmp_path / "empty")
     wrong("nowhere is not there. Give a folder", folder=tmp_path / "nowhere")
     wrong("0.png is a file. Give a folder", folder=photos / "b/0.png")
     wrong("must be a .parquet file; got the name 'x.csv'", out=tmp_path / "x.csv")
@@ -206,7 +206,7 @@ def test_no_pictures_no_folder_and_no_place_to_write(photos: Path, tmp_path: Pat
         ({"model": "test_resnte"}, "The network cannot be built: unknown model 'test_resnte'; did you mean 'test_resnet'"),
         ({"pretrained": "embedded"}, "the embedded weights are those of tf_efficientnet_lite0; got test_resnet"),
         ({"pretrained": "nowhere.pth"}, "nowhere.pth"),
-        ({"model": "test_vit", "image_size": 31}, "test_vit cannot see pictures of 31 x 31 pixels|cannot be built"),
+        ({"model": "test_vit", "image_size": 31}, "test_vit cannot see images of 31 x 31 pixels|cannot be built"),
         ({"precision": "float64"}, "precision must be float16 or float32; got 'float64'"),
         ({"image_size": 1}, "at least 2 pixels; got 1"),
         ({"batch": 0}, "batch must be 1 or more"),

@@ -48,11 +48,11 @@ def test_tables_that_cannot_be_meant_are_refused(tmp_path: Path, text: str, word
         read_given(csv_file(tmp_path, text), "key")
 
 
-def test_a_path_that_leaves_the_folder_of_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_leaves_the_folder_of_images_is_refused(tmp_path: Path) -> None:
     for name, words in (("../x.jpg", "leads out of the root"), ("/x.jpg", "absolute path")):
         with pytest.raises(DataError, match=words):
-            read_given(csv_file(tmp_path, f"file_name,label\n{name},cat\n"), "file_name", pictures=True)
-    assert read_given(csv_file(tmp_path, "file_name,label\n./a/x.jpg,cat\n"), "file_name", pictures=True) == {"a/x.jpg": "cat"}
+            read_given(csv_file(tmp_path, f"file_name,label\n{name},cat\n"), "file_name", images=True)
+    assert read_given(csv_file(tmp_path, "file_name,label\n./a/x.jpg,cat\n"), "file_name", images=True) == {"a/x.jpg": "cat"}
 
 
 def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pictures that are embedded before they are labelled."""
+"""Images that are embedded before they are labelled."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from semigpc.data import DataError
 from semigpc.labeling import inputs as inputs_module
 from semigpc.labeling.columns import Wanted
 from semigpc.labeling.embed import EmbedConfig
-from semigpc.labeling.inputs import LabelSettings, is_picture_folder
+from semigpc.labeling.inputs import LabelSettings, is_image_folder
 from semigpc.labeling.label import label_data
 from semigpc.labeling.project import Project
 from tests.labeling.samples import write_labels
@@ -23,7 +23,7 @@ COLOURS = {"red": (200, 30, 30), "blue": (30, 30, 200)}
 
 @pytest.fixture
 def wanted(tmp_path: Path) -> LabelSettings:
-    """Twelve pictures of either colour, four of each labelled."""
+    """Twelve images of either colour, four of each labelled."""
     rng = np.random.default_rng(0)
     (tmp_path / "photos" / "sub").mkdir(parents=True)
     for i in range(24):
@@ -37,17 +37,17 @@ def wanted(tmp_path: Path) -> LabelSettings:
     return LabelSettings(data=tmp_path / "photos", labels=labels, out=out, report=False, embed=TINY, target_precision=None)
 
 
-def test_pictures_are_embedded_and_labelled(wanted: LabelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_embedded_and_labelled(wanted: LabelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     summary = label_data(wanted, progress=lambda stage, done, total: told.append(stage))  # noqa: ARG005
     assert list(dict.fromkeys(told)) == ["embedding", "reading", "fitting", "labelling"]
-    assert summary["rows_noun"] == "pictures"
+    assert summary["rows_noun"] == "images"
     rows = parquet.read_table(wanted.out / "labels.parquet").to_pylist()
     assert len(rows) == 24
     assert all(row["label"] in row["file_name"] for row in rows)
     assert '"image": "/data/local-files/?d=photos/' in (wanted.out / "label_studio.json").read_text()
     project = Project.open(wanted.out)
-    assert project.picture(0) == wanted.data.resolve() / project.ids[0]
+    assert project.image(0) == wanted.data.resolve() / project.ids[0]
     wanted.out.rename(wanted.out.with_name("moved"))  # the embeddings move along
     assert Project.open(wanted.out.with_name("moved")).embeddings(np.array([1])).shape == (1, summary["width"])
     wanted.out.with_name("moved").rename(wanted.out)
@@ -62,7 +62,7 @@ def test_labels_are_checked_before_the_network_is_put_to_work(wanted: LabelSetti
         ("file_name,label\n../x.png,red\n", "leads out of the root"),
         (
             "file_name,label\nred 99.png,red\nblue 99.png,blue\n",
-            "labels for 2 pictures that are not in .*: 'red 99.png', 'blue",
+            "labels for 2 images that are not in .*: 'red 99.png', 'blue",
         ),
         ("file_name,label\nred 00.png,red\n", "at least two classes"),
         ("file_name,label\nred 00.png,\n", "gives no row a label"),
@@ -70,17 +70,17 @@ def test_labels_are_checked_before_the_network_is_put_to_work(wanted: LabelSetti
         wanted.labels.write_text(content)
         with pytest.raises(DataError, match=words):
             label_data(wanted)
-    with pytest.raises(DataError, match="Pictures need a table of labels"):
+    with pytest.raises(DataError, match="Images need a table of labels"):
         label_data(replace(wanted, labels=None))
-    with pytest.raises(DataError, match="a folder of pictures has none"):
+    with pytest.raises(DataError, match="a folder of images has none"):
         label_data(replace(wanted, columns=Wanted(id="name")))
     assert not wanted.out.exists()
 
 
-def test_pictures_that_cannot_be_read(wanted: LabelSettings) -> None:
+def test_images_that_cannot_be_read(wanted: LabelSettings) -> None:
     broken = next(path for path in wanted.data.rglob("*.png") if path.name == "red 00.png")
-    broken.write_text("no picture")
-    with pytest.raises(DataError, match=r"1 of 24 pictures cannot be read \(red 00\.png"):
+    broken.write_text("no image")
+    with pytest.raises(DataError, match=r"1 of 24 images cannot be read \(red 00\.png"):
         label_data(wanted)
     summary = label_data(replace(wanted, skip_bad=True))
     assert summary["rows"] == 23
@@ -95,10 +95,10 @@ def test_another_network_is_refused_unless_overwritten(wanted: LabelSettings) ->
     assert label_data(other, overwrite=True)["rows"] == 24
 
 
-def test_which_folders_hold_pictures(wanted: LabelSettings, tmp_path: Path) -> None:
-    assert is_picture_folder(wanted.data)
+def test_which_folders_hold_images(wanted: LabelSettings, tmp_path: Path) -> None:
+    assert is_image_folder(wanted.data)
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "a.parquet").write_bytes(b"")
-    assert not is_picture_folder(tmp_path / "shards")
+    assert not is_image_folder(tmp_path / "shards")
     assert wanted.labels is not None
-    assert not is_picture_folder(wanted.labels)
+    assert not is_image_folder(wanted.labels)

@@ -22,7 +22,7 @@ def tasks(studio: LabelStudio) -> list[dict[str, object]]:
     return [json.loads(task) for task in studio.tasks(TABLE, "file_name")]
 
 
-def test_pictures_with_predictions_and_given_labels_as_annotations() -> None:
+def test_images_with_predictions_and_given_labels_as_annotations() -> None:
     first, second, third, fourth = tasks(LabelStudio(Path("/data/my photos"), None, "semigpc-1"))
     choice = {"from_name": "label", "to_name": "image", "type": "choices"}
     address = "/data/local-files/?d=my%20photos/a%20b/1.jpg"

@@ -29,7 +29,7 @@ def test_it_knows_ids_classes_and_given_labels(usual: Path) -> None:
     assert project.classes == ["ant", "bee", "cat"]
     assert {project.ids[row]: label for row, label in project.given.items()} == LABELS
     assert project.table.num_rows == 300
-    assert project.images is project.picture(0) is None
+    assert project.images is project.image(0) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,12 +117,12 @@ def test_data_that_are_gone_or_changed_are_named(usual: Path, tmp_path: Path) ->
         Project.open(out).embeddings(np.array([0]))
 
 
-def test_pictures_are_found_below_their_folder_and_nowhere_else(tmp_path: Path) -> None:
+def test_images_are_found_below_their_folder_and_nowhere_else(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     (photos / "sub").mkdir(parents=True)
-    picture = Image.new("RGB", (4, 4))
+    image = Image.new("RGB", (4, 4))
     for path in (photos / "sub" / "a b.png", tmp_path / "secret.png"):
-        picture.save(path)
+        image.save(path)
     (photos / "link.png").symlink_to(tmp_path / "secret.png")
     ids = [
         "sub/a b.png",
@@ -141,12 +141,12 @@ def test_pictures_are_found_below_their_folder_and_nowhere_else(tmp_path: Path) 
     label_data(LabelSettings(data=tmp_path / "data.parquet", labels=labels, out=out, images=photos, report=False))
     project = Project.open(out)
     assert project.images == photos.resolve()
-    assert [project.picture(row) for row in range(8)] == [photos.resolve() / "sub" / "a b.png", *[None] * 7]
-    assert Project.open(out, images=photos / "sub").picture(0) is None
+    assert [project.image(row) for row in range(8)] == [photos.resolve() / "sub" / "a b.png", *[None] * 7]
+    assert Project.open(out, images=photos / "sub").image(0) is None
     photos.rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=r"The folder of the pictures is not there.*--images"):
+    with pytest.raises(DataError, match=r"The folder of the images is not there.*--images"):
         Project.open(out)
-    assert Project.open(out, images=tmp_path / "elsewhere").picture(0) is not None
+    assert Project.open(out, images=tmp_path / "elsewhere").image(0) is not None
 
 
 def test_settings_hold_what_it_takes_to_open_it_again(usual: Path) -> None:

@@ -221,6 +221,6 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     refused("label", "s3://bucket/x", "--out", tmp_path / "o", code=2, words="Addresses are for --engine ray")
     inside = settings.data / "labels"
     refused(*call, "--engine", "ray", "--out", inside, code=2, words="--out must not be inside of the data")
-    pictures = semigpc(*call, "--engine", "ray", "--out", tmp_path / "o", "--images", tmp_path)
-    assert pictures.exit_code == 2
-    assert "pictures and Label Studio are for --engine local" in " ".join(pictures.stderr.replace("│", " ").split())
+    images = semigpc(*call, "--engine", "ray", "--out", tmp_path / "o", "--images", tmp_path)
+    assert images.exit_code == 2
+    assert "images and Label Studio are for --engine local" in " ".join(images.stderr.replace("│", " ").split())

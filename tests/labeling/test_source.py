@@ -185,7 +185,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no table and no folder"):
         open_source(tmp_path / "nowhere.parquet")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match=r"no pictures and no \.parquet files"):
+    with pytest.raises(DataError, match=r"no images and no \.parquet files"):
         open_source(tmp_path / "folder")
 
 

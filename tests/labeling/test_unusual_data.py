@@ -98,7 +98,7 @@ def test_there_must_be_labels_and_ids_need_a_name_of_their_own(tmp_path: Path) -
     parquet.write_table(pyarrow.table({"status": IDS, "embedding": list_column(X)}), tmp_path / "data.parquet")
     with pytest.raises(DataError, match="Ids cannot be called 'status'"):
         label_data(settings(tmp_path, columns=Wanted(id="status")))
-    with pytest.raises(DataError, match=r"The folder of the pictures is not there.*--images"):
+    with pytest.raises(DataError, match=r"The folder of the images is not there.*--images"):
         label_data(settings(tmp_path, images=tmp_path / "nowhere", columns=Wanted(features="embedding")))
 
 

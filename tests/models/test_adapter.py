@@ -69,7 +69,7 @@ def test_a_classifier_on_it_has_logits_features_and_heads(generator: torch.Gener
     assert all(model.get_parameter(f"backbone.hidden.{name}").grad is not None for name in ("weight", "bias"))
 
 
-def test_pictures_for_an_adapter_and_features_for_a_network_are_refused() -> None:
+def test_images_for_an_adapter_and_features_for_a_network_are_refused() -> None:
     adapter, network = Classifier(Adapter(12), n_classes=3), Classifier(SmallCNN(), n_classes=3)
     with pytest.raises(ValueError, match=r"images must have shape \(M, n_inputs\); got \(2, 3, 8, 8\)"):
         adapter(torch.zeros(2, 3, 8, 8))
@@ -79,12 +79,12 @@ def test_pictures_for_an_adapter_and_features_for_a_network_are_refused() -> Non
         network(torch.zeros(2, 12))
 
 
-def test_on_its_network_it_takes_pictures_again(generator: torch.Generator) -> None:
+def test_on_its_network_it_takes_images_again(generator: torch.Generator) -> None:
     frozen = SmallCNN().eval()
     classifier = Classifier(Adapter(frozen.num_features), n_classes=3)
     whole = OnFrozen(frozen, classifier).eval()
-    pictures = torch.randn(4, 3, 8, 8, generator=generator)
-    expected = classifier(frozen(pictures))
-    output = whole(pictures)
+    images = torch.randn(4, 3, 8, 8, generator=generator)
+    expected = classifier(frozen(images))
+    output = whole(images)
     assert torch.equal(output.logits, expected.logits)
     assert torch.equal(output.features, expected.features)

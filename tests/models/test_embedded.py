@@ -62,9 +62,9 @@ def test_every_tensor_is_where_its_name_says() -> None:
 @needs_package
 @pytest.mark.parametrize(("photo", "label"), [("china.jpg", 698), ("flower.jpg", 985)])  # palace, daisy
 def test_with_its_own_classifier_it_knows_what_a_photograph_shows(photo: str, label: int) -> None:
-    picture = Image.fromarray(load_sample_image(photo))
-    left = (picture.width - picture.height) // 2
-    square = picture.crop((left, 0, left + picture.height, picture.height)).resize((224, 224), Image.Resampling.BICUBIC)
+    image = Image.fromarray(load_sample_image(photo))
+    left = (image.width - image.height) // 2
+    square = image.crop((left, 0, left + image.height, image.height)).resize((224, 224), Image.Resampling.BICUBIC)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in input_statistics(NAME))
     pixels = (torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255 - mean) / std
     with torch.no_grad():
@@ -75,9 +75,9 @@ def test_with_its_own_classifier_it_knows_what_a_photograph_shows(photo: str, la
 
 @needs_package
 def test_features_are_not_those_of_random_weights(generator: torch.Generator) -> None:
-    pictures = torch.randn(2, 3, 32, 32, generator=generator)
+    images = torch.randn(2, 3, 32, 32, generator=generator)
     with torch.no_grad():
-        learnt, again, random = (network(pretrained)(pictures) for pretrained in ("embedded", "embedded", None))
+        learnt, again, random = (network(pretrained)(images) for pretrained in ("embedded", "embedded", None))
     assert learnt.shape == (2, 1280)
     assert torch.equal(learnt, again)
     assert (learnt - random).abs().max() > 0.1

@@ -148,7 +148,7 @@ def test_any_module_with_num_features_is_a_backbone() -> None:
     assert model.no_weight_decay() == {"backbone.scale", "classifier.bias"}
 
 
-def test_refuses_pictures_and_features_of_another_shape() -> None:
+def test_refuses_images_and_features_of_another_shape() -> None:
     model = Classifier(Plain(), 2)
     with pytest.raises(ValueError, match=r"images must have shape \(M, 3, H, W\); got \(3, 2, 2\)\. Stack"):
         model(torch.zeros(3, 2, 2))

@@ -32,7 +32,7 @@ def leaky(v: Tensor) -> Tensor:
 
 
 def slow_answer(made: NeuralProcess, h: Tensor, latents: list[Tensor], contexts: list[Tensor], noise: Tensor) -> Tensor:
-    """log p(y | h) of one picture, from the equations, with the weights as they are named."""
+    """log p(y | h) of one image, from the equations, with the weights as they are named."""
     w = {name: value.detach() for name, value in made.named_parameters()}
 
     def layer(name: str, v: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from semigpc.models.heads import Classifier
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 3), (8, 8), (8, 11), (28, 28), (32, 32)])
-def test_pictures_of_any_size_become_one_feature_each(size: tuple[int, int], generator: torch.Generator) -> None:
+def test_images_of_any_size_become_one_feature_each(size: tuple[int, int], generator: torch.Generator) -> None:
     features = SmallCNN(8)(torch.randn(2, 3, *size, generator=generator))
     assert features.shape == (2, 32)
     assert features.isfinite().all()
@@ -24,7 +24,7 @@ def test_halves_only_while_two_by_two_pixels_are_left(size: int, last_map: int) 
     assert seen == [(last_map, last_map)]
 
 
-def test_evaluation_judges_each_picture_alone_and_training_does_not(generator: torch.Generator) -> None:
+def test_evaluation_judges_each_image_alone_and_training_does_not(generator: torch.Generator) -> None:
     network, images = SmallCNN(8), torch.randn(6, 3, 8, 8, generator=generator)
     together = network(images)
     assert not torch.allclose(network(images[:3]), together[:3], atol=1e-3)

@@ -35,8 +35,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "algorithms/test_acceptance.py::test_written_bank_rows_are_unit_vectors",
         "algorithms/test_fidelity.py::test_simmatch_as_usb_writes_it",
     ),
-    "SimMatch bank: class 0 for pictures not seen": (
-        "algorithms/test_acceptance.py::test_pictures_not_seen_yet_have_no_say_in_simmatch",
+    "SimMatch bank: class 0 for images not seen": (
+        "algorithms/test_acceptance.py::test_images_not_seen_yet_have_no_say_in_simmatch",
     ),
     "SimMatch teacher: the student judges": (
         "algorithms/test_acceptance.py::test_the_first_simmatch_reads_weak_views_through_the_teacher",
@@ -55,12 +55,12 @@ ROWS: dict[str, tuple[str, ...]] = {
         "addons/test_debiaspl.py::test_the_shares_keep_their_own_momentum_whatever_that_of_the_network",
         "addons/test_debiaspl.py::test_the_strength_acts_on_the_label_and_on_the_loss_alike",
     ),
-    "CoSSL: the student's labels, and class 0 for every picture": (
+    "CoSSL: the student's labels, and class 0 for every image": (
         "addons/test_cossl.py::test_pseudo_labels_come_from_moving_average_and_head_not_from_the_student",
         "addons/test_cossl.py::test_features_are_enhanced_as_often_as_their_own_class_is_rare",
     ),
     "DASO: similarities of the batch before, and a soft path that is missing": (
-        "addons/test_daso.py::test_semantic_labels_are_of_the_pictures_they_are_blended_with",
+        "addons/test_daso.py::test_semantic_labels_are_of_the_images_they_are_blended_with",
         "addons/test_daso.py::test_fixmatch_with_daso_is_its_equations_with_hard_and_with_soft_labels",
     ),
     "DARP: a mask by labels that are not refined": ("addons/test_darp.py::test_refined_labels_decide_the_mask_too",),
@@ -87,7 +87,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         f"{HERE}::test_a_misspelt_clip_is_refused_by_name",
     ),
     "data order: the same for every seed": (
-        f"{HERE}::test_a_run_sees_its_pictures_in_the_order_of_its_seed",
+        f"{HERE}::test_a_run_sees_its_images_in_the_order_of_its_seed",
         "data/test_loaders.py::test_seeds_change_positions_and_views",
         "data/test_loaders.py::test_usb_order_leaves_the_seed_out_of_the_positions",
     ),
@@ -112,7 +112,7 @@ def test_every_row_of_the_list_is_here() -> None:
 
 
 def test_cifar_10_can_be_normalised_by_its_own_statistics() -> None:
-    """The recipe keeps ImageNet's, as in USB (recipe section 5); the older ones are two settings, and reach the pictures."""
+    """The recipe keeps ImageNet's, as in USB (recipe section 5); the older ones are two settings, and reach the images."""
     own = [f"augment.mean={json.dumps(CIFAR10_MEAN)}", f"augment.std={json.dumps(CIFAR10_STD)}"]
     grey = Image.new("RGB", (32, 32), (125, 123, 114))
     for settings, statistics in ((own, (CIFAR10_MEAN, CIFAR10_STD)), ([], ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))):
@@ -129,7 +129,7 @@ def test_a_misspelt_clip_is_refused_by_name(key: str) -> None:
         made.override([f"{key}=1.0"])
 
 
-def test_a_run_sees_its_pictures_in_the_order_of_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_sees_its_images_in_the_order_of_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Batch] = []
 
     def write_down(trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig) -> tuple[StepOutput, float]:

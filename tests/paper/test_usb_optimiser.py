@@ -78,7 +78,7 @@ def assembled(algorithm: str, addon: str = "none", *settings: str) -> Trainer:
 
 
 def step_of(trainer: Trainer, step: int, config: TrainConfig) -> tuple[StepOutput, float]:
-    """One step of a run, on random pictures."""
+    """One step of a run, on random images."""
     rng = torch.Generator().manual_seed(0)
     labels = torch.repeat_interleave(torch.arange(len(COUNTS)), torch.from_numpy(COUNTS))
     x, index = torch.randn(6, 4, 3, 8, 8, generator=rng), torch.randperm(len(labels), generator=rng)[:4]

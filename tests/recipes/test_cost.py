@@ -1,4 +1,4 @@
-"""Prices against counting: pictures that really go through a network, and operations worked out by hand."""
+"""Prices against counting: images that really go through a network, and operations worked out by hand."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DigitsConfig
 from semigpc.models import ModelConfig
 from semigpc.recipes.cifar10_lt import cifar10_lt
-from semigpc.recipes.cost import ASSUMED_RATES, Cost, forward_flop, pictures_a_step, price, training_pictures
+from semigpc.recipes.cost import ASSUMED_RATES, Cost, forward_flop, images_a_step, price, training_images
 from semigpc.recipes.fgvc import fgvc
 from semigpc.refiners import REFINERS
 from semigpc.training import Experiment, TrainConfig
@@ -21,15 +21,15 @@ from tests.algorithms.tiny import LABELED, UNLABELED, TinyNetwork, configure, ma
 
 
 class Counting(TinyNetwork):
-    """Counts its pictures, with and without a gradient."""
+    """Counts its images, with and without a gradient."""
 
     def __init__(self, counts: dict[bool, int]) -> None:
         super().__init__()
         self.counts = counts
 
-    def forward(self, pictures: Tensor) -> ModelOutput:
-        self.counts[torch.is_grad_enabled()] += len(pictures)
-        return super().forward(pictures)
+    def forward(self, images: Tensor) -> ModelOutput:
+        self.counts[torch.is_grad_enabled()] += len(images)
+        return super().forward(images)
 
 
 @pytest.mark.parametrize("source", ["student", "ema"])
@@ -43,7 +43,7 @@ class Counting(TinyNetwork):
         ("remixmatch", {"rotation_weight": 0.0}),
     ],
 )
-def test_as_many_pictures_are_counted_as_go_through_the_network(
+def test_as_many_images_are_counted_as_go_through_the_network(
     algorithm: str, options: dict[str, Any], refiner: str, source: str
 ) -> None:
     own: dict[str, Any] = {} if refiner == "none" else {"source": source, "buffer_size": 32}
@@ -56,7 +56,7 @@ def test_as_many_pictures_are_counted_as_go_through_the_network(
         refiner=REFINERS[refiner].config(**own),
         train=TrainConfig(labeled_batch=LABELED, unlabeled_ratio=UNLABELED // LABELED, ema=0.9),
     )
-    assert pictures_a_step(experiment) == (counts[True], counts[False])
+    assert images_a_step(experiment) == (counts[True], counts[False])
 
 
 def vit_flop(tokens: int, width: int, patch: int, depth: int = 12) -> int:
@@ -93,11 +93,11 @@ def test_a_row_of_the_paper() -> None:
     assert cost.own_flop / ASSUMED_RATES["paper"] / 3600 == pytest.approx(2.92, abs=0.01)
     assert price(cifar10_lt(root="/data", refiner="similarity"), 10_000).gp_bytes == 0
     aves = fgvc(root="/data")
-    assert pictures_a_step(aves) == (24, 16)  # the teacher sees the labelled pictures for the bank, and for the buffer
-    assert pictures_a_step(replace(aves, refiner=REFINERS["none"].config())) == (24, 8)
+    assert images_a_step(aves) == (24, 16)  # the teacher sees the labelled images for the bank, and for the buffer
+    assert images_a_step(replace(aves, refiner=REFINERS["none"].config())) == (24, 8)
 
 
-def test_a_frozen_network_sees_every_picture_once() -> None:
+def test_a_frozen_network_sees_every_image_once() -> None:
     paper = cifar10_lt(root="/data")
     cost = price(replace(paper, frozen=FrozenConfig(views=3, width=256)), 10_000)
     assert cost.embedded == 7 * 12_406 + 10_000
@@ -106,10 +106,10 @@ def test_a_frozen_network_sees_every_picture_once() -> None:
     assert cost.shared_flop == cost.embedded * cost.embedding_flop
 
 
-def test_training_pictures_of_the_sets() -> None:
-    assert training_pictures(cifar10_lt(root="/data").data) == 12_406
-    assert training_pictures(cifar10_lt(root="/data").override(["data.split.overlap=disjoint"]).data) == 12_406 + 3720
-    assert training_pictures(fgvc(root="/data", benchmark="cub").data) == 1000 + 3885
-    assert training_pictures(fgvc(root="/data", benchmark="semi_inat").data) == 13_771 + 91_336
-    assert training_pictures(fgvc(root="/data").override(["data.unlabeled=in+out"]).data) == 5959 + 26_640 + 122_208
-    assert training_pictures(DigitsConfig()) == 0
+def test_training_images_of_the_sets() -> None:
+    assert training_images(cifar10_lt(root="/data").data) == 12_406
+    assert training_images(cifar10_lt(root="/data").override(["data.split.overlap=disjoint"]).data) == 12_406 + 3720
+    assert training_images(fgvc(root="/data", benchmark="cub").data) == 1000 + 3885
+    assert training_images(fgvc(root="/data", benchmark="semi_inat").data) == 13_771 + 91_336
+    assert training_images(fgvc(root="/data").override(["data.unlabeled=in+out"]).data) == 5959 + 26_640 + 122_208
+    assert training_images(DigitsConfig()) == 0

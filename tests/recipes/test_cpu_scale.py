@@ -41,7 +41,7 @@ def test_setting_a_keeps_the_ratio_and_the_share_of_labels_with_tails_2_5_times_
 
 @BOTH
 @pytest.mark.parametrize("labels", [4, 25, 100])
-def test_setting_b_keeps_its_labels_and_leaves_them_out_of_the_unlabelled_pictures(
+def test_setting_b_keeps_its_labels_and_leaves_them_out_of_the_unlabelled_images(
     features: Scale, labels: int, paper: Callable[..., Experiment]
 ) -> None:
     split = shrink(paper("B", labels=labels), features).data.split
@@ -84,7 +84,7 @@ def test_lambda_follows_the_number_of_classes_unless_it_was_set() -> None:
     assert given.logit_scale == 7.7
 
 
-def test_features_are_not_turned_but_pictures_are(paper: Callable[..., Experiment]) -> None:
+def test_features_are_not_turned_but_images_are(paper: Callable[..., Experiment]) -> None:
     weights = {}
     for features in ("live", "cached"):
         algorithm = shrink(paper(algorithm="remixmatch"), features).algorithm
@@ -103,7 +103,7 @@ def test_photographs_keep_their_split_and_their_way_of_being_cropped(features: S
     assert small.augment.image_size < paper.augment.image_size
 
 
-def test_a_frozen_network_sees_pictures_normalised_as_it_was_trained() -> None:
+def test_a_frozen_network_sees_images_normalised_as_it_was_trained() -> None:
     experiment = on_cached_features(digits())
     assert experiment.augment.mean == experiment.augment.std == (0.5, 0.5, 0.5)  # EfficientNet-Lite0
     assert not experiment.augment.flip  # digits are never mirrored

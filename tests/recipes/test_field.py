@@ -9,7 +9,7 @@ from semigpc.addons import ADDONS
 from semigpc.recipes.field import BASES, PROBLEMS, field_experiment
 from semigpc.training import SettingError
 
-ROOT = Path("pictures.zip")
+ROOT = Path("images.zip")
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -48,7 +48,7 @@ def test_a_trial_is_as_short_as_asked() -> None:
         (("digits", "fixmatch", "none", "none"), "unknown problem 'digits'; did you mean 'digits_"),
         (("digits_a", "fixmatch", "drap", "none"), "unknown addon 'drap'; did you mean 'darp'?"),
         (("digits_a", "fixmach", "none", "none"), "unknown algorithm 'fixmach'; did you mean 'fixmatch'?"),
-        (("digits_a", "supervised", "darp", "none"), "darp acts on unlabelled pictures"),
+        (("digits_a", "supervised", "darp", "none"), "darp acts on unlabelled images"),
     ],
 )
 def test_what_there_is_not_is_refused(names: tuple[str, str, str, str], message: str) -> None:

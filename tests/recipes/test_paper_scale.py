@@ -190,7 +190,7 @@ def test_setting_b_takes_more_labels() -> None:
 
 
 @pytest.mark.parametrize(("classes", "labels", "each"), [(10, 40, 4), (10, 250, 25), (100, 200, 2), (100, 400, 4)])
-def test_balanced_cifar_has_all_pictures_unlabelled(classes: Any, labels: int, each: int) -> None:
+def test_balanced_cifar_has_all_images_unlabelled(classes: Any, labels: int, each: int) -> None:
     made = balanced_cifar(root="/data", n_classes=classes, labels=labels)
     labeled, unlabeled = made.data.split.counts(classes)
     assert set(labeled) == {each}
@@ -209,7 +209,7 @@ def test_fine_grained_sets_are_used_as_published() -> None:
         data = experiment_on(name).data
         assert (data.benchmark, data.labels, data.unlabeled) == (name, "l_train_val", "in")
         assert SUITES[name].n_classes == BENCHMARKS[name].classes
-        assert SUITES[name].test_pictures == BENCHMARKS[name].files["test"].pictures
+        assert SUITES[name].test_images == BENCHMARKS[name].files["test"].images
 
 
 def test_the_ablations_are_semi_aves_with_one_thing_changed() -> None:

@@ -21,15 +21,15 @@ ENGINES_OF_24 = {
 class Nobody(nn.Module):
     """A network that nobody should ask."""
 
-    def forward(self, _pictures: Tensor) -> ModelOutput:
+    def forward(self, _images: Tensor) -> ModelOutput:
         raise AssertionError("this pass is not wanted")
 
 
 class Mirror(nn.Module):
-    """A teacher whose features are the pictures upside down."""
+    """A teacher whose features are the images upside down."""
 
-    def forward(self, pictures: Tensor) -> ModelOutput:
-        return said(-pictures.flatten(1)[:, :WIDTH])
+    def forward(self, images: Tensor) -> ModelOutput:
+        return said(-images.flatten(1)[:, :WIDTH])
 
 
 NOBODY = Networks(Nobody(), Nobody())
@@ -53,7 +53,7 @@ def points(
 
 
 def batch_of(features: Tensor, labels: Tensor, index: Tensor | None = None) -> Batch:
-    """A labelled batch whose pictures are the features."""
+    """A labelled batch whose images are the features."""
     return Batch(features, labels, torch.arange(len(labels)) if index is None else index, {}, torch.arange(0))
 
 

@@ -116,7 +116,7 @@ def test_refining_leaves_the_logits_of_every_view_alone(generator: torch.Generat
     assert refiner.classify(output) is output
 
 
-def test_copies_of_a_picture_can_be_kept_out_of_its_own_prediction(generator: torch.Generator) -> None:
+def test_copies_of_a_image_can_be_kept_out_of_its_own_prediction(generator: torch.Generator) -> None:
     refiner = make("gp", role="classifier", exclude_same_index=True)
     features, _ = points(1, generator)
     copies = features.expand(5, -1) + 0.01 * torch.randn(5, WIDTH, generator=generator, dtype=torch.float64)

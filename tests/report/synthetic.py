@@ -26,7 +26,7 @@ def class_groups(counts: Sequence[int]) -> dict[str, list[int]]:
 def evaluation(
     rng: np.random.Generator, counts: Sequence[int], *, step: int, progress: float, skill: float = 0.0, **more: Any
 ) -> dict[str, Any]:
-    """An eval entry of a classifier that favours common classes. The third class has no picture to measure on."""
+    """An eval entry of a classifier that favours common classes. The third class has no image to measure on."""
     n = len(counts)
     prior = np.array(counts) / max(counts)
     recall = np.clip(progress * (0.55 + skill + 0.4 * prior ** (0.5 - skill)) + rng.normal(0, 0.03, n), 0, 0.995)
@@ -71,13 +71,13 @@ def evaluation(
     }
 
 
-def _spread(rng: np.random.Generator, c: int, recall: float, prior: Floats, pictures: int) -> NDArray[np.int64]:
-    """Predictions (C,) for the pictures of class c: wrong ones go to common classes."""
+def _spread(rng: np.random.Generator, c: int, recall: float, prior: Floats, images: int) -> NDArray[np.int64]:
+    """Predictions (C,) for the images of class c: wrong ones go to common classes."""
     wrong = prior + 0.02
     wrong[c] = 0
     chances = wrong / wrong.sum() * (1 - recall)
     chances[c] = recall
-    return rng.multinomial(pictures, chances / chances.sum())
+    return rng.multinomial(images, chances / chances.sum())
 
 
 def pseudo_window(

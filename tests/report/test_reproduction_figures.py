@@ -1,4 +1,4 @@
-"""The picture of a whole reproduction, class by class."""
+"""The image of a whole reproduction, class by class."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def test_many_classes_are_counted_and_not_named(figures: dict[str, Any]) -> None
     assert "largest" in class_recall_figure(figures).axes[0].get_xlabel()
 
 
-def test_the_picture_is_a_png(figures: dict[str, Any], tmp_path: Path) -> None:
+def test_the_image_is_a_png(figures: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "classes.png"
     draw_class_recall(figures, path)
     assert path.read_bytes().startswith(b"\x89PNG")

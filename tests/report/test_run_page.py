@@ -84,7 +84,7 @@ def test_every_part_of_the_page_is_there_with_a_caption(finished: Finished) -> N
         "Quality of the pseudo-labels",
         "Class counts: given, believed, true",
         "Pseudo-labels of each class over time",
-        "Loss, and use of the unlabelled pictures",
+        "Loss, and use of the unlabelled images",
     ]
     captions = re.findall(r"<figcaption>(.+?)</figcaption>", page)
     assert len(captions) == len(titles)

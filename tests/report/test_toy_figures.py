@@ -1,4 +1,4 @@
-"""The pictures show what the figures say, and stay small."""
+"""The images show what the figures say, and stay small."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_almost_all_is_not_rounded_up_to_all() -> None:
 
 
 @pytest.mark.parametrize("which", ["propagation", "confidence"])
-def test_a_picture_is_wide_small_and_the_same_every_time(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_image_is_wide_small_and_the_same_every_time(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     figure = request.getfixturevalue(which)
     save_png(figure, tmp_path / "a.png")
     save_png(figure, tmp_path / "b.png")

@@ -19,7 +19,7 @@ def labelled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def out(labelled_once: Path, tmp_path: Path) -> Path:
-    """What ``semigpc label`` wrote, with its data and pictures beside it."""
+    """What ``semigpc label`` wrote, with its data and images beside it."""
     shutil.copytree(labelled_once, tmp_path / "shapes", symlinks=True)
     return tmp_path / "shapes" / "out"
 

@@ -1,4 +1,4 @@
-"""A labelled folder to review: small pictures of coloured shapes, embedded by their own pixels, three classes, few labels."""
+"""A labelled folder to review: small images of coloured shapes, embedded by their own pixels, three classes, few labels."""
 
 import csv
 from pathlib import Path
@@ -22,9 +22,9 @@ SIDE = 32
 
 
 def draw(shape: str, rng: np.random.Generator) -> Image.Image:
-    """One picture; the colour of the shape is nearly that of its class, the background any light one."""
-    picture = Image.new("RGB", (SIDE, SIDE), tuple(rng.integers(190, 256, 3).tolist()))
-    pen = ImageDraw.Draw(picture)
+    """One image; the colour of the shape is nearly that of its class, the background any light one."""
+    image = Image.new("RGB", (SIDE, SIDE), tuple(rng.integers(190, 256, 3).tolist()))
+    pen = ImageDraw.Draw(image)
     r = rng.integers(7, 13)
     x, y = rng.integers(13, 20, 2)
     fill = tuple(np.clip(np.array(COLOURS[shape]) + rng.integers(-60, 61, 3), 0, 255).tolist())
@@ -35,18 +35,18 @@ def draw(shape: str, rng: np.random.Generator) -> Image.Image:
         pen.rectangle(box, fill=fill)
     else:
         pen.polygon([(x, y - r), (x + r, y + r), (x - r, y + r)], fill=fill)
-    return picture
+    return image
 
 
-def features(picture: Image.Image) -> NDArray[np.float32]:
+def features(image: Image.Image) -> NDArray[np.float32]:
     """Mean colours on a grid of 4 x 4, (48,)."""
-    return np.asarray(picture.resize((4, 4), Image.Resampling.BOX), np.float32).ravel() / np.float32(255)
+    return np.asarray(image.resize((4, 4), Image.Resampling.BOX), np.float32).ravel() / np.float32(255)
 
 
-def make_labelled(root: Path, *, count: int = 90, each: int = 6, pictures: bool = True, bad: int | None = None) -> Path:
-    """``root/photos`` with pictures, ``root/data.parquet`` with embeddings and ``root/out`` with labels, which is the answer.
+def make_labelled(root: Path, *, count: int = 90, each: int = 6, images: bool = True, bad: int | None = None) -> Path:
+    """``root/photos`` with images, ``root/data.parquet`` with embeddings and ``root/out`` with labels, which is the answer.
 
-    Among the ids are HTML, a text file with the name of a picture, a link that leaves the folder, and paths outside of it.
+    Among the ids are HTML, a text file with the name of an image, a link that leaves the folder, and paths outside of it.
     ``bad`` is a row whose embedding is no number.
     """
     rng = np.random.default_rng(0)
@@ -56,16 +56,16 @@ def make_labelled(root: Path, *, count: int = 90, each: int = 6, pictures: bool 
     odd = (HTML_NAME, TEXT_NAME, LINK_NAME, *OUTSIDE)
     for i in range(count):
         shape = CLASSES[rng.choice(3, p=(0.5, 0.35, 0.15))]
-        picture = draw(shape, rng)
+        image = draw(shape, rng)
         name = odd[i - count] if i >= count - len(odd) else f"{'abc'[i % 3]}/{i:03d}.png"
-        rows.append(features(picture))
+        rows.append(features(image))
         names.append(name)
         shapes.append(shape)
         if name not in odd or name == HTML_NAME:
             (photos / name).parent.mkdir(exist_ok=True)
-            picture.save(photos / name)
+            image.save(photos / name)
     draw("circle", rng).save(root / "secret.png")
-    (photos / TEXT_NAME).write_text("I am no picture.")
+    (photos / TEXT_NAME).write_text("I am no image.")
     (photos / LINK_NAME).symlink_to(root / "secret.png")
     x = np.stack(rows)
     if bad is not None:
@@ -81,7 +81,7 @@ def make_labelled(root: Path, *, count: int = 90, each: int = 6, pictures: bool 
             data=root / "data.parquet",
             labels=root / "labels.csv",
             out=root / "out",
-            images=photos if pictures else None,
+            images=photos if images else None,
             abstain=0.85,
             target_precision=None,
             skip_bad=bad is not None,

@@ -52,7 +52,7 @@ def test_the_page_and_all_that_it_loads_are_there(client: Any) -> None:
     assert client.get("static/app.js").headers["content-type"].startswith("text/javascript")
 
 
-@pytest.mark.parametrize("path", ["", "static/app.js", "api/about", "pictures/96/0", "api/cards"])
+@pytest.mark.parametrize("path", ["", "static/app.js", "api/about", "images/96/0", "api/cards"])
 @pytest.mark.parametrize("token", ["wrong", "", "a-secre", "a-secret2", "A-SECRET", "%61-secreT"])
 def test_without_the_token_nothing_is_served(client: Any, path: str, token: str) -> None:
     refused = client.get(f"{HOST}/{token}/{path}")
@@ -78,7 +78,7 @@ def test_localhost_is_this_machine(client: Any) -> None:
 
 
 def test_every_answer_carries_the_headers_that_keep_others_out(client: Any) -> None:
-    for answer in (client.get(""), client.get("api/about"), client.get(f"{HOST}/wrong/"), client.get("pictures/96/1")):
+    for answer in (client.get(""), client.get("api/about"), client.get(f"{HOST}/wrong/"), client.get("images/96/1")):
         assert answer.headers["content-security-policy"].startswith("default-src 'self';")
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "no-referrer"
@@ -90,14 +90,14 @@ def test_every_answer_carries_the_headers_that_keep_others_out(client: Any) -> N
 @pytest.mark.parametrize(
     "path",
     [
-        "pictures/96/..%2F..%2Fsecret.png",
-        "pictures/96/../../../secret.png",
-        "pictures/96/%2e%2e/%2e%2e/secret.png",
-        "pictures/96//etc/hostname",
-        "pictures/96/-1",
-        "pictures/96/100000",
-        "pictures/97/0",
-        "pictures/0",
+        "images/96/..%2F..%2Fsecret.png",
+        "images/96/../../../secret.png",
+        "images/96/%2e%2e/%2e%2e/secret.png",
+        "images/96//etc/hostname",
+        "images/96/-1",
+        "images/96/100000",
+        "images/97/0",
+        "images/0",
         "static/../app.py",
         "static/..%2Fapp.py",
         "static/%2e%2e/app.py",
@@ -110,16 +110,16 @@ def test_no_path_leads_to_another_file(client: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", [LINK_NAME, *OUTSIDE])
-def test_pictures_outside_of_the_folder_are_not_served(client: Any, session: Session, name: str) -> None:
-    answer = client.get(f"pictures/384/{row_named(session, name)}")
+def test_images_outside_of_the_folder_are_not_served(client: Any, session: Session, name: str) -> None:
+    answer = client.get(f"images/384/{row_named(session, name)}")
     assert answer.status_code == 415
-    assert answer.json() == {"error": "There is no picture of this row in the folder of pictures."}
+    assert answer.json() == {"error": "There is no image of this row in the folder of images."}
 
 
-def test_a_text_file_named_as_a_picture_is_told_and_harms_nothing(client: Any, session: Session) -> None:
-    answer = client.get(f"pictures/384/{row_named(session, TEXT_NAME)}")
-    assert (answer.status_code, answer.json()) == (415, {"error": "This picture cannot be read."})
-    assert client.get("pictures/384/0").headers["content-type"] == "image/jpeg"
+def test_a_text_file_named_as_a_image_is_told_and_harms_nothing(client: Any, session: Session) -> None:
+    answer = client.get(f"images/384/{row_named(session, TEXT_NAME)}")
+    assert (answer.status_code, answer.json()) == (415, {"error": "This image cannot be read."})
+    assert client.get("images/384/0").headers["content-type"] == "image/jpeg"
 
 
 def test_a_name_of_html_travels_as_text(client: Any, session: Session) -> None:
@@ -127,7 +127,7 @@ def test_a_name_of_html_travels_as_text(client: Any, session: Session) -> None:
     (card,) = answer.json()["cards"]
     assert card["id"] == HTML_NAME
     assert answer.headers["content-type"] == "application/json"
-    assert client.get(f"pictures/96/{row_named(session, HTML_NAME)}").status_code == 200
+    assert client.get(f"images/96/{row_named(session, HTML_NAME)}").status_code == 200
 
 
 def test_answers_change_the_session_and_come_back_with_cards(client: Any, session: Session) -> None:

@@ -111,7 +111,7 @@ def refused_requests(client: Client) -> Iterator[tuple[str, bytes]]:
             yield f"{key} {text[:4]!r}", client.post("api/cards", json.dumps(CARDS | {key: text}).encode())
     yield "bytes that are not UTF-8", client.post("api/correct", b'{"row": 3, "version": 0, "label": "\xff"}')
     yield "a body beyond the limit", client.post("api/cards", b" " * (2**20 + 1))
-    for path in ("pictures/96/" + "1" * 5000, "pictures/" + "9" * 5000 + "/1", "pictures/96/\u0663".encode().decode("latin1")):
+    for path in ("images/96/" + "1" * 5000, "images/" + "9" * 5000 + "/1", "images/96/\u0663".encode().decode("latin1")):
         yield path[:20], client.head("GET", path)
     for path in (
         "static/%00",
@@ -120,12 +120,12 @@ def refused_requests(client: Client) -> Iterator[tuple[str, bytes]]:
         "static/",
         "%ff%fe",
         "api/%00",
-        "pictures/96/%31%00",
+        "images/96/%31%00",
     ):
         yield path[:20], client.head("GET", path)
     for method in ("PUT", "DELETE", "OPTIONS", "PATCH", "BREW"):
         yield method, client.head(method, "api/cards")
-        yield method, client.head(method, "pictures/96/1")
+        yield method, client.head(method, "images/96/1")
     yield "a huge header", client.head("GET", "", "X-Long: " + "x" * 500_000)
     yield "many headers", client.head("GET", "", *["X-Many: x"] * 20_000)
     yield "two lengths", client.head("POST", "api/cards", "Content-Length: 2", "Content-Length: 3") + b"{}"
@@ -165,7 +165,7 @@ def test_clients_that_leave_or_take_their_time_disturb_nobody(server: Server) ->
         status, _ = client.send(client.head("GET", path, *upgrade).replace(b": close", b": upgrade"), patience=LITTLE)
         assert status in (0, 200, 404)
     assert client.send(client.head("HEAD", "static/app.js")) == (200, b"")
-    assert client.send(client.head("HEAD", "pictures/96/1")) == (200, b"")
+    assert client.send(client.head("HEAD", "images/96/1")) == (200, b"")
     slow.sendall(request[-len(body) + 5 :])
     assert slow.recv(65536).startswith(b"HTTP/1.1 200")
     slow.close()
@@ -192,7 +192,7 @@ def mutated(rng: random.Random, client: Client) -> bytes:
     request = client.post(f"api/{question}", json.dumps(body).encode())
     if rng.random() < 0.2:
         request = client.head(
-            rng.choice(["GET", "HEAD", "POST"]), rng.choice(["", "static/", "pictures/", "api/"]) + odd_path(rng)
+            rng.choice(["GET", "HEAD", "POST"]), rng.choice(["", "static/", "images/", "api/"]) + odd_path(rng)
         )
     if rng.random() < 0.15:
         spot = rng.randrange(min(len(request), 400))

@@ -1,4 +1,4 @@
-"""Tables without pictures, rows without embeddings, and several people at once."""
+"""Tables without images, rows without embeddings, and several people at once."""
 
 import threading
 from pathlib import Path
@@ -11,8 +11,8 @@ from semigpc.review.waiting import Filters
 from tests.review.shapes import make_labelled
 
 
-def test_a_row_without_a_picture_is_shown_by_its_values(tmp_path: Path) -> None:
-    session = open_session(make_labelled(tmp_path, pictures=False))
+def test_a_row_without_a_image_is_shown_by_its_values(tmp_path: Path) -> None:
+    session = open_session(make_labelled(tmp_path, images=False))
     card = session.page(Filters())["cards"][0]
     assert len(card["values"]) == 32
     assert card["values"][0] == pytest.approx(session.beliefs.embeddings([card["row"]])[0, 0], abs=1e-4)

@@ -69,7 +69,7 @@ def answers(page: Any) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_ten_pictures_by_keyboard_then_undo_reload_kill_and_restart_lose_nothing(
+def test_ten_images_by_keyboard_then_undo_reload_kill_and_restart_lose_nothing(
     out: Path, browser: Any, start: Callable[[], Server]
 ) -> None:
     server = start()
@@ -154,7 +154,7 @@ def test_two_tabs_see_each_other_and_the_first_answer_counts(address: str, out: 
     assert first.problems == second.problems == []
 
 
-def test_names_are_shown_as_they_are_and_broken_pictures_are_told(address: str, browser: Any) -> None:
+def test_names_are_shown_as_they_are_and_broken_images_are_told(address: str, browser: Any) -> None:
     page = open_page(browser, f"{address}#status=all&text=img+src")
     expect(page.locator(".card .foot .id")).to_have_text(HTML_NAME)
     assert page.locator(".card b, .card img[src='x']").all_inner_texts() != [HTML_NAME]
@@ -166,7 +166,7 @@ def test_names_are_shown_as_they_are_and_broken_pictures_are_told(address: str, 
     expect(page.locator("#classes .name", has_text="<script>")).to_have_count(1)
     page.locator("#text").fill(TEXT_NAME)
     expect(page.locator(".card .foot .id")).to_have_text(TEXT_NAME)
-    expect(page.locator(".shot .broken")).to_have_text("This picture cannot be read.")
+    expect(page.locator(".shot .broken")).to_have_text("This image cannot be read.")
     assert page.problems == []
 
 

@@ -1,4 +1,4 @@
-"""A frozen network's cached features: every algorithm trains on them, resumes bit for bit, and answers for pictures again."""
+"""A frozen network's cached features: every algorithm trains on them, resumes bit for bit, and answers for images again."""
 
 import signal
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def weights(run: Path) -> dict[str, Tensor]:
 
 
 def marks(root: Path) -> list[bytes]:
-    """Of the pictures in a cache, as often as they are there."""
+    """Of the images in a cache, as often as they are there."""
     found: list[bytes] = []
     for path in root.glob("*/*.safetensors"):
         with safe_open(path, framework="pt") as file:
@@ -159,11 +159,11 @@ def test_ctrl_c_ends_the_computing_at_once_and_keeps_what_is_done(tmp_path: Path
     assert first.told[0][1] - again.told[0][1] == 64, "four of the five were on disk"
 
 
-# Answering for pictures --------------------------------------------------------------------------------------------------
+# Answering for images --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("refiner", ["none", "gp"])
-def test_a_loaded_run_says_of_pictures_what_it_said_of_their_features(refiner: str, tmp_path: Path) -> None:
+def test_a_loaded_run_says_of_images_what_it_said_of_their_features(refiner: str, tmp_path: Path) -> None:
     experiment = frozen_run("fixmatch", refiner, *QUICK, "train.steps=100", "train.eval_steps=100")
     summary = train(experiment, tmp_path)
     run, images = load_run(tmp_path, "last").part("test")
@@ -257,7 +257,7 @@ def test_frozen_settings_can_be_overridden() -> None:
 
 
 def test_features_cannot_be_rotated() -> None:
-    message = r"^features cannot be rotated as pictures can; set algorithm\.rotation_weight=0 in frozen mode\.$"
+    message = r"^features cannot be rotated as images can; set algorithm\.rotation_weight=0 in frozen mode\.$"
     with pytest.raises(SettingError, match=message):
         replace(small_run("remixmatch", "none"), frozen=FrozenConfig())
 

@@ -55,7 +55,7 @@ def test_each_generation_begins_with_more_labels(whole: Path) -> None:
     original = json.loads(RunFolder(whole).split.read_text())["labeled_counts"]
     remarks = [line for line in lines(whole, "note") if line["message"].startswith("Generation")]
     assert [line["step"] for line in remarks] == [BOUNDARY, 2 * BOUNDARY]
-    assert all("pictures more, labelled by the one before" in line["message"] for line in remarks)
+    assert all("images more, labelled by the one before" in line["message"] for line in remarks)
     last = load(RunFolder(whole).last)
     given = last.part("generation")["given"]
     assert last.state["generation"] == GENERATIONS - 1
@@ -96,10 +96,10 @@ def test_a_generation_that_chooses_nobody_says_so_and_goes_on(tmp_path: Path, mo
     summary = train(crest_run("fixmatch", "train.steps=9"), tmp_path / "run")
     assert summary["status"] == "finished"
     remarks = [line["message"] for line in lines(tmp_path / "run", "note")]
-    assert sum("begins with no label more: no unlabelled picture was chosen" in remark for remark in remarks) == 2
+    assert sum("begins with no label more: no unlabelled image was chosen" in remark for remark in remarks) == 2
 
 
-def test_the_survey_shows_every_picture_in_order_by_the_evaluated_network(
+def test_the_survey_shows_every_image_in_order_by_the_evaluated_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Survey] = []
@@ -117,9 +117,9 @@ def test_a_run_is_judged_and_used_by_the_head_that_answers(tmp_path: Path) -> No
     experiment = replace(small_run("fixmatch", "none"), addon=ABCConfig())
     train(experiment, tmp_path / "run")
     run = load_run(tmp_path / "run", "last")
-    pictures = torch.randn(4, 3, 8, 8)
+    images = torch.randn(4, 3, 8, 8)
     with torch.no_grad():
-        output = run.network(pictures)
+        output = run.network(images)
     assert torch.equal(output.logits, output.heads["abc"])
     test = DATASETS["digits"].load(experiment.data, 0).test
     assert test is not None

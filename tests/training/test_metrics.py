@@ -31,7 +31,7 @@ def test_metrics_agree_with_scikit_learn() -> None:
     assert figures["groups"]["many"] == pytest.approx(np.mean(figures["per_class_recall"][:2]))
 
 
-def test_a_class_without_pictures_has_no_figure_and_does_not_count() -> None:
+def test_a_class_without_images_has_no_figure_and_does_not_count() -> None:
     probs = np.array([[0.9, 0.05, 0.05, 0], [0.8, 0.1, 0.1, 0], [0.2, 0.7, 0.1, 0]])
     figures = classification_metrics(probs, np.array([0, 1, 1]), GROUPS)
     assert figures["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
@@ -52,7 +52,7 @@ def test_calibration_error_of_a_hand_made_case() -> None:
     assert diagram["confidence"][0] is None
 
 
-def test_groups_are_thirds_by_labels_then_by_unlabelled_pictures() -> None:
+def test_groups_are_thirds_by_labels_then_by_unlabelled_images() -> None:
     assert class_groups(np.array([1, 9, 5, 7, 3, 2])) == {"many": [1, 3], "medium": [2, 4], "few": [0, 5]}
     assert class_groups(np.full(3, 4), np.array([1, 3, 2])) == {"many": [1], "medium": [2], "few": [0]}
 

@@ -1,4 +1,4 @@
-"""Screening of unlabelled pictures that belong to no class."""
+"""Screening of unlabelled images that belong to no class."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -70,11 +70,11 @@ def test_every_evaluation_says_how_well_strangers_are_told_apart(tmp_path: Path)
     run = read_run(tmp_path / "run")
     assert run.screening[-1] == last
     page = write_run_report(tmp_path / "run").read_text()
-    assert "Pictures of no class" in page
+    assert "Images of no class" in page
     assert f"{last['auroc_variance']:.3f}" in page
     table = screening_table(last)
     assert [len(column._cells) for column in table.columns] == [4, 4]
-    assert table.caption == f"{last['n_in']} unlabelled pictures of the classes, {last['n_out']} of none, step 30"
+    assert table.caption == f"{last['n_in']} unlabelled images of the classes, {last['n_out']} of none, step 30"
 
 
 def test_without_a_gp_only_the_network_is_asked(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_without_a_gp_only_the_network_is_asked(tmp_path: Path) -> None:
 def test_where_nobody_knows_who_is_a_stranger_nothing_is_said(tmp_path: Path) -> None:
     train(digits_with_strangers(tmp_path, "train.steps=10", marked=False), tmp_path / "run")
     assert not entries(tmp_path / "run", "screening")
-    assert "Pictures of no class" not in write_run_report(tmp_path / "run").read_text()
+    assert "Images of no class" not in write_run_report(tmp_path / "run").read_text()
 
 
 def test_screening_draws_nothing_that_training_would(tmp_path: Path) -> None:

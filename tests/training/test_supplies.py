@@ -42,5 +42,5 @@ def test_material_is_read_again_where_it_differs() -> None:
     assert again.splits.sha256 == first.splits.sha256
 
 
-def test_pictures_need_no_material() -> None:
+def test_images_need_no_material() -> None:
     assert Supplies().of(small_run("fixmatch", "none")) is None

@@ -1,4 +1,4 @@
-"""Class-balanced sampling (Kang et al., 2020): labelled pictures are drawn by class, and classes alike."""
+"""Class-balanced sampling (Kang et al., 2020): labelled images are drawn by class, and classes alike."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -21,7 +21,7 @@ class Step(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """All training pictures as the evaluated network sees them now, in evaluation mode and without augmentation.
+    """All training images as the evaluated network sees them now, in evaluation mode and without augmentation.
 
     Shapes: ``labeled`` n rows with labels ``y`` (n,); ``unlabeled`` u rows, in the order of the unlabelled set. No gradients.
     """
@@ -43,7 +43,7 @@ class ExtraLoss:
 class AddOnConfig:
     """Options of an add-on, and what it needs: this is known before anything is built, so that misfits are refused early.
 
-    ``needs_unlabeled``: an algorithm that learns from unlabelled pictures. ``needs_average``: a moving average of the network.
+    ``needs_unlabeled``: an algorithm that learns from unlabelled images. ``needs_average``: a moving average of the network.
     ``needs_balanced_batch``: ``Batch.balanced``. ``generations``: how often training starts over, with more labels each time.
     """
 
@@ -73,7 +73,7 @@ class AddOn(nn.Module):
         config: options. task: what is known of the data.
     """
 
-    learns: bool = False  # whether extra_loss wants to be asked, with what the student says of un-mixed labelled pictures
+    learns: bool = False  # whether extra_loss wants to be asked, with what the student says of un-mixed labelled images
     answers: bool = False  # whether evaluation goes by what answer() says
 
     def __init__(self, config: AddOnConfig, task: Task) -> None:  # noqa: ARG002
@@ -102,7 +102,7 @@ class AddOn(nn.Module):
     # Losses ---------------------------------------------------------------------------------------------------------
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
-        """H(z_x, y), a scalar: logits (B, C), targets (B,) classes or (B, C) probabilities where pictures were mixed."""
+        """H(z_x, y), a scalar: logits (B, C), targets (B,) classes or (B, C) probabilities where images were mixed."""
         return F.cross_entropy(logits, targets) if targets.ndim == 1 else soft_cross_entropy(logits, targets)
 
     def unlabeled_loss(self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
@@ -134,14 +134,14 @@ class AddOn(nn.Module):
     # Between steps --------------------------------------------------------------------------------------------------
 
     def surveys(self, clock: Clock) -> bool:  # noqa: ARG002
-        """Whether to be shown all training pictures before this step."""
+        """Whether to be shown all training images before this step."""
         return False
 
     def survey(self, survey: Survey) -> None:
-        """Look at all training pictures."""
+        """Look at all training images."""
 
     def relabel(self, survey: Survey) -> Tensor:
-        """(u,) the class of each unlabelled picture that joins the labels of the next generation, -1 of those that do not."""
+        """(u,) the class of each unlabelled image that joins the labels of the next generation, -1 of those that do not."""
         return torch.full((len(survey.unlabeled.logits),), -1)
 
     # Telling --------------------------------------------------------------------------------------------------------

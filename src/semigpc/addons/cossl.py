@@ -113,14 +113,14 @@ class CoSSL(AddOn):
 
     The head learns in every step, after it has judged, by cross-entropy on features of the class-balanced batch. With
     probability (n_max - n_y) / n_max, of the row's own class y, a feature is enhanced: f = r f_x + (1 - r) f_u, r ~ U(0.6, 1),
-    label y; f_u is a feature of any training picture, labelled or not, taken from those of this step. Nothing of it reaches
+    label y; f_u is a feature of any training image, labelled or not, taken from those of this step. Nothing of it reaches
     the network. It starts on a balanced set of all features (:func:`balanced_features`), with a fresh Adam afterwards. As in
     the original, pseudo-labels come from the head itself, evaluation from its moving average. Unlike there, the head sees
-    weak views where those are strong, and un-augmented pictures as it starts.
+    weak views where those are strong, and un-augmented images as it starts.
 
     Draws, in a step: partners, whether to enhance, r; as it starts: see there, then a permutation for each pass. A step after
-    the warm-up costs a pass of the moving average over U + 2 B pictures more, without gradient; the start a pass over all
-    pictures and ``start_steps`` steps of the head, a second or so.
+    the warm-up costs a pass of the moving average over U + 2 B images more, without gradient; the start a pass over all
+    images and ``start_steps`` steps of the head, a second or so.
     """
 
     answers = True
@@ -188,7 +188,7 @@ class CoSSL(AddOn):
         return self._started
 
     def _enhance(self, own: Tensor, y: Tensor, labeled: Tensor, unlabeled: Tensor) -> Tensor:
-        """r f_x + (1 - r) f_u or f_x, (B, D); f_u as likely labelled as a picture of all the data is."""
+        """r f_x + (1 - r) f_u or f_x, (B, D); f_u as likely labelled as an image of all the data is."""
         task, least = self.task, self.config.least_own
         odds = [
             part.new_full((len(part),), n / len(part)) for part, n in ((labeled, task.n_labeled), (unlabeled, task.n_unlabeled))

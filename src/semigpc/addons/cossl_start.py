@@ -10,7 +10,7 @@ BETA = 0.75  # of both parameters of the mixing weights' distribution
 def imprinted_probs(features: Tensor, labeled: Tensor, y: Tensor, n_classes: int) -> Tensor:
     """softmax_c(h . w_c), w_c = unit(mean of class c): (M, C) for features (M, D), from labelled ones (n, D) with classes (n,).
 
-    A class without a labelled picture has probability 0.
+    A class without a labelled image has probability 0.
     """
     members = F.one_hot(y, n_classes).to(labeled)  # (n, C)
     weights = F.normalize(members.mT @ labeled, dim=1)  # a sum points where the mean does

@@ -51,12 +51,12 @@ class CReSTPlusConfig(CReSTConfig):
 
 
 class CReST(AddOn):
-    """After each generation the floor(|U_c| (n_{K+1-r} / n_1)^alpha) surest pictures of predicted class c join with that label.
+    """After each generation the floor(|U_c| (n_{K+1-r} / n_1)^alpha) surest images of predicted class c join with that label.
 
-    r is the rank of c by labelled counts, 1 the largest of K; U_c are the pictures that the evaluated network puts into c. They
+    r is the rank of c by labelled counts, 1 the largest of K; U_c are the images that the evaluated network puts into c. They
     are chosen afresh from all of U each time and added to the labels given by people. The network's own answer decides, also in
     a run that is judged by a GP. A generation that finds nobody sure, of a class or at all, adds nobody: the run says so and
-    goes on. A step costs nothing more; between generations every unlabelled picture goes through the network once.
+    goes on. A step costs nothing more; between generations every unlabelled image goes through the network once.
     """
 
     def __init__(self, config: CReSTConfig, task: Task) -> None:

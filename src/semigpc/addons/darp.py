@@ -20,13 +20,13 @@ class DARPConfig(AddOnConfig):
 
     Fallbacks, each noted once: where the projection does not converge, labels stay unrefined until the next round; where
     the shares cannot be estimated (a class not met yet, a confusion matrix close to singular), those of the labels are used; a
-    class without labels is expected, where shares are those of the labels, in one picture of a million.
+    class without labels is expected, where shares are those of the labels, in one image of a million.
 
     Args:
         warmup: share of training before labels are refined; 200 of 500 epochs in the authors' code.
         every: steps between two rounds of refinement.
-        counts: where M_c, the expected pictures of a class, come from: shares of the ``labeled`` pictures, or ``estimated``
-            from what the network says of labelled and unlabelled batches. Labelled pictures are those it learns from, so that
+        counts: where M_c, the expected images of a class, come from: shares of the ``labeled`` images, or ``estimated``
+            from what the network says of labelled and unlabelled batches. Labelled images are those it learns from, so that
             the estimate sees fewer confusions than there are.
         keep: entries kept of each class, in multiples of M_c.
         alternations: of row and column steps in a projection.
@@ -60,12 +60,12 @@ class DARPConfig(AddOnConfig):
 
 
 class DARP(AddOn):
-    """The finished labels of all pictures seen so far are stored; every ``every`` steps they are trimmed and projected.
+    """The finished labels of all images seen so far are stored; every ``every`` steps they are trimmed and projected.
 
-    The refined row takes the place of a picture's label, for the loss and for the mask, until the next round; a picture that
+    The refined row takes the place of an image's label, for the loss and for the mask, until the next round; an image that
     was not seen before the round keeps its own. See :func:`trim` and :func:`project` for the two steps.
 
-    A step costs U rows written; a round sorts the columns of an (N, C) matrix, N pictures seen, and takes some 50 exponentials
+    A step costs U rows written; a round sorts the columns of an (N, C) matrix, N images seen, and takes some 50 exponentials
     of each entry, in float64. The two stores hold u x C numbers each.
     """
 
@@ -83,8 +83,8 @@ class DARP(AddOn):
         n_classes, u = task.n_classes, task.n_unlabeled
         if u < 1:
             raise ValueError(
-                f"DARP stores a label for every unlabelled picture, of which there must be some; got {u}. "
-                "Add unlabelled pictures, or leave the add-on out."
+                f"DARP stores a label for every unlabelled image, of which there must be some; got {u}. "
+                "Add unlabelled images, or leave the add-on out."
             )
         self.config = config
         self.learns = config.counts == "estimated"
@@ -99,7 +99,7 @@ class DARP(AddOn):
         self.register_buffer("said_mass", torch.zeros(n_classes))
         unlabeled = (task.class_counts == 0).nonzero().flatten().tolist()
         if unlabeled and config.counts == "labeled":
-            self._tell("no labels", f"DARP expects next to no pictures of the classes {unlabeled}, as they have no labels.")
+            self._tell("no labels", f"DARP expects next to no images of the classes {unlabeled}, as they have no labels.")
 
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
         """Store the labels (U, C); refine all when it is time; answer with the refined rows of this batch."""
@@ -123,7 +123,7 @@ class DARP(AddOn):
         return None
 
     def _refine(self) -> None:
-        """One round, over the pictures seen so far; if it fails, all of them keep their own labels."""
+        """One round, over the images seen so far; if it fails, all of them keep their own labels."""
         config = self.config
         probs = self.stored[self.seen].double()  # (N, C)
         shares = self._expected_shares().clamp_min(FLOOR)
@@ -143,10 +143,10 @@ class DARP(AddOn):
             )
 
     def _expected_shares(self) -> Tensor:
-        """(C,) of the unlabelled pictures: labelled shares, or the s >= 0 of sum 1 next to the root of mean_u p = s K.
+        """(C,) of the unlabelled images: labelled shares, or the s >= 0 of sum 1 next to the root of mean_u p = s K.
 
-        K_cj is the mean p_j of labelled pictures of class c. This is BBSE (Lipton et al., 2018): labelled and unlabelled
-        pictures may differ in their shares, but not in their looks within a class.
+        K_cj is the mean p_j of labelled images of class c. This is BBSE (Lipton et al., 2018): labelled and unlabelled
+        images may differ in their shares, but not in their looks within a class.
         """
         if self.config.counts == "labeled":
             return self.shares.double()
@@ -154,7 +154,7 @@ class DARP(AddOn):
         if missing:
             self._tell(
                 "not met",
-                f"DARP has met no labelled picture of the classes {missing} yet: it goes by the shares of the labels.",
+                f"DARP has met no labelled image of the classes {missing} yet: it goes by the shares of the labels.",
             )
             return self.shares.double()
         rates = (self.confusion / self.labeled_mass.unsqueeze(1)).double()  # K

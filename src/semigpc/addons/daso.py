@@ -56,10 +56,10 @@ class DASO(AddOn):
     k_c is the mean of the last ``queue`` labelled features of class c, as the moving average sees them; a batch enters before
     the prototypes are asked. w = (m / max m)^(1/T_d), which is SN(m^(1/T_d)) over its maximum, with m the counts of finished
     labels over the last ``every`` steps. p is the weak view's opinion, before an algorithm aligns or smooths it (the authors'
-    ReMixMatch blends after that), and q is of the same pictures. H(q_s, q) waits for the warm-up like the blending, as in the
+    ReMixMatch blends after that), and q is of the same images. H(q_s, q) waits for the warm-up like the blending, as in the
     authors' code; its gradient flows into h(u_s) alone.
 
-    A step costs one pass of the moving average over B pictures and O(U C D); the queues hold C x queue x D numbers.
+    A step costs one pass of the moving average over B images and O(U C D); the queues hold C x queue x D numbers.
     """
 
     learns = True
@@ -116,7 +116,7 @@ class DASO(AddOn):
         missing = (self.written == 0).nonzero().flatten().tolist()
         if missing:
             self.note(
-                f"DASO has met no labelled picture of the classes {missing} yet: its semantic labels leave them out until then."
+                f"DASO has met no labelled image of the classes {missing} yet: its semantic labels leave them out until then."
             )
         if not self.counts.any():
             self.note(

@@ -25,11 +25,11 @@ class SAW(AddOn):
     """H(z_x, y) weighs classes by w(labelled counts), H(z_s, t) by w(counts of pseudo-labels).
 
     w_c = (1 - beta) / (1 - beta^n_c), scaled to sum to C, with beta = (N - 1) / N and N the mean count. Pseudo-labels are
-    counted over the last label of each picture, at the start of every epoch but the first, in which all weigh 1. A soft target
+    counted over the last label of each image, at the start of every epoch but the first, in which all weigh 1. A soft target
     stays soft: H(z, t) = - sum_c w_c t_c log p_c. The mean is over rows; it is not divided by the sum of their weights, which
     would take the weights out again where a batch has one class.
 
-    A step costs U numbers written, an epoch a count over the u pictures.
+    A step costs U numbers written, an epoch a count over the u images.
     """
 
     labels: Tensor
@@ -40,15 +40,15 @@ class SAW(AddOn):
         super().__init__(config, task)
         if task.n_unlabeled < 1:
             raise ValueError(
-                f"SAW counts the pseudo-labels of unlabelled pictures, of which there must be some; got {task.n_unlabeled}. "
-                "Add unlabelled pictures, or leave the add-on out."
+                f"SAW counts the pseudo-labels of unlabelled images, of which there must be some; got {task.n_unlabeled}. "
+                "Add unlabelled images, or leave the add-on out."
             )
         self.register_buffer("labels", torch.full((task.n_unlabeled,), -1))
         self.register_buffer("labeled_weights", _weights(known_counts(self, task)).float())
         self.register_buffer("unlabeled_weights", torch.ones(task.n_classes))
 
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
-        """Remember the class of each picture; count them when an epoch begins."""
+        """Remember the class of each image; count them when an epoch begins."""
         clock = step.clock
         if clock.step == 0 and clock.total_steps <= clock.epoch_steps:
             self.note(

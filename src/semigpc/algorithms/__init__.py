@@ -27,7 +27,7 @@ class Algorithm(Protocol):
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Views of the unlabelled pictures that a batch has to bring; none for an algorithm that learns from labels alone."""
+        """Views of the unlabelled images that a batch has to bring; none for an algorithm that learns from labels alone."""
 
     @property
     def sites(self) -> tuple[str, ...]:

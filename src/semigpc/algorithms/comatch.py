@@ -52,7 +52,7 @@ class CoMatch(HostState):
     """L = H(z_x, y) + w_u 1[conf(p) >= tau] H(z_s, p) + w_c mean - sum_j G_ij log S_ij.
 
     p = a p_w + (1 - a) A P, the aligned weak label smoothed by the memory's labels P with A = softmax(e(u_w) . F / T), once the
-    memory is full. G joins pictures whose pseudo-labels agree, S is the softmax of e(u_s) . e(u_s2) / T.
+    memory is full. G joins images whose pseudo-labels agree, S is the softmax of e(u_s) . e(u_s2) / T.
     """
 
     views = ("weak", "strong", "strong2")

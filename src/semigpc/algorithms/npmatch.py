@@ -57,11 +57,11 @@ class NPMatch(nn.Module):
 
     p_w = mean_t softmax(z_w,t), from the process's memories and refined by f; p is p_w divided by the batch's mean of it, rows
     renormalised. The mask m = 1[ conf(p) >= tau_c and H(p_w) <= H_max ] has class thresholds as FlexMatch's: every unlabelled
-    picture keeps the class c that it last had with conf(p) >= tau and H(p_w) <= H_max; n_c have class c and n_0 have none
+    image keeps the class c that it last had with conf(p) >= tau and H(p_w) <= H_max; n_c have class c and n_0 have none
     yet, and tau_c = tau beta_c / (2 - beta_c) with beta_c = n_c / max(n_0, n_1, ...), before the batch is counted. All are 0
     at first, when the entropy alone decides: a short run needs no warm-up. As in all algorithms here, the mean of the second
     term is over the whole batch; in the original it is over what the mask lets through. D_a is the divergence of the latent
-    Gaussians of labelled pictures and of strong views, skewed to that with less entropy.
+    Gaussians of labelled images and of strong views, skewed to that with less entropy.
 
     The linear classifier is not trained: the process answers in its place, and what add-ons see as logits are log p of it.
     Draws T L numbers for the weak views, then 2 T L to learn from. A step costs O(T (B + 2 U) D^2 + u) more than FixMatch's.
@@ -78,7 +78,7 @@ class NPMatch(nn.Module):
         self.n_classes = task.n_classes
         if task.n_unlabeled < 1:
             raise ValueError(
-                f"NP-Match keeps a class for each unlabelled picture, so task.n_unlabeled must be at least 1; got "
+                f"NP-Match keeps a class for each unlabelled image, so task.n_unlabeled must be at least 1; got "
                 f"{task.n_unlabeled}. Say how many there are."
             )
         self.register_buffer("last_class", torch.full((task.n_unlabeled,), -1))  # (u,), -1: none yet
@@ -127,11 +127,11 @@ class NPMatch(nn.Module):
         return self.config.threshold * beta / (2 - beta)
 
     def _select(self, probs: Tensor, confidence: Tensor, entropy: Tensor, index: Tensor) -> Tensor:
-        """The mask (U,); what is sure beyond tau itself becomes the last class of its picture."""
+        """The mask (U,); what is sure beyond tau itself becomes the last class of its image."""
         classes, certain = probs.argmax(dim=1), entropy <= self.config.entropy
         mask = (confidence >= self.class_thresholds().to(confidence)[classes]) & certain
         sure = (confidence >= self.config.threshold) & certain
-        last = last_of_each(index, sure)  # a picture may stand twice in a batch larger than the unlabelled set
+        last = last_of_each(index, sure)  # an image may stand twice in a batch larger than the unlabelled set
         self.last_class[index] = torch.where(last >= 0, classes[last], self.last_class[index])
         return mask
 

@@ -1,4 +1,4 @@
-"""ReMixMatch (Berthelot et al., 2020): aligned, sharpened labels on mixed pictures, and a rotation to guess."""
+"""ReMixMatch (Berthelot et al., 2020): aligned, sharpened labels on mixed images, and a rotation to guess."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ class ReMixMatchConfig:
     Args:
         temperature: T of the sharpening.
         mixup: alpha of the Beta distribution that mixing weights come from.
-        unlabeled_weight: of the mixed unlabelled pictures.
+        unlabeled_weight: of the mixed unlabelled images.
         premix_weight: of the un-mixed strong view.
         rotation_weight: of the rotation to guess; 0 leaves that task and its head out, as features of a frozen network need.
         threshold: labels of which the refiner is less sure than this say nothing, mixed or not; 0, none, is ReMixMatch. A GP's
@@ -53,7 +53,7 @@ class ReMixMatchConfig:
 class ReMixMatch(nn.Module):
     """L = H(z~_x, y~_x) + w(t) ( w_u H(z~_u, y~_u) + w_pre H(z_s, t) ) + w_rot H(rot(h(turned u_s)), quarter turns).
 
-    t = sharpen(DA(p_w)); the tilde marks mixup over labelled and unlabelled pictures together. Batch normalisation learns its
+    t = sharpen(DA(p_w)); the tilde marks mixup over labelled and unlabelled images together. Batch normalisation learns its
     statistics from the first mixed chunk only. Draws from torch's generator, in this order: quarter turns, mixing weight,
     permutation.
     """
@@ -83,11 +83,11 @@ class ReMixMatch(nn.Module):
             targets, mask = sharpen(aligned, config.temperature), self._mask(seen, aligned)  # (U, C), (U,)
             heard = targets * mask.unsqueeze(1)  # H is linear in the label, so a row of zeros adds nothing, mixed or not
             turns = torch.randint(4, (len(strong),), device=strong.device)
-            pictures = torch.cat([batch.x, strong, strong2, batch.views["weak"]])
+            images = torch.cat([batch.x, strong, strong2, batch.views["weak"]])
             labels = torch.cat([one_hot(batch.y, probs.shape[1]).to(targets), heard, heard, heard])
-            pictures, labels = mixup(pictures, labels, config.mixup)
+            images, labels = mixup(images, labels, config.mixup)
 
-        first, *rest = pictures.split(len(batch.x))
+        first, *rest = images.split(len(batch.x))
         logits_x = self.refiner.classify(student(first)).logits
         with frozen_statistics(student):
             logits_u = torch.cat([self.refiner.classify(student(chunk)).logits for chunk in rest])
@@ -118,21 +118,21 @@ class ReMixMatch(nn.Module):
             return torch.ones(len(probs), dtype=torch.bool, device=probs.device)
         return self.refiner.confidence(weak, probs) >= self.config.threshold
 
-    def _guess_turns(self, student: nn.Module, pictures: Tensor, turns: Tensor) -> Tensor:
-        """Cross-entropy of the head that guesses by how many quarter turns (U,) each picture was rotated."""
+    def _guess_turns(self, student: nn.Module, images: Tensor, turns: Tensor) -> Tensor:
+        """Cross-entropy of the head that guesses by how many quarter turns (U,) each image was rotated."""
         if not self.config.rotation_weight:
-            return torch.zeros((), device=pictures.device)
-        turned = torch.stack([pictures.rot90(k, dims=(2, 3)) for k in range(4)])  # all four, as the host does not know which
+            return torch.zeros((), device=images.device)
+        turned = torch.stack([images.rot90(k, dims=(2, 3)) for k in range(4)])  # all four, as the host does not know which
         turned = turned[turns, torch.arange(len(turns), device=turns.device)]
         return F.cross_entropy(student(turned).heads["rotation"], turns)
 
 
-def mixup(pictures: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """a v + (1 - a) v[pi] of pictures (M, 3, H, W) and labels (M, C), with one a = max(b, 1 - b), b ~ Beta(alpha, alpha)."""
+def mixup(images: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """a v + (1 - a) v[pi] of images (M, 3, H, W) and labels (M, C), with one a = max(b, 1 - b), b ~ Beta(alpha, alpha)."""
     b = float(torch.distributions.Beta(alpha, alpha).sample())
     a = max(b, 1 - b)
-    order = torch.randperm(len(pictures)).to(pictures.device)
-    return a * pictures + (1 - a) * pictures[order], a * labels + (1 - a) * labels[order]
+    order = torch.randperm(len(images)).to(images.device)
+    return a * images + (1 - a) * images[order], a * labels + (1 - a) * labels[order]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""SimMatch (Zheng et al., 2022): a label and its nearest labelled pictures have to agree."""
+"""SimMatch (Zheng et al., 2022): a label and its nearest labelled images have to agree."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +21,7 @@ class SimMatchConfig:
 
     Args:
         threshold: tau, of the refiner's confidence; without a GP that is max p.
-        temperature: T of the similarities; 0.1 for CIFAR, 0.2 for larger pictures.
+        temperature: T of the similarities; 0.1 for CIFAR, 0.2 for larger images.
         smoothing: a, the weight of the semantic label beside the memory's.
         unlabeled_weight: w_u.
         instance_weight: w_in.
@@ -31,7 +31,7 @@ class SimMatchConfig:
             average network; ``full_teacher``, the same, and the teacher judges the weak views too, as SimMatch first had it.
         bank_momentum: m of ``momentum``.
         compat_usb: write and read the bank as USB does, for comparisons with it: rows normalised across the batch, and
-            pictures not seen yet count as random members of class 0.
+            images not seen yet count as random members of class 0.
     """
 
     threshold: float = 0.95
@@ -58,7 +58,7 @@ class SimMatch(nn.Module):
     """L = H(z_x, y) + w_u 1[conf(p) >= tau] H(z_s, p) + w_in H(similarities of e(u_s) to the bank, q).
 
     p = a p_w + (1 - a) agg, where p_w is the aligned weak label and agg sums the similarities s of e(u_w) to the bank by class;
-    q_j = s_j p_w[l_j], renormalised. The bank has one slot for each labelled picture; it is read before it is written, and
+    q_j = s_j p_w[l_j], renormalised. The bank has one slot for each labelled image; it is read before it is written, and
     not read at all in epoch 0.
     """
 
@@ -132,7 +132,7 @@ class SimMatch(nn.Module):
     @torch.no_grad()
     def _write(self, networks: Networks, x: ModelOutput, batch: Batch) -> None:
         config, index = self.config, batch.index
-        last = last_of_each(index)  # a picture may stand twice in a batch larger than the labelled set
+        last = last_of_each(index)  # an image may stand twice in a batch larger than the labelled set
         if config.bank == "momentum":
             m = config.bank_momentum
             mixed = m * self.bank[index] + (1 - m) * x.heads["projection"].to(self.bank)

@@ -20,7 +20,7 @@ class SupervisedConfig:
 
 
 class Supervised(nn.Module):
-    """L = mean H(z_x, y), on weak views of the labelled pictures alone.
+    """L = mean H(z_x, y), on weak views of the labelled images alone.
 
     A refiner changes nothing in training, but fills its memory, so that a GP on the learnt features can be evaluated.
     """

@@ -1,4 +1,4 @@
-"""Rows that engines are compared on: embeddings of real pictures, or generated clusters; and what an exact GP says of them."""
+"""Rows that engines are compared on: embeddings of real images, or generated clusters; and what an exact GP says of them."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -44,7 +44,7 @@ class Exact(NamedTuple):
 
 
 def embedded_rows(path: Path, count: int, seed: int) -> Rows:
-    """Of embeddings that ``semigpc embed`` made of train/CLASS and test/CLASS pictures: rows of train, queries of test."""
+    """Of embeddings that ``semigpc embed`` made of train/CLASS and test/CLASS images: rows of train, queries of test."""
     pool = load_embeddings_pool(path)
     rng = np.random.default_rng([seed, 6])
     assert pool.X_test is not None

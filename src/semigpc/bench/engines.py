@@ -27,7 +27,7 @@ class Study:
     """Rows and hyper-parameters that all parts share.
 
     Args:
-        embeddings: of real pictures; None generates clusters. seed: of everything.
+        embeddings: of real images; None generates clusters. seed: of everything.
     """
 
     def __init__(self, embeddings: Path | None, seed: int, report: Report) -> None:

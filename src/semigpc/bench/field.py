@@ -36,7 +36,7 @@ class Field:
     """What is compared.
 
     Args:
-        problems, bases, addons, refiners: by name. root: of the pictures, where a problem needs them.
+        problems, bases, addons, refiners: by name. root: of the images, where a problem needs them.
         seeds: of each run, from 0. steps: of a run, instead of the problem's.
     """
 
@@ -65,7 +65,7 @@ class Field:
         return found, refused
 
     def graphs(self, problem: str) -> tuple[str, ...]:
-        """The graph baselines of a problem; on pictures there are none."""
+        """The graph baselines of a problem; on images there are none."""
         return tuple(GRAPH_BASELINES) if PROBLEMS[problem].cached else ()
 
     def methods(self) -> list[str]:

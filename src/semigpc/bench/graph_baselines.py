@@ -1,6 +1,6 @@
 """Label propagation and neighbours on features of a frozen network: what needs no training at all.
 
-Each sees the plain features of labelled and unlabelled pictures and the labels, and is then asked of test pictures it has never
+Each sees the plain features of labelled and unlabelled images and the labels, and is then asked of test images it has never
 met. Options are fixed beforehand, those of the papers or of scikit-learn's users. They live here and not among the algorithms,
 as they take no steps; two of them are the estimator's peers.
 """

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TESTED = 3000  # rows of a test part that are judged by at most
-FOLDERS = ("train", "test")  # of a folder of pictures that is divided already
+FOLDERS = ("train", "test")  # of a folder of images that is divided already
 
 
 class Pool(NamedTuple):
@@ -115,7 +115,7 @@ def load_digits_pool() -> Pool:
 
 
 def load_segments_pool() -> Pool:
-    """18 measurements of 2310 patches of outdoor pictures in 7 classes (UCI image segmentation), as river ships them."""
+    """18 measurements of 2310 patches of outdoor images in 7 classes (UCI image segmentation), as river ships them."""
     package = find_spec("river")
     if package is None or package.origin is None:
         raise ImportError("the segments data are those of river: pip install 'semigpc[study]'.")
@@ -127,13 +127,13 @@ def load_segments_pool() -> Pool:
 
 
 def load_embeddings_pool(path: Path) -> Pool:
-    """Embeddings that ``semigpc embed`` made of a folder with train/CLASS/... and test/CLASS/... pictures."""
+    """Embeddings that ``semigpc embed`` made of a folder with train/CLASS/... and test/CLASS/... images."""
     from pyarrow import parquet
 
     table = parquet.read_table(path, columns=["file_name", "embedding"])
     places = [PurePosixPath(name).parts for name in table.column("file_name").to_pylist()]
     if any(len(place) != 3 or place[0] not in FOLDERS for place in places):
-        raise ValueError(f"{path} must be of pictures in train/CLASS and test/CLASS.")
+        raise ValueError(f"{path} must be of images in train/CLASS and test/CLASS.")
     _, codes = np.unique([place[1] for place in places], return_inverse=True)
     flat = table.column("embedding").combine_chunks()
     X = np.asarray(flat.flatten()).reshape(len(places), -1)

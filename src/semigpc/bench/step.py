@@ -20,7 +20,7 @@ from semigpc.training.loop import take_step
 from semigpc.training.state import Trainer, assemble, build_fabric
 from semigpc.types import Batch, Clock
 
-PICTURES, SIZE, N_CLASSES = 256, 32, 10
+IMAGES, SIZE, N_CLASSES = 256, 32, 10
 WARM = 5000  # a step number past every warm-up
 
 
@@ -51,8 +51,8 @@ def bench_step(
     """Time whole steps (forward, GP, backward, optimiser) in turns, with a full buffer, and then the loop with its loader.
 
     Args:
-        model: by name, for pictures of 32 x 32. algorithm: by name. buffer_size: N.
-        batch: B labelled and B unlabelled pictures.
+        model: by name, for images of 32 x 32. algorithm: by name. buffer_size: N.
+        batch: B labelled and B unlabelled images.
         repetitions: of each kind of step, and of the steps that wait for data. workers: that load.
     """
     base = Experiment(
@@ -64,7 +64,7 @@ def bench_step(
         seed=seed,
     )
     refined = replace(base, refiner=GPConfig(buffer_size=buffer_size, warmup_steps=0))
-    splits = _random_pictures(seed)
+    splits = _random_images(seed)
     trainers = {"base": _trainer(base, splits), "gp": _trainer(refined, splits)}
     loader = train_loader(
         splits,
@@ -87,12 +87,12 @@ def bench_step(
     return StepTimes(base_s, gp_s, gp_s / base_s, share, repetitions)
 
 
-def _random_pictures(seed: int) -> Splits:
+def _random_images(seed: int) -> Splits:
     generator = np.random.default_rng(seed)
-    pictures = generator.integers(0, 256, (PICTURES, SIZE, SIZE, 3), dtype=np.uint8)
-    labels = np.arange(PICTURES) % N_CLASSES
-    labels[PICTURES // 2 :] = -1
-    return splits_from_arrays(pictures, labels)
+    images = generator.integers(0, 256, (IMAGES, SIZE, SIZE, 3), dtype=np.uint8)
+    labels = np.arange(IMAGES) % N_CLASSES
+    labels[IMAGES // 2 :] = -1
+    return splits_from_arrays(images, labels)
 
 
 def _trainer(experiment: Experiment, splits: Splits) -> Trainer:

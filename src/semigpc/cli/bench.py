@@ -99,20 +99,20 @@ def update(
 
 @app.command()
 def step(
-    model: Annotated[str, typer.Option(help="Network for pictures of 32 x 32.", metavar="NAME")] = "vit_tiny_patch2_32",
+    model: Annotated[str, typer.Option(help="Network for images of 32 x 32.", metavar="NAME")] = "vit_tiny_patch2_32",
     algorithm: Annotated[str, typer.Option(help="Algorithm, with and without the GP.", metavar="NAME")] = "fixmatch",
     buffer: Annotated[int, typer.Option(help="Buffer size N; the buffer is full.", min=64)] = 2048,
-    batch: Annotated[int, typer.Option(help="Labelled and unlabelled pictures a step, B.", min=1)] = 8,
+    batch: Annotated[int, typer.Option(help="Labelled and unlabelled images a step, B.", min=1)] = 8,
     repetitions: Annotated[int, typer.Option(help="Timed steps of each kind.", min=2)] = 10,
-    workers: Annotated[int, typer.Option(help="Processes that load pictures.", min=0)] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of pictures and weights.", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="Processes that load images.", min=0)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of images and weights.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
     """Time a whole training step with the GP and without it.
 
     Both see the same batch in turns: forward, pseudo-labels, backward,
     optimiser, and the GP's query and update with a full buffer. Then the loop
-    runs on its real loader, to see how long a step waits for its pictures.
+    runs on its real loader, to see how long a step waits for its images.
     """
     from semigpc.algorithms import ALGORITHMS
     from semigpc.bench.step import bench_step

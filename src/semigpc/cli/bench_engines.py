@@ -31,7 +31,7 @@ def engines(
     embeddings: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, help="Of train/CLASS and test/CLASS pictures, by semigpc embed."
+            metavar="FILE", exists=True, dir_okay=False, help="Of train/CLASS and test/CLASS images, by semigpc embed."
         ),
     ] = None,
     run: Annotated[

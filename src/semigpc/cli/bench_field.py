@@ -44,7 +44,7 @@ def field(
 
     Every algorithm with every add-on and refiner, in short runs on the same
     splits and seeds: long-tailed labels (setting A) or four of each class (B),
-    of CIFAR-10 as features of a frozen network and of digits as pictures.
+    of CIFAR-10 as features of a frozen network and of digits as images.
     Labels only, NP-Match and, on features, label propagation stand beside
     them. Then mean ranks, and each method with SemiGPC against without.
 
@@ -120,7 +120,7 @@ def _chosen(
     problems, bases, addons, refiners = (tuple(dict.fromkeys(names)) for names, _ in asked.values())
     needy = [name for name in problems if name not in at_hand]
     if needy:
-        raise SettingError(f"{needy[0]} is made of pictures: say where CIFAR-10 is by --root, a folder or a .zip.")
+        raise SettingError(f"{needy[0]} is made of images: say where CIFAR-10 is by --root, a folder or a .zip.")
     return Field(
         problems=problems, bases=bases, addons=addons, refiners=refiners, root=root or Path(), seeds=seeds, steps=steps
     )

@@ -36,7 +36,7 @@ class ComparisonProgress(ComparisonListener):
         self.bars.stop()
 
     def features(self, done: int, total: int) -> None:
-        """Show how many pictures have their features, before any run starts."""
+        """Show how many images have their features, before any run starts."""
         self.extraction.show(done, total)
 
     def run(self, cell: Cell, seed: int) -> Listener:

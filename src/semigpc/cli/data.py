@@ -38,8 +38,8 @@ class Name(StrEnum):
     cifar100 = "cifar100"
 
 
-class Pictures(StrEnum):
-    """How closely to look at the pictures."""
+class Images(StrEnum):
+    """How closely to look at the images."""
 
     none = "none"
     exist = "exist"
@@ -60,14 +60,14 @@ def verify(
     name: Which,
     root: Annotated[Path, typer.Argument(help="Folder with a folder of that name, or a .zip copy of CIFAR.", exists=True)],
     splits: Annotated[
-        Path | None, typer.Option("--splits", metavar="DIR", help="Folder with NAME/*.txt, if not beside the pictures.")
+        Path | None, typer.Option("--splits", metavar="DIR", help="Folder with NAME/*.txt, if not beside the images.")
     ] = None,
     images: Annotated[
-        Pictures, typer.Option("--images", help="Look whether every listed picture is there, and can be decoded.")
-    ] = Pictures.none,
+        Images, typer.Option("--images", help="Look whether every listed image is there, and can be decoded.")
+    ] = Images.none,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON on standard output.")] = False,
 ) -> None:
-    """Check a published set: counts, hashes, parts, pictures.
+    """Check a published set: counts, hashes, parts, images.
 
     Every figure stands beside the one counted from the published files and
     beside the paper's. Files that are not there are told as absent; only
@@ -81,14 +81,14 @@ def verify(
     from semigpc.data.verify import verify_fgvc
     from semigpc.data.verify_cifar import verify_cifar
 
-    decode = images is Pictures.decode
+    decode = images is Images.decode
     with _bar() as report:
         if name.value in CIFAR:
             if splits is not None:
                 raise typer.BadParameter("CIFAR has no split files; leave it out.", param_hint="--splits")
             found = verify_cifar(CIFAR[name.value], root, decode=decode, report=report)
         else:
-            exist = images is not Pictures.none
+            exist = images is not Images.none
             found = verify_fgvc(name.value, root, splits=splits, exist=exist, decode=decode, report=report)
     if as_json:
         typer.echo(json.dumps({"ok": found.ok, **asdict(found)}, indent=2))

@@ -1,4 +1,4 @@
-"""``semigpc embed``: pictures to a table of embeddings."""
+"""``semigpc embed``: images to a table of embeddings."""
 
 import json
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from semigpc.cli.tables import say
 if TYPE_CHECKING:
     from semigpc.labeling.embed import EmbedResult
 
-SHOWN = 10  # pictures left out that are named on the screen
+SHOWN = 10  # images left out that are named on the screen
 
 
 class Precision(StrEnum):
@@ -29,7 +29,7 @@ class Precision(StrEnum):
 @reported("embed")
 def embed(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, help="Pictures, in folders however deep.")
+        Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, help="Images, in folders however deep.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The .parquet file to write.")],
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="Any timm backbone.")] = "tf_efficientnet_lite0",
@@ -47,20 +47,20 @@ def embed(
         typer.Option("--image-size", metavar="PIXELS", min=2, help="Side of what the network sees; its own unless told."),
     ] = None,
     precision: Annotated[Precision, typer.Option("--precision", help="Of the numbers in the table.")] = Precision.float16,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Pictures that go through the network together.")] = 32,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images that go through the network together.")] = 32,
     workers: Annotated[int, typer.Option("--workers", min=0, help="Processes that decode while the network works.")] = 1,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out pictures that cannot be read.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")] = False,
     follow_links: FollowLinks = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a table that is there already.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON on standard output.")] = False,
 ) -> None:
-    """Turn a folder of pictures into a table of embeddings, for semigpc label.
+    """Turn a folder of images into a table of embeddings, for semigpc label.
 
-    Writes one row for each picture: file_name, relative to FOLDER, and
+    Writes one row for each image: file_name, relative to FOLDER, and
     embedding, what a frozen network says of the square in its middle. Hidden
     files are passed over. Stopped, the same command goes on.
 
-    All pictures that cannot be read are found, and listed in FILE.bad.txt
+    All images that cannot be read are found, and listed in FILE.bad.txt
     with the reason; nothing is then written unless --skip-bad leaves them out.
 
     For example:
@@ -95,7 +95,7 @@ def _tell(result: "EmbedResult", *, quiet: bool) -> None:
     if len(result.bad) > SHOWN:
         say(f"left out: {len(result.bad) - SHOWN} more, listed in {result.path}.bad.txt", err=True)
     key = result.key
-    what = f"{result.rows} pictures, {key.width} numbers each ({key.network}, {key.image_size} px, {key.precision})"
+    what = f"{result.rows} images, {key.width} numbers each ({key.network}, {key.image_size} px, {key.precision})"
     if result.made is None:
         say(f"{result.path} is already there: {what}", err=quiet)
         return

@@ -1,4 +1,4 @@
-"""``semigpc evaluate``: how good a run is, on its own pictures or on others."""
+"""``semigpc evaluate``: how good a run is, on its own images or on others."""
 
 import json
 from enum import StrEnum
@@ -20,7 +20,7 @@ class Checkpoint(StrEnum):
 
 
 class Part(StrEnum):
-    """Which of the run's own pictures to judge by."""
+    """Which of the run's own images to judge by."""
 
     test = "test"
     validation = "validation"
@@ -43,21 +43,21 @@ def evaluate(
     run: Run,
     data: Annotated[
         Path | None,
-        typer.Option("--data", metavar="PATH", help="Other pictures: a folder of class folders, a table, or an .npz file."),
+        typer.Option("--data", metavar="PATH", help="Other images: a folder of class folders, a table, or an .npz file."),
     ] = None,
     labels: Annotated[
         Path | None, typer.Option("--labels", metavar="FILE", help="CSV or Parquet with the labels of the folder --data.")
     ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Let classes of the run be absent from --data.")] = False,
-    part: Annotated[Part | None, typer.Option("--part", help="Own pictures: test (the default, if there are any).")] = None,
+    part: Annotated[Part | None, typer.Option("--part", help="Own images: test (the default, if there are any).")] = None,
     follow_links: FollowLinks = False,
     checkpoint: Which = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
-    """Judge a run on its own test or validation pictures, or on others.
+    """Judge a run on its own test or validation images, or on others.
 
-    Classes of other pictures are matched by name. One that the run does not
-    know is an error, and so is one that has no picture, unless --partial.
+    Classes of other images are matched by name. One that the run does not
+    know is an error, and so is one that has no image, unless --partial.
 
     For example:
 
@@ -67,10 +67,10 @@ def evaluate(
     if data is None and (labels is not None or partial):
         raise typer.BadParameter("it says something of --data, which is missing.", param_hint="--labels or --partial")
     if data is not None and part is not None:
-        raise typer.BadParameter("the run's own part, or other pictures with --data; not both.", param_hint="--part")
+        raise typer.BadParameter("the run's own part, or other images with --data; not both.", param_hint="--part")
     from semigpc.cli.run_tables import heads_table
     from semigpc.training.evaluate import evaluate as judge
-    from semigpc.training.given_pictures import pictures_to_judge
+    from semigpc.training.given_images import images_to_judge
     from semigpc.training.inference import load_run
 
     loaded = load_run(run, None if checkpoint is None else checkpoint.value)
@@ -79,15 +79,15 @@ def evaluate(
         loaded, images = loaded.part(chosen.value)
         source = chosen.value
     else:
-        images = pictures_to_judge(loaded, data, labels, partial=partial, follow_links=follow_links)
+        images = images_to_judge(loaded, data, labels, partial=partial, follow_links=follow_links)
         source = str(data)
 
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("Pictures", total=len(images))
+        task = bar.add_task("Images", total=len(images))
         heads = judge(loaded.predict(images, on_batch=lambda done: bar.advance(task, done)), loaded.groups)
     if as_json:
-        facts = {"run": str(run), "checkpoint": loaded.checkpoint, "step": loaded.step, "pictures": source}
+        facts = {"run": str(run), "checkpoint": loaded.checkpoint, "step": loaded.step, "images": source}
         typer.echo(json.dumps({**facts, "class_names": loaded.class_names, "heads": heads}, indent=2))
     table = heads_table(loaded.checkpoint, loaded.step, f"{source} ({len(images)})", heads)
     Console(stderr=as_json).print(table)

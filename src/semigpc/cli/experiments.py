@@ -110,9 +110,9 @@ def _folder(path: Path, wishes: Wishes) -> Experiment:
 
 def _arrays(path: Path, wishes: Wishes) -> Experiment:
     if path.suffix != ".npz":
-        raise DataError(f"data are a folder of pictures or an .npz file of arrays; {path} is neither.")
+        raise DataError(f"data are a folder of images or an .npz file of arrays; {path} is neither.")
     if wishes.labels is not None or wishes.test is not None:
-        raise SettingError(f"{path} holds its own labels and test pictures; leave --labels and --test out.")
+        raise SettingError(f"{path} holds its own labels and test images; leave --labels and --test out.")
     number = None if wishes.validation is None else _number(wishes.validation)
     if wishes.validation is not None and number is None:
         raise SettingError(f"--validation must be a fraction of the labels, as in 0.2, for arrays; got {wishes.validation!r}.")
@@ -128,7 +128,7 @@ def _arrays(path: Path, wishes: Wishes) -> Experiment:
 
 
 def _absolute(path: Path | None) -> str | None:
-    """A path that means the same from anywhere; one that is not here is left to be found below the folder of the pictures."""
+    """A path that means the same from anywhere; one that is not here is left to be found below the folder of the images."""
     if path is None:
         return None
     return str(path.expanduser().resolve() if path.expanduser().exists() else path)

@@ -48,10 +48,10 @@ def export(
     """Write a run as one file that needs neither semigpc nor its data.
 
     The whole network is inside, a frozen one too, and the GP with the labels
-    it remembers. RGB pictures in [0, 1] of the right size go in, any number
+    it remembers. RGB images in [0, 1] of the right size go in, any number
     at a time; probabilities come out. FILE.json beside it says what size,
     which class is which, and how the file was checked: it must answer 1024
-    pictures as the run does, to 1e-4, or it is not written.
+    images as the run does, to 1e-4, or it is not written.
 
     For example:
 
@@ -77,6 +77,6 @@ def export(
         return
     check = done.facts["check"]
     outputs = ", ".join(f"{name} ({facts['head']})" for name, facts in done.facts["outputs"].items())
-    rows = f"{check['test_pictures']} test pictures and {check['random_pictures']} random ones"
+    rows = f"{check['test_images']} test images and {check['random_images']} random ones"
     say(f"wrote {done.path} ({done.path.stat().st_size / 1e6:.1f} MB): {outputs}")
     say(f"checked on {rows}: largest difference {check['largest_difference']:.1e}, allowed {check['tolerance']:g}")

@@ -23,7 +23,7 @@ EXIT_CODES = {
     "semigpc.files.InUseError": USAGE,
     "semigpc.files.WriteError": FAILURE,
     "semigpc.training.settings.SettingError": USAGE,
-    "semigpc.data.pictures.PictureError": FAILURE,  # a kind of DataError: the command was right, a file is broken
+    "semigpc.data.images.ImageError": FAILURE,  # a kind of DataError: the command was right, a file is broken
     "semigpc.data.dataset.DataError": USAGE,
     "semigpc.export.formats.NotExportableError": USAGE,
     "semigpc.export.check.DifferenceError": FAILURE,

@@ -16,13 +16,13 @@ class FeatureBar:
     def __init__(self) -> None:
         console = Console(stderr=True)
         self.on_terminal = console.is_terminal
-        columns = (TextColumn("features"), BarColumn(), MofNCompleteColumn(), TextColumn("pictures"), TimeRemainingColumn())
+        columns = (TextColumn("features"), BarColumn(), MofNCompleteColumn(), TextColumn("images"), TimeRemainingColumn())
         self.bar = Progress(*columns, console=console, transient=True, disable=not self.on_terminal)
         self.task: TaskID | None = None
         self.began = self.told = time.monotonic()
 
     def show(self, done: int, total: int) -> None:
-        """So many pictures of those that were missing are done."""
+        """So many images of those that were missing are done."""
         if self.task is None:
             self.bar.start()
             self.task = self.bar.add_task("", total=total)
@@ -32,7 +32,7 @@ class FeatureBar:
         if not self.on_terminal and (done == total or now - self.told > EVERY_SECONDS):
             self.told = now
             left = (now - self.began) * (total - done) / done
-            say(f"features: {done} of {total} pictures, {left:.0f} s left", err=True)
+            say(f"features: {done} of {total} images, {left:.0f} s left", err=True)
 
     def close(self) -> None:
         """Take the bar away; another one may follow."""

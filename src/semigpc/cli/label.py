@@ -1,4 +1,4 @@
-"""``semigpc label``: labels for a table of embeddings or a folder of pictures, from a few that were given."""
+"""``semigpc label``: labels for a table of embeddings or a folder of images, from a few that were given."""
 
 import json
 from enum import StrEnum
@@ -39,7 +39,7 @@ def label(
         typer.Argument(
             metavar="DATA",
             help="A .parquet, .arrow, .feather, .csv or .npz file of embeddings, a folder of .parquet shards, "
-            "or a folder of pictures.",
+            "or a folder of images.",
         ),
     ],
     out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
@@ -94,18 +94,18 @@ def label(
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sample and of cross-validation.")] = 0,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Go on without pictures that cannot be read and rows that are not finite.")
+        bool, typer.Option("--skip-bad", help="Go on without images that cannot be read and rows that are not finite.")
     ] = False,
     images: Annotated[
-        Path | None, typer.Option("--images", metavar="FOLDER", help="Where the pictures of a table are, by their ids.")
+        Path | None, typer.Option("--images", metavar="FOLDER", help="Where the images of a table are, by their ids.")
     ] = None,
     image_url: Annotated[
         str | None,
-        typer.Option("--image-url", metavar="PREFIX", help="What Label Studio is to find before the name of a picture."),
+        typer.Option("--image-url", metavar="PREFIX", help="What Label Studio is to find before the name of an image."),
     ] = None,
     follow_links: FollowLinks = False,
     model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="The network that sees pictures: any timm backbone.")
+        str, typer.Option("--model", metavar="NAME", help="The network that sees images: any timm backbone.")
     ] = "tf_efficientnet_lite0",
     pretrained: Annotated[
         str, typer.Option("--pretrained", metavar="SOURCE", help="Its weights, as for semigpc embed.")
@@ -133,7 +133,7 @@ def label(
     threshold) or outlier (unlike all that is labelled).
 
     Rows are streamed: DATA may be larger than memory, except .npz. Stopped,
-    the same command goes on. Pictures are embedded first, as by semigpc embed.
+    the same command goes on. Images are embedded first, as by semigpc embed.
 
     With --engine ray every partition of DATA becomes one of --out/labels with
     the same numbers; _complete.json is there when all are. No CSV, no Label
@@ -150,7 +150,7 @@ def label(
     if answer_all and abstain is not None:
         raise typer.BadParameter("--answer-all and --abstain exclude each other.", param_hint="--abstain")
     if engine is Engine.ray and (images is not None or image_url is not None):
-        raise typer.BadParameter("pictures and Label Studio are for --engine local.", param_hint="--images, --image-url")
+        raise typer.BadParameter("images and Label Studio are for --engine local.", param_hint="--images, --image-url")
     from semigpc.data.dataset import DataError
     from semigpc.labeling.columns import Wanted
     from semigpc.labeling.embed import EmbedConfig

@@ -38,7 +38,7 @@ class Live(Listener):
         self.bar.stop()
 
     def features(self, done: int, total: int) -> None:
-        """Show how many pictures have their features."""
+        """Show how many images have their features."""
         self.extraction.show(done, total)
 
     def begin(self, first_step: int, total_steps: int) -> None:
@@ -78,14 +78,14 @@ def tell_split(split: dict[str, Any], console: Console) -> None:
     shown = ", ".join(f"{name} {count}" for name, count in list(zip(names, labeled, strict=True))[:12])
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     told = [
-        f"{len(names)} classes, {sum(labeled)} labelled pictures ({shown}{more}), {split['unlabeled']} unlabelled",
+        f"{len(names)} classes, {sum(labeled)} labelled images ({shown}{more}), {split['unlabeled']} unlabelled",
         *(f"{sum(split[f'{part}_counts'])} for {part}" for part in ("validation", "test") if split[f"{part}_counts"]),
     ]
     console.print(verbatim(f"Found {', '.join(told)}."), soft_wrap=True)
     notes = list(split["notes"])
     if not split["validation_counts"]:
-        notes.append("No validation pictures: the best step cannot be told, so the last one counts. See --validation.")
+        notes.append("No validation images: the best step cannot be told, so the last one counts. See --validation.")
     if not split["test_counts"]:
-        notes.append("No test pictures: see --test." if split["validation_counts"] else "No test pictures either: see --test.")
+        notes.append("No test images: see --test." if split["validation_counts"] else "No test images either: see --test.")
     for note in notes:
         console.print(verbatim(f"Note: {note}"), soft_wrap=True)

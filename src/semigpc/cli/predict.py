@@ -1,4 +1,4 @@
-"""``semigpc predict``: labels for pictures that have none."""
+"""``semigpc predict``: labels for images that have none."""
 
 import csv
 import json
@@ -40,19 +40,19 @@ class Head(StrEnum):
 @reported("predict")
 def predict(
     run: Run,
-    paths: Annotated[list[Path], typer.Argument(metavar="PATHS...", help="Pictures, and folders of pictures.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATHS...", help="Images, and folders of images.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a .csv, .parquet or .json file.")] = None,
     head: Annotated[
         Head, typer.Option("--head", help="The linear classifier, the GP, or the one the run was judged by (auto).")
     ] = Head.auto,
     checkpoint: Which = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Name pictures that cannot be read, and go on.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Name images that cannot be read, and go on.")] = False,
     follow_links: FollowLinks = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON on standard output.")] = False,
 ) -> None:
-    """Label pictures with a trained run.
+    """Label images with a trained run.
 
-    For each picture: the class, how sure the run is of it, and the second
+    For each image: the class, how sure the run is of it, and the second
     best class. Without --out the table is shown on the screen.
 
     For example:
@@ -64,11 +64,11 @@ def predict(
     if out is not None and not out.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.parent}.", param_hint="--out")
     from semigpc.training import SettingError
-    from semigpc.training.given_pictures import pictures_at
+    from semigpc.training.given_images import images_at
     from semigpc.training.inference import load_run
 
     skipped: list[tuple[str, str]] | None = [] if skip_bad else None
-    images = pictures_at(paths, follow_links=follow_links, skipped=skipped)
+    images = images_at(paths, follow_links=follow_links, skipped=skipped)
     for name, reason in skipped or ():
         typer.echo(f"skipped: {name}: {reason}", err=True)
     if skip_bad:
@@ -79,7 +79,7 @@ def predict(
     rows = _label(loaded, images, loaded.head if head is Head.auto else head.value)
     if out is not None:
         _write(rows, out)
-        say(f"wrote {out}: {len(rows)} pictures", err=as_json)
+        say(f"wrote {out}: {len(rows)} images", err=as_json)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif out is None or len(rows) <= FEW:
@@ -100,14 +100,14 @@ def _readable(images: "ImageSet") -> "ImageSet":
         except DataError as error:
             say(f"skipped: {error}", err=True)
     if not good:
-        raise DataError(f"none of the {len(images)} pictures can be read.")
+        raise DataError(f"none of the {len(images)} images can be read.")
     return images.subset(np.array(good))
 
 
 def _label(run: "LoadedRun", images: "ImageSet", head: str) -> list[Row]:
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("Pictures", total=len(images))
+        task = bar.add_task("Images", total=len(images))
         probs = run.predict(images, on_batch=lambda done: bar.advance(task, done)).probs
     chosen = probs[head] if head in probs else probs["linear"]  # a GP whose buffer is still empty does not answer
     rows = []

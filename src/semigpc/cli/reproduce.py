@@ -47,7 +47,7 @@ def reproduce(
         ),
     ] = None,
     root: Annotated[
-        Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data, or a .zip of pictures; see docs.")
+        Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data, or a .zip of images; see docs.")
     ] = None,
     cell: Annotated[
         list[str], typer.Option("--cell", metavar="GLOB", help="Cells or groups to run, as in 'A/100/*'; repeat for more.")

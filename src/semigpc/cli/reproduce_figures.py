@@ -131,7 +131,7 @@ def _figures(cell: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict
 
 
 def _evaluations(path: Path) -> list[Mapping[str, Any]]:
-    """What was said of the test pictures, head by head and step by step."""
+    """What was said of the test images, head by head and step by step."""
     return [entry for entry in read_run(path, bulky=False).evals if entry["part"] == "test"]
 
 

@@ -16,7 +16,7 @@ BALANCED = (
     "is the same number."
 )
 OPTIMISTIC = (
-    "* of all evaluations the one that was best on the test pictures themselves: no honest figure, but maybe the paper's, "
+    "* of all evaluations the one that was best on the test images themselves: no honest figure, but maybe the paper's, "
     "which follows USB and does not say. Differences and verdicts are those of the last step."
 )
 BANDS = (
@@ -24,7 +24,7 @@ BANDS = (
     "of its size on the mean of three seeds, on CIFAR-10-LT in setting B of five."
 )
 SMALLER = (
-    "Scale cpu: these figures are NOT comparable with the published ones, since network and pictures are smaller and training "
+    "Scale cpu: these figures are NOT comparable with the published ones, since network and images are smaller and training "
     "is shorter. Differences are printed, verdicts are not."
 )
 BEYOND = "SemiGPC has a class prior here (refiner.class_prior=frequency), which the paper's method has not."
@@ -127,13 +127,13 @@ def prices_of(table: PaperTable, cells: Sequence[PaperCell], scale: Scale, seeds
     for cell in cells:
         if cell.experiment is None:
             continue
-        cost = price(cell.experiment, table.groups[cell.group].test_pictures)
+        cost = price(cell.experiment, table.groups[cell.group].test_images)
         shared[cell.group] = cost.shared_flop
         told[cell.key] = {
             "network": cell.experiment.model.name,
             "steps": cost.steps,
-            "pictures_with_gradient": cost.learnt,
-            "pictures_without": cost.looked_at,
+            "images_with_gradient": cost.learnt,
+            "images_without": cost.looked_at,
             "passes": cost.passes,
             "embedded": cost.embedded,
             "forward_flop": cost.embedding_flop or cost.flop,
@@ -157,13 +157,13 @@ def price_table(prices: Mapping[str, Any]) -> Table:
     """One row a cell."""
     table = _table(f"{prices['table']}: {prices['title']}")
     table.add_column("cell", no_wrap=True)
-    for heading in ("steps", "pictures", "passes", "FLOP", "time", "GP"):
+    for heading in ("steps", "images", "passes", "FLOP", "time", "GP"):
         table.add_column(heading, justify="right", no_wrap=True)
     for key, cell in prices["cells"].items():
         table.add_row(
             key,
             str(cell["steps"]),
-            f"{cell['pictures_with_gradient']} + {cell['pictures_without']}",
+            f"{cell['images_with_gradient']} + {cell['images_without']}",
             _scaled(cell["embedded"] or cell["passes"]),
             _scaled(cell["flop"]),
             _time(cell["hours"]),
@@ -183,19 +183,19 @@ def price_remarks(prices: Sequence[Mapping[str, Any]], scale: Scale) -> list[str
     networks = {cell["network"]: cell["forward_flop"] for cell in cells}
     forward = ", ".join(f"{name} {_scaled(flop)}FLOP" for name, flop in networks.items())
     lines = [
-        "pictures: a step's, with and without a gradient. passes: pictures through the network in one run, evaluations "
-        "included. FLOP: operations of one run, three times the forward pass for pictures with a gradient. One picture forward "
+        "images: a step's, with and without a gradient. passes: images through the network in one run, evaluations "
+        "included. FLOP: operations of one run, three times the forward pass for images with a gradient. One image forward "
         f"takes: {forward}.",
         f"time: of one run at {_scaled(rate)}FLOP/s of {machine}. That rate is an ASSUMPTION about float32 in small batches, "
-        "not a measurement. The GP's own updates and the loading of pictures come on top.",
+        "not a measurement. The GP's own updates and the loading of images come on top.",
         "GP: memory of N^2 float32 numbers, of which the engine keeps half.",
         f"In all {_time(hours)}, that is {hours / 24:.3g} days.",
     ]
     if any(cell["embedded"] for cell in cells):
         lines[0] = (
-            "pictures: features a step, with and without a gradient. passes: views of pictures through the frozen network, "
+            "images: features a step, with and without a gradient. passes: views of images through the frozen network, "
             "which sees each once; all cells of a group share them, and the sum counts them once a seed. FLOP: "
-            f"operations of one run, if no features are there yet. One picture forward takes: {forward}."
+            f"operations of one run, if no features are there yet. One image forward takes: {forward}."
         )
     return lines
 

@@ -21,7 +21,7 @@ SERVER = ("starlette", "uvicorn")
 def review(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="The folder that semigpc label wrote.", show_default=False)],
     images: Annotated[
-        Path | None, typer.Option("--images", metavar="FOLDER", help="Where the pictures are, if not where they were labelled.")
+        Path | None, typer.Option("--images", metavar="FOLDER", help="Where the images are, if not where they were labelled.")
     ] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of 127.0.0.1; 0 for any that is free.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,

@@ -12,7 +12,7 @@ from semigpc.report.wording import SCORE_NAMES
 GROUPS = ("many", "medium", "few")
 HEADS = {"linear": "linear", "gp": "GP"}
 CHOICES = {"best_on_validation": "best on validation", "best_on_test": "best on test*"}
-OPTIMISTIC = "* chosen on the test set itself, so better than new pictures will be"
+OPTIMISTIC = "* chosen on the test set itself, so better than new images will be"
 
 
 def result_table(results: Mapping[str, Any], last: Iterable[Mapping[str, Any]]) -> Table:
@@ -36,15 +36,15 @@ def heads_table(name: str, step: int, source: str, heads: Mapping[str, Mapping[s
 
 
 def screening_table(entry: Mapping[str, Any]) -> Table:
-    """How well unlabelled pictures of no class are told from the others, a row for each score."""
-    table = Table(title="Pictures of no class told apart, AUROC", box=box.SIMPLE, padding=(0, 1, 0, 0), title_style="bold")
+    """How well unlabelled images of no class are told from the others, a row for each score."""
+    table = Table(title="Images of no class told apart, AUROC", box=box.SIMPLE, padding=(0, 1, 0, 0), title_style="bold")
     table.title_justify = table.caption_justify = "left"
     table.add_column("by")
     table.add_column("AUROC", justify="right")
     for key, name in SCORE_NAMES.items():
         if key in entry:
             table.add_row(name, f"{entry[key]:.3f}")
-    table.caption = f"{entry['n_in']} unlabelled pictures of the classes, {entry['n_out']} of none, step {entry['step']}"
+    table.caption = f"{entry['n_in']} unlabelled images of the classes, {entry['n_out']} of none, step {entry['step']}"
     return table
 
 
@@ -53,7 +53,7 @@ def _table() -> Table:
     table.title_justify = table.caption_justify = "left"
     table.add_column("")
     table.add_column("step", justify="right")
-    for heading in ("pictures", "head"):
+    for heading in ("images", "head"):
         table.add_column(heading)
     for heading in ("balanced", "top-1", *GROUPS):
         table.add_column(heading, justify="right")

@@ -10,12 +10,12 @@ from semigpc.cli.failures import reported
 
 @reported("toy")
 def toy(
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder for the two pictures; made if it is missing.")
-    ] = Path("toy"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the two images; made if it is missing.")] = Path(
+        "toy"
+    ),
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**31, help="Which draw of the points.")] = 0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the figures behind the pictures as JSON on standard output.")
+        bool, typer.Option("--json", help="Print the figures behind the images as JSON on standard output.")
     ] = False,
 ) -> None:
     """Draw the paper's toy problem, which shows why labels are spread with a GP.

@@ -1,4 +1,4 @@
-"""The pictures and tables of ``semigpc toy``."""
+"""The images and tables of ``semigpc toy``."""
 
 import json
 from dataclasses import asdict
@@ -35,11 +35,11 @@ MAPS = (("linear", 0.5), ("similarity", 0.5), ("gp", 0.5), ("similarity", 1.0), 
 
 
 def show_toy(out: Path, seed: int, *, as_json: bool) -> None:
-    """Draw both pictures into ``out`` and print the tables."""
+    """Draw both images into ``out`` and print the tables."""
     console = Console(stderr=as_json)
     data, figures = draw(seed), toy_figures(seed)
     written = [out / "propagation.png", out / "confidence_maps.png"]
-    save_png(_propagation_picture(data, figures), written[0])
+    save_png(_propagation_image(data, figures), written[0])
     save_png(confidence_figure(data, _evaluate_maps(data)), written[1])
 
     if as_json:
@@ -50,7 +50,7 @@ def show_toy(out: Path, seed: int, *, as_json: bool) -> None:
         say(f"wrote {path}", err=as_json)
 
 
-def _propagation_picture(data: ToyData, figures: ToyFigures) -> Figure:
+def _propagation_image(data: ToyData, figures: ToyFigures) -> Figure:
     chosen = PROPAGATION_LENGTH_SCALE
     probs = {name: propagate(data, classifier=name, length_scale=chosen) for name in PROPAGATORS}
     return propagation_figure(data, probs, _at(figures.propagation, chosen), _at(figures.propagation_mean, chosen))

@@ -1,4 +1,4 @@
-"""``semigpc train``: a classifier from few labels and many unlabelled pictures."""
+"""``semigpc train``: a classifier from few labels and many unlabelled images."""
 
 import json
 from enum import StrEnum
@@ -26,7 +26,7 @@ class Features(StrEnum):
 @reported("train")
 def train(
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A recipe (semigpc list recipes), a folder of pictures, or an .npz file.")
+        str, typer.Argument(metavar="DATA", help="A recipe (semigpc list recipes), a folder of images, or an .npz file.")
     ],
     algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="See semigpc list algorithms.")] = "simmatch",
     refiner: Annotated[
@@ -66,7 +66,7 @@ def train(
         typer.Option(
             "--test",
             metavar="PATH",
-            help="Labelled pictures to judge by: such a file, or a folder of class folders.",
+            help="Labelled images to judge by: such a file, or a folder of class folders.",
             rich_help_panel=OWN,
         ),
     ] = None,
@@ -89,7 +89,7 @@ def train(
             "--image-size",
             metavar="PIXELS",
             min=2,
-            help="Side of the pictures the network sees; by default what suits it.",
+            help="Side of the images the network sees; by default what suits it.",
             rich_help_panel=OWN,
         ),
     ] = None,
@@ -110,7 +110,7 @@ def train(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
-    """Train a classifier from few labels and many unlabelled pictures.
+    """Train a classifier from few labels and many unlabelled images.
 
     Settings come from the defaults, then from the recipe, then from --set.
     The run folder keeps them with the split, every figure, the checkpoints
@@ -119,7 +119,7 @@ def train(
     not.
 
     With --features cached a pretrained network stays as it is: features of
-    all pictures are computed once and kept (in ~/.cache/semigpc, or where
+    all images are computed once and kept (in ~/.cache/semigpc, or where
     SEMIGPC_CACHE says), and training takes seconds. The network is
     EfficientNet-Lite0 from the extra 'embedded', or --model of timm's.
 
@@ -186,7 +186,7 @@ def _tell_results(folder: Path, summary: dict[str, Any], console: Console) -> No
         console.print(screening_table(evaluations.screening[-1]))
     last = summary["results"]["last"]
     if last is None:
-        console.print("There were no pictures to judge by. Give some with --test, or with semigpc evaluate.", soft_wrap=True)
+        console.print("There were no images to judge by. Give some with --test, or with semigpc evaluate.", soft_wrap=True)
         return
     curves = [evaluations.curve(last["part"], head) for head in HEADS]
     console.print(result_table(summary["results"], [curve[-1] for curve in curves if curve]))

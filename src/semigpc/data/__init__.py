@@ -1,4 +1,4 @@
-"""Data: sets of pictures, long-tailed splits, views of pictures, and batches that depend on the seed and the step alone."""
+"""Data: sets of images, long-tailed splits, views of images, and batches that depend on the seed and the step alone."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Pictures in NumPy arrays, in memory or in an ``.npz`` file."""
+"""Images in NumPy arrays, in memory or in an ``.npz`` file."""
 
 import lzma
 import math
@@ -17,8 +17,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from semigpc.data.dataset import DataError, ImageSet, Integers, Splits, listed
+from semigpc.data.images import ArrayImages
 from semigpc.data.paths import checked
-from semigpc.data.pictures import ArrayImages
 from semigpc.data.splits import carve_validation
 
 REQUIRED = ("x_labeled", "y_labeled", "x_unlabeled")
@@ -124,16 +124,16 @@ def splits_from_arrays(
     validation: float = 0.0,
     seed: int = 0,
 ) -> Splits:
-    """Splits of pictures that are already in memory; the arrays are shared, not copied.
+    """Splits of images that are already in memory; the arrays are shared, not copied.
 
-    Unlabelled pictures are the rows of ``x_labeled`` whose label is -1, or ``x_unlabeled``, but not both.
+    Unlabelled images are the rows of ``x_labeled`` whose label is -1, or ``x_unlabeled``, but not both.
 
     Args:
         x_labeled: (n, H, W, 3) or (n, H, W) bytes, like every other x.
         y_labeled: (n,) classes 0 .. C - 1, or -1.
-        x_unlabeled: u pictures.
+        x_unlabeled: u images.
         y_unlabeled_truth: (u,) for diagnostics only.
-        unlabeled_out: (u,) booleans, true where a picture belongs to none of the classes; for diagnostics only.
+        unlabeled_out: (u,) booleans, true where an image belongs to none of the classes; for diagnostics only.
         x_val, y_val, x_test, y_test: to choose and to judge by.
         class_names: C of them; the numbers 0 .. max(y) if left out.
         validation: fraction of the labels to hold out, if there is no ``x_val``.
@@ -146,8 +146,8 @@ def splits_from_arrays(
     if len(bare):
         if x_unlabeled is not None and len(x_unlabeled):
             raise DataError(
-                f"{len(bare)} rows of y_labeled are -1, unlabelled, and x_unlabeled has {len(x_unlabeled)} more pictures. "
-                "Give unlabelled pictures in one of the two ways."
+                f"{len(bare)} rows of y_labeled are -1, unlabelled, and x_unlabeled has {len(x_unlabeled)} more images. "
+                "Give unlabelled images in one of the two ways."
             )
         unlabeled, labeled = labeled.subset(bare), labeled.subset(np.flatnonzero(labeled.labels >= 0))
     else:
@@ -175,7 +175,7 @@ def splits_from_arrays(
 
 
 def _image_set(part: str, x: NDArray[Any] | None, y: NDArray[Any] | None) -> ImageSet | None:
-    """The pictures of a part with their labels, or None if neither is there."""
+    """The images of a part with their labels, or None if neither is there."""
     if x is None and y is None:
         return None
     if x is None or y is None or len(x) != len(y):
@@ -202,7 +202,7 @@ def _truth(values: NDArray[Any] | None, size: int) -> Integers:
     truth = np.asarray(values)
     if truth.shape != (size,) or truth.dtype.kind not in "iu":
         raise DataError(
-            f"y_unlabeled_truth must be whole numbers, one for each of the {size} unlabelled pictures; "
+            f"y_unlabeled_truth must be whole numbers, one for each of the {size} unlabelled images; "
             f"got {truth.dtype} of shape {truth.shape}."
         )
     return truth.astype(np.int64)
@@ -212,12 +212,12 @@ def _outside(values: NDArray[Any], truth: Integers) -> NDArray[np.bool_]:
     outside = np.asarray(values)
     if outside.shape != truth.shape or outside.dtype != np.bool_:
         raise DataError(
-            f"unlabeled_out must be booleans, one for each of the {len(truth)} unlabelled pictures; "
+            f"unlabeled_out must be booleans, one for each of the {len(truth)} unlabelled images; "
             f"got {outside.dtype} of shape {outside.shape}."
         )
     if (truth[outside] >= 0).any():
         raise DataError(
-            f"A picture that belongs to none of the classes has no true class; y_unlabeled_truth names one for "
+            f"An image that belongs to none of the classes has no true class; y_unlabeled_truth names one for "
             f"{int((truth[outside] >= 0).sum())} of those that unlabeled_out marks. Put -1 there."
         )
     return outside

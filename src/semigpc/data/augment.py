@@ -1,4 +1,4 @@
-"""Weak, strong and plain views of a picture, as the recipe has them (its section 5)."""
+"""Weak, strong and plain views of an image, as the recipe has them (its section 5)."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from semigpc.data.dataset import DataError, ImageSet, Integers
+from semigpc.data.images import Pixels, to_image, to_pixels
 from semigpc.data.operations import RandAugment
-from semigpc.data.pictures import Pixels, to_image, to_pixels
 
 Triple = tuple[float, float, float]
 
@@ -31,14 +31,14 @@ CROP_TRIES = 10
 
 
 class ViewSource(Protocol):
-    """What turns pictures into the tensors a network sees: views cut from pixels, or features computed ahead of time.
+    """What turns images into the tensors a network sees: views cut from pixels, or features computed ahead of time.
 
-    ``fetch`` gets whatever the views of some pictures are made from, once for all of them; the other two answer with a tensor
-    of n rows, one a picture.
+    ``fetch`` gets whatever the views of some images are made from, once for all of them; the other two answer with a tensor
+    of n rows, one an image.
     """
 
     def fetch(self, image_set: ImageSet, indices: Integers, /) -> Any:
-        """Pictures (n,) of a set."""
+        """Images (n,) of a set."""
 
     def cut(self, name: str, fetched: Any, rng: Generator, /) -> Tensor:
         """The view an algorithm calls ``name`` of each, at random."""
@@ -49,9 +49,9 @@ class ViewSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """How pictures become views of ``image_size`` x ``image_size``, with s = image_size and r = crop_ratio.
+    """How images become views of ``image_size`` x ``image_size``, with s = image_size and r = crop_ratio.
 
-    * ``pad`` (small pictures): resized to s x s unless they are that already, padded by int(s (1 - r)) reflected pixels on
+    * ``pad`` (small images): resized to s x s unless they are that already, padded by int(s (1 - r)) reflected pixels on
       every side, cropped to s at random. Evaluation: resized to s x s.
     * ``resize`` (photographs): resized to floor(s / r) squared, whatever their shape; weak views crop s at random, strong ones
       a random area and aspect which is then resized to s. Evaluation: shorter side to floor(s / r), central crop of s.
@@ -92,8 +92,8 @@ class AugmentConfig:
 class Augment:
     """Makes views. Everything random comes from the generator passed in, so equal generators give equal views.
 
-    ``weak``, ``strong``, ``view`` and ``evaluate`` give (3, s, s) normalised floats of one picture. As a :class:`ViewSource` it
-    normalises many at once, which saves several calls a picture.
+    ``weak``, ``strong``, ``view`` and ``evaluate`` give (3, s, s) normalised floats of one image. As a :class:`ViewSource` it
+    normalises many at once, which saves several calls an image.
     """
 
     def __init__(self, config: AugmentConfig) -> None:
@@ -126,16 +126,16 @@ class Augment:
         return self.normalise(self.evaluation_pixels(image))
 
     def fetch(self, image_set: ImageSet, indices: Integers) -> list[Image.Image]:
-        """The pictures, decoded once for all their views."""
+        """The images, decoded once for all their views."""
         return [image_set[int(i)] for i in indices]
 
-    def cut(self, name: str, pictures: Sequence[Image.Image], rng: Generator) -> Tensor:
-        """A random view of each picture, (n, 3, s, s)."""
-        return self.normalise(np.stack([self.pixels(name, picture, rng) for picture in pictures]))
+    def cut(self, name: str, images: Sequence[Image.Image], rng: Generator) -> Tensor:
+        """A random view of each image, (n, 3, s, s)."""
+        return self.normalise(np.stack([self.pixels(name, image, rng) for image in images]))
 
-    def plain(self, pictures: Sequence[Image.Image]) -> Tensor:
-        """The plain view of each picture, (n, 3, s, s)."""
-        return self.normalise(np.stack([self.evaluation_pixels(picture) for picture in pictures]))
+    def plain(self, images: Sequence[Image.Image]) -> Tensor:
+        """The plain view of each image, (n, 3, s, s)."""
+        return self.normalise(np.stack([self.evaluation_pixels(image) for image in images]))
 
     def pixels(self, name: str, image: Image.Image, rng: Generator) -> Pixels:
         """A view before normalisation, (s, s, 3)."""
@@ -184,7 +184,7 @@ class Augment:
         return cropped[:, ::-1] if self.config.flip and mirror < 0.5 else cropped
 
     def _random_resized_crop(self, image: Image.Image, rng: Generator) -> Image.Image:
-        """A box of random area and log-uniform aspect that fits, or after ten tries the whole (square) picture."""
+        """A box of random area and log-uniform aspect that fits, or after ten tries the whole (square) image."""
         size, whole = self.config.image_size, image.width
         for _ in range(CROP_TRIES):
             area = rng.uniform(*AREA) * whole * whole

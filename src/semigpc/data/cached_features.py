@@ -1,4 +1,4 @@
-"""Features in place of pictures: what a batch is made of when the network below is frozen."""
+"""Features in place of images: what a batch is made of when the network below is frozen."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from semigpc.data.dataset import ImageSet, Integers
 
 @dataclass
 class Fetched:
-    """Rows (n,) of some pictures, and which view of each was drawn under which name."""
+    """Rows (n,) of some images, and which view of each was drawn under which name."""
 
     rows: Tensor
     drawn: dict[str, Tensor] = field(default_factory=dict)
@@ -28,9 +28,9 @@ class CachedFeatures:
     held as float16 and leave as float32. Memory: 2 (2 V R + R') D bytes.
 
     Args:
-        weak, strong: (R, V, D) of R training pictures.
+        weak, strong: (R, V, D) of R training images.
         plain: (R', D), those R first.
-        sets: which rows (n,) the pictures of each set have. Only these very sets can be asked for.
+        sets: which rows (n,) the images of each set have. Only these very sets can be asked for.
         origin: what made them, for whoever must be sure to use the same network again.
     """
 
@@ -55,20 +55,20 @@ class CachedFeatures:
         return self._plain.shape[1]
 
     def also(self, image_set: ImageSet, parts: Sequence[tuple[ImageSet, Integers]]) -> "CachedFeatures":
-        """The same features, and one more set that can be asked for: pictures of known sets at these positions, in order."""
+        """The same features, and one more set that can be asked for: images of known sets at these positions, in order."""
         rows = np.concatenate([self.fetch(known, indices).rows.numpy() for known, indices in parts])
         sets = [*self._sets, (image_set, rows)]
         return CachedFeatures(weak=self._weak, strong=self._strong, plain=self._plain, sets=sets, origin=self.origin)
 
     def fetch(self, image_set: ImageSet, indices: Integers) -> Fetched:
-        """Where the features of these pictures are."""
+        """Where the features of these images are."""
         for known, rows in self._sets:
             if known is image_set:
                 return Fetched(torch.from_numpy(rows[indices]))
         raise ValueError("features are cached for the sets of one split; this one is not among them.")
 
     def cut(self, name: str, fetched: Fetched, rng: Generator) -> Tensor:
-        """One of the V views of each picture, (n, D)."""
+        """One of the V views of each image, (n, D)."""
         check_views((name,))
         table = self._weak if name == "weak" else self._strong
         views, n = table.shape[1], len(fetched.rows)

@@ -1,4 +1,4 @@
-"""Where the pictures of CIFAR are: the official binary files, or a copy as picture files, in a folder or in a zip file."""
+"""Where the images of CIFAR are: the official binary files, or a copy as image files, in a folder or in a zip file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,20 +9,20 @@ from PIL import Image
 
 from semigpc.data.archives import ARCHIVES, Archive, check, extract, fetch
 from semigpc.data.dataset import DataError, Images, ImageSet, listed
+from semigpc.data.images import FileImages, Pixels, to_image
 from semigpc.data.listing import class_folders
-from semigpc.data.pictures import FileImages, Pixels, to_image
-from semigpc.data.zipped import ZipImages, zipped_pictures
+from semigpc.data.zipped import ZipImages, zipped_images
 
 PARTS = ("train", "test")
-TRAINING, TEST = 50_000, 10_000  # pictures, equally many of each class
+TRAINING, TEST = 50_000, 10_000  # images, equally many of each class
 SIDE = 32
-PIXELS = 3 * SIDE * SIDE  # bytes of a picture: its red, green and blue, each row by row
+PIXELS = 3 * SIDE * SIDE  # bytes of an image: its red, green and blue, each row by row
 
 
 class Form(NamedTuple):
     """What the official files of one CIFAR are called, and what is in them.
 
-    A record is ``label_bytes``, the last of which is the class, and a picture. ``files`` have a name and a number of records;
+    A record is ``label_bytes``, the last of which is the class, and an image. ``files`` have a name and a number of records;
     the last is the test set. ``pickles`` is the folder, and the archive, of a form that is not read.
     """
 
@@ -40,7 +40,7 @@ class Form(NamedTuple):
 
     @property
     def record_bytes(self) -> int:
-        """Of labels and picture."""
+        """Of labels and image."""
         return self.label_bytes + PIXELS
 
 
@@ -65,15 +65,15 @@ FORMS: dict[int, Form] = {
 
 
 class Pool(NamedTuple):
-    """Every picture there is with its class and name, the ``training`` ones first and then those to test on."""
+    """Every image there is with its class and name, the ``training`` ones first and then those to test on."""
 
-    pictures: ImageSet
+    images: ImageSet
     training: int
     class_names: tuple[str, ...]
 
 
 class RecordImages:
-    """Pictures in binary files of equally long records, mapped into memory: processes share them, and none is read in vain.
+    """Images in binary files of equally long records, mapped into memory: processes share them, and none is read in vain.
 
     Args:
         files: paths, each with its number of records.
@@ -119,7 +119,7 @@ class RecordImages:
 
 
 def find(root: Path, n_classes: int, *, download: bool) -> Pool:
-    """Look below ``root`` for binary files, a copy as pictures, the official archive; then fetch it, if that is allowed."""
+    """Look below ``root`` for binary files, a copy as images, the official archive; then fetch it, if that is allowed."""
     form = FORMS[n_classes]
     archive, places = form.archive, (root, root / form.name)
     if root.is_file() or (root.suffix.lower() == ".zip" and not root.is_dir()):
@@ -152,7 +152,7 @@ def _absent(root: Path, n_classes: int) -> DataError:
         )
     return DataError(
         f"CIFAR-{n_classes} is not in {root}: there is no folder {form.folder} with {next(iter(form.files))}, no "
-        f"archive {form.archive.file_name}, and no copy as pictures in train/<class>/ and test/<class>/. {way_out}"
+        f"archive {form.archive.file_name}, and no copy as images in train/<class>/ and test/<class>/. {way_out}"
     )
 
 
@@ -199,18 +199,18 @@ def _copy_in_zip(archive: Path, n_classes: int) -> Pool:
             f"root must be the folder that holds CIFAR-{n_classes}, or a .zip with train/<class>/ and test/<class>/; "
             f"{archive} is another file. If it is the official archive, give the folder it lies in."
         )
-    names = [name for name in zipped_pictures(archive) if name.count("/") > 1]
+    names = [name for name in zipped_images(archive) if name.count("/") > 1]
     members = [name for part in PARTS for name in names if name.startswith(f"{part}/")]
     return _copy(archive, ZipImages(archive, members), members, n_classes)
 
 
 def _copy(place: Path, images: Images, names: Sequence[str], n_classes: int) -> Pool:
-    """A copy as pictures: classes are its folders in the order of their names, or of their values if all are numbers."""
+    """A copy as images: classes are its folders in the order of their names, or of their values if all are numbers."""
     found = {part: {name.split("/")[1] for name in names if name.startswith(f"{part}/")} for part in PARTS}
     for part, classes in found.items():
         if len(classes) != n_classes:
             raise DataError(
-                f"A copy of CIFAR-{n_classes} must have {n_classes} class folders with pictures in {part}/ at its top; {place} "
+                f"A copy of CIFAR-{n_classes} must have {n_classes} class folders with images in {part}/ at its top; {place} "
                 f"has {len(classes)}: {listed(sorted(classes)) or 'none'}. Mend the copy, or set n_classes to what it is."
             )
     odd = sorted(found["train"] ^ found["test"])

@@ -1,4 +1,4 @@
-"""What every data set becomes: sets of pictures, and the splits a run trains and is judged on."""
+"""What every data set becomes: sets of images, and the splits a run trains and is judged on."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ class DataError(ValueError):
 
 
 class Images(Protocol):
-    """Pictures by position, as RGB."""
+    """Images by position, as RGB."""
 
     def __len__(self) -> int: ...
 
@@ -29,16 +29,16 @@ class Images(Protocol):
 
 
 class ImageSet:
-    """Pictures with their labels and names.
+    """Images with their labels and names.
 
     ``images`` is the whole pool and is shared, with whatever it has decoded, by every set cut from it; ``positions`` are the
-    pictures of it that belong here. Picture i of the set is ``images[positions[i]]``, which is also what ``self[i]`` gives.
+    images of it that belong here. Image i of the set is ``images[positions[i]]``, which is also what ``self[i]`` gives.
 
     Args:
-        images: the pool, P pictures.
+        images: the pool, P images.
         labels: (n,) integers, -1 where the class is not known.
-        names: (n,) what each picture is called by whoever owns it, such as its path; never a path of this machine alone.
-        positions: (n,) in [0, P): all of the pool, in order, if left out. They name a picture for as long as the run lasts.
+        names: (n,) what each image is called by whoever owns it, such as its path; never a path of this machine alone.
+        positions: (n,) in [0, P): all of the pool, in order, if left out. They name an image for as long as the run lasts.
     """
 
     def __init__(
@@ -50,25 +50,25 @@ class ImageSet:
         self.names = tuple(names)
         lengths = len(self.positions), len(self.labels), len(self.names)
         if len(set(lengths)) > 1:
-            raise ValueError(f"pictures, labels and names must be equally many; got {lengths}.")
+            raise ValueError(f"images, labels and names must be equally many; got {lengths}.")
         if len(self) and not 0 <= self.positions.min() <= self.positions.max() < len(images):
             low, high = self.positions.min(), self.positions.max()
-            raise ValueError(f"positions must lie in [0, {len(images)}), the pictures there are; got {low}..{high}.")
+            raise ValueError(f"positions must lie in [0, {len(images)}), the images there are; got {low}..{high}.")
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def __getitem__(self, index: int) -> Image.Image:
-        """Picture ``index`` of this set, RGB."""
+        """Image ``index`` of this set, RGB."""
         return self.images[int(self.positions[index])]
 
     def subset(self, indices: NDArray[Any]) -> "ImageSet":
-        """The pictures at ``indices`` (m,), in that order, from the same pool."""
+        """The images at ``indices`` (m,), in that order, from the same pool."""
         chosen = _integers(indices, "indices")
         return ImageSet(self.images, self.labels[chosen], [self.names[i] for i in chosen], self.positions[chosen])
 
     def without_labels(self) -> "ImageSet":
-        """The same pictures with every label -1."""
+        """The same images with every label -1."""
         return ImageSet(self.images, np.full(len(self), -1), self.names, self.positions)
 
 
@@ -84,15 +84,15 @@ class Splits:
     """The parts of a data set as one run sees them.
 
     Args:
-        labeled: n pictures with labels in [0, C), every class at least once.
-        unlabeled: u pictures whose labels are all -1, so that no true label can reach a loss; may be empty, and may share
-            pictures with ``labeled``.
+        labeled: n images with labels in [0, C), every class at least once.
+        unlabeled: u images whose labels are all -1, so that no true label can reach a loss; may be empty, and may share
+            images with ``labeled``.
         unlabeled_truth: (u,) their classes, for diagnostics only; -1 where nobody knows.
         class_names: C of them, in label order.
-        validation: pictures to choose by, if any.
-        test: pictures to judge by, if any.
+        validation: images to choose by, if any.
+        test: images to judge by, if any.
         notes: what the owner of the data should know though it stops nothing.
-        unlabeled_out: (u,) which of the unlabelled pictures belong to none of the classes, for diagnostics only; None where
+        unlabeled_out: (u,) which of the unlabelled images belong to none of the classes, for diagnostics only; None where
             nobody knows. Their truth is -1.
     """
 
@@ -109,13 +109,13 @@ class Splits:
         if self.n_classes < 2:
             raise DataError(
                 f"A classifier needs at least two classes; the labels name {listed(self.class_names) or 'none'}. "
-                "Label pictures of two classes or more."
+                "Label images of two classes or more."
             )
         if (self.unlabeled.labels != -1).any():
             raise ValueError("unlabeled must carry no labels; pass unlabeled.without_labels(), and the labels as the truth.")
         if len(self.unlabeled_truth) != len(self.unlabeled):
             raise ValueError(
-                f"unlabeled_truth must have one entry for each of the {len(self.unlabeled)} unlabelled pictures; "
+                f"unlabeled_truth must have one entry for each of the {len(self.unlabeled)} unlabelled images; "
                 f"got {len(self.unlabeled_truth)}."
             )
         if self.unlabeled_out is not None and (
@@ -132,12 +132,12 @@ class Splits:
         absent = [name for name, count in zip(self.class_names, self.class_counts, strict=True) if not count]
         if absent:
             raise DataError(
-                f"Every class needs at least one labelled picture; there is none of {listed(absent)}. Label one, "
+                f"Every class needs at least one labelled image; there is none of {listed(absent)}. Label one, "
                 "or take the class out of the data."
             )
         single = [name for name, count in zip(self.class_names, self.class_counts, strict=True) if count == 1]
         if single:
-            note = f"Classes with a single labelled picture: {listed(single)}."
+            note = f"Classes with a single labelled image: {listed(single)}."
             object.__setattr__(self, "notes", tuple(dict.fromkeys((*self.notes, note))))  # once, also in a copy
 
     @property
@@ -147,14 +147,14 @@ class Splits:
 
     @cached_property
     def class_counts(self) -> Integers:
-        """(C,) labelled pictures of each class."""
+        """(C,) labelled images of each class."""
         return np.bincount(self.labeled.labels, minlength=self.n_classes).astype(np.int64)
 
     @cached_property
     def sha256(self) -> str:
-        """Which pictures are in which part with which label: the same wherever the data are the same.
+        """Which images are in which part with which label: the same wherever the data are the same.
 
-        Names, positions and labels go in; pixels, the truth of unlabelled pictures and paths of this machine do not.
+        Names, positions and labels go in; pixels, the truth of unlabelled images and paths of this machine do not.
         """
         digest = hashlib.sha256("\n".join(self.class_names).encode())
         for part, image_set in self.parts():
@@ -165,7 +165,7 @@ class Splits:
         return digest.hexdigest()
 
     def parts(self) -> Iterator[tuple[str, ImageSet]]:
-        """Name and pictures of each part there is."""
+        """Name and images of each part there is."""
         yield "labeled", self.labeled
         yield "unlabeled", self.unlabeled
         if self.validation is not None:
@@ -186,7 +186,7 @@ class Splits:
         }
 
     def indices(self) -> dict[str, NDArray[Any]]:
-        """Positions of each part's pictures, and their names, as arrays to be saved beside the run's results."""
+        """Positions of each part's images, and their names, as arrays to be saved beside the run's results."""
         arrays: dict[str, NDArray[Any]] = {}
         for part, image_set in self.parts():
             arrays[part] = image_set.positions
@@ -199,7 +199,7 @@ class Splits:
 
     def _check_labels(self, part: str, labels: Integers) -> None:
         if not len(labels):
-            raise DataError(f"The {part} part has no pictures. Give it some, or leave the part out if it is not needed.")
+            raise DataError(f"The {part} part has no images. Give it some, or leave the part out if it is not needed.")
         if labels.min() < 0 or labels.max() >= self.n_classes:
             raise DataError(
                 f"Labels of the {part} part must lie in [0, {self.n_classes}), the classes there are; "

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from semigpc.data.dataset import DataError, ImageSet, Splits
-from semigpc.data.pictures import ArrayImages
+from semigpc.data.images import ArrayImages
 from semigpc.data.splits import SplitConfig, long_tail_split
 
 N_CLASSES = 10
-SMALLEST_CLASS = 174  # pictures of an 8, the rarest digit of the 1797
+SMALLEST_CLASS = 174  # images of an 8, the rarest digit of the 1797
 LARGEST_VALUE = 16
 
 
@@ -17,13 +17,13 @@ LARGEST_VALUE = 16
 class DigitsConfig:
     """Class 0, the digit zero, is the head.
 
-    Test and validation pictures are drawn first, equally many of each class and by the run's seed; the long tail is cut from
-    what is left, so no picture is in two of the three.
+    Test and validation images are drawn first, equally many of each class and by the run's seed; the long tail is cut from
+    what is left, so no image is in two of the three.
 
     Args:
-        split: of the pictures left; the default gives 106 labels (36 zeros, a single nine) and 369 unlabelled pictures.
-        test_per_class: pictures to judge by.
-        validation_per_class: pictures to choose by; 0 for none.
+        split: of the images left; the default gives 106 labels (36 zeros, a single nine) and 369 unlabelled images.
+        test_per_class: images to judge by.
+        validation_per_class: images to choose by; 0 for none.
     """
 
     split: SplitConfig = field(
@@ -41,7 +41,7 @@ class DigitsConfig:
         apart = self.test_per_class + self.validation_per_class
         if apart + max(self.split.unlabeled_head, self.split.labeled_head) > SMALLEST_CLASS:
             raise DataError(
-                f"The rarest digit has {SMALLEST_CLASS} pictures, which must do for test, validation and the head of the "
+                f"The rarest digit has {SMALLEST_CLASS} images, which must do for test, validation and the head of the "
                 f"tail; got {apart} and {max(self.split.unlabeled_head, self.split.labeled_head)}. Lower one of them."
             )
 

@@ -1,8 +1,8 @@
-"""Features of a frozen network, computed once for V weak and V strong views of each picture and kept on disk.
+"""Features of a frozen network, computed once for V weak and V strong views of each image and kept on disk.
 
 A cache is a folder named after what made it: the network's weights, the way views are cut, and V. It holds shards, safetensors
-files of some hundred pictures, which appear under their names only when they are complete. A row is found by the picture's own
-fingerprint and not by its place in some data set, so data sets and seeds share the pictures they have in common, and a picture
+files of some hundred images, which appear under their names only when they are complete. A row is found by the image's own
+fingerprint and not by its place in some data set, so data sets and seeds share the images they have in common, and an image
 that has changed is computed again.
 """
 
@@ -29,10 +29,10 @@ from semigpc.data.workers import InOrder
 from semigpc.files import WriteError, locked, remove_drafts, replacing, write_json
 from semigpc.json_files import FileError, read_json
 
-SHARD = 512  # pictures: what an interruption loses at most, half a minute or so of work
+SHARD = 512  # images: what an interruption loses at most, half a minute or so of work
 VARIABLE = "SEMIGPC_CACHE"
 DELETE = "Delete that file; its features will be made again."
-FEW = 64  # pictures that are not worth starting a worker for
+FEW = 64  # images that are not worth starting a worker for
 
 Embed = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]
@@ -46,7 +46,7 @@ def cache_root() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheKey:
-    """What a cached feature depends on besides the picture.
+    """What a cached feature depends on besides the image.
 
     Args:
         network: its name, for people. weights: a hash of all that is in it.
@@ -101,14 +101,14 @@ class FeatureCache:
     def features(self, splits: Splits, embed: Embed, *, workers: int = 1, progress: Progress | None = None) -> CachedFeatures:
         """Compute what is missing for these splits, and answer with all of it.
 
-        Training pictures get V weak, V strong and the plain view, pictures to judge by the plain one alone. What is finished
+        Training images get V weak, V strong and the plain view, images to judge by the plain one alone. What is finished
         stays on disk when this is interrupted. Another process that adds to the same cache is waited for.
 
         Args:
-            splits: whose pictures.
-            embed: pictures (M, 3, s, s) to features (M, D).
+            splits: whose images.
+            embed: images (M, 3, s, s) to features (M, D).
             workers: processes that cut views while the network works.
-            progress: told (pictures done, pictures to do) after every few.
+            progress: told (images done, images to do) after every few.
         """
         sets = dict(splits.parts())
         marks = {part: fingerprints(image_set) for part, image_set in sets.items()}
@@ -147,7 +147,7 @@ class FeatureCache:
             self._write(waiting)
 
     def _missing(self, sets: Mapping[str, ImageSet], marks: Mapping[str, list[bytes]]) -> Iterable[Chunk]:
-        """Training pictures first; what both kinds of part share is computed once."""
+        """Training images first; what both kinds of part share is computed once."""
         held = {"views": set(self._index("views")), "plain": set(self._index("plain"))}
         for part, image_set in sorted(sets.items(), key=lambda item: item[0] not in CachedFeatures.TRAINING):
             training = part in CachedFeatures.TRAINING
@@ -158,8 +158,8 @@ class FeatureCache:
 
     def _embedded(self, views: Mapping[str, Tensor], embed: Embed) -> dict[str, Tensor]:
         """Views (n, 3, s, s) and (n, V, 3, s, s) to features (n, D) and (n, V, D), in one pass of the network."""
-        flat = [pictures.flatten(0, -4) for pictures in views.values()]
-        features = embed(torch.cat(flat)).half().split([len(pictures) for pictures in flat])
+        flat = [images.flatten(0, -4) for images in views.values()]
+        features = embed(torch.cat(flat)).half().split([len(images) for images in flat])
         return {name: rows.reshape(*views[name].shape[:-3], self.key.width) for name, rows in zip(views, features, strict=True)}
 
     def _write(self, held: Sequence[tuple[Chunk, dict[str, Tensor]]]) -> None:
@@ -195,7 +195,7 @@ class FeatureCache:
             )
 
     def _index(self, kind: str) -> dict[bytes, Place]:
-        """Where the row of each picture is."""
+        """Where the row of each image is."""
         found: dict[bytes, Place] = {}
         for path in sorted(self.path.glob(f"{kind}-*.safetensors")):
             found |= {row.tobytes(): (path, number) for number, row in enumerate(self._read(path, "marks").numpy())}
@@ -218,7 +218,7 @@ class FeatureCache:
         return tensor
 
     def _gather(self, sets: Mapping[str, ImageSet], marks: Mapping[str, list[bytes]]) -> CachedFeatures:
-        """The rows of these sets, in memory: those of training pictures first, each picture once."""
+        """The rows of these sets, in memory: those of training images first, each image once."""
         ordered = sorted(sets, key=lambda part: part not in CachedFeatures.TRAINING)
         trained = dict.fromkeys(mark for part in ordered if part in CachedFeatures.TRAINING for mark in marks[part])
         row = {mark: number for number, mark in enumerate(trained | dict.fromkeys(m for part in ordered for m in marks[part]))}
@@ -248,7 +248,7 @@ MARK = 16  # bytes
 
 
 def fingerprints(image_set: ImageSet) -> list[bytes]:
-    """A few bytes for each picture that change when it does.
+    """A few bytes for each image that change when it does.
 
     A pool that knows something cheap, such as a file's size and time or the checksum in a zip file, is asked for it; of others
     the pixels are hashed.
@@ -257,8 +257,8 @@ def fingerprints(image_set: ImageSet) -> list[bytes]:
     found = []
     for position in image_set.positions.tolist():
         if own is None:
-            picture = image_set.images[position]
-            content = f"{picture.size} ".encode() + picture.tobytes()
+            image = image_set.images[position]
+            content = f"{image.size} ".encode() + image.tobytes()
         else:
             content = own(position)
         found.append(hashlib.blake2b(content, digest_size=MARK).digest())

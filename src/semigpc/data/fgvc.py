@@ -1,4 +1,4 @@
-"""SemiAves, SemiFungi, Semi-iNat and SemiCUB: fine-grained pictures in the parts that published split files list."""
+"""SemiAves, SemiFungi, Semi-iNat and SemiCUB: fine-grained images in the parts that published split files list."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from semigpc.data.dataset import DataError, ImageSet, Integers, Splits
-from semigpc.data.pictures import MEGABYTE, FileImages
+from semigpc.data.images import MEGABYTE, FileImages
 from semigpc.data.published_counts import BENCHMARKS, SPLIT_FILES_AT, Benchmark, Name
-from semigpc.data.split_files import SplitFile, missing_pictures, read_split
+from semigpc.data.split_files import SplitFile, missing_images, read_split
 
 Labels = Literal["l_train_val", "l_train"]
 Unlabeled = Literal["in", "in+out"]
@@ -20,8 +20,8 @@ Unlabeled = Literal["in", "in+out"]
 class FGVCConfig:
     """Which of the four sets, and where it is.
 
-    The test part is always the whole published test file. Labels of unlabelled pictures are never trained on: where the
-    files tell them, they are the truth that diagnostics look at; pictures of U_out belong to none of the C classes.
+    The test part is always the whole published test file. Labels of unlabelled images are never trained on: where the
+    files tell them, they are the truth that diagnostics look at; images of U_out belong to none of the C classes.
 
     Args:
         benchmark: the set; it is looked for in ``<root>/<benchmark>`` and in ``<root>/semi_fgvc/<benchmark>``.
@@ -29,7 +29,7 @@ class FGVCConfig:
         labels: "l_train_val" as in the paper, which leaves nothing to validate on; or "l_train", with the rest for validation.
         unlabeled: U_in alone, or U_in and U_out; every evaluation then also says how well the two are told apart.
         splits: a folder with ``<benchmark>/<split>.txt``, if the split files are not in the folder of the set itself.
-        cache_bytes: decoded pictures that each process keeps, in bytes.
+        cache_bytes: decoded images that each process keeps, in bytes.
     """
 
     benchmark: Name
@@ -46,14 +46,14 @@ class FGVCConfig:
         if self.labels == "l_train" and "val" not in BENCHMARKS[self.benchmark].files:
             raise DataError(
                 f"{BENCHMARKS[self.benchmark].title} has no validation part: its l_train and l_train_val are the same "
-                "pictures. Leave labels at 'l_train_val'."
+                "images. Leave labels at 'l_train_val'."
             )
         if self.cache_bytes < 0:
             raise DataError(f"cache_bytes must be 0 or more; got {self.cache_bytes}.")
 
 
 def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts are published: nothing is drawn
-    """Read the split files and look whether every picture they list is there; none is decoded before it is asked for."""
+    """Read the split files and look whether every image they list is there; none is decoded before it is asked for."""
     benchmark = BENCHMARKS[config.benchmark]
     folder = set_folder(Path(config.root), config.benchmark)
     lists = folder if config.splits is None else set_folder(Path(config.splits), config.benchmark)
@@ -120,30 +120,30 @@ def _listed(lists: Path, split: str, name: str) -> SplitFile:
 
 
 def _check_apart(parts: Iterable[SplitFile]) -> None:
-    """Refuse a picture in two parts: one that is trained on must not be judged by."""
+    """Refuse an image in two parts: one that is trained on must not be judged by."""
     seen: dict[str, tuple[Path, int]] = {}
     for part in parts:
         for line, name in enumerate(part.names, start=1):
             path, other = seen.setdefault(name, (part.path, line))
             if path != part.path:
                 raise DataError(
-                    f"No picture may be in two parts; line {line} of {part.path} lists {name}, which line {other} of {path} "
+                    f"No image may be in two parts; line {line} of {part.path} lists {name}, which line {other} of {path} "
                     "has too. Take it out of one, or fetch the split files again as they were published."
                 )
 
 
 def _check_there(part: SplitFile, images: Path, benchmark: Benchmark) -> None:
-    missing = missing_pictures(images, part.names)
+    missing = missing_images(images, part.names)
     if missing:
         raise DataError(missing_message(part, missing, images, benchmark))
 
 
 def missing_message(part: SplitFile, missing: list[int], images: Path, benchmark: Benchmark) -> str:
-    """What to say of a list whose pictures at the indices ``missing`` are not there."""
+    """What to say of a list whose images at the indices ``missing`` are not there."""
     name = part.names[missing[0]]
     return (
         f"Line {missing[0] + 1} of {part.path} lists {name}, which is not below {images}; missing are {len(missing)} of "
-        f"its {len(part)} pictures. They come with {benchmark.archive_of(name)} from {benchmark.source}: unpack it so that "
+        f"its {len(part)} images. They come with {benchmark.archive_of(name)} from {benchmark.source}: unpack it so that "
         f"{images / name} is there."
     )
 
@@ -158,7 +158,7 @@ def _truth(unlabeled: SplitFile, oracle: Path, benchmark: Benchmark) -> Integers
 
 
 def _class_names(labeled: SplitFile, benchmark: Benchmark) -> tuple[str, ...]:
-    """The folder that the pictures of a class are in, if folders have names, else its number."""
+    """The folder that the images of a class are in, if folders have names, else its number."""
     names = {c: str(c) for c in range(benchmark.classes)}
     if benchmark.named_folders:
         names |= {int(c): PurePosixPath(name).parent.name for name, c in zip(labeled.names, labeled.labels, strict=True)}

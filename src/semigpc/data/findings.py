@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from semigpc.data.pictures import PictureError
+from semigpc.data.images import ImageError
 from semigpc.threads import cores
 
 Verdict = Literal["ok", "differs", "absent", "paper is wrong"]
 Figure = int | str | None
 Report = Callable[[str, int, int], None]  # what is being looked at, how many are done, of how many
-AT_ONCE = 256  # pictures between two reports
+AT_ONCE = 256  # images between two reports
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """All findings of a data set, with sentences on those that need one, and every picture that cannot be read."""
+    """All findings of a data set, with sentences on those that need one, and every image that cannot be read."""
 
     name: str
     findings: tuple[Finding, ...]
@@ -82,22 +82,22 @@ def judged(
 
 
 def classes_told(classes: int, fewest: int, most: int) -> str:
-    """``200 x 15..53``: so many classes, so many pictures of each."""
+    """``200 x 15..53``: so many classes, so many images of each."""
     return f"{classes} x {fewest}" if fewest == most else f"{classes} x {fewest}..{most}"
 
 
 def counts_told(counts: Sequence[int]) -> str:
-    """The same of the pictures of each class."""
+    """The same of the images of each class."""
     return classes_told(len(counts), min(counts, default=0), max(counts, default=0))
 
 
 def unreadable(
     read: Callable[[int], Any], count: int, report: Report | None = None, *, workers: int | None = None
 ) -> list[str]:
-    """Decode ``count`` pictures and answer with what is wrong with those that cannot be; all of them, not only the first.
+    """Decode ``count`` images and answer with what is wrong with those that cannot be; all of them, not only the first.
 
     Args:
-        read: decodes the picture at a position, or raises :class:`PictureError`.
+        read: decodes the image at a position, or raises :class:`ImageError`.
         count: how many there are.
         report: told now and then.
         workers: threads; as many as there are cores by default. Decoding does not hold the interpreter's lock.
@@ -106,7 +106,7 @@ def unreadable(
     def problem(position: int) -> str | None:
         try:
             read(position)
-        except PictureError as error:
+        except ImageError as error:
             return str(error).partition(" It may be ")[0].rstrip(".")
         return None
 

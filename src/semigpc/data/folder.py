@@ -1,4 +1,4 @@
-"""Pictures in a folder: one sub-folder for each class, or a table that says which picture is what."""
+"""Images in a folder: one sub-folder for each class, or a table that says which image is what."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -7,29 +7,29 @@ from typing import Literal
 import numpy as np
 
 from semigpc.data.dataset import DataError, ImageSet, Splits, listed
+from semigpc.data.images import MEGABYTE, FileImages
 from semigpc.data.listing import Listing, class_folders, from_table, held_out
 from semigpc.data.paths import existing
-from semigpc.data.pictures import MEGABYTE, FileImages
 from semigpc.data.splits import SplitConfig, carve_validation, long_tail_split
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderConfig:
-    """Where the pictures are and where their labels come from.
+    """Where the images are and where their labels come from.
 
     Args:
-        root: the folder of the pictures.
+        root: the folder of the images.
         labels: a CSV or Parquet file with the columns ``file_name`` (relative to root) and ``label`` (empty for none). Without
-            one, every sub-folder of root is a class and all its pictures are labelled.
-        unlabeled: the sub-folder that is no class but holds unlabelled pictures; only without ``labels``.
-        unlisted: what a picture below root is that ``labels`` does not list: "unlabeled", or "ignored".
-        split: makes a long-tailed benchmark of pictures that are all labelled.
+            one, every sub-folder of root is a class and all its images are labelled.
+        unlabeled: the sub-folder that is no class but holds unlabelled images; only without ``labels``.
+        unlisted: what an image below root is that ``labels`` does not list: "unlabeled", or "ignored".
+        split: makes a long-tailed benchmark of images that are all labelled.
         test: a folder of class folders, or a table like ``labels`` with a label in every row.
         validation: the same, or the fraction of the labels to hold out.
-        cache_bytes: decoded pictures that each process keeps, in bytes.
+        cache_bytes: decoded images that each process keeps, in bytes.
         follow_links: use links that lead out of root, which are an error otherwise.
 
-    Paths of tables and folders may also be given relative to root. Pictures of test and validation are never trained on, not
+    Paths of tables and folders may also be given relative to root. Images of test and validation are never trained on, not
     even without their labels. Classes are numbered in the order of their names, or of their values if all are whole numbers.
     """
 
@@ -53,7 +53,7 @@ class FolderConfig:
 
 
 def load(config: FolderConfig, seed: int) -> Splits:
-    """List the pictures and their labels; no picture is decoded before it is asked for."""
+    """List the images and their labels; no image is decoded before it is asked for."""
     parts = _list_parts(config)
     training = parts["training"]
     class_names = ordered(training.classes)
@@ -62,7 +62,7 @@ def load(config: FolderConfig, seed: int) -> Splits:
 
     labeled, unlabeled = np.flatnonzero(pool.labels >= 0), np.flatnonzero(pool.labels < 0)
     if not isinstance(config.validation, str) and config.validation > 0:
-        # Before any split, so that no picture held out is among the unlabelled ones.
+        # Before any split, so that no image held out is among the unlabelled ones.
         kept, carved = carve_validation(pool.labels[labeled], config.validation, seed)
         if len(carved):
             sets["validation"] = pool.subset(labeled[carved])
@@ -72,7 +72,7 @@ def load(config: FolderConfig, seed: int) -> Splits:
     if config.split is not None:
         if len(unlabeled):
             raise DataError(
-                f"split makes a benchmark of pictures that are all labelled; {len(unlabeled)} are not, such as "
+                f"split makes a benchmark of images that are all labelled; {len(unlabeled)} are not, such as "
                 f"{pool.names[unlabeled[0]]}. Leave split out, or have them ignored, labelled or removed."
             )
         split = long_tail_split(pool.labels[labeled], len(class_names), config.split, seed)
@@ -90,8 +90,8 @@ def load(config: FolderConfig, seed: int) -> Splits:
 
 
 def _list_parts(config: FolderConfig) -> dict[str, Listing]:
-    """The training pictures, with whatever else was given as a path; no picture is in two of them."""
-    root = existing(config.root, "The folder of the pictures")
+    """The training images, with whatever else was given as a path; no image is in two of them."""
+    root = existing(config.root, "The folder of the images")
     held = {
         part: held_out(given, root, part, follow_links=config.follow_links)
         for part, given in (("validation", config.validation), ("test", config.test))
@@ -109,7 +109,7 @@ def _list_parts(config: FolderConfig) -> dict[str, Listing]:
         shared = set(held["validation"].paths()) & set(held["test"].paths())
         if shared:
             raise DataError(
-                f"Validation and test must not share pictures, or the test chooses what it judges; {len(shared)} are in "
+                f"Validation and test must not share images, or the test chooses what it judges; {len(shared)} are in "
                 f"both, such as {min(shared)}. Take them out of one."
             )
     return {"training": training, **held}
@@ -123,7 +123,7 @@ def ordered(classes: Collection[str]) -> tuple[str, ...]:
 
 
 def _image_sets(parts: dict[str, Listing], class_names: tuple[str, ...], cache_bytes: int) -> dict[str, ImageSet]:
-    """One set for each part, all of one pool, so that a position means one picture and the cache has one limit."""
+    """One set for each part, all of one pool, so that a position means one image and the cache has one limit."""
     numbers: dict[str | None, int] = {None: -1} | {name: number for number, name in enumerate(class_names)}
     images = FileImages([path for listing in parts.values() for path in listing.paths()], cache_bytes=cache_bytes)
     sets: dict[str, ImageSet] = {}
@@ -132,8 +132,8 @@ def _image_sets(parts: dict[str, Listing], class_names: tuple[str, ...], cache_b
         unknown = sorted({label for label in listing.labels.values() if label is not None and label not in numbers})
         if unknown:
             raise DataError(
-                f"The {part} part has pictures of {listed(unknown)}, which is no class of the training labels "
-                f"({listed(class_names)}). Label training pictures of it, or take it out of the {part} part."
+                f"The {part} part has images of {listed(unknown)}, which is no class of the training labels "
+                f"({listed(class_names)}). Label training images of it, or take it out of the {part} part."
             )
         positions = np.arange(first, first + len(listing.labels))
         labels = np.array([numbers[label] for label in listing.labels.values()], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Unlabelled pictures that join the labelled ones, with labels a model gave them."""
+"""Unlabelled images that join the labelled ones, with labels a model gave them."""
 
 from bisect import bisect_right
 from dataclasses import replace
@@ -12,7 +12,7 @@ from semigpc.data.dataset import Images, ImageSet, Integers, Splits
 
 
 class Chain:
-    """The pictures of several pools, one pool after the other."""
+    """The images of several pools, one pool after the other."""
 
     def __init__(self, *pools: Images) -> None:
         self.pools = pools
@@ -29,14 +29,14 @@ class Chain:
 def join(splits: Splits, given: Integers, source: ViewSource) -> tuple[Splits, ViewSource]:
     """The same splits with more labels, and a view source that knows the larger labelled set.
 
-    The unlabelled pictures stay as they are: those that joined are in both sets.
+    The unlabelled images stay as they are: those that joined are in both sets.
 
     Args:
-        splits: the data. given: (u,) the class of each unlabelled picture that joins, -1 of the others.
+        splits: the data. given: (u,) the class of each unlabelled image that joins, -1 of the others.
         source: of views.
     """
     if given.shape != (len(splits.unlabeled),):
-        raise ValueError(f"given must have one entry for each of the {len(splits.unlabeled)} unlabelled pictures.")
+        raise ValueError(f"given must have one entry for each of the {len(splits.unlabeled)} unlabelled images.")
     labeled, unlabeled, chosen = splits.labeled, splits.unlabeled, np.flatnonzero(given >= 0)
     if labeled.images is unlabeled.images:
         pool, shift = labeled.images, 0

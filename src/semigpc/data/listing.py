@@ -1,4 +1,4 @@
-"""Which pictures there are below a folder, and what each is labelled."""
+"""Which images there are below a folder, and what each is labelled."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from semigpc.text import label_text, printable
 
 @dataclass(frozen=True)
 class Listing:
-    """Names of pictures below ``root``, with forward slashes, each with its class or None.
+    """Names of images below ``root``, with forward slashes, each with its class or None.
 
     ``classes`` are all classes that are meant to be there, also those of empty folders; ``notes`` are for the user.
     """
@@ -38,22 +38,22 @@ class Listing:
         return [self.root / name for name in self.labels]
 
     def without(self, other: "Listing", part: str) -> "Listing":
-        """What is left when the pictures of ``other``, a part held out, are taken away."""
+        """What is left when the images of ``other``, a part held out, are taken away."""
         held = set(other.paths())
         labels = {name: label for name, label in self.labels.items() if self.root / name not in held}
         taken = len(self.labels) - len(labels)
         if not taken:
             return self
-        note = f"Pictures that are not trained on, since they are in the {part} part: {taken}."
+        note = f"Images that are not trained on, since they are in the {part} part: {taken}."
         return replace(self, labels=labels, notes=(*self.notes, note))
 
 
 def class_folders(
     folder: Path, *, unlabeled: str | None = None, skip: Collection[Path] = (), follow_links: bool = False
 ) -> Listing:
-    """Every sub-folder is a class, except ``unlabeled`` and those to ``skip``; pictures may lie deeper inside.
+    """Every sub-folder is a class, except ``unlabeled`` and those to ``skip``; images may lie deeper inside.
 
-    A sub-folder whose name stands for no label, such as -1, holds unlabelled pictures, too.
+    A sub-folder whose name stands for no label, such as -1, holds unlabelled images, too.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} must be a folder with one sub-folder for each class; it is a file.")
@@ -73,26 +73,26 @@ def class_folders(
     named = frozenset(name for name in classes.values() if name is not None)
     if not named:
         raise DataError(
-            f"{folder} has no class folders. Make one sub-folder for each class and put its pictures there, "
+            f"{folder} has no class folders. Make one sub-folder for each class and put its images there, "
             "or give a table of labels."
         )
     if not labels:
         raise DataError(
-            f"There are no pictures in the class folders of {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}."
+            f"There are no images in the class folders of {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}."
         )
     loose = sum(1 for path in folder.iterdir() if is_image_name(path.name) and path.is_file())
-    note = f"Pictures that are not used, since they lie in {folder.name} itself and in no class folder: {loose}."
+    note = f"Images that are not used, since they lie in {folder.name} itself and in no class folder: {loose}."
     return Listing(folder, labels, named, (note,) if loose else ())
 
 
 def from_table(table: Path, root: Path, *, unlisted: bool = False, follow_links: bool = False) -> Listing:
-    """What a table says; with ``unlisted``, every other picture below the root as well, without a label."""
+    """What a table says; with ``unlisted``, every other image below the root as well, without a label."""
     labels = read_labels(table)
     reasons = {name: unusable(root.resolve(), name, follow_links=follow_links) for name in labels}
     missing = [name for name, reason in reasons.items() if reason == NOT_THERE]
     if missing:
         raise DataError(
-            f"{table} lists {len(missing)} pictures that are not below {root}: {listed(missing, 3)}. "
+            f"{table} lists {len(missing)} images that are not below {root}: {listed(missing, 3)}. "
             "Names must be relative to that folder; mend them, put the files there or delete the rows."
         )
     refuse([(printable(name), reason) for name, reason in reasons.items() if reason is not None], table)
@@ -111,7 +111,7 @@ def held_out(given: str, root: Path, part: str, *, follow_links: bool = False) -
     bare = [name for name, label in listing.labels.items() if label is None]
     if bare:
         raise DataError(
-            f"Every picture of the {part} part needs a label; {len(bare)} in {path} have none: {listed(bare, 3)}. "
+            f"Every image of the {part} part needs a label; {len(bare)} in {path} have none: {listed(bare, 3)}. "
             "Label them or delete the rows."
         )
     return listing

@@ -1,4 +1,4 @@
-"""Batches for training, as a pure function of the seed and the step; and pictures in order, for evaluation."""
+"""Batches for training, as a pure function of the seed and the step; and images in order, for evaluation."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -22,7 +22,7 @@ def epoch_order(size: int, draws: int, *, seed: int, epoch: int, stream: int, us
     """Positions of one epoch, (draws,): whole random permutations of ``size``, and the beginning of one more.
 
     The permutations depend on (seed, epoch, stream). With ``usb_order`` they depend on the epoch alone, as in the code base of
-    that name, and are the very ones it draws: two seeds then see their pictures in the same order.
+    that name, and are the very ones it draws: two seeds then see their images in the same order.
     """
     rounds = -(-draws // size)
     if usb_order:
@@ -37,11 +37,11 @@ def epoch_order(size: int, draws: int, *, seed: int, epoch: int, stream: int, us
 def drawn_order(labels: Integers, draws: int, power: float, *, seed: int, epoch: int, stream: int) -> Integers:
     """Positions of one epoch, (draws,), of class c with probability n_c^p / sum_j n_j^p.
 
-    Within a class whole random permutations follow each other, so that no picture comes up twice before all have come once.
+    Within a class whole random permutations follow each other, so that no image comes up twice before all have come once.
     p = 1 is the data's own shares, p = 0 draws every class alike.
 
     Args:
-        labels: (n,) of the labelled pictures. power: p.
+        labels: (n,) of the labelled images. power: p.
     """
     generator = np.random.default_rng([seed, epoch, stream])
     members = [np.flatnonzero(labels == c) for c in range(int(labels.max()) + 1)]
@@ -103,8 +103,8 @@ class BatchStream(Dataset[Batch]):
                 raise DataError(f"{name} must be at least {least}; got {value}.")
         if views and not len(splits.unlabeled):
             raise DataError(
-                f"The views {', '.join(views)} are made of unlabelled pictures, and there are none. "
-                "Add unlabelled pictures, or train with labels alone: --algorithm supervised."
+                f"The views {', '.join(views)} are made of unlabelled images, and there are none. "
+                "Add unlabelled images, or train with labels alone: --algorithm supervised."
             )
         self.labeled, self.unlabeled, self.source = splits.labeled, splits.unlabeled, source
         self.views, self.labeled_batch, self.unlabeled_batch = views, labeled_batch, unlabeled_batch if views else 0
@@ -117,8 +117,8 @@ class BatchStream(Dataset[Batch]):
         view_index = self._positions(step, UNLABELED, len(self.unlabeled), self.unlabeled_batch)
         rng = Generator(Philox(key=np.array([self.seed, step], dtype=np.uint64)))
         x = self.source.cut("weak", self.source.fetch(self.labeled, index), rng)
-        pictures = self.source.fetch(self.unlabeled, view_index)
-        views = {name: self.source.cut(name, pictures, rng) for name in self.views}
+        images = self.source.fetch(self.unlabeled, view_index)
+        views = {name: self.source.cut(name, images, rng) for name in self.views}
         return Batch(
             x=x,
             y=torch.from_numpy(self.labeled.labels[index]),
@@ -129,7 +129,7 @@ class BatchStream(Dataset[Batch]):
         )
 
     def _balanced_part(self, step: int, rng: Generator) -> Labeled:
-        """As many labelled pictures again, of every class alike; their views are drawn after all others."""
+        """As many labelled images again, of every class alike; their views are drawn after all others."""
         index = self._positions(step, BALANCED, len(self.labeled), self.labeled_batch)
         x = self.source.cut("weak", self.source.fetch(self.labeled, index), rng)
         return Labeled(x, torch.from_numpy(self.labeled.labels[index]), torch.from_numpy(index))
@@ -197,8 +197,8 @@ def train_loader(
     Args:
         first_step: 0, or where a run resumes.
         total_steps: of the whole run.
-        workers: processes that make batches ahead of time, each with its own copy of pictures held in memory; 0 makes a batch
-            when it is asked for, which is fastest for pictures of a few dozen pixels.
+        workers: processes that make batches ahead of time, each with its own copy of images held in memory; 0 makes a batch
+            when it is asked for, which is fastest for images of a few dozen pixels.
         prefetch: batches that each worker keeps ready.
         power: of the classes' counts in labelled draws. balanced: bring a class-balanced labelled part too.
     """
@@ -221,7 +221,7 @@ def train_loader(
 
 
 def eval_loader(image_set: ImageSet, source: ViewSource, batch_size: int, workers: int) -> Iterable[EvaluationBatch]:
-    """Every picture of the set once, in order, ``batch_size`` at a time; the last batch may be smaller."""
+    """Every image of the set once, in order, ``batch_size`` at a time; the last batch may be smaller."""
     if batch_size < 1:
         raise DataError(f"batch_size must be at least 1; got {batch_size}.")
     stream = _EvaluationStream(image_set, source, batch_size)

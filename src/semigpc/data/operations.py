@@ -1,7 +1,7 @@
-"""RandAugment: the pool of picture operations, how they are drawn, and the cutout that follows.
+"""RandAugment: the pool of image operations, how they are drawn, and the cutout that follows.
 
-The operations are Pillow's, which is what torchvision calls for Pillow pictures and what the published recipes were run with;
-asked directly, they spare every loading process the seconds that importing torchvision takes. Small pictures take a faster way
+The operations are Pillow's, which is what torchvision calls for Pillow images and what the published recipes were run with;
+asked directly, they spare every loading process the seconds that importing torchvision takes. Small images take a faster way
 to the same bytes.
 """
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from numpy.random import Generator
 from PIL import Image, ImageEnhance, ImageOps
 
-from semigpc.data import small_pictures
+from semigpc.data import small_images
 
 CUTOUT_COLOUR = (125, 123, 114)
 LARGEST_CUTOUT = 0.5  # of the width
-SMALL = 64 * 64  # pixels, up to which :mod:`semigpc.data.small_pictures` is faster
+SMALL = 64 * 64  # pixels, up to which :mod:`semigpc.data.small_images` is faster
 
 
 class Operation(NamedTuple):
@@ -33,28 +33,28 @@ def _small(image: Image.Image) -> bool:
 
 def autocontrast(image: Image.Image, _: float) -> Image.Image:
     """Stretch each channel to 0..255; a channel of a single value stays as it is."""
-    return small_pictures.autocontrast(image) if _small(image) else ImageOps.autocontrast(image)
+    return small_images.autocontrast(image) if _small(image) else ImageOps.autocontrast(image)
 
 
 def equalize(image: Image.Image, _: float) -> Image.Image:
     """Make each channel's histogram as flat as a table allows."""
-    return small_pictures.equalize(image) if _small(image) else ImageOps.equalize(image)
+    return small_images.equalize(image) if _small(image) else ImageOps.equalize(image)
 
 
 def contrast(image: Image.Image, factor: float) -> Image.Image:
-    """Blend with the picture's mean grey."""
-    return small_pictures.contrast(image, factor) if _small(image) else ImageEnhance.Contrast(image).enhance(factor)
+    """Blend with the image's mean grey."""
+    return small_images.contrast(image, factor) if _small(image) else ImageEnhance.Contrast(image).enhance(factor)
 
 
 def posterize(image: Image.Image, bits: float) -> Image.Image:
     """Keep the upper int(bits) bits, at least one."""
     kept = max(1, int(bits))
-    return small_pictures.posterize(image, kept) if _small(image) else ImageOps.posterize(image, kept)
+    return small_images.posterize(image, kept) if _small(image) else ImageOps.posterize(image, kept)
 
 
 def solarize(image: Image.Image, threshold: float) -> Image.Image:
     """Invert the values that are not below the threshold."""
-    return small_pictures.solarize(image, threshold) if _small(image) else ImageOps.solarize(image, threshold)  # type: ignore[arg-type] # fractions too
+    return small_images.solarize(image, threshold) if _small(image) else ImageOps.solarize(image, threshold)  # type: ignore[arg-type] # fractions too
 
 
 def _affine(image: Image.Image, *coefficients: float) -> Image.Image:
@@ -84,7 +84,7 @@ def cutout(image: Image.Image, fraction: float, centre: tuple[float, float]) -> 
     """Paint a square of side s = fraction * width, pushed inside at the top left and cut off at the bottom right.
 
     The corner is floor(max(0, centre - s / 2)), and both it and corner + s belong to the square, as when Pillow draws a
-    rectangle. A fraction of 0 leaves the picture as it is.
+    rectangle. A fraction of 0 leaves the image as it is.
     """
     if fraction <= 0:
         return image
@@ -109,7 +109,7 @@ class RandAugment:
         self.operations = operations
 
     def __call__(self, image: Image.Image, rng: Generator) -> Image.Image:
-        """A new picture; the one given is not changed."""
+        """A new image; the one given is not changed."""
         draws: list[float] = rng.random(2 * self.operations + 3).tolist()  # one call: a scalar draw costs as much as a vector
         for _ in range(self.operations):
             operation = POOL[int(draws.pop() * len(POOL))]

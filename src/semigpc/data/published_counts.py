@@ -14,23 +14,23 @@ class PublishedFile:
     """One split file as published, counted and hashed; None where it could not be looked at.
 
     Args:
-        pictures: its lines.
-        classes: how many classes its label column names, and the fewest and the most pictures of one; None if it names none.
+        images: its lines.
+        classes: how many classes its label column names, and the fewest and the most images of one; None if it names none.
         sha256: the first 16 digits.
-        paper_pictures: what the paper says of its length.
-        paper_each: what the paper says of the pictures of each class.
+        paper_images: what the paper says of its length.
+        paper_each: what the paper says of the images of each class.
     """
 
-    pictures: int | None
+    images: int | None
     classes: tuple[int, int, int] | None
     sha256: str | None
-    paper_pictures: int | None = None
+    paper_images: int | None = None
     paper_each: int | None = None
 
 
 @dataclass(frozen=True)
 class Imbalance:
-    """Most over fewest pictures of a class, counted over ``files`` together, beside what the paper prints."""
+    """Most over fewest images of a class, counted over ``files`` together, beside what the paper prints."""
 
     files: tuple[str, ...]
     most: int
@@ -44,13 +44,13 @@ class Benchmark:
 
     Args:
         title: what the paper calls it.
-        classes: C. classes_out: how many more the pictures of ``u_train_out`` belong to.
+        classes: C. classes_out: how many more the images of ``u_train_out`` belong to.
         image_folder: inside the set's folder, what the paths of the split files are relative to; "" for the folder itself.
-        named_folders: whether the folder of a picture has the name of its class.
+        named_folders: whether the folder of an image has the name of its class.
         files: by split, in the order in which they are told.
         imbalance: the paper's gamma.
         remark: why the paper's figure is wrong, where the files contradict it.
-        source: where the pictures are published.
+        source: where the images are published.
         archives: by the first folder of a path, which archive has it; "" for any other.
         layout: what to do with the archives, to be read after "unpack".
     """
@@ -76,7 +76,7 @@ class Benchmark:
         return (-1 if split == "u_train_in" else 0), self.classes
 
     def archive_of(self, name: str) -> str:
-        """The archive that brings a picture."""
+        """The archive that brings an image."""
         return self.archives.get(name.partition("/")[0]) or self.archives.get("", "its archive")
 
     def instructions(self, name: str, root: Path) -> str:
@@ -133,7 +133,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         imbalance=Imbalance(("l_train_val", "u_train_in_oracle"), 354, 35, "10.1"),
         source="https://github.com/visipedia/fgvcx_fungi_comp",
         archives={"": "fungi_train_val.tgz (13 GB, md5 df2b2980835668ed1d9a0e286e4bdadd)"},
-        layout="it in {folder}, which then has the folder images; the split's authors shrank its pictures to 300 px at most",
+        layout="it in {folder}, which then has the folder images; the split's authors shrank its images to 300 px at most",
     ),
     "semi_inat": Benchmark(
         title="Semi-iNat",
@@ -149,8 +149,8 @@ BENCHMARKS: dict[str, Benchmark] = {
             "test": PublishedFile(16200, (810, 20, 20), "f161c7dc06a88d64", None, 100),
         },
         imbalance=Imbalance(("l_train_val",), 85, 10, "8.5"),
-        remark="The paper speaks of 100 test pictures of each class of Semi-iNat; the published file has 20, the public and "
-        "the private half of 8100 pictures merged.",
+        remark="The paper speaks of 100 test images of each class of Semi-iNat; the published file has 20, the public and "
+        "the private half of 8100 images merged.",
         source="https://github.com/cvl-umass/semi-inat-2021",
         archives={
             "l_train": "l_train.tar.gz (164 MB)",
@@ -176,8 +176,8 @@ BENCHMARKS: dict[str, Benchmark] = {
             "test": PublishedFile(1000, (100, 10, 10), "c3a331d763d8bbbb", 1000),
         },
         imbalance=Imbalance(("u_train_in",), 40, 24, "about 2"),
-        remark="The paper gives SemiCUB 3853 pictures in U_in; the published file lists 3885, and only so do 1000 + 3885 + "
-        "1000 + 5903 make the 11788 pictures of CUB-200-2011.",
+        remark="The paper gives SemiCUB 3853 images in U_in; the published file lists 3885, and only so do 1000 + 3885 + "
+        "1000 + 5903 make the 11788 images of CUB-200-2011.",
         source="https://data.caltech.edu/records/65de6-vp158",
         archives={"": "CUB_200_2011.tgz (md5 97eceeb196236b17998738112f37df78)"},
         layout="it anywhere, and move its CUB_200_2011/images to {folder}/images",

@@ -1,4 +1,4 @@
-"""Published lists of pictures: text files with a path and a whole number as its label on every line."""
+"""Published lists of images: text files with a path and a whole number as its label on every line."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ class SplitFile:
 
     Args:
         path: of the list.
-        names: (n,) paths of pictures relative to their root, with forward slashes, each once.
+        names: (n,) paths of images relative to their root, with forward slashes, each once.
         labels: (n,) whatever the label column holds; whether it may be trained on is for the reader to know.
         sha256: the first digits of the hash of the text with Unix line ends, so that a copy with others has the same.
         crlf: whether lines end as on Windows.
@@ -40,7 +40,7 @@ class SplitFile:
         return len(self.names)
 
     def class_counts(self) -> dict[int, int]:
-        """Pictures of each label there is, without those of no class (-1)."""
+        """Images of each label there is, without those of no class (-1)."""
         classes, counts = np.unique(self.labels[self.labels >= 0], return_counts=True)
         return dict(zip(classes.tolist(), counts.tolist(), strict=True))
 
@@ -50,7 +50,7 @@ def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> Spli
 
     Args:
         path: the list.
-        lowest: smallest label that may stand in it; -1 if pictures may be of no class.
+        lowest: smallest label that may stand in it; -1 if images may be of no class.
         below: labels must be less than this; None for no limit.
     """
     raw = _read(path)
@@ -58,9 +58,9 @@ def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> Spli
     try:
         lines = unix.decode("utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} cannot be read as text: {error}. A list of pictures is UTF-8; fetch it again.") from error
+        raise DataError(f"{path} cannot be read as text: {error}. A list of images is UTF-8; fetch it again.") from error
     if lines == [""]:
-        raise DataError(f"{path} lists no pictures. It needs one line for each, a path and a label; fetch it again.")
+        raise DataError(f"{path} lists no images. It needs one line for each, a path and a label; fetch it again.")
     labels = np.empty(len(lines), dtype=np.int64)
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -68,22 +68,22 @@ def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> Spli
         if not name or not WHOLE_NUMBER.fullmatch(label):
             raise _bad_line(path, number, line, "a line is a path, a space and a whole number")
         if not _stays_inside(name):
-            raise _bad_line(path, number, line, "a path is relative to the pictures' root, with forward slashes and no '..'")
+            raise _bad_line(path, number, line, "a path is relative to the images' root, with forward slashes and no '..'")
         value = int(label)
         if value < lowest or (below is not None and value >= below):
             limits = f"{lowest} or more" if below is None else f"in [{lowest}, {below})"
             raise _bad_line(path, number, line, f"labels here must be {limits}")
         if seen.setdefault(name, number) != number:
-            raise _bad_line(path, number, line, f"a picture is listed once, and line {seen[name]} has it already")
+            raise _bad_line(path, number, line, f"an image is listed once, and line {seen[name]} has it already")
         labels[number - 1] = value
     return SplitFile(path, tuple(seen), labels, hashlib.sha256(unix).hexdigest()[:DIGITS], crlf=unix != raw)
 
 
-def missing_pictures(root: Path, names: Sequence[str], checked: Callable[[int], None] | None = None) -> list[int]:
+def missing_images(root: Path, names: Sequence[str], checked: Callable[[int], None] | None = None) -> list[int]:
     """Which of the names (n,) are not below ``root``, as indices in ascending order; each folder is listed only once.
 
     Args:
-        root: the folder of the pictures.
+        root: the folder of the images.
         names: relative paths.
         checked: told after each folder how many names that settled.
     """
@@ -107,7 +107,7 @@ def _read(path: Path) -> bytes:
     try:
         return checked(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise DataError(f"The list of pictures {path} is not there. Check the path, or fetch it again.") from error
+        raise DataError(f"The list of images {path} is not there. Check the path, or fetch it again.") from error
 
 
 def _stays_inside(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Long-tailed splits: how many pictures each class gives, and which of them are labelled."""
+"""Long-tailed splits: how many images each class gives, and which of them are labelled."""
 
 import hashlib
 import math
@@ -15,14 +15,14 @@ Shuffler = Literal["pcg64", "usb"]
 
 
 def long_tail_counts(head_count: int, imbalance_ratio: float, n_classes: int) -> list[int]:
-    """Pictures of each class in a long tail.
+    """Images of each class in a long tail.
 
         N_c = floor(N_1 gamma^(-c / (C - 1))),  c = 0 .. C - 1
 
     Floored and not rounded: only so do the totals agree with those printed in the paper (4196, 3720 and 3496 for CIFAR-10).
 
     Args:
-        head_count: N_1, pictures of the largest class.
+        head_count: N_1, images of the largest class.
         imbalance_ratio: gamma, head over tail, 1 or more; its negative puts the head at the last class instead of the first.
         n_classes: C, at least 2.
     """
@@ -42,7 +42,7 @@ def long_tail_counts(head_count: int, imbalance_ratio: float, n_classes: int) ->
 class SplitConfig:
     """How a fully labelled pool becomes labelled set L and unlabelled set U, class by class.
 
-    With l_c and u_c the long-tailed counts of class c, and its pictures in random order:
+    With l_c and u_c the long-tailed counts of class c, and its images in random order:
 
     * ``nested``: U takes u_c of them (all, if there are fewer), L is the first l_c of U. Exactly the ratio asked for.
     * ``topup``: L takes l_c; U takes L and as many more as a tail with head ``unlabeled_head - labeled_head`` has.
@@ -52,11 +52,11 @@ class SplitConfig:
     Args:
         labeled_head: labels of the largest class.
         labeled_ratio: their imbalance ratio; negative for a reversed tail.
-        unlabeled_head: unlabelled pictures of the largest class.
+        unlabeled_head: unlabelled images of the largest class.
         unlabeled_ratio: their imbalance ratio.
         overlap: one of the four above.
         rng: "pcg64", or "usb" for the legacy NumPy generator, whose shuffles replay the splits of that code base.
-        minimum: no class gets fewer labels, or fewer unlabelled pictures, than this: a head of 36 over a ratio of 100 would
+        minimum: no class gets fewer labels, or fewer unlabelled images, than this: a head of 36 over a ratio of 100 would
             leave the last class with none. The vectors of the paper are all above it.
     """
 
@@ -88,7 +88,7 @@ class SplitConfig:
             long_tail_counts(1, ratio, 2)
 
     def counts(self, n_classes: int) -> tuple[list[int], list[int]]:
-        """Labels of each class, and unlabelled pictures of each class that are drawn for U (in ``topup``: besides L)."""
+        """Labels of each class, and unlabelled images of each class that are drawn for U (in ``topup``: besides L)."""
         pool_head = self.unlabeled_head - (self.labeled_head if self.overlap == "topup" else 0)
         labeled = long_tail_counts(self.labeled_head, self.labeled_ratio, n_classes)
         unlabeled = long_tail_counts(pool_head, self.unlabeled_ratio, n_classes)
@@ -114,7 +114,7 @@ class Split:
 
 
 def long_tail_split(labels: NDArray[Any], n_classes: int, config: SplitConfig, seed: int) -> Split:
-    """Draw L and U from a labelled pool: one generator, which shuffles the pictures of class 0, then of class 1, and so on.
+    """Draw L and U from a labelled pool: one generator, which shuffles the images of class 0, then of class 1, and so on.
 
     Args:
         labels: (P,) classes in [0, C).
@@ -139,16 +139,16 @@ def long_tail_split(labels: NDArray[Any], n_classes: int, config: SplitConfig, s
 
 
 def _check_class(c: int, available: int, n: int, u: int, overlap: Overlap) -> None:
-    """Refuse counts that a class cannot give; ``nested`` and ``usb`` are content with fewer unlabelled pictures."""
+    """Refuse counts that a class cannot give; ``nested`` and ``usb`` are content with fewer unlabelled images."""
     needed = n if overlap in ("nested", "usb") else n + u
     if needed > available:
         raise DataError(
-            f"Class {c} has {available} pictures, and an overlap of {overlap!r} needs {needed} of it ({n} labelled, "
+            f"Class {c} has {available} images, and an overlap of {overlap!r} needs {needed} of it ({n} labelled, "
             f"{u} unlabelled). Lower labeled_head or unlabeled_head{', or nest L in U' if overlap == 'disjoint' else ''}."
         )
     if overlap == "nested" and n > u:
         raise DataError(
-            f"Nested, L is part of U, but class {c} would have {n} labelled and {u} unlabelled pictures. Raise unlabeled_head "
+            f"Nested, L is part of U, but class {c} would have {n} labelled and {u} unlabelled images. Raise unlabeled_head "
             "or lower labeled_head; if the tails run in opposite directions, choose overlap 'usb' or 'disjoint'."
         )
 

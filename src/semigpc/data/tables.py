@@ -35,11 +35,11 @@ def read_labels(path: Path) -> dict[str, str | None]:
     if conflicts:
         first, found = next(iter(conflicts.items()))
         raise DataError(
-            f"{path} gives different labels to the same picture for {len(conflicts)} of its pictures: {first} has "
-            f"{' and '.join(sorted(found))}. Keep one row for each picture."
+            f"{path} gives different labels to the same image for {len(conflicts)} of its images: {first} has "
+            f"{' and '.join(sorted(found))}. Keep one row for each image."
         )
     if not labels:
-        raise DataError(f"{path} lists no pictures. It needs one row for each, with the columns {' and '.join(COLUMNS)}.")
+        raise DataError(f"{path} lists no images. It needs one row for each, with the columns {' and '.join(COLUMNS)}.")
     return labels
 
 
@@ -96,12 +96,12 @@ def path_below(value: Any, number: int, path: Path) -> str:
     name = PurePosixPath(value.strip())
     if name.is_absolute():
         raise DataError(
-            f"Row {number} of {path} has the absolute path {value}; a file_name must be relative to the root of the pictures, "
+            f"Row {number} of {path} has the absolute path {value}; a file_name must be relative to the root of the images, "
             "so that the data mean the same on another machine."
         )
     if ".." in name.parts:
         raise DataError(
-            f"Row {number} of {path} has the path {value}, which leads out of the root of the pictures. Move the file into it."
+            f"Row {number} of {path} has the path {value}, which leads out of the root of the images. Move the file into it."
         )
     return str(name)
 

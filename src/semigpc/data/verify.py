@@ -1,4 +1,4 @@
-"""Are the split files of a fine-grained set, and its pictures, what was published?"""
+"""Are the split files of a fine-grained set, and its images, what was published?"""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -7,12 +7,12 @@ from pathlib import Path
 from semigpc.data.dataset import DataError
 from semigpc.data.fgvc import missing_message, set_folder
 from semigpc.data.findings import Finding, Report, Verification, classes_told, counts_told, judged, unreadable
-from semigpc.data.pictures import read_picture
+from semigpc.data.images import read_image
 from semigpc.data.published_counts import BENCHMARKS, SPLIT_FILES_AT, Benchmark
-from semigpc.data.split_files import SplitFile, missing_pictures, read_split
+from semigpc.data.split_files import SplitFile, missing_images, read_split
 
 NEEDED = ("l_train_val", "test")
-# What a list is the sum of; besides these, and the lists of the truth, no two have a picture in common.
+# What a list is the sum of; besides these, and the lists of the truth, no two have an image in common.
 SUMS = {"l_train_val": ("l_train", "val"), "u_train": ("u_train_in", "u_train_out")}
 ORACLES = {"u_train_in_oracle": "u_train_in", "u_train_out_oracle": "u_train_out"}
 PAPER_NAMES = {"l_train_val": "L_in", "u_train_in": "U_in", "u_train_in_oracle": "U_in"}
@@ -29,15 +29,15 @@ def verify_fgvc(
     decode: bool = False,
     report: Report | None = None,
 ) -> Verification:
-    """Count and hash every split file that is there, compare them with each other, and look for the pictures if asked to.
+    """Count and hash every split file that is there, compare them with each other, and look for the images if asked to.
 
     Args:
         name: the set.
         root: the folder of the sets, in either layout.
-        splits: the folder of the split files, if they are not beside the pictures; root need not be there then unless
-            pictures are looked for.
-        exist: look whether the pictures are there. decode: and whether they can be read.
-        report: told how far the pictures are.
+        splits: the folder of the split files, if they are not beside the images; root need not be there then unless
+            images are looked for.
+        exist: look whether the images are there. decode: and whether they can be read.
+        report: told how far the images are.
     """
     benchmark, folder = BENCHMARKS[name], set_folder(root if splits is None else splits, name)
     files: Files = {}
@@ -57,12 +57,12 @@ def verify_fgvc(
         findings += _file_findings(split, files.get(split), benchmark)
     findings += [*_sums(files, benchmark), *_apart(files, notes), _imbalance(files, benchmark)]
     if exist or decode:
-        pictures = set_folder(root, name) / benchmark.image_folder
-        findings += _pictures(files, pictures, benchmark, report, notes)
+        images = set_folder(root, name) / benchmark.image_folder
+        findings += _images(files, images, benchmark, report, notes)
         if decode:
-            paths = _there(files, pictures)
-            broken = unreadable(lambda i: read_picture(paths[i]), len(paths), report)
-            findings.append(judged("pictures that decode", len(paths) - len(broken), len(paths)))
+            paths = _there(files, images)
+            broken = unreadable(lambda i: read_image(paths[i]), len(paths), report)
+            findings.append(judged("images that decode", len(paths) - len(broken), len(paths)))
     if any(finding.verdict == "paper is wrong" for finding in findings):
         notes.append(benchmark.remark)
     lacking = [f"{split}.txt" for split in ("l_train_val", "u_train_in", "test") if not (folder / f"{split}.txt").is_file()]
@@ -74,7 +74,7 @@ def verify_fgvc(
 def _file_findings(split: str, file: SplitFile | None, benchmark: Benchmark) -> Iterator[Finding]:
     known = benchmark.files[split]
     found = None if file is None else len(file)
-    yield judged(f"{split}: pictures", found, known.pictures, known.paper_pictures, needed=split in NEEDED)
+    yield judged(f"{split}: images", found, known.images, known.paper_images, needed=split in NEEDED)
     if file is None:
         return
     if known.classes is not None:
@@ -99,7 +99,7 @@ def _paper_on_classes(split: str, benchmark: Benchmark) -> tuple[str | None, boo
 
 
 def _sums(files: Files, benchmark: Benchmark) -> Iterator[Finding]:
-    """Lists that must have the same pictures as others together."""
+    """Lists that must have the same images as others together."""
     for whole, parts in (SUMS | {oracle: (split,) for oracle, split in ORACLES.items()}).items():
         published = [part for part in parts if part in benchmark.files]
         if whole not in benchmark.files:
@@ -113,7 +113,7 @@ def _sums(files: Files, benchmark: Benchmark) -> Iterator[Finding]:
 
 
 def _apart(files: Files, notes: list[str]) -> Iterator[Finding]:
-    """Pictures that are in two lists which should have none in common."""
+    """Images that are in two lists which should have none in common."""
     lines = {split: {name: i for i, name in enumerate(file.names, 1)} for split, file in files.items() if split not in ORACLES}
     shared = 0
     for one, other in combinations(lines, 2):
@@ -123,10 +123,10 @@ def _apart(files: Files, notes: list[str]) -> Iterator[Finding]:
         shared += len(common)
         if common:
             notes.append(
-                f"{one} and {other} must have no picture in common; they have {len(common)}, such as {common[0]} on line "
+                f"{one} and {other} must have no image in common; they have {len(common)}, such as {common[0]} on line "
                 f"{lines[one][common[0]]} of the first and line {lines[other][common[0]]} of the second. Take it out of one."
             )
-    yield judged("pictures in two parts", shared, 0)
+    yield judged("images in two parts", shared, 0)
 
 
 def _imbalance(files: Files, benchmark: Benchmark) -> Finding:
@@ -142,18 +142,18 @@ def _imbalance(files: Files, benchmark: Benchmark) -> Finding:
     return judged(what, found, expected, known.paper, paper_agrees=True)
 
 
-# Pictures ----------------------------------------------------------------------------------------------------------
+# Images ----------------------------------------------------------------------------------------------------------
 
 
 def _widest(files: Files) -> Files:
-    """Lists that together name every picture: the parts of U, each of which has an archive of its own, rather than U whole."""
+    """Lists that together name every image: the parts of U, each of which has an archive of its own, rather than U whole."""
     within = {"l_train", "val"} if "l_train_val" in files else set()
     within |= {"u_train"} if files.keys() >= set(SUMS["u_train"]) else set()
     return {split: file for split, file in files.items() if split not in within and split not in ORACLES}
 
 
-def _pictures(files: Files, folder: Path, benchmark: Benchmark, report: Report | None, notes: list[str]) -> Iterator[Finding]:
-    """How many pictures of each list are there. None at all means that an archive was not fetched, which may be meant."""
+def _images(files: Files, folder: Path, benchmark: Benchmark, report: Report | None, notes: list[str]) -> Iterator[Finding]:
+    """How many images of each list are there. None at all means that an archive was not fetched, which may be meant."""
     lists = _widest(files)
     done, total = 0, sum(map(len, lists.values()))
 
@@ -161,18 +161,18 @@ def _pictures(files: Files, folder: Path, benchmark: Benchmark, report: Report |
         nonlocal done
         done += count
         if report is not None:
-            report("looking for pictures", done, total)
+            report("looking for images", done, total)
 
     for split, file in lists.items():
-        missing = missing_pictures(folder, file.names, checked)
+        missing = missing_images(folder, file.names, checked)
         there = len(file) - len(missing)
-        yield judged(f"{split}: pictures on disk", there or None, len(file), needed=split in NEEDED)
+        yield judged(f"{split}: images on disk", there or None, len(file), needed=split in NEEDED)
         if missing:
             notes.append(missing_message(file, missing, folder, benchmark))
 
 
 def _there(files: Files, folder: Path) -> list[Path]:
-    """Every listed picture that is there, once."""
+    """Every listed image that is there, once."""
     names = list(dict.fromkeys(name for file in _widest(files).values() for name in file.names))
-    missing = set(missing_pictures(folder, names))
+    missing = set(missing_images(folder, names))
     return [folder / name for i, name in enumerate(names) if i not in missing]

@@ -8,11 +8,11 @@ from semigpc.data.archives import ARCHIVES, md5_of
 from semigpc.data.cifar_files import FORMS, TEST, TRAINING, Form, find
 from semigpc.data.dataset import DataError, ImageSet
 from semigpc.data.findings import Finding, Report, Verification, classes_told, counts_told, judged, unreadable
-from semigpc.data.pictures import KeptImages
+from semigpc.data.images import KeptImages
 from semigpc.data.splits import SplitConfig, long_tail_split
 from semigpc.data.zipped import ZipImages
 
-# By imbalance ratio: labels and unlabelled pictures in setting A. The paper prints the labels; both follow from its heads.
+# By imbalance ratio: labels and unlabelled images in setting A. The paper prints the labels; both follow from its heads.
 TOTALS: dict[int, dict[int, tuple[int, int]]] = {
     10: {50: (4196, 13996), 100: (3720, 12406), 150: (3496, 11665)},
     100: {20: (4741, 15907), 50: (3751, 12608), 100: (3218, 10847)},
@@ -24,8 +24,8 @@ def verify_cifar(n_classes: int, root: Path, *, decode: bool = False, report: Re
 
     Args:
         n_classes: 10 or 100.
-        root: as in ``CifarConfig``: a folder, or the ``.zip`` of a copy as pictures.
-        decode: read every picture of such a copy too.
+        root: as in ``CifarConfig``: a folder, or the ``.zip`` of a copy as images.
+        decode: read every image of such a copy too.
         report: told how far that is.
     """
     form, root = FORMS[n_classes], root.expanduser()
@@ -33,22 +33,22 @@ def verify_cifar(n_classes: int, root: Path, *, decode: bool = False, report: Re
     notes: list[str] = []
     broken: list[str] = []
     try:
-        pictures, training, _ = find(root, n_classes, download=False)
+        images, training, _ = find(root, n_classes, download=False)
     except DataError as error:
         if not any(finding.fails for finding in findings):
             raise
         notes.append(str(error))
     else:
-        if isinstance(pictures.images, KeptImages):
+        if isinstance(images.images, KeptImages):
             notes.append(
-                "A copy as picture files: it was not made by the owners of CIFAR, so its pixels and their order may be others."
+                "A copy as image files: it was not made by the owners of CIFAR, so its pixels and their order may be others."
             )
             if decode:
-                workers = 1 if isinstance(pictures.images, ZipImages) else None  # threads cannot share an open zip file
-                broken = unreadable(pictures.images.read, len(pictures), report, workers=workers)
-                findings.append(judged("pictures that decode", len(pictures) - len(broken), len(pictures)))
-        findings += _counts(pictures, training, n_classes)
-        findings += _totals(pictures, training, n_classes, notes)
+                workers = 1 if isinstance(images.images, ZipImages) else None  # threads cannot share an open zip file
+                broken = unreadable(images.images.read, len(images), report, workers=workers)
+                findings.append(judged("images that decode", len(images) - len(broken), len(images)))
+        findings += _counts(images, training, n_classes)
+        findings += _totals(images, training, n_classes, notes)
     return Verification(name=form.name, findings=tuple(findings), notes=tuple(notes), unreadable=tuple(broken))
 
 
@@ -67,18 +67,18 @@ def _official(form: Form, root: Path) -> list[Finding]:
     return findings
 
 
-def _counts(pictures: ImageSet, training: int, n_classes: int) -> list[Finding]:
+def _counts(images: ImageSet, training: int, n_classes: int) -> list[Finding]:
     findings = []
-    for part, labels, total in (("training", pictures.labels[:training], TRAINING), ("test", pictures.labels[training:], TEST)):
+    for part, labels, total in (("training", images.labels[:training], TRAINING), ("test", images.labels[training:], TEST)):
         each = total // n_classes
         findings += [
-            judged(f"{part}: pictures", len(labels), total, needed=True),
+            judged(f"{part}: images", len(labels), total, needed=True),
             judged(f"{part}: classes", counts_told(np.bincount(labels).tolist()), classes_told(n_classes, each, each)),
         ]
     return findings
 
 
-def _totals(pictures: ImageSet, training: int, n_classes: int, notes: list[str]) -> list[Finding]:
+def _totals(images: ImageSet, training: int, n_classes: int, notes: list[str]) -> list[Finding]:
     """What the splitter gives in the paper's setting A."""
     findings = []
     head = TRAINING // n_classes
@@ -87,10 +87,10 @@ def _totals(pictures: ImageSet, training: int, n_classes: int, notes: list[str])
             labeled_head=head * 3 // 10, labeled_ratio=gamma, unlabeled_head=head, unlabeled_ratio=gamma, overlap="nested"
         )
         try:
-            split = long_tail_split(pictures.labels[:training], n_classes, config, seed=0)
-        except DataError as error:  # a copy that lacks pictures
+            split = long_tail_split(images.labels[:training], n_classes, config, seed=0)
+        except DataError as error:  # a copy that lacks images
             notes.append(str(error))
-            findings.append(judged(f"labels at gamma {gamma}", "too few pictures", labels, labels))
+            findings.append(judged(f"labels at gamma {gamma}", "too few images", labels, labels))
             continue
         findings += [
             judged(f"labels at gamma {gamma}", len(split.labeled), labels, labels),

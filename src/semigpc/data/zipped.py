@@ -1,4 +1,4 @@
-"""Pictures inside a zip file, read in place."""
+"""Images inside a zip file, read in place."""
 
 import io
 import os
@@ -11,16 +11,16 @@ from typing import Any
 from PIL import Image
 
 from semigpc.data.dataset import DataError
+from semigpc.data.images import MEGABYTE, MOST_BYTES, ImageError, KeptImages, read_image
 from semigpc.data.paths import checked, is_image_name
-from semigpc.data.pictures import MEGABYTE, MOST_BYTES, KeptImages, PictureError, read_picture
 
 UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 class ZipImages(KeptImages):
-    """Pictures that are members of a zip file, upright and RGB, decoded and kept.
+    """Images that are members of a zip file, upright and RGB, decoded and kept.
 
-    The zip file is opened when a process first asks for a picture: a copy in another process opens it afresh, whether it was
+    The zip file is opened when a process first asks for an image: a copy in another process opens it afresh, whether it was
     sent there or forked, since two processes must not share the position in an open file.
 
     Args:
@@ -39,7 +39,7 @@ class ZipImages(KeptImages):
         return len(self.members)
 
     def read(self, position: int) -> Image.Image:
-        """Decode a picture, whether it is held or not."""
+        """Decode an image, whether it is held or not."""
         try:
             size = self._zip().getinfo(self.members[position]).file_size
             if size > MOST_BYTES:
@@ -47,19 +47,19 @@ class ZipImages(KeptImages):
             content = self._zip().read(self.members[position])
         except UNREADABLE as error:
             raise self._unreadable(position, error) from error
-        return read_picture(self.archive / self.members[position], io.BytesIO(content))
+        return read_image(self.archive / self.members[position], io.BytesIO(content))
 
     def fingerprint(self, position: int) -> bytes:
-        """Name, size and checksum as the zip file has them: changes when the picture does, without reading it."""
+        """Name, size and checksum as the zip file has them: changes when the image does, without reading it."""
         try:
             facts = self._zip().getinfo(self.members[position])
         except UNREADABLE as error:
             raise self._unreadable(position, error) from error
         return f"{facts.filename} {facts.file_size} {facts.CRC}".encode()
 
-    def _unreadable(self, position: int, error: Exception) -> PictureError:
-        return PictureError(
-            f"The picture {self.archive / self.members[position]} cannot be read: {error}. The zip file may have been "
+    def _unreadable(self, position: int, error: Exception) -> ImageError:
+        return ImageError(
+            f"The image {self.archive / self.members[position]} cannot be read: {error}. The zip file may have been "
             "replaced, cut short or encrypted; put a whole and plain one there."
         )
 
@@ -69,17 +69,17 @@ class ZipImages(KeptImages):
         return self._opened[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a worker process: names alone, neither pictures nor the open file."""
+        """What goes to a worker process: names alone, neither images nor the open file."""
         return super().__getstate__() | {"_opened": None}
 
 
-def zipped_pictures(archive: Path) -> list[str]:
-    """Names of all pictures in a zip file, sorted; hidden ones are passed over."""
+def zipped_images(archive: Path) -> list[str]:
+    """Names of all images in a zip file, sorted; hidden ones are passed over."""
     try:
         with zipfile.ZipFile(checked(archive)) as opened:
             names = opened.namelist()
     except FileNotFoundError as error:
-        raise DataError(f"The zip file of the pictures is not there: {archive}. Check the path.") from error
+        raise DataError(f"The zip file of the images is not there: {archive}. Check the path.") from error
     except (OSError, NotImplementedError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{archive} cannot be read as a zip file: {error}. It may be cut short; fetch it again, or give a folder."

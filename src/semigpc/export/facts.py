@@ -36,8 +36,8 @@ def facts_of(run: LoadedRun, exported: ExportedNetwork, rows: Rows, found: dict[
         "gp": None if gp is None else {"kernel": repr(gp.kernel), "points": len(gp.points), "dtype": "float64"},
         "check": {
             "rows": len(rows.pixels),
-            "test_pictures": rows.own,
-            "random_pictures": len(rows.pixels) - rows.own,
+            "test_images": rows.own,
+            "random_images": len(rows.pixels) - rows.own,
             "largest_difference": max(found.values()),
             "of_each_output": found,
             "tolerance": TOLERANCE,
@@ -52,7 +52,7 @@ def _notes(run: LoadedRun, exported: ExportedNetwork, rows: Rows) -> list[str]:
     if run.gp is not None and not len(run.gp.engine) and exported.gp is None:
         notes.append(f"The GP had seen no labels at step {run.step}, so the linear classifier is alone inside.")
     if rows.note:
-        notes.append(f"Checked on random pictures alone: {rows.note}.")
+        notes.append(f"Checked on random images alone: {rows.note}.")
     if run.experiment.train.precision != "32-true":
         notes.append(
             f"Answers in float32, and is compared with the run in float32; it trained with {run.experiment.train.precision}."

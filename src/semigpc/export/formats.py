@@ -38,7 +38,7 @@ class Format(NamedTuple):
 
 
 def trace(network: ExportedNetwork, size: int) -> torch.export.ExportedProgram:
-    """The network as a graph for any number of pictures."""
+    """The network as a graph for any number of images."""
     try:
         shown = (torch.zeros(2, 3, size, size),)  # of one, a tracer would take the number for a constant
         return torch.export.export(network, shown, dynamic_shapes=ANY_NUMBER, strict=False)
@@ -74,7 +74,7 @@ def open_onnx(path: Path) -> Answer:
             f"ONNX Runtime lacks what the network needs: {_reason(error)}. --format torch may do, or --head linear."
         ) from error
     names = [output.name for output in session.get_outputs()]
-    return lambda pictures: dict(zip(names, session.run(names, {INPUT: pictures}), strict=True))
+    return lambda images: dict(zip(names, session.run(names, {INPUT: images}), strict=True))
 
 
 def write_torch(network: ExportedNetwork, size: int, path: Path) -> None:
@@ -86,9 +86,9 @@ def open_torch(path: Path) -> Answer:
     """The file as torch answers on a CPU."""
     module = torch.export.load(path).module()
 
-    def answer(pictures: Floats) -> dict[str, Floats]:
+    def answer(images: Floats) -> dict[str, Floats]:
         with torch.no_grad():
-            return {name: values.numpy() for name, values in module(torch.from_numpy(pictures)).items()}
+            return {name: values.numpy() for name, values in module(torch.from_numpy(images)).items()}
 
     return answer
 

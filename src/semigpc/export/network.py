@@ -1,4 +1,4 @@
-"""What is exported: pictures in, probabilities out, and nothing of training in between."""
+"""What is exported: images in, probabilities out, and nothing of training in between."""
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,12 @@ from semigpc.models import Classifier, OnFrozen
 from semigpc.training.answering import Answering
 from semigpc.types import ModelOutput
 
-INPUT = "pictures"
+INPUT = "images"
 HEADLINE = "probabilities"
 
 
 class ExportedNetwork(nn.Module):
-    """p(x) = softmax(z(x)) for each head, with x / std - mean / std inside, so that pictures come as they are: RGB in [0, 1].
+    """p(x) = softmax(z(x)) for each head, with x / std - mean / std inside, so that images come as they are: RGB in [0, 1].
 
     Answers with a dictionary of (M, C) float32. ``probabilities`` are those of the headline head; if there are two heads, each
     is also there under its own name, ``linear_probabilities`` and ``gp_probabilities``.
@@ -22,7 +22,7 @@ class ExportedNetwork(nn.Module):
     Args:
         network: a classifier, alone or with an add-on that answers for it, or one of these on a frozen network.
         gp: the GP's head, if it is to be inside. gp_feature: what it is asked with, ``backbone`` or ``projection``.
-        augment: says how pictures are normalised.
+        augment: says how images are normalised.
         heads: ``linear``, ``gp`` or both; the headline one first.
     """
 
@@ -57,9 +57,9 @@ class ExportedNetwork(nn.Module):
         named = {f"{head}_probabilities": head for head in self.heads}
         return {HEADLINE: self.heads[0]} | (named if len(self.heads) > 1 else {})
 
-    def forward(self, pictures: Tensor) -> dict[str, Tensor]:
-        """Pictures (M, 3, s, s) float32, RGB in [0, 1], to probabilities (M, C)."""
-        features = self.backbone(pictures * self.scale + self.shift)
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Images (M, 3, s, s) float32, RGB in [0, 1], to probabilities (M, C)."""
+        features = self.backbone(images * self.scale + self.shift)
         probs: dict[str, Tensor] = {}
         if self.linear is not None:
             probs["linear"] = torch.softmax(self._logits(features), dim=1)

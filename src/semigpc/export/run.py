@@ -45,8 +45,8 @@ def export_run(
 ) -> Exported:
     """Write a run as one file that needs no semigpc, check it, and describe it in FILE.json.
 
-    The file appears under its name once it has answered ROWS pictures as the run does, to TOLERANCE in every probability.
-    Pictures go in as RGB in [0, 1] and of the right size; the network, a frozen one below it, and the GP are inside. The GP
+    The file appears under its name once it has answered ROWS images as the run does, to TOLERANCE in every probability.
+    Images go in as RGB in [0, 1] and of the right size; the network, a frozen one below it, and the GP are inside. The GP
     answers with the buffer of the checkpoint, as in ``semigpc predict``.
 
     Args:

@@ -1,1 +1,1 @@
-"""Labels for a table of embeddings or a folder of pictures: embed, label, suggest, audit."""
+"""Labels for a table of embeddings or a folder of images: embed, label, suggest, audit."""

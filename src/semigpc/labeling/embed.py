@@ -1,4 +1,4 @@
-"""Pictures below a folder to a Parquet table of embeddings, resumable and in bounded memory."""
+"""Images below a folder to a Parquet table of embeddings, resumable and in bounded memory."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -9,18 +9,18 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from semigpc.data import DataError
+from semigpc.data.images import ImageError
 from semigpc.data.paths import EXTENSIONS, Bad, checked, sorted_images
-from semigpc.data.pictures import PictureError
 from semigpc.data.workers import InOrder
 from semigpc.files import locked, remove_drafts
 from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, TableKey
 from semigpc.labeling.network import AUTO, Network
-from semigpc.labeling.square_pictures import SquarePictures, workers_end_first
+from semigpc.labeling.square_images import SquareImages, workers_end_first
 from semigpc.models.embedded import NAME
 from semigpc.text import printable
 from semigpc.threads import granted, using
 
-FEW = 64  # pictures that are not worth starting a worker for
+FEW = 64  # images that are not worth starting a worker for
 
 Progress = Callable[[int, int], None]
 Found = tuple[Path, dict[str, str], list[Bad]]
@@ -28,7 +28,7 @@ Found = tuple[Path, dict[str, str], list[Bad]]
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedConfig:
-    """Which network sees the pictures, and how.
+    """Which network sees the images, and how.
 
     Args:
         model: any timm backbone.
@@ -36,7 +36,7 @@ class EmbedConfig:
             weights, timm's otherwise.
         image_size: pixels a side that the network sees; None takes what it was trained with.
         precision: of the numbers in the table.
-        batch: pictures that go through the network together.
+        batch: images that go through the network together.
         workers: processes that decode while the network works.
     """
 
@@ -57,7 +57,7 @@ class EmbedConfig:
 
 
 class EmbedResult(NamedTuple):
-    """The table, its rows, and the pictures that were left out, each with the reason.
+    """The table, its rows, and the images that were left out, each with the reason.
 
     ``made`` rows were computed by this call: None if the table was there already, fewer than all after a stop. ``key`` says
     what they were made with.
@@ -80,23 +80,23 @@ def embed_folder(
     follow_links: bool = False,
     progress: Progress | None = None,
 ) -> EmbedResult:
-    """Write the embeddings of all pictures below ``folder`` to ``out``, sorted by name; hidden files are passed over.
+    """Write the embeddings of all images below ``folder`` to ``out``, sorted by name; hidden files are passed over.
 
     Finished parts wait in a folder beside ``out``, of its name and ".parts", until all are there; the same call goes on after
-    a stop. Pictures that cannot be read, and links that lead out of the folder, are all found before any is told, and listed
+    a stop. Images that cannot be read, and links that lead out of the folder, are all found before any is told, and listed
     in a file beside ``out``, of its name and ".bad.txt". Memory: the names, and some thousand rows.
 
     Args:
-        folder: of pictures, however deep. out: a .parquet file.
+        folder: of images, however deep. out: a .parquet file.
         config: which network, and how; the embedded one unless told.
         skip_bad: leave out what cannot be read instead of failing at the end.
         overwrite: replace a table that is there, and parts that were made otherwise.
         follow_links: use links that lead out of the folder.
-        progress: told (pictures done, pictures to do) after every batch.
+        progress: told (images done, images to do) after every batch.
 
     Raises:
-        PictureError: some pictures cannot be read. What could be read is kept for the next call.
-        DataError: there are no pictures, or ``out`` cannot be written or holds something else.
+        ImageError: some images cannot be read. What could be read is kept for the next call.
+        DataError: there are no images, or ``out`` cannot be written or holds something else.
     """
     table = EmbeddingTable(out)
     with locked(out.parent, out.name):
@@ -128,27 +128,27 @@ def _embed_found(
     unread = {name for name, _ in broken}
     good, bad = [name for name in marks if name not in unread], sorted(bad + broken)
     _list_bad(bad, len(good), table, skip_bad=skip_bad)
-    table.write(parts.groups(good, marks), key, pictures=digest, bad=bad)
+    table.write(parts.groups(good, marks), key, images=digest, bad=bad)
     table.remove_parts()
     return EmbedResult(table.path, len(good), bad, len(missing) - len(broken), key)
 
 
 def _found(folder: Path, follow_links: bool) -> Found:
-    """The resolved folder; size and time of each picture below it, by name; and those that are not to be opened."""
+    """The resolved folder; size and time of each image below it, by name; and those that are not to be opened."""
     if not checked(folder).is_dir():
-        raise DataError(f"{folder} is {'a file' if folder.exists() else 'not there'}. Give a folder of pictures.")
+        raise DataError(f"{folder} is {'a file' if folder.exists() else 'not there'}. Give a folder of images.")
     root, marks = folder.resolve(), dict[str, str]()
     names, bad = sorted_images(root, follow_links=follow_links)
     for name in names:
         facts = (root / name).stat()
         marks[name] = f"{facts.st_size} {facts.st_mtime_ns}"
     if not marks and not bad:
-        raise DataError(f"There are no pictures below {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}.")
+        raise DataError(f"There are no images below {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}.")
     return root, marks, bad
 
 
 def _digest(marks: Mapping[str, str], bad: Sequence[Bad]) -> str:
-    """Which pictures there are, as they are now."""
+    """Which images there are, as they are now."""
     digest = hashlib.sha256()
     for name, fact in (*marks.items(), *bad):
         digest.update(f"{name}\n{fact}\n".encode())
@@ -164,8 +164,8 @@ def _embed(
     config: EmbedConfig,
     progress: Progress | None,
 ) -> list[Bad]:
-    """Add the embeddings of these pictures to the parts; answer with those that cannot be read."""
-    stream = SquarePictures(root, names, network.image_size, config.batch)
+    """Add the embeddings of these images to the parts; answer with those that cannot be read."""
+    stream = SquareImages(root, names, network.image_size, config.batch)
     bad: list[Bad] = []
     with using(granted()), workers_end_first():
         workers = config.workers if len(names) > FEW else 0
@@ -198,8 +198,8 @@ def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad:
     few = "; ".join(f"{printable(name)}: {reason}" for name, reason in bad[:3])
     more = "" if len(bad) <= 3 else f"; and {len(bad) - 3} more"
     if not rows:
-        raise PictureError(f"None of the {len(bad)} pictures can be read ({few}{more}). {listing} lists them all.")
-    raise PictureError(
-        f"{len(bad)} of {len(bad) + rows} pictures cannot be read ({few}{more}). {listing} lists them all. The others are "
+        raise ImageError(f"None of the {len(bad)} images can be read ({few}{more}). {listing} lists them all.")
+    raise ImageError(
+        f"{len(bad)} of {len(bad) + rows} images cannot be read ({few}{more}). {listing} lists them all. The others are "
         "embedded: replace or delete these and give the same command again, or leave them out with --skip-bad."
     )

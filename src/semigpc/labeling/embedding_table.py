@@ -30,7 +30,7 @@ Matrix = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class TableKey:
-    """What embeddings depend on besides the pictures; in the metadata of every file, as JSON under the key ``semigpc``.
+    """What embeddings depend on besides the images; in the metadata of every file, as JSON under the key ``semigpc``.
 
     Args:
         network: its name. weights: a hash of all that is in it.
@@ -77,8 +77,8 @@ class EmbeddingTable:
             raise DataError(f"{path} cannot be written: {reason}.")
         self.path, self.parts = path, path.with_name(path.name + ".parts")
 
-    def held(self, key: TableKey, pictures: str) -> Held | None:
-        """What the file says if it is there; an error if it was made otherwise, or of other pictures."""
+    def held(self, key: TableKey, images: str) -> Held | None:
+        """What the file says if it is there; an error if it was made otherwise, or of other images."""
         if not self.path.exists():
             return None
         facts, rows = _facts(self.path)
@@ -87,23 +87,23 @@ class EmbeddingTable:
         other = key.difference(facts)
         if other is not None:
             raise DataError(f"{self.path} is there already and was made otherwise: {other}. {WAY_OUT}")
-        if facts.get("pictures") != pictures:
+        if facts.get("images") != images:
             raise DataError(
-                f"{self.path} is there already, with {rows} rows, and was made of other pictures: some were added, "
+                f"{self.path} is there already, with {rows} rows, and was made of other images: some were added, "
                 f"taken away or changed since. {WAY_OUT}"
             )
         _check_whole(self.path)
         return Held(rows, [(name, reason) for name, reason in facts["bad"]])
 
-    def write(self, groups: Iterator[tuple[list[str], Matrix]], key: TableKey, *, pictures: str, bad: list[Bad]) -> None:
+    def write(self, groups: Iterator[tuple[list[str], Matrix]], key: TableKey, *, images: str, bad: list[Bad]) -> None:
         """Names and embeddings, a row group at a time."""
-        schema = key.schema(pictures=pictures, bad=bad)
+        schema = key.schema(images=images, bad=bad)
         with replacing(self.path) as draft, parquet.ParquetWriter(draft, schema, **_STORED) as writer:
             for names, embeddings in groups:
                 writer.write_table(_table(schema, names, embeddings))
 
     def write_bad(self, bad: Sequence[Bad]) -> Path:
-        """All pictures that cannot be used, one a line, name and reason apart by a tab, beside the table; no file if none."""
+        """All images that cannot be used, one a line, name and reason apart by a tab, beside the table; no file if none."""
         path = self.path.with_name(self.path.name + ".bad.txt")
         if bad:
             write_text(path, "".join(f"{printable(name)}\t{reason}\n" for name, reason in bad))
@@ -120,7 +120,7 @@ class EmbeddingTable:
 class EmbeddingParts:
     """Rows that are finished: Parquet files of some hundred in a folder beside the table, each complete when it has its name.
 
-    A row is known by the picture's name and mark, which changes when the picture does.
+    A row is known by the image's name and mark, which changes when the image does.
 
     Args:
         folder: where they are. key: what rows must be made by.
@@ -146,7 +146,7 @@ class EmbeddingParts:
                 file.unlink()
 
     def missing(self, marks: Mapping[str, str]) -> list[str]:
-        """Names of those pictures that no part has as they are now, in the order given."""
+        """Names of those images that no part has as they are now, in the order given."""
         index = self._index(marks)
         return [name for name in marks if name not in index]
 
@@ -178,7 +178,7 @@ class EmbeddingParts:
         return sorted(self.folder.glob("part-*.parquet"))
 
     def _index(self, marks: Mapping[str, str]) -> dict[str, tuple[Path, int]]:
-        """In which part, and which row of it, a picture is as it is now."""
+        """In which part, and which row of it, an image is as it is now."""
         found: dict[str, tuple[Path, int]] = {}
         for file in self._files():
             table = _read(file, ["file_name", "mark"])

@@ -72,7 +72,7 @@ def summarise(
         "rows": found.rows,
         "width": inputs.source.width,
         "id_name": inputs.source.id_name,
-        "rows_noun": "pictures" if inputs.images else "rows",
+        "rows_noun": "images" if inputs.images else "rows",
         "classes": classes,
         "given": [given[name] for name in classes],
         "pseudo": [tally.pseudo[name] for name in classes],

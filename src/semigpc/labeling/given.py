@@ -13,13 +13,13 @@ LABEL = "label"
 ID_NAMES = ("file_name", "id")  # that a file of labels may use, whatever the data call their ids
 
 
-def read_given(path: Path, id_name: str, *, label_column: str | None = None, pictures: bool = False) -> dict[str, str]:
+def read_given(path: Path, id_name: str, *, label_column: str | None = None, images: bool = False) -> dict[str, str]:
     """The label of each id that has one (what is none: ``semigpc.text.label_text``). Further columns are passed over.
 
     Args:
         path: a .csv or .parquet file. id_name: what the data call their ids.
         label_column: "label" if left out.
-        pictures: ids are names of files below a folder, and may not lead out of it.
+        images: ids are names of files below a folder, and may not lead out of it.
 
     Raises:
         DataError: it is not there, cannot be read, lacks a column, or gives an id two labels.
@@ -37,7 +37,7 @@ def read_given(path: Path, id_name: str, *, label_column: str | None = None, pic
     labels: dict[str, str | None] = {}
     conflicts: dict[str, set[str]] = {}
     for number, (value, given) in enumerate(read_pairs(path, choose), start=1):
-        name = path_below(value, number, path) if pictures else _id(value, number, path)
+        name = path_below(value, number, path) if images else _id(value, number, path)
         label = as_label(given, path)
         if labels.setdefault(name, label) != label:
             conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")

@@ -1,4 +1,4 @@
-"""What is to be labelled, and by what labels: a table as it is, or pictures that are embedded first."""
+"""What is to be labelled, and by what labels: a table as it is, or images that are embedded first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from semigpc.data.dataset import DataError, listed
+from semigpc.data.images import ImageError
 from semigpc.data.paths import is_image_name, unusable, walk
-from semigpc.data.pictures import PictureError
 from semigpc.labeling.columns import Wanted
 from semigpc.labeling.embed import EmbedConfig, embed_folder
 from semigpc.labeling.given import read_given
@@ -15,8 +15,8 @@ from semigpc.labeling.parts import OTHERS
 from semigpc.labeling.scan import Progress
 from semigpc.labeling.source import TableSource, open_source
 
-EMBEDDINGS = "embeddings.parquet"  # of pictures, inside the folder of the labels
-FILE_NAME = "file_name"  # what ids of pictures are called
+EMBEDDINGS = "embeddings.parquet"  # of images, inside the folder of the labels
+FILE_NAME = "file_name"  # what ids of images are called
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,19 +24,19 @@ class LabelSettings:
     """What ``semigpc label`` is asked for.
 
     Args:
-        data: a table, a folder of Parquet shards, or a folder of pictures. out: the folder to write.
+        data: a table, a folder of Parquet shards, or a folder of images. out: the folder to write.
         labels: a table of them; None if the data have a column of labels. more_labels: further tables, of which a later one
             overrules what earlier ones say of a row.
         columns: names of columns, where they are not the usual ones.
-        images: where the pictures of a table are, by the ids. image_url: what Label Studio finds before the name of a picture.
+        images: where the images of a table are, by the ids. image_url: what Label Studio finds before the name of an image.
         target_precision: fraction of pseudo-labels that should be right; None for no such aim.
         abstain: confidence below which a row gets no label; instead of ``target_precision``.
         self_training: let rows that are sure help to decide; the decision may then not be the class of most confidence.
         class_prior: decide as frequent as classes seem to be among the unlabelled rows, "estimated", or as if all were equally
             frequent, "balanced".
-        seed: of the sample and the folds. skip_bad: go on without pictures and rows that are no good.
+        seed: of the sample and the folds. skip_bad: go on without images and rows that are no good.
         report: cross-validate, and write the page. shard: rows labelled at a time; None fits memory.
-        embed: which network sees the pictures. follow_links: use links that lead out of ``data``.
+        embed: which network sees the images. follow_links: use links that lead out of ``data``.
     """
 
     data: Path
@@ -63,7 +63,7 @@ class Inputs(NamedTuple):
 
     Attributes:
         source: the rows. path, columns: by which the same rows are opened again.
-        given: labels by id, or None if they are in the data. images: the folder of the pictures, or None.
+        given: labels by id, or None if they are in the data. images: the folder of the images, or None.
         notes: for the user.
     """
 
@@ -75,19 +75,19 @@ class Inputs(NamedTuple):
     notes: list[str]
 
 
-def is_picture_folder(path: Path, *, follow_links: bool = False) -> bool:
-    """Whether a folder holds a picture, however deep."""
+def is_image_folder(path: Path, *, follow_links: bool = False) -> bool:
+    """Whether a folder holds an image, however deep."""
     return path.is_dir() and any(is_image_name(name) for name, _ in walk(path, follow_links=follow_links))
 
 
 def open_inputs(settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None) -> Inputs:
-    """Open the data and read the given labels; pictures are embedded, as far as that is not done yet.
+    """Open the data and read the given labels; images are embedded, as far as that is not done yet.
 
     Raises:
-        DataError: something is not there or cannot be meant. PictureError: a picture cannot be read.
+        DataError: something is not there or cannot be meant. ImageError: an image cannot be read.
     """
-    if is_picture_folder(settings.data, follow_links=settings.follow_links):
-        return _pictures(settings, overwrite, progress)
+    if is_image_folder(settings.data, follow_links=settings.follow_links):
+        return _images(settings, overwrite, progress)
     asked = asked_columns(settings)
     source = open_source(settings.data, asked, follow_links=settings.follow_links)
     return table_inputs(settings, source, settings.data.resolve())
@@ -120,18 +120,18 @@ def table_inputs(settings: LabelSettings, source: TableSource, path: Path) -> In
     return Inputs(source, path, asked_columns(settings), given, _folder(settings.images), notes)
 
 
-def _pictures(settings: LabelSettings, overwrite: bool, progress: Progress | None) -> Inputs:
+def _images(settings: LabelSettings, overwrite: bool, progress: Progress | None) -> Inputs:
     """Labels are checked before the network is put to work, which may take hours."""
     if settings.labels is None:
-        raise DataError(f"Pictures need a table of labels: --labels, with the columns {FILE_NAME} and label.")
+        raise DataError(f"Images need a table of labels: --labels, with the columns {FILE_NAME} and label.")
     if settings.columns.id or settings.columns.features:
-        raise DataError("--id and --features name columns of a table; a folder of pictures has none.")
+        raise DataError("--id and --features name columns of a table; a folder of images has none.")
     root = settings.data.resolve()
-    given = _read_labels(settings, FILE_NAME, pictures=True)
+    given = _read_labels(settings, FILE_NAME, images=True)
     missing = [name for name in given if not is_image_name(name) or unusable(root, name, follow_links=True) is not None]
     if missing:
         raise DataError(
-            f"{settings.labels} has labels for {len(missing)} pictures that are not in {settings.data}: {listed(missing, 3)}. "
+            f"{settings.labels} has labels for {len(missing)} images that are not in {settings.data}: {listed(missing, 3)}. "
             "Names must be relative to that folder; mend them, put the files there or delete the rows."
         )
     check_classes(list(given.values()), settings.labels)
@@ -145,30 +145,30 @@ def _pictures(settings: LabelSettings, overwrite: bool, progress: Progress | Non
     way = {"skip_bad": settings.skip_bad, "follow_links": settings.follow_links}
     try:
         made = embed_folder(root, table, settings.embed, **way, progress=told)
-    except PictureError:
+    except ImageError:
         raise
     except DataError:
         if not overwrite:
             raise
         made = embed_folder(root, table, settings.embed, **way, overwrite=True, progress=told)
     bad = {name for name, _ in made.bad}
-    notes = [f"Pictures that could not be read and were left out: {len(bad)}; {EMBEDDINGS}.bad.txt names them."] if bad else []
+    notes = [f"Images that could not be read and were left out: {len(bad)}; {EMBEDDINGS}.bad.txt names them."] if bad else []
     kept = {name: label for name, label in given.items() if name not in bad}
     return Inputs(open_source(table), table.resolve(), Wanted(), kept, root, notes)
 
 
-def _read_labels(settings: LabelSettings, id_name: str, *, pictures: bool = False) -> dict[str, str]:
+def _read_labels(settings: LabelSettings, id_name: str, *, images: bool = False) -> dict[str, str]:
     """The labels of all tables, the last word counting."""
     given: dict[str, str] = {}
     for path in (settings.labels, *settings.more_labels):
         if path is not None:
-            given |= read_given(path, id_name, label_column=settings.columns.label, pictures=pictures)
+            given |= read_given(path, id_name, label_column=settings.columns.label, images=images)
     return given
 
 
 def _folder(path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():
-        raise DataError(f"The folder of the pictures is not there: {path}. Check --images.")
+        raise DataError(f"The folder of the images is not there: {path}. Check --images.")
     return path.resolve() if path is not None else None
 
 

@@ -1,6 +1,6 @@
-"""Labels for all rows of a table, or all pictures of a folder, from the few that have one.
+"""Labels for all rows of a table, or all images of a folder, from the few that have one.
 
-    inputs    the data are opened, pictures embedded, given labels read
+    inputs    the data are opened, images embedded, given labels read
     scan      pass 1: ids checked, labelled rows and a sample of the others gathered
     fit       the estimator, on those
     parts     pass 2: labels, confidence, variance, status and reasons, shard by shard; finished shards are kept if it stops
@@ -27,7 +27,7 @@ from semigpc.files import facts_of, locked, write_json, write_text
 from semigpc.json_files import read_json
 from semigpc.labeling.facts import Summary, check_summary, summarise
 from semigpc.labeling.given import Matching
-from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, is_picture_folder, open_inputs
+from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, is_image_folder, open_inputs
 from semigpc.labeling.label_studio import LabelStudio
 from semigpc.labeling.out_folder import ADVICE, CHANGED, WRITTEN, Key, OutFolder, content_hash, files_hash
 from semigpc.labeling.outputs import write_tables
@@ -71,7 +71,7 @@ def label_data(settings: LabelSettings, *, overwrite: bool = False, progress: Pr
 def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress | None) -> dict[str, Any]:
     began = time.monotonic()
     if not overwrite:
-        OutFolder(settings.out, _key(settings, "")).check(ignoring=DATA)  # before pictures are embedded
+        OutFolder(settings.out, _key(settings, "")).check(ignoring=DATA)  # before images are embedded
     inputs = open_inputs(settings, overwrite=overwrite, progress=progress)
     out = OutFolder(settings.out, _key(settings, files_hash(inputs.source.files)))
     written = {"images": _text(inputs.images), "image_url": settings.image_url, "report": settings.report}
@@ -179,7 +179,7 @@ def _label_parts(
 
 def _key(settings: LabelSettings, data: str) -> Key:
     """What the labels depend on, besides the code."""
-    of_images = is_picture_folder(settings.data, follow_links=settings.follow_links)
+    of_images = is_image_folder(settings.data, follow_links=settings.follow_links)
     return {
         "data": str(settings.data.resolve()),
         DATA: data,

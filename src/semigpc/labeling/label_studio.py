@@ -1,9 +1,9 @@
 """Tasks for Label Studio: the labels as predictions that people confirm or mend, and the given ones as annotations.
 
-Take ``label_studio.xml`` as the labelling interface of a project, then import ``label_studio.json``. Pictures are referred to
+Take ``label_studio.xml`` as the labelling interface of a project, then import ``label_studio.json``. Images are referred to
 by an address of one's own, or as local files: Label Studio serves these if it is started with the variables
 LABEL_STUDIO_LOCAL_FILES_SERVING_ENABLED=true and LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT, the folder that holds that of the
-pictures.
+images.
 """
 
 import json
@@ -22,8 +22,8 @@ class LabelStudio:
     """How rows become tasks.
 
     Args:
-        images: the folder of the pictures; None for a table, whose rows are shown by their ids.
-        image_url: what to put before the name of a picture; None refers to local files.
+        images: the folder of the images; None for a table, whose rows are shown by their ids.
+        image_url: what to put before the name of an image; None refers to local files.
         version: of the model, as shown beside predictions.
     """
 

@@ -1,10 +1,10 @@
-"""A network that keeps its weights and turns pictures into embeddings."""
+"""A network that keeps its weights and turns images into embeddings."""
 
 import torch
 from torch import Tensor, nn
 
 from semigpc.data import Augment, AugmentConfig, DataError, weights_hash
-from semigpc.data.pictures import Pixels
+from semigpc.data.images import Pixels
 from semigpc.models import MODELS, ModelConfig, build_model
 from semigpc.models.backbones import VITS, input_statistics
 from semigpc.models.embedded import EMBEDDED, NAME
@@ -14,7 +14,7 @@ HUB, NO_WEIGHTS, AUTO = "timm", "none", "auto"
 
 
 class Network:
-    """Pictures to embeddings, without gradients, on a GPU if there is one.
+    """Images to embeddings, without gradients, on a GPU if there is one.
 
     Args:
         name: any that timm knows, or one of ours.
@@ -46,23 +46,23 @@ class Network:
 
     @torch.inference_mode()
     def embed(self, pixels: Pixels) -> Tensor:
-        """Pictures (M, s, s, 3) to float32 embeddings (M, D)."""
-        pictures = self._augment.normalise(pixels).to(self.device, memory_format=torch.channels_last)
-        features: Tensor = self._backbone(pictures)
+        """Images (M, s, s, 3) to float32 embeddings (M, D)."""
+        images = self._augment.normalise(pixels).to(self.device, memory_format=torch.channels_last)
+        features: Tensor = self._backbone(images)
         return features.float().cpu()
 
     def _tried(self) -> int:
-        """D, of an answer to a black picture."""
+        """D, of an answer to a black image."""
         size = self.image_size
         try:
             answer = self.embed(torch.zeros(1, size, size, 3, dtype=torch.uint8).numpy())
         except (RuntimeError, ValueError, AssertionError) as error:
             raise DataError(
-                f"{self.name} cannot see pictures of {size} x {size} pixels: {error}. Give another image size."
+                f"{self.name} cannot see images of {size} x {size} pixels: {error}. Give another image size."
             ) from error
         if answer.ndim != 2:
             raise DataError(
-                f"{self.name} answers a picture with numbers of shape {tuple(answer.shape[1:])} and not with one row. "
+                f"{self.name} answers an image with numbers of shape {tuple(answer.shape[1:])} and not with one row. "
                 "Choose a network that pools its features."
             )
         return answer.shape[1]

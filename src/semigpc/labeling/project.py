@@ -89,7 +89,7 @@ class Project:
 
     Attributes:
         folder: where it is. id_name: what ids are called.
-        images: the folder of the pictures, None for a table.
+        images: the folder of the images, None for a table.
         ids: by row number. classes: names in the order to show them, numbers by value; ``model().classes_`` sorts them as text.
         table: labels.parquet. given: the label that was given, by row number. bad: rows that have no embedding.
         settings: project.json.
@@ -112,7 +112,7 @@ class Project:
         """Read what ``semigpc label`` wrote.
 
         Args:
-            folder: its --out. images: where the pictures are now, if they were moved or if the data were a table.
+            folder: its --out. images: where the images are now, if they were moved or if the data were a table.
 
         Raises:
             DataError: it is no such folder or is not complete, or what it points to is gone.
@@ -120,7 +120,7 @@ class Project:
         settings = read_settings(folder)
         root = images or (Path(settings["images"]) if settings["images"] else None)
         if root is not None and not root.is_dir():
-            raise DataError(f"The folder of the pictures is not there: {root}. Put it back, or say where it is now: --images.")
+            raise DataError(f"The folder of the images is not there: {root}. Put it back, or say where it is now: --images.")
         if checked(folder / TABLE).exists() and altered(folder, {TABLE: settings["files"].get(TABLE, {})}):
             raise DataError(f"{folder / TABLE} is not as semigpc label wrote it. {AGAIN}")
         try:
@@ -198,8 +198,8 @@ class Project:
                 f"The model of {self.folder / FILE} cannot be fitted again with its parameters: {error} {REMAKE}"
             ) from error
 
-    def picture(self, row: int) -> Path | None:
-        """The file of a row, if the data are pictures and it is there; one outside of ``images`` only by a permitted link."""
+    def image(self, row: int) -> Path | None:
+        """The file of a row, if the data are images and it is there; one outside of ``images`` only by a permitted link."""
         if self.images is None:
             return None
         try:

@@ -54,7 +54,7 @@ def label_on_ray(settings: LabelSettings, *, overwrite: bool = False, progress: 
     the folder.
 
     Args:
-        settings: ``data`` and ``out`` are folders or addresses (``stores.place_of``); those about pictures do not apply.
+        settings: ``data`` and ``out`` are folders or addresses (``stores.place_of``); those about images do not apply.
         overwrite: replace labels that were made otherwise. progress: told (stage, partitions done, of how many).
 
     Raises:

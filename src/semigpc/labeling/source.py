@@ -76,14 +76,14 @@ def open_source(path: Path, wanted: Wanted | None = None, *, follow_links: bool 
         refuse([(printable(name), reason) for name, reason in reasons.items() if reason is not None], path)
         if not shards:
             refuse(sorted_images(path, follow_links=follow_links)[1], path)
-            raise DataError(f"There are no pictures and no .parquet files in {path}. Check the path.")
+            raise DataError(f"There are no images and no .parquet files in {path}. Check the path.")
         return TableSource([ParquetTable(shard) for shard in shards], wanted or Wanted())
     if not checked(path).exists():
         raise DataError(f"There is no table and no folder {path}. Check the path.")
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
         raise DataError(
-            f"Embeddings must be in a file that ends in {', '.join(KINDS)}, or in a folder of .parquet files or of pictures; "
+            f"Embeddings must be in a file that ends in {', '.join(KINDS)}, or in a folder of .parquet files or of images; "
             f"got {path.name}."
         )
     return TableSource([kind(path)], wanted or Wanted())

@@ -1,4 +1,4 @@
-"""Models: pictures in; logits, features and extra heads out."""
+"""Models: images in; logits, features and extra heads out."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -72,7 +72,7 @@ def build_model(config: ModelConfig, n_classes: int, heads: Mapping[str, HeadSpe
         backbone = build_timm(config.name, **options, pretrained=from_hub, others=MODELS)
     elif options and config.name not in VITS:
         settings = ", ".join(f"{key} {value}" for key, value in options.items())
-        raise ValueError(f"{config.name} takes pictures of any size and has nothing to set; got {settings}. Leave it None.")
+        raise ValueError(f"{config.name} takes images of any size and has nothing to set; got {settings}. Leave it None.")
     else:
         backbone = MODELS[config.name](**options)
         if from_hub:

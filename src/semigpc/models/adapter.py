@@ -14,7 +14,7 @@ class Adapter(nn.Module):
         width: of h.
     """
 
-    input_dims = 2  # a batch of features and not of pictures
+    input_dims = 2  # a batch of features and not of images
 
     def __init__(self, n_inputs: int, width: int = 256) -> None:
         super().__init__()
@@ -31,10 +31,10 @@ class Adapter(nn.Module):
 
 
 class OnFrozen(nn.Module):
-    """A classifier that was trained on features, put on the network they come from: pictures in again.
+    """A classifier that was trained on features, put on the network they come from: images in again.
 
     Args:
-        frozen: pictures (M, 3, H, W) to features (M, n_inputs).
+        frozen: images (M, 3, H, W) to features (M, n_inputs).
         classifier: a :class:`Classifier` over an :class:`Adapter`.
     """
 
@@ -43,6 +43,6 @@ class OnFrozen(nn.Module):
         self.frozen, self.classifier = frozen, classifier
 
     def forward(self, images: Tensor) -> ModelOutput:
-        """What the classifier says of the pictures' features."""
+        """What the classifier says of the images' features."""
         output: ModelOutput = self.classifier(self.frozen(images))
         return output

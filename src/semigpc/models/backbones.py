@@ -15,7 +15,7 @@ class HubError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class ViTShape:
-    """A row of the table of backbones: patch and picture in pixels a side, and the rest of a plain ViT.
+    """A row of the table of backbones: patch and image in pixels a side, and the rest of a plain ViT.
 
     ``hub`` names the timm weights that fit: ImageNet-1k only and normalised by ImageNet's statistics, as the recipes expect.
     """

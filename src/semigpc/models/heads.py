@@ -51,7 +51,7 @@ class Classifier(nn.Module):
         model(images).heads["projection"]      # (M, 128), unit vectors
 
     Args:
-        backbone: pictures (M, 3, H, W) to features (M, D), with D as its ``num_features`` (or ``head_hidden_size``, where timm
+        backbone: images (M, 3, H, W) to features (M, D), with D as its ``num_features`` (or ``head_hidden_size``, where timm
             has it, which counts the layers that some networks put between their maps and the classifier).
         n_classes: C.
         heads: what else to compute from the features, by name.
@@ -73,7 +73,7 @@ class Classifier(nn.Module):
         )
 
     def forward(self, images: Tensor) -> ModelOutput:
-        """Pictures (M, 3, H, W), or what else the backbone takes, to logits (M, C), features (M, D) and heads (M, width)."""
+        """Images (M, 3, H, W), or what else the backbone takes, to logits (M, C), features (M, D) and heads (M, width)."""
         if images.ndim != self.input_dims:
             wanted = "(M, 3, H, W)" if self.input_dims == 4 else "(M, n_inputs)"
             raise ValueError(f"images must have shape {wanted}; got {tuple(images.shape)}. Stack single ones first.")

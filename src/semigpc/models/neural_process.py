@@ -1,4 +1,4 @@
-"""A neural process as a classifier (NP-Match, Wang et al., 2022): logits that depend on a memory of labelled pictures."""
+"""A neural process as a classifier (NP-Match, Wang et al., 2022): logits that depend on a memory of labelled images."""
 
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class Memory(nn.Module):
 class NeuralProcess(nn.Module):
     """p(y | h) = mean_t softmax( g(z_t, h, r) ), with z_t ~ N(mu(e), sigma(e)^2), sigma = 0.1 + 0.9 softplus(s(e)).
 
-    r and e are means of a(h_i, y_i) and b(h_i, y_i) over pictures of known class: of the batch in :meth:`study`, elsewhere of
+    r and e are means of a(h_i, y_i) and b(h_i, y_i) over images of known class: of the batch in :meth:`study`, elsewhere of
     the last 2560 encodings that :meth:`study` left in two memories. Encodings are kept as they were when they were made, as
     the original does it, and not as features to be encoded again. An empty memory counts as an encoding of 0; at the start,
     with biases of 0, this makes z ~ N(0, 0.724^2).
@@ -65,7 +65,7 @@ class NeuralProcess(nn.Module):
     D -> C. L = D / 4, rounded down and at least 1. An answer costs O(N L + T M D^2): the first layer of g sees h once, and
     not with every z.
 
-    In evaluation mode and out of it, ``forward`` uses T samples that were drawn once: the same pictures are answered alike.
+    In evaluation mode and out of it, ``forward`` uses T samples that were drawn once: the same images are answered alike.
     It has no gradient; what is to be learnt from is in :meth:`study`.
 
     Args:
@@ -113,12 +113,12 @@ class NeuralProcess(nn.Module):
     def study(self, x: Tensor, y: Tensor, strong: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What to learn from in one step; the memories take it in.
 
-        Labelled pictures are the context: r, and e_c with its N_c. Strong views have r from them too, but their own e_s, of
+        Labelled images are the context: r, and e_c with its N_c. Strong views have r from them too, but their own e_s, of
         those in the mask with their pseudo-labels, and N_s. If the mask is empty, e_s is 0 and there is no divergence. Draws
         2 T L numbers of torch's generator: for x, then for the strong views. All of it has the precision of the weights.
 
         Args:
-            x: (B, D) features of labelled pictures. y: (B,) their labels.
+            x: (B, D) features of labelled images. y: (B,) their labels.
             strong: (U, D) features of strong views. targets: (U,) their pseudo-labels. mask: (U,) which of them to believe.
 
         Returns:

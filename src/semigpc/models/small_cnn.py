@@ -10,12 +10,12 @@ SMALLEST_MAP = 2  # pixels a side: halving stops before a map gets smaller
 
 
 class SmallCNN(nn.Module):
-    """Three 3x3 convolutions for tiny pictures of any size, 8x8 to 32x32 in mind.
+    """Three 3x3 convolutions for tiny images of any size, 8x8 to 32x32 in mind.
 
         x -> [conv 3x3, batch norm, ReLU, halve] x 2 -> [conv 3x3, batch norm, ReLU] -> mean over the map
 
-    A map is halved only while 2x2 or more is left, so 8x8 pictures reach the last block as 2x2 and 32x32 ones as 8x8. A step
-    (forward and backward) over 150 pictures of 8x8 takes about 9 ms on one CPU thread.
+    A map is halved only while 2x2 or more is left, so 8x8 images reach the last block as 2x2 and 32x32 ones as 8x8. A step
+    (forward and backward) over 150 images of 8x8 takes about 9 ms on one CPU thread.
 
     Args:
         width: channels of the first block; the next two have twice and four times as many.
@@ -41,7 +41,7 @@ class SmallCNN(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Pictures (M, 3, H, W) to features (M, 4 * width)."""
+        """Images (M, 3, H, W) to features (M, 4 * width)."""
         # Channels last: convolutions over so few pixels run a third faster on a CPU.
         maps = images.contiguous(memory_format=torch.channels_last)
         for number, block in enumerate(self.blocks):

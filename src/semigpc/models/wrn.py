@@ -70,7 +70,7 @@ class WideResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="leaky_relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Pictures (M, 3, H, W) to features (M, 64 * widen)."""
+        """Images (M, 3, H, W) to features (M, 64 * widen)."""
         maps = self.stem(images)
         for block in self.blocks:
             maps = block(maps)

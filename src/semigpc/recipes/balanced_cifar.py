@@ -21,7 +21,7 @@ def balanced_cifar(
     seed: int = 0,
     weights: str | Path | None = None,
 ) -> Experiment:
-    """Equally many ``labels`` of each class; all 50 000 training pictures are unlabelled ones, those with labels too.
+    """Equally many ``labels`` of each class; all 50 000 training images are unlabelled ones, those with labels too.
 
     ``semigpc reproduce balanced_cifar --root DIR``; SimMatch takes some 3 hours a run (CIFAR-10) or 11 (CIFAR-100) on one
     GPU at 5 TFLOP/s. Published with SemiGPC: 97.14 (40 labels, -0.18), 97.39 (250), 80.01 (200, +0.83), 83.87 (400, +0.62).

@@ -1,4 +1,4 @@
-"""What a run costs, told before it is started: pictures through the network, floating-point operations, memory of the GP."""
+"""What a run costs, told before it is started: images through the network, floating-point operations, memory of the GP."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,10 +27,10 @@ class Cost:
 
     Args:
         steps: of the optimiser.
-        learnt: pictures a step that go forward and backward. looked_at: those that only go forward.
-        judged: pictures that all evaluations look at together.
-        flop: of one picture, forward. With a frozen network these four are about the features that stand in for pictures.
-        embedded: views of pictures that a frozen network sees, once for all runs that share them. embedding_flop: of one.
+        learnt: images a step that go forward and backward. looked_at: those that only go forward.
+        judged: images that all evaluations look at together.
+        flop: of one image, forward. With a frozen network these four are about the features that stand in for images.
+        embedded: views of images that a frozen network sees, once for all runs that share them. embedding_flop: of one.
         gp_bytes: N^2 float32 numbers, of which the engine keeps half; its own work, O(B N^2) a step, is not counted here.
     """
 
@@ -45,7 +45,7 @@ class Cost:
 
     @property
     def passes(self) -> int:
-        """Pictures through what is trained, in all."""
+        """Images through what is trained, in all."""
         return self.steps * (self.learnt + self.looked_at) + self.judged
 
     @property
@@ -59,44 +59,44 @@ class Cost:
         return self.embedded * self.embedding_flop
 
 
-def price(experiment: Experiment, test_pictures: int) -> Cost:
-    """What a run of this experiment costs, if every evaluation looks at so many pictures."""
+def price(experiment: Experiment, test_images: int) -> Cost:
+    """What a run of this experiment costs, if every evaluation looks at so many images."""
     train, frozen, plain = experiment.train, experiment.frozen, replace(experiment.model, pretrained=None)
     flop = forward_flop(replace(plain, pretrained_layout="auto"), experiment.augment.image_size)
-    learnt, looked_at = pictures_a_step(experiment)
+    learnt, looked_at = images_a_step(experiment)
     cost = Cost(
         steps=train.steps,
         learnt=learnt,
         looked_at=looked_at,
-        judged=-(-train.steps // train.eval_steps) * test_pictures,
+        judged=-(-train.steps // train.eval_steps) * test_images,
         flop=flop,
         gp_bytes=FLOAT32 * experiment.refiner.buffer_size**2 if isinstance(experiment.refiner, GPConfig) else 0,
     )
     if frozen is None:
         return cost
-    views = (2 * frozen.views + 1) * training_pictures(experiment.data) + test_pictures
+    views = (2 * frozen.views + 1) * training_images(experiment.data) + test_images
     adapter = adapter_flop(replace(plain, pretrained_layout="auto"), frozen.width)
     return replace(cost, flop=adapter, embedded=views, embedding_flop=flop)
 
 
-def training_pictures(data: Any) -> int:
-    """Different pictures with or without a label, as far as the config of the data tells; 0 if it does not."""
+def training_images(data: Any) -> int:
+    """Different images with or without a label, as far as the config of the data tells; 0 if it does not."""
     if isinstance(data, CifarConfig):
         labeled, unlabeled = map(sum, data.split.counts(data.n_classes))
         return unlabeled if data.split.overlap == "nested" else labeled + unlabeled
     if isinstance(data, FGVCConfig):
         files = BENCHMARKS[data.benchmark].files
         wanted = [files[name] for name in (data.labels, *(f"u_train_{part}" for part in data.unlabeled.split("+")))]
-        return sum(file.pictures or file.paper_pictures or 0 for file in wanted)
+        return sum(file.images or file.paper_images or 0 for file in wanted)
     return 0
 
 
-def pictures_a_step(experiment: Experiment) -> tuple[int, int]:
-    """Pictures that go forward and backward, and those that go forward alone.
+def images_a_step(experiment: Experiment) -> tuple[int, int]:
+    """Images that go forward and backward, and those that go forward alone.
 
     All views share one pass with a gradient, since batch normalisation has to see them together; the weak view's gradient is
     zero and is taken all the same. ReMixMatch labels its weak views first, without one; it then learns from its views mixed,
-    from one of them un-mixed and from that one turned. Whatever asks the moving average adds a pass of the labelled pictures.
+    from one of them un-mixed and from that one turned. Whatever asks the moving average adds a pass of the labelled images.
     """
     labeled, unlabeled = experiment.train.labeled_batch, experiment.train.unlabeled_batch
     views = len(getattr(ALGORITHMS[experiment.algorithm_name].build, "views", ()))
@@ -115,7 +115,7 @@ def pictures_a_step(experiment: Experiment) -> tuple[int, int]:
 
 @cache
 def forward_flop(model: ModelConfig, image_size: int) -> int:
-    """Of one picture, counted on a network without memory or weights; a multiplication and an addition are two."""
+    """Of one image, counted on a network without memory or weights; a multiplication and an addition are two."""
     with torch.device("meta"):
         return _counted(build_model(model, n_classes=2), torch.empty(1, 3, image_size, image_size))
 

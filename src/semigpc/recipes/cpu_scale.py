@@ -19,7 +19,7 @@ EMBEDDED = ModelConfig(name="tf_efficientnet_lite0", pretrained="embedded")
 SMALL, PHOTOGRAPH, FROZEN = 16, 48, 96  # pixels a side
 TEN = 10  # classes, where nobody says
 FROZEN_LENGTH, FROZEN_NOISE = 0.5, 1.0  # l and sigma on features of an adapter, which fits its few labels closely
-TAILS = 2.5  # times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled pictures 2000 and 600
+TAILS = 2.5  # times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled images 2000 and 600
 
 
 def shrink(experiment: Experiment, features: Literal["live", "cached"]) -> Experiment:
@@ -34,9 +34,9 @@ def shrink(experiment: Experiment, features: Literal["live", "cached"]) -> Exper
 
 
 def _shorter_tails(data: Any) -> Any:
-    """Long-tailed CIFAR with fewer pictures; where labels are balanced they stay as many, and outside of U.
+    """Long-tailed CIFAR with fewer images; where labels are balanced they stay as many, and outside of U.
 
-    The rarest class would have fewer unlabelled pictures than labels, so that the latter cannot be part of them.
+    The rarest class would have fewer unlabelled images than labels, so that the latter cannot be part of them.
     """
     if not isinstance(data, CifarConfig) or data.split.unlabeled_ratio == 1:
         return data
@@ -48,10 +48,10 @@ def _shorter_tails(data: Any) -> Any:
 
 def _small(experiment: Experiment) -> Experiment:
     """A CNN of 93 000 weights from scratch, on CIFAR at 16 x 16; about two minutes a run on one CPU core."""
-    remixmatch, pictures = isinstance(experiment.algorithm, ReMixMatchConfig), experiment.augment.image_size <= 32
+    remixmatch, images = isinstance(experiment.algorithm, ReMixMatchConfig), experiment.augment.image_size <= 32
     return replace(
         experiment,
-        augment=replace(experiment.augment, image_size=SMALL if pictures else PHOTOGRAPH, operations=1),
+        augment=replace(experiment.augment, image_size=SMALL if images else PHOTOGRAPH, operations=1),
         model=ModelConfig(name="small_cnn"),
         algorithm=short_run(experiment.algorithm),
         refiner=_small_memory(experiment.refiner, experiment.data, 1024, 200),
@@ -59,7 +59,7 @@ def _small(experiment: Experiment) -> Experiment:
             steps=1500,
             epoch_steps=100,
             labeled_batch=32,
-            unlabeled_ratio=1 if remixmatch else 2,  # as in the classic recipes; it sees each picture three times
+            unlabeled_ratio=1 if remixmatch else 2,  # as in the classic recipes; it sees each image three times
             lr=2e-3,
             layer_decay=1.0,
             warmup_steps=50,
@@ -67,7 +67,7 @@ def _small(experiment: Experiment) -> Experiment:
             eval_steps=500,
             checkpoint_steps=500,
             log_steps=100,
-            workers=0 if pictures else 1,
+            workers=0 if images else 1,
             threads=1,  # so small a network is no faster with more, and figures depend on their number
         ),
     )
@@ -77,7 +77,7 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
     """An adapter on features of a frozen network, whose V weak and V strong views are computed once; seconds a run.
 
     Args:
-        experiment: data, algorithm and refiner. model: the frozen network. image_size: of the pictures it sees.
+        experiment: data, algorithm and refiner. model: the frozen network. image_size: of the images it sees.
     """
     algorithm = short_run(experiment.algorithm)
     mean, std = input_statistics(model.name)

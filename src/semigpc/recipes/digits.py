@@ -33,7 +33,7 @@ def digits_balanced(
     """
     split = SplitConfig(
         labeled_head=4, unlabeled_head=HEAD_UNLABELED, unlabeled_ratio=imbalance_ratio, overlap="disjoint"
-    )  # a nested tail of one or two pictures could not hold four labels
+    )  # a nested tail of one or two images could not hold four labels
     return _experiment(DigitsConfig(split=split), algorithm, refiner, seed)
 
 

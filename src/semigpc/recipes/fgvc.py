@@ -1,4 +1,4 @@
-"""Table "fine-grained benchmarks": SemiCUB, SemiAves, SemiFungi and Semi-iNat, with unlabelled pictures of their classes."""
+"""Table "fine-grained benchmarks": SemiCUB, SemiAves, SemiFungi and Semi-iNat, with unlabelled images of their classes."""
 
 from pathlib import Path
 

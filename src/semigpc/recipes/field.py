@@ -84,7 +84,7 @@ def field_experiment(
 
     Args:
         problem: out of ``PROBLEMS``. base: algorithm. addon, refiner: on top of it, "none" for neither.
-        root: of the pictures, where the problem is made of them. seed: of split and run. steps: instead of the problem's.
+        root: of the images, where the problem is made of them. seed: of split and run. steps: instead of the problem's.
 
     Raises:
         SettingError: an unknown name, or parts that do not go together.

@@ -1,4 +1,4 @@
-"""Your own pictures: sensible settings for a few hundred to some thousand of them, on a CPU or a GPU."""
+"""Your own images: sensible settings for a few hundred to some thousand of them, on a CPU or a GPU."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,8 @@ from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
 from semigpc.training import Experiment, TrainConfig
 from semigpc.training.experiment import config_type
 
-TINY = 32  # pixels a side, up to which pictures are used as they are
-LOOKED_AT = 16  # pictures, to find out how large they are
+TINY = 32  # pixels a side, up to which images are used as they are
+LOOKED_AT = 16  # images, to find out how large they are
 ENOUGH_TO_VALIDATE = 5  # labels of each class
 VALIDATION = 0.2
 TIMM_SIZE = 224
@@ -37,7 +37,7 @@ def own_folder(
     seed: int = 0,
     follow_links: bool = False,
 ) -> Experiment:
-    """A folder of pictures, with a table of labels or one sub-folder for each class; see :class:`FolderConfig`.
+    """A folder of images, with a table of labels or one sub-folder for each class; see :class:`FolderConfig`.
 
     ``semigpc train photos --labels labels.csv``; two minutes on two CPU cores with the small network.
 
@@ -46,7 +46,7 @@ def own_folder(
             has five.
         algorithm, refiner: by name.
         model: by name; without one the small CNN, which suits a CPU.
-        image_size: pixels a side; without it what suits the model and the pictures.
+        image_size: pixels a side; without it what suits the model and the images.
         seed: of the run.
         follow_links: use links that lead out of the folder.
     """
@@ -126,16 +126,16 @@ def _experiment(
 
 
 def _largest_side(splits: Splits) -> int:
-    """Of the first labelled pictures, in pixels."""
+    """Of the first labelled images, in pixels."""
     sides = [max(splits.labeled[i].size) for i in range(min(LOOKED_AT, len(splits.labeled)))]
     largest = int(np.max(sides))
     if largest < 2:
-        raise DataError(f"Pictures must be larger than one pixel; {splits.labeled.names[0]} is {splits.labeled[0].size}.")
+        raise DataError(f"Images must be larger than one pixel; {splits.labeled.names[0]} is {splits.labeled[0].size}.")
     return largest
 
 
 def _own_size(name: str) -> int | None:
-    """The picture a network is made for, or None if it takes any."""
+    """The image a network is made for, or None if it takes any."""
     if name in VITS:
         return VITS[name].image_size
     return None if name in MODELS else TIMM_SIZE

@@ -28,10 +28,10 @@ class Suite:
     """One row of the table of data sets.
 
     Args:
-        backbone, image_size, lr, layer_decay: of the network. n_classes, test_pictures: of the data.
+        backbone, image_size, lr, layer_decay: of the network. n_classes, test_images: of the data.
         similarity: T of SimMatch's similarities, and l^2 of the GP, which plays the same part.
         averaged: momentum of the moving average in SimMatch and CoMatch.
-        small: pictures of 32 pixels, padded and cropped, and SimMatch's bank a running average; otherwise photographs that are
+        small: images of 32 pixels, padded and cropped, and SimMatch's bank a running average; otherwise photographs that are
             resized, and a bank written by the moving average.
         mean, std: of the normalisation.
     """
@@ -41,7 +41,7 @@ class Suite:
     lr: float = 1e-3
     layer_decay: float = 0.65
     n_classes: int
-    test_pictures: int
+    test_images: int
     similarity: float = 0.2
     averaged: float = AVERAGED
     small: bool = False
@@ -56,7 +56,7 @@ def _cifar(backbone: str, n_classes: int, mean: Triple, std: Triple) -> Suite:
         lr=5e-4,
         layer_decay=0.5,
         n_classes=n_classes,
-        test_pictures=10_000,
+        test_images=10_000,
         similarity=0.1,
         small=True,
         mean=mean,
@@ -67,10 +67,10 @@ def _cifar(backbone: str, n_classes: int, mean: Triple, std: Triple) -> Suite:
 SUITES: dict[str, Suite] = {
     "cifar10": _cifar("vit_tiny_patch2_32", 10, IMAGENET_MEAN, IMAGENET_STD),  # as USB has it today
     "cifar100": _cifar("vit_small_patch2_32", 100, CIFAR100_MEAN, CIFAR100_STD),
-    "semi_aves": Suite(n_classes=200, test_pictures=8000),
-    "semi_inat": Suite(n_classes=810, test_pictures=16_200, averaged=0.0),
-    "semi_fungi": Suite(n_classes=200, test_pictures=4000),
-    "cub": Suite(n_classes=100, test_pictures=1000),
+    "semi_aves": Suite(n_classes=200, test_images=8000),
+    "semi_inat": Suite(n_classes=810, test_images=16_200, averaged=0.0),
+    "semi_fungi": Suite(n_classes=200, test_images=4000),
+    "cub": Suite(n_classes=100, test_images=1000),
 }
 
 

@@ -74,9 +74,9 @@ class Group:
     seeds: int = ENOUGH_SEEDS
 
     @property
-    def test_pictures(self) -> int:
+    def test_images(self) -> int:
         """That every evaluation looks at."""
-        return SUITES[self.suite].test_pictures
+        return SUITES[self.suite].test_images
 
 
 @dataclass(frozen=True, kw_only=True)

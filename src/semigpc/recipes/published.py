@@ -69,7 +69,7 @@ def _group(
 
 
 COSSL = Quoted(
-    "CoSSL", "With ReMixMatch, a WRN-28-2 from scratch, and at most 3000 (CIFAR-100: 300) unlabelled pictures of a class."
+    "CoSSL", "With ReMixMatch, a WRN-28-2 from scratch, and at most 3000 (CIFAR-100: 300) unlabelled images of a class."
 )
 FIXMATCH = Quoted("FixMatch", "A ResNet-50-class set-up of the benchmark's authors, not the USB recipe.")
 FREEMATCH = Quoted("FreeMatch")
@@ -180,7 +180,7 @@ NOTES: dict[str, tuple[str, ...]] = {
     ),
     "fgvc": (
         "The mean gain over SimMatch is said to be about 1.92; the rows give 1.78.",
-        "The paper counts 3853 pictures in SemiCUB's U_in and 100 a class in Semi-iNat's test set; the official files hold "
+        "The paper counts 3853 images in SemiCUB's U_in and 100 a class in Semi-iNat's test set; the official files hold "
         "3885 and 20 a class.",
     ),
     "balanced_cifar": (),

@@ -1,4 +1,4 @@
-"""Refiners: what stands between the classifier's opinion of an unlabelled picture and its pseudo-label.
+"""Refiners: what stands between the classifier's opinion of an unlabelled image and its pseudo-label.
 
 An algorithm calls ``classify`` on what the network said, ``refine`` at each site where probabilities become targets,
 ``confidence`` where it asks how far to trust them, and ``observe`` at the beginning and at the end of a step. To add a refiner,
@@ -27,13 +27,13 @@ class Refiner(Protocol):
         """Whether it wants to see labelled features at all."""
 
     def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:
-        """Replace the logits of a view; ``index`` (M,) says which labelled pictures these are, where they are."""
+        """Replace the logits of a view; ``index`` (M,) says which labelled images these are, where they are."""
 
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
         """Replace the probabilities (U, C) of the weak view at a site."""
 
     def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
-        """How sure the finished pseudo-labels ``probs`` (U, C) of these pictures are, (U,) in [0, 1]; no gradient."""
+        """How sure the finished pseudo-labels ``probs`` (U, C) of these images are, (U,) in [0, 1]; no gradient."""
 
     def observe(self, moment: Moment, networks: Networks, x: ModelOutput, batch: Batch) -> None:
         """Take in the labelled batch; called before anything is asked, and after everything is."""

@@ -16,7 +16,7 @@ def largest_probability(probs: Tensor) -> Tensor:
 
 
 class Belief(NamedTuple):
-    """What a GP believes of M pictures before anything else has been made of it.
+    """What a GP believes of M images before anything else has been made of it.
 
     Shapes: ``logits`` (M, C) z = lambda mu, ``spread`` (M, C) their standard deviations, ``explained`` (M,) the share
     1 - var(h) / k(h, h) of the prior variance that the buffer explains.

@@ -66,8 +66,8 @@ class GaussianProcessRefiner(nn.Module):
         """z, (M, C), differentiable in the features. Far from every entry, and while the buffer is empty, it is 0.
 
         Args:
-            output: of M pictures.
-            index: (M,) labelled pictures whose copies in the buffer must not answer for them.
+            output: of M images.
+            index: (M,) labelled images whose copies in the buffer must not answer for them.
         """
         return self._logits(output, index)
 
@@ -92,7 +92,7 @@ class GaussianProcessRefiner(nn.Module):
         return _ClassPrior(counts / counts.sum().clamp_min(1), (counts.mean() / counts.clamp_min(1)).sqrt())
 
     def _copies(self, queries: Tensor, index: Tensor, prior: "_ClassPrior | None") -> Tensor:
-        """What the entries of the same pictures add to the mean, (M, C)."""
+        """What the entries of the same images add to the mean, (M, C)."""
         same = index.unsqueeze(1) == self.buffer.entries.indices.to(index.device)  # (M, N)
         assert isinstance(self.engine, ExactGP)  # the config insists on it
         features, weights = self.engine.features.clone(), self.engine.alpha.clone()  # (N, D), (N, C)

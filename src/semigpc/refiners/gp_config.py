@@ -25,7 +25,7 @@ class GPConfig(PlacementConfig):
         kernel_clip: kernel values below it become 0.
         class_prior: ``frequency`` subtracts the class shares pi of the buffer and gives every class equal evidence,
             lambda sqrt(nbar / n_c) k K^-1 (Y_c - pi_c 1); ``none`` is the paper's rule.
-        exclude_same_index: with role ``classifier``, leave other copies of a labelled picture out of its own prediction.
+        exclude_same_index: with role ``classifier``, leave other copies of a labelled image out of its own prediction.
         prefill: fill the buffer with one pass over the labels before the first step.
         engine: what computes the GP: options out of ``ENGINES``, as in ``LowRankOptions(rank=2048)``, or a name there, which
             stands for its default options. ``exact`` updates K^-1 at O(B N^2) per step; ``lowrank`` works on ``rank``
@@ -35,7 +35,7 @@ class GPConfig(PlacementConfig):
         confidence: what the algorithm's threshold is compared with: the largest probability (``max_softmax``), the share of
             the prior variance that the buffer explains (``variance``), or the probability of the class expected over the
             posterior (``expected``). A threshold means something else for each. With noise_std^2 = 0.1 one close neighbour
-            explains 0.91 of the variance, two 0.95, ten 0.99: ask for 0.9 or more if a picture should look like one in the
+            explains 0.91 of the variance, two 0.95, ten 0.99: ask for 0.9 or more if an image should look like one in the
             buffer, 0.5 to leave out only what looks like nothing in it. ``expected`` is 0.80 beside one
             close neighbour and 0.91 beside two, of ten classes, where ``max_softmax`` is 0.98 for both: ask for 0.8 or so.
             FreeMatch finds its thresholds itself, ReMixMatch has none unless it is given one.

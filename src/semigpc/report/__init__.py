@@ -1,1 +1,1 @@
-"""Pictures and pages made from results: plain data in, files out."""
+"""Images and pages made from results: plain data in, files out."""

@@ -9,8 +9,8 @@ from semigpc.report.wording import number_of, percent
 WIDTH, HEIGHT = 4.7, 5.33  # inches; as high as the confusion matrix it stands beside
 
 
-def reliability_chart(entry: Entry, *, alone: bool = False, noun: str = "pictures") -> Chart | None:
-    """Draw accuracy over confidence in bins with the gap between the two, and how many pictures each bin holds.
+def reliability_chart(entry: Entry, *, alone: bool = False, noun: str = "images") -> Chart | None:
+    """Draw accuracy over confidence in bins with the gap between the two, and how many images each bin holds.
 
     The second panel stands below the first, or, with ``alone``, beside it across the page. What is counted is called ``noun``.
     """

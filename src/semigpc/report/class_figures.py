@@ -60,9 +60,9 @@ def recall_chart(run: RunFolder, entry: Entry) -> Chart | None:
     class_axis(axes, run)
     name_panel(axes, x="" if n <= NAMED else RANKS)
     share_axis(axes, whole=True)
-    reading = "The number by a name is its count of labelled pictures; look" if n <= NAMED else "Each dot is a class; look"
+    reading = "The number by a name is its count of labelled images; look" if n <= NAMED else "Each dot is a class; look"
     empty = int(np.isnan(recall).sum())
-    gap = f" (classes without pictures to measure on, left empty: {empty})" if empty else ""
+    gap = f" (classes without images to measure on, left empty: {empty})" if empty else ""
     caption = f"{reading} at how far recall falls from the common classes on the left to the rare ones on the right{gap}."
     return chart(figure, "Recall of each class", caption)
 
@@ -88,7 +88,7 @@ def share_chart(run: RunFolder) -> Chart | None:
     class_axis(axes, run)
     name_panel(axes, x="" if n <= NAMED else RANKS)
     key_below(figure)
-    truth = "the true share" if true is not None else "the share given, if the unlabelled pictures are drawn alike"
+    truth = "the true share" if true is not None else "the share given, if the unlabelled images are drawn alike"
     caption = f"The believed share should follow {truth}; below it a class is overlooked, above it one takes from others."
     if believed is None:
         caption = "No pseudo-labels were made; look at how unevenly the labels are spread over the classes."

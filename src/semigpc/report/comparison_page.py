@@ -39,7 +39,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
     if comparison.reference.class_names:
         facts.append(("Classes", count(len(comparison.reference.class_names))))
     if labelled is not None and len(labelled):
-        facts.append(("Labelled pictures", count(labelled.sum())))
+        facts.append(("Labelled images", count(labelled.sum())))
     charts = {
         "differences": [difference_chart(comparison)],
         "curves": [curve_chart(comparison)],

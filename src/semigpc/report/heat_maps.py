@@ -17,7 +17,7 @@ MOST_CELLS = 150  # along a side: more would be smaller than a pixel or two, so 
 
 
 def confusion_chart(run: RunFolder, entry: Entry) -> Chart | None:
-    """Draw how the pictures of each true class (row) are spread over the predicted classes (columns)."""
+    """Draw how the images of each true class (row) are spread over the predicted classes (columns)."""
     if not (rows := entry.get("confusion")):
         return None
     order, n = run.order, len(run.class_names)
@@ -57,7 +57,7 @@ def pseudo_map_chart(run: RunFolder) -> Chart | None:
         "Precision, by predicted class": _over_time(run, "per_class_precision"),
     }
     drawn = {title: grid for title, grid in maps.items() if grid is not None}
-    caption = "A row that stays pale on the left has its pictures ignored; one that is pale on the right attracts wrong ones."
+    caption = "A row that stays pale on the left has its images ignored; one that is pale on the right attracts wrong ones."
     accepted, believed = _over_time(run, "accepted_counts"), _over_time(run, "believed_counts")
     if not drawn and accepted is not None and believed is not None:
         rate = np.where(believed > 0, accepted / np.maximum(believed, 1e-12), np.nan)
@@ -78,7 +78,7 @@ def pseudo_map_chart(run: RunFolder) -> Chart | None:
 
 
 def _paint(axes: Axes, grid: Floats, height: int, width: int) -> None:
-    """Fill an axes of so many units with the cells of a grid: rectangles if few, a picture if many."""
+    """Fill an axes of so many units with the cells of a grid: rectangles if few, an image if many."""
     axes.grid(visible=False)
     rows, columns = grid.shape
     shown = np.ma.masked_invalid(grid)

@@ -17,7 +17,7 @@
     outliers     [{"id", "label": str (the likeliest class), "confidence", "variance": float}]: the farthest first; may be cut
                  off, their number is that in ``statuses``
     notes        [str]: sentences that the reader should see first, such as files that were skipped; may be empty
-    rows_noun    optional str: what a row is, in the plural; "rows" if left out, "pictures" for a folder
+    rows_noun    optional str: what a row is, in the plural; "rows" if left out, "images" for a folder
     target_precision   optional float or None           seconds   optional float: time that labelling took
 """
 

@@ -18,7 +18,7 @@ def draw_mean_ranks(ranks: Mapping[str, Any], path: Path, *, marked: str, title:
 
     Args:
         ranks: ``mean_ranks`` best first, ``blocks`` and ``critical_difference``, as :mod:`semigpc.bench.ranks` has them.
-        path: of the picture. marked: such as "SemiGPC". title: above it.
+        path: of the image. marked: such as "SemiGPC". title: above it.
     """
     means, cd = ranks["mean_ranks"], ranks["critical_difference"]
     figure, (axes,) = panels(1, 1, width=8.5, height=0.24 * len(means) + 1.7)

@@ -205,7 +205,7 @@ class RunFolder:
         return [entry for entry in self.evals if entry.get("part") == part and entry.get("head") == head]
 
     def headline(self) -> Entry | None:
-        """The last evaluation of the headline head: on the test pictures if there are any, else on the validation ones."""
+        """The last evaluation of the headline head: on the test images if there are any, else on the validation ones."""
         last = (self.summary.get("results") or {}).get("last") or {}
         for part in (last["part"],) if "part" in last else PARTS:
             if entries := self.curve(part, self.head):

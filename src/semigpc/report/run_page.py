@@ -57,7 +57,7 @@ def _context(run: RunFolder) -> dict[str, Any]:
         "facts": _facts(run),
         "results": _results(run),
         "columns": _columns(run),
-        "measured": f"{entry['part']} pictures, {_head(entry)}, step {count(entry.get('step'))}" if "part" in entry else "",
+        "measured": f"{entry['part']} images, {_head(entry)}, step {count(entry.get('step'))}" if "part" in entry else "",
         "accuracy": [present([accuracy_chart(run)])],
         "classes": [found for row in rows if (found := present(row))],
         "screening": _screening(run),
@@ -97,11 +97,11 @@ def _facts(run: RunFolder) -> list[tuple[str, str]]:
     labelled, known = run.counts("labeled_counts"), run.counts("unlabeled_counts")
     unlabelled = run.split.get("unlabeled", None if known is None else known.sum())
     if labelled is not None and len(labelled):
-        facts.append(("Labelled pictures", count(labelled.sum())))
+        facts.append(("Labelled images", count(labelled.sum())))
         if (fewest := labelled.min()) > 0:
             facts.append(("Most to fewest", f"{labelled.max() / fewest:.3g} to 1"))
     if unlabelled is not None:
-        facts.append(("Unlabelled pictures", count(unlabelled)))
+        facts.append(("Unlabelled images", count(unlabelled)))
     speed, waiting = series(run.train, "steps_per_second")[1], series(run.train, "data_wait_share")[1]
     if len(speed):
         facts.append(("Steps a second", f"{np.median(speed):.3g}"))
@@ -126,7 +126,7 @@ def _results(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _screening(run: RunFolder) -> dict[str, Any] | None:
-    """How well pictures of no class are told apart at the last evaluation: facts, and (what goes by, AUROC) best first."""
+    """How well images of no class are told apart at the last evaluation: facts, and (what goes by, AUROC) best first."""
     if not run.screening:
         return None
     last = run.screening[-1]

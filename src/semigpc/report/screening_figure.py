@@ -1,4 +1,4 @@
-"""The picture of ``semigpc bench screening``."""
+"""The image of ``semigpc bench screening``."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -84,7 +84,7 @@ def confidence_figure(data: ToyData, maps: Mapping[tuple[str, float], Confidence
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write a figure 1800 pixels wide, small and without a version stamp: equal pictures are equal files."""
+    """Write a figure 1800 pixels wide, small and without a version stamp: equal images are equal files."""
     drawn = BytesIO()
     figure.savefig(drawn, dpi=PIXELS_PER_INCH, format="png")
     with replacing(path) as draft:

@@ -62,11 +62,11 @@ def loss_chart(run: RunFolder) -> Chart | None:
     left.legend(frameon=False, fontsize=9, labelcolor=INK)
     for axes in right:
         draw_curve(axes, mask, color=GREEN, linewidth=1.6)
-        name_panel(axes, "Unlabelled pictures used")
+        name_panel(axes, "Unlabelled images used")
         share_axis(axes, whole=True)
         step_axis(axes)
-    title = "Loss, and use of the unlabelled pictures" if right else "Loss"
-    used = " and more unlabelled pictures should pass the threshold" if right else ""
+    title = "Loss, and use of the unlabelled images" if right else "Loss"
+    used = " and more unlabelled images should pass the threshold" if right else ""
     return chart(figure, title, f"Each part, here before its weight, should settle{used}; a part stuck at zero does no work.")
 
 
@@ -93,13 +93,13 @@ def accuracy_chart(run: RunFolder) -> Chart | None:
 
 
 def pseudo_chart(run: RunFolder) -> Chart | None:
-    """Draw how many unlabelled pictures got a pseudo-label, and how many of those were right."""
+    """Draw how many unlabelled images got a pseudo-label, and how many of those were right."""
     curves = {key: found for key in ("coverage", "precision") if len((found := series(run.pseudo, key))[0])}
     if not curves:
         return None
     figure, (axes,) = panels(1, 1, height=3.0)
     names = {
-        "coverage": "coverage: share of pictures accepted",
+        "coverage": "coverage: share of images accepted",
         "precision": "precision: share of accepted ones that are right",
     }
     for key, curve in curves.items():
@@ -108,7 +108,7 @@ def pseudo_chart(run: RunFolder) -> Chart | None:
     share_axis(axes, whole=True)
     step_axis(axes)
     key_below(figure)
-    unknown = "" if "precision" in curves else " Precision is not known, as the unlabelled pictures have no true labels here."
+    unknown = "" if "precision" in curves else " Precision is not known, as the unlabelled images have no true labels here."
     caption = f"Coverage should rise without precision falling: accepting more but worse labels teaches mistakes.{unknown}"
     return chart(figure, "Quality of the pseudo-labels", caption)
 

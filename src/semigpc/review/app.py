@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from semigpc.data import DataError
-from semigpc.data.pictures import PictureError
+from semigpc.data.images import ImageError
 from semigpc.review.guard import Guard
 from semigpc.review.session import MOST_VISIBLE, Session, StaleError, View
 from semigpc.review.thumbnails import SIZES, Thumbnails
@@ -123,16 +123,16 @@ def make_app(session: Session, token: str) -> ASGIApp:
 
     async def about(_: Request) -> Response:
         project = session.project
-        told = {"folder": project.folder.resolve().name, "pictures": project.images is not None, "rows": len(session)}
+        told = {"folder": project.folder.resolve().name, "images": project.images is not None, "rows": len(session)}
         return _json(told | {"id_name": project.id_name})
 
     async def thumbnail(request: Request) -> Response:
         row, size = (_number(request.path_params[name]) for name in ("row", "size"))
         if not 0 <= row < len(session) or size not in SIZES:
-            raise HTTPException(404, "There is no such picture.")
+            raise HTTPException(404, "There is no such image.")
         try:
             content = await run_in_threadpool(thumbnails.get, row, size)
-        except PictureError as error:
+        except ImageError as error:
             raise HTTPException(415, str(error)) from error
         return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=600"})
 
@@ -141,7 +141,7 @@ def make_app(session: Session, token: str) -> ASGIApp:
         Route("/static/{name}", static),
         Route("/api/about", about),
         *(Route(f"/api/{name}", _endpoint(session, ask), methods=["POST"]) for name, ask in questions.items()),
-        Route("/pictures/{size}/{row}", thumbnail),
+        Route("/images/{size}/{row}", thumbnail),
     ]
     return Guard(Starlette(routes=routes, exception_handlers=HANDLERS), token)
 

@@ -26,7 +26,7 @@ from semigpc.review.waiting import KINDS, Filters, Waiting
 MOST_VISIBLE = 1000
 MOST_CHOICES = 32  # rows whose classes are ranked at once
 CHOICES = 9
-VALUES = 32  # of an embedding, for a row without a picture
+VALUES = 32  # of an embedding, for a row without an image
 
 
 class StaleError(Exception):

@@ -1,4 +1,4 @@
-"""Pictures of the data set made small: by row number, upright, of bounded size, and only from below its folder."""
+"""Images of the data set made small: by row number, upright, of bounded size, and only from below its folder."""
 
 import io
 import threading
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from semigpc.data.pictures import PictureError, opened_image, read_picture
+from semigpc.data.images import ImageError, opened_image, read_image
 from semigpc.labeling.project import Project
 
 SIZES = (96, 384, 1600)  # pixels along the longer side: beside a card, on it, and enlarged
@@ -21,7 +21,7 @@ class Thumbnails:
     """JPEG files made when they are asked for; the latest are kept in memory.
 
     Args:
-        project: whose pictures.
+        project: whose images.
     """
 
     def __init__(self, project: Project) -> None:
@@ -32,10 +32,10 @@ class Thumbnails:
         self._decoders = threading.Semaphore(AT_ONCE)
 
     def get(self, row: int, size: int) -> bytes:
-        """The picture of a row as JPEG, no larger than ``size`` pixels either way.
+        """The image of a row as JPEG, no larger than ``size`` pixels either way.
 
         Raises:
-            PictureError: there is none, it cannot be read, it is too large to decode, or it lies outside of the folder.
+            ImageError: there is none, it cannot be read, it is too large to decode, or it lies outside of the folder.
         """
         with self._lock:
             if (row, size) in self._kept:
@@ -51,21 +51,21 @@ class Thumbnails:
         return made
 
     def _path(self, row: int) -> Path:
-        path = self.project.picture(row)  # never outside of the folder of pictures, also not by a link
+        path = self.project.image(row)  # never outside of the folder of images, also not by a link
         if path is None:
-            raise PictureError("There is no picture of this row in the folder of pictures.")
+            raise ImageError("There is no image of this row in the folder of images.")
         return path
 
     def _make(self, path: Path, size: int) -> bytes:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of odd pictures that it can read
+            warnings.simplefilter("ignore")  # Pillow warns of odd images that it can read
             try:
-                picture = self._decode(path, size)
-            except PictureError as error:
-                raise PictureError(_in_short(error, path)) from error
-        picture.thumbnail((size, size), Image.Resampling.LANCZOS)
+                image = self._decode(path, size)
+            except ImageError as error:
+                raise ImageError(_in_short(error, path)) from error
+        image.thumbnail((size, size), Image.Resampling.LANCZOS)
         made = io.BytesIO()
-        picture.save(made, "JPEG", quality=QUALITY)
+        image.save(made, "JPEG", quality=QUALITY)
         return made.getvalue()
 
     def _decode(self, path: Path, size: int) -> Image.Image:
@@ -74,12 +74,12 @@ class Thumbnails:
                 if opened.format == "JPEG":
                     opened.draft("RGB", (size, size))  # the decoder itself can shrink it, up to eight times
                     return ImageOps.exif_transpose(opened).convert("RGB")
-            return read_picture(path)
+            return read_image(path)
 
 
-def _in_short(error: PictureError, path: Path) -> str:
+def _in_short(error: ImageError, path: Path) -> str:
     """As it fits on a card, which need not know the folder."""
     if error.__cause__ is None:
         return str(error).replace(str(path), path.name)
     gone = isinstance(error.__cause__, FileNotFoundError)
-    return "This picture is no longer there." if gone else "This picture cannot be read."
+    return "This image is no longer there." if gone else "This image cannot be read."

@@ -15,7 +15,7 @@ class Answering(nn.Module):
     """A network whose logits are replaced.
 
     Args:
-        network: pictures (M, 3, H, W) to a :class:`ModelOutput`.
+        network: images (M, 3, H, W) to a :class:`ModelOutput`.
         own: the algorithm's answer, from such an output to logits (M, C), if it has one.
         addon: whose answer comes last, if it has one.
     """

@@ -48,7 +48,7 @@ class ComparisonListener:
     """Told what happens, as it happens; override what you want to hear."""
 
     def features(self, done: int, total: int) -> None:
-        """Features of so many pictures are computed, of those that were not cached."""
+        """Features of so many images are computed, of those that were not cached."""
 
     def run(self, cell: Cell, seed: int) -> Listener:  # noqa: ARG002
         """A run starts, here or elsewhere; answers with who listens to it."""
@@ -272,7 +272,7 @@ def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any
         summary = RunFolder(where).read_summary()
         result = summary["results"]["last"]
         if result is None:
-            raise RunError(f"{where} has neither test nor validation pictures to compare by.")
+            raise RunError(f"{where} has neither test nor validation images to compare by.")
         runs.append({"seed": seed, "folder": str(where.relative_to(path)), "result": result, "seconds": summary["seconds"]})
     figures: dict[str, list[Any]] = {name: [run["result"][name] for run in runs] for name in FIGURES}
     figures |= {group: [run["result"]["groups"][group] for run in runs] for group in runs[0]["result"]["groups"]}

@@ -11,7 +11,7 @@ class TrainConfig:
     Args:
         steps: optimiser steps in all.
         epoch_steps: steps that make an "epoch", which is no pass over the data.
-        labeled_batch: B. unlabeled_ratio: mu, U = mu B unlabelled pictures a step.
+        labeled_batch: B. unlabeled_ratio: mu, U = mu B unlabelled images a step.
         optimizer: AdamW, or SGD with Nesterov momentum 0.9.
         lr: of the heads. layer_decay: d in lr d^(depth - layer). weight_decay: of matrices; vectors and positions have none.
         warmup_steps: over which the rate rises from 0; then it follows cos(7/16 pi t).
@@ -20,9 +20,9 @@ class TrainConfig:
         clip_norm: largest norm of a gradient; 0 for no limit.
         precision: of the network. The GP has its own.
         compat_usb_decay: decay position embeddings and class tokens too, as USB does in wrapped networks.
-        compat_usb_order: let the order of pictures depend on the epoch alone and not on the seed.
+        compat_usb_order: let the order of images depend on the epoch alone and not on the seed.
         eval_steps, checkpoint_steps, log_steps: how often to do each.
-        eval_batch: pictures at a time in evaluation. workers: processes that load pictures; 0 loads in the loop.
+        eval_batch: images at a time in evaluation. workers: processes that load images; 0 loads in the loop.
         threads: of torch on the CPU, on whose number the last bits depend; 0 for as many as torch is set to, but no more than
             there are cores granted to the process.
         tensorboard: write TensorBoard files too.

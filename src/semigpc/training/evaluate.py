@@ -19,7 +19,7 @@ class DivergedError(RuntimeError):
 
 
 class Predictions(NamedTuple):
-    """Probabilities of M pictures by each head: ``probs["linear"]``, and ``probs["gp"]`` where there is one, (M, C)."""
+    """Probabilities of M images by each head: ``probs["linear"]``, and ``probs["gp"]`` where there is one, (M, C)."""
 
     probs: dict[str, npt.NDArray[np.float64]]
     labels: npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ class Predictions(NamedTuple):
 def predict(
     network: nn.Module, gp: GaussianProcessRefiner | None, loader: Iterable[tuple[Tensor, Tensor, Tensor]], device: torch.device
 ) -> Predictions:
-    """Every picture through the network in evaluation mode. A GP whose buffer is still empty is left out."""
+    """Every image through the network in evaluation mode. A GP whose buffer is still empty is left out."""
     training = network.training
     network.eval()
     probs: dict[str, list[Tensor]] = {"linear": []}

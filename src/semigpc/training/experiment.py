@@ -61,7 +61,7 @@ class Experiment:
         if isinstance(self.refiner, PlacementConfig):
             self._check_placement(self.refiner)
         if self.frozen is not None and isinstance(self.algorithm, ReMixMatchConfig) and self.algorithm.rotation_weight:
-            raise SettingError("features cannot be rotated as pictures can; set algorithm.rotation_weight=0 in frozen mode.")
+            raise SettingError("features cannot be rotated as images can; set algorithm.rotation_weight=0 in frozen mode.")
         if getattr(self.algorithm, "bank", "").endswith("teacher") and not self.train.ema:
             raise SettingError(f"algorithm.bank={self.algorithm.bank!r} needs a moving average; set train.ema, such as 0.999.")
         if self.addon_name != "none":
@@ -73,7 +73,7 @@ class Experiment:
             raise SettingError(f"{self.algorithm_name} asks no add-on anything, so {self.addon_name} cannot act; leave it out.")
         if addon.needs_unlabeled and not getattr(build, "views", ()):
             raise SettingError(
-                f"{self.addon_name} acts on unlabelled pictures, and {self.algorithm_name} learns from labels alone. Choose "
+                f"{self.addon_name} acts on unlabelled images, and {self.algorithm_name} learns from labels alone. Choose "
                 "another algorithm, or an add-on for the labels, such as effective_number."
             )
         if addon.needs_average and not self.train.ema:

@@ -19,7 +19,7 @@ class FrozenConfig:
     """The network of ``model`` keeps its weights; what trains is h = relu(W norm(f) + b) on its features f, and the heads on h.
 
     Args:
-        views: V, weak and strong views of each picture to compute. More cost time once, and 2 (2 V + 1) D bytes a picture.
+        views: V, weak and strong views of each image to compute. More cost time once, and 2 (2 V + 1) D bytes an image.
         width: of h.
     """
 
@@ -51,13 +51,13 @@ def cached_features(
 ) -> CachedFeatures:
     """Features of these splits: from the cache as far as they are there, the rest computed and added to it.
 
-    On two CPU cores EfficientNet-Lite0 takes some ten minutes for 12 000 pictures of 96 px with V = 3.
+    On two CPU cores EfficientNet-Lite0 takes some ten minutes for 12 000 images of 96 px with V = 3.
     """
     backbone = frozen_backbone(model, device)
 
     @torch.inference_mode()
-    def embed(pictures: Tensor) -> Tensor:
-        features: Tensor = backbone(pictures.to(device, memory_format=torch.channels_last))
+    def embed(images: Tensor) -> Tensor:
+        features: Tensor = backbone(images.to(device, memory_format=torch.channels_last))
         return features.cpu()
 
     size = augment.image_size

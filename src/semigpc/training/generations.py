@@ -19,7 +19,7 @@ from semigpc.training.survey import survey
 class Generation:
     """One of them: steps ``first`` to ``last - 1`` of the run. Most runs have one.
 
-    ``given`` (u,) are the classes of unlabelled pictures that joined the labels, -1 of the others; ``splits`` and ``source``
+    ``given`` (u,) are the classes of unlabelled images that joined the labels, -1 of the others; ``splits`` and ``source``
     have them in. ``base`` and ``base_source`` are those of the run.
     """
 
@@ -40,7 +40,7 @@ class Generation:
 
     @property
     def counts(self) -> list[int]:
-        """(C,) labelled pictures of each class, those that joined included."""
+        """(C,) labelled images of each class, those that joined included."""
         return [int(count) for count in self.splits.class_counts]
 
 
@@ -78,8 +78,8 @@ def resumed(experiment: Experiment, splits: Splits, source: ViewSource, fabric: 
         labels.shape == (len(splits.unlabeled),) and -1 <= labels.min() <= labels.max() < splits.n_classes
     ):
         raise CheckpointError(
-            f"the checkpoint of generation {number} has labels for {len(labels)} pictures, with classes {labels.min()} to "
-            f"{labels.max()}; the data have {len(splits.unlabeled)} unlabelled pictures and {splits.n_classes} classes. "
+            f"the checkpoint of generation {number} has labels for {len(labels)} images, with classes {labels.min()} to "
+            f"{labels.max()}; the data have {len(splits.unlabeled)} unlabelled images and {splits.n_classes} classes. "
             "Put the run folder back as it was, or train anew in another one."
         )
     found = generation(experiment, splits, source, fabric, number=number, given=labels)
@@ -107,6 +107,6 @@ def following(experiment: Experiment, before: Generation) -> tuple[Generation, s
     after = generation(experiment, before.base, before.base_source, trainer.fabric, number=number, given=given)
     joined = int((given >= 0).sum())
     if not joined:
-        return after, f"Generation {number + 1} begins with no label more: no unlabelled picture was chosen."
+        return after, f"Generation {number + 1} begins with no label more: no unlabelled image was chosen."
     counts = np.bincount(given[given >= 0], minlength=before.base.n_classes).tolist()
-    return after, f"Generation {number + 1} begins with {joined} pictures more, labelled by the one before, by class {counts}."
+    return after, f"Generation {number + 1} begins with {joined} images more, labelled by the one before, by class {counts}."

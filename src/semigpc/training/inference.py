@@ -1,4 +1,4 @@
-"""A finished run put to use: its network and its GP, on pictures of any kind."""
+"""A finished run put to use: its network and its GP, on images of any kind."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -62,20 +62,20 @@ class LoadedRun:
         return self.split["class_groups"]
 
     def predict(self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None) -> Predictions:
-        """Probabilities of M pictures by each head; ``on_batch`` hears how many pictures were just done."""
+        """Probabilities of M images by each head; ``on_batch`` hears how many images were just done."""
         batches = eval_loader(images, self.source, batch_size=self.experiment.train.eval_batch, workers=0)
         with using(self.experiment.train.threads or allowed()):
             return predict(self.network, self.gp, _counted(batches, on_batch), self.device)
 
     def has(self, name: Part) -> bool:
-        """Whether the run had such pictures."""
+        """Whether the run had such images."""
         return bool(self._counts(name))
 
     def _counts(self, name: Part) -> list[int] | None:
         return self.split["test_counts"] if name == "test" else self.split["validation_counts"]
 
     def part(self, name: Part) -> "tuple[LoadedRun, ImageSet]":
-        """Test or validation pictures of the run's own data, and the run as it was judged on them.
+        """Test or validation images of the run's own data, and the run as it was judged on them.
 
         The data are read again and must still be what they were, as far as this part is concerned.
         """
@@ -86,14 +86,14 @@ class LoadedRun:
             raise DataError(f"{error} The data are those that {self.folder.config} names.") from error
         images = splits.test if name == "test" else splits.validation
         if images is None:
-            raise RunError(f"{self.folder.path} has no {name} pictures. Give some with --data, or another --part.")
+            raise RunError(f"{self.folder.path} has no {name} images. Give some with --data, or another --part.")
         before = self.folder.split_names(name)
         now = np.bincount(images.labels, minlength=splits.n_classes).tolist()
         if splits.class_names != self.class_names or list(images.names) != before or now != self._counts(name):
             raise RunError(
-                f"the {name} pictures or their classes have changed since {self.folder.path} was trained: "
-                f"{len(self.class_names)} classes and {len(before)} pictures then, {splits.n_classes} and {len(images)} now. "
-                "Put them back as they were, or give pictures to judge by with --data."
+                f"the {name} images or their classes have changed since {self.folder.path} was trained: "
+                f"{len(self.class_names)} classes and {len(before)} images then, {splits.n_classes} and {len(images)} now. "
+                "Put them back as they were, or give images to judge by with --data."
             )
         if self.gp is None or not self.gp.config.rebuilt_for_evaluation:
             return self, images
@@ -115,7 +115,7 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
     choice = choice or ("best" if folder.best.exists() else "last")
     file = folder.best if choice == "best" else folder.last
     if not file.exists():
-        why = "it had no validation pictures" if folder.last.exists() else "it was stopped too early"
+        why = "it had no validation images" if folder.last.exists() else "it was stopped too early"
         raise RunError(f"{path} has no {choice} checkpoint: {why}. Choose another, or train on with --resume.")
     saved = folder.checkpoint(choice, experiment, split)
     original, counts = np.array(split["labeled_counts"]), np.array(saved.state["labeled_counts"])

@@ -23,7 +23,7 @@ class Listener:
     """Told what happens, as it happens. Every method does nothing here; override what you want to hear."""
 
     def features(self, done: int, total: int) -> None:
-        """Features of so many pictures are computed, of those that were not cached."""
+        """Features of so many images are computed, of those that were not cached."""
 
     def begin(self, first_step: int, total_steps: int) -> None:
         """Training starts at a step."""
@@ -106,7 +106,7 @@ class Journal:
     # Judging --------------------------------------------------------------------------------------------------------
 
     def evaluate(self, step: int, trainer: Trainer) -> bool:
-        """Judge on validation and test pictures; answers whether validation has never been better."""
+        """Judge on validation and test images; answers whether validation has never been better."""
         began, best = time.perf_counter(), False
         headline, entries = headline_head(trainer.refiner), {}
         for part, images in (("validation", self.splits.validation), ("test", self.splits.test)):

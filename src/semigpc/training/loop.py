@@ -38,7 +38,7 @@ class Stopped(Exception):  # noqa: N818 - not an error
 
 
 class Material(NamedTuple):
-    """What a run is made from: its splits, and where views of their pictures come from."""
+    """What a run is made from: its splits, and where views of their images come from."""
 
     splits: Splits
     source: ViewSource
@@ -129,7 +129,7 @@ def load_splits(experiment: Experiment) -> Splits:
 
 
 def view_source(experiment: Experiment, splits: Splits, device: torch.device, progress: Progress | None) -> ViewSource:
-    """What batches are made from: pictures, or in frozen mode their features, of which missing ones are computed."""
+    """What batches are made from: images, or in frozen mode their features, of which missing ones are computed."""
     if experiment.frozen is None:
         return Augment(experiment.augment)
     return cached_features(experiment.frozen, experiment.model, experiment.augment, splits, device=device, progress=progress)

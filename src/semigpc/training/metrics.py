@@ -13,7 +13,7 @@ BINS = 15  # of the reliability diagram
 def class_groups(labeled_counts: Array, unlabeled_counts: Array | None = None) -> dict[str, list[int]]:
     """Thirds of the classes by frequency: many, medium, few.
 
-    By labelled pictures; classes that are level there by unlabelled ones, where those are known, and then by their order.
+    By labelled images; classes that are level there by unlabelled ones, where those are known, and then by their order.
 
     Args:
         labeled_counts: (C,). unlabeled_counts: (C,).
@@ -24,10 +24,10 @@ def class_groups(labeled_counts: Array, unlabeled_counts: Array | None = None) -
 
 
 def classification_metrics(probs: Array, labels: Array, groups: dict[str, list[int]]) -> dict[str, Any]:
-    """Everything reported about predictions on labelled pictures, as plain numbers; None where a class has no picture.
+    """Everything reported about predictions on labelled images, as plain numbers; None where a class has no image.
 
     Balanced accuracy is the mean recall of the classes that occur, a group's accuracy the same over its classes, and the
-    calibration error sums |accuracy - confidence| over 15 bins of confidence, weighted by their pictures.
+    calibration error sums |accuracy - confidence| over 15 bins of confidence, weighted by their images.
 
     Args:
         probs: (M, C). labels: (M,) all known. groups: class ids by name.

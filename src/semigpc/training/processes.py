@@ -25,7 +25,7 @@ from semigpc.versions import versions
 # work between two meetings, so seconds would do, but for a checkpoint on a slow disk and data read for the first time.
 PATIENCE = timedelta(minutes=10)
 DECISIVE = ("semigpc", "torch", "numpy")  # of whose versions there must be but one
-COMPUTING_FEATURES = timedelta(days=30)  # no time limit for one network to go through all pictures
+COMPUTING_FEATURES = timedelta(days=30)  # no time limit for one network to go through all images
 
 
 class ProcessesError(RuntimeError):

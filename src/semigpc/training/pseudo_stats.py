@@ -28,7 +28,7 @@ class PseudoLabelStats:
         self._window: Tensor | None = None  # on the device of the pseudo-labels
 
     def add(self, pseudo: PseudoLabels, view_index: Tensor) -> None:
-        """Take in one step: what was believed of the unlabelled pictures at these positions (U,). The host does not wait."""
+        """Take in one step: what was believed of the unlabelled images at these positions (U,). The host does not wait."""
         n_classes, labels = self.n_classes, pseudo.probs.argmax(dim=1)
         if self._window is None:  # of all and of the accepted: true class, the unknown ones last, x pseudo-label
             self._window = labels.new_zeros(2, n_classes + 1, n_classes)

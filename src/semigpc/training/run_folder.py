@@ -60,7 +60,7 @@ class SplitFacts(TypedDict):
 
 
 class Bins(TypedDict):
-    """The reliability diagram; None in bins without pictures."""
+    """The reliability diagram; None in bins without images."""
 
     edges: list[float]
     confidence: list[Share | None]
@@ -69,7 +69,7 @@ class Bins(TypedDict):
 
 
 class GroupFigures(TypedDict):
-    """Accuracy of the classes with many, some and few labels; None if no picture is of them."""
+    """Accuracy of the classes with many, some and few labels; None if no image is of them."""
 
     many: Share | None
     medium: Share | None
@@ -194,7 +194,7 @@ class RunFolder:
         return read_json(self.split, "the run was never begun", SplitFacts, check=_check_split)
 
     def split_names(self, part: str) -> list[str]:
-        """Names of the pictures of a part, as ``split.npz`` has them; none if it has no such part."""
+        """Names of the images of a part, as ``split.npz`` has them; none if it has no such part."""
         path = self.path / "split.npz"
         try:
             must_be_file(path)

@@ -1,4 +1,4 @@
-"""Screening: can unlabelled pictures that belong to no class be told from the others?"""
+"""Screening: can unlabelled images that belong to no class be told from the others?"""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -16,15 +16,15 @@ from semigpc.training.experiment import Experiment
 from semigpc.training.state import Trainer
 from semigpc.types import ModelOutput
 
-SAMPLE = 2000  # unlabelled pictures that are looked at
+SAMPLE = 2000  # unlabelled images that are looked at
 KINDS: tuple[Confidence, ...] = get_args(Confidence)
 
 
 def screening(experiment: Experiment, splits: Splits, source: ViewSource, trainer: Trainer) -> dict[str, Any] | None:
-    """How well each confidence tells U_in from U_out, on 2000 unlabelled pictures at most; None where nobody knows U_out.
+    """How well each confidence tells U_in from U_out, on 2000 unlabelled images at most; None where nobody knows U_out.
 
     ``auroc_linear`` is that of the linear head's largest probability, ``auroc_max_softmax``, ``auroc_variance`` and
-    ``auroc_expected`` those of the GP that is evaluated. The pictures are drawn by the run's seed, the same ones every time.
+    ``auroc_expected`` those of the GP that is evaluated. The images are drawn by the run's seed, the same ones every time.
     """
     if splits.unlabeled_out is None:
         return None
@@ -46,7 +46,7 @@ def screening(experiment: Experiment, splits: Splits, source: ViewSource, traine
 
 @torch.no_grad()
 def confidences(network: nn.Module, gp: GaussianProcessRefiner | None, images: Tensor) -> dict[str, Tensor]:
-    """(M,) by each measure, the larger the more like a picture of a known class. An empty GP is left out. O(M N^2)."""
+    """(M,) by each measure, the larger the more like an image of a known class. An empty GP is left out. O(M N^2)."""
     training = network.training
     output: ModelOutput = network.eval()(images)
     network.train(training)
@@ -58,7 +58,7 @@ def confidences(network: nn.Module, gp: GaussianProcessRefiner | None, images: T
 
 
 def in_class_auroc(scores: Mapping[str, npt.NDArray[np.floating[Any]]], outside: npt.NDArray[np.bool_]) -> dict[str, float]:
-    """The chance that a picture of U_in has a higher score than one of U_out, half of it at a tie, of each score (M,)."""
+    """The chance that an image of U_in has a higher score than one of U_out, half of it at a tie, of each score (M,)."""
     from sklearn.metrics import roc_auc_score  # a second to import, which runs without U_out need not wait for
 
     return {name: float(roc_auc_score(~outside, values)) for name, values in scores.items()}

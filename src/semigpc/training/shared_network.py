@@ -29,7 +29,7 @@ class SharedNetwork(nn.Module):
     of all processes move on alike.
 
     Args:
-        network: pictures (m, 3, H, W) to a :class:`ModelOutput`; its batch normalisation must be gathered.
+        network: images (m, 3, H, W) to a :class:`ModelOutput`; its batch normalisation must be gathered.
         fabric: of the process group.
     """
 
@@ -38,7 +38,7 @@ class SharedNetwork(nn.Module):
         self.network, self.rank, self.n_ranks = network, fabric.global_rank, fabric.world_size
 
     def forward(self, images: Tensor) -> ModelOutput:
-        """Pictures (M, 3, H, W), the same on all processes, to outputs of all M rows."""
+        """Images (M, 3, H, W), the same on all processes, to outputs of all M rows."""
         bounds = [rank * len(images) // self.n_ranks for rank in range(self.n_ranks + 1)]
         sizes = [last - first for first, last in pairwise(bounds)]
         with own_draws(self.rank, images.device):

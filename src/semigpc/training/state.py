@@ -54,7 +54,7 @@ class Trainer:
 
     @torch.no_grad()
     def still_finite(self, images: Tensor) -> bool:
-        """Whether the network's features of these pictures are numbers; asked of this process alone, as others may be fine."""
+        """Whether the network's features of these images are numbers; asked of this process alone, as others may be fine."""
         if self.fabric.world_size == 1:
             output: ModelOutput = self.networks.student(images)
         else:  # in evaluation mode, which needs nobody else
@@ -142,9 +142,9 @@ def assemble(
     """Network, average, optimiser, refiner, add-on and algorithm, fresh.
 
     Args:
-        experiment: what to make. class_counts: (C,) labelled pictures of each class. fabric: where. n_unlabeled: pictures.
+        experiment: what to make. class_counts: (C,) labelled images of each class. fabric: where. n_unlabeled: images.
         original_counts: (C,) before the model's own labels joined.
-        cached_width: in frozen mode, of the features that stand in for pictures.
+        cached_width: in frozen mode, of the features that stand in for images.
     """
     n_classes = len(class_counts)
     heads: dict[str, HeadSpec] = experiment.algorithm.heads | experiment.addon.heads(n_classes)

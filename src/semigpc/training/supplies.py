@@ -8,7 +8,7 @@ PARTS = ("data", "augment", "model", "frozen", "seed")  # of an experiment, that
 
 
 def same_material(one: Experiment, other: Experiment) -> bool:
-    """Whether two experiments see the same pictures, or the same features of them."""
+    """Whether two experiments see the same images, or the same features of them."""
     return all(getattr(one, part) == getattr(other, part) for part in PARTS)
 
 
@@ -22,7 +22,7 @@ class Supplies:
         self._held: tuple[Experiment, Material] | None = None
 
     def of(self, experiment: Experiment) -> Material | None:
-        """Splits and features; None for pictures, of which a run's own views are made at no cost."""
+        """Splits and features; None for images, of which a run's own views are made at no cost."""
         if experiment.frozen is None:
             return None
         if self._held is None or not same_material(self._held[0], experiment):

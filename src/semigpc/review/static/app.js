@@ -18,7 +18,7 @@ async function keepUp() {
 state.about = await about();
 byId("folder").textContent = state.about.folder;
 document.title = `Review: ${state.about.folder}`;
-document.body.classList.toggle("tables", !state.about.pictures);
+document.body.classList.toggle("tables", !state.about.images);
 byId("undo").addEventListener("click", undo);
 byId("export").addEventListener("click", exportAll);
 filtersFromAddress();

@@ -1,4 +1,4 @@
-// One card: the picture or the values of a row, what is believed of it, and the labelled rows that are the reason.
+// One card: the image or the values of a row, what is believed of it, and the labelled rows that are the reason.
 
 import { dot, el, icon, percent, plural, side, signed } from "./dom.js";
 import { codeOf, state } from "./store.js";
@@ -18,7 +18,7 @@ export function makeCard(card) {
 
 export function fill(element, card) {
   const cell = element.firstChild;
-  const shot = cell.querySelector(".shot") ?? makeShot(card); // kept, so that a picture does not flicker
+  const shot = cell.querySelector(".shot") ?? makeShot(card); // kept, so that an image does not flicker
   cell.replaceChildren(shot, reasons(card), verdict(card), foot(card));
   shot.querySelector(".badge")?.remove();
   if (card.answer) shot.append(el("span", { class: "badge" }, icon(ANSWERS[card.answer][0]), ANSWERS[card.answer][1]));
@@ -48,19 +48,19 @@ export function mark(element, row) {
 function makeShot(card) {
   const shot = el("div", { class: "shot" });
   if (card.values) shot.append(bars(card.values));
-  else shot.append(picture(card.row, 384), el("button", { type: "button", class: "enlarge", tabindex: "-1", "aria-label": "Enlarge" }, icon("zoom")));
+  else shot.append(image(card.row, 384), el("button", { type: "button", class: "enlarge", tabindex: "-1", "aria-label": "Enlarge" }, icon("zoom")));
   shot.append(el("button", { type: "button", class: "select", tabindex: "-1", "aria-label": "Select" }, icon("check")));
   return shot;
 }
 
-export function picture(row, size) {
-  const image = el("img", { src: `pictures/${size}/${row}`, alt: "", loading: "lazy", decoding: "async", draggable: "false" });
+export function image(row, size) {
+  const image = el("img", { src: `images/${size}/${row}`, alt: "", loading: "lazy", decoding: "async", draggable: "false" });
   image.addEventListener("error", () => replaceBroken(image));
   return image;
 }
 
 async function replaceBroken(image) {
-  let reason = "This picture cannot be shown.";
+  let reason = "This image cannot be shown.";
   try {
     reason = (await (await fetch(image.src)).json()).error ?? reason;
   } catch {
@@ -83,7 +83,7 @@ function bars(values) {
 function reasons(card) {
   const list = el("ul", { class: "reasons", "aria-hidden": "true" });
   for (const reason of card.reasons) {
-    const thumb = card.values ? null : picture(reason.row, 96);
+    const thumb = card.values ? null : image(reason.row, 96);
     list.append(
       el("li", { title: `${reason.id}: ${reason.label}, ${signed(reason.weight)}`, class: side(reason.weight) }, thumb,
         el("span", { class: "why" }, el("span", { class: "label" }, dot(codeOf(reason.label)), reason.label ?? "?"),

@@ -1,7 +1,7 @@
-// Windows on top: choose among all classes, accept many, the keys, and a picture enlarged.
+// Windows on top: choose among all classes, accept many, the keys, and an image enlarged.
 
 import { acceptMany, correctCurrent } from "./actions.js";
-import { picture } from "./card.js";
+import { image } from "./card.js";
 import { byId, dot, el, icon, number, percent, plural, side, signed } from "./dom.js";
 import { focusCurrent } from "./grid.js";
 import { codeOf, currentCard, isOpen, state } from "./store.js";
@@ -125,7 +125,7 @@ byId("bulk").addEventListener("close", () => {
   byId("bulk").returnValue = "";
 });
 
-// --- keys, and a picture enlarged ------------------------------------------------------------------------------------------
+// --- keys, and an image enlarged ------------------------------------------------------------------------------------------
 
 byId("keys-list").append(...KEYS.flatMap(([key, does]) => [el("dt", {}, ...key.split(/(, | or | to )/).map((part, i) => (i % 2 ? part : el("kbd", {}, part)))), el("dd", {}, does)]));
 
@@ -136,9 +136,9 @@ export function openZoom() {
   if (!card || card.values) return;
   byId("zoom-title").textContent = card.id;
   const reasons = card.reasons.map((reason) =>
-    el("figure", {}, picture(reason.row, 384), el("figcaption", {}, el("span", { class: "name" }, dot(codeOf(reason.label)), reason.label ?? "?"), el("b", { class: side(reason.weight) }, signed(reason.weight)))));
+    el("figure", {}, image(reason.row, 384), el("figcaption", {}, el("span", { class: "name" }, dot(codeOf(reason.label)), reason.label ?? "?"), el("b", { class: side(reason.weight) }, signed(reason.weight)))));
   byId("zoom-body").replaceChildren(
-    el("figure", { class: "whole" }, picture(card.row, 1600), el("figcaption", {}, el("span", { class: "name" }, dot(codeOf(card.label)), card.label ?? "no label"), el("b", {}, card.answer ?? percent(card.confidence)), el("span", { class: "quiet" }, `variance ${percent(card.variance)}`))),
+    el("figure", { class: "whole" }, image(card.row, 1600), el("figcaption", {}, el("span", { class: "name" }, dot(codeOf(card.label)), card.label ?? "no label"), el("b", {}, card.answer ?? percent(card.confidence)), el("span", { class: "quiet" }, `variance ${percent(card.variance)}`))),
     el("div", { class: "because" }, el("h3", {}, "Because of these labels"), ...reasons));
   byId("zoom").showModal();
 }

@@ -1,14 +1,14 @@
-"""Five picture operations, several times faster than Pillow's on small pictures and the same byte for byte.
+"""Five image operations, several times faster than Pillow's on small images and the same byte for byte.
 
-Pillow fills tables of 256 to 768 Python numbers a call, which on a picture of 8 x 8 or 32 x 32
-pixels is nearly all of their cost: 60 to 200 microseconds, against 1 to 50 here. On larger pictures its C code wins.
+Pillow fills tables of 256 to 768 Python numbers a call, which on an image of 8 x 8 or 32 x 32
+pixels is nearly all of their cost: 60 to 200 microseconds, against 1 to 50 here. On larger images its C code wins.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from semigpc.data.pictures import to_image, to_pixels
+from semigpc.data.images import to_image, to_pixels
 
 VALUES = np.arange(256)
 CHANNELS = np.arange(3)
@@ -27,7 +27,7 @@ def autocontrast(image: Image.Image) -> Image.Image:
 
 def _extrema(image: Image.Image) -> list[tuple[int, int]]:
     """Smallest and largest value of each channel."""
-    return list(image.getextrema())  # type: ignore[arg-type]  # one pair a channel, as an RGB picture has three
+    return list(image.getextrema())  # type: ignore[arg-type]  # one pair a channel, as an RGB image has three
 
 
 def equalize(image: Image.Image) -> Image.Image:
@@ -46,7 +46,7 @@ def equalize(image: Image.Image) -> Image.Image:
 
 
 def contrast(image: Image.Image, factor: float) -> Image.Image:
-    """Blend with the picture's mean grey, which is rounded to a whole number."""
+    """Blend with the image's mean grey, which is rounded to a whole number."""
     grey = np.frombuffer(image.convert("L").tobytes(), np.uint8)
     mean = int(int(grey.sum(dtype=np.int64)) / len(grey) + 0.5)
     return Image.blend(Image.new("RGB", image.size, (mean, mean, mean)), image, factor)

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image, ImageOps
 from torch.utils.data import Dataset
 
+from semigpc.data.images import ImageError, Pixels, read_image, to_pixels
 from semigpc.data.paths import Bad
-from semigpc.data.pictures import PictureError, Pixels, read_picture, to_pixels
 from semigpc.text import printable
 
 
@@ -24,12 +24,12 @@ class Squares(NamedTuple):
     bad: list[Bad]
 
 
-class SquarePictures(Dataset[Squares]):
-    """Batch i of the named pictures: the largest square in the middle of each, resized to s x s.
+class SquareImages(Dataset[Squares]):
+    """Batch i of the named images: the largest square in the middle of each, resized to s x s.
 
     Args:
-        root: a folder. names: of pictures below it.
-        size: s. batch: pictures in a batch; the last may have fewer.
+        root: a folder. names: of images below it.
+        size: s. batch: images in a batch; the last may have fewer.
     """
 
     def __init__(self, root: Path, names: Sequence[str], size: int, batch: int) -> None:
@@ -45,7 +45,7 @@ class SquarePictures(Dataset[Squares]):
             try:
                 squares.append(self._square(self.root / name))
                 places.append(place)
-            except PictureError as error:
+            except ImageError as error:
                 bad.append((name, str(error)))
         return Squares(places, np.array(squares, np.uint8).reshape(-1, self.size, self.size, 3), bad)
 
@@ -53,11 +53,11 @@ class SquarePictures(Dataset[Squares]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of blemishes in a file that can be read all the same
             try:
-                return to_pixels(ImageOps.fit(read_picture(path), (self.size, self.size), Image.Resampling.BILINEAR))
-            except PictureError as error:
-                raise PictureError(_reason(error.__cause__ or error, path)) from error
+                return to_pixels(ImageOps.fit(read_image(path), (self.size, self.size), Image.Resampling.BILINEAR))
+            except ImageError as error:
+                raise ImageError(_reason(error.__cause__ or error, path)) from error
             except Exception as error:  # a decoder may stumble over a broken file in any way
-                raise PictureError(f"{type(error).__name__}: {_reason(error, path)}") from error
+                raise ImageError(f"{type(error).__name__}: {_reason(error, path)}") from error
 
 
 @contextmanager
@@ -81,5 +81,5 @@ def _reason(error: BaseException, path: Path) -> str:
     """One line without the path, which the name stands for."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = str(error).replace(f" {str(path)!r}", "").removeprefix(f"The picture {printable(path)} ")
+    text = str(error).replace(f" {str(path)!r}", "").removeprefix(f"The image {printable(path)} ")
     return " ".join(text.split())

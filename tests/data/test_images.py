@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semigpc.data import DataError, Images, pictures, zipped
-from semigpc.data.pictures import ArrayImages, FileImages, PictureError, read_picture
+from semigpc.data import DataError, Images, images, zipped
+from semigpc.data.images import ArrayImages, FileImages, ImageError, read_image
 from semigpc.data.zipped import ZipImages
-from tests.data.samples import picture
+from tests.data.samples import random_image
 
 ORIENTATION = 0x0112  # the EXIF tag
 
@@ -22,58 +22,58 @@ def save(path: Path, image: Image.Image, **options: object) -> Path:
 
 
 def test_exif_orientation_is_honoured(tmp_path: Path) -> None:
-    image = picture(6, 4, np.random.default_rng(0))
+    image = random_image(6, 4, np.random.default_rng(0))
     exif = Image.Exif()
     exif[ORIENTATION] = 6  # a quarter turn clockwise to be upright
-    turned = read_picture(save(tmp_path / "a.png", image, exif=exif))
+    turned = read_image(save(tmp_path / "a.png", image, exif=exif))
     assert turned.size == (4, 6)
     assert turned.tobytes() == image.transpose(Image.Transpose.ROTATE_270).tobytes()
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "CMYK"])
 def test_other_modes_become_rgb(tmp_path: Path, mode: str) -> None:
-    image = picture(6, 4, np.random.default_rng(0)).convert(mode)
+    image = random_image(6, 4, np.random.default_rng(0)).convert(mode)
     path = save(tmp_path / ("a.tif" if mode == "CMYK" else "a.png"), image)
-    assert read_picture(path).mode == "RGB"
+    assert read_image(path).mode == "RGB"
     if mode in ("L", "P", "1"):
-        assert read_picture(path).tobytes() == image.convert("RGB").tobytes()
+        assert read_image(path).tobytes() == image.convert("RGB").tobytes()
 
 
 def test_a_palette_with_transparency_is_read_without_a_warning(tmp_path: Path) -> None:
-    image = picture(6, 4, np.random.default_rng(0)).convert("P")
+    image = random_image(6, 4, np.random.default_rng(0)).convert("P")
     path = save(tmp_path / "a.png", image, transparency=bytes(range(256)))
-    assert read_picture(path).tobytes() == image.convert("RGB").tobytes()
+    assert read_image(path).tobytes() == image.convert("RGB").tobytes()
 
 
 def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path: Path) -> None:
     values = np.array([[0, 255, 256], [40000, 65535, 1000]], dtype=np.uint16)
-    pixels = np.asarray(read_picture(save(tmp_path / "a.png", Image.fromarray(values))))
+    pixels = np.asarray(read_image(save(tmp_path / "a.png", Image.fromarray(values))))
     assert pixels[..., 0].tolist() == [[0, 0, 1], [156, 255, 3]]
 
 
 def test_pixels_of_unknown_range_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "a.tif", Image.fromarray(np.ones((3, 3), np.float32)))
     with pytest.raises(DataError, match=r"a.tif cannot be read: its pixels are 32-bit"):
-        read_picture(path)
+        read_image(path)
 
 
 @pytest.mark.parametrize("ending", ["png", "jpg", "gif"])
 def test_a_truncated_or_foreign_file_is_an_error_with_its_path(tmp_path: Path, ending: str) -> None:
-    path = save(tmp_path / f"a.{ending}", picture(60, 40, np.random.default_rng(0)))
+    path = save(tmp_path / f"a.{ending}", random_image(60, 40, np.random.default_rng(0)))
     whole = path.read_bytes()
-    for content in (whole[: len(whole) // 2], whole[:20], b"", b"no picture"):
+    for content in (whole[: len(whole) // 2], whole[:20], b"", b"no image"):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=f"The picture .*a.{ending} cannot be read"):
-            read_picture(path)
+        with pytest.raises(DataError, match=f"The image .*a.{ending} cannot be read"):
+            read_image(path)
     path.unlink()
     with pytest.raises(DataError, match=f"a.{ending} is no longer there"):
-        read_picture(path)
+        read_image(path)
 
 
-def test_decoded_pictures_are_kept_up_to_the_limit(tmp_path: Path) -> None:
+def test_decoded_images_are_kept_up_to_the_limit(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    paths = [save(tmp_path / f"{i}.png", picture(10, 10, rng)) for i in range(4)]
-    images = FileImages(paths, cache_bytes=900)  # two pictures of 400 bytes
+    paths = [save(tmp_path / f"{i}.png", random_image(10, 10, rng)) for i in range(4)]
+    images = FileImages(paths, cache_bytes=900)  # two images of 400 bytes
     first = [images[i].tobytes() for i in range(4)]
     assert images[0] is images[0]
     assert images[1] is images[1]
@@ -91,12 +91,10 @@ def test_too_many_pixels_are_refused_by_name_size_and_limit(tmp_path: Path, monk
     Image.new("L", (300, 40)).save(path)
     with zipfile.ZipFile(tmp_path / "pool.zip", "w") as packed:
         packed.write(path, "wide.png")
-    monkeypatch.setattr(pictures, "MOST_PIXELS", 10_000)
+    monkeypatch.setattr(images, "MOST_PIXELS", 10_000)
     sources: list[Images] = [FileImages([path]), ZipImages(tmp_path / "pool.zip", ["wide.png"])]
     for source in sources:
-        with pytest.raises(
-            PictureError, match=r"wide.png has 12000 pixels \(300 x 40\), and 10000 is the most. Make it smaller"
-        ):
+        with pytest.raises(ImageError, match=r"wide.png has 12000 pixels \(300 x 40\), and 10000 is the most. Make it smaller"):
             source[0]
     with pytest.raises(DataError, match=r"An image of the array has 12000 pixels \(300 x 40\), and 10000 is the most"):
         ArrayImages(np.zeros((2, 40, 300), np.uint8))
@@ -106,15 +104,15 @@ def test_pillow_has_no_say_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = tmp_path / "wide.png"
     Image.new("L", (300, 40)).save(path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 7000)  # it warns of more, and warnings are errors here
-    assert read_picture(path).size == (300, 40)
+    assert read_image(path).size == (300, 40)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)  # it refuses more than twice as many
-    with pytest.raises(PictureError, match=r"wide.png has 12000 pixels, and 10000 is the most"):
-        read_picture(path)
+    with pytest.raises(ImageError, match=r"wide.png has 12000 pixels, and 10000 is the most"):
+        read_image(path)
 
 
 def test_a_member_of_a_zip_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(tmp_path / "pool.zip", "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("bomb.png", bytes(100_000))
     monkeypatch.setattr(zipped, "MOST_BYTES", 50_000)
-    with pytest.raises(PictureError, match=r"bomb.png cannot be read: it has 100000 bytes unpacked, and no image"):
+    with pytest.raises(ImageError, match=r"bomb.png cannot be read: it has 100000 bytes unpacked, and no image"):
         ZipImages(tmp_path / "pool.zip", ["bomb.png"])[0]

@@ -1,4 +1,4 @@
-"""Pictures that cannot be read, or look as if they could not: found, told and left out, or embedded all the same."""
+"""Images that cannot be read, or look as if they could not: found, told and left out, or embedded all the same."""
 
 from pathlib import Path
 
@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semigpc.data.pictures import PictureError
+from semigpc.data.images import ImageError
 from semigpc.labeling.embed import embed_folder
-from tests.data.samples import picture, write_pictures
+from tests.data.samples import random_image, write_images
 from tests.labeling.embedding_samples import TINY, leftovers, rows_of
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    write_pictures(tmp_path / "photos", {"b": 4, "a/deep": 3}, size=(20, 15))
+    write_images(tmp_path / "photos", {"b": 4, "a/deep": 3}, size=(20, 15))
     return tmp_path / "photos"
 
 
 def spoil(photos: Path, outside: Path) -> None:
-    (photos / "a/text.jpg").write_text("no picture")
-    whole = picture(60, 40, np.random.default_rng(0))
+    (photos / "a/text.jpg").write_text("no image")
+    whole = random_image(60, 40, np.random.default_rng(0))
     whole.save(photos / "whole.jpg")
     (photos / "b/cut.jpg").write_bytes((photos / "whole.jpg").read_bytes()[:900])
     (photos / "huge.ppm").write_bytes(b"P6 20000 20000 255\n" + bytes(3000))
@@ -29,12 +29,10 @@ def spoil(photos: Path, outside: Path) -> None:
     (photos / "fine_link.png").symlink_to(photos / "b/0.png")
 
 
-def test_all_bad_pictures_are_found_before_any_is_told(photos: Path, tmp_path: Path) -> None:
+def test_all_bad_images_are_found_before_any_is_told(photos: Path, tmp_path: Path) -> None:
     spoil(photos, tmp_path / "outside.png")
     out = tmp_path / "x.parquet"
-    with pytest.raises(
-        PictureError, match=r"4 of 13 pictures cannot be read \(a/text.jpg: cannot identify image file; b/cut.jp"
-    ):
+    with pytest.raises(ImageError, match=r"4 of 13 images cannot be read \(a/text.jpg: cannot identify image file; b/cut.jp"):
         embed_folder(photos, out, TINY)
     assert not out.exists()
     told = dict(line.split("\t") for line in (tmp_path / "x.parquet.bad.txt").read_text().splitlines())
@@ -47,28 +45,28 @@ def test_all_bad_pictures_are_found_before_any_is_told(photos: Path, tmp_path: P
     assert (skipped.rows, skipped.made, [name for name, _ in skipped.bad]) == (9, 0, list(told))
     assert {"fine_link.png", "whole.jpg"} < set(rows_of(out))
     assert embed_folder(photos, out, TINY, skip_bad=True) == skipped._replace(made=None)
-    with pytest.raises(PictureError, match="4 of 13 pictures cannot be read"):
+    with pytest.raises(ImageError, match="4 of 13 images cannot be read"):
         embed_folder(photos, out, TINY)
 
 
-def test_pictures_that_were_mended_are_taken_up(photos: Path, tmp_path: Path) -> None:
+def test_images_that_were_mended_are_taken_up(photos: Path, tmp_path: Path) -> None:
     good = (photos / "b/0.png").read_bytes()
-    (photos / "b/0.png").write_text("no picture")
-    with pytest.raises(PictureError, match="1 of 7"):
+    (photos / "b/0.png").write_text("no image")
+    with pytest.raises(ImageError, match="1 of 7"):
         embed_folder(photos, tmp_path / "x.parquet", TINY)
     (photos / "b/0.png").write_bytes(good)
     assert embed_folder(photos, tmp_path / "x.parquet", TINY)[1:4] == (7, [], 1)
     assert leftovers(tmp_path) == []  # nor the list of bad ones
 
 
-def test_a_folder_of_nothing_but_bad_pictures_is_an_error_in_any_case(tmp_path: Path) -> None:
+def test_a_folder_of_nothing_but_bad_images_is_an_error_in_any_case(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
-    (tmp_path / "photos/a.jpg").write_text("no picture")
-    with pytest.raises(PictureError, match=r"None of the 1 pictures can be read \(a.jpg: cannot identify image file\)"):
+    (tmp_path / "photos/a.jpg").write_text("no image")
+    with pytest.raises(ImageError, match=r"None of the 1 images can be read \(a.jpg: cannot identify image file\)"):
         embed_folder(tmp_path / "photos", tmp_path / "x.parquet", TINY, skip_bad=True)
 
 
-def test_a_large_picture_is_welcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_image_is_welcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # from which on Pillow warns; it refuses twice as many
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (40, 40)).save(tmp_path / "photos/large.png")
@@ -82,8 +80,8 @@ def test_names_of_any_kind(photos: Path, tmp_path: Path) -> None:
         (photos / name).write_bytes(content)
     (photos / ".cache").mkdir()
     (photos / ".cache/a.png").write_bytes(content)
-    (photos / "notes.txt").write_text("not a picture, nor called one")
-    (photos / "broken\n.png").write_text("no picture")
+    (photos / "notes.txt").write_text("not an image, nor called one")
+    (photos / "broken\n.png").write_text("no image")
     with (Path(str(photos)) / "latin\udce9.png").open("wb") as file:
         file.write(content)
     result = embed_folder(photos, tmp_path / "x.parquet", TINY, skip_bad=True)

@@ -1,4 +1,4 @@
-"""Where pictures come from: arrays in memory, and files decoded when they are asked for."""
+"""Where images come from: arrays in memory, and files decoded when they are asked for."""
 
 import re
 import struct
@@ -24,17 +24,17 @@ MOST_BYTES = 8 * MOST_PIXELS  # of one image in a zip file: four channels of 16 
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, MemoryError, OverflowError, struct.error)  # what Pillow may raise
 
 
-class PictureError(DataError):
-    """A picture that cannot be read; the message has its path."""
+class ImageError(DataError):
+    """An image that cannot be read; the message has its path."""
 
 
 class ArrayImages:
-    """Pictures held as (P, H, W, 3) bytes, or (P, H, W) if grey, which is repeated in all three channels when asked for."""
+    """Images held as (P, H, W, 3) bytes, or (P, H, W) if grey, which is repeated in all three channels when asked for."""
 
     def __init__(self, pixels: NDArray[Any]) -> None:
         if pixels.dtype != np.uint8 or not (pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[3] == 3)):
             raise DataError(
-                "Pictures given as an array must be uint8 of shape (count, height, width, 3), or (count, height, width) if "
+                "Images given as an array must be uint8 of shape (count, height, width, 3), or (count, height, width) if "
                 f"grey; got {pixels.dtype} of shape {pixels.shape}. Scale values to 0..255 and put channels last."
             )
         height, width = pixels.shape[1:3]
@@ -54,9 +54,9 @@ class ArrayImages:
 
 
 class KeptImages(ABC):
-    """Pictures that are decoded by ``read`` when they are asked for, and then kept.
+    """Images that are decoded by ``read`` when they are asked for, and then kept.
 
-    Decoded pictures are kept until ``cache_bytes`` of them are held, and none is thrown out for another: which pictures come
+    Decoded images are kept until ``cache_bytes`` of them are held, and none is thrown out for another: which images come
     next is random, so the first ones are worth as much as the last. Each worker process of a loader keeps its own.
     """
 
@@ -67,25 +67,25 @@ class KeptImages(ABC):
 
     @abstractmethod
     def read(self, position: int) -> Image.Image:
-        """Decode a picture, whether it is held or not."""
+        """Decode an image, whether it is held or not."""
 
     def __getitem__(self, position: int) -> Image.Image:
-        picture = self._held.get(position)
-        if picture is None:
-            picture = self.read(position)
-            size = 4 * picture.width * picture.height  # Pillow holds RGB in four bytes
+        image = self._held.get(position)
+        if image is None:
+            image = self.read(position)
+            size = 4 * image.width * image.height  # Pillow holds RGB in four bytes
             if size <= self._room:
                 self._room -= size
-                self._held[position] = picture
-        return picture
+                self._held[position] = image
+        return image
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a worker process: where the pictures are, and not those decoded so far."""
+        """What goes to a worker process: where the images are, and not those decoded so far."""
         return self.__dict__ | {"_held": {}, "_room": self.cache_bytes}
 
 
 class FileImages(KeptImages):
-    """Pictures in files, upright and RGB, decoded and kept. One that cannot be read is an error with its path, never skipped.
+    """Images in files, upright and RGB, decoded and kept. One that cannot be read is an error with its path, never skipped.
 
     Args:
         paths: P files.
@@ -100,22 +100,22 @@ class FileImages(KeptImages):
         return len(self.paths)
 
     def read(self, position: int) -> Image.Image:
-        """Decode a picture, whether it is held or not."""
-        return read_picture(self.paths[position])
+        """Decode an image, whether it is held or not."""
+        return read_image(self.paths[position])
 
     def fingerprint(self, position: int) -> bytes:
-        """Which file, how large and from when: changes when the picture does, without reading it."""
+        """Which file, how large and from when: changes when the image does, without reading it."""
         path = self.paths[position]
         try:
             facts = path.stat()
         except OSError as error:
-            raise PictureError(
-                f"The picture {printable(path)} cannot be found: {error}. Put it back, or take it out of the data."
+            raise ImageError(
+                f"The image {printable(path)} cannot be found: {error}. Put it back, or take it out of the data."
             ) from error
         return f"{path.absolute()} {facts.st_size} {facts.st_mtime_ns}".encode()
 
 
-def read_picture(path: Path, content: IO[bytes] | None = None) -> Image.Image:
+def read_image(path: Path, content: IO[bytes] | None = None) -> Image.Image:
     """Decode one file, or ``content`` that was found at ``path``; turn it as its EXIF orientation says; convert it to RGB."""
     with opened_image(path, content) as opened:
         opened.load()
@@ -124,14 +124,14 @@ def read_picture(path: Path, content: IO[bytes] | None = None) -> Image.Image:
 
 @contextmanager
 def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image.Image]:
-    """An image whose header was read, to be decoded within; what goes wrong there becomes a PictureError that names the file.
+    """An image whose header was read, to be decoded within; what goes wrong there becomes an ImageError that names the file.
 
     Raises:
-        PictureError: it is not there, is no regular file, has more than MOST_PIXELS, or cannot be decoded.
+        ImageError: it is not there, is no regular file, has more than MOST_PIXELS, or cannot be decoded.
     """
     shown = printable(path)
     if content is None and (reason := trouble(path)) is not None:
-        raise PictureError(f"The picture {shown} cannot be read: {reason}.")
+        raise ImageError(f"The image {shown} cannot be read: {reason}.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is stated below
@@ -139,18 +139,18 @@ def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image
         with opened:
             width, height = opened.size
             if width * height > MOST_PIXELS:
-                raise PictureError(f"The picture {shown} {_too_large(width * height, f' ({width} x {height})')}")
+                raise ImageError(f"The image {shown} {_too_large(width * height, f' ({width} x {height})')}")
             yield opened
-    except PictureError:
+    except ImageError:
         raise
     except FileNotFoundError as error:
-        raise PictureError(f"The picture {shown} is no longer there. Put it back, or take it out of the data.") from error
+        raise ImageError(f"The image {shown} is no longer there. Put it back, or take it out of the data.") from error
     except Image.DecompressionBombError as error:
         count = re.search(r"\d+", str(error))
-        raise PictureError(f"The picture {shown} {_too_large(int(count[0]) if count else 0)}") from None
+        raise ImageError(f"The image {shown} {_too_large(int(count[0]) if count else 0)}") from None
     except BROKEN as error:
-        raise PictureError(
-            f"The picture {shown} cannot be read: {error}. It may be truncated or no picture at all; "
+        raise ImageError(
+            f"The image {shown} cannot be read: {error}. It may be truncated or no image at all; "
             "replace it, or take it out of the data."
         ) from error
 
@@ -161,14 +161,14 @@ def _too_large(pixels: int, sides: str = "") -> str:
     return f"has {pixels} pixels{sides}, and {most} is the most. Make it smaller, or take it out of the data."
 
 
-def _to_rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode in ("I", "F"):
-        raise ValueError(f"its pixels are 32-bit numbers (mode {picture.mode}), of unknown range; save it with 8 or 16 bits")
-    if picture.mode.startswith("I;16"):  # Pillow would clip at 255 and turn nearly everything white
-        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
-    if "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-    return picture.convert("RGB")
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels are 32-bit numbers (mode {image.mode}), of unknown range; save it with 8 or 16 bits")
+    if image.mode.startswith("I;16"):  # Pillow would clip at 255 and turn nearly everything white
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")
 
 
 def to_pixels(image: Image.Image) -> Pixels:
@@ -177,6 +177,6 @@ def to_pixels(image: Image.Image) -> Pixels:
 
 
 def to_image(pixels: Pixels) -> Image.Image:
-    """The picture of (H, W, 3) bytes, at half of what ``Image.fromarray`` costs."""
+    """The image of (H, W, 3) bytes, at half of what ``Image.fromarray`` costs."""
     height, width, _ = pixels.shape
     return Image.frombytes("RGB", (width, height), pixels.tobytes())
