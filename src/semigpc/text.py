@@ -1,7 +1,10 @@
-"""Text from outside: what is a label and what stands for none; names on their way to a terminal or a spreadsheet."""
+"""Text: class labels from outside, names for a terminal or a spreadsheet, messages for unknown names, formatted numbers."""
 
+import difflib
+import math
 import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a spreadsheet recognises something to compute
@@ -9,6 +12,9 @@ NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", re.IGNORECASE)  # computes n
 APOSTROPHE = "'"
 HIDDEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, lone surrogates, separators of lines and paragraphs
 DIRECTION = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # overrides and isolates reorder a line
+CLASS_GROUPS = ("many", "medium", "few")  # thirds of the classes, by their number of labels
+ABSENT = "\N{EN DASH}"
+MINUS, PLUS_MINUS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
 NO_LABEL = re.compile(r"-1(\.0*)?|nan|", re.IGNORECASE)  # what stands for no label where labels are text
 
 
@@ -69,3 +75,53 @@ def _is_formula(text: str) -> bool:
 def as_utf8(text: str) -> str:
     """The text with a question mark for each byte of a file's name that is not UTF-8, so that any file can hold it."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def similar_names(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """Return up to ``most`` of the known names that look like a misspelt one, the most similar first."""
+    return difflib.get_close_matches(name, list(known), n=most, cutoff=0.5)
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    """Return the message for a name that is not on a list: the most similar known name, then all of them."""
+    names = sorted(known)
+    similar = similar_names(name, names)
+    hint = f" did you mean {similar[0]!r}?" if similar else ""
+    return f"unknown {what} {name!r};{hint} Known: {', '.join(names)}."
+
+
+def percent(share: float | None) -> str:
+    """Write a share with one decimal, and a dash where there is none."""
+    return ABSENT if share is None or not math.isfinite(share) else f"{100 * share:.1f}%"
+
+
+def mean_and_spread(mean: float | None, std: float | None, n: int) -> tuple[str, str]:
+    """Write a mean share and its deviation in percent, without the sign; one seed has no deviation."""
+    spread = f"{PLUS_MINUS} {100 * std:.1f}" if std is not None and n > 1 else ""
+    return (ABSENT, "") if mean is None else (f"{100 * mean:.1f}", spread)
+
+
+def points(difference: float | None) -> str:
+    """Write a difference of shares in percentage points, with its sign."""
+    if difference is None or not math.isfinite(difference):
+        return ABSENT
+    written = f"{100 * difference:+.1f}"
+    return "0.0" if float(written) == 0 else written.replace("-", MINUS)
+
+
+def count(value: float | None) -> str:
+    """Write a whole number with thousands set apart."""
+    return ABSENT if value is None or not math.isfinite(value) else f"{value:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Write a time in its two largest units."""
+    if seconds is None or not math.isfinite(seconds):
+        return ABSENT
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"

@@ -2,7 +2,8 @@
 
 import math
 
-from semigpc.report.wording import count, duration, flatten, mean_and_spread, number_of, percent, points, run_title, short
+from semigpc.report.wording import flatten, number_of, run_title, short
+from semigpc.text import count, duration, mean_and_spread, percent, points
 
 
 def test_what_is_not_known_is_a_dash() -> None:

@@ -116,10 +116,10 @@ def step(
     """
     from semigpc.algorithms import ALGORITHMS
     from semigpc.bench.step import bench_step
-    from semigpc.training.settings import nearest_name
+    from semigpc.text import unknown_name
 
     if algorithm not in ALGORITHMS:
-        raise typer.BadParameter(nearest_name("algorithm", algorithm, list(ALGORITHMS)), param_hint="--algorithm")
+        raise typer.BadParameter(unknown_name("algorithm", algorithm, ALGORITHMS), param_hint="--algorithm")
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("Steps", total=3 * repetitions)

@@ -103,8 +103,8 @@ def _chosen(
     from semigpc.bench.field import Field
     from semigpc.recipes.field import BASES, PROBLEMS, REFINERS
     from semigpc.refiners import REFINERS as KNOWN
+    from semigpc.text import unknown_name
     from semigpc.training import SettingError
-    from semigpc.training.settings import nearest_name
 
     at_hand = [name for name, one in PROBLEMS.items() if root is not None or not one.cached]
     asked: dict[str, tuple[Iterable[str], Mapping[str, Any]]] = {
@@ -116,7 +116,7 @@ def _chosen(
     for kind, (names, known) in asked.items():
         for name in names:
             if name not in known:
-                raise SettingError(nearest_name(kind, name, list(known)))
+                raise SettingError(unknown_name(kind, name, known))
     problems, bases, addons, refiners = (tuple(dict.fromkeys(names)) for names, _ in asked.values())
     needy = [name for name in problems if name not in at_hand]
     if needy:

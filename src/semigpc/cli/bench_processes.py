@@ -33,11 +33,11 @@ def processes(
     """
     from semigpc.algorithms import ALGORITHMS
     from semigpc.bench.processes import compare_processes
-    from semigpc.training.settings import nearest_name
+    from semigpc.text import unknown_name
 
     for name in algorithm or []:
         if name not in ALGORITHMS:
-            raise typer.BadParameter(nearest_name("algorithm", name, list(ALGORITHMS)), param_hint="--algorithm")
+            raise typer.BadParameter(unknown_name("algorithm", name, ALGORITHMS), param_hint="--algorithm")
     console, records = Console(stderr=True), []
     with tempfile.TemporaryDirectory() as folder, console.status("starting") as status:
         for name in algorithm or list(ALGORITHMS):

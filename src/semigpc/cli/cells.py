@@ -6,10 +6,10 @@ from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
 from semigpc.cli.experiments import with_addon
 from semigpc.recipes import RECIPES
+from semigpc.text import unknown_name
 from semigpc.training import SettingError
 from semigpc.training.comparison import Cell
 from semigpc.training.experiment import override_all
-from semigpc.training.settings import nearest_name
 
 REFINER_LABELS = {"none": "", "similarity": " + similarity", "gp": " + SemiGPC"}
 
@@ -19,7 +19,7 @@ def make_cells(
 ) -> list[Cell]:
     """Labels only first, then every algorithm with every add-on and every refiner."""
     if recipe not in RECIPES:
-        raise SettingError(nearest_name("recipe", recipe, list(RECIPES)))
+        raise SettingError(unknown_name("recipe", recipe, RECIPES))
     chosen = [("supervised", "none", "none")] + [
         (algorithm, addon, refiner)
         for algorithm in (algorithms or list(ALGORITHMS))

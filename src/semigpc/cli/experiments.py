@@ -8,9 +8,9 @@ from semigpc.data import DataError
 from semigpc.recipes import RECIPES
 from semigpc.recipes.cpu_scale import EMBEDDED, FROZEN, on_cached_features
 from semigpc.recipes.own import own_arrays, own_folder
+from semigpc.text import unknown_name
 from semigpc.training import Experiment, SettingError
 from semigpc.training.experiment import config_type
-from semigpc.training.settings import nearest_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,4 +142,4 @@ def _number(text: str) -> float | None:
 
 
 def _recipes(name: str) -> str:
-    return nearest_name("recipe", name, list(RECIPES)).partition("; ")[2] or f"known are {', '.join(RECIPES)}."
+    return unknown_name("recipe", name, RECIPES).partition("; ")[2] or f"known are {', '.join(RECIPES)}."

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from semigpc.algorithms import ALGORITHMS
 from semigpc.bench.field import SEMIGPC
-from semigpc.training.metrics import GROUPS
+from semigpc.text import CLASS_GROUPS
 
 STEP = (
     "Slower: seconds of a step over those of the algorithm without add-on, mean over algorithms, fastest of several windows "
@@ -21,7 +21,7 @@ def problem_table(problem: Mapping[str, Any], bases: Sequence[str]) -> Table:
     """A row a method, a column an algorithm; then methods that have no base of these."""
     seeds = problem["of_seeds"]
     title = f"{problem['title']}\nbalanced accuracy in percent" + (f", mean and spread of {seeds} seeds" if seeds > 1 else "")
-    table = _table(title, "", *(ALGORITHMS[base].label for base in bases), *GROUPS, "s a run")
+    table = _table(title, "", *(ALGORITHMS[base].label for base in bases), *CLASS_GROUPS, "s a run")
     ours = [row for row in problem["rows"] if row["base"] in bases]
     best = {base: max((row["mean"] for row in ours if row["base"] == base), default=None) for base in bases}
     for method in dict.fromkeys(row["method"] for row in ours):
@@ -47,7 +47,7 @@ def _figure(row: Mapping[str, Any] | None, seeds: int, best: float | None) -> st
 
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    groups = [mean(row["groups"][group] for row in rows) for group in GROUPS]
+    groups = [mean(row["groups"][group] for row in rows) for group in CLASS_GROUPS]
     return [*(f"{100 * value:.0f}" for value in groups), f"{mean(row['seconds'] for row in rows):.1f}"]
 
 

@@ -13,13 +13,13 @@ from semigpc.recipes.paper_table import Group, Options, PaperCell, PaperTable
 from semigpc.recipes.published import Published
 from semigpc.recipes.verdicts import agrees, judge_gain
 from semigpc.report.run_folder import read_run
+from semigpc.text import CLASS_GROUPS
 from semigpc.training import Experiment, RunError, RunFolder
 from semigpc.training.comparison import Cell, run_path
 from semigpc.training.run_folder import read_json
 
 METRIC = "top1"
 PATHS = ("root", "splits", "pretrained")  # settings that name a place
-GROUPS = ("many", "medium", "few")
 LAST = 20  # evaluations
 
 
@@ -111,7 +111,7 @@ def _figures(cell: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict
         "last": _over_seeds(last)
         | {
             "balanced_accuracy": [_percent(result["balanced_accuracy"]) for result in last],
-            **{name: [_percent(result["groups"].get(name)) for result in last] for name in GROUPS},
+            **{name: [_percent(result["groups"].get(name)) for result in last] for name in CLASS_GROUPS},
             "per_class_recall": [[_percent(recall, 1) for recall in result["per_class_recall"]] for result in last],
         },
         "best_on_test": _over_seeds(best) | {"step": [result["step"] for result in best]},

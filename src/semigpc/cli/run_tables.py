@@ -8,8 +8,8 @@ from rich.table import Table
 
 from semigpc.cli.tables import verbatim
 from semigpc.report.wording import SCORE_NAMES
+from semigpc.text import CLASS_GROUPS
 
-GROUPS = ("many", "medium", "few")
 HEADS = {"linear": "linear", "gp": "GP"}
 CHOICES = {"best_on_validation": "best on validation", "best_on_test": "best on test*"}
 OPTIMISTIC = "* chosen on the test set itself, so better than new images will be"
@@ -55,12 +55,12 @@ def _table() -> Table:
     table.add_column("step", justify="right")
     for heading in ("images", "head"):
         table.add_column(heading)
-    for heading in ("balanced", "top-1", *GROUPS):
+    for heading in ("balanced", "top-1", *CLASS_GROUPS):
         table.add_column(heading, justify="right")
     return table
 
 
 def _add(table: Table, name: str, entry: Mapping[str, Any]) -> None:
-    figures = [entry["balanced_accuracy"], entry["top1"], *(entry["groups"].get(group) for group in GROUPS)]
+    figures = [entry["balanced_accuracy"], entry["top1"], *(entry["groups"].get(group) for group in CLASS_GROUPS)]
     shown = ["-" if figure is None else f"{100 * figure:.1f}" for figure in figures]
     table.add_row(name, str(entry["step"]), verbatim(entry["part"]), HEADS[entry["head"]], *shown)

@@ -10,9 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from semigpc.text import printable
-
-GROUPS = ("many", "medium", "few")
+from semigpc.text import CLASS_GROUPS, printable
 
 
 def say(line: str, *, err: bool = False) -> None:
@@ -30,11 +28,11 @@ def comparison_table(comparison: dict[str, Any]) -> Table:
     many_seeds = len(comparison["seeds"]) > 1
     spread = ", mean and standard deviation" if many_seeds else ""
     table = _table(verbatim(comparison["title"]).append(f"\ntest accuracy in percent{spread}"))
-    for heading in ("", "balanced", *GROUPS, "ECE"):
+    for heading in ("", "balanced", *CLASS_GROUPS, "ECE"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading))
     best = max(cell["mean"]["balanced_accuracy"] for cell in comparison["cells"])
     for cell in comparison["cells"]:
-        values = [_percent(cell, name, spread=many_seeds) for name in ("balanced_accuracy", *GROUPS, "ece")]
+        values = [_percent(cell, name, spread=many_seeds) for name in ("balanced_accuracy", *CLASS_GROUPS, "ece")]
         if cell["mean"]["balanced_accuracy"] == best:
             values[0] = f"[bold]{values[0]}[/bold]"
         table.add_row(verbatim(cell["label"]), *values)

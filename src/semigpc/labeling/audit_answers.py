@@ -1,6 +1,5 @@
 """What people wrote into a sample of pseudo-labels, and what it says of all of them."""
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from semigpc.data.tables import SUFFIXES, as_label, is_table, read_pairs
 from semigpc.labeling.audit import Design, write_facts
 from semigpc.labeling.precision import LEVEL, precision
 from semigpc.labeling.project import Project
+from semigpc.text import similar_names
 
 RIGHT = frozenset(("y", "yes", "correct", "right", "true", "ok"))
 WRONG = frozenset(("n", "no", "wrong", "false"))
@@ -133,7 +133,7 @@ def _reader(classes: Sequence[str], path: Path) -> Callable[[str, str], str | No
             return by_folded[word]
         if word in RIGHT or word in WRONG:
             return label if word in RIGHT else None
-        close = difflib.get_close_matches(answer, list(classes), n=1, cutoff=0.6)
+        close = similar_names(answer, classes)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {listed(list(classes))}."
         raise DataError(
             f"{path} has the answer {answer!r}, which is no class; {hint} Write a class, or y if the label is right and n if "

@@ -3,7 +3,6 @@
 Embeddings are one column of lists, all of one length, or many columns of numbers.
 """
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import pyarrow
 
 from semigpc.data.dataset import DataError, listed
+from semigpc.text import similar_names
 
 SPECIAL = "*?["  # what makes a name of features a pattern
 
@@ -105,7 +105,7 @@ def _one(option: str, asked: str | None, usual: Sequence[str], known: Sequence[s
 
 def unknown_column(name: str, known: Sequence[str], path: object, option: str) -> str:
     """What to say of a column that is not there."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = similar_names(name, known)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"{path} has no column {name!r}, which {option} names.{hint} It has {listed(known, 8) or 'none'}."
 

@@ -1,12 +1,13 @@
 """Backbones that timm builds: the paper's vision transformers by our names, and everything else by timm's."""
 
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+
+from semigpc.text import similar_names
 
 
 class HubError(RuntimeError):
@@ -92,7 +93,7 @@ def build_timm(
     import timm
 
     if not timm.is_model(name.partition(".")[0]):
-        raise KeyError(unknown_name(name, [*others, *timm.list_models()]))
+        raise KeyError(_unknown_model(name, [*others, *timm.list_models()]))
     if pretrained and patch_size is not None:
         raise ValueError(
             f"hub weights fit the patch kernel they were trained with, which is not resized; "
@@ -111,7 +112,7 @@ def build_timm(
     except Exception as error:
         if "Invalid pretrained tag" in str(error):
             tagged = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
-            raise KeyError(unknown_name(name, tagged)) from error
+            raise KeyError(_unknown_model(name, tagged)) from error
         if pretrained:
             raise HubError(
                 f"the hub weights of {name} could not be fetched ({type(error).__name__}: {error}). "
@@ -131,8 +132,8 @@ def input_statistics(name: str) -> tuple[tuple[float, float, float], tuple[float
     return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
 
 
-def unknown_name(name: str, known: Iterable[str]) -> str:
+def _unknown_model(name: str, known: Iterable[str]) -> str:
     """The message for a model nobody knows, with the names that look most like it."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    close = similar_names(name, known, most=3)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "timm.list_models() has all of timm's."
     return f"unknown model {name!r}; {hint}"

@@ -7,8 +7,8 @@ from semigpc.algorithms import ALGORITHMS, CoMatchConfig
 from semigpc.data import AugmentConfig, DigitsConfig, SplitConfig
 from semigpc.models import ModelConfig
 from semigpc.refiners import GPConfig, NoRefinerConfig, SimilarityConfig
+from semigpc.text import unknown_name
 from semigpc.training import Experiment, SettingError, TrainConfig
-from semigpc.training.settings import nearest_name
 
 HEAD_UNLABELED = 120
 
@@ -45,9 +45,9 @@ def _experiment(data: DigitsConfig, algorithm: str, refiner: str, seed: int) -> 
         "gp": GPConfig(buffer_size=512, warmup_steps=100, logit_scale=11.0, class_prior="frequency"),
     }
     if algorithm not in ALGORITHMS:
-        raise SettingError(nearest_name("algorithm", algorithm, list(ALGORITHMS)))
+        raise SettingError(unknown_name("algorithm", algorithm, ALGORITHMS))
     if refiner not in refiners:
-        raise SettingError(nearest_name("refiner", refiner, list(refiners)))
+        raise SettingError(unknown_name("refiner", refiner, refiners))
     chosen = ALGORITHMS[algorithm].config()
     if hasattr(chosen, "unlabeled_weight"):
         chosen = replace(chosen, unlabeled_weight=chosen.unlabeled_weight / 2)

@@ -22,9 +22,9 @@ from semigpc.recipes.cifar10_lt import cifar10_lt
 from semigpc.recipes.cpu_scale import short_run, shrink
 from semigpc.recipes.digits import digits, digits_balanced
 from semigpc.refiners import PlacementConfig
+from semigpc.text import unknown_name
 from semigpc.training import Experiment, SettingError
 from semigpc.training.experiment import config_type
-from semigpc.training.settings import nearest_name
 
 BASES = ("fixmatch", "freematch", "simmatch", "remixmatch")
 REFINERS = ("none", "gp")
@@ -90,7 +90,7 @@ def field_experiment(
         SettingError: an unknown name, or parts that do not go together.
     """
     if problem not in PROBLEMS:
-        raise SettingError(nearest_name("problem", problem, list(PROBLEMS)))
+        raise SettingError(unknown_name("problem", problem, PROBLEMS))
     chosen = PROBLEMS[problem]
     options = short_addon(config_type("addon", addon)(), chosen.setting)
     length = steps or chosen.steps

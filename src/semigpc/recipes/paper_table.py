@@ -9,9 +9,9 @@ from typing import Literal
 from semigpc.recipes.paper_scale import SUITES
 from semigpc.recipes.published import NOTES, PUBLISHED, Published
 from semigpc.recipes.verdicts import ENOUGH_SEEDS
+from semigpc.text import unknown_name
 from semigpc.training import Experiment, SettingError
 from semigpc.training.experiment import config_type, override_all
-from semigpc.training.settings import nearest_name
 
 Scale = Literal["paper", "cpu"]
 Features = Literal["live", "cached"]
@@ -159,7 +159,7 @@ def select(cells: Sequence[PaperCell], globs: Sequence[str]) -> list[PaperCell]:
     runnable = [cell for cell in cells if cell.experiment is not None]
     for pattern in globs:
         if not any(_fits(cell, pattern) for cell in runnable):
-            raise SettingError(nearest_name("cell", pattern, [cell.key for cell in runnable]))
+            raise SettingError(unknown_name("cell", pattern, [cell.key for cell in runnable]))
     return [cell for cell in runnable if not globs or any(_fits(cell, pattern) for pattern in globs)]
 
 

@@ -16,8 +16,8 @@ from semigpc.recipes.fgvc import SETS, fgvc
 from semigpc.recipes.paper_table import Group, PaperTable
 from semigpc.recipes.pretraining_ablation import PRETRAININGS, pretraining_ablation
 from semigpc.recipes.verdicts import ENOUGH_SEEDS
+from semigpc.text import unknown_name
 from semigpc.training import Experiment, SettingError
-from semigpc.training.settings import nearest_name
 
 
 def _long_tailed(name: str, recipe: Callable[..., Experiment], suite: str, ratios: tuple[int, ...], seeds: int) -> PaperTable:
@@ -77,5 +77,5 @@ TABLES: dict[str, PaperTable] = {
 def find_table(name: str) -> PaperTable:
     """The table of that name."""
     if name not in TABLES:
-        raise SettingError(nearest_name("table", name, list(TABLES)))
+        raise SettingError(unknown_name("table", name, TABLES))
     return TABLES[name]

@@ -4,7 +4,8 @@ import numpy as np
 
 from semigpc.report.chart_style import BLUE, INK, MUTED, ORANGE, Chart, chart, key_below, name_panel, panels, share_axis
 from semigpc.report.run_folder import Entry, floats
-from semigpc.report.wording import number_of, percent
+from semigpc.report.wording import number_of
+from semigpc.text import percent
 
 WIDTH, HEIGHT = 4.7, 5.33  # inches; as high as the confusion matrix it stands beside
 

@@ -25,7 +25,8 @@ from semigpc.report.chart_style import (
     share_axis,
 )
 from semigpc.report.run_folder import Entry, Floats, RunFolder, per_class
-from semigpc.report.wording import ABSENT, count, number_of, percent, short
+from semigpc.report.wording import number_of, short
+from semigpc.text import ABSENT, count, percent
 
 LAST_WINDOWS = 5  # of pseudo-labels, which tell what is believed at the end
 LOG_FROM = 15  # the largest true or given share over the smallest, from which shares are drawn on a log scale

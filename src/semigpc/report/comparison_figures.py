@@ -27,7 +27,8 @@ from semigpc.report.class_figures import RANKS, class_axis, class_shares, draw_s
 from semigpc.report.comparison_folder import Cell, Comparison, mean_of
 from semigpc.report.run_folder import Entry, Floats, RunFolder, floats
 from semigpc.report.training_figures import FEW_POINTS
-from semigpc.report.wording import ALGORITHMS, metric_name, points, short
+from semigpc.report.wording import ALGORITHMS, metric_name, short
+from semigpc.text import points
 
 Pick = Callable[[Entry, RunFolder], Sequence[Entry]]
 

@@ -10,9 +10,10 @@ from semigpc.report.chart_style import present
 from semigpc.report.comparison_figures import curve_chart, difference_chart, pseudo_chart, recall_chart, share_chart
 from semigpc.report.comparison_folder import Cell, Comparison, read_comparison
 from semigpc.report.page import write_page
-from semigpc.report.wording import GROUPS, count, mean_and_spread, number_of, points
+from semigpc.report.wording import number_of
+from semigpc.text import CLASS_GROUPS, count, mean_and_spread, points
 
-COLUMNS = ("balanced_accuracy", *GROUPS, "top1", "macro_f1", "ece")
+COLUMNS = ("balanced_accuracy", *CLASS_GROUPS, "top1", "macro_f1", "ece")
 LOWER_IS_BETTER = ("ece", "loss")
 
 

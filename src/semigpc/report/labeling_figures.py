@@ -28,7 +28,8 @@ from semigpc.report.chart_style import (
 )
 from semigpc.report.class_figures import RANKS, class_axis, draw_shares, share_scale
 from semigpc.report.run_folder import Entry, Floats, RunFolder, floats
-from semigpc.report.wording import percent, short
+from semigpc.report.wording import short
+from semigpc.text import percent
 
 PAIRS = 15  # confusion pairs that are drawn; the table has more
 INTERVAL = "95% interval"

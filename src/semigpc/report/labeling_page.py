@@ -30,7 +30,8 @@ from semigpc.report.chart_style import Chart
 from semigpc.report.labeling_figures import classes_of, pairs_chart, peers_chart, recall_chart, shares_chart, trust_chart
 from semigpc.report.page import write_page
 from semigpc.report.run_folder import Entry
-from semigpc.report.wording import count, duration, flatten, percent
+from semigpc.report.wording import flatten
+from semigpc.text import count, duration, percent
 
 LISTED = 100  # rows of a list by hand; the tables of the folder have them all
 NO_EVIDENCE = "Nothing was held out, so there is no estimate of how many of the labels are right."

@@ -5,8 +5,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from semigpc import text
 from semigpc.files import write_text
-from semigpc.report import wording
+from semigpc.report.wording import metric_name, number_of
 
 FOLDED = 40  # tables with more rows start folded
 
@@ -21,12 +22,12 @@ def write_page(path: Path, template: str, context: dict[str, Any]) -> Path:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=wording.number_of,
-        percent=wording.percent,
-        points=wording.points,
-        count=wording.count,
-        duration=wording.duration,
-        metric=wording.metric_name,
+        number=number_of,
+        percent=text.percent,
+        points=text.points,
+        count=text.count,
+        duration=text.duration,
+        metric=metric_name,
     )
     page = environment.get_template(template).render(folded=FOLDED, **context)
     write_text(path, page)

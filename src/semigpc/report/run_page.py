@@ -13,7 +13,8 @@ from semigpc.report.heat_maps import NUMBERED, SMALL, confusion_chart, pseudo_ma
 from semigpc.report.page import write_page
 from semigpc.report.run_folder import HEADS, PARTS, Entry, RunFolder, read_run, series
 from semigpc.report.training_figures import accuracy_chart, loss_chart, never_finite, pseudo_chart
-from semigpc.report.wording import GROUPS, HEAD_NAMES, SCORE_NAMES, count, duration, flatten, percent, run_title
+from semigpc.report.wording import HEAD_NAMES, SCORE_NAMES, flatten, run_title
+from semigpc.text import CLASS_GROUPS, count, duration, percent
 
 CHOICES = {
     "last": "Last step",
@@ -151,7 +152,7 @@ def _head(entry: Entry) -> str:
 def _columns(run: RunFolder) -> list[str]:
     """Metrics of the headline table; all classes are among the first five of five, so top-5 needs more."""
     top5 = ("top5",) if len(run.class_names) > 5 else ()
-    return ["balanced_accuracy", "top1", *top5, *GROUPS, "macro_f1", "ece"]
+    return ["balanced_accuracy", "top1", *top5, *CLASS_GROUPS, "macro_f1", "ece"]
 
 
 def _sections(config: Entry) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from semigpc.text import printable
+from semigpc.text import CLASS_GROUPS, printable
 
 METRICS = {
     "balanced_accuracy": "Balanced accuracy",
@@ -18,7 +18,6 @@ METRICS = {
     "macro_f1": "Macro F1",
     "ece": "ECE",
 }
-GROUPS = ("many", "medium", "few")
 ALGORITHMS = {
     "supervised": "Supervised",
     "fixmatch": "FixMatch",
@@ -36,8 +35,7 @@ SCORE_NAMES = {
     "auroc_variance": "variance explained, GP",
     "auroc_expected": "expected probability, GP",
 }
-ABSENT = "\N{EN DASH}"
-MINUS, PLUS_MINUS, ELLIPSIS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}", "\N{HORIZONTAL ELLIPSIS}"
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def metric_name(key: str) -> str:
@@ -47,45 +45,8 @@ def metric_name(key: str) -> str:
 
 def number_of(entry: Mapping[str, Any], key: str) -> float | None:
     """Return a metric of an evaluation, looking among the class groups too; None where it is null, missing or not finite."""
-    value = (entry.get("groups") or {}).get(key) if key in GROUPS and key not in entry else entry.get(key)
+    value = (entry.get("groups") or {}).get(key) if key in CLASS_GROUPS and key not in entry else entry.get(key)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def percent(share: float | None) -> str:
-    """Write a share with one decimal, and a dash where there is none."""
-    return ABSENT if share is None or not math.isfinite(share) else f"{100 * share:.1f}%"
-
-
-def mean_and_spread(mean: float | None, std: float | None, n: int) -> tuple[str, str]:
-    """Write a mean share and its deviation in percent, without the sign; one seed has no deviation."""
-    spread = f"{PLUS_MINUS} {100 * std:.1f}" if std is not None and n > 1 else ""
-    return (ABSENT, "") if mean is None else (f"{100 * mean:.1f}", spread)
-
-
-def points(difference: float | None) -> str:
-    """Write a difference of shares in percentage points, with its sign."""
-    if difference is None or not math.isfinite(difference):
-        return ABSENT
-    written = f"{100 * difference:+.1f}"
-    return "0.0" if float(written) == 0 else written.replace("-", MINUS)
-
-
-def count(value: float | None) -> str:
-    """Write a whole number with thousands set apart."""
-    return ABSENT if value is None or not math.isfinite(value) else f"{value:,.0f}"
-
-
-def duration(seconds: float | None) -> str:
-    """Write a time in its two largest units."""
-    if seconds is None or not math.isfinite(seconds):
-        return ABSENT
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
 
 
 def short(name: str, limit: int = 18) -> str:

@@ -9,6 +9,7 @@ from semigpc.algorithms import ALGORITHMS, FixMatchConfig, ReMixMatchConfig
 from semigpc.data import DATASETS, AugmentConfig, DigitsConfig
 from semigpc.models import ModelConfig
 from semigpc.refiners import REFINERS, NoRefinerConfig, PlacementConfig
+from semigpc.text import unknown_name
 from semigpc.training.config import TrainConfig
 from semigpc.training.frozen import FrozenConfig
 from semigpc.training.settings import (
@@ -17,7 +18,6 @@ from semigpc.training.settings import (
     from_plain,
     groups_by_name,
     name_among,
-    nearest_name,
     override,
     to_plain,
 )
@@ -157,5 +157,5 @@ def name_of(room: str, config: Any) -> str:
 def config_type(room: str, name: str) -> type[Any]:
     """The config class listed under a name."""
     if name not in ROOMS[room]:
-        raise SettingError(nearest_name(room, name, list(ROOMS[room])))
+        raise SettingError(unknown_name(room, name, ROOMS[room]))
     return config_class(ROOMS[room], name)

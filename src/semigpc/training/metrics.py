@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from semigpc.text import CLASS_GROUPS
+
 Array = npt.NDArray[Any]
-GROUPS = ("many", "medium", "few")
 BINS = 15  # of the reliability diagram
 
 
@@ -20,7 +21,7 @@ def class_groups(labeled_counts: Array, unlabeled_counts: Array | None = None) -
     """
     ties = np.zeros_like(labeled_counts) if unlabeled_counts is None else unlabeled_counts
     order = np.lexsort((np.arange(len(labeled_counts)), -ties, -labeled_counts))
-    return {name: sorted(map(int, part)) for name, part in zip(GROUPS, np.array_split(order, 3), strict=True)}
+    return {name: sorted(map(int, part)) for name, part in zip(CLASS_GROUPS, np.array_split(order, 3), strict=True)}
 
 
 def classification_metrics(probs: Array, labels: Array, groups: dict[str, list[int]]) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Configs to and from plain dictionaries, and ``key=value`` on top, with an answer to every misspelt key."""
 
 import dataclasses
-import difflib
 import json
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from semigpc.text import similar_names, unknown_name
 
 LARGEST = 1e300  # of a number
 CHOICES = "choices"  # in the metadata of a field whose config is chosen by name: config classes, or entries that have one
@@ -121,7 +122,7 @@ def _choose(entries: Mapping[str, Any], value: Any, where: str) -> Any:
         raise SettingError(f"{where} must be a group of settings, of which one is its name; got {value!r:.80}.")
     name, options = value["name"], {key: option for key, option in value.items() if key != "name"}
     if name not in entries:
-        raise SettingError(nearest_name(where, name, list(entries)))
+        raise SettingError(unknown_name(where, name, entries))
     for key in options:
         owners = _owners(entries, key)
         if owners and name not in owners:
@@ -142,17 +143,10 @@ def dotted_keys(plain: Mapping[str, Any], where: str = "") -> Iterator[str]:
 def unknown_key(key: str, known: Sequence[str], inside: Sequence[str] = ()) -> SettingError:
     """What to say of a key that does not exist; ``inside`` are keys of the same name one group further down."""
     last = key.rsplit(".", maxsplit=1)[-1]
-    near = [*inside, *difflib.get_close_matches(key, known, n=1, cutoff=0.4)]
+    near = [*inside, *similar_names(key, known)]
     near = near or [name for name in known if name.rsplit(".", maxsplit=1)[-1] == last]
     hint = f" did you mean {near[0]!r}?" if near else ""
     return SettingError(f"unknown setting {key!r};{hint} Known: {', '.join(sorted(known))}.")
-
-
-def nearest_name(what: str, name: str, known: Sequence[str]) -> str:
-    """What to say of a name that is not on a list."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f" did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {name!r};{hint} Known: {', '.join(sorted(known))}."
 
 
 def _parse(text: str) -> Any:
