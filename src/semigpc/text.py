@@ -77,9 +77,9 @@ def as_utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def similar_names(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return up to ``most`` of the known names that look like a misspelt one, the most similar first."""
-    return difflib.get_close_matches(name, list(known), n=most, cutoff=0.5)
+def similar_names(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.5) -> list[str]:
+    """Return up to ``most`` known names whose similarity to ``name`` is at least ``cutoff``, the most similar first."""
+    return difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:

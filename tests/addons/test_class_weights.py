@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from semigpc.addons.class_weights import effective_number_weights
+from semigpc.addons.rebalancing import effective_number_weights
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.999])

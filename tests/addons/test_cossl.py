@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.addons import CoSSL, CoSSLConfig, Step
-from semigpc.addons.cossl_start import balanced_features, imprinted_probs
+from semigpc.addons.cossl import balanced_features, imprinted_probs
 from semigpc.types import Clock, Labeled, Networks, Task
 from tests.addons.slow_cossl import (
     AFTER,

@@ -117,7 +117,7 @@ def test_sampling_is_balanced_from_the_start_or_from_the_deferred_one() -> None:
 @pytest.mark.parametrize("name", ["effective_number", "logit_adjustment", "deferred", "saw", "crest", "crest_plus"])
 def test_a_class_without_labels_counts_as_one_and_the_run_is_told(name: str) -> None:
     addon = ADDONS[name].build(ADDONS[name].config(), Task(torch.tensor([9, 0, 4]), 2, 2, n_unlabeled=3))
-    assert addon.take_notes() == ["Classes [1] have no label; the add-on counts them as if they had one."]
+    assert addon.take_notes() == ["Classes [1] have no label; the add-on treats each of them as if it had one."]
     assert addon.take_notes() == []
     loss = addon.labeled_loss(somewhere(progress=0.9), torch.zeros(2, 3), torch.tensor([0, 2]))
     assert loss.isfinite()

@@ -130,7 +130,7 @@ def test_stays_on_the_cpu_when_the_module_moves(make: Callable[[int, int], Buffe
 
 @every_buffer
 def test_refuses_indices_that_do_not_fit(make: Callable[[int, int], Buffer]) -> None:
-    with pytest.raises(ValueError, match=r"indices must be int64 of shape \(2,\), one a label; got torch\.int64 \(3,\)"):
+    with pytest.raises(ValueError, match=r"indices must be int64 of shape \(2,\), one per label; got torch\.int64 \(3,\)"):
         make(20, 4).write(torch.tensor([0, 1]), torch.tensor([5, 6, 7]))
 
 
@@ -181,7 +181,7 @@ def test_capacities_of_the_papers_rings() -> None:
 
 
 def test_balanced_needs_a_slot_for_every_class() -> None:
-    with pytest.raises(ValueError, match="capacity must be at least n_classes, a slot a class; got 3 < 4"):
+    with pytest.raises(ValueError, match="capacity must be at least n_classes, one slot per class; got 3 < 4"):
         BalancedBuffer(3, 4)
     with pytest.raises(ValueError, match="balance must be 'cap' or 'strict'; got 'loose'"):
         BalancedBuffer(10, 2, balance="loose")  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ def test_a_refiner_is_silent_for_as_many_steps_as_the_warm_up_has(
 
 @with_memory
 @pytest.mark.parametrize("site", ["semantic", "aggregate", "final"])
-def test_a_refiner_speaks_at_its_site_alone(name: str, site: str, generator: torch.Generator) -> None:
+def test_a_refiner_acts_at_its_site_alone(name: str, site: str, generator: torch.Generator) -> None:
     refiner = make(name, site=site)
     features, labels = points(9, generator)
     show(refiner, features, labels)

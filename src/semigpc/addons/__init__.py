@@ -8,16 +8,22 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from semigpc.addons.abc import ABC, ABCConfig
-from semigpc.addons.balanced_sampling import BalancedSampling, BalancedSamplingConfig
 from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step, Survey
 from semigpc.addons.cossl import CoSSL, CoSSLConfig
 from semigpc.addons.crest import CReST, CReSTConfig, CReSTPlus, CReSTPlusConfig
 from semigpc.addons.darp import DARP, DARPConfig
 from semigpc.addons.daso import DASO, DASOConfig
 from semigpc.addons.debiaspl import DebiasPL, DebiasPLConfig
-from semigpc.addons.deferred import Deferred, DeferredConfig
-from semigpc.addons.effective_number import EffectiveNumber, EffectiveNumberConfig
-from semigpc.addons.logit_adjustment import LogitAdjustment, LogitAdjustmentConfig
+from semigpc.addons.rebalancing import (
+    BalancedSampling,
+    BalancedSamplingConfig,
+    Deferred,
+    DeferredConfig,
+    EffectiveNumber,
+    EffectiveNumberConfig,
+    LogitAdjustment,
+    LogitAdjustmentConfig,
+)
 from semigpc.addons.saw import SAW, SAWConfig
 from semigpc.types import Task
 

@@ -1,7 +1,7 @@
 """What an add-on may see and change: one method for each thing, and each of them leaves everything as it is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from semigpc.losses import masked_cross_entropy, soft_cross_entropy
-from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, Task
+from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, StepOutput, Task
 
 
 class Step(NamedTuple):
@@ -124,6 +124,15 @@ class AddOn(nn.Module):
         The gradient may flow into ``x`` and ``strong``. Asked only of add-ons that ``learns``.
         """
         return None
+
+    def with_extra_loss(
+        self, output: StepOutput, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput
+    ) -> StepOutput:
+        """Return the algorithm's output with ``extra_loss`` and its parts added; the same object if there is none."""
+        extra = self.extra_loss(step, x, weak, strong) if self.learns else None
+        if extra is None:
+            return output
+        return replace(output, loss=output.loss + extra.loss, metrics={**output.metrics, **extra.metrics})
 
     # Evaluation -----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step, Survey
-from semigpc.addons.class_weights import known_counts
+from semigpc.addons.rebalancing import known_counts
 from semigpc.pseudo_labels import EMAAlignment
 from semigpc.types import ModelOutput, Task
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step
-from semigpc.addons.class_weights import effective_number_weights, known_counts
+from semigpc.addons.rebalancing import effective_number_weights, known_counts
 from semigpc.losses import class_weighted_cross_entropy
 from semigpc.pseudo_labels import last_of_each
 from semigpc.types import ModelOutput, Task

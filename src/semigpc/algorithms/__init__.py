@@ -1,17 +1,17 @@
 """Algorithms: one file each, reading like its pseudo-code.
 
-An algorithm is an ``nn.Module`` whose registered buffers are all of its state, with ``views`` it wants cut, the ``sites`` where
-a refiner may speak, and ``step``. To add one, write a file with a frozen config (``heads`` says which extra heads the network
-needs) and such a class, and list it in ``ALGORITHMS``. One that says ``takes_addons`` is given an add-on too, and calls it at
-the points that :class:`semigpc.addons.AddOn` lists. One with a method ``answer``, from a ModelOutput to logits (M, C), is
-judged by these.
+An algorithm is an ``nn.Module`` whose registered buffers are all of its state. It lists the ``views`` of unlabelled images
+that it needs and the ``sites`` where a refiner may replace its pseudo-labels, and ``step`` returns the loss of one batch. To
+add one, write a file with a frozen config (``heads`` lists the extra heads of the network) and such a class, and add a line to
+``ALGORITHMS``. With ``takes_addons = True`` the constructor also receives an add-on, whose methods ``step`` calls in the order
+that :class:`semigpc.addons.AddOn` gives. An optional method ``answer``, from a ModelOutput to logits (M, C), replaces the
+network's own logits in evaluation.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from torch import Tensor
-
+from semigpc.algorithms.base import Algorithm
 from semigpc.algorithms.comatch import CoMatch, CoMatchConfig
 from semigpc.algorithms.fixmatch import FixMatch, FixMatchConfig
 from semigpc.algorithms.freematch import FreeMatch, FreeMatchConfig
@@ -19,28 +19,6 @@ from semigpc.algorithms.npmatch import NPMatch, NPMatchConfig
 from semigpc.algorithms.remixmatch import ReMixMatch, ReMixMatchConfig
 from semigpc.algorithms.simmatch import SimMatch, SimMatchConfig
 from semigpc.algorithms.supervised import Supervised, SupervisedConfig
-from semigpc.types import Batch, Clock, Networks, StepOutput
-
-
-class Algorithm(Protocol):
-    """What the loop asks of an algorithm."""
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        """Views of the unlabelled images that a batch has to bring; none for an algorithm that learns from labels alone."""
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Where a refiner may speak."""
-
-    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """The loss of one batch. Neither goes down it nor moves anything between devices."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All state, the refiner's included."""
-
-    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> Any:
-        """Restore it."""
 
 
 class AlgorithmEntry(NamedTuple):

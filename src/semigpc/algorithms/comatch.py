@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.extras import add_extra
-from semigpc.algorithms.ranges import check_ranges
+from semigpc.algorithms.base import check_ranges
 from semigpc.pseudo_labels import QueueAlignment, one_hot
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, HostState, ModelOutput, Networks, PseudoLabels, StepOutput, Task
@@ -73,7 +72,7 @@ class CoMatch(HostState):
         self.register_buffer("pushed", torch.tensor(0))
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """The loss of one batch."""
+        """Return the loss of one batch."""
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong, strong2 = networks.forward(batch.x, *(batch.views[name] for name in self.views))
 
@@ -81,11 +80,11 @@ class CoMatch(HostState):
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
-            heard = addon.weak(step, weak)
-            probs_w = refiner.refine("semantic", heard, torch.softmax(refiner.classify(heard).logits, dim=1))
-            probs_w = self.alignment(addon.opinion(step, heard, probs_w))
-            probs = addon.targets(step, heard, self._smooth(heard, probs_w))  # (U, C)
-            mask = refiner.confidence(heard, probs) >= config.threshold  # (U,)
+            weak_output = addon.weak(step, weak)
+            probs_w = refiner.refine("semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1))
+            probs_w = self.alignment(addon.opinion(step, weak_output, probs_w))
+            probs = addon.targets(step, weak_output, self._smooth(weak_output, probs_w))  # (U, C)
+            mask = refiner.confidence(weak_output, probs) >= config.threshold  # (U,)
             self._push(weak.heads["projection"], probs_w)
             self._push(x.heads["projection"], one_hot(batch.y, probs.shape[1]).to(probs))
             graph = pseudo_label_graph(probs, config.graph_threshold)  # (U, U)
@@ -100,7 +99,7 @@ class CoMatch(HostState):
             {"loss_x": loss_x, "loss_u": loss_u, "loss_c": loss_c, "mask_rate": mask.float().mean()},
             PseudoLabels(probs, mask),
         )
-        return add_extra(output, addon, step, x, weak, strong)
+        return addon.with_extra_loss(output, step, x, weak, strong)
 
     def _smooth(self, weak: ModelOutput, probs_w: Tensor) -> Tensor:
         if int(self.pushed) < len(self.features):  # not full yet: the algorithm's own label alone

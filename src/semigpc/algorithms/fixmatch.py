@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.extras import add_extra
-from semigpc.algorithms.ranges import check_ranges
+from semigpc.algorithms.base import check_ranges
 from semigpc.pseudo_labels import sharpen
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
@@ -50,7 +49,7 @@ class FixMatch(nn.Module):
         self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """The loss of one batch."""
+        """Return the loss of one batch."""
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
 
@@ -58,10 +57,10 @@ class FixMatch(nn.Module):
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
-            heard = addon.weak(step, weak)
-            probs = refiner.refine("semantic", heard, torch.softmax(refiner.classify(heard).logits, dim=1))  # (U, C)
-            probs = addon.targets(step, heard, addon.opinion(step, heard, probs))
-            mask = refiner.confidence(heard, probs) >= config.threshold  # (U,)
+            weak_output = addon.weak(step, weak)
+            probs = refiner.refine("semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1))  # (U, C)
+            probs = addon.targets(step, weak_output, addon.opinion(step, weak_output, probs))
+            mask = refiner.confidence(weak_output, probs) >= config.threshold  # (U,)
             targets = probs.argmax(dim=1) if config.hard_labels else sharpen(probs, config.temperature)
         refiner.observe("after", networks, x, batch)
 
@@ -72,4 +71,4 @@ class FixMatch(nn.Module):
             {"loss_x": loss_x, "loss_u": loss_u, "mask_rate": mask.float().mean()},
             PseudoLabels(probs, mask),
         )
-        return add_extra(output, addon, step, x, weak, strong)
+        return addon.with_extra_loss(output, step, x, weak, strong)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.extras import add_extra
-from semigpc.algorithms.ranges import check_ranges
+from semigpc.algorithms.base import check_ranges
 from semigpc.pseudo_labels import count_classes
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
@@ -64,7 +63,7 @@ class FreeMatch(nn.Module):
         self.register_buffer("histogram", uniform.clone())
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """The loss of one batch."""
+        """Return the loss of one batch."""
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
 
@@ -72,10 +71,10 @@ class FreeMatch(nn.Module):
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
-            heard = addon.weak(step, weak)
-            probs = refiner.refine("semantic", heard, torch.softmax(refiner.classify(heard).logits, dim=1))  # (U, C)
-            probs = addon.targets(step, heard, addon.opinion(step, heard, probs))
-            confidence, targets = refiner.confidence(heard, probs), probs.max(dim=1).indices  # (U,), (U,)
+            weak_output = addon.weak(step, weak)
+            probs = refiner.refine("semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1))  # (U, C)
+            probs = addon.targets(step, weak_output, addon.opinion(step, weak_output, probs))
+            confidence, targets = refiner.confidence(weak_output, probs), probs.max(dim=1).indices  # (U,), (U,)
             self._follow(probs, confidence)
             mask = confidence >= self.class_thresholds().to(probs)[targets]  # (U,)
         refiner.observe("after", networks, x, batch)
@@ -94,7 +93,7 @@ class FreeMatch(nn.Module):
             },
             PseudoLabels(probs, mask),
         )
-        return add_extra(output, addon, step, x, weak, strong)
+        return addon.with_extra_loss(output, step, x, weak, strong)
 
     def class_thresholds(self) -> Tensor:
         """tau_c, (C,): the largest of them is the global threshold."""

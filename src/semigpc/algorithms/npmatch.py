@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.extras import add_extra
-from semigpc.algorithms.ranges import check_ranges
+from semigpc.algorithms.base import check_ranges
 from semigpc.losses import mean_log_probs
 from semigpc.pseudo_labels import align, count_classes, last_of_each
 from semigpc.refiners import Refiner
@@ -84,7 +83,7 @@ class NPMatch(nn.Module):
         self.register_buffer("last_class", torch.full((task.n_unlabeled,), -1))  # (u,), -1: none yet
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """The loss of one batch."""
+        """Return the loss of one batch."""
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
         process = process_of(networks.student)
@@ -92,12 +91,12 @@ class NPMatch(nn.Module):
         refiner.observe("before", networks, x, batch)
         with torch.no_grad():
             weak = weak._replace(logits=process.predict(weak.features))
-            heard = addon.weak(step, weak)
-            probs_w = refiner.refine("semantic", heard, torch.softmax(refiner.classify(heard).logits, dim=1))  # (U, C)
-            probs_w = addon.opinion(step, heard, probs_w)
+            weak_output = addon.weak(step, weak)
+            probs_w = refiner.refine("semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1))  # (U, C)
+            probs_w = addon.opinion(step, weak_output, probs_w)
             probs = align(probs_w, torch.full_like(probs_w[0], 1 / self.n_classes), probs_w.mean(dim=0))
-            probs = addon.targets(step, heard, probs)
-            mask = self._select(probs, refiner.confidence(heard, probs), entropies(probs_w), batch.view_index)  # (U,)
+            probs = addon.targets(step, weak_output, probs)
+            mask = self._select(probs, refiner.confidence(weak_output, probs), entropies(probs_w), batch.view_index)  # (U,)
             targets = probs.argmax(dim=1)
 
         samples_x, samples_s, loss_d = process.study(x.features, batch.y, strong.features, targets, mask)
@@ -114,7 +113,7 @@ class NPMatch(nn.Module):
             {"loss_x": loss_x, "loss_u": loss_u, "loss_d": loss_d, "mask_rate": mask.float().mean()},
             PseudoLabels(probs, mask),
         )
-        return add_extra(output, addon, step, x, weak, strong)
+        return addon.with_extra_loss(output, step, x, weak, strong)
 
     def answer(self, output: ModelOutput) -> Tensor:
         """Logits to judge the network by, (M, C): those of the process."""

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.extras import add_extra
-from semigpc.algorithms.ranges import check_ranges
+from semigpc.algorithms.base import check_ranges
 from semigpc.pseudo_labels import EMAAlignment, one_hot, sharpen
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
@@ -68,7 +67,7 @@ class ReMixMatch(nn.Module):
         self.alignment = EMAAlignment(task.class_counts / task.n_labeled, config.alignment_momentum)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """The loss of one batch."""
+        """Return the loss of one batch."""
         config, student, addon, step = self.config, networks.student, self.addon, Step(networks, batch, clock)
         strong, strong2 = batch.views["strong"], batch.views["strong2"]
 
@@ -77,31 +76,35 @@ class ReMixMatch(nn.Module):
             x: ModelOutput | None = student(batch.x) if self.refiner.observes else None  # un-mixed, for the memory alone
             if x is not None:
                 self.refiner.observe("before", networks, x, batch)
-            seen = addon.weak(step, weak)
-            probs = self.refiner.refine("semantic", seen, torch.softmax(self.refiner.classify(seen).logits, dim=1))  # (U, C)
-            aligned = addon.targets(step, seen, self.alignment(addon.opinion(step, seen, probs)))
-            targets, mask = sharpen(aligned, config.temperature), self._mask(seen, aligned)  # (U, C), (U,)
-            heard = targets * mask.unsqueeze(1)  # H is linear in the label, so a row of zeros adds nothing, mixed or not
+            weak_output = addon.weak(step, weak)
+            probs = self.refiner.refine(
+                "semantic", weak_output, self.refiner.classify(weak_output).logits.softmax(dim=1)
+            )  # (U, C)
+            aligned = addon.targets(step, weak_output, self.alignment(addon.opinion(step, weak_output, probs)))
+            targets, mask = sharpen(aligned, config.temperature), self._mask(weak_output, aligned)  # (U, C), (U,)
+            masked_targets = targets * mask.unsqueeze(
+                1
+            )  # H is linear in the label, so a row of zeros adds nothing, mixed or not
             turns = torch.randint(4, (len(strong),), device=strong.device)
             images = torch.cat([batch.x, strong, strong2, batch.views["weak"]])
-            labels = torch.cat([one_hot(batch.y, probs.shape[1]).to(targets), heard, heard, heard])
+            labels = torch.cat([one_hot(batch.y, probs.shape[1]).to(targets), masked_targets, masked_targets, masked_targets])
             images, labels = mixup(images, labels, config.mixup)
 
         first, *rest = images.split(len(batch.x))
         logits_x = self.refiner.classify(student(first)).logits
         with frozen_statistics(student):
             logits_u = torch.cat([self.refiner.classify(student(chunk)).logits for chunk in rest])
-            said: ModelOutput = student(strong)
-            logits_s = self.refiner.classify(said).logits
+            strong_output: ModelOutput = student(strong)
+            logits_s = self.refiner.classify(strong_output).logits
             if addon.learns:
-                x = student(batch.x)  # once more, with a way back: what is mixed says nothing of one class
-            loss_rot = self._guess_turns(student, strong, turns)
+                x = student(batch.x)  # again, with gradient: the mixed images have no single class
+            loss_rot = self._rotation_loss(student, strong, turns)
         if x is not None:
             self.refiner.observe("after", networks, x, batch)
 
         loss_x = addon.labeled_loss(step, logits_x, labels[: len(first)])
         loss_u = addon.unlabeled_loss(step, logits_u, labels[len(first) :])
-        loss_pre = addon.unlabeled_loss(step, logits_s, heard)
+        loss_pre = addon.unlabeled_loss(step, logits_s, masked_targets)
         ramp = min(clock.step / (config.warmup * clock.total_steps), 1.0) if config.warmup else 1.0
         output = StepOutput(
             loss_x
@@ -110,19 +113,19 @@ class ReMixMatch(nn.Module):
             {"loss_x": loss_x, "loss_u": loss_u, "loss_pre": loss_pre, "loss_rot": loss_rot},
             PseudoLabels(targets, mask),
         )
-        return output if x is None else add_extra(output, addon, step, x, weak, said)
+        return output if x is None else addon.with_extra_loss(output, step, x, weak, strong_output)
 
     def _mask(self, weak: ModelOutput, probs: Tensor) -> Tensor:
-        """(U,) which of the labels (U, C), not sharpened yet, are heard; the variance is not asked for in vain."""
+        """Return which labels (U, C), before sharpening, are used, (U,). Without a threshold no confidence is computed."""
         if not self.config.threshold:
             return torch.ones(len(probs), dtype=torch.bool, device=probs.device)
         return self.refiner.confidence(weak, probs) >= self.config.threshold
 
-    def _guess_turns(self, student: nn.Module, images: Tensor, turns: Tensor) -> Tensor:
-        """Cross-entropy of the head that guesses by how many quarter turns (U,) each image was rotated."""
+    def _rotation_loss(self, student: nn.Module, images: Tensor, turns: Tensor) -> Tensor:
+        """Return the cross-entropy of the head that predicts the number of quarter turns (U,) of each image."""
         if not self.config.rotation_weight:
             return torch.zeros((), device=images.device)
-        turned = torch.stack([images.rot90(k, dims=(2, 3)) for k in range(4)])  # all four, as the host does not know which
+        turned = torch.stack([images.rot90(k, dims=(2, 3)) for k in range(4)])  # all four: ``turns`` stays on the device
         turned = turned[turns, torch.arange(len(turns), device=turns.device)]
         return F.cross_entropy(student(turned).heads["rotation"], turns)
 
@@ -137,7 +140,7 @@ def mixup(images: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]
 
 @contextmanager
 def frozen_statistics(network: nn.Module) -> Iterator[None]:
-    """Let batch normalisation normalise by the batch as in training, without taking it into its running statistics."""
+    """Normalise by batch statistics as in training, without updating the running statistics."""
     layers = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     tracking = [layer.track_running_stats for layer in layers]
     for layer in layers:

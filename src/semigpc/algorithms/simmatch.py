@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.extras import add_extra
-from semigpc.algorithms.ranges import check_ranges
+from semigpc.algorithms.base import check_ranges
 from semigpc.pseudo_labels import QueueAlignment, last_of_each
 from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
@@ -27,8 +26,8 @@ class SimMatchConfig:
         instance_weight: w_in.
         alignment_batches: batch means that distribution alignment remembers.
         projection: width of e.
-        bank: who writes the bank: ``momentum``, a running average of the student's projections; ``teacher``, the moving
-            average network; ``full_teacher``, the same, and the teacher judges the weak views too, as SimMatch first had it.
+        bank: the source of the bank's rows: ``momentum``, a running average of the student's projections; ``teacher``, the
+            moving average network; ``full_teacher``, the same, and the weak views go through it too, as in the original code.
         bank_momentum: m of ``momentum``.
         compat_usb: write and read the bank as USB does, for comparisons with it: rows normalised across the batch, and
             images not seen yet count as random members of class 0.
@@ -77,25 +76,25 @@ class SimMatch(nn.Module):
         self.register_buffer("bank_labels", torch.zeros(task.n_labeled, dtype=torch.int64))
         self.register_buffer("visited", torch.full((task.n_labeled,), config.compat_usb))
         self._readable = config.compat_usb  # whether any entry was visited, on the host
-        self.register_load_state_dict_post_hook(_look_again)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_restore_readable)  # type: ignore[no-untyped-call]
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """The loss of one batch."""
+        """Return the loss of one batch."""
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
-        judge = networks.ask_teacher(batch.views["weak"]) if config.bank == "full_teacher" else weak
+        weak_view = networks.ask_teacher(batch.views["weak"]) if config.bank == "full_teacher" else weak
 
         refiner.observe("before", networks, x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
-            heard = addon.weak(step, judge)
-            probs_w = refiner.refine("semantic", heard, torch.softmax(refiner.classify(heard).logits, dim=1))
-            probs_w = self.alignment(addon.opinion(step, heard, probs_w))
+            weak_output = addon.weak(step, weak_view)
+            probs_w = refiner.refine("semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1))
+            probs_w = self.alignment(addon.opinion(step, weak_output, probs_w))
             readable = clock.epoch > 0 and self._readable
-            smoothed, instances = self._smooth(heard, probs_w) if readable else (probs_w, None)
-            probs = addon.targets(step, heard, refiner.refine("final", heard, smoothed))  # (U, C)
-            mask = refiner.confidence(heard, probs) >= config.threshold  # (U,)
+            smoothed, instances = self._smooth(weak_output, probs_w) if readable else (probs_w, None)
+            probs = addon.targets(step, weak_output, refiner.refine("final", weak_output, smoothed))  # (U, C)
+            mask = refiner.confidence(weak_output, probs) >= config.threshold  # (U,)
 
         loss_x = addon.labeled_loss(step, logits_x, batch.y)
         loss_u = addon.unlabeled_loss(step, logits_s, probs, mask)
@@ -107,7 +106,7 @@ class SimMatch(nn.Module):
             {"loss_x": loss_x, "loss_u": loss_u, "loss_in": loss_in, "mask_rate": mask.float().mean()},
             PseudoLabels(probs, mask),
         )
-        return add_extra(output, addon, step, x, weak, strong)
+        return addon.with_extra_loss(output, step, x, weak, strong)
 
     def _similarities(self, output: ModelOutput) -> Tensor:
         """e . E_j / T, (U, n_labeled); minus infinity where nothing has been written yet."""
@@ -147,5 +146,5 @@ class SimMatch(nn.Module):
         self._readable = True
 
 
-def _look_again(algorithm: SimMatch, _incompatible_keys: object) -> None:
+def _restore_readable(algorithm: SimMatch, _incompatible_keys: object) -> None:
     algorithm._readable = bool(algorithm.visited.any())

@@ -9,13 +9,11 @@ from torch import Tensor, nn
 
 from semigpc.buffers import BalancedBuffer, Buffer, FIFOBuffer
 from semigpc.gp import ExactGP, KernelHead, LowRankGP
-from semigpc.gp.certainty import explained_share
+from semigpc.gp.certainty import expected_probability, explained_share
 from semigpc.pseudo_labels import one_hot
-from semigpc.refiners.confidence import Belief, largest_probability
-from semigpc.refiners.engines import build_engine, choose_engine
-from semigpc.refiners.gp_config import GPConfig
+from semigpc.refiners.base import Moment, Placement, Site
+from semigpc.refiners.engines import Confidence, GPConfig, build_engine, choose_engine
 from semigpc.refiners.learning import build_learner
-from semigpc.refiners.placement import Moment, Placement, Site
 from semigpc.types import Batch, ModelOutput, Networks
 
 SURE = 0.95  # the confidence that a posterior mean of ASSURING on one class should just reach
@@ -27,8 +25,28 @@ def auto_logit_scale(n_classes: int) -> float:
     return math.log(max(n_classes - 1, 1) * SURE / (1 - SURE)) / ASSURING
 
 
+class Belief(NamedTuple):
+    """What a GP believes of M images before anything else has been made of it.
+
+    Shapes: ``logits`` (M, C) z = lambda mu, ``spread`` (M, C) their standard deviations, ``explained`` (M,) the share
+    1 - var(h) / k(h, h) of the prior variance that the buffer explains.
+    """
+
+    logits: Tensor
+    spread: Tensor
+    explained: Tensor
+
+    def confidence(self, kind: Confidence, classes: Tensor) -> Tensor:
+        """(M,) how sure the ``classes`` (M,) are, in [0, 1]: softmax(z)_c, the share explained, or E[ softmax(f)_c ]."""
+        if kind == "variance":
+            return self.explained
+        if kind == "expected":
+            return expected_probability(self.logits, self.spread, classes)
+        return torch.softmax(self.logits, dim=1).gather(1, classes.unsqueeze(1)).squeeze(1)
+
+
 class GaussianProcessRefiner(nn.Module):
-    """z(x) = lambda k(h(x), h_Q) K^-1 y_Q over a buffer of labelled features (equation 3 of the paper; algorithms section 3).
+    """z(x) = lambda k(h(x), h_Q) K^-1 y_Q over a buffer of labelled features (equation 3 of the paper).
 
     ``refine`` answers with softmax(z) for the weak view, ``observe`` writes a labelled batch into the buffer and moves the
     inverse. A query costs O(M N (D + C)), a write O(B N^2). All of it is float32 or float64, whatever the network's precision.
@@ -111,7 +129,7 @@ class GaussianProcessRefiner(nn.Module):
     @torch.no_grad()
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
         """p_GP(x) in place of ``probs`` (U, C), at the site and after the warm-up that are configured."""
-        if self.config.role == "classifier" or not self.placement.speaks_at(site):
+        if self.config.role == "classifier" or not self.placement.acts_at(site):
             return probs
         return self.placement.mix(probs, torch.softmax(self.logits(output), dim=1))
 
@@ -157,7 +175,7 @@ class GaussianProcessRefiner(nn.Module):
         """
         kind = self.config.confidence
         if kind == "max_softmax" or not self.placement.warm:
-            return largest_probability(probs)
+            return probs.amax(dim=1)
         return self.belief(output).confidence(kind, probs.argmax(dim=1)).to(probs)
 
     @torch.no_grad()

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from semigpc.gp import Engine, Kernel, NotPositiveDefiniteError, PerClassGP, learn_kernel
 from semigpc.gp.learning import scales_of, with_scales
-from semigpc.refiners.engines import build_kernel
-from semigpc.refiners.gp_config import GPConfig
+from semigpc.refiners.engines import GPConfig, build_kernel
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.pseudo_labels import one_hot
-from semigpc.refiners.confidence import largest_probability
-from semigpc.refiners.placement import Moment, Placement, PlacementConfig, Site
+from semigpc.refiners.base import Moment, Placement, PlacementConfig, Site
 from semigpc.types import Batch, ModelOutput, Networks
 
 
@@ -73,11 +72,11 @@ class SimilarityRefiner(nn.Module):
 
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
         """The memory's votes in place of ``probs`` (U, C), at the site and after the warm-up that are configured."""
-        return self.placement.mix(probs, self.probs(output)) if self.placement.speaks_at(site) else probs
+        return self.placement.mix(probs, self.probs(output)) if self.placement.acts_at(site) else probs
 
     def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
         """The largest probability."""
-        return largest_probability(probs)
+        return probs.amax(dim=1)
 
     @torch.no_grad()
     def observe(self, moment: Moment, networks: Networks, x: ModelOutput, batch: Batch) -> None:

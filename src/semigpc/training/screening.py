@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from semigpc.data import Splits, ViewSource
 from semigpc.refiners import GaussianProcessRefiner
-from semigpc.refiners.confidence import Confidence, largest_probability
+from semigpc.refiners.engines import Confidence
 from semigpc.training.evaluate import gp_of, refilled
 from semigpc.training.experiment import Experiment
 from semigpc.training.state import Trainer
@@ -50,7 +50,7 @@ def confidences(network: nn.Module, gp: GaussianProcessRefiner | None, images: T
     training = network.training
     output: ModelOutput = network.eval()(images)
     network.train(training)
-    found = {"linear": largest_probability(torch.softmax(output.logits.double(), dim=1))}
+    found = {"linear": torch.softmax(output.logits.double(), dim=1).amax(dim=1)}
     if gp is not None and len(gp.engine):
         belief = gp.belief(output)
         found |= {kind: belief.confidence(kind, belief.logits.argmax(dim=1)) for kind in KINDS}

@@ -143,7 +143,7 @@ def dotted_keys(plain: Mapping[str, Any], where: str = "") -> Iterator[str]:
 def unknown_key(key: str, known: Sequence[str], inside: Sequence[str] = ()) -> SettingError:
     """What to say of a key that does not exist; ``inside`` are keys of the same name one group further down."""
     last = key.rsplit(".", maxsplit=1)[-1]
-    near = [*inside, *similar_names(key, known)]
+    near = [*inside, *similar_names(key, known, cutoff=0.4)]
     near = near or [name for name in known if name.rsplit(".", maxsplit=1)[-1] == last]
     hint = f" did you mean {near[0]!r}?" if near else ""
     return SettingError(f"unknown setting {key!r};{hint} Known: {', '.join(sorted(known))}.")

@@ -1,7 +1,13 @@
-"""What each slot of a buffer holds, and what a write changes."""
+"""Buffers: which labelled entries are kept, and which slots a new batch replaces.
+
+:class:`FIFOBuffer` keeps the newest entries, :class:`BalancedBuffer` equally many of each class.
+"""
 
 from abc import abstractmethod
-from typing import NamedTuple
+from bisect import insort
+from collections import deque
+from itertools import islice
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +61,7 @@ class Ledger(HostState):
 
     @property
     def occupied(self) -> Tensor:
-        """(N,) bool."""
+        """Return which slots are occupied, (N,) bool."""
         return self.labels >= 0
 
     def class_counts(self) -> Tensor:
@@ -77,7 +83,7 @@ class Ledger(HostState):
             raise TypeError(f"indices must be a torch.Tensor; got {type(indices).__name__}. torch.as_tensor makes one.")
         if indices is not None and (indices.shape != labels.shape or indices.dtype != torch.int64):
             raise ValueError(
-                f"indices must be int64 of shape {tuple(labels.shape)}, one a label; "
+                f"indices must be int64 of shape {tuple(labels.shape)}, one per label; "
                 f"got {indices.dtype} {tuple(indices.shape)}."
             )
         columns = [labels.long()] if indices is None else [labels.long(), indices.to(labels.device)]
@@ -90,7 +96,7 @@ class Ledger(HostState):
         return own, known[0] if known else None
 
     def record(self, written: Written, labels: Tensor, indices: Tensor | None) -> None:
-        """Write down what has changed; labels and indices are those that :meth:`checked` has returned."""
+        """Record a write; labels and indices are those that :meth:`checked` has returned."""
         slots, rows, dropped = written
         self.labels[slots] = labels[rows]
         self.indices[slots] = -1 if indices is None else indices[rows]
@@ -141,3 +147,107 @@ class Buffer(nn.Module):
     def commit(self, written: Written, labels: Tensor, indices: Tensor | None) -> None:
         """Record what :meth:`plan` has returned for the same labels, with no other write in between."""
         self.entries.record(written, labels, indices)
+
+
+class FIFOBuffer(Buffer):
+    """Each batch overwrites the oldest entries, so the buffer's classes follow the stream's (section 3.2 of the paper).
+
+    Of a batch larger than the buffer the newest rows stay.
+
+    Example::
+
+        written = buffer.write(labels)
+        engine.replace(written.slots, features[written.rows], one_hot[written.rows])
+
+    Args:
+        capacity: N_Q, slots.
+        n_classes: C.
+    """
+
+    def plan(self, labels: Tensor) -> Written:
+        capacity, start = self.entries.capacity, int(self.entries.total)
+        rows = torch.arange(max(0, len(labels) - capacity), len(labels))
+        return Written(slots=(start + rows) % capacity, rows=rows, dropped=rows[:0])
+
+
+class BalancedBuffer(Buffer):
+    """Every class keeps its newest floor(N_Q / C) entries (the daggered rows of the paper's long-tail tables).
+
+    Rings of rare classes fill slowly. ``balance="cap"`` lets the others fill meanwhile, so balance is reached only once all
+    rings are full. ``"strict"`` holds every class to the count of the smallest one seen so far, which means dropping entries
+    when a class shows up for the first time.
+
+    A row takes the slot of the oldest of its own class once that class is full. Of a batch that brings more of a class than it
+    may hold, the newest rows stay.
+
+    Slots are handed out lowest first, so a buffer whose rare rings never fill uses a leading part of its slots only and the
+    engine's work stays proportional to what is held.
+
+    Args:
+        capacity: N_Q; C * floor(N_Q / C) slots are used.
+        n_classes: C.
+        balance: "cap" or "strict".
+    """
+
+    def __init__(self, capacity: int, n_classes: int, *, balance: Literal["cap", "strict"] = "cap") -> None:
+        super().__init__(capacity, n_classes)
+        if balance not in ("cap", "strict"):
+            raise ValueError(f"balance must be 'cap' or 'strict'; got {balance!r}.")
+        self.class_capacity = capacity // n_classes
+        if not self.class_capacity:
+            raise ValueError(f"capacity must be at least n_classes, one slot per class; got {capacity} < {n_classes}.")
+        self.balance = balance
+        self._read_rings()
+        self.register_load_state_dict_post_hook(_reread)  # type: ignore[no-untyped-call]
+
+    def plan(self, labels: Tensor) -> Written:
+        arrivals: dict[int, list[int]] = {}
+        for row, label in enumerate(labels.tolist()):
+            arrivals.setdefault(label, []).append(row)
+
+        limit, free = self._limit(arrivals), iter(self._free)
+        slots, rows, dropped = [], [], []
+        for label in sorted(arrivals) if self.balance == "cap" else range(self.entries.n_classes):
+            ring, newest = self._rings[label], arrivals.get(label, [])[-limit:]
+            oldest = list(islice(ring, max(0, len(ring) + len(newest) - limit)))
+            reused, surplus = oldest[: len(newest)], oldest[len(newest) :]
+            slots += [*reused, *islice(free, len(newest) - len(reused))]
+            rows += newest
+            dropped += surplus
+        return Written(*(torch.tensor(part, dtype=torch.int64) for part in (slots, rows, dropped)))
+
+    def commit(self, written: Written, labels: Tensor, indices: Tensor | None) -> None:
+        before = self.entries.labels[torch.cat([written.slots, written.dropped])].tolist()
+        for label in before:
+            if label >= 0:
+                self._rings[label].popleft()  # what leaves a ring is the oldest of it
+        del self._free[: before.count(-1)]
+        for slot, label in zip(written.slots.tolist(), labels[written.rows].tolist(), strict=True):
+            self._rings[label].append(slot)
+        for slot in written.dropped.tolist():
+            insort(self._free, slot)
+        super().commit(written, labels, indices)
+
+    def _limit(self, arrivals: dict[int, list[int]]) -> int:
+        """Return the number of entries that each class may hold after this batch."""
+        if self.balance == "cap":
+            return self.class_capacity
+        counts = [len(ring) + len(arrivals.get(label, [])) for label, ring in enumerate(self._rings)]
+        return min(self.class_capacity, min(count for count in counts if count))
+
+    def _read_rings(self) -> None:
+        """Read the slots of each class, oldest first, and the unused ones, lowest first, from the ledger."""
+        self._rings: list[deque[int]] = [deque() for _ in range(self.entries.n_classes)]
+        labels = self.entries.labels.tolist()
+        for slot in self.entries.times.argsort(stable=True).tolist():
+            if labels[slot] >= 0:
+                self._rings[labels[slot]].append(slot)
+        usable = self.class_capacity * self.entries.n_classes
+        self._free = [slot for slot in range(usable) if labels[slot] < 0]
+
+
+def _reread(buffer: BalancedBuffer, _incompatible_keys: object) -> None:
+    buffer._read_rings()
+
+
+BUFFERS: dict[str, type[Buffer]] = {"fifo": FIFOBuffer, "balanced": BalancedBuffer}

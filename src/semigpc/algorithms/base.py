@@ -1,0 +1,42 @@
+"""What every algorithm has in common: the interface that the training loop calls, and range checks of options."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from semigpc.types import Batch, Clock, Networks, StepOutput
+
+
+class Algorithm(Protocol):
+    """The interface of an algorithm, as the training loop calls it."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Names of the views of unlabelled images that a batch must contain; empty if it learns from labels alone."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names of the places where a refiner may replace the pseudo-labels."""
+
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
+        """Return the loss of one batch. Calls no ``backward()`` and moves no tensor between devices."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all state, the refiner's included."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> Any:
+        """Restore the state."""
+
+
+def check_ranges(config: Any, *, fractions: tuple[str, ...] = (), positive: tuple[str, ...] = ()) -> None:
+    """Raise ValueError for options outside [0, 1] or not above 0, and for negative weights of losses."""
+    for name in fractions:
+        if not 0 <= getattr(config, name) <= 1:
+            raise ValueError(f"{name} must lie in [0, 1]; got {getattr(config, name)}.")
+    for name in positive:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} must be positive; got {getattr(config, name)}.")
+    for name, value in vars(config).items():
+        if name.endswith("_weight") and not value >= 0:
+            raise ValueError(f"{name} must not be negative; got {value}.")
