@@ -28,8 +28,7 @@ from semigpc import tensor_files
 from semigpc.data.augment import Augment, AugmentConfig, ViewSource, check_views
 from semigpc.data.dataset import DataError, Images, ImageSet, Integers, Splits
 from semigpc.data.loaders import InOrder
-from semigpc.files import WriteError, locked, remove_drafts, replacing, write_json
-from semigpc.json_files import FileError, read_json
+from semigpc.files import FileError, WriteError, locked, read_json, remove_drafts, replacing, write_json
 
 SHARD = 512  # images: what an interruption loses at most, half a minute or so of work
 VARIABLE = "SEMIGPC_CACHE"
