@@ -7,7 +7,7 @@ import pytest
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from semigpc.json_files import RELAXED, Count, PathText, Sha256, Share, read_json
+from semigpc.files import RELAXED, Count, PathText, Sha256, Share, read_json
 
 
 class Inner(TypedDict):

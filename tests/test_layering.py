@@ -10,10 +10,9 @@ import pytest
 import semigpc
 
 ROOT = Path(semigpc.__file__).parent
-EVERYWHERE = {"files", "json_files", "tensor_files", "text", "threads"}  # the ground that every room stands on
+EVERYWHERE = {"files", "tensor_files", "text", "threads"}  # the ground that every room stands on
 MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
-    "json_files": set(),
     "tensor_files": set(),
     "text": set(),
     "threads": set(),

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from semigpc import threads
-from semigpc.data.workers import InOrder
+from semigpc.data.loaders import InOrder
 from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.posterior import Posterior, Scored
 from semigpc.gp import RBF, kernels

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from semigpc.json_files import FileError, must_be_file, parse
+from semigpc.files import FileError, must_be_file, parse
 
 DIGITS = 64
 ZEROS = b"0" * DIGITS

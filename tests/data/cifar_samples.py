@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semigpc.data import CifarConfig, SplitConfig
-from semigpc.data.cifar_files import FORMS
+from semigpc.data.cifar import FORMS
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FEW = SplitConfig(labeled_head=6, labeled_ratio=3, unlabeled_head=12, unlabeled_ratio=3)

@@ -3,10 +3,7 @@
 import pytest
 from torch import Tensor
 
-from semigpc.data import (
-    feature_cache,
-    view_chunks,
-)
+from semigpc.data import feature_cache
 from tests.data.feature_samples import compute, everything, noise, splits_of
 
 
@@ -20,5 +17,5 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four images at a time through the network, eight in a file."""
-    monkeypatch.setattr(view_chunks, "IMAGES", 4)
+    monkeypatch.setattr(feature_cache, "IMAGES", 4)
     monkeypatch.setattr(feature_cache, "SHARD", 8)

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from semigpc.data import DATASETS, CifarConfig, DataError, SplitConfig
 from semigpc.data.archives import Archive
-from semigpc.data.cifar import load
-from semigpc.data.cifar_files import FORMS, RecordImages, find
+from semigpc.data.cifar import FORMS, RecordImages, find, load
 from tests.data.cifar_samples import FEW_COUNTS, config, counts, random_pixels, write_binary
 
 SMALL_LABELS = np.tile(np.arange(10), 24)
@@ -147,7 +146,7 @@ def test_the_archive_is_fetched_only_if_that_is_allowed(
         write_binary(folder / "cifar-10-batches-bin", 10, small, random_pixels(240))
         return folder / "cifar-10-batches-bin"
 
-    monkeypatch.setattr("semigpc.data.cifar_files.fetch", fetch)
+    monkeypatch.setattr("semigpc.data.cifar.fetch", fetch)
     root = tmp_path / "new"
     with pytest.raises(
         DataError,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from semigpc.data import Augment, AugmentConfig, CifarConfig, DataError, SplitConfig, train_loader
-from semigpc.data.cifar import load
-from semigpc.data.cifar_files import find
+from semigpc.data.cifar import find, load
 from tests.data.cifar_samples import CIFAR10, FEW_COUNTS, config, counts, zipped
 from tests.data.samples import write_images
 

@@ -24,8 +24,7 @@ from semigpc.data import (
     weights_hash,
 )
 from semigpc.data.folder import load
-from semigpc.data.images import FileImages
-from semigpc.data.zipped import ZipImages
+from semigpc.data.images import FileImages, ZipImages
 from semigpc.models import SmallCNN
 from tests.data.feature_samples import (
     AUGMENT,

@@ -17,12 +17,7 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 from semigpc import tensor_files
-from semigpc.data import (
-    DataError,
-    FeatureCache,
-    feature_cache,
-    view_chunks,
-)
+from semigpc.data import DataError, FeatureCache, feature_cache
 from semigpc.files import DRAFT
 from tests.data.feature_samples import (
     EACH,
@@ -72,7 +67,7 @@ def die_while_writing(root: str) -> None:
         save_file(tensors, path, metadata=metadata)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(view_chunks, "IMAGES", 4)
+    patch.setattr(feature_cache, "IMAGES", 4)
     patch.setattr(feature_cache, "SHARD", 8)
     patch.setattr(tensor_files, "save_file", write_half)
     compute(Path(root), splits_of(noise()))

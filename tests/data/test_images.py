@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semigpc.data import DataError, Images, images, zipped
-from semigpc.data.images import ArrayImages, FileImages, ImageError, read_image
-from semigpc.data.zipped import ZipImages
+from semigpc.data import DataError, Images, images
+from semigpc.data.images import ArrayImages, FileImages, ImageError, ZipImages, read_image
 from tests.data.samples import random_image
 
 ORIENTATION = 0x0112  # the EXIF tag
@@ -113,6 +112,6 @@ def test_pillow_has_no_say_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_member_of_a_zip_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(tmp_path / "pool.zip", "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("bomb.png", bytes(100_000))
-    monkeypatch.setattr(zipped, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(images, "MOST_BYTES", 50_000)
     with pytest.raises(ImageError, match=r"bomb.png cannot be read: it has 100000 bytes unpacked, and no image"):
         ZipImages(tmp_path / "pool.zip", ["bomb.png"])[0]

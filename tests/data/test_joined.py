@@ -7,7 +7,7 @@ from PIL import Image
 
 from semigpc.addons import BalancedSamplingConfig
 from semigpc.data import Augment, AugmentConfig, CachedFeatures, ImageSet, Splits, splits_from_arrays, train_loader
-from semigpc.data.joined import Chain, join
+from semigpc.data.feature_cache import Chain, join
 from semigpc.data.loaders import drawn_order
 
 LABELS = np.array([0] * 12 + [1] * 3 + [2] * 1)

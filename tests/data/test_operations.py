@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from semigpc.data import operations
-from semigpc.data.operations import CUTOUT_COLOUR, POOL, Operation, RandAugment, cutout
+from semigpc.data import augment
+from semigpc.data.augment import CUTOUT_COLOUR, POOL, Operation, RandAugment, cutout
 from tests.data.samples import random_image
 
 AFFINE, NEAREST = Image.Transform.AFFINE, Image.Resampling.NEAREST
@@ -99,7 +99,7 @@ def record_draws(monkeypatch: pytest.MonkeyPatch, seed: int, calls: int) -> list
 
         return operation._replace(apply=note)
 
-    monkeypatch.setattr(operations, "POOL", tuple(spy(operation) for operation in POOL))
+    monkeypatch.setattr(augment, "POOL", tuple(spy(operation) for operation in POOL))
     rng = np.random.default_rng(seed)
     for _ in range(calls):
         RandAugment(3)(Image.new("RGB", (4, 4)), rng)

@@ -11,12 +11,11 @@ import pytest
 from semigpc.data import ArraysConfig, DataError, FolderConfig, folder
 from semigpc.data.archives import extract
 from semigpc.data.arrays import load as load_arrays
-from semigpc.data.images import ImageError, read_image
-from semigpc.data.listing import class_folders, from_table
+from semigpc.data.fgvc import read_split
+from semigpc.data.folder import class_folders, from_table
+from semigpc.data.images import ImageError, read_image, zipped_images
 from semigpc.data.paths import existing, images_below, sorted_images
-from semigpc.data.split_files import read_split
 from semigpc.data.tables import read_labels
-from semigpc.data.zipped import zipped_images
 from semigpc.files import trouble
 from semigpc.labeling.embed import embed_folder
 from semigpc.labeling.given import read_given

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from semigpc.data import DataError
-from semigpc.data.split_files import missing_images, read_split
+from semigpc.data.fgvc import missing_images, read_split
 from tests.data.fgvc_samples import PUBLISHED, lines, needs_published, write_lines
 
 

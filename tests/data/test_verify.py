@@ -8,12 +8,10 @@ import pytest
 
 from semigpc.data import DataError
 from semigpc.data.archives import ARCHIVES
-from semigpc.data.cifar_files import FORMS
-from semigpc.data.findings import Finding, Verification, judged
+from semigpc.data.cifar import FORMS
+from semigpc.data.fgvc import read_split
 from semigpc.data.published_counts import BENCHMARKS
-from semigpc.data.split_files import read_split
-from semigpc.data.verify import verify_fgvc
-from semigpc.data.verify_cifar import verify_cifar
+from semigpc.data.verify import Finding, Verification, judged, verify_cifar, verify_fgvc
 from tests.data.fgvc_samples import (
     NAMES,
     PUBLISHED,

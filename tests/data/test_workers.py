@@ -9,7 +9,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import Dataset
 
 from semigpc.data import DataError
-from semigpc.data.workers import CAN_TELL_SENDER, InOrder
+from semigpc.data.loaders import CAN_TELL_SENDER, InOrder
 
 
 class Squares(Dataset[int]):

@@ -19,7 +19,7 @@ from semigpc.cli.failures import reported
 from semigpc.cli.tables import say, verbatim
 
 if TYPE_CHECKING:
-    from semigpc.data.findings import Figure, Finding, Report, Verification
+    from semigpc.data.verify import Figure, Finding, Report, Verification
 
 CIFAR = {"cifar10": 10, "cifar100": 100}
 STYLES = {"ok": "green", "differs": "bold red", "absent": "yellow", "paper is wrong": "cyan"}
@@ -78,8 +78,7 @@ def verify(
       semigpc data verify semi_aves data --images exist
       semigpc data verify cifar10 data
     """
-    from semigpc.data.verify import verify_fgvc
-    from semigpc.data.verify_cifar import verify_cifar
+    from semigpc.data.verify import verify_cifar, verify_fgvc
 
     decode = images is Images.decode
     with _bar() as report:

@@ -29,7 +29,7 @@ EXIT_CODES = {
     "semigpc.export.check.DifferenceError": FAILURE,
     "semigpc.models.backbones.HubError": FAILURE,
     "semigpc.training.run_folder.RunError": FAILURE,
-    "semigpc.json_files.FileError": FAILURE,
+    "semigpc.files.FileError": FAILURE,
     "semigpc.training.checkpoint.CheckpointError": FAILURE,
     "semigpc.training.evaluate.DivergedError": FAILURE,
     "semigpc.training.processes.ProcessesError": FAILURE,

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 from semigpc.data import arrays, cifar, digits, fgvc, folder
 from semigpc.data.arrays import ArraysConfig, splits_from_arrays
 from semigpc.data.augment import Augment, AugmentConfig, ViewSource
-from semigpc.data.cached_features import CachedFeatures
 from semigpc.data.cifar import CifarConfig
 from semigpc.data.dataset import DataError, Images, ImageSet, Splits
 from semigpc.data.digits import DigitsConfig
-from semigpc.data.feature_cache import CacheKey, FeatureCache, cache_root, weights_hash
+from semigpc.data.feature_cache import CachedFeatures, CacheKey, FeatureCache, cache_root, weights_hash
 from semigpc.data.fgvc import FGVCConfig
 from semigpc.data.folder import FolderConfig
 from semigpc.data.loaders import BatchStream, EvaluationBatch, eval_loader, train_loader

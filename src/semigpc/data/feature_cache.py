@@ -11,32 +11,35 @@ import json
 import os
 import uuid
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator, Philox
+from PIL import Image
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from semigpc import tensor_files
-from semigpc.data.augment import Augment, AugmentConfig
-from semigpc.data.cached_features import CachedFeatures
-from semigpc.data.dataset import DataError, ImageSet, Splits
-from semigpc.data.view_chunks import Chunk, ViewChunks
-from semigpc.data.workers import InOrder
-from semigpc.files import WriteError, locked, remove_drafts, replacing, write_json
-from semigpc.json_files import FileError, read_json
+from semigpc.data.augment import Augment, AugmentConfig, ViewSource, check_views
+from semigpc.data.dataset import DataError, Images, ImageSet, Integers, Splits
+from semigpc.data.loaders import InOrder
+from semigpc.files import FileError, WriteError, locked, read_json, remove_drafts, replacing, write_json
 
 SHARD = 512  # images: what an interruption loses at most, half a minute or so of work
 VARIABLE = "SEMIGPC_CACHE"
 DELETE = "Delete that file; its features will be made again."
 FEW = 64  # images that are not worth starting a worker for
-
 Embed = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]
 Place = tuple[Path, int]  # a shard, and a row in it
+MARK = 16  # bytes
+IMAGES = 16  # of which all views go through the network together
+KINDS = ("weak", "strong")
 
 
 def cache_root() -> Path:
@@ -79,6 +82,121 @@ def weights_hash(weights: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+@dataclass
+class Fetched:
+    """Rows (n,) of some images, and which view of each was drawn under which name."""
+
+    rows: Tensor
+    drawn: dict[str, Tensor] = field(default_factory=dict)
+
+
+class CachedFeatures:
+    """A view source whose views are (n, D) rows of tables.
+
+    A view is one of the V there are, drawn whenever it is asked for; "strong2" is another than "strong" if V > 1. Features are
+    held as float16 and leave as float32. Memory: 2 (2 V R + R') D bytes.
+
+    Args:
+        weak, strong: (R, V, D) of R training images.
+        plain: (R', D), those R first.
+        sets: which rows (n,) the images of each set have. Only these very sets can be asked for.
+        origin: what made them, for whoever must be sure to use the same network again.
+    """
+
+    TRAINING = ("labeled", "unlabeled")
+
+    def __init__(
+        self,
+        *,
+        weak: Tensor,
+        strong: Tensor,
+        plain: Tensor,
+        sets: Sequence[tuple[ImageSet, Integers]],
+        origin: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._weak, self._strong, self._plain = weak, strong, plain
+        self._sets = list(sets)
+        self.origin = dict(origin or {})
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self._plain.shape[1]
+
+    def also(self, image_set: ImageSet, parts: Sequence[tuple[ImageSet, Integers]]) -> "CachedFeatures":
+        """The same features, and one more set that can be asked for: images of known sets at these positions, in order."""
+        rows = np.concatenate([self.fetch(known, indices).rows.numpy() for known, indices in parts])
+        sets = [*self._sets, (image_set, rows)]
+        return CachedFeatures(weak=self._weak, strong=self._strong, plain=self._plain, sets=sets, origin=self.origin)
+
+    def fetch(self, image_set: ImageSet, indices: Integers) -> Fetched:
+        """Where the features of these images are."""
+        for known, rows in self._sets:
+            if known is image_set:
+                return Fetched(torch.from_numpy(rows[indices]))
+        raise ValueError("features are cached for the sets of one split; this one is not among them.")
+
+    def cut(self, name: str, fetched: Fetched, rng: Generator) -> Tensor:
+        """One of the V views of each image, (n, D)."""
+        check_views((name,))
+        table = self._weak if name == "weak" else self._strong
+        views, n = table.shape[1], len(fetched.rows)
+        if name == "strong2" and "strong" in fetched.drawn and views > 1:
+            chosen = (fetched.drawn["strong"] + 1 + torch.from_numpy(rng.integers(views - 1, size=n))) % views
+        else:
+            chosen = torch.from_numpy(rng.integers(views, size=n))
+        fetched.drawn[name] = chosen
+        return table[fetched.rows, chosen].float()
+
+    def plain(self, fetched: Fetched) -> Tensor:
+        """The view to judge by, (n, D)."""
+        return self._plain[fetched.rows].float()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Images of one part of a split: their indices there and their fingerprints; with ``views`` random views of each kind."""
+
+    part: str
+    indices: Sequence[int]
+    marks: Sequence[bytes]
+    views: int
+
+    @classmethod
+    def cut(cls, part: str, indices: Sequence[int], marks: Sequence[bytes], views: int) -> "Iterable[Chunk]":
+        """Many images, a chunk at a time."""
+        for first in range(0, len(indices), IMAGES):
+            last = first + IMAGES
+            yield cls(part, indices[first:last], marks[first:last], views)
+
+
+class ViewChunks(Dataset[dict[str, Tensor]]):
+    """Chunk i as "plain" (n, 3, s, s) and, if it has views, "weak" and "strong" (n, V, 3, s, s).
+
+    View v of an image depends on its fingerprint and v alone, whoever asks and in whatever order.
+    """
+
+    def __init__(self, sets: Mapping[str, ImageSet], chunks: Sequence[Chunk], augment: Augment) -> None:
+        self.sets, self.chunks, self.augment = dict(sets), chunks, augment
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        chunk = self.chunks[number]
+        images = self.augment.fetch(self.sets[chunk.part], np.array(chunk.indices))
+        cut = {"plain": self.augment.plain(images)}
+        if chunk.views:
+            generators = [Generator(Philox(key=np.frombuffer(mark, np.uint64))) for mark in chunk.marks]
+            for kind in KINDS:
+                pixels = [
+                    [self.augment.pixels(kind, image, rng) for _ in range(chunk.views)]
+                    for image, rng in zip(images, generators, strict=True)
+                ]
+                cut[kind] = self.augment.normalise(np.array(pixels))
+        return cut
 
 
 class FeatureCache:
@@ -244,9 +362,6 @@ class FeatureCache:
         return gathered
 
 
-MARK = 16  # bytes
-
-
 def fingerprints(image_set: ImageSet) -> list[bytes]:
     """A few bytes for each image that change when it does.
 
@@ -263,3 +378,45 @@ def fingerprints(image_set: ImageSet) -> list[bytes]:
             content = own(position)
         found.append(hashlib.blake2b(content, digest_size=MARK).digest())
     return found
+
+
+class Chain:
+    """The images of several pools, one pool after the other."""
+
+    def __init__(self, *pools: Images) -> None:
+        self.pools = pools
+        self.starts = np.cumsum([0, *map(len, pools)]).tolist()
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, position: int) -> Image.Image:
+        pool = bisect_right(self.starts, position) - 1
+        return self.pools[pool][position - self.starts[pool]]
+
+
+def join(splits: Splits, given: Integers, source: ViewSource) -> tuple[Splits, ViewSource]:
+    """The same splits with more labels, and a view source that knows the larger labelled set.
+
+    The unlabelled images stay as they are: those that joined are in both sets.
+
+    Args:
+        splits: the data. given: (u,) the class of each unlabelled image that joins, -1 of the others.
+        source: of views.
+    """
+    if given.shape != (len(splits.unlabeled),):
+        raise ValueError(f"given must have one entry for each of the {len(splits.unlabeled)} unlabelled images.")
+    labeled, unlabeled, chosen = splits.labeled, splits.unlabeled, np.flatnonzero(given >= 0)
+    if labeled.images is unlabeled.images:
+        pool, shift = labeled.images, 0
+    else:
+        pool, shift = Chain(labeled.images, unlabeled.images), len(labeled.images)
+    larger = ImageSet(
+        pool,
+        np.concatenate([labeled.labels, given[chosen]]),
+        [*labeled.names, *(unlabeled.names[i] for i in chosen)],
+        np.concatenate([labeled.positions, unlabeled.positions[chosen] + shift]),
+    )
+    if isinstance(source, CachedFeatures):
+        source = source.also(larger, [(labeled, np.arange(len(labeled))), (unlabeled, chosen)])
+    return replace(splits, labeled=larger), source

@@ -10,8 +10,7 @@ from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from semigpc.data.dataset import DataError, listed
-from semigpc.files import write_json
-from semigpc.json_files import RELAXED, Count, Positive, Share, read_json, shown
+from semigpc.files import RELAXED, Count, Positive, Share, read_json, shown, write_json
 from semigpc.labeling.hand_tables import own_names, write_hand_table
 from semigpc.labeling.project import Project
 from semigpc.labeling.strata import BANDS, PseudoLabels, Stratum, allocate

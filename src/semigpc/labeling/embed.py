@@ -10,8 +10,8 @@ from torch import Tensor
 
 from semigpc.data import DataError
 from semigpc.data.images import ImageError
+from semigpc.data.loaders import InOrder
 from semigpc.data.paths import EXTENSIONS, Bad, checked, sorted_images
-from semigpc.data.workers import InOrder
 from semigpc.files import locked, remove_drafts
 from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, TableKey
 from semigpc.labeling.network import AUTO, Network

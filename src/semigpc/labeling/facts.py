@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from semigpc.data.dataset import listed
 from semigpc.data.folder import ordered
 from semigpc.estimator import SemiGPClassifier
-from semigpc.json_files import RELAXED, Count, Share
+from semigpc.files import RELAXED, Count, Share
 from semigpc.labeling.evidence import gather_evidence, too_few
 from semigpc.labeling.inputs import Inputs, LabelSettings
 from semigpc.labeling.outputs import Tally

@@ -23,8 +23,7 @@ import numpy as np
 from semigpc.data.dataset import DataError
 from semigpc.data.folder import ordered
 from semigpc.estimator import SemiGPClassifier
-from semigpc.files import facts_of, locked, write_json, write_text
-from semigpc.json_files import read_json
+from semigpc.files import facts_of, locked, read_json, write_json, write_text
 from semigpc.labeling.facts import Summary, check_summary, summarise
 from semigpc.labeling.given import Matching
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, is_image_folder, open_inputs

@@ -18,8 +18,7 @@ from pydantic import with_config
 from typing_extensions import TypedDict
 
 from semigpc.data.dataset import DataError
-from semigpc.files import altered, push, remove_drafts, replacing, write_json, writing
-from semigpc.json_files import RELAXED, FileFacts, read_json
+from semigpc.files import RELAXED, FileFacts, altered, push, read_json, remove_drafts, replacing, write_json, writing
 
 WRITTEN = (
     "project.json",  # a folder without it is not complete

@@ -21,8 +21,7 @@ from semigpc.data.dataset import DataError
 from semigpc.data.paths import checked
 from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.options import Options
-from semigpc.files import altered
-from semigpc.json_files import EXACT, RELAXED, Count, FileFacts, PathText, Positive, read_json, shown
+from semigpc.files import EXACT, RELAXED, Count, FileFacts, PathText, Positive, altered, read_json, shown
 from semigpc.labeling.cells import Floats
 from semigpc.labeling.columns import Wanted
 from semigpc.labeling.out_folder import BULK_LABELS, COMPLETE, PARTIAL

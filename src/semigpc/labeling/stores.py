@@ -12,8 +12,7 @@ import pyarrow
 from pyarrow import fs, parquet
 
 from semigpc.data.dataset import DataError
-from semigpc.files import replacing
-from semigpc.json_files import FileError, parse, validated
+from semigpc.files import FileError, parse, replacing, validated
 
 SCHEME = "://"
 

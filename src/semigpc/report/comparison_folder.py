@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex, to_rgb
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from semigpc.json_files import Count, FileError, read_json
+from semigpc.files import Count, FileError, read_json
 from semigpc.report.run_folder import LOOSE, Entry, Figures, Floats, RunFolder, floats, read_run, series
 
 # Each algorithm has a hue and a mark of its own, and so has one with an add-on. Its plain form is light and dashed, with

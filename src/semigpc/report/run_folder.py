@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from semigpc.json_files import Count, FileError, Share, parse, read_json, validated
+from semigpc.files import Count, FileError, Share, parse, read_json, validated
 
 Entry = Mapping[str, Any]
 Floats = NDArray[np.float64]

@@ -16,8 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from semigpc.data import DataError
 from semigpc.data.paths import checked
-from semigpc.files import writing
-from semigpc.json_files import FileError, Positive, Share, parse, shown, validated
+from semigpc.files import FileError, Positive, Share, parse, shown, validated, writing
 from semigpc.text import label_text
 
 NAME = "reviews.jsonl"

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from semigpc import tensor_files
-from semigpc.files import WriteError, replacing
-from semigpc.json_files import FileError
+from semigpc.files import FileError, WriteError, replacing
 
 
 class CheckpointError(RuntimeError):

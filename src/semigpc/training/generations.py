@@ -8,7 +8,7 @@ from lightning_fabric import Fabric
 
 from semigpc.data import CachedFeatures, Splits, ViewSource
 from semigpc.data.dataset import Integers
-from semigpc.data.joined import join
+from semigpc.data.feature_cache import join
 from semigpc.training.checkpoint import Checkpoint, CheckpointError
 from semigpc.training.experiment import Experiment
 from semigpc.training.state import Trainer, assemble

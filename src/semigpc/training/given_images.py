@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from semigpc.data import ArraysConfig, DataError, ImageSet
 from semigpc.data.arrays import read_npz
 from semigpc.data.dataset import listed
+from semigpc.data.folder import class_folders, from_table
 from semigpc.data.images import ArrayImages, FileImages
-from semigpc.data.listing import class_folders, from_table
 from semigpc.data.paths import Bad, checked, existing, refuse, sorted_images
 from semigpc.data.tables import is_table
 from semigpc.training.inference import LoadedRun

@@ -12,7 +12,7 @@ from torch import nn
 from typing_extensions import TypedDict
 
 from semigpc.data import DATASETS, Augment, DataError, EvaluationBatch, ImageSet, Splits, ViewSource, eval_loader, weights_hash
-from semigpc.json_files import RELAXED, Sha256
+from semigpc.files import RELAXED, Sha256
 from semigpc.models import OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.threads import allowed, using

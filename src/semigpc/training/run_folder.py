@@ -15,10 +15,28 @@ import torch
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from semigpc import json_files
+from semigpc import files
 from semigpc.data import Splits
-from semigpc.files import Facts, facts_of, is_sealed, locked, remove_drafts, replacing, trouble, write_json, write_text, writing
-from semigpc.json_files import RELAXED, Count, FileError, FileFacts, Sha256, Share, must_be_file, shown
+from semigpc.files import (
+    RELAXED,
+    Count,
+    Facts,
+    FileError,
+    FileFacts,
+    Sha256,
+    Share,
+    facts_of,
+    is_sealed,
+    locked,
+    must_be_file,
+    remove_drafts,
+    replacing,
+    shown,
+    trouble,
+    write_json,
+    write_text,
+    writing,
+)
 from semigpc.tensor_files import remove_litter
 from semigpc.text import printable
 from semigpc.threads import cores
@@ -247,7 +265,7 @@ class RunFolder:
                 raise ValueError("labeled_counts must have one number for each class")
 
         try:
-            state = json_files.validated(saved.state, RunState, path, check)
+            state = files.validated(saved.state, RunState, path, check)
         except FileError as error:
             raise CheckpointError(f"the checkpoint {error}.") from error
         before, now = state["experiment"], experiment.to_plain()
@@ -369,7 +387,7 @@ def read_json(
 ) -> T:
     """Read one, or say what its absence means."""
     try:
-        return json_files.read_json(path, schema, error=RunError, remedy=remedy, check=check)
+        return files.read_json(path, schema, error=RunError, remedy=remedy, check=check)
     except FileNotFoundError as error:
         raise RunError(f"{path} does not exist: {what_if_missing}.") from error
 
