@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from semigpc.data.dataset import DataError
 from semigpc.data.paths import checked
 from semigpc.estimator import SemiGPClassifier
-from semigpc.estimator.options import Options
+from semigpc.estimator.fitting import FitOptions
 from semigpc.files import altered
 from semigpc.json_files import EXACT, RELAXED, Count, FileFacts, PathText, Positive, read_json, shown
 from semigpc.labeling.cells import Floats
@@ -249,6 +249,6 @@ def _check(settings: Settings) -> None:
         odd = min(known.keys() ^ settings["parameters"].keys())
         raise ValueError(f"parameters.{odd} is {'missing' if odd in known else 'not a parameter'}")
     try:
-        Options.of(settings["parameters"])
+        FitOptions.of(settings["parameters"])
     except (ValueError, OverflowError) as error:
         raise ValueError(f"parameters: {str(error).rstrip('.')}") from error

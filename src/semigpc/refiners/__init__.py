@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from semigpc.gp.certainty import auto_logit_scale
 from semigpc.refiners.engines import AutoOptions, EnsembleOptions, ExactOptions, LowRankOptions, MatrixFreeOptions
-from semigpc.refiners.gaussian_process import GaussianProcessRefiner, auto_logit_scale
+from semigpc.refiners.gaussian_process import GaussianProcessRefiner
 from semigpc.refiners.gp_config import GPConfig
 from semigpc.refiners.none import NoRefiner, NoRefinerConfig
 from semigpc.refiners.placement import Moment, PlacementConfig, Site
