@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.export import formats
+from semigpc.export import network
 from tests.cli.calls import refused, semigpc
 from tests.cli.conftest import Trained
 
@@ -93,7 +93,7 @@ def test_a_run_without_a_checkpoint_is_refused(trained: Trained, tmp_path: Path)
 
 
 def test_without_the_extra_it_says_what_to_install(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "find_spec", lambda name: None if name == "onnxruntime" else name)
+    monkeypatch.setattr(network, "find_spec", lambda name: None if name == "onnxruntime" else name)
     refused("export", trained.run, code=1, words="needs onnxruntime, an extra: pip install 'semigpc[export]'.")
 
 

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from semigpc.estimator.calibration import best_logit_scale, class_scales, estimate_shares, left_out_scores
+from semigpc.estimator.classifier import read_targets
+from semigpc.estimator.confidence import best_logit_scale, class_scales, estimate_shares, left_out_scores, precision_threshold
+from semigpc.estimator.fitting import NOISES, SURE, Solver, balanced_subset, make_kernel, self_train, tune
 from semigpc.estimator.scaling import fit_scalings
-from semigpc.estimator.self_training import SURE, Solver, self_train
-from semigpc.estimator.targets import read_targets
-from semigpc.estimator.thresholds import precision_threshold
-from semigpc.estimator.tuning import NOISES, balanced_subset, make_kernel, tune
 from semigpc.gp import RBF, ExactGP
 from tests.estimator.long_tail import blobs
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from semigpc.data import Augment
-from semigpc.export.check import TOLERANCE, DifferenceError, differences
-from semigpc.export.formats import FORMATS, NotExportableError
-from semigpc.export.network import ExportedNetwork
+from semigpc.export.network import FORMATS, ExportedNetwork, NotExportableError
+from semigpc.export.run import TOLERANCE, DifferenceError, differences
 from semigpc.gp import EnsembleGP, ExactGP, LowRankGP, MatrixFreeGP, NoExpansionError, PerClassGP
 from semigpc.models import Classifier
 from semigpc.refiners import EnsembleOptions, GaussianProcessRefiner, LowRankOptions, MatrixFreeOptions

@@ -14,9 +14,8 @@ import torch
 from semigpc.addons import ADDONS
 from semigpc.data import Augment
 from semigpc.export import run as export_module
-from semigpc.export.check import ROWS, TOLERANCE, DifferenceError
-from semigpc.export.formats import NotExportableError
-from semigpc.export.run import Exported, export_run
+from semigpc.export.network import NotExportableError
+from semigpc.export.run import ROWS, TOLERANCE, DifferenceError, Exported, export_run
 from semigpc.gp import ExactGP, Expansion, NoExpansionError
 from semigpc.training import FrozenConfig, RunError, SettingError, train
 from semigpc.training.answering import Answering

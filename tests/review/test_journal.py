@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from semigpc.data import DataError
-from semigpc.review.history import History
-from semigpc.review.journal import Change, Entry, Journal, now
+from semigpc.review.journal import Change, Entry, History, ReviewJournal, now
 
 
 def entry(step: int, name: str = "a", after: str | None = "cat", **more: object) -> Entry:
@@ -13,7 +12,7 @@ def entry(step: int, name: str = "a", after: str | None = "cat", **more: object)
 
 
 def write(path: Path, *entries: Entry) -> None:
-    journal = Journal(path)
+    journal = ReviewJournal(path)
     for each in entries:
         journal.append(each)
     journal.close()
@@ -23,7 +22,7 @@ def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "reviews.jsonl"
     entries = [entry(1, 'a "quoted" \u2028 name\n'), entry(2, "b", "tit"), entry(3, "c", "Schnäpel")]
     write(path, *entries)
-    journal = Journal(path)
+    journal = ReviewJournal(path)
     assert journal.entries == entries
     assert journal.torn is None
     assert path.read_bytes().count(b"\n") == 3
@@ -35,15 +34,15 @@ def test_a_last_line_that_was_cut_off_is_taken_out_and_told(tmp_path: Path) -> N
     write(path, entry(1), entry(2, "b"))
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
-    reading = Journal(path, read_only=True)
+    reading = ReviewJournal(path, read_only=True)
     assert [each.step for each in reading.entries] == [1]
     assert path.read_bytes() == whole[:-20], "reading leaves the file as it is"
-    journal = Journal(path)
+    journal = ReviewJournal(path)
     assert journal.torn is not None
     assert journal.torn.startswith('{"step": 2')
     journal.append(entry(2, "c"))
     journal.close()
-    assert [each.changes[0].id for each in Journal(path, read_only=True).entries] == ["a", "c"]
+    assert [each.changes[0].id for each in ReviewJournal(path, read_only=True).entries] == ["a", "c"]
 
 
 def test_a_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
@@ -51,7 +50,7 @@ def test_a_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
     write(path, entry(1))
     path.write_bytes(path.read_bytes()[:-1])
     write(path, entry(2, "b"))
-    assert [each.step for each in Journal(path, read_only=True).entries] == [1, 2]
+    assert [each.step for each in ReviewJournal(path, read_only=True).entries] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -70,23 +69,23 @@ def test_a_line_that_cannot_be_understood_is_named(tmp_path: Path, line: str, wo
     write(path, entry(1))
     path.write_bytes(path.read_bytes() + line.encode("latin-1") + entry(3).line().encode())
     with pytest.raises(DataError, match=words) as caught:
-        Journal(path)
+        ReviewJournal(path)
     assert "move the file away" in str(caught.value)
     path.write_bytes(b"")
-    Journal(path).close()
+    ReviewJournal(path).close()
 
 
 def test_the_file_can_be_read_while_another_appends(tmp_path: Path) -> None:
     path = tmp_path / "reviews.jsonl"
-    first = Journal(path)
+    first = ReviewJournal(path)
     first.append(entry(1))
-    assert len(Journal(path, read_only=True).entries) == 1
+    assert len(ReviewJournal(path, read_only=True).entries) == 1
     first.close()
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "reviews.jsonl"
-    journal = Journal(path)
+    journal = ReviewJournal(path)
     journal.append(entry(1))
     before = path.read_bytes()
 
@@ -101,7 +100,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
     assert len(journal.entries) == 1
     journal.append(entry(2, "b"))
     journal.close()
-    assert len(Journal(path, read_only=True).entries) == 2
+    assert len(ReviewJournal(path, read_only=True).entries) == 2
 
 
 def test_ids_that_are_not_among_the_data_are_refused() -> None:

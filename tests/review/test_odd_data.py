@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.review.server import Background
+from semigpc.review.app import Background
 from semigpc.review.session import Session, StaleError, View, open_session
 from semigpc.review.waiting import Filters
 from tests.review.shapes import make_labelled
@@ -38,7 +38,7 @@ def test_of_a_row_without_an_embedding_a_human_alone_can_say_something(tmp_path:
 
 
 def test_the_background_brings_everything_up_to_date(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semigpc.review.server.IDLE", 0.01)
+    monkeypatch.setattr("semigpc.review.app.IDLE", 0.01)
     done = threading.Event()
     monkeypatch.setattr(session.waiting, "judge_given", done.set)  # the last thing to do
     background = Background(session)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from semigpc.bench.clusters import Clusters
 from semigpc.bench.long_tails import load_embeddings_pool
-from semigpc.estimator.tuning import tune
+from semigpc.estimator.fitting import tune
 from semigpc.gp import RBF, Kernel
 
 TUNED = 3000  # rows by which leave-one-out picks the length-scale

@@ -22,11 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from semigpc.estimator.calibration import best_logit_scale, class_scales
-from semigpc.estimator.fitting import TUNED
+from semigpc.estimator.confidence import best_logit_scale, class_scales
+from semigpc.estimator.fitting import TUNED, balanced_subset, make_kernel, tune
 from semigpc.estimator.memory import deal
 from semigpc.estimator.scaling import fit_scalings
-from semigpc.estimator.tuning import balanced_subset, make_kernel, tune
 from semigpc.gp import Kernel, LowRankGP
 
 CHUNK = 1000  # queries at a time

@@ -25,8 +25,8 @@ EXIT_CODES = {
     "semigpc.training.settings.SettingError": USAGE,
     "semigpc.data.images.ImageError": FAILURE,  # a kind of DataError: the command was right, a file is broken
     "semigpc.data.dataset.DataError": USAGE,
-    "semigpc.export.formats.NotExportableError": USAGE,
-    "semigpc.export.check.DifferenceError": FAILURE,
+    "semigpc.export.network.NotExportableError": USAGE,
+    "semigpc.export.run.DifferenceError": FAILURE,
     "semigpc.models.backbones.HubError": FAILURE,
     "semigpc.training.run_folder.RunError": FAILURE,
     "semigpc.files.FileError": FAILURE,

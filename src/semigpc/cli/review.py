@@ -76,7 +76,7 @@ def _export(session: "Session", as_json: bool) -> None:
 def _serve(session: "Session", port: int, browser: bool) -> None:
     import webbrowser
 
-    from semigpc.review.server import serve
+    from semigpc.review.app import serve
 
     def ready(address: str) -> None:
         if session.replayed:

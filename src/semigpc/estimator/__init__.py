@@ -1,7 +1,7 @@
 """The estimator: labels for rows of which a few are labelled, with the scikit-learn contract."""
 
-from semigpc.estimator.answers import STATUSES, Answers, Explanation, LeaveOneOut
 from semigpc.estimator.classifier import SemiGPClassifier
+from semigpc.estimator.confidence import STATUSES, Answers, Explanation, LeftOutLabels
 from semigpc.estimator.scaling import SCALINGS, Scaling
 
-__all__ = ["SCALINGS", "STATUSES", "Answers", "Explanation", "LeaveOneOut", "Scaling", "SemiGPClassifier"]
+__all__ = ["SCALINGS", "STATUSES", "Answers", "Explanation", "LeftOutLabels", "Scaling", "SemiGPClassifier"]

@@ -2,23 +2,33 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from semigpc.estimator.answers import ABSTAINED, OUTLIER, Answers, Explanation, Floats, Integers, LeaveOneOut
-from semigpc.estimator.calibration import left_out_scores
-from semigpc.estimator.confidence import Beliefs, Confidence
-from semigpc.estimator.fitting import Fitted, fit_memory
+from semigpc.estimator.confidence import (
+    ABSTAINED,
+    OUTLIER,
+    Answers,
+    Calibration,
+    Confidence,
+    Explanation,
+    Floats,
+    Integers,
+    LeftOutLabels,
+    left_out_scores,
+)
+from semigpc.estimator.fitting import FitOptions, Fitted, fit_memory
 from semigpc.estimator.memory import Memory, row_numbers
-from semigpc.estimator.options import Options
 from semigpc.estimator.posterior import Scored
-from semigpc.estimator.targets import codes_of, read_targets, unlabeled_like
+from semigpc.text import label_text
 from semigpc.threads import suited_to
 
 CHUNK = 16_384  # rows scored at a time
@@ -115,7 +125,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._fit(X, y, None, rows)
 
     def _fit(self, X: Any, y: Any, classes: Any, rows: Any) -> Self:
-        options = Options.of(self.get_params())
+        options = FitOptions.of(self.get_params())
         X = validate_data(self, X, dtype=np.float32)
         codes, self.classes_ = read_targets(y, None if classes is None else np.unique(classes))
         numbers = row_numbers(rows, len(X))
@@ -218,9 +228,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> Floats:
         """Probabilities (M, C) under the class prior; rows sum to 1. O(M n (D + C))."""
         rows = self._checked(X)
-        beliefs, decider = self._beliefs(), self._helped or self._memory
+        calibration, decider = self._calibration(), self._helped or self._memory
         with self._threads(rows, variance=False):
-            return np.concatenate([beliefs.probs(scored.mean).numpy() for _, scored in self._scored(rows, decider)])
+            return np.concatenate([calibration.probs(scored.mean).numpy() for _, scored in self._scored(rows, decider)])
 
     def predict_variance(self, X: Any) -> Floats:
         """Posterior over prior variance (M,): 0 where all is known, 1 far from every label. O(M n (D + n))."""
@@ -246,11 +256,11 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _answered(self, points: Tensor, scored: Scored, top: int) -> Answers:
         codes, slots, weights = scored.classes, scored.slots, scored.reasons
         if self._helped is not None:
-            codes = self._helped.score(points, bias=self._beliefs().bias()).classes
+            codes = self._helped.score(points, bias=self._calibration().bias()).classes
             other = (codes != scored.classes).nonzero().squeeze(1)
             found = self._memory.reasons(points[other], codes[other], top)
             slots, weights = slots.index_copy(0, other, found.slots), weights.index_copy(0, other, found.weights.float())
-        confidence = self._beliefs().confidence(self.confidence, scored, codes).numpy()
+        confidence = self._calibration().confidence(self.confidence, scored, codes).numpy()
         status = np.where(confidence < self.threshold_, ABSTAINED, 0).astype(np.uint8)
         variance = None if scored.variance is None else scored.variance.numpy()
         if variance is not None:
@@ -270,7 +280,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = self._checked(X)
         points = self._scaling(rows)
         codes = (
-            (self._helped or self._memory).score(points, bias=self._beliefs().bias()).classes
+            (self._helped or self._memory).score(points, bias=self._calibration().bias()).classes
             if classes is None
             else torch.from_numpy(codes_of(classes, self.classes_, len(points)))
         )
@@ -290,7 +300,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found: Floats = self._memory.covariance(self._scaling(first), self._scaling(second)).float().numpy()
         return found
 
-    def leave_one_out(self) -> LeaveOneOut:
+    def leave_one_out(self) -> LeftOutLabels:
         """Every given label as the others would have it, all classes being as likely beforehand.
 
         In closed form: O(n^2 + n C), or O(n^2 (D + C)) where ``engine_`` is "ensemble". The variance of an ensemble is then
@@ -303,7 +313,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         held = self._memory.held_shares()[positions]
         about = (left_out.mean[positions], left_out.ones[positions], given, self._memory.counts(), held)
         probs = torch.softmax(self.logit_scale_ * left_out_scores(*about), dim=1)
-        return LeaveOneOut(rows, codes, probs.float().numpy(), left_out.variance[positions].clamp(0, 1).float().numpy())
+        return LeftOutLabels(rows, codes, probs.float().numpy(), left_out.variance[positions].clamp(0, 1).float().numpy())
 
     # Inside ---------------------------------------------------------------------------------------------------------
 
@@ -314,7 +324,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _scored(self, X: Floats, memory: Memory, *, variance: bool = False, top: int = 0) -> Iterator[tuple[Tensor, Scored]]:
         """Points and what a memory says of them, a chunk at a time."""
-        bias = self._beliefs().bias()
+        bias = self._calibration().bias()
         for start in range(0, len(X), CHUNK):
             points = self._scaling(X[start : start + CHUNK])
             yield points, memory.score(points, bias=bias, variance=variance, top=top)
@@ -328,8 +338,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self._helped is not None:
             yield self._helped
 
-    def _beliefs(self) -> Beliefs:
-        return Beliefs(
+    def _calibration(self) -> Calibration:
+        return Calibration(
             self.logit_scale_,
             self.confidence_scale_,
             torch.from_numpy(self.class_shares_).clamp_min(1e-12).log().float(),
@@ -352,3 +362,101 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._named(
             np.where(labelled, codes, answers.codes), withheld=~labelled & (answers.confidence < self.threshold_)
         )
+
+
+class Targets(NamedTuple):
+    """Labels of n rows: their codes (n,), -1 where there is none, and the classes (C,) that codes count in."""
+
+    codes: NDArray[np.int64]
+    classes: NDArray[Any]
+
+
+def read_targets(y: Any, classes: NDArray[Any] | None = None) -> Targets:
+    """Labels as people give them.
+
+    Unlabelled rows are marked as :func:`semigpc.text.label_text` says: by -1, NaN, None or empty text. A sparse matrix of one
+    column is its dense self; one of several columns is an indicator, whose rows without an entry are unlabelled.
+
+    Args:
+        y: (n,) or a sparse matrix of n rows.
+        classes: (C,) sorted, if they are known already; labels that are not among them are added.
+    """
+    values = _dense(y)
+    known = ~_missing(values)
+    given = values[known]
+    if values.dtype.kind == "O":
+        given = _plain(given)
+    if given.dtype.kind == "f" and len(given) and not np.isfinite(given).all():
+        raise ValueError("y contains infinity; a label is a class, and NaN or -1 stand for none.")
+    if len(given):
+        check_classification_targets(given)
+    if classes is not None and len(given) and (classes.dtype.kind in "OUST") != (given.dtype.kind in "OUST"):
+        raise ValueError(f"labels must be of the kind of the classes, such as {classes[0]!r}; got {given.tolist()[0]!r}.")
+    found = np.unique(given) if classes is None else np.unique(np.concatenate([np.asarray(classes), given]))
+    codes = np.full(len(values), -1, dtype=np.int64)
+    codes[known] = np.searchsorted(found, given)
+    return Targets(codes, found)
+
+
+def unlabeled_like(classes: NDArray[Any], count: int) -> NDArray[Any]:
+    """(count,) of what stands for "no label" beside such classes: -1, NaN or None, in a type that can hold both."""
+    kind = classes.dtype.kind
+    if kind in "iu":
+        return np.full(count, -1, dtype=np.result_type(classes.dtype, np.int8))
+    if kind == "f":
+        return np.full(count, np.nan, dtype=classes.dtype)
+    return np.full(count, None, dtype=object)
+
+
+def codes_of(wanted: Any, classes: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """Codes (count,) of classes by name, one or as many as asked for."""
+    names = np.broadcast_to(np.asarray(wanted), (count,))
+    codes = np.searchsorted(classes, names).clip(0, len(classes) - 1)
+    unknown = classes[codes] != names
+    if unknown.any():
+        raise ValueError(f"classes must be among classes_; {names[unknown].tolist()[0]!r} is not.")
+    return codes.astype(np.int64)
+
+
+def _dense(y: Any) -> NDArray[Any]:
+    if sparse.issparse(y):
+        if y.shape[1] == 1:
+            return np.asarray(y.toarray()).ravel()
+        matrix = y.tocsr()
+        entries = np.asarray((matrix != 0).sum(axis=1)).ravel()
+        if entries.max(initial=0) > 1:
+            raise ValueError(
+                f"a sparse y of several columns must have one entry a row at most; row {entries.argmax()} has more."
+            )
+        return np.where(entries == 1, np.asarray(matrix.argmax(axis=1)).ravel(), -1)
+    if y is None:
+        raise ValueError("requires y to be passed, but the target y is None")
+    values = column_or_1d(y, warn=True, dtype=None) if not _is_plain_text(y) else np.asarray(y)
+    return np.asarray(values)
+
+
+def _is_plain_text(y: Any) -> bool:
+    return isinstance(y, np.ndarray) and y.ndim == 1
+
+
+def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which entries are no label."""
+    if values.dtype.kind == "f":
+        return np.asarray(np.isnan(values) | (values == -1))
+    if values.dtype.kind in "iu":
+        return np.asarray(values == -1)
+    if values.dtype.kind == "b":
+        return np.zeros(len(values), dtype=bool)
+    if values.dtype.kind == "O":
+        return np.array([label_text(value) is None for value in values], dtype=bool)
+    names, places = np.unique(values, return_inverse=True)
+    return np.array([label_text(name) is None for name in names], dtype=bool)[places]
+
+
+def _plain(given: NDArray[Any]) -> NDArray[Any]:
+    """Objects of one kind as an array of that kind: text stays objects, so that None can stand beside it."""
+    if all(isinstance(value, str) for value in given):
+        return given
+    if any(isinstance(value, str) for value in given):
+        raise ValueError("labels must be all text or all numbers; got both. Turn the numbers into text first.")
+    return np.array(given.tolist())

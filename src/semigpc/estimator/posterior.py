@@ -293,7 +293,7 @@ def grouping_order(weights: Tensor) -> Tensor:
     return order[own[order].argsort(stable=True)]
 
 
-class _View(NamedTuple):
+class _Groups(NamedTuple):
     """For every class the groups of its largest weights (C, looked), all weights there (C, looked * 64), and ``bounds`` with 0
     for these groups (C, groups).
     """
@@ -325,7 +325,7 @@ class ReasonSearch:
         self.by_class = weights.new_full((classes, self.groups * GROUP), -math.inf)  # padding wins nothing
         self.by_class[:, : self.count] = weights.mT
         self.bounds = self.by_class.view(classes, self.groups, GROUP).amax(dim=2).clamp_min_(0)  # (C, groups)
-        self._views: dict[int, _View] = {}
+        self._views: dict[int, _Groups] = {}
 
     def room(self, rows: int) -> Tensor:
         """Memory for kernel values (rows, N rounded up to whole groups).
@@ -366,10 +366,10 @@ class ReasonSearch:
         best, places = self.by_class.index_select(0, classes).mul_(values).topk(top, dim=1)
         return places, best
 
-    def _view(self, looked: int) -> _View:
+    def _view(self, looked: int) -> _Groups:
         if looked not in self._views:
             groups = self.bounds.topk(looked, dim=1).indices
             cells = self.by_class.view(len(self.by_class), self.groups, GROUP)
             weights = cells.gather(1, groups.unsqueeze(2).expand(-1, -1, GROUP)).flatten(1)
-            self._views[looked] = _View(groups, weights, self.bounds.scatter(1, groups, 0))
+            self._views[looked] = _Groups(groups, weights, self.bounds.scatter(1, groups, 0))
         return self._views[looked]

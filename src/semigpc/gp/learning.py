@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from semigpc.gp.certainty import auto_logit_scale
 from semigpc.gp.engine import full_precision
 from semigpc.gp.kernels import NTK, RBF, Cosine, Kernel, Laplace, squared_distances
 from semigpc.gp.landmarks import choose_landmarks
@@ -275,7 +276,7 @@ class _Search:
         self.low, self.high = (
             torch.tensor([self.median + math.log(LENGTHS[i]), math.log(OUTPUTS[i]), math.log(RATIOS[i])]).to(h) for i in (0, 1)
         )
-        self.usual = math.log(math.log(max(self.n_classes - 1, 1) * 19) / 0.8)  # log lambda: 0.95 for a mean of 0.8
+        self.usual = math.log(auto_logit_scale(self.n_classes))
         self.log_lambda = None if logit_scale is None else math.log(logit_scale)
 
     def value(self, scales: Tensor, log_lambda: Tensor, centre: Tensor | None) -> Tensor:

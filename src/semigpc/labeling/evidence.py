@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from semigpc.estimator import STATUSES, LeaveOneOut, SemiGPClassifier
+from semigpc.estimator import STATUSES, LeftOutLabels, SemiGPClassifier
 from semigpc.estimator.peers import PEERS
 from semigpc.labeling.folds import STAYS, Codes, Floats, assign_folds, score, wilson
 from semigpc.labeling.held_out import HeldOut, accepted, balanced_recall, confusions, per_class, reliability, thresholds
@@ -102,7 +102,7 @@ def gather_evidence(
     }
 
 
-def suspicion(left: LeaveOneOut) -> NDArray[np.float64]:
+def suspicion(left: LeftOutLabels) -> NDArray[np.float64]:
     """p(believed) - p(given) of each given label, (n,); -1 for the only label of a class, of which nothing else can know."""
     p_given = left.proba[np.arange(len(left.codes)), left.codes]
     lonely = np.bincount(left.codes, minlength=left.proba.shape[1])[left.codes] < 2

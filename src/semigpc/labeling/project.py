@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from semigpc.data.dataset import DataError
 from semigpc.data.paths import checked
 from semigpc.estimator import SemiGPClassifier
-from semigpc.estimator.options import Options
+from semigpc.estimator.fitting import FitOptions
 from semigpc.files import EXACT, RELAXED, Count, FileFacts, PathText, Positive, altered, read_json, shown
 from semigpc.labeling.cells import Floats
 from semigpc.labeling.columns import Wanted
@@ -248,6 +248,6 @@ def _check(settings: Settings) -> None:
         odd = min(known.keys() ^ settings["parameters"].keys())
         raise ValueError(f"parameters.{odd} is {'missing' if odd in known else 'not a parameter'}")
     try:
-        Options.of(settings["parameters"])
+        FitOptions.of(settings["parameters"])
     except (ValueError, OverflowError) as error:
         raise ValueError(f"parameters: {str(error).rstrip('.')}") from error

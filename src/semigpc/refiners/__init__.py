@@ -8,9 +8,10 @@ a file with a config and a class with these four methods and the attribute ``obs
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from semigpc.gp.certainty import auto_logit_scale
 from semigpc.refiners.base import NoRefiner, NoRefinerConfig, PlacementConfig, Refiner
 from semigpc.refiners.engines import AutoOptions, EnsembleOptions, ExactOptions, GPConfig, LowRankOptions, MatrixFreeOptions
-from semigpc.refiners.gaussian_process import GaussianProcessRefiner, auto_logit_scale
+from semigpc.refiners.gaussian_process import GaussianProcessRefiner
 from semigpc.refiners.similarity import SimilarityConfig, SimilarityRefiner
 
 

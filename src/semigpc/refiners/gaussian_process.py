@@ -1,6 +1,5 @@
 """SemiGPC: the posterior mean of a Gaussian process over labelled features, in place of the classifier's opinion."""
 
-import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,20 +8,12 @@ from torch import Tensor, nn
 
 from semigpc.buffers import BalancedBuffer, Buffer, FIFOBuffer
 from semigpc.gp import ExactGP, KernelHead, LowRankGP
-from semigpc.gp.certainty import expected_probability, explained_share
+from semigpc.gp.certainty import auto_logit_scale, expected_probability, explained_share
 from semigpc.pseudo_labels import one_hot
 from semigpc.refiners.base import Moment, Placement, Site
 from semigpc.refiners.engines import Confidence, GPConfig, build_engine, choose_engine
 from semigpc.refiners.learning import build_learner
 from semigpc.types import Batch, ModelOutput, Networks
-
-SURE = 0.95  # the confidence that a posterior mean of ASSURING on one class should just reach
-ASSURING = 0.8
-
-
-def auto_logit_scale(n_classes: int) -> float:
-    """lambda = ln((C - 1) tau / (1 - tau)) / 0.8 with tau = 0.95: 6.43 for 10 classes, 9.42 for 100, 12.05 for 810."""
-    return math.log(max(n_classes - 1, 1) * SURE / (1 - SURE)) / ASSURING
 
 
 class Belief(NamedTuple):

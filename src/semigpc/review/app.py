@@ -1,23 +1,31 @@
 """The routes of the page. Rows are named by number alone, so no request can name a file."""
 
 import json
+import logging
+import secrets
+import signal
+import socket
+import threading
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
+from urllib.parse import urlsplit
 
+from h11 import LocalProtocolError
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semigpc.data import DataError
 from semigpc.data.images import ImageError
-from semigpc.review.guard import Guard
 from semigpc.review.session import MOST_VISIBLE, Session, StaleError, View
 from semigpc.review.thumbnails import SIZES, Thumbnails
 from semigpc.review.waiting import Filters, Sort, Status
@@ -29,10 +37,102 @@ MOST_TEXT = 4096  # characters of a label or a filter, as long as the longest pa
 MOST_CARDS = 200  # in an answer
 MOST_SEEN = 100_000
 MOST_DIGITS = 18  # of a number in a path: less than 2**63
-
 Number = Annotated[int, Field(ge=0, lt=2**63)]  # what a column of whole numbers can hold
 Text = Annotated[str, Field(max_length=MOST_TEXT)]
 Numbers = Annotated[list[Number], Field(max_length=MOST_VISIBLE), FailFast()]
+HOSTS = ("127.0.0.1", "localhost")
+HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+WRONG_TOKEN = (
+    "This address does not open the review: its secret part is missing, or belongs to a server that has ended.\n\n"
+    "Copy the whole address that `semigpc review` printed, or start it again. Nothing that you reviewed is lost.\n"
+)
+WRONG_HOST = "This server answers to 127.0.0.1 and localhost alone.\n"
+HOST = "127.0.0.1"
+IDLE = 1.5  # seconds without an answer by a human, after which rows that nobody looks at are scored again
+PAUSE = 0.02  # between two pieces of that work, for whoever waits
+# The same parser on every machine, whatever else is installed there. It is silent: a request that is no HTTP gets an answer of
+# 400, and the application prints its own errors.
+OPTIONS: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off", "log_level": "critical", "access_log": False}
+
+
+def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C or SIGTERM.
+
+    Args:
+        session: what is reviewed.
+        port: 0 for any that is free.
+        ready: told the address, secret and all, when the server listens.
+
+    Raises:
+        DataError: the port is taken.
+    """
+    import uvicorn
+
+    from semigpc.review.app import make_app
+
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # which reports what uvicorn raises on nonsense after an answer
+    token = secrets.token_urlsafe(24)
+    listener = _listen(port)
+    config = uvicorn.Config(make_app(session, token), **OPTIONS, timeout_graceful_shutdown=2)
+    worker = Background(session)
+    before = signal.signal(signal.SIGTERM, _interrupt)  # the server stops for either signal, and then raises it again
+    try:
+        worker.start()
+        ready(f"http://{HOST}:{listener.getsockname()[1]}/{token}/")
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        worker.stop()
+        listener.close()
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+    except OSError as error:
+        listener.close()
+        raise DataError(
+            f"Port {port} of {HOST} cannot be used: {error.strerror or error}. Give another --port, or leave it out to have a "
+            "free one chosen."
+        ) from error
+    listener.listen(128)
+    return listener
+
+
+class Background(threading.Thread):
+    """Scores rows again that nobody looks at, a few at a time, once nobody has answered for a moment."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(name="review-background", daemon=True)
+        self.session = session
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Until stopped."""
+        steps, more = -1, True
+        while not self._stopped.wait(PAUSE if more and steps == self.session.history.steps else IDLE):
+            if steps != self.session.history.steps:
+                steps, more = self.session.history.steps, True  # wait a moment longer: the next answer may be on its way
+            elif more:
+                more = self.session.catch_up()
+
+    def stop(self) -> None:
+        """And wait for the piece of work that is being done."""
+        self._stopped.set()
+        self.join()
 
 
 class Question(BaseModel):
@@ -213,3 +313,59 @@ def _accept(session: Session, question: Accept) -> dict[str, Any]:
     if not len(rows) == len(versions) == len(labels) or len(set(rows)) < len(rows):
         raise DataError("Each row comes once, with its version and with the label that was shown.")
     return session.accept(rows, labels=labels, versions=versions, view=question.view)
+
+
+class Guard:
+    """Let a request through if it names this machine as its host and its path begins with the token, which is taken off.
+
+    The host is checked because a page from elsewhere could have its own name point here. As the token is part of the path,
+    whatever the page loads by a relative address carries it.
+
+    Args:
+        app: what is guarded.
+        token: the secret.
+        hosts: names of this machine, without port.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, hosts: Collection[str] = HOSTS) -> None:
+        self.app, self.token, self.hosts = app, token, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "websocket":  # nothing here serves one
+            await send({"type": "websocket.close"})
+            return
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            with suppress(LocalProtocolError):  # the rest of the request was no HTTP, so the server has closed meanwhile
+                await send(message)
+
+        await self._answer(scope)(self._below_token(scope), receive, send_with_headers)
+
+    def _answer(self, scope: Scope) -> ASGIApp:
+        if _host_name(Headers(scope=scope).get("host", "")) not in self.hosts:
+            return PlainTextResponse(WRONG_HOST, 403)
+        token, slash, _ = scope["path"].removeprefix("/").partition("/")
+        if not secrets.compare_digest(token.encode(), self.token.encode()):
+            return PlainTextResponse(WRONG_TOKEN, 403)
+        return self.app if slash else RedirectResponse(f"/{self.token}/")
+
+    def _below_token(self, scope: Scope) -> Scope:
+        _, _, rest = scope["path"].removeprefix("/").partition("/")
+        return {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
+
+
+def _host_name(host: str) -> str | None:
+    """Without its port; None for what is no name of a host."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:  # a bracket that is not closed, say
+        return None

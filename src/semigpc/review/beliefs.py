@@ -5,18 +5,20 @@ shown or when nobody is waiting. ``generation`` counts the changes of the model,
 ``clock`` counts the changes of what people see, so every page can ask what is new to it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semigpc.data import DataError
 from semigpc.estimator import SemiGPClassifier
 from semigpc.labeling.project import Project
+from semigpc.text import label_text, printable
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
-
 STATUSES = ("labelled", "pseudo", "abstained", "outlier")
 LABELLED, PSEUDO, ABSTAINED, OUTLIER = range(4)
 REASONS = 3
@@ -26,6 +28,7 @@ MANY = 256  # labels at once, beyond which variances are computed afresh rather 
 BLOCK = 64  # rows whose variance is computed at once
 FEW_LABELS = 2048  # up to which the variance of all rows follows each answer
 CHUNK_PRODUCTS = 4e9  # multiplications between two looks at whether somebody is waiting, a tenth of a second or so
+LONGEST = 100
 
 
 class Reason(NamedTuple):
@@ -260,3 +263,28 @@ def encoded(column: Any, code: Callable[[str], int]) -> NDArray[np.int32]:
 def percent(share: Floats) -> NDArray[np.int64]:
     """As people see it."""
     return np.rint(100 * share).astype(np.int64)
+
+
+def checked_name(name: str, known: Collection[str]) -> str:
+    """The name of a class as it is kept; one of the ``known`` ones stays as it is.
+
+    Raises:
+        DataError: it is empty, too long, has control characters or lone surrogates, means "no label" in a table, or differs
+            from a known one in case alone.
+    """
+    if name in known:
+        return name
+    tidy = " ".join(unicodedata.normalize("NFC", name).split())
+    if tidy in known:
+        return tidy
+    if not tidy or len(tidy) > LONGEST or printable(name.strip()) != name.strip():
+        raise DataError(
+            f"The name of a class is one line of 1 to {LONGEST} characters without control characters; got "
+            f"{printable(name[: LONGEST + 1])!r}."
+        )
+    if label_text(tidy) is None:
+        raise DataError(f"{tidy!r} stands for no label. Give the class another name.")
+    alike = [other for other in known if other.casefold() == tidy.casefold()]
+    if alike:
+        raise DataError(f"There is a class {alike[0]!r} already, which differs from {tidy!r} in case alone. Choose that one.")
+    return tidy

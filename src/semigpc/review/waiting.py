@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from semigpc.data import DataError
 from semigpc.labeling.evidence import SUSPICION, suspicion
+from semigpc.labeling.folds import wilson
 from semigpc.review.beliefs import LABELLED, OUTLIER, STATUSES, Beliefs
+from semigpc.review.journal import Answer
 
 Status = Literal[
     "unreviewed", "labelled", "pseudo", "abstained", "outlier", "suspected", "changed", "reviewed", "skipped", "all"
@@ -18,9 +20,9 @@ Sort = Literal["need", "least sure", "most sure", "random", "table"]
 Mask = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 RAREST, COMMONEST = 3.0, 0.5  # bounds of the weight of a class
-
 UNASKED, ACCEPTED, CORRECTED, SKIPPED = range(4)  # what a human said of a row
 KINDS = (None, "accepted", "corrected", "skipped")
+BINS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,3 +150,50 @@ class Waiting:
         """(n,) rows whose label nobody gave, neither in the table nor here."""
         unlabelled: Mask = self.beliefs.status != LABELLED
         return unlabelled
+
+
+def progress(waiting: Waiting, answers: dict[int, Answer]) -> dict[str, Any]:
+    """Everything that the page shows about the review as a whole, as JSON holds it."""
+    beliefs = waiting.beliefs
+    free = waiting.unlabelled & (waiting.kinds == UNASKED)
+    bins = np.minimum((beliefs.confidence[free] * BINS).astype(int), BINS - 1)
+    return {
+        "reviewed": len(answers),
+        "total": int(waiting.asked.sum()),
+        "stale": int((beliefs.scored < beliefs.generation).sum()),
+        "counts": waiting.counts(),
+        "histogram": np.bincount(bins, minlength=BINS).tolist(),
+        "classes": _classes(waiting, answers),
+    }
+
+
+def _classes(waiting: Waiting, answers: dict[int, Answer]) -> list[dict[str, Any]]:
+    """For each class: labels, rows believed to be of it, and the precision of its pseudo-labels.
+
+    By humans where they checked any: the share of pseudo-labels of the class that they accepted, with an interval. Cards that
+    need a human most are checked first, so it errs on the low side. By the model where nobody has: its mean confidence.
+    """
+    beliefs = waiting.beliefs
+    n_classes = len(beliefs.names)
+    checked, right = np.zeros(n_classes, int), np.zeros(n_classes, int)
+    for answer in answers.values():
+        if answer.status == "pseudo" and answer.believed is not None and answer.label is not None:
+            code = beliefs.code(answer.believed)
+            checked[code] += 1
+            right[code] += answer.label == answer.believed
+    labels = beliefs.label_counts()
+    pseudo = waiting.mask("pseudo") & (beliefs.codes >= 0)
+    n_pseudo = np.bincount(beliefs.codes[pseudo], minlength=n_classes)
+    confidence = np.bincount(beliefs.codes[pseudo], beliefs.confidence[pseudo], minlength=n_classes)
+    believed = np.bincount(beliefs.codes[waiting.unlabelled & (beliefs.codes >= 0)], minlength=n_classes)
+    rows = []
+    for code, name in enumerate(beliefs.names):
+        if not (labels[code] or believed[code] or name in beliefs.project.classes):
+            continue  # a new class that was undone
+        _, low, high = wilson(int(right[code]), int(checked[code]))
+        row: dict[str, Any] = {"name": name, "code": code, "labels": int(labels[code]), "believed": int(believed[code])}
+        row |= {"checked": int(checked[code]), "right": int(right[code]), "low": round(low or 0.0, 3)}
+        row["high"] = 1.0 if high is None else round(high, 3)
+        row["confidence"] = round(float(confidence[code] / n_pseudo[code]), 3) if n_pseudo[code] else None
+        rows.append(row)
+    return rows
