@@ -18,7 +18,7 @@ from semigpc.data.paths import existing, images_below, sorted_images
 from semigpc.data.tables import read_labels
 from semigpc.files import trouble
 from semigpc.labeling.embed import embed_folder
-from semigpc.labeling.given import read_given
+from semigpc.labeling.inputs import read_given
 from semigpc.labeling.source import open_source
 from semigpc.training.given_images import images_at
 from semigpc.training.run_folder import RunError, RunFolder

@@ -19,8 +19,8 @@ from semigpc.data.arrays import ArraysConfig
 from semigpc.data.arrays import load as load_arrays
 from semigpc.data.dataset import DataError
 from semigpc.data.tables import read_labels
-from semigpc.labeling.given import Matching, read_given
-from semigpc.labeling.scan import scan
+from semigpc.labeling.inputs import read_given
+from semigpc.labeling.scan import Matching, scan
 from semigpc.labeling.source import open_source
 
 ROWS, WIDTH = 90, 4
@@ -183,7 +183,7 @@ def write_damaged(folder: Path, count: int, seed: int) -> None:
         (folder / f"{role}-{number:05d}-{rest}").write_bytes(content)
 
 
-# Reading --------------------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
-from semigpc.labeling.project import Project, Settings
+from semigpc.labeling.project import Project, ProjectSettings
 
 CLASSES = ["heron", "stork", "ibis"]
 SIZES = (600, 150, 12)
@@ -26,5 +26,5 @@ def pseudo_project(folder: Path, *, seed: int = 0) -> tuple[Project, NDArray[np.
     table = pyarrow.table(
         {"id": [f"bird-{row}" for row in range(len(labels))], "label": labels, "confidence": confidence, "status": status}
     )
-    settings = cast("Settings", {"id_name": "id", "classes": CLASSES, "bad_rows": []})
+    settings = cast("ProjectSettings", {"id_name": "id", "classes": CLASSES, "bad_rows": []})
     return Project(folder, settings, table, None), truth

@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from semigpc.data import DataError
-from semigpc.labeling.audit import Design, draw_sample
-from semigpc.labeling.audit_answers import judge, read_answers
+from semigpc.labeling.audit import Design, draw_sample, judge, read_answers
 from semigpc.labeling.project import Project
 from tests.labeling.pseudo import CLASSES, pseudo_project
 

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from semigpc.data import DataError
 from semigpc.data.tables import read_labels
-from semigpc.labeling.given import read_given
+from semigpc.labeling.inputs import read_given
 from semigpc.labeling.source import open_source
 from tests.labeling.damaged import ROWS, originals, write_damaged
 

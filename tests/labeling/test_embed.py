@@ -14,8 +14,7 @@ from pyarrow import parquet
 from semigpc.data import DataError
 from semigpc.files import WriteError
 from semigpc.labeling import embedding_table
-from semigpc.labeling.embed import EmbedConfig, EmbedResult, embed_folder
-from semigpc.labeling.network import Network
+from semigpc.labeling.embed import EmbedConfig, EmbedResult, Network, embed_folder
 from tests.data.samples import random_image, write_images
 from tests.labeling.embedding_samples import TINY, leftovers, rows_of
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from semigpc.labeling.folds import STAYS, assign_folds, score, weighted_share, wilson
+from semigpc.labeling.evidence import STAYS, assign_folds, score, weighted_share, wilson
 
 
 def test_every_class_is_spread_and_folds_are_equally_large() -> None:

@@ -7,8 +7,9 @@ import pytest
 from pyarrow import parquet
 
 from semigpc.data import DataError
-from semigpc.labeling.given import Matching, read_given
-from semigpc.labeling.hand_tables import write_hand_table
+from semigpc.labeling.inputs import read_given
+from semigpc.labeling.project import write_hand_table
+from semigpc.labeling.scan import Matching
 
 
 def csv_file(folder: Path, text: str) -> Path:

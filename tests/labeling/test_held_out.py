@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semigpc.labeling.held_out import HeldOut, accepted, balanced_recall, confusions, per_class, reliability, thresholds
+from semigpc.labeling.evidence import HeldOut, accepted, balanced_recall, confusions, per_class, reliability, thresholds
 
 NAMES = np.array(["ant", "bee", "cat"])
 

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from semigpc.data import DataError
 from semigpc.labeling import inputs as inputs_module
-from semigpc.labeling.columns import Wanted
+from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.embed import EmbedConfig
 from semigpc.labeling.inputs import LabelSettings, is_image_folder
 from semigpc.labeling.label import label_data
@@ -73,7 +73,7 @@ def test_labels_are_checked_before_the_network_is_put_to_work(wanted: LabelSetti
     with pytest.raises(DataError, match="Images need a table of labels"):
         label_data(replace(wanted, labels=None))
     with pytest.raises(DataError, match="a folder of images has none"):
-        label_data(replace(wanted, columns=Wanted(id="name")))
+        label_data(replace(wanted, columns=ColumnOptions(id="name")))
     assert not wanted.out.exists()
 
 

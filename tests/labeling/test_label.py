@@ -17,7 +17,7 @@ import pytest
 from semigpc.data import DataError
 from semigpc.labeling import label as label_module
 from semigpc.labeling.label import label_data
-from semigpc.labeling.parts import Labeller
+from semigpc.labeling.outputs import Labeller
 from semigpc.labeling.project import Project
 from tests.labeling.samples import CLASSES, IDS, KINDS, LABELS, TRUTH, X, labels_of, settings, write, write_labels
 

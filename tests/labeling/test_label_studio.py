@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pyarrow
 
-from semigpc.labeling.label_studio import LabelStudio
+from semigpc.labeling.outputs import LabelStudio
 
 TABLE = pyarrow.table(
     {

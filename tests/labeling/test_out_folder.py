@@ -7,7 +7,7 @@ import pytest
 
 from semigpc.data import DataError
 from semigpc.files import facts_of, write_json
-from semigpc.labeling.out_folder import OutFolder, content_hash, files_hash
+from semigpc.labeling.outputs import OutFolder, content_hash, files_hash
 
 KEY = {"seed": 0, "labels content": "abc"}
 

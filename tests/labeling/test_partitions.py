@@ -11,24 +11,31 @@ from pyarrow import parquet
 from semigpc.data import DataError
 from semigpc.labeling import bulk as bulk_module
 from semigpc.labeling import scan as scan_module
-from semigpc.labeling.bulk import Gathering, Labelling, check_over_partitions, joined_tally, sample_bound
-from semigpc.labeling.bulk_folder import BulkFolder
-from semigpc.labeling.columns import Wanted
-from semigpc.labeling.given import Matching
+from semigpc.labeling.bulk import (
+    Address,
+    Gathering,
+    Labelling,
+    Partitions,
+    Store,
+    check_over_partitions,
+    facts_of,
+    joined_tally,
+    place_of,
+    sample_bound,
+)
+from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.inputs import table_inputs
 from semigpc.labeling.label import fit, label_data, shard_rows
-from semigpc.labeling.partitions import Partitions
-from semigpc.labeling.parts import Labeller
-from semigpc.labeling.sample import keys_of
-from semigpc.labeling.scan import Gathered, Scan, scan
+from semigpc.labeling.outputs import Labeller
+from semigpc.labeling.ray_engine import BulkFolder
+from semigpc.labeling.scan import Gathered, Matching, Scan, keys_of, scan
 from semigpc.labeling.source import open_source
-from semigpc.labeling.stores import Address, Store, facts_of, place_of
 from tests.labeling.partitioned import CUTS, IDS, LABELS, X, partitioned, read_labels, write_partitions
 from tests.labeling.samples import labels_of, list_column, table_of
 
 
 def opened(folder: Path) -> Partitions:
-    return Partitions(Store(folder), Wanted())
+    return Partitions(Store(folder), ColumnOptions())
 
 
 def gathered(partitions: Partitions, given: dict[str, str] | None, *, below: float = 1.0) -> Gathered:

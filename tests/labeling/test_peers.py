@@ -8,9 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from semigpc.estimator.peers import PEERS, Peer
-from semigpc.labeling import peers as compared
-from semigpc.labeling.folds import Codes, assign_folds
-from semigpc.labeling.peers import compare_peers, preparation
+from semigpc.labeling import evidence as compared
+from semigpc.labeling.evidence import Codes, assign_folds, compare_peers, preparation
 
 
 def blobs(counts: tuple[int, ...] = (30, 12, 9), unlabeled: int = 60) -> tuple[NDArray[Any], Codes, NDArray[Any]]:

@@ -7,8 +7,7 @@ import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from semigpc.labeling.precision import agresti_coull, precision
-from semigpc.labeling.strata import Stratum, allocate
+from semigpc.labeling.audit import Stratum, agresti_coull, allocate, precision
 
 Rates = Callable[[Generator, int], NDArray[np.float64]]
 

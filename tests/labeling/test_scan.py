@@ -9,9 +9,7 @@ from pyarrow import parquet
 
 from semigpc.data import DataError
 from semigpc.labeling import scan as scan_module
-from semigpc.labeling.given import Matching
-from semigpc.labeling.sample import sample_rows
-from semigpc.labeling.scan import scan
+from semigpc.labeling.scan import Matching, sample_rows, scan
 from semigpc.labeling.source import open_source
 from tests.labeling.samples import blobs, some_labels, table_of, write
 

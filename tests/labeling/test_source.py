@@ -11,10 +11,8 @@ from pyarrow import parquet
 
 from semigpc.data import DataError
 from semigpc.labeling import source as source_module
-from semigpc.labeling import table_files
-from semigpc.labeling.columns import Wanted
-from semigpc.labeling.source import open_source
-from semigpc.labeling.table_files import ParquetTable
+from semigpc.labeling.columns import ColumnOptions
+from semigpc.labeling.source import ParquetTable, open_source
 from tests.labeling.samples import KINDS, blobs, list_column, table_of, write
 
 
@@ -103,7 +101,7 @@ def test_numbers_of_any_type_become_float32(tmp_path: Path, kind: str) -> None:
 def test_columns_of_several_types_mix(tmp_path: Path) -> None:
     columns = {"name": ["a", "b"], "i": [1, 2], "h": np.array([0.5, 1], np.float16), "b": [True, False], "f": [None, 2.5]}
     parquet.write_table(pyarrow.table(columns), tmp_path / "data.parquet")
-    batch = next(open_source(tmp_path / "data.parquet", Wanted(id="name")).batches(10))
+    batch = next(open_source(tmp_path / "data.parquet", ColumnOptions(id="name")).batches(10))
     np.testing.assert_array_equal(batch.x, np.array([[1, 0.5, 1, np.nan], [2, 1, 0, 2.5]], np.float32))
 
 
@@ -133,7 +131,7 @@ def test_csv_keeps_ids_and_labels_as_text(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_whole_at_first_may_have_fractions_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_files, "BLOCK", 2**16)
+    monkeypatch.setattr(source_module, "BLOCK", 2**16)
     path = tmp_path / "data.csv"
     lines = [f"{i},{i},0" for i in range(20_000)]
     path.write_text("\n".join(["id,a,b", *lines, "last,0.25,1"]) + "\n")
@@ -200,7 +198,7 @@ def test_parquet_with_damaged_pages_is_told(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_none_is_found_in_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_files, "BLOCK", 2**16)  # the type of a column is that of its first block
+    monkeypatch.setattr(source_module, "BLOCK", 2**16)  # the type of a column is that of its first block
     path = tmp_path / "data.csv"
     path.write_text("\n".join(["id,a,b", *[f"{i},{i},0.5" for i in range(10_000)], "last,n.a.,1"]) + "\n")
     with pytest.raises(DataError, match=r"data.csv cannot be read as CSV: .*column 'a'.*n\.a\."):

@@ -7,13 +7,13 @@ import pytest
 from pyarrow import compute
 
 from semigpc.data import DataError
-from semigpc.labeling.strata import PseudoLabels, Stratum, allocate
+from semigpc.labeling.audit import PseudoRows, Stratum, allocate
 from tests.labeling.pseudo import CLASSES, pseudo_project
 
 
 def test_every_pseudo_label_is_in_one_stratum_and_no_other_row_is(tmp_path: Path) -> None:
     project, _ = pseudo_project(tmp_path)
-    pseudo = PseudoLabels.of(project)
+    pseudo = PseudoRows.of(project)
     status = np.array(project.table.column("status").to_pylist())
     assert pseudo.rows.tolist() == np.flatnonzero(status == "pseudo").tolist()
     strata, member = pseudo.strata(pseudo.edges(3))
@@ -29,7 +29,7 @@ def test_every_pseudo_label_is_in_one_stratum_and_no_other_row_is(tmp_path: Path
 
 def test_rows_that_are_all_equally_sure_are_one_band(tmp_path: Path) -> None:
     project, _ = pseudo_project(tmp_path)
-    pseudo = PseudoLabels.of(project)._replace(confidence=np.ones(len(PseudoLabels.of(project).rows)))
+    pseudo = PseudoRows.of(project)._replace(confidence=np.ones(len(PseudoRows.of(project).rows)))
     assert pseudo.edges(3) == []
     assert [stratum.name for stratum in pseudo.strata([])[0]] == CLASSES
 
@@ -64,4 +64,4 @@ def test_no_pseudo_labels_at_all(tmp_path: Path) -> None:
     project, _ = pseudo_project(tmp_path)
     project.table = project.table.filter(compute.not_equal(project.table.column("status"), "pseudo"))
     with pytest.raises(DataError, match="has no pseudo-labels to check: every row is labelled by you, an outlier or abstained"):
-        PseudoLabels.of(project)
+        PseudoRows.of(project)

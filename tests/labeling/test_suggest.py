@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from semigpc.data import DataError
-from semigpc.labeling.given import read_given
+from semigpc.labeling.inputs import read_given
 from semigpc.labeling.suggest import (
     SuggestConfig,
     choose_diverse,

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from semigpc.data import DataError
-from semigpc.labeling.columns import Wanted
+from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.label import label_data
 from tests.labeling.samples import IDS, LABELS, TRUTH, X, labels_of, list_column, settings, table_of, write_labels
 
@@ -18,7 +18,7 @@ from tests.labeling.samples import IDS, LABELS, TRUTH, X, labels_of, list_column
 def test_labels_in_the_data_themselves(tmp_path: Path) -> None:
     kinds = [LABELS.get(name) for name in IDS]
     parquet.write_table(table_of(X, IDS, kind=kinds), tmp_path / "data.parquet")
-    summary = label_data(settings(tmp_path, labels=None, columns=Wanted(label="kind")))
+    summary = label_data(settings(tmp_path, labels=None, columns=ColumnOptions(label="kind")))
     assert summary["statuses"]["labelled"] == 36
 
 
@@ -97,9 +97,9 @@ def test_there_must_be_labels_and_ids_need_a_name_of_their_own(tmp_path: Path) -
         label_data(settings(tmp_path, labels=None))
     parquet.write_table(pyarrow.table({"status": IDS, "embedding": list_column(X)}), tmp_path / "data.parquet")
     with pytest.raises(DataError, match="Ids cannot be called 'status'"):
-        label_data(settings(tmp_path, columns=Wanted(id="status")))
+        label_data(settings(tmp_path, columns=ColumnOptions(id="status")))
     with pytest.raises(DataError, match=r"The folder of the images is not there.*--images"):
-        label_data(settings(tmp_path, images=tmp_path / "nowhere", columns=Wanted(features="embedding")))
+        label_data(settings(tmp_path, images=tmp_path / "nowhere", columns=ColumnOptions(features="embedding")))
 
 
 def test_spaces_around_ids_do_not_count(tmp_path: Path) -> None:

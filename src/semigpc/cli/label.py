@@ -152,11 +152,11 @@ def label(
     if engine is Engine.ray and (images is not None or image_url is not None):
         raise typer.BadParameter("images and Label Studio are for --engine local.", param_hint="--images, --image-url")
     from semigpc.data.dataset import DataError
-    from semigpc.labeling.columns import Wanted
+    from semigpc.labeling.bulk import Address, place_of
+    from semigpc.labeling.columns import ColumnOptions
     from semigpc.labeling.embed import EmbedConfig
     from semigpc.labeling.inputs import LabelSettings
     from semigpc.labeling.label import label_data
-    from semigpc.labeling.stores import Address, place_of
 
     place, folder = place_of(data), place_of(out)
     if engine is Engine.local and any(isinstance(path, Address) for path in (place, folder)):
@@ -166,7 +166,7 @@ def label(
         labels=labels[0].expanduser() if labels else None,
         more_labels=tuple(path.expanduser() for path in (labels or [])[1:]),
         out=folder,
-        columns=Wanted(id=id_column, features=features, label=label_column),
+        columns=ColumnOptions(id=id_column, features=features, label=label_column),
         images=images.expanduser() if images else None,
         image_url=image_url,
         target_precision=None if answer_all or abstain is not None else target_precision,

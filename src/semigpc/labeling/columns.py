@@ -6,18 +6,23 @@ Embeddings are one column of lists, all of one length, or many columns of number
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow
+from numpy.typing import NDArray
+from pyarrow import compute
 
 from semigpc.data.dataset import DataError, listed
+from semigpc.data.tables import as_label
 from semigpc.text import similar_names
 
 SPECIAL = "*?["  # what makes a name of features a pattern
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ColumnOptions:
     """What the user asked for; None where the usual names decide.
 
     Args:
@@ -32,7 +37,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Usual:
+class UsualColumns:
     """Names that are looked for if nothing was asked for, the first one there wins."""
 
     ids: tuple[str, ...] = ("file_name", "id")
@@ -40,7 +45,7 @@ class Usual:
     labels: tuple[str, ...] = ("label",)
 
 
-class Reading(NamedTuple):
+class ColumnsToRead(NamedTuple):
     """Columns to read: as text, whatever they look like, and as numbers."""
 
     text: tuple[str, ...]
@@ -61,13 +66,13 @@ class Columns:
     label: str | None
     as_list: bool
 
-    def reading(self, *, ids: bool = True, features: bool = True, labels: bool = True) -> Reading:
+    def reading(self, *, ids: bool = True, features: bool = True, labels: bool = True) -> ColumnsToRead:
         """Those that are asked for."""
         text = [name for name, asked in ((self.id, ids), (self.label, labels)) if name is not None and asked]
-        return Reading(tuple(text), self.features if features else ())
+        return ColumnsToRead(tuple(text), self.features if features else ())
 
 
-def choose(schema: pyarrow.Schema, wanted: Wanted, usual: Usual, path: object) -> Columns:
+def choose(schema: pyarrow.Schema, wanted: ColumnOptions, usual: UsualColumns, path: object) -> Columns:
     """The columns to read from a table of this schema.
 
     Raises:
@@ -124,7 +129,7 @@ def _asked(text: str, known: Sequence[str], path: object, taken: Sequence[str | 
     return found
 
 
-def _usual_features(schema: pyarrow.Schema, usual: Usual, path: object, taken: Sequence[str | None]) -> list[str]:
+def _usual_features(schema: pyarrow.Schema, usual: UsualColumns, path: object, taken: Sequence[str | None]) -> list[str]:
     """The usual column of lists, or the only one, or all columns of numbers; text among those is not passed over in silence."""
     rest = [name for name in schema.names if name not in taken]
     lists = [name for name in rest if is_list(schema.field(name).type)]
@@ -179,3 +184,58 @@ def is_number(kind: pyarrow.DataType) -> bool:
     """Whether values of this type can be a feature."""
     types = pyarrow.types
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind))
+
+
+def ids_of(column: pyarrow.Array) -> list[str | None]:
+    """Ids as text, None where there is none; spaces around them do not count, here as in a table of labels."""
+    kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
+    if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind) or not _plain(kind):
+        raise DataError(f"Ids must be text or numbers; the column of ids holds {column.type}. Choose another one by --id.")
+    values: list[str | None] = compute.utf8_trim_whitespace(compute.cast(column, pyarrow.string())).to_pylist()
+    return [value or None for value in values]
+
+
+def _plain(kind: pyarrow.DataType) -> bool:
+    types = pyarrow.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_primitive(kind) or types.is_decimal(kind))
+
+
+def labels_of(column: pyarrow.Array, where: object = "a table") -> list[str | None]:
+    """Labels as text; None where there is none."""
+    if pyarrow.types.is_temporal(column.type):  # Python's dates know neither nanoseconds nor the year 10000
+        column = compute.cast(column, pyarrow.string())
+    return [as_label(value, where) for value in column.to_pylist()]
+
+
+def floats_of(column: pyarrow.Array) -> Floats:
+    """Numbers (n,) as float32, NaN where there are none."""
+    values: NDArray[Any] = compute.cast(column, pyarrow.float32(), safe=False).to_numpy(zero_copy_only=False)
+    return values.astype(np.float32, copy=False)
+
+
+def matrix_of(column: pyarrow.Array, width: int | None) -> Floats:
+    """Lists as rows (n, D), NaN where there is none.
+
+    Raises:
+        LengthError: a row is not ``width`` long; all must be as long as the first if that is None.
+    """
+    column = column.storage if isinstance(column, pyarrow.ExtensionArray) else column
+    missing = np.asarray(column.is_null(), dtype=bool)
+    lengths = compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    if width is None:
+        width = int(lengths[~missing][0]) if not missing.all() else 0
+    wrong = np.flatnonzero(~missing & (lengths != width))
+    if len(wrong):
+        raise LengthError(int(wrong[0]), int(lengths[wrong[0]]), width)
+    values = floats_of(column.flatten())  # without what null lists may hold
+    rows = np.full((len(column), width), np.nan, dtype=np.float32)
+    rows[~missing] = values.reshape(len(column) - int(missing.sum()), width)
+    return rows
+
+
+class LengthError(Exception):
+    """A list of another length: in which row of the column, how long, and how long it should be."""
+
+    def __init__(self, row: int, length: int, width: int) -> None:
+        super().__init__(f"row {row} has {length} values, not {width}")
+        self.row, self.length, self.width = row, length, width

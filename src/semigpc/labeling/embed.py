@@ -1,29 +1,37 @@
 """Images below a folder to a Parquet table of embeddings, resumable and in bounded memory."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from torch import Tensor
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from semigpc.data import DataError
-from semigpc.data.images import ImageError
+from semigpc.data import Augment, AugmentConfig, DataError, weights_hash
+from semigpc.data.images import ImageError, Pixels, read_image, to_pixels
 from semigpc.data.loaders import InOrder
 from semigpc.data.paths import EXTENSIONS, Bad, checked, sorted_images
 from semigpc.files import locked, remove_drafts
 from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, TableKey
-from semigpc.labeling.network import AUTO, Network
-from semigpc.labeling.square_images import SquareImages, workers_end_first
-from semigpc.models.embedded import NAME
+from semigpc.models import MODELS, ModelConfig, build_model
+from semigpc.models.backbones import VITS, input_statistics
+from semigpc.models.embedded import EMBEDDED, NAME
 from semigpc.text import printable
 from semigpc.threads import granted, using
 
 FEW = 64  # images that are not worth starting a worker for
-
 Progress = Callable[[int, int], None]
 Found = tuple[Path, dict[str, str], list[Bad]]
+SIZE = 224  # of networks that do not say what they were trained with
+HUB, NO_WEIGHTS, AUTO = "timm", "none", "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +163,61 @@ def _digest(marks: Mapping[str, str], bad: Sequence[Bad]) -> str:
     return digest.hexdigest()
 
 
+class Network:
+    """Images to embeddings, without gradients, on a GPU if there is one.
+
+    Args:
+        name: any that timm knows, or one of ours.
+        pretrained: "embedded", "timm" for timm's hub, a file, "none" for random weights (the same ones every time), or "auto":
+            embedded where there are such weights and the hub otherwise.
+        image_size: pixels a side; None takes what the network was trained with.
+
+    Raises:
+        DataError: there is no such network, or its weights do not fit.
+    """
+
+    def __init__(self, name: str, pretrained: str, image_size: int | None) -> None:
+        own_size, fixed = _own_size(name)
+        self.name, self.image_size = name, image_size or own_size
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if pretrained == AUTO:
+            pretrained = EMBEDDED if name == NAME else HUB
+        config = ModelConfig(
+            name=name,
+            image_size=self.image_size if fixed and self.image_size != own_size else None,
+            pretrained=None if pretrained == NO_WEIGHTS else pretrained,
+        )
+        backbone = _built(config).eval().requires_grad_(False)
+        self.weights = weights_hash(backbone.state_dict())
+        self._backbone = backbone.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        mean, std = input_statistics(name)
+        self._augment = Augment(AugmentConfig(image_size=self.image_size, style="resize", mean=mean, std=std))
+        self.width = self._tried()
+
+    @torch.inference_mode()
+    def embed(self, pixels: Pixels) -> Tensor:
+        """Images (M, s, s, 3) to float32 embeddings (M, D)."""
+        images = self._augment.normalise(pixels).to(self.device, memory_format=torch.channels_last)
+        features: Tensor = self._backbone(images)
+        return features.float().cpu()
+
+    def _tried(self) -> int:
+        """D, of an answer to a black image."""
+        size = self.image_size
+        try:
+            answer = self.embed(torch.zeros(1, size, size, 3, dtype=torch.uint8).numpy())
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise DataError(
+                f"{self.name} cannot see images of {size} x {size} pixels: {error}. Give another image size."
+            ) from error
+        if answer.ndim != 2:
+            raise DataError(
+                f"{self.name} answers an image with numbers of shape {tuple(answer.shape[1:])} and not with one row. "
+                "Choose a network that pools its features."
+            )
+        return answer.shape[1]
+
+
 def _embed(
     network: Network,
     root: Path,
@@ -203,3 +266,92 @@ def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad:
         f"{len(bad)} of {len(bad) + rows} images cannot be read ({few}{more}). {listing} lists them all. The others are "
         "embedded: replace or delete these and give the same command again, or leave them out with --skip-bad."
     )
+
+
+def _own_size(name: str) -> tuple[int, bool]:
+    """Pixels a side that a network was trained with, and whether it must be built for another size."""
+    import timm
+
+    if name in VITS:
+        return VITS[name].image_size, True
+    known = None if name in MODELS or not timm.is_model(name.partition(".")[0]) else timm.get_pretrained_cfg(name)
+    return (SIZE, False) if known is None else (int(known.input_size[-1]), bool(known.fixed_input_size))
+
+
+def _built(config: ModelConfig) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # so that a network without weights is the same one every time
+        try:
+            backbone: nn.Module = build_model(config, 2).backbone
+        except (ValueError, KeyError, OSError) as error:
+            raise DataError(f"The network cannot be built: {error.args[0] if error.args else error}") from error
+    return backbone
+
+
+class Squares(NamedTuple):
+    """Those of a batch that could be read: their places in it (n,), and pixels (n, s, s, 3); and those that could not."""
+
+    places: list[int]
+    pixels: Pixels
+    bad: list[Bad]
+
+
+class SquareImages(Dataset[Squares]):
+    """Batch i of the named images: the largest square in the middle of each, resized to s x s.
+
+    Args:
+        root: a folder. names: of images below it.
+        size: s. batch: images in a batch; the last may have fewer.
+    """
+
+    def __init__(self, root: Path, names: Sequence[str], size: int, batch: int) -> None:
+        self.root, self.names, self.size, self.batch = root, names, size, batch
+
+    def __len__(self) -> int:
+        return -(-len(self.names) // self.batch)
+
+    def __getitem__(self, number: int) -> Squares:
+        places, squares, bad = [], [], []
+        first = number * self.batch
+        for place, name in enumerate(self.names[first : first + self.batch]):
+            try:
+                squares.append(self._square(self.root / name))
+                places.append(place)
+            except ImageError as error:
+                bad.append((name, str(error)))
+        return Squares(places, np.array(squares, np.uint8).reshape(-1, self.size, self.size, 3), bad)
+
+    def _square(self, path: Path) -> Pixels:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of blemishes in a file that can be read all the same
+            try:
+                return to_pixels(ImageOps.fit(read_image(path), (self.size, self.size), Image.Resampling.BILINEAR))
+            except ImageError as error:
+                raise ImageError(_reason(error.__cause__ or error, path)) from error
+            except Exception as error:  # a decoder may stumble over a broken file in any way
+                raise ImageError(f"{type(error).__name__}: {_reason(error, path)}") from error
+
+
+@contextmanager
+def workers_end_first() -> Iterator[None]:
+    """End worker processes that were started within if it is left by an error, such as Ctrl-C.
+
+    One that is still starting would look for what the main process has taken down by then, and show a traceback.
+    """
+    before = set(active_children())
+    try:
+        yield
+    except BaseException:
+        for worker in set(active_children()) - before:
+            worker.kill()  # they hold nothing that could be lost, and heed nothing gentler before they have started
+            with suppress(RuntimeError):  # torch's complaint that a worker died
+                worker.join()
+        raise
+
+
+def _reason(error: BaseException, path: Path) -> str:
+    """One line without the path, which the name stands for."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error).replace(f" {str(path)!r}", "").removeprefix(f"The image {printable(path)} ")
+    return " ".join(text.split())

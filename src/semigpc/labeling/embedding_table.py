@@ -24,8 +24,9 @@ GROUP = 4096  # rows that are written to the table together
 METADATA = b"semigpc"
 OPEN_PARTS = 16  # whose embeddings are held while the table is written
 WAY_OUT = "Ask to overwrite it (--overwrite), or write to another file."
-
 Matrix = NDArray[np.floating[Any]]
+# Embeddings look like noise to a compressor; checksums make a damaged file known when it is read.
+_STORED: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +191,6 @@ class EmbeddingParts:
         values = _read(file, ["embedding"]).column("embedding").combine_chunks().flatten()
         matrix: Matrix = values.to_numpy(zero_copy_only=False).reshape(-1, self.key.width)
         return matrix
-
-
-# Embeddings look like noise to a compressor; checksums make a damaged file known when it is read.
-_STORED: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
 
 
 def _table(schema: Any, names: list[str], embeddings: Matrix, *extra: list[str]) -> Any:

@@ -3,20 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from semigpc.data.dataset import DataError, listed
 from semigpc.data.images import ImageError
-from semigpc.data.paths import is_image_name, unusable, walk
-from semigpc.labeling.columns import Wanted
+from semigpc.data.paths import checked, is_image_name, unusable, walk
+from semigpc.data.tables import SUFFIXES, as_label, is_table, path_below, read_pairs
+from semigpc.labeling.columns import ColumnOptions, unknown_column
 from semigpc.labeling.embed import EmbedConfig, embed_folder
-from semigpc.labeling.given import read_given
-from semigpc.labeling.parts import OTHERS
+from semigpc.labeling.outputs import OTHERS
 from semigpc.labeling.scan import Progress
 from semigpc.labeling.source import TableSource, open_source
 
 EMBEDDINGS = "embeddings.parquet"  # of images, inside the folder of the labels
 FILE_NAME = "file_name"  # what ids of images are called
+LABEL = "label"
+ID_NAMES = ("file_name", "id")  # that a file of labels may use, whatever the data call their ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ class LabelSettings:
     labels: Path | None
     out: Path
     more_labels: tuple[Path, ...] = ()
-    columns: Wanted = field(default_factory=Wanted)
+    columns: ColumnOptions = field(default_factory=ColumnOptions)
     images: Path | None = None
     image_url: str | None = None
     target_precision: float | None = 0.95
@@ -69,7 +71,7 @@ class Inputs(NamedTuple):
 
     source: TableSource
     path: Path
-    columns: Wanted
+    columns: ColumnOptions
     given: dict[str, str] | None
     images: Path | None
     notes: list[str]
@@ -93,7 +95,7 @@ def open_inputs(settings: LabelSettings, *, overwrite: bool = False, progress: P
     return table_inputs(settings, source, settings.data.resolve())
 
 
-def asked_columns(settings: LabelSettings) -> Wanted:
+def asked_columns(settings: LabelSettings) -> ColumnOptions:
     """Of the data; the column of labels is not wanted from them if there is a table of labels."""
     return settings.columns if settings.labels is None else replace(settings.columns, label=None)
 
@@ -154,7 +156,7 @@ def _images(settings: LabelSettings, overwrite: bool, progress: Progress | None)
     bad = {name for name, _ in made.bad}
     notes = [f"Images that could not be read and were left out: {len(bad)}; {EMBEDDINGS}.bad.txt names them."] if bad else []
     kept = {name: label for name, label in given.items() if name not in bad}
-    return Inputs(open_source(table), table.resolve(), Wanted(), kept, root, notes)
+    return Inputs(open_source(table), table.resolve(), ColumnOptions(), kept, root, notes)
 
 
 def _read_labels(settings: LabelSettings, id_name: str, *, images: bool = False) -> dict[str, str]:
@@ -181,3 +183,63 @@ def check_classes(labels: Sequence[str], where: object) -> None:
         raise DataError(
             f"All labels of {where} are {classes[0]!r}; at least two classes are needed. Label rows of another one."
         )
+
+
+def read_given(path: Path, id_name: str, *, label_column: str | None = None, images: bool = False) -> dict[str, str]:
+    """The label of each id that has one (what is none: ``semigpc.text.label_text``). Further columns are passed over.
+
+    Args:
+        path: a .csv or .parquet file. id_name: what the data call their ids.
+        label_column: "label" if left out.
+        images: ids are names of files below a folder, and may not lead out of it.
+
+    Raises:
+        DataError: it is not there, cannot be read, lacks a column, or gives an id two labels.
+    """
+    if path.is_dir():
+        raise DataError(f"The table of labels must be a file; {path} is a folder. Check the path given by --labels.")
+    if not checked(path).is_file():
+        raise DataError(f"The table of labels is not there: {path}. Check the path given by --labels.")
+    if not is_table(path):
+        raise DataError(f"Labels must be in a file that ends in {' or '.join(SUFFIXES)}; got {path.name}.")
+
+    def choose(found: Sequence[str], where: Path) -> tuple[str, str]:
+        return _columns(found, where, id_name, label_column)
+
+    labels: dict[str, str | None] = {}
+    conflicts: dict[str, set[str]] = {}
+    for number, (value, given) in enumerate(read_pairs(path, choose), start=1):
+        name = path_below(value, number, path) if images else _id(value, number, path)
+        label = as_label(given, path)
+        if labels.setdefault(name, label) != label:
+            conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")
+    if conflicts:
+        first, both = next(iter(conflicts.items()))
+        raise DataError(
+            f"{path} gives different labels to the same row for {len(conflicts)} of its ids: {first!r} has "
+            f"{' and '.join(sorted(both))}. Keep one row for each id."
+        )
+    return {name: label for name, label in labels.items() if label is not None}
+
+
+def _columns(found: Sequence[str], path: Path, id_name: str, label_column: str | None) -> tuple[str, str]:
+    """The column of ids, by the data's own name or a usual one, and that of labels."""
+    wanted = list(dict.fromkeys((id_name, *ID_NAMES)))
+    ids = next((name for name in wanted if name in found), None)
+    if ids is None:
+        raise DataError(
+            f"{path} must have a column of ids, called {' or '.join(repr(name) for name in wanted)}; it has "
+            f"{listed(found, 8) or 'none'}. Rename one, and separate columns by commas if the file is CSV."
+        )
+    label = label_column or LABEL
+    if label not in found:
+        option = "--label-column" if label_column else "a table of labels must have: --label-column"
+        raise DataError(unknown_column(label, found, path, option))
+    return ids, label
+
+
+def _id(value: Any, number: int, path: Path) -> str:
+    text = "" if value is None else str(value).strip()
+    if not text:
+        raise DataError(f"Row {number} of {path} has no id. Fill it in, or delete the row.")
+    return text

@@ -7,6 +7,8 @@
 row whose embedding is no number has none; those are listed as ``bad_rows`` in project.json.
 """
 
+import csv
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -21,12 +23,12 @@ from semigpc.data.dataset import DataError
 from semigpc.data.paths import checked
 from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.fitting import FitOptions
-from semigpc.files import EXACT, RELAXED, Count, FileFacts, PathText, Positive, altered, read_json, shown
-from semigpc.labeling.cells import Floats
-from semigpc.labeling.columns import Wanted
-from semigpc.labeling.out_folder import BULK_LABELS, COMPLETE, PARTIAL
-from semigpc.labeling.sample import sample_rows
+from semigpc.files import EXACT, RELAXED, Count, FileFacts, PathText, Positive, altered, read_json, replacing, shown
+from semigpc.labeling.columns import ColumnOptions, Floats
+from semigpc.labeling.outputs import BULK_LABELS, COMPLETE, PARTIAL
+from semigpc.labeling.scan import sample_rows
 from semigpc.labeling.source import TableSource, open_source
+from semigpc.text import spreadsheet_cell
 
 FILE, TABLE = "project.json", "labels.parquet"
 VERSION = 1
@@ -35,16 +37,13 @@ HELD = (
 )  # bytes of embeddings that are kept in memory, so that any rows are at hand; of more only what is asked for is read
 AGAIN = "Give the same semigpc label command again."
 REMAKE = "Put it back as it was, or give the same semigpc label command again with --overwrite."
-
 Rows = NDArray[np.int64]
-
-
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
 @with_config(EXACT)
-class Columns(TypedDict):
-    """Those of the data that were read, as :class:`semigpc.labeling.columns.Wanted` has them."""
+class SavedColumns(TypedDict):
+    """Those of the data that were read, as :class:`semigpc.labeling.columns.ColumnOptions` has them."""
 
     id: Name | None
     features: Annotated[str, StringConstraints(max_length=100_000)] | None  # may name many columns
@@ -52,7 +51,7 @@ class Columns(TypedDict):
 
 
 @with_config(EXACT)
-class Written(TypedDict):
+class SavedOutputs(TypedDict):
     """What the outputs depend on besides the labels."""
 
     images: PathText | None
@@ -61,13 +60,13 @@ class Written(TypedDict):
 
 
 @with_config(RELAXED)
-class Settings(TypedDict):
+class ProjectSettings(TypedDict):
     """``project.json``: ``parameters`` make the estimator again, ``key`` is what the labels depend on."""
 
     version: int
     data: PathText
     labels: PathText | None
-    columns: Columns
+    columns: SavedColumns
     files: dict[str, FileFacts]
     follow_links: bool
     id_name: Name
@@ -79,7 +78,7 @@ class Settings(TypedDict):
     seed: Count
     parameters: dict[str, Any]
     classes: list[str]
-    written: Written
+    written: SavedOutputs
     key: dict[str, Any]
 
 
@@ -94,7 +93,7 @@ class Project:
         settings: project.json.
     """
 
-    def __init__(self, folder: Path, settings: Settings, table: pyarrow.Table, images: Path | None) -> None:
+    def __init__(self, folder: Path, settings: ProjectSettings, table: pyarrow.Table, images: Path | None) -> None:
         self.folder, self.settings, self.table, self.images = folder, settings, table, images
         self.id_name: str = settings["id_name"]
         self.classes: list[str] = list(settings["classes"])
@@ -157,7 +156,7 @@ class Project:
                     f"The data that {self.folder} was made from are not there: {path}, by {FILE}. Put them back. Or: {AGAIN}"
                 )
             try:
-                self._source = open_source(path, Wanted(**self.settings["columns"]), follow_links=self.follows_links)
+                self._source = open_source(path, ColumnOptions(**self.settings["columns"]), follow_links=self.follows_links)
             except DataError as error:
                 raise DataError(f"The data of {self.folder / FILE} cannot be opened again: {error} {REMAKE}") from error
             if self._source.width != self.settings["width"] or self._source.rows not in (None, len(self.ids)):
@@ -212,7 +211,7 @@ class Project:
             return None
 
 
-def read_settings(folder: Path) -> Settings:
+def read_settings(folder: Path) -> ProjectSettings:
     """project.json of a folder that is complete."""
     file = folder / FILE
     if (folder / COMPLETE).exists():
@@ -228,10 +227,10 @@ def read_settings(folder: Path) -> Settings:
         if (folder / "parts").is_dir() or (folder / TABLE).exists():
             raise DataError(f"{folder} is not complete: labelling was stopped. {AGAIN}")
         raise DataError(f"{folder} has no {FILE}, so it was not written by semigpc label. Check the path.")
-    return read_json(file, Settings, error=DataError, remedy=REMAKE, check=_check)
+    return read_json(file, ProjectSettings, error=DataError, remedy=REMAKE, check=_check)
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: ProjectSettings) -> None:
     if settings["version"] != VERSION:
         raise ValueError(
             f"version must be {VERSION}, or it was written by another version of semigpc; got {settings['version']}"
@@ -251,3 +250,49 @@ def _check(settings: Settings) -> None:
         FitOptions.of(settings["parameters"])
     except (ValueError, OverflowError) as error:
         raise ValueError(f"parameters: {str(error).rstrip('.')}") from error
+
+
+def write_hand_table(
+    path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]], *, blank: str, overwrite: bool = False
+) -> None:
+    """Write a table that has its name only when it is complete.
+
+    Args:
+        path: of the .csv file. header, rows: what it holds.
+        blank: the column that people fill in.
+        overwrite: replace a table in which somebody has written.
+
+    Raises:
+        DataError: somebody has written into the file that is there. WriteError: it cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is a folder or a pipe, and no table. Move it away.")
+    written = 0 if overwrite or not path.exists() else _written(path, blank)
+    if written:
+        raise DataError(
+            f"{path} is there already, and {written} rows of it have something in the column {blank!r}. Use them first, move "
+            "the file away, or give --overwrite to replace it."
+        )
+    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(map(_cells, [header, *rows]))  # its own line ends: with others it does not quote a bare CR
+
+
+def _cells(row: Sequence[Any]) -> list[Any]:
+    return [spreadsheet_cell(value) if isinstance(value, str) else value for value in row]
+
+
+def own_names(names: Sequence[str], id_name: str) -> list[str]:
+    """Names of columns, changed where the data call their ids the same."""
+    return [f"semigpc_{name}" if name == id_name else name for name in names]
+
+
+def _written(path: Path, blank: str) -> int:
+    """Rows in which somebody has written; a file that cannot be told is all theirs."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            if blank not in (reader.fieldnames or ()):
+                return 1 + sum(1 for _ in reader)
+            return sum(bool((row[blank] or "").strip()) for row in reader)
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return 1

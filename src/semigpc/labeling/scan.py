@@ -4,20 +4,22 @@ Memory: the labelled rows, the sample and one batch, however many rows there are
 which only hashes are kept.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from semigpc.data.dataset import DataError
-from semigpc.labeling.given import Matching
-from semigpc.labeling.sample import Floats, Rows, Sample
-from semigpc.labeling.source import Batch, Source
+from semigpc.data.dataset import DataError, listed
+from semigpc.labeling.source import RowBatch, Source
 
 SAMPLE = 20_000  # unlabelled rows that the estimator sees when it is fitted
 SHOWN = 3
 Progress = Callable[[str, int, int | None], None]
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,36 @@ class Scan:
     sample_x: Floats
     bad: Rows
     bad_labels: dict[int, str]
+
+
+class Matching:
+    """Given labels as rows go by; at the end, those that belong to no row.
+
+    Args:
+        labels: by id; None takes them from the data themselves.
+    """
+
+    def __init__(self, labels: dict[str, str] | None) -> None:
+        self.labels = labels
+        self.left = set(labels or ())
+
+    def of(self, ids: Sequence[str], own: Sequence[str | None] | None) -> list[str | None]:
+        """The label of each of these rows, or None."""
+        if self.labels is None:
+            return list(own) if own is not None else [None] * len(ids)
+        found = [self.labels.get(name) for name in ids]
+        self.left.difference_update(name for name, label in zip(ids, found, strict=True) if label is not None)
+        return found
+
+    def check(self, path: Path | None, data: object, some_ids: Sequence[str]) -> None:
+        """Refuse labels of rows that are not there."""
+        if self.left and self.labels is not None:
+            unknown = [name for name in self.labels if name in self.left]
+            raise DataError(
+                f"{path} has labels for rows that are not in {data}, {len(unknown)} in all: {listed(unknown, 3)}. Ids there "
+                f"look like {' and '.join(map(repr, some_ids[:2]))}. Mend the names, name the right column of ids (--id), or "
+                "delete the rows."
+            )
 
 
 def scan(
@@ -99,7 +131,7 @@ class Gathered:
         self._parts: list[Floats] = [np.empty((0, width), dtype=np.float32)]
         self.sample = Sample(SAMPLE, width, seed, below)
 
-    def add(self, batch: Batch, labels: list[str | None]) -> None:
+    def add(self, batch: RowBatch, labels: list[str | None]) -> None:
         """Take in the next rows."""
         finite = np.isfinite(batch.x).all(axis=1)
         has_label = np.array([label is not None for label in labels], dtype=bool)
@@ -170,3 +202,62 @@ def refuse_twice(source: Source, hashes: Rows, size: int) -> None:
             f"Every row needs an id of its own; {len(twice)} ids occur more than once, such as {name!r} in "
             f"{source.place(seen[name])} and {source.place(row)}. Rename or remove them, or choose another column by --id."
         )
+
+
+def keys_of(first: int, count: int, seed: int) -> NDArray[np.float64]:
+    """Keys of ``count`` rows from number ``first`` on, uniform in [0, 1). A key takes one step of the generator. O(count)."""
+    bits = np.random.PCG64(seed)
+    bits.advance(first)
+    return np.random.Generator(bits).random(count)
+
+
+def sample_rows(eligible: Mask, size: int, seed: int) -> Rows:
+    """Numbers of at most ``size`` of the rows marked in ``eligible`` (N,), sorted: those that :class:`Sample` keeps."""
+    rows = np.flatnonzero(eligible)
+    keys = keys_of(0, len(eligible), seed)[rows]
+    return np.sort(rows[np.argsort(keys, kind="stable")[:size]])
+
+
+class Sample:
+    """At most ``size`` rows with their ids and embeddings.
+
+    Args:
+        size: how many are kept, each (D,) float32. width: D. seed: decides which.
+        below: rows with a larger key are passed over, where it is known that there are enough of smaller ones.
+    """
+
+    def __init__(self, size: int, width: int, seed: int, below: float = np.inf) -> None:
+        self.size, self.seed, self.below = size, seed, below
+        self._keys = np.empty(0)
+        self._rows = np.empty(0, dtype=np.int64)
+        self._x = np.empty((0, width), dtype=np.float32)
+        self._ids: list[str] = []
+
+    def __len__(self) -> int:
+        """Rows kept so far."""
+        return len(self._rows)
+
+    def add(self, first: int, eligible: Mask, ids: Sequence[str], x: Floats) -> None:
+        """Show rows, M ids and (M, D), numbered from ``first``; only those ``eligible`` (M,) may be kept."""
+        keys = keys_of(first, len(eligible), self.seed)
+        bound = self._keys.max() if len(self) == self.size and self.size else self.below
+        new = np.flatnonzero(eligible & (keys < bound))
+        if len(new) and self.size:
+            self._merge(keys[new], first + new, [ids[i] for i in new.tolist()], x[new])
+
+    def absorb(self, other: "Sample") -> None:
+        """Take in the sample of later rows."""
+        self._merge(other._keys, other._rows, other._ids, other._x)
+
+    def _merge(self, keys: NDArray[np.float64], rows: Rows, ids: Sequence[str], x: Floats) -> None:
+        all_keys = np.concatenate([self._keys, keys])
+        kept = np.sort(np.argsort(all_keys, kind="stable")[: self.size])
+        old, new = kept[kept < len(self)], kept[kept >= len(self)] - len(self)
+        self._x = np.concatenate([self._x[old], x[new]])
+        self._ids = [*(self._ids[i] for i in old), *(ids[i] for i in new)]
+        self._rows = np.concatenate([self._rows[old], rows[new]])
+        self._keys = all_keys[kept]
+
+    def result(self) -> tuple[Rows, list[str], Floats]:
+        """Row numbers (S,), sorted, their S ids and embeddings (S, D)."""
+        return self._rows, self._ids, self._x

@@ -18,13 +18,11 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from semigpc.data.dataset import DataError
-from semigpc.labeling.hand_tables import own_names, write_hand_table
-from semigpc.labeling.project import Project
+from semigpc.labeling.project import Project, own_names, write_hand_table
 
 FILE = "suggestions.csv"
 LONELY, STEEP = 3.0, 8  # a row at this multiple of the usual (squared) distance to its neighbour counts half, soon nothing
 SOMEWHAT, BETWEEN, MAYBE = 0.5, 0.5, 0.1  # parts of v_out, of the largest probability, and of 1 that are worth a word
-
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 

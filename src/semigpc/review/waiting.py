@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semigpc.data import DataError
-from semigpc.labeling.evidence import SUSPICION, suspicion
-from semigpc.labeling.folds import wilson
+from semigpc.labeling.evidence import SUSPICION, suspicion, wilson
 from semigpc.review.beliefs import LABELLED, OUTLIER, STATUSES, Beliefs
 from semigpc.review.journal import Answer
 
