@@ -31,7 +31,7 @@ from benchmarks.references import kernel_matrix
 from benchmarks.tables import COLOURS, Embeddings, Json, Plot, Seed, check_folders, dress, new_table, script, show
 from benchmarks.timing import peak_resident_bytes, time_in_turns
 from semigpc.data import DataError
-from semigpc.estimator.tuning import tune
+from semigpc.estimator.fitting import tune
 from semigpc.gp import RBF, Engine, EnsembleGP, ExactGP, Kernel, LandmarkFeatures, LowRankGP, MatrixFreeGP, choose_landmarks
 from semigpc.training import RunError
 from semigpc.training.inference import load_run

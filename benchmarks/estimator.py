@@ -36,12 +36,11 @@ from benchmarks.tables import (
     study,
 )
 from semigpc.estimator import STATUSES, SemiGPClassifier
-from semigpc.estimator.calibration import best_logit_scale, class_scales
-from semigpc.estimator.fitting import TUNED
+from semigpc.estimator.confidence import best_logit_scale, class_scales
+from semigpc.estimator.fitting import TUNED, balanced_subset, make_kernel, tune
 from semigpc.estimator.memory import deal
 from semigpc.estimator.peers import PEERS, fit_peer
 from semigpc.estimator.scaling import fit_scalings
-from semigpc.estimator.tuning import balanced_subset, make_kernel, tune
 from semigpc.files import write_json
 from semigpc.gp import Kernel, LowRankGP
 

@@ -38,9 +38,9 @@ from benchmarks.tables import (
     show,
     study,
 )
-from semigpc.estimator.calibration import best_logit_scale
+from semigpc.estimator.confidence import best_logit_scale
+from semigpc.estimator.fitting import tune
 from semigpc.estimator.scaling import fit_scalings
-from semigpc.estimator.tuning import tune
 from semigpc.gp import RBF, Kernel
 from semigpc.gp.learning import learn_kernel
 from semigpc.refiners import auto_logit_scale
