@@ -54,9 +54,9 @@ toy: $(VENV)/ready     ## draw the toy figures into toy/
 
 bench: $(VENV)/ready     ## time an update, a training step and the labelling of a million rows against their peers
 	mkdir -p bench
-	$(BIN)/semigpc bench update --plot bench/update.png
-	$(BIN)/semigpc bench step
-	$(BIN)/semigpc bench label
+	$(BIN)/python benchmarks/update.py --plot bench/update.png
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/label.py
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "semigpc needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }

@@ -36,7 +36,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "estimator": {"gp", "buffers"},
     "labeling": {"estimator", "models", "data", "report"},
     "review": {"labeling", "estimator", "data"},
-    "bench": {"gp", "training", "recipes", "addons", "algorithms", "refiners", "models", "data", "types", "estimator"},
     "cli": {
         "versions",
         "toy",
@@ -49,7 +48,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "export",
         "recipes",
         "report",
-        "bench",
         "estimator",
         "labeling",
         "review",

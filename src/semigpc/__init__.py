@@ -46,14 +46,14 @@ __all__ = [
     "SemiGPClassifier",
     "Written",
 ]
-ROOMS = ("gp", "buffers", "refiners", "estimator")
+ROOMS = ("gp", "buffers", "refiners", "estimator")  # where the names live; the quickest to import first
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
         for room in ROOMS:
             module = import_module(f"semigpc.{room}")
-            if name in module.__all__:
+            if hasattr(module, name):
                 return getattr(module, name)
     raise AttributeError(f"module 'semigpc' has no attribute {name!r}")
 

@@ -1,4 +1,4 @@
-"""``semigpc compare``, ``demo`` and ``bench step``, through the real entry point."""
+"""``semigpc compare`` and ``demo``, through the real entry point."""
 
 import json
 import os
@@ -66,21 +66,6 @@ def test_the_demo_shows_that_the_few_come_off_better(tmp_path: Path) -> None:
     assert all(name in done.stderr for name in ("many", "medium", "few", "report:"))
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "cells" / "simmatch+gp" / "seed0" / "report.html").exists()
-
-
-def test_bench_step_measures_both_and_the_wait() -> None:
-    command = ["bench", "step", "--model", "small_cnn", "--buffer", "64", "--repetitions", "2", "--workers", "0", "--json"]
-    done = runner.invoke(app, command)
-    assert done.exit_code == 0, done.output
-    figures = json.loads(done.stdout)
-    assert figures["ratio"] == pytest.approx(figures["gp_s"] / figures["base_s"])
-    assert 0 <= figures["data_wait_share"] <= 1
-
-
-def test_bench_step_knows_its_algorithms() -> None:
-    done = runner.invoke(app, ["bench", "step", "--algorithm", "fixmach"])
-    assert done.exit_code == 2
-    assert "fixmatch" in done.stderr
 
 
 @pytest.mark.slow

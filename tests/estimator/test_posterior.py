@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import semigpc.estimator.posterior as module
-from semigpc.bench.reference import kernel_matrix
-from semigpc.bench.timing import peak_extra_bytes
+from benchmarks.references import kernel_matrix
+from benchmarks.timing import peak_extra_bytes
 from semigpc.estimator.posterior import Posterior, Scored
 from semigpc.gp import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace, NotPositiveDefiniteError
 from tests.gp.streams import clusters

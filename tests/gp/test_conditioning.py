@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.bench.reference import kernel_matrix, posterior
+from benchmarks.references import kernel_matrix, posterior
 from semigpc.gp import RBF, Clipped, ExactGP
 from tests.gp.streams import clusters
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from semigpc.bench.reference import kernel_matrix
+from benchmarks.references import kernel_matrix
 from semigpc.gp import RBF
 from semigpc.gp.conjugate_gradients import LandmarkPreconditioner, solve
 from tests.gp.streams import clusters

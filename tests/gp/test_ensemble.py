@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from semigpc.bench.reference import posterior
+from benchmarks.references import posterior
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.gp import RBF, EnsembleGP, ExactGP, NoExpansionError, NotPositiveDefiniteError
 from semigpc.gp.ensemble import member_capacities, member_slots

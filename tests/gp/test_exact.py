@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semigpc.bench.reference import kernel_matrix, posterior
+from benchmarks.references import kernel_matrix, posterior
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.gp import KERNELS, RBF, Clipped, Cosine, ExactGP, Kernel, Laplace
 from semigpc.gp import tiles as tiles_module

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import semigpc.gp.learning as module
-from semigpc.bench.reference import kernel_matrix
+from benchmarks.references import kernel_matrix
 from semigpc.gp import NTK, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.kernels import squared_distances
 from semigpc.gp.learning import LeaveOneOut, Objective, balanced_rows, learn_kernel, scales_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from semigpc.bench.reference import kernel_matrix, posterior
+from benchmarks.references import kernel_matrix, posterior
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.gp import RBF, Cosine, Kernel, Laplace, MatrixFreeGP, matrix_free
 from semigpc.gp.conjugate_gradients import TILE, cross_product, kernel_columns, symmetric_product

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.bench.reference import kernel_matrix
+from benchmarks.references import kernel_matrix
 from semigpc.gp import NTK, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.learning import LeaveOneOut, MarginalLikelihood, scales_of, with_scales
 from tests.gp.streams import clusters

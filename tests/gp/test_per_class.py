@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.bench.reference import kernel_matrix
+from benchmarks.references import kernel_matrix
 from semigpc.gp import (
     RBF,
     Clipped,

@@ -2,7 +2,7 @@
 
 import torch
 
-from semigpc.bench.reference import append_rows, drop_oldest_rows, kernel_matrix, posterior
+from benchmarks.references import append_rows, drop_oldest_rows, kernel_matrix, posterior
 from semigpc.gp import RBF
 from tests.gp.streams import clusters
 

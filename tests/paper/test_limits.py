@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from semigpc.bench.reference import similarity_aggregate
+from benchmarks.references import similarity_aggregate
 from semigpc.gp import RBF, Clipped, ExactGP
 from tests.gp.streams import clusters
 

@@ -8,7 +8,6 @@ import typer
 from typer.core import TyperGroup
 
 from semigpc.cli.audit import audit
-from semigpc.cli.bench import app as bench_app
 from semigpc.cli.compare import compare_verb
 from semigpc.cli.data import app as data_app
 from semigpc.cli.demo import demo
@@ -65,7 +64,6 @@ app.command()(reproduce)
 app.command("list")(list_command)
 app.command()(doctor)
 app.command()(toy)
-app.add_typer(bench_app, name="bench")
 app.add_typer(data_app, name="data")
 
 

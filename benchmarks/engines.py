@@ -1,0 +1,562 @@
+"""What does each GP engine cost, and how far is it from the exact one?"""
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from dataclasses import replace as replaced
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import typer
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from sklearn.kernel_approximation import Nystroem
+from sklearn.linear_model import Ridge
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
+
+from benchmarks.problems import Clusters, load_embeddings_pool
+from benchmarks.references import kernel_matrix
+from benchmarks.tables import COLOURS, Embeddings, Json, Plot, Seed, check_folders, dress, new_table, script, show
+from benchmarks.timing import peak_resident_bytes, time_in_turns
+from semigpc.data import DataError
+from semigpc.estimator.fitting import tune
+from semigpc.gp import RBF, Engine, EnsembleGP, ExactGP, Kernel, LandmarkFeatures, LowRankGP, MatrixFreeGP, choose_landmarks
+from semigpc.training import RunError
+from semigpc.training.inference import load_run
+
+BATCH = 8  # rows replaced per step
+FACTORS = (1.0, 2.0, 4.0)  # of the length-scale that leave-one-out picks, for curves over the rank
+MEMBERS = 5  # of the ensemble
+WIDTH, CLASSES = 384, 10  # of generated rows
+FREE_WIDTH, FREE_LENGTH = 64, 0.5  # of those for the matrix-free engine: a pass costs N^2 D
+TUNED = 3000  # rows by which leave-one-out picks the length-scale
+QUERIES = 2000  # rows at which means are compared
+PROBES = 32  # random vectors by which a trace is estimated
+CHUNK = 2048  # rows at a time
+RUN_ROWS = 8192  # of a run's buffer that are compared, at most
+
+NAMES = {"exact": "exact", "lowrank": "low-rank", "ensemble": "ensemble of 5", "matrix_free": "matrix-free"}
+MARKERS = "osD^"  # of the curves
+LEVELS = (0.005, 0.01, 0.02, 0.05, 0.1)  # marked on the axis of differences
+LEAST = 1e-7  # differences below are drawn there
+
+
+class Rows(NamedTuple):
+    """Unit features (n, D) with one-hot targets (n, C), and queries (M, D) with their classes (M,); all float32."""
+
+    features: Tensor
+    targets: Tensor
+    queries: Tensor
+    classes: Tensor
+
+
+class Picked(NamedTuple):
+    """The kernel and the noise that leave-one-out picks."""
+
+    kernel: RBF
+    noise_std: float
+
+
+class Exact(NamedTuple):
+    """The exact mean at the queries (M, C), and the effective dimension tr(K (K + sigma^2 I)^-1), estimated."""
+
+    mean: Tensor
+    dimension: float
+
+
+@dataclass(frozen=True)
+class Study:
+    """Rows and hyper-parameters that all parts share.
+
+    Args:
+        embeddings: of real images; None generates clusters. seed: of everything. report: called with the stage.
+    """
+
+    embeddings: Path | None
+    seed: int
+    report: Callable[[str], object]
+
+    def rows(self, count: int) -> Rows:
+        """Return so many rows, of train/CLASS images with queries of test/CLASS, or generated."""
+        if self.embeddings is None:
+            return generated_rows(count, WIDTH, CLASSES, self.seed)
+        pool = load_embeddings_pool(self.embeddings)
+        assert pool.X_test is not None
+        assert pool.codes_test is not None
+        if count > len(pool.codes):
+            raise DataError(f"{self.embeddings} has {len(pool.codes)} rows in train; {count} are needed.")
+        rng = np.random.default_rng([self.seed, 6])
+        kept, asked = rng.permutation(len(pool.codes))[:count], rng.permutation(len(pool.codes_test))[:QUERIES]
+        return _rows(pool.X[kept], pool.codes[kept], pool.X_test[asked], pool.codes_test[asked])
+
+    def picked(self, rows: Rows) -> Picked:
+        """Return kernel and noise by the estimator's grid and criterion, on rows drawn at random."""
+        self.report("leave-one-out picks the length-scale")
+        drawn = torch.randperm(len(rows.features), generator=torch.Generator().manual_seed(self.seed))[:TUNED]
+        codes = rows.targets[drawn].argmax(dim=1)
+        found = tune({"unit": rows.features[drawn]}, codes, kernel="rbf", length_scale=None, noise_std=None)
+        return Picked(RBF(length_scale=found.length_scale), found.noise_std)
+
+
+def generated_rows(count: int, width: int, classes: int, seed: int) -> Rows:
+    """Return clusters on the unit sphere with a long tail."""
+    clusters = Clusters(width, classes, seed)
+    return _rows(*clusters.draw(count), *clusters.draw(QUERIES, stream=1))
+
+
+def _rows(
+    X: NDArray[np.float32], codes: NDArray[np.int64], X_asked: NDArray[np.float32], codes_asked: NDArray[np.int64]
+) -> Rows:
+    features, queries = (F.normalize(torch.from_numpy(part), dim=1) for part in (X, X_asked))
+    targets = F.one_hot(torch.from_numpy(codes), int(codes.max()) + 1).float()
+    return Rows(features, targets, queries, torch.from_numpy(codes_asked))
+
+
+def exact_mean(rows: Rows, kernel: Kernel, noise_std: float) -> Exact:
+    """Return the mean by one Cholesky factor in float32 and one step of refinement in float64. O(n^3), two n^2 matrices."""
+    H, y = rows.features, rows.targets.double()
+    K = kernel_matrix(H, kernel, noise_std)
+    root = torch.linalg.cholesky(K)
+    alpha = torch.cholesky_solve(rows.targets, root).double()
+    residual = torch.cat([part - wide.double() @ alpha for part, wide in zip(y.split(CHUNK), K.split(CHUNK), strict=True)])
+    alpha += torch.cholesky_solve(residual.float(), root).double()
+    probes = torch.randn(len(H), PROBES, generator=torch.Generator().manual_seed(0))
+    trace = float((probes * torch.cholesky_solve(probes, root)).sum()) / PROBES
+    mean = torch.cat([kernel(part, H).double() @ alpha for part in rows.queries.split(CHUNK)])
+    return Exact(mean, len(H) - noise_std**2 * trace)
+
+
+def compare(mean: Tensor, exact: Tensor, classes: Tensor) -> dict[str, float]:
+    """Return how far a mean (M, C) is from the exact one, and how right each is about classes (M,)."""
+    difference = (mean.double() - exact).abs()
+    return {
+        "mean_difference": float(difference.mean()),
+        "max_difference": float(difference.max()),
+        "same_class": float((mean.argmax(dim=1) == exact.argmax(dim=1)).double().mean()),
+        "accuracy": float((mean.argmax(dim=1) == classes).double().mean()),
+        "exact_accuracy": float((exact.argmax(dim=1) == classes).double().mean()),
+    }
+
+
+def ranks(study: Study, *, size: int, wanted: list[int]) -> dict[str, Any]:
+    """Error of the low-rank mean against the exact one, by rank, at three length-scales."""
+    rows = study.rows(size)
+    picked = study.picked(rows)
+    curves = []
+    for factor in FACTORS:
+        kernel = RBF(length_scale=factor * picked.kernel.length_scale)
+        study.report(f"exact GP of {size} rows, length-scale {kernel.length_scale:.3g}")
+        exact = exact_mean(rows, kernel, picked.noise_std)
+        study.report(f"landmarks, length-scale {kernel.length_scale:.3g}")
+        order = choose_landmarks(rows.features, kernel, max(wanted), generator=torch.Generator().manual_seed(study.seed))
+        points = []
+        for rank in wanted:
+            basis = LandmarkFeatures(rows.features[order[:rank]], kernel)
+            mean = lowrank_mean(rows, basis, picked.noise_std)
+            unexplained = float(basis.residual(rows.features[:4096]).mean())
+            points.append({"rank": len(basis), "unexplained": unexplained} | compare(mean, exact.mean, rows.classes))
+            study.report(f"rank {rank}: {points[-1]['mean_difference']:.4f}, {points[-1]['same_class']:.3f} the same class")
+        curves.append(
+            {
+                "factor": factor,
+                "length_scale": kernel.length_scale,
+                "noise_std": picked.noise_std,
+                "effective_dimension": exact.dimension,
+                "points": points,
+            }
+        )
+        gc.collect()
+    return {"size": size, "width": rows.features.shape[1], "queries": len(rows.queries), "curves": curves}
+
+
+def lowrank_mean(rows: Rows, basis: LandmarkFeatures, noise_std: float) -> Tensor:
+    """The mean of the low-rank engine with these landmarks at the queries, (M, C)."""
+    phi = basis.phi(rows.features)
+    A = phi.mT @ phi
+    A.diagonal().add_(noise_std**2)
+    weights: Tensor = torch.linalg.solve(A, phi.mT @ rows.targets.double())
+    return basis.phi(rows.queries) @ weights
+
+
+def sizes(study: Study, *, wanted: list[int], rank: int, steps: int) -> list[dict[str, Any]]:
+    """Seconds an update and the error of every engine, over buffer sizes."""
+    records = []
+    for size in wanted:
+        rows = study.rows(size + BATCH * (steps + 1))
+        held = Rows(rows.features[:size], rows.targets[:size], rows.queries, rows.classes)
+        picked = study.picked(held)
+        engines: dict[str, Engine] = {}
+        made: dict[str, float] = {}
+        for name, make in _engines(size, rows, picked, rank).items():
+            study.report(f"{name} engine of {size} rows")
+            began = time.perf_counter()
+            engines[name] = make()
+            engines[name].replace(torch.arange(size), held.features, held.targets)
+            made[name] = time.perf_counter() - began
+        study.report(f"asking the engines of {size} rows")
+        exact = exact_mean(held, *picked)
+        errors = {name: compare(engine.mean(rows.queries), exact.mean, rows.classes) for name, engine in engines.items()}
+        study.report(f"updating the engines of {size} rows")
+        seconds = time_in_turns(
+            {name: _replacing(engine, rows, size) for name, engine in engines.items()}, repetitions=steps, budget_s=60
+        )
+        records.append(
+            {
+                "size": size,
+                "width": rows.features.shape[1],
+                "length_scale": picked.kernel.length_scale,
+                "noise_std": picked.noise_std,
+                "rank": min(rank, size),
+                "effective_dimension": exact.dimension,
+                "engines": {name: {"update_s": _mean(seconds[name]), "fill_s": made[name], **errors[name]} for name in engines},
+            }
+        )
+        del engines
+        gc.collect()
+    return records
+
+
+def _engines(size: int, rows: Rows, picked: Picked, rank: int) -> Mapping[str, Callable[[], Engine]]:
+    width, classes, (kernel, noise) = rows.features.shape[1], rows.targets.shape[1], picked
+
+    def exact(capacity: int) -> Engine:
+        return ExactGP(capacity, width, classes, kernel=kernel, noise_std=noise)
+
+    return {
+        "exact": lambda: exact(size),
+        "lowrank": lambda: LowRankGP(size, width, classes, rank=min(rank, size), kernel=kernel, noise_std=noise),
+        "ensemble": lambda: EnsembleGP(size, width, classes, make=exact, members=MEMBERS),
+        "matrix_free": lambda: MatrixFreeGP(size, width, classes, rank=min(rank, size), kernel=kernel, noise_std=noise),
+    }
+
+
+def _replacing(engine: Engine, rows: Rows, size: int) -> Callable[[], None]:
+    """The next batch into the next slots, as a FIFO buffer has it."""
+    step = 0
+
+    def replace() -> None:
+        nonlocal step
+        slots = (torch.arange(BATCH) + BATCH * step) % size
+        fresh = size + (torch.arange(BATCH) + BATCH * step) % (len(rows.features) - size)
+        engine.replace(slots, rows.features[fresh], rows.targets[fresh])
+        step += 1
+
+    return replace
+
+
+def large(study: Study, *, size: int, rank: int, steps: int) -> dict[str, Any]:
+    """One update of the low-rank engine over a million rows beside one over 16 300 and one of the exact engine there, in turns.
+
+    With the method's own kernel and noise, as ``benchmarks/update.py`` has them. And the memory that a million rows take.
+    """
+    small_rows = generated_rows(16_300 + BATCH * (steps + 1), WIDTH, CLASSES, study.seed)
+    kernel = RBF()
+    small = LowRankGP(16_300, WIDTH, CLASSES, rank=rank, kernel=kernel)
+    exact = ExactGP(16_300, WIDTH, CLASSES, kernel=kernel)
+    for engine in (small, exact):
+        study.report(f"{type(engine).__name__} of 16,300 rows")
+        engine.replace(torch.arange(16_300), small_rows.features[:16_300], small_rows.targets[:16_300])
+    built: list[tuple[LowRankGP, Rows]] = []
+
+    def build() -> None:
+        study.report(f"drawing {size:,} rows")
+        rows = generated_rows(size + BATCH * (steps + 1), WIDTH, CLASSES, study.seed)
+        study.report(f"low-rank engine of {size:,} rows")
+        made = LowRankGP(size, WIDTH, CLASSES, rank=rank, kernel=kernel)
+        made.replace(torch.arange(size), rows.features[:size], rows.targets[:size])
+        built.append((made, rows))
+
+    began = time.perf_counter()
+    peak = peak_resident_bytes(build)
+    filled = time.perf_counter() - began
+    million, rows = built[0]
+    study.report(f"updating the engines of {size:,} and 16,300 rows")
+    seconds = time_in_turns(
+        {
+            "exact": _replacing(exact, small_rows, 16_300),
+            "small": _replacing(small, small_rows, 16_300),
+            "large": _replacing(million, rows, size),
+        },
+        repetitions=steps,
+    )
+    return {
+        "size": size,
+        "width": WIDTH,
+        "rank": rank,
+        "exact_update_s": _mean(seconds["exact"]),
+        "small_update_s": _mean(seconds["small"]),
+        "faster_than_exact": _mean(seconds["exact"]) / _mean(seconds["small"]),
+        "update_s": _mean(seconds["large"]),
+        "ratio": _mean(seconds["large"]) / _mean(seconds["small"]),
+        "fill_s": filled,
+        "peak_bytes": peak,
+    }
+
+
+def matrix_free(study: Study, *, size: int, rank: int, steps: int, tolerance: float) -> dict[str, Any]:
+    """Iterations and seconds of a cold start and of warm ones, the residual they leave, and the memory.
+
+    At a length-scale of 0.5, where rows of a class are alike and a solve takes work: at the method's own it takes next to none,
+    at the longest no landmarks suffice.
+    """
+    rows = generated_rows(size + BATCH * (steps + 1), FREE_WIDTH, CLASSES, study.seed)
+    engine = MatrixFreeGP(size, FREE_WIDTH, CLASSES, rank=rank, kernel=RBF(length_scale=FREE_LENGTH), tolerance=tolerance)
+    study.report(f"matrix-free engine of {size:,} rows, from nothing")
+    cold: dict[str, float] = {}
+
+    def fill() -> None:
+        began = time.perf_counter()
+        engine.replace(torch.arange(size), rows.features[:size], rows.targets[:size])
+        cold.update(seconds=time.perf_counter() - began, iterations=engine.health.total_iterations)
+
+    peak = peak_resident_bytes(fill)
+    replace, warm = _replacing(engine, rows, size), []
+    for step in range(steps):
+        study.report(f"warm start {step + 1} of {steps}")
+        began, before = time.perf_counter(), replaced(engine.health)
+        replace()
+        warm.append(
+            {
+                "seconds": time.perf_counter() - began,
+                "iterations": engine.health.total_iterations - before.total_iterations,
+                "rounds": engine.health.rounds - before.rounds,
+                "passes": engine.health.passes - before.passes,
+            }
+        )
+    return {
+        "size": size,
+        "width": FREE_WIDTH,
+        "rank": rank,
+        "tolerance": tolerance,
+        "length_scale": FREE_LENGTH,
+        "noise_std": engine.noise_std,
+        "cold": cold,
+        "warm": warm,
+        "warm_over_cold": max(step["iterations"] for step in warm) / max(cold["iterations"], 1),
+        "residual": _true_residual(engine),
+        "peak_bytes": peak,
+        "kernel_matrix_bytes": 4 * size**2,
+    }
+
+
+def _true_residual(engine: MatrixFreeGP, sampled: int = 512) -> float:
+    """max_c |y - K alpha| / |y|, estimated from sampled rows, evaluated in float64."""
+    slots = torch.randperm(engine.capacity, generator=torch.Generator().manual_seed(1))[:sampled]
+    count = len(slots)
+    points, weights = engine.expansion()
+    rows, y = engine.features[slots].double(), engine.targets[slots].double()
+    product = torch.zeros_like(y)
+    for part, alpha in zip(points.split(4096), weights.split(4096), strict=True):
+        product += engine.kernel(rows, part.double()) @ alpha
+    left = y - product - engine.noise_std**2 * weights[slots]
+    whole = engine.targets.double().norm(dim=0).clamp_min(1e-12)
+    return float((left.norm(dim=0) * (engine.capacity / count) ** 0.5 / whole).max())
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+TUNED = 3000  # rows by which leave-one-out picks the length-scale
+QUERIES = 2000  # rows that engines are asked about
+PROBES = 32  # random vectors by which a trace is estimated
+
+
+def nystroem_peer(study: Study, *, size: int, rank: int, repetitions: int) -> dict[str, Any]:
+    """Seconds to fit and to answer, and the error against the exact GP, with the same landmarks, kernel and noise.
+
+    Nystroem takes all rows that it is fitted on as landmarks if there are no more than it wants. Both fit a table that is
+    there from the beginning; to take in new rows later, the peer has to fit again.
+    """
+    rows = study.rows(size)
+    kernel, noise = study.picked(rows)
+    study.report(f"exact GP of {size} rows")
+    exact = exact_mean(rows, kernel, noise)
+    X, y, queries, gamma = rows.features.numpy(), rows.targets.numpy(), rows.queries.numpy(), 0.5 / kernel.length_scale**2
+
+    ours = LowRankGP(
+        size, rows.features.shape[1], rows.targets.shape[1], rank=rank, kernel=kernel, noise_std=noise, seed=study.seed
+    )
+    ours.replace(torch.arange(size), rows.features, rows.targets)
+    landmarks = ours.landmarks[: len(ours.basis)]
+    features = Nystroem(kernel="rbf", gamma=gamma, n_components=len(landmarks), random_state=0)
+    ridge = Ridge(alpha=noise**2, fit_intercept=False, solver="cholesky")
+
+    def fit_peer() -> None:
+        features.fit(landmarks.numpy())
+        ridge.fit(features.transform(X), y)
+
+    study.report("fitting both in turns")
+    fits = time_in_turns({"ours": ours.rebuild, "peer": fit_peer}, repetitions=repetitions)
+    answers = time_in_turns(
+        {"ours": lambda: ours.mean(rows.queries), "peer": lambda: ridge.predict(features.transform(queries))},
+        repetitions=repetitions,
+    )
+    theirs = torch.from_numpy(ridge.predict(features.transform(queries)))
+    return {
+        "size": size,
+        "rank": len(landmarks),
+        "queries": len(queries),
+        "fit_s": {name: min(values) for name, values in fits.items()},
+        "answer_s": {name: min(values) for name, values in answers.items()},
+        "ours": compare(ours.mean(rows.queries), exact.mean, rows.classes),
+        "peer": compare(theirs, exact.mean, rows.classes),
+    }
+
+
+def run_buffer(path: Path, *, wanted: list[int], seed: int) -> dict[str, Any]:
+    """The gap between low-rank and exact means by rank, with the rows, kernel and noise of a run's last checkpoint."""
+    gp = load_run(path, "last").gp
+    if gp is None or len(gp.engine) < 16:
+        raise RunError(f"{path} has no GP with rows in its buffer; train one with --refiner gp.")
+    engine = gp.engine
+    held = engine.occupied.nonzero().squeeze(1)
+    held = held[torch.randperm(len(held), generator=torch.Generator().manual_seed(seed))[:RUN_ROWS]]
+    features, targets = engine.features[held].float(), engine.targets[held].float()
+    rows = Rows(features, targets, features[:1], targets[:1].argmax(dim=1))
+    points = []
+    for rank in (rank for rank in wanted if rank <= len(held)):
+        low = LowRankGP(
+            len(held), engine.n_features, engine.n_classes, rank=rank, kernel=engine.kernel, noise_std=engine.noise_std
+        )
+        low.replace(torch.arange(len(held)), features, targets)
+        points.append(
+            {"rank": low.health.landmarks, "unexplained": low.health.uncovered_then} | low.gap(rows=RUN_ROWS)._asdict()
+        )
+    return {
+        "rows": len(held),
+        "kernel": str(engine.kernel),
+        "noise_std": engine.noise_std,
+        "effective_dimension": exact_mean(rows, engine.kernel, engine.noise_std).dimension,
+        "points": points,
+    }
+
+
+class Part(StrEnum):
+    """What is measured."""
+
+    sizes = "sizes"
+    ranks = "ranks"
+    peers = "peers"
+    large = "large"
+    matrix_free = "matrix_free"
+    run = "run"
+
+
+def engines(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="JSON of all parts; what it holds is not run again.")],
+    embeddings: Embeddings = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", exists=True, file_okay=False, help="A run folder whose buffer to look at.")
+    ] = None,
+    part: Annotated[list[Part] | None, typer.Option(help="Only this part; repeat for several.")] = None,
+    size: Annotated[list[int] | None, typer.Option(help="Buffer size N of the first part; repeat for several.", min=64)] = None,
+    rank: Annotated[int, typer.Option(help="Landmarks of the low-rank engine, and of the preconditioner.", min=1)] = 1024,
+    steps: Annotated[int, typer.Option(help="Timed updates of each engine.", min=2)] = 32,
+    seed: Seed = 0,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Compare the exact, low-rank, ensemble and matrix-free engines.
+
+    sizes: seconds per update and distance from the exact mean, over N.
+    ranks: that distance by rank, N = 16300, at one, two and four times the
+    length-scale that leave-one-out picks. peers: scikit-learn's Nystroem and
+    Ridge on the same landmarks. large: the low-rank engine over a million rows.
+    matrix_free: iterations of a cold and of warm starts, N = 50000. run: how
+    few landmarks suffice for the buffer of a run, given by --run.
+
+    All of it takes an hour on two cores, and goes on where it was stopped:
+
+      semigpc embed cifar10 --image-size 96 --out cifar10.parquet
+      python benchmarks/engines.py --embeddings cifar10.parquet --out engines.json
+      python benchmarks/engines.py --part sizes --size 1000 --size 2000 --out e.json
+      python benchmarks/engines.py --part run --run runs/digits-gp --out e.json --json
+    """
+    check_folders(out=out, plot=plot)
+    if run is None and Part.run in (part or []):
+        raise typer.BadParameter("the part run needs --run RUN.", param_hint="--part")
+    console = Console(stderr=True)
+    records: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    with console.status("starting") as status:
+        study = Study(embeddings, seed, status.update if console.is_terminal else lambda text: typer.echo(text, err=True))
+        parts: dict[Part, Callable[[], Any]] = {
+            Part.sizes: lambda: sizes(study, wanted=size or [1000, 2000, 4000, 8000, 16300], rank=rank, steps=steps),
+            Part.ranks: lambda: ranks(study, size=16_300, wanted=[256, 512, 1024, 2048, 4096]),
+            Part.peers: lambda: nystroem_peer(study, size=16_300, rank=rank, repetitions=5),
+            Part.large: lambda: large(study, size=1_000_000, rank=rank, steps=steps),
+            Part.matrix_free: lambda: matrix_free(study, size=50_000, rank=rank, steps=8, tolerance=1e-3),
+        }
+        if run is not None:
+            parts[Part.run] = lambda: run_buffer(run, wanted=[32, 64, 128, 256, 512, 1024], seed=seed)
+        for name, measure in parts.items():
+            if name in (part or list(Part)) and name.value not in records:
+                records[name.value] = measure()
+                out.write_text(json.dumps(records, indent=2) + "\n")
+    if plot is not None:
+        draw_engines(records, plot)
+    show(records, lambda: [_table(record) for record in records.get(Part.sizes, [])], as_json=as_json)
+
+
+def _table(record: dict[str, Any]) -> Table:
+    title = f"N = {record['size']}, rank {record['rank']}"
+    table = new_table(title, "engine", "s / update", "distance from exact", "same class", "accuracy")
+    for name, figures in record["engines"].items():
+        shares = (f"{figures[key]:.1%}" for key in ("same_class", "accuracy"))
+        table.add_row(name, f"{figures['update_s']:.4f}", f"{figures['mean_difference']:.2g}", *shares)
+    return table
+
+
+def draw_engines(records: Mapping[str, Any], path: Path) -> None:
+    """Draw seconds per update over N, distance from the exact mean over N, and over the rank at three length-scales.
+
+    Args:
+        records: of the parts; a part that is not there leaves its panels empty.
+    """
+    figure = Figure(figsize=(14, 4.6), dpi=150, layout="constrained")
+    time, error, ranks = figure.subplots(1, 3)
+    sizes, curves = records.get("sizes", []), records.get("ranks", {}).get("curves", [])
+    style: dict[str, Any]
+    for (key, label), colour, marker in zip(NAMES.items(), COLOURS, MARKERS, strict=False):
+        points = [(record["size"], record["engines"][key]) for record in sizes if key in record["engines"]]
+        style = {"color": colour, "marker": marker, "label": label, "linewidth": 2}
+        time.loglog([size for size, _ in points], [figures["update_s"] for _, figures in points], **style)
+        error.loglog([size for size, _ in points], [max(figures["mean_difference"], LEAST) for _, figures in points], **style)
+    for curve, colour, marker in zip(curves, COLOURS, MARKERS, strict=False):
+        label = f"l = {curve['length_scale']:.2f} ({curve['factor']:g} x), effective dimension "
+        style = {"color": colour, "marker": marker, "label": f"{label}{curve['effective_dimension']:.0f}", "linewidth": 2}
+        of_ranks = [point["rank"] for point in curve["points"]]
+        ranks.loglog(of_ranks, [point["mean_difference"] for point in curve["points"]], **style)
+    _finish(time, "A step of 8 rows", "buffer size N", "seconds per update", [record["size"] for record in sizes])
+    _finish(error, "Distance from the exact mean", "buffer size N", "mean |difference|", [record["size"] for record in sizes])
+    title = f"Low-rank, N = {records.get('ranks', {}).get('size', 'N')}"
+    of_ranks = sorted({point["rank"] for curve in curves for point in curve["points"]})
+    _finish(ranks, title, "rank", "mean |difference|", of_ranks)
+    ranks.set_yticks(LEVELS, [f"{level:g}" for level in LEVELS])
+    ranks.axhline(0.01, color="#999999", linestyle="--", linewidth=1)
+    figure.savefig(path)
+
+
+def _finish(axes: Axes, title: str, x: str, y: str, ticks: list[int]) -> None:
+    dress(axes, title, x, y)
+    if ticks:
+        axes.legend(frameon=False, fontsize=8)
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.minorticks_off()
+
+
+app = script(engines)
+if __name__ == "__main__":
+    app()

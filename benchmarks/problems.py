@@ -1,0 +1,202 @@
+"""The data of the benchmarks: long tails cut out of real tables, and generated clusters with a long tail.
+
+The classes of a data set get a random order by the seed, and class c of C at rank r keeps a share ratio^(-r / (C - 1)) of the
+unlabelled rows that the largest class has. In setting A the labels have the same long tail; in setting B every class has as
+many.
+"""
+
+import csv
+import io
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pyarrow import parquet
+from sklearn.datasets import load_digits
+
+from semigpc.data import DataError
+
+TESTED = 3000  # rows of a test part that are used at most
+FOLDERS = ("train", "test")  # of a folder of images that is divided already
+BLOCK = 8192  # generated rows drawn at a time, so that nothing larger than the rows themselves is held
+IMBALANCE = 100  # rows of the largest generated class over those of the smallest
+
+
+class Pool(NamedTuple):
+    """A labelled data set: rows (n, D) with codes (n,), and the rows to judge by if it comes with such."""
+
+    X: NDArray[np.float32]
+    codes: NDArray[np.int64]
+    X_test: NDArray[np.float32] | None = None
+    codes_test: NDArray[np.int64] | None = None
+
+
+class OnData(Protocol):
+    """A problem that is cut out of a data set."""
+
+    @property
+    def data(self) -> str:
+        """Name of the data set."""
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+
+
+class Task(NamedTuple):
+    """Rows (n, D) with codes (n,), -1 where unlabelled, what they really are (n,), and rows to judge by."""
+
+    X: NDArray[np.float32]
+    codes: NDArray[np.int64]
+    truth: NDArray[np.int64]
+    X_test: NDArray[np.float32]
+    truth_test: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A long tail cut out of a data set.
+
+    Args:
+        data: its name. setting: A, long-tailed labels, or B, as many of every class.
+        ratio: rows of the largest class over those of the smallest. head: labels of the largest class.
+        unlabeled: unlabelled rows of the largest class at most.
+    """
+
+    data: str
+    setting: Literal["A", "B"]
+    ratio: float
+    head: int
+    unlabeled: int = 2000
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return f"{self.data} {self.setting}, ratio {self.ratio:g}, {self.head} {'at most' if self.setting == 'A' else 'each'}"
+
+
+PROBLEMS = (
+    Problem("cifar10", "A", 100, 60),
+    Problem("cifar10", "A", 50, 150),
+    Problem("cifar10", "B", 100, 4),
+    Problem("cifar10", "B", 100, 25),
+    Problem("digits", "A", 20, 30),
+    Problem("digits", "B", 20, 4),
+    Problem("digits", "B", 20, 10),
+    Problem("segments", "A", 20, 60),
+    Problem("segments", "B", 20, 4),
+    Problem("segments", "B", 20, 10),
+)
+
+
+def cut(problem: Problem, pool: Pool, seed: int) -> Task:
+    """Return the task of a problem for a seed; without a test part of its own, a third of every class is held out."""
+    rng = np.random.default_rng([seed, 17])
+    X, codes, X_test, codes_test = pool
+    classes = int(codes.max()) + 1
+    if X_test is None or codes_test is None:
+        held = np.concatenate([_drawn(codes, c, rng)[: np.sum(codes == c) // 3] for c in range(classes)])
+        kept = np.setdiff1d(np.arange(len(codes)), held)
+        X, codes, X_test, codes_test = X[kept], codes[kept], X[held], codes[held]
+    else:
+        judged = rng.permutation(len(codes_test))[:TESTED]
+        X_test, codes_test = X_test[judged], codes_test[judged]
+    labelled, unlabelled = [], []
+    for rank, c in enumerate(rng.permutation(classes)):
+        members = _drawn(codes, int(c), rng)
+        share = problem.ratio ** (-rank / (classes - 1))
+        n_labels = problem.head if problem.setting == "B" else max(1, int(problem.head * share))
+        most = min(problem.unlabeled, len(members) - problem.head)
+        labelled.append(members[:n_labels])
+        unlabelled.append(members[n_labels : n_labels + max(1, int(most * share))])
+    taken = np.concatenate(labelled + unlabelled)
+    given = codes[taken].copy()
+    given[sum(map(len, labelled)) :] = -1
+    return Task(X[taken], given, codes[taken], X_test, codes_test)
+
+
+def _drawn(codes: NDArray[np.int64], c: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    return rng.permutation(np.flatnonzero(codes == c))
+
+
+def load_digits_pool() -> Pool:
+    """Return 8 x 8 grey values of 1797 handwritten digits, as scikit-learn ships them."""
+    digits = load_digits()
+    return Pool(digits.data.astype(np.float32), digits.target.astype(np.int64))
+
+
+def load_segments_pool() -> Pool:
+    """Return 18 measurements of 2310 patches of outdoor images in 7 classes (UCI image segmentation), as river ships them."""
+    package = find_spec("river")
+    if package is None or package.origin is None:
+        raise ImportError("the segments data come with river: pip install 'semigpc[study]'.")
+    with zipfile.ZipFile(Path(package.origin).parent / "datasets" / "segment.csv.zip") as archive:
+        text = archive.read(archive.namelist()[0]).decode()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    _, codes = np.unique([row.pop("category") for row in rows], return_inverse=True)
+    return Pool(np.array([[float(value) for value in row.values()] for row in rows], dtype=np.float32), codes.astype(np.int64))
+
+
+def read_embeddings(path: Path) -> tuple[list[tuple[str, ...]], NDArray[np.float32]]:
+    """Return a table of ``semigpc embed``: the parts of every image's path, and the embeddings (n, D)."""
+    table = parquet.read_table(path, columns=["file_name", "embedding"])
+    places = [PurePosixPath(name).parts for name in table.column("file_name").to_pylist()]
+    flat = np.asarray(table.column("embedding").combine_chunks().flatten(), dtype=np.float32)
+    return places, flat.reshape(len(places), -1)
+
+
+def load_embeddings_pool(path: Path) -> Pool:
+    """Return embeddings that ``semigpc embed`` made of a folder with train/CLASS/... and test/CLASS/... images."""
+    places, X = read_embeddings(path)
+    if any(len(place) != 3 or place[0] not in FOLDERS for place in places):
+        raise DataError(f"{path} must be of images in train/CLASS and test/CLASS.")
+    _, codes = np.unique([place[1] for place in places], return_inverse=True)
+    train = np.array([place[0] == "train" for place in places])
+    return Pool(X[train], codes[train], X[~train], codes[~train])
+
+
+def loaders(embeddings: Path | None) -> Mapping[str, Callable[[], Pool]]:
+    """Return how to load each data set; CIFAR-10 only if its embeddings are given."""
+    found: dict[str, Callable[[], Pool]] = {"digits": load_digits_pool, "segments": load_segments_pool}
+    if embeddings is not None:
+        found["cifar10"] = lambda: load_embeddings_pool(embeddings)
+    return found
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Unit vectors around one direction a class; class c has a share of IMBALANCE^(-c / (C - 1)), up to a factor.
+
+    Args:
+        width: D. classes: C, at least 2. seed: rows depend on nothing else.
+    """
+
+    width: int
+    classes: int
+    seed: int = 0
+
+    def draw(self, rows: int, *, stream: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Rows (n, D) and their classes (n,), of which the first C are 0 .. C - 1; another ``stream``, other rows. O(n D)."""
+        centres = _unit(np.random.default_rng(self.seed).standard_normal((self.classes, self.width), dtype=np.float32))
+        shares = IMBALANCE ** -(np.arange(self.classes) / (self.classes - 1))
+        rng = np.random.default_rng((self.seed, 1 + stream))
+        codes = rng.choice(self.classes, rows, p=shares / shares.sum())
+        codes[: self.classes] = np.arange(self.classes)[:rows]
+        X = np.empty((rows, self.width), dtype=np.float32)
+        for start in range(0, rows, BLOCK):
+            block = X[start : start + BLOCK]
+            rng.standard_normal(out=block, dtype=np.float32)
+            block *= self.width**-0.5
+            block += centres[codes[start : start + BLOCK]]
+            block[:] = _unit(block)
+        return X, codes
+
+
+def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    lengths: NDArray[np.float32] = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / lengths

@@ -1,1 +1,0 @@
-"""Benchmarks: ratios measured side by side in one run, because machines differ and are noisy."""
