@@ -49,10 +49,10 @@ def compare_verb(
 
       semigpc compare digits --ratio 10 --ratio 100 --seeds 5 --jobs 2
     """
-    from semigpc.cli.cells import figures_of, make_cells, mean_gain
     from semigpc.cli.comparison_bars import ComparisonProgress
     from semigpc.cli.tables import comparison_table, pairs_table
     from semigpc.files import write_json
+    from semigpc.recipes.comparisons import figures_of, make_cells, mean_gain
     from semigpc.report.comparison_page import write_comparison_report
     from semigpc.training.comparison import compare
 

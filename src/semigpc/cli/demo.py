@@ -31,9 +31,9 @@ def demo(
 
     Called again it shows the same figures without training.
     """
-    from semigpc.cli.cells import make_cells
     from semigpc.cli.comparison_bars import ComparisonProgress
     from semigpc.cli.tables import comparison_table
+    from semigpc.recipes.comparisons import make_cells
     from semigpc.report.comparison_page import write_comparison_report
     from semigpc.report.run_page import write_run_report
     from semigpc.threads import cores

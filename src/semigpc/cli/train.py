@@ -136,15 +136,15 @@ def train(
       semigpc train photos --labels labels.csv --features cached
       semigpc train photos --labels labels.csv --devices 4
     """
-    from semigpc.cli.experiments import Wishes, resolve
     from semigpc.cli.live import Live
+    from semigpc.recipes.lookup import TrainOptions, resolve
     from semigpc.report.run_page import write_run_report
     from semigpc.training import RunFolder
     from semigpc.training.launch import train_together
     from semigpc.training.processes import Processes
 
     processes = Processes(devices=devices, nodes=nodes, node_rank=node_rank, rendezvous=rendezvous)
-    wishes = Wishes(
+    options = TrainOptions(
         algorithm=algorithm,
         refiner=refiner,
         addon=addon,
@@ -158,7 +158,7 @@ def train(
         cached=features is Features.cached,
         follow_links=follow_links,
     )
-    experiment, name = resolve(data, wishes)
+    experiment, name = resolve(data, options)
     experiment = experiment.override([*(settings or []), *([f"train.steps={steps}"] if steps else [])])
     name = f"{name}-cached" if experiment.frozen is not None else name
     parts = [experiment.algorithm_name, *([] if addon == "none" else [addon]), experiment.refiner_name]

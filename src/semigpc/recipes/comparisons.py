@@ -4,8 +4,8 @@ from typing import Any
 
 from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
-from semigpc.cli.experiments import with_addon
 from semigpc.recipes import RECIPES
+from semigpc.recipes.lookup import with_addon
 from semigpc.text import unknown_name
 from semigpc.training import SettingError
 from semigpc.training.comparison import Cell
