@@ -41,8 +41,8 @@ def test_compare_writes_tables_and_a_page_for_each_ratio(tmp_path: Path) -> None
 def test_compare_takes_own_images_and_holds_some_labels_out(tmp_path: Path) -> None:
     photos = make_folder(tmp_path, labels=(10, 6, 5), unlabeled=6, test=0)
     out = tmp_path / "out"
-    command = ("compare", photos, "--labels", tmp_path / "labels.csv", "--algorithm", "fixmatch", "--algorithm", "simmatch")
-    command = (*command, "--refiner", "none", "--refiner", "gp", "--seeds", "2", *SHORT, "--out", out)
+    methods = ("--algorithm", "fixmatch", "--algorithm", "simmatch", "--refiner", "none", "--refiner", "gp")
+    command = ("compare", photos, "--labels", tmp_path / "labels.csv", *methods, "--seeds", "2", *SHORT, "--out", out)
     done = semigpc(*command)
     assert done.exit_code == 0, done.output
     assert "validation accuracy in percent" in done.stdout
