@@ -6,11 +6,13 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from semigpc.cli import app
-from tests.cli.calls import start
+from tests.cli.calls import refused, semigpc, start
+from tests.cli.own_data import CLASSES, make_folder, pixels
 
 runner = CliRunner()
 SHORT = ("--set", "train.steps=8", "--set", "train.eval_steps=8", "--set", "train.threads=1", "--set", "refiner.warmup_steps=2")
@@ -36,10 +38,58 @@ def test_compare_writes_tables_and_a_page_for_each_ratio(tmp_path: Path) -> None
         assert config["refiner"]["warmup_steps"] == 2
 
 
+def test_compare_takes_own_images_and_holds_some_labels_out(tmp_path: Path) -> None:
+    photos = make_folder(tmp_path, labels=(10, 6, 5), unlabeled=6, test=0)
+    out = tmp_path / "out"
+    methods = ("--algorithm", "fixmatch", "--algorithm", "simmatch", "--refiner", "none", "--refiner", "gp")
+    command = ("compare", photos, "--labels", tmp_path / "labels.csv", *methods, "--seeds", "2", *SHORT, "--out", out)
+    done = semigpc(*command)
+    assert done.exit_code == 0, done.output
+    assert "validation accuracy in percent" in done.stdout
+    assert "photos, 2 seeds" in (out / "report.html").read_text()
+    figures = json.loads((out / "figures.json").read_text())
+    cells = figures["comparisons"]["photos"]["cells"]
+    assert list(cells) == ["supervised+none", "fixmatch+none", "fixmatch+gp", "simmatch+none", "simmatch+gp"]
+    again = semigpc(*command)  # every run is finished, so none starts again
+    assert again.exit_code == 0
+    assert again.stderr == ""
+    assert json.loads((out / "figures.json").read_text())["comparisons"] == figures["comparisons"]
+
+
+def test_compare_judges_by_test_images_where_there_are_any(tmp_path: Path) -> None:
+    photos = make_folder(tmp_path)
+    tables = ("--labels", tmp_path / "labels.csv", "--test", tmp_path / "test.csv")
+    done = semigpc("compare", photos, *tables, "--algorithm", "fixmatch", "--seeds", "1", *SHORT, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "test accuracy in percent" in done.stdout
+
+
+def test_compare_takes_arrays(tmp_path: Path) -> None:
+    images = {name: np.stack([pixels(name, 16)] * 3, axis=-1) for name in CLASSES}
+    np.savez(
+        tmp_path / "own.npz",
+        x_labeled=np.concatenate([image[:6] for image in images.values()]),
+        y_labeled=np.repeat(np.arange(3), 6),
+        x_unlabeled=np.concatenate([image[6:] for image in images.values()]),
+    )
+    command = ("compare", tmp_path / "own.npz", "--algorithm", "fixmatch", "--refiner", "none", "--seeds", "1", *SHORT[:-2])
+    done = semigpc(*command, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "own, 1 seed" in done.stdout
+
+
+def test_compare_says_beforehand_that_there_is_nothing_to_compare_by(tmp_path: Path) -> None:
+    photos = make_folder(tmp_path)  # three labels of a class, and no test images unless they are given
+    command = ("compare", photos, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "out")
+    refused(*command, code=2, words="nothing to compare by")
+    refused(*command, "--ratio", "10", code=2, words="--ratio cuts a recipe's long tail")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["digitz"], "unknown recipe 'digitz'; did you mean 'digits'?"),
+        (["digitz"], "there is no folder 'digitz', nor a recipe of that name. Did you mean 'digits'?"),
         (["digits", "--algorithm", "fixmach"], "unknown algorithm 'fixmach'; did you mean 'fixmatch'?"),
         (["digits", "--refiner", "pg"], "unknown refiner 'pg'; did you mean 'gp'?"),
         (["digits", "--set", "train.lrr=1"], "did you mean 'train.lr'?"),

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 import timm
 
-from semigpc.cli.experiments import Wishes, resolve
 from semigpc.models import embedded
 from semigpc.models.embedded import PACKAGE
+from semigpc.recipes.lookup import TrainOptions, resolve
 from tests.cli.calls import SHORT, refused, semigpc, start
 from tests.cli.own_data import CLASSES, make_folder
 
@@ -164,13 +164,13 @@ def test_weights_that_cannot_be_fetched(photos: tuple[str | Path, ...], monkeypa
 def test_a_transformer_is_made_for_the_images_it_sees(tmp_path: Path) -> None:
     folder = str(make_folder(tmp_path))
     for size in (None, 64):
-        wishes = Wishes(labels=tmp_path / "labels.csv", model="vit_tiny_patch16_224", image_size=size, cached=True)
-        experiment, _ = resolve(folder, wishes)
+        options = TrainOptions(labels=tmp_path / "labels.csv", model="vit_tiny_patch16_224", image_size=size, cached=True)
+        experiment, _ = resolve(folder, options)
         assert experiment.model.pretrained == "timm"
         assert experiment.model.image_size == experiment.augment.image_size == (size or 96)
 
 
 def test_a_recipe_brings_its_own_network() -> None:
     refused("train", "digits", "--features", "cached", "--model", "resnet18", code=2, words="--model belong to your own data")
-    experiment, _ = resolve("digits", Wishes(algorithm="remixmatch", refiner="none", cached=True))
+    experiment, _ = resolve("digits", TrainOptions(algorithm="remixmatch", refiner="none", cached=True))
     assert (experiment.model.name, experiment.algorithm.rotation_weight) == ("tf_efficientnet_lite0", 0)

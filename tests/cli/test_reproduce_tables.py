@@ -5,9 +5,9 @@ from typing import Any
 
 from rich.console import Console
 
-from semigpc.cli.reproduce_figures import without_folders
 from semigpc.cli.reproduce_tables import gains_table, remarks, results_table
 from semigpc.recipes.published import PUBLISHED
+from semigpc.recipes.reproduction import without_folders
 from semigpc.recipes.tables import TABLES
 
 

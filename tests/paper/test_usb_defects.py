@@ -17,10 +17,10 @@ import semigpc.algorithms
 import semigpc.refiners
 from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
-from semigpc.cli.experiments import Wishes, resolve
 from semigpc.data import Augment
 from semigpc.data.augment import CIFAR10_MEAN, CIFAR10_STD
 from semigpc.recipes.cifar10_lt import cifar10_lt
+from semigpc.recipes.lookup import TrainOptions, resolve
 from semigpc.refiners import REFINERS
 from semigpc.training import Experiment, SettingError, TrainConfig, loop, train
 from semigpc.training.loop import take_step
@@ -124,7 +124,7 @@ def test_cifar_10_can_be_normalised_by_its_own_statistics() -> None:
 
 @pytest.mark.parametrize("key", ["train.clip", "train.clip_grad", "clip", "clip_grad"])
 def test_a_misspelt_clip_is_refused_by_name(key: str) -> None:
-    made, _ = resolve("digits", Wishes(refiner="none"))
+    made, _ = resolve("digits", TrainOptions(refiner="none"))
     with pytest.raises(SettingError, match=rf"unknown setting '{key}'; did you mean 'train\.clip_norm'\?"):
         made.override([f"{key}=1.0"])
 

@@ -9,68 +9,102 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from semigpc.cli.evaluate import FollowLinks
 from semigpc.cli.failures import reported
 from semigpc.cli.tables import say
+from semigpc.cli.train import FeatureChoice, Features, ImageSize, Labels, ModelName, Test, Validation
+
+RATIO = 30.0  # imbalance of a recipe's labels
 
 
 @reported("compare")
 def compare_verb(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="What to train on: see semigpc list recipes.")] = "digits",
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="A recipe (semigpc list recipes), a folder of images, or an .npz file.")
+    ] = "digits",
     algorithm: Annotated[
         list[str], typer.Option("--algorithm", metavar="NAME", help="One row each; repeat for more. All of them by default.")
     ] = [],  # noqa: B006 - typer reads it once
+    refiner: Annotated[list[str], typer.Option("--refiner", metavar="NAME", help="Columns to pair; repeat for more.")] = [  # noqa: B006
+        "none",
+        "gp",
+    ],
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Seeds 0 to N - 1.")] = 3,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for runs, tables and pages.")] = Path("comparison"),
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.")] = 1,
     addon: Annotated[
         list[str], typer.Option("--addon", metavar="NAME", help="On top of each; repeat for more. See semigpc list addons.")
     ] = ["none"],  # noqa: B006
-    refiner: Annotated[
-        list[str], typer.Option("--refiner", metavar="NAME", help="Columns to pair; none and gp by default.")
-    ] = ["none", "gp"],  # noqa: B006
     ratio: Annotated[
-        list[float], typer.Option("--ratio", metavar="GAMMA", help="Imbalance ratio; repeat for one comparison each.")
-    ] = [30.0],  # noqa: B006
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Seeds 0 to N - 1.")] = 3,
+        list[float],
+        typer.Option(
+            "--ratio", metavar="GAMMA", help=f"Imbalance of a recipe, {RATIO:g} by default; repeat for one comparison each."
+        ),
+    ] = [],  # noqa: B006
+    features: FeatureChoice = Features.live,
     settings: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for every run; see semigpc list settings.")
     ] = [],  # noqa: B006
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for runs, tables and pages.")] = Path("comparison"),
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.")] = 1,
+    labels: Labels = None,
+    test: Test = None,
+    validation: Validation = None,
+    model: ModelName = None,
+    image_size: ImageSize = None,
+    follow_links: FollowLinks = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
     """Train several algorithms with and without a refiner, and compare them.
 
-    Every cell sees the same split and the same seeds, so differences are
-    paired: the table shows means and spreads, and what a refiner adds to its
-    own base, seed by seed. Labels only is always run beside them.
+    DATA are found as by semigpc train. Every cell sees the same split and the
+    same seeds, so differences are paired: the table shows means and spreads,
+    and what a refiner adds to its own base, seed by seed. Labels only is
+    always run beside them. Without test images the figures are those of the
+    labels held out for validation.
 
     A comparison that was stopped goes on where it was: call it again. The
     figures of all runs are in figures.json, class by class in the reports.
 
-    As in the results of the documentation:
+    For example:
 
+      semigpc compare photos --labels labels.csv --algorithm fixmatch --seeds 2
       semigpc compare digits --ratio 10 --ratio 100 --seeds 5 --jobs 2
     """
-    from semigpc.cli.cells import figures_of, make_cells, mean_gain
     from semigpc.cli.comparison_bars import ComparisonProgress
     from semigpc.cli.tables import comparison_table, pairs_table
     from semigpc.files import write_json
+    from semigpc.recipes import RECIPES
+    from semigpc.recipes.comparisons import figures_of, make_cells, mean_gain
+    from semigpc.recipes.lookup import TrainOptions
     from semigpc.report.comparison_page import write_comparison_report
     from semigpc.training.comparison import compare
 
     console = Console(stderr=as_json, width=None if Console().is_terminal else 120)  # a file has no edge to fit into
     command = shlex.join(["semigpc", *sys.argv[1:]])
     comparisons = {}
-    for gamma in ratio:
-        cells = make_cells(recipe, algorithm, addon, refiner, gamma, settings)
-        folder = out / f"ratio{gamma:g}" if len(ratio) > 1 else out
-        title = f"{recipe}, imbalance ratio {gamma:g}, {seeds} seeds"
+    ratios: list[float] | list[None] = ratio or ([RATIO] if data in RECIPES else [None])
+    for gamma in ratios:
+        options = TrainOptions(
+            ratio=gamma,
+            labels=labels,
+            test=test,
+            validation=validation,
+            model=model,
+            image_size=image_size,
+            cached=features is Features.cached,
+            follow_links=follow_links,
+        )
+        cells, name = make_cells(data, options, algorithms=algorithm, addons=addon, refiners=refiner, settings=settings)
+        folder = out / f"ratio{gamma:g}" if len(ratios) > 1 else out
+        tail = "" if gamma is None else f", imbalance ratio {gamma:g}"
+        title = f"{name}{tail}, {seeds} seeds"
         with ComparisonProgress(len(cells) * seeds, title) as progress:
             result = compare(cells, range(seeds), folder, title=title, command=command, jobs=jobs, listener=progress)
-        comparisons[f"{gamma:g}"] = figures_of(result)
+        comparisons[name if gamma is None else f"{gamma:g}"] = figures_of(result)
         console.print(comparison_table(result))
         console.print(pairs_table(result))
         say(f"report: {write_comparison_report(folder)}", err=as_json)
     overall = mean_gain(list(comparisons.values()))
-    if overall is not None and len(ratio) > 1:
+    if overall is not None and len(ratios) > 1:
         console.print(f"Over all algorithms and ratios a refiner adds {100 * overall:+.1f} points of balanced accuracy.")
     figures = {"command": command, "comparisons": comparisons, "mean_gain": overall}
     write_json(out / "figures.json", figures)

@@ -31,16 +31,18 @@ def demo(
 
     Called again it shows the same figures without training.
     """
-    from semigpc.cli.cells import make_cells
     from semigpc.cli.comparison_bars import ComparisonProgress
     from semigpc.cli.tables import comparison_table
+    from semigpc.recipes.comparisons import make_cells
+    from semigpc.recipes.lookup import TrainOptions
     from semigpc.report.comparison_page import write_comparison_report
     from semigpc.report.run_page import write_run_report
     from semigpc.threads import cores
     from semigpc.training.comparison import compare, run_path
 
     console = Console(stderr=as_json)
-    cells = make_cells("digits", ["simmatch"], ["none"], ["none", "gp"], RATIO, [])
+    options = TrainOptions(ratio=RATIO)
+    cells, _ = make_cells("digits", options, algorithms=["simmatch"], addons=["none"], refiners=["none", "gp"], settings=[])
     jobs = max(1, min(len(cells), cores()))
     with ComparisonProgress(len(cells), "Training three networks") as progress:
         comparison = compare(

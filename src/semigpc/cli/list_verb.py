@@ -147,11 +147,11 @@ def _timm_models(part: str) -> list[str]:
 
 def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, Any]:
     """Every key that --set knows, with its value. Names of rooms have options of their own; others are set as the group."""
-    from semigpc.cli.experiments import Wishes, resolve
+    from semigpc.recipes.lookup import TrainOptions, resolve
     from semigpc.training.experiment import ROOMS
     from semigpc.training.settings import dotted_keys, groups_by_name
 
-    experiment, _ = resolve(data, Wishes(algorithm=algorithm, addon=addon, refiner=refiner))
+    experiment, _ = resolve(data, TrainOptions(algorithm=algorithm, addon=addon, refiner=refiner))
     plain, by_name = experiment.to_plain(), {f"{group}.name": group for group in groups_by_name(experiment)}
     found: dict[str, Any] = {}
     for key in dotted_keys(plain):

@@ -137,49 +137,29 @@ def _run(
     *,
     as_json: bool,
 ) -> None:
-    """Run what is missing, group by group, and tell what came out."""
+    """Run what is missing, and print what came out."""
     from semigpc.cli.comparison_bars import ComparisonProgress
-    from semigpc.cli.reproduce_figures import add_environments, begun, figures_of_group, finished, folder_name, paired, spelled
     from semigpc.cli.reproduce_tables import gains_table, remarks, results_table
-    from semigpc.files import write_json
-    from semigpc.recipes.paper_table import select
-    from semigpc.recipes.weights import check_weights
-    from semigpc.report.comparison_page import write_comparison_report
+    from semigpc.recipes.reproduction import reproduce_table
     from semigpc.training import SettingError
-    from semigpc.training.comparison import compare
 
     if root is None:
         raise SettingError("the data have to come from somewhere: give their folder by --root. Only --list needs none.")
-    if options.labels_per_class is not None and not table.few_labels:
-        raise SettingError(f"{table.name} has no setting B, whose labels could be counted; leave --labels-per-class out.")
-    cells = table.all_cells(options)
-    chosen = select(cells, globs)
-    for one in chosen:
-        check_weights(one.experiment)
-    kind = options.scale if options.features == "live" else f"{options.scale}-{options.features}"
-    labels = "" if options.labels_per_class is None else f"-{options.labels_per_class}labels"
-    out = out or Path("reproduced") / f"{table.name}-{kind}{labels}"
-    command = spelled(table.name, options, globs, seeds, jobs)
-    figures = begun(table, options, seeds, command)
-    for name, group in table.groups.items():
-        folder = out / folder_name(name)
-        own = [one for one in cells if one.group == name]
-        ours = [one for one in own if one in chosen or finished(one, folder, seeds)]
-        if not ours:
-            continue
-        title = f"{group.title}, scale {kind}, {seeds} seeds"
-        with ComparisonProgress(len(ours) * seeds, title) as progress:
-            compare(paired(ours), range(seeds), folder, title=title, command=command, jobs=jobs, listener=progress)
-        shown = [one for one in own if one in ours or one.experiment is None]
-        figures["groups"][name] = figures_of_group(group, shown, folder, seeds, judged=figures["judged"])
-        add_environments(figures, ours, folder)
-        write_json(out / "figures.json", figures)
-        say(f"report: {write_comparison_report(folder)}", err=as_json)
+    figures, path = reproduce_table(
+        table,
+        options,
+        globs=globs,
+        seeds=seeds,
+        out=out,
+        jobs=jobs,
+        progress=ComparisonProgress,
+        on_report=lambda page: say(f"report: {page}", err=as_json),
+    )
     console.print(results_table(figures))
     console.print(gains_table(figures))
     for line in remarks(figures, table):
         console.print(verbatim(line), soft_wrap=True)
-    say(f"figures: {out / 'figures.json'}", err=as_json)
+    say(f"figures: {path}", err=as_json)
     if plot is not None:
         from semigpc.report.reproduction_figures import draw_class_recall
 
@@ -192,8 +172,9 @@ def _run(
 def _tell_prices(
     name: str | None, options: "Options", globs: list[str], seeds: int, console: Console, *, as_json: bool
 ) -> None:
-    from semigpc.cli.reproduce_tables import price_remarks, price_table, prices_of
+    from semigpc.cli.reproduce_tables import price_remarks, price_table
     from semigpc.recipes.paper_table import select
+    from semigpc.recipes.reproduction import prices_of
     from semigpc.recipes.tables import TABLES, find_table
     from semigpc.training import SettingError
 

@@ -6,11 +6,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from semigpc.recipes.cost import ASSUMED_RATES, price
-from semigpc.recipes.paper_table import PaperCell, PaperTable, Scale
+from semigpc.recipes.cost import ASSUMED_RATES
+from semigpc.recipes.paper_table import PaperTable, Scale
 
 QUOTED = "quoted"
-HOUR = 3600  # seconds
 BALANCED = (
     "Top-1 accuracy in percent, mean and standard deviation over seeds. All test sets are balanced, so that balanced accuracy "
     "is the same number."
@@ -117,40 +116,6 @@ def _has_class_prior(figures: Mapping[str, Any]) -> bool:
 
 
 # Costs -------------------------------------------------------------------------------------------------------------
-
-
-def prices_of(table: PaperTable, cells: Sequence[PaperCell], scale: Scale, seeds: int) -> dict[str, Any]:
-    """What each cell would cost a run, and all of them together with so many seeds."""
-    told: dict[str, dict[str, Any]] = {}
-    shared: dict[str, int] = {}
-    rate = ASSUMED_RATES[scale]
-    for cell in cells:
-        if cell.experiment is None:
-            continue
-        cost = price(cell.experiment, table.groups[cell.group].test_images)
-        shared[cell.group] = cost.shared_flop
-        told[cell.key] = {
-            "network": cell.experiment.model.name,
-            "steps": cost.steps,
-            "images_with_gradient": cost.learnt,
-            "images_without": cost.looked_at,
-            "passes": cost.passes,
-            "embedded": cost.embedded,
-            "forward_flop": cost.embedding_flop or cost.flop,
-            "flop": cost.own_flop + cost.shared_flop,
-            "hours": (cost.own_flop + cost.shared_flop) / rate / HOUR,
-            "gp_bytes": cost.gp_bytes,
-            "own_flop": cost.own_flop,
-        }
-    flop = seeds * (sum(cell["own_flop"] for cell in told.values()) + sum(shared.values()))  # cells of a group share features
-    return {
-        "table": table.name,
-        "title": table.title,
-        "seeds": seeds,
-        "cells": told,
-        "flop": flop,
-        "hours": flop / rate / HOUR,
-    }
 
 
 def price_table(prices: Mapping[str, Any]) -> Table:

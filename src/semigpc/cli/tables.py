@@ -27,7 +27,8 @@ def comparison_table(comparison: dict[str, Any]) -> Table:
     """One row a cell: balanced accuracy with its spread, and the class groups."""
     many_seeds = len(comparison["seeds"]) > 1
     spread = ", mean and standard deviation" if many_seeds else ""
-    table = _table(verbatim(comparison["title"]).append(f"\ntest accuracy in percent{spread}"))
+    part = comparison["cells"][0]["runs"][0]["result"]["part"]  # validation, where there are no test images
+    table = _table(verbatim(comparison["title"]).append(f"\n{part} accuracy in percent{spread}"))
     for heading in ("", "balanced", *CLASS_GROUPS, "ECE"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading))
     best = max(cell["mean"]["balanced_accuracy"] for cell in comparison["cells"])

@@ -23,6 +23,48 @@ class Features(StrEnum):
     cached = "cached"
 
 
+# Options of own data, which train and compare share.
+FeatureChoice = Annotated[
+    Features,
+    typer.Option("--features", help="live trains the network; cached keeps it frozen and trains an adapter in seconds."),
+]
+Labels = Annotated[
+    Path | None, typer.Option("--labels", metavar="FILE", help="CSV or Parquet: file_name, label.", rich_help_panel=OWN)
+]
+Test = Annotated[
+    Path | None,
+    typer.Option(
+        "--test",
+        metavar="PATH",
+        help="Labelled images to judge by: such a file, or a folder of class folders.",
+        rich_help_panel=OWN,
+    ),
+]
+Validation = Annotated[
+    str | None,
+    typer.Option(
+        "--validation",
+        metavar="FRACTION|PATH",
+        help="To choose the best step by: part of the labels, or as for --test. 0.2 if every class has 5.",
+        rich_help_panel=OWN,
+    ),
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", help="See semigpc list models; small_cnn by default.", rich_help_panel=OWN),
+]
+ImageSize = Annotated[
+    int | None,
+    typer.Option(
+        "--image-size",
+        metavar="PIXELS",
+        min=2,
+        help="Side of the images the network sees; by default what suits it.",
+        rich_help_panel=OWN,
+    ),
+]
+
+
 @reported("train")
 def train(
     data: Annotated[
@@ -38,10 +80,7 @@ def train(
     ratio: Annotated[
         float | None, typer.Option("--ratio", metavar="GAMMA", help="Imbalance ratio of a recipe, head over tail.")
     ] = None,
-    features: Annotated[
-        Features,
-        typer.Option("--features", help="live trains the network; cached keeps it frozen and trains an adapter in seconds."),
-    ] = Features.live,
+    features: FeatureChoice = Features.live,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of split, weights and order.")] = 0,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="How long; short for train.steps.")] = None,
     settings: Annotated[
@@ -57,42 +96,11 @@ def train(
         Path | None, typer.Option("--out", metavar="DIR", help="Run folder; by default runs/ and a name made of the above.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder, if there is one.")] = False,
-    labels: Annotated[
-        Path | None,
-        typer.Option("--labels", metavar="FILE", help="CSV or Parquet: file_name, label.", rich_help_panel=OWN),
-    ] = None,
-    test: Annotated[
-        Path | None,
-        typer.Option(
-            "--test",
-            metavar="PATH",
-            help="Labelled images to judge by: such a file, or a folder of class folders.",
-            rich_help_panel=OWN,
-        ),
-    ] = None,
-    validation: Annotated[
-        str | None,
-        typer.Option(
-            "--validation",
-            metavar="FRACTION|PATH",
-            help="To choose the best step by: part of the labels, or as for --test. 0.2 if every class has 5.",
-            rich_help_panel=OWN,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="NAME", help="See semigpc list models; small_cnn by default.", rich_help_panel=OWN),
-    ] = None,
-    image_size: Annotated[
-        int | None,
-        typer.Option(
-            "--image-size",
-            metavar="PIXELS",
-            min=2,
-            help="Side of the images the network sees; by default what suits it.",
-            rich_help_panel=OWN,
-        ),
-    ] = None,
+    labels: Labels = None,
+    test: Test = None,
+    validation: Validation = None,
+    model: ModelName = None,
+    image_size: ImageSize = None,
     follow_links: FollowLinks = False,
     devices: Annotated[
         int,
@@ -136,15 +144,15 @@ def train(
       semigpc train photos --labels labels.csv --features cached
       semigpc train photos --labels labels.csv --devices 4
     """
-    from semigpc.cli.experiments import Wishes, resolve
     from semigpc.cli.live import Live
+    from semigpc.recipes.lookup import TrainOptions, resolve
     from semigpc.report.run_page import write_run_report
     from semigpc.training import RunFolder
     from semigpc.training.launch import train_together
     from semigpc.training.processes import Processes
 
     processes = Processes(devices=devices, nodes=nodes, node_rank=node_rank, rendezvous=rendezvous)
-    wishes = Wishes(
+    options = TrainOptions(
         algorithm=algorithm,
         refiner=refiner,
         addon=addon,
@@ -158,7 +166,7 @@ def train(
         cached=features is Features.cached,
         follow_links=follow_links,
     )
-    experiment, name = resolve(data, wishes)
+    experiment, name = resolve(data, options)
     experiment = experiment.override([*(settings or []), *([f"train.steps={steps}"] if steps else [])])
     name = f"{name}-cached" if experiment.frozen is not None else name
     parts = [experiment.algorithm_name, *([] if addon == "none" else [addon]), experiment.refiner_name]

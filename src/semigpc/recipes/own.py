@@ -1,8 +1,7 @@
 """Your own images: sensible settings for a few hundred to some thousand of them, on a CPU or a GPU."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,105 +23,106 @@ TIMM_SIZE = 224
 PRIOR_SCALE = 1.7  # the class prior lowers posterior means, so lambda has to be larger; chosen on digits, where it makes 11
 
 
+@dataclass(frozen=True)
+class OwnData:
+    """A user's images, listed once: how to read them, and what the listing says about the other settings.
+
+    Args:
+        config: reads the images in every run. n_classes: of the labels. largest_side: of the first labelled images, in pixels.
+        judged: whether some labelled images are kept out of training, for test or validation.
+    """
+
+    config: FolderConfig | ArraysConfig
+    n_classes: int
+    largest_side: int
+    judged: bool
+
+    def experiment(
+        self, *, algorithm: str, refiner: str, model: str | None = None, image_size: int | None = None, seed: int = 0
+    ) -> Experiment:
+        """Return an experiment on these images; two minutes on two CPU cores with the small network.
+
+        Args:
+            algorithm, refiner: by name.
+            model: by name; without one the small CNN, which suits a CPU.
+            image_size: pixels a side; without it what suits the model and the images.
+            seed: of the run.
+        """
+        chosen, memory = config_type("algorithm", algorithm)(), config_type("refiner", refiner)()
+        if isinstance(chosen, CoMatchConfig):
+            chosen = replace(chosen, queue_batches=8)
+        if isinstance(memory, GPConfig):
+            scale = round(PRIOR_SCALE * auto_logit_scale(self.n_classes), 2)
+            memory = replace(memory, buffer_size=2048, class_prior="frequency", logit_scale=scale, warmup_steps=100)
+        if isinstance(memory, SimilarityConfig):
+            memory = replace(memory, buffer_size=2048, warmup_steps=100)
+        name = model or "small_cnn"
+        largest, size = self.largest_side, image_size
+        if size is None:
+            size = _own_size(name) or min(largest, TINY)
+        small, transformer = name == "small_cnn", name in VITS or name.startswith(("vit", "deit"))
+        return Experiment(
+            data=self.config,
+            augment=AugmentConfig(image_size=size, style="pad" if largest <= TINY or size <= TINY else "resize"),
+            model=ModelConfig(name=name, image_size=size if transformer else None),
+            algorithm=chosen,
+            refiner=memory,
+            train=TrainConfig(
+                steps=1000,
+                epoch_steps=100,
+                labeled_batch=16,
+                unlabeled_ratio=3,
+                lr=2e-3 if small else 5e-4,
+                layer_decay=0.5 if transformer else 1.0,
+                warmup_steps=20,
+                ema=0.99,
+                eval_steps=100,
+                checkpoint_steps=100,
+                log_steps=50,
+                workers=0 if largest <= TINY else 2,
+            ),
+            seed=seed,
+        )
+
+
 def own_folder(
     root: Path,
     *,
     labels: str | None = None,
     test: str | None = None,
     validation: float | str | None = None,
-    algorithm: str = "simmatch",
-    refiner: str = "gp",
-    model: str | None = None,
-    image_size: int | None = None,
     seed: int = 0,
     follow_links: bool = False,
-) -> Experiment:
-    """A folder of images, with a table of labels or one sub-folder for each class; see :class:`FolderConfig`.
-
-    ``semigpc train photos --labels labels.csv``; two minutes on two CPU cores with the small network.
+) -> OwnData:
+    """List a folder of images, with a table of labels or one sub-folder for each class; see :class:`FolderConfig`.
 
     Args:
         root, labels, test: as in :class:`FolderConfig`. validation: the same; without it a fifth of the labels, if every class
             has five.
-        algorithm, refiner: by name.
-        model: by name; without one the small CNN, which suits a CPU.
-        image_size: pixels a side; without it what suits the model and the images.
-        seed: of the run.
-        follow_links: use links that lead out of the folder.
+        seed: of the run. follow_links: use links that lead out of the folder.
     """
-    data = FolderConfig(
+    config = FolderConfig(
         root=str(root),
         labels=labels,
         test=test,
         validation=0.0 if validation is None else validation,
         follow_links=follow_links,
     )
-    splits = load_folder(data, seed)
-    if validation is None:
-        data = replace(data, validation=_fraction(splits))
-    return _experiment(data, splits, algorithm, refiner, model, image_size, seed)
+    return _own_data(config, load_folder(config, seed), hold_out=validation is None)
 
 
-def own_arrays(
-    path: Path,
-    *,
-    validation: float | None = None,
-    algorithm: str = "simmatch",
-    refiner: str = "gp",
-    model: str | None = None,
-    image_size: int | None = None,
-    seed: int = 0,
-) -> Experiment:
-    """An ``.npz`` file of arrays, see :class:`ArraysConfig`; the rest as in :func:`own_folder`."""
-    data = ArraysConfig(path=str(path))
-    splits = load_arrays(data, seed)
-    fraction = _fraction(splits) if validation is None and splits.validation is None else validation or 0.0
-    return _experiment(replace(data, validation=fraction), splits, algorithm, refiner, model, image_size, seed)
+def own_arrays(path: Path, *, validation: float | None = None, seed: int = 0) -> OwnData:
+    """List an ``.npz`` file of arrays, see :class:`ArraysConfig`; ``validation`` as in :func:`own_folder`."""
+    config = ArraysConfig(path=str(path), validation=validation or 0.0)
+    return _own_data(config, load_arrays(config, seed), hold_out=validation is None)
 
 
-def _fraction(splits: Splits) -> float:
-    """How much of the labels to hold out when nobody says."""
-    return VALIDATION if splits.class_counts.min() >= ENOUGH_TO_VALIDATE else 0.0
-
-
-def _experiment(
-    data: Any, splits: Splits, algorithm: str, refiner: str, model: str | None, image_size: int | None, seed: int
-) -> Experiment:
-    chosen, memory = config_type("algorithm", algorithm)(), config_type("refiner", refiner)()
-    if isinstance(chosen, CoMatchConfig):
-        chosen = replace(chosen, queue_batches=8)
-    if isinstance(memory, GPConfig):
-        scale = round(PRIOR_SCALE * auto_logit_scale(splits.n_classes), 2)
-        memory = replace(memory, buffer_size=2048, class_prior="frequency", logit_scale=scale, warmup_steps=100)
-    if isinstance(memory, SimilarityConfig):
-        memory = replace(memory, buffer_size=2048, warmup_steps=100)
-    name = model or "small_cnn"
-    largest, size = _largest_side(splits), image_size
-    if size is None:
-        size = _own_size(name) or min(largest, TINY)
-    small, transformer = name == "small_cnn", name in VITS or name.startswith(("vit", "deit"))
-    return Experiment(
-        data=data,
-        augment=AugmentConfig(image_size=size, style="pad" if largest <= TINY or size <= TINY else "resize"),
-        model=ModelConfig(name=name, image_size=size if transformer else None),
-        algorithm=chosen,
-        refiner=memory,
-        train=TrainConfig(
-            steps=1000,
-            epoch_steps=100,
-            labeled_batch=16,
-            unlabeled_ratio=3,
-            lr=2e-3 if small else 5e-4,
-            layer_decay=0.5 if transformer else 1.0,
-            warmup_steps=20,
-            ema=0.99,
-            eval_steps=100,
-            checkpoint_steps=100,
-            log_steps=50,
-            workers=0 if largest <= TINY else 2,
-        ),
-        seed=seed,
-    )
+def _own_data(config: FolderConfig | ArraysConfig, splits: Splits, *, hold_out: bool) -> OwnData:
+    """``hold_out``: take a part of the labels for validation if there is none, and if every class has enough."""
+    judged = splits.test is not None or splits.validation is not None
+    if hold_out and splits.validation is None and splits.class_counts.min() >= ENOUGH_TO_VALIDATE:
+        config, judged = replace(config, validation=VALIDATION), True
+    return OwnData(config, splits.n_classes, _largest_side(splits), judged)
 
 
 def _largest_side(splits: Splits) -> int:

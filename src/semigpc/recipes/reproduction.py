@@ -1,31 +1,78 @@
 """What a reproduction found, as data: every seed beside what was published, and nothing of this machine's folders."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
 from semigpc.algorithms import ALGORITHMS
-from semigpc.cli.cells import REFINER_LABELS
-from semigpc.recipes.paper_table import Group, Options, PaperCell, PaperTable
+from semigpc.files import write_json
+from semigpc.recipes.comparisons import REFINER_LABELS
+from semigpc.recipes.cost import ASSUMED_RATES, price
+from semigpc.recipes.paper_table import Group, Options, PaperCell, PaperTable, Scale, select
 from semigpc.recipes.published import Published
 from semigpc.recipes.verdicts import agrees, judge_gain
+from semigpc.recipes.weights import check_weights
+from semigpc.report.comparison_page import write_comparison_report
 from semigpc.report.run_folder import read_run
 from semigpc.text import CLASS_GROUPS
-from semigpc.training import Experiment, RunError, RunFolder
-from semigpc.training.comparison import Cell, run_path
+from semigpc.training import Experiment, RunError, RunFolder, SettingError
+from semigpc.training.comparison import Cell, ComparisonListener, compare, run_path
 from semigpc.training.run_folder import read_json
 
 METRIC = "top1"
 PATHS = ("root", "splits", "pretrained")  # settings that name a place
 LAST = 20  # evaluations
+HOUR = 3600  # seconds
 
 
-def folder_name(group: str) -> str:
-    """Of a group's comparison."""
-    return group.replace("/", "-")
+def reproduce_table(
+    table: PaperTable,
+    options: Options,
+    *,
+    globs: Sequence[str],
+    seeds: int,
+    out: Path | None,
+    jobs: int,
+    progress: Callable[[int, str], AbstractContextManager[ComparisonListener]],
+    on_report: Callable[[Path], None],
+) -> tuple[dict[str, Any], Path]:
+    """Run what is missing of a table, group by group, and return its figures and the file that holds them.
+
+    Args:
+        table, options: what to run. globs: patterns of the cells to run; all without any.
+        seeds: of each cell. out: folder for runs and pages; ``reproduced/TABLE-SCALE`` without one. jobs: runs at a time.
+        progress: called with the number of runs and the title of each group. on_report: called with the page of each group.
+    """
+    if options.labels_per_class is not None and not table.few_labels:
+        raise SettingError(f"{table.name} has no setting B, whose labels could be counted; leave --labels-per-class out.")
+    cells = table.all_cells(options)
+    chosen = select(cells, globs)
+    for one in chosen:
+        check_weights(one.experiment)
+    kind = options.scale if options.features == "live" else f"{options.scale}-{options.features}"
+    labels = "" if options.labels_per_class is None else f"-{options.labels_per_class}labels"
+    out = out or Path("reproduced") / f"{table.name}-{kind}{labels}"
+    command = spelled(table.name, options, globs, seeds, jobs)
+    figures = begun(table, options, seeds, command)
+    for name, group in table.groups.items():
+        folder = out / name.replace("/", "-")
+        rows = [one for one in cells if one.group == name]
+        ours = [one for one in rows if one in chosen or finished(one, folder, seeds)]
+        if not ours:
+            continue
+        title = f"{group.title}, scale {kind}, {seeds} seeds"
+        with progress(len(ours) * seeds, title) as listener:
+            compare(paired(ours), range(seeds), folder, title=title, command=command, jobs=jobs, listener=listener)
+        shown = [one for one in rows if one in ours or one.experiment is None]
+        figures["groups"][name] = figures_of_group(group, shown, folder, seeds, judged=figures["judged"])
+        add_environments(figures, ours, folder)
+        write_json(out / "figures.json", figures)
+        on_report(write_comparison_report(folder))
+    return figures, out / "figures.json"
 
 
 def paired(cells: Sequence[PaperCell]) -> list[Cell]:
@@ -225,3 +272,40 @@ def spelled(table: str, options: Options, globs: Sequence[str], seeds: int, jobs
 def _setting_without_folders(setting: str) -> str:
     key, equals, value = setting.partition("=")
     return f"{key}{equals}{without_folders(value, key.strip().rpartition('.')[2])}"
+
+
+# Costs -------------------------------------------------------------------------------------------------------------
+
+
+def prices_of(table: PaperTable, cells: Sequence[PaperCell], scale: Scale, seeds: int) -> dict[str, Any]:
+    """Return what one run of each cell costs, and all of them together with so many seeds."""
+    costs: dict[str, dict[str, Any]] = {}
+    shared: dict[str, int] = {}
+    rate = ASSUMED_RATES[scale]
+    for cell in cells:
+        if cell.experiment is None:
+            continue
+        cost = price(cell.experiment, table.groups[cell.group].test_images)
+        shared[cell.group] = cost.shared_flop
+        costs[cell.key] = {
+            "network": cell.experiment.model.name,
+            "steps": cost.steps,
+            "images_with_gradient": cost.learnt,
+            "images_without": cost.looked_at,
+            "passes": cost.passes,
+            "embedded": cost.embedded,
+            "forward_flop": cost.embedding_flop or cost.flop,
+            "flop": cost.own_flop + cost.shared_flop,
+            "hours": (cost.own_flop + cost.shared_flop) / rate / HOUR,
+            "gp_bytes": cost.gp_bytes,
+            "own_flop": cost.own_flop,
+        }
+    flop = seeds * (sum(cell["own_flop"] for cell in costs.values()) + sum(shared.values()))  # cells of a group share features
+    return {
+        "table": table.name,
+        "title": table.title,
+        "seeds": seeds,
+        "cells": costs,
+        "flop": flop,
+        "hours": flop / rate / HOUR,
+    }

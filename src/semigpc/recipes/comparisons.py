@@ -1,13 +1,10 @@
-"""The cells of a comparison, from names on the command line."""
+"""The cells of a comparison, from the names of methods, and its figures."""
 
 from typing import Any
 
 from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
-from semigpc.cli.experiments import with_addon
-from semigpc.recipes import RECIPES
-from semigpc.text import unknown_name
-from semigpc.training import SettingError
+from semigpc.recipes.lookup import TrainOptions, experiments_on
 from semigpc.training.comparison import Cell
 from semigpc.training.experiment import override_all
 
@@ -15,35 +12,37 @@ REFINER_LABELS = {"none": "", "similarity": " + similarity", "gp": " + SemiGPC"}
 
 
 def make_cells(
-    recipe: str, algorithms: list[str], addons: list[str], refiners: list[str], ratio: float, settings: list[str]
-) -> list[Cell]:
-    """Labels only first, then every algorithm with every add-on and every refiner."""
-    if recipe not in RECIPES:
-        raise SettingError(unknown_name("recipe", recipe, RECIPES))
-    chosen = [("supervised", "none", "none")] + [
+    data: str, options: TrainOptions, *, algorithms: list[str], addons: list[str], refiners: list[str], settings: list[str]
+) -> tuple[list[Cell], str]:
+    """Return the cells of a comparison, and a short name for the data.
+
+    Labels only comes first, then every algorithm with every add-on and every refiner.
+
+    Args:
+        data: a recipe's name, a folder of images, or an ``.npz`` file. options: all but the names of the method.
+        algorithms: by name; all without any. addons, refiners: by name.
+        settings: ``key=value``, for every cell that has the key.
+    """
+    make, name = experiments_on(data, options, judged=True)
+    methods = [("supervised", "none", "none")] + [
         (algorithm, addon, refiner)
         for algorithm in (algorithms or list(ALGORITHMS))
         for addon in addons
         for refiner in refiners
         if algorithm != "supervised"
     ]
-    made = [
-        with_addon(RECIPES[recipe](imbalance_ratio=ratio, algorithm=algorithm, refiner=refiner, seed=0), addon)
-        for algorithm, addon, refiner in chosen
-    ]
-    return [
-        Cell(experiment, cell_label(*names)) for experiment, names in zip(override_all(made, settings), chosen, strict=True)
-    ]
+    experiments = override_all([make(*method) for method in methods], settings)
+    return [Cell(one, cell_label(*method)) for one, method in zip(experiments, methods, strict=True)], name
 
 
 def cell_label(algorithm: str, addon: str, refiner: str) -> str:
-    """As in "FixMatch + DARP + SemiGPC"."""
+    """Return a name for people, as in "FixMatch + DARP + SemiGPC"."""
     with_it = f" + {ADDONS[addon].label}" if addon != "none" else ""
     return ALGORITHMS[algorithm].label + with_it + REFINER_LABELS.get(refiner, f" + {refiner}")
 
 
 def figures_of(comparison: dict[str, Any]) -> dict[str, Any]:
-    """A comparison without what is said class by class: one number a seed, in percent."""
+    """Return a comparison without its figures class by class: one number per seed, in percent."""
     cells = {
         cell["name"]: {
             "label": cell["label"],
@@ -57,6 +56,6 @@ def figures_of(comparison: dict[str, Any]) -> dict[str, Any]:
 
 
 def mean_gain(comparisons: list[dict[str, Any]]) -> float | None:
-    """The mean of all paired differences."""
+    """Return the mean of all paired differences."""
     gains = [pair["mean_difference"] for comparison in comparisons for pair in comparison["pairs"]]
     return sum(gains) / len(gains) if gains else None
