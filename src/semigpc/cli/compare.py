@@ -53,7 +53,7 @@ def compare_verb(
     from semigpc.cli.comparison_bars import ComparisonProgress
     from semigpc.cli.tables import comparison_table, pairs_table
     from semigpc.files import write_json
-    from semigpc.report.comparison_page import write_comparison_report
+    from semigpc.report.comparison import write_comparison_report
     from semigpc.training.comparison import compare
 
     console = Console(stderr=as_json, width=None if Console().is_terminal else 120)  # a file has no edge to fit into

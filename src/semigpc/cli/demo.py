@@ -34,7 +34,7 @@ def demo(
     from semigpc.cli.cells import make_cells
     from semigpc.cli.comparison_bars import ComparisonProgress
     from semigpc.cli.tables import comparison_table
-    from semigpc.report.comparison_page import write_comparison_report
+    from semigpc.report.comparison import write_comparison_report
     from semigpc.report.run_page import write_run_report
     from semigpc.threads import cores
     from semigpc.training.comparison import compare, run_path

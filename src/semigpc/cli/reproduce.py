@@ -144,7 +144,7 @@ def _run(
     from semigpc.files import write_json
     from semigpc.recipes.paper_table import select
     from semigpc.recipes.weights import check_weights
-    from semigpc.report.comparison_page import write_comparison_report
+    from semigpc.report.comparison import write_comparison_report
     from semigpc.training import SettingError
     from semigpc.training.comparison import compare
 
@@ -181,7 +181,7 @@ def _run(
         console.print(verbatim(line), soft_wrap=True)
     say(f"figures: {out / 'figures.json'}", err=as_json)
     if plot is not None:
-        from semigpc.report.reproduction_figures import draw_class_recall
+        from semigpc.report.comparison import draw_class_recall
 
         draw_class_recall(figures, plot)
         say(f"classes one by one: {plot}", err=as_json)

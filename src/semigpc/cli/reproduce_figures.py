@@ -12,7 +12,7 @@ from semigpc.cli.cells import REFINER_LABELS
 from semigpc.recipes.paper_table import Group, Options, PaperCell, PaperTable
 from semigpc.recipes.published import Published
 from semigpc.recipes.verdicts import agrees, judge_gain
-from semigpc.report.run_folder import read_run
+from semigpc.report.run_record import read_run
 from semigpc.text import CLASS_GROUPS
 from semigpc.training import Experiment, RunError, RunFolder
 from semigpc.training.comparison import Cell, run_path

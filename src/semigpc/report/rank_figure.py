@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from semigpc.report.chart_style import BLUE, FONT, GREY, INK, MUTED, ORANGE, name_panel, panels
+from semigpc.report.style import BLUE, FONT, GREY, INK, MUTED, ORANGE, name_panel, panels
 
 WITH_GP, WITHOUT = ORANGE, BLUE
 
