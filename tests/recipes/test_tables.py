@@ -3,10 +3,9 @@ from typing import Any
 
 import pytest
 
-from semigpc.recipes import paper_table
-from semigpc.recipes.paper_table import Options, select
+from semigpc.recipes import paper
+from semigpc.recipes.paper import TABLES, Options, find_table, select
 from semigpc.recipes.published import PUBLISHED
-from semigpc.recipes.tables import TABLES, find_table
 from semigpc.training import SettingError
 
 OPTIONS = Options(root=Path("/data"))
@@ -135,6 +134,6 @@ def test_at_scale_cpu_experiments_are_cut_before_settings_are_changed(monkeypatc
         assert options.features == "live"
         return made.override(["train.steps=100", "train.eval_steps=50"])
 
-    monkeypatch.setattr(paper_table, "_at_scale", half)
+    monkeypatch.setattr(paper, "_at_scale", half)
     made = experiment("cifar10_lt", "A/50/simmatch+gp", Options(scale="cpu", overrides=("train.steps=10",)))
     assert (made.train.steps, made.train.eval_steps) == (10, 50)

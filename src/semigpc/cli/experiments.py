@@ -6,8 +6,8 @@ from typing import Any
 
 from semigpc.data import DataError
 from semigpc.recipes import RECIPES
-from semigpc.recipes.cpu_scale import EMBEDDED, FROZEN, on_cached_features
 from semigpc.recipes.own import own_arrays, own_folder
+from semigpc.recipes.scales import EMBEDDED, FROZEN, on_cached_features
 from semigpc.text import unknown_name
 from semigpc.training import Experiment, SettingError
 from semigpc.training.experiment import config_type

@@ -13,7 +13,7 @@ from semigpc.cli.tables import say, verbatim
 from semigpc.cli.train import Features
 
 if TYPE_CHECKING:
-    from semigpc.recipes.paper_table import Options, PaperTable
+    from semigpc.recipes.paper import Options, PaperTable
 
 WIDTH = 110  # characters, where nobody says how many there are
 
@@ -27,7 +27,7 @@ class Scale(StrEnum):
 
 def _help_without_a_table(context: typer.Context, table: str | None) -> str | None:
     if table is None and not context.params.get("listed"):
-        from semigpc.recipes.tables import TABLES
+        from semigpc.recipes.paper import TABLES
 
         typer.echo(context.get_help())
         width = max(map(len, TABLES))
@@ -104,8 +104,7 @@ def reproduce(
 
       semigpc reproduce cifar10_lt --root data --scale cpu --seeds 3 --jobs 2
     """
-    from semigpc.recipes.paper_table import Options
-    from semigpc.recipes.tables import find_table
+    from semigpc.recipes.paper import Options, find_table
 
     options = Options(
         root=root or Path(),
@@ -142,8 +141,8 @@ def _run(
     from semigpc.cli.reproduce_figures import add_environments, begun, figures_of_group, finished, folder_name, paired, spelled
     from semigpc.cli.reproduce_tables import gains_table, remarks, results_table
     from semigpc.files import write_json
-    from semigpc.recipes.paper_table import select
-    from semigpc.recipes.weights import check_weights
+    from semigpc.recipes.paper import select
+    from semigpc.recipes.scales import check_weights
     from semigpc.report.comparison import write_comparison_report
     from semigpc.training import SettingError
     from semigpc.training.comparison import compare
@@ -193,8 +192,7 @@ def _tell_prices(
     name: str | None, options: "Options", globs: list[str], seeds: int, console: Console, *, as_json: bool
 ) -> None:
     from semigpc.cli.reproduce_tables import price_remarks, price_table, prices_of
-    from semigpc.recipes.paper_table import select
-    from semigpc.recipes.tables import TABLES, find_table
+    from semigpc.recipes.paper import TABLES, find_table, select
     from semigpc.training import SettingError
 
     if name is None and globs:

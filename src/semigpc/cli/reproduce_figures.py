@@ -9,9 +9,8 @@ from typing import Any
 
 from semigpc.algorithms import ALGORITHMS
 from semigpc.cli.cells import REFINER_LABELS
-from semigpc.recipes.paper_table import Group, Options, PaperCell, PaperTable
-from semigpc.recipes.published import Published
-from semigpc.recipes.verdicts import agrees, judge_gain
+from semigpc.recipes.paper import Group, Options, PaperCell, PaperTable
+from semigpc.recipes.published import Published, agrees, judge_gain
 from semigpc.report.run_record import read_run
 from semigpc.text import CLASS_GROUPS
 from semigpc.training import Experiment, RunError, RunFolder

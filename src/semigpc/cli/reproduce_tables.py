@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from semigpc.recipes.cost import ASSUMED_RATES, price
-from semigpc.recipes.paper_table import PaperCell, PaperTable, Scale
+from semigpc.recipes.paper import PaperCell, PaperTable, Scale
 
 QUOTED = "quoted"
 HOUR = 3600  # seconds

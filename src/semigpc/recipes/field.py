@@ -18,9 +18,9 @@ from semigpc.addons import (
     DASOConfig,
     DebiasPLConfig,
 )
-from semigpc.recipes.cifar10_lt import cifar10_lt
-from semigpc.recipes.cpu_scale import short_run, shrink
 from semigpc.recipes.digits import digits, digits_balanced
+from semigpc.recipes.paper import cifar10_lt
+from semigpc.recipes.scales import short_run, shrink
 from semigpc.refiners import PlacementConfig
 from semigpc.text import unknown_name
 from semigpc.training import Experiment, SettingError

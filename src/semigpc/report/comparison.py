@@ -47,6 +47,129 @@ from semigpc.text import CLASS_GROUPS, count, mean_and_spread, points
 
 COLUMNS = ("balanced_accuracy", *CLASS_GROUPS, "top1", "macro_f1", "ece")
 LOWER_IS_BETTER = ("ece", "loss")
+# Each algorithm has a hue and a mark of its own, and so has one with an add-on. Its plain form is light and dashed, with
+# SemiGPC it is dark and solid.
+HUES = {
+    "fixmatch": ("#0072B2", "#56B4E9", "o"),
+    "simmatch": ("#C84E00", "#F0A35C", "s"),
+    "comatch": ("#008F68", "#5CC9A7", "^"),
+    "freematch": ("#A23B92", "#D58FCB", "D"),
+    "remixmatch": ("#9A7400", "#D9B84A", "v"),
+    "supervised": ("#666666", "#A3A3A3", "P"),
+}
+SPARE = (("#4B56C8", "#A2A9EE", "X"), ("#B03052", "#E795AB", "*"), ("#00808F", "#68C4D0", "<"), ("#6E5A3C", "#B8A487", ">"))
+PLAIN, REFINED = ("none", ""), ("gp",)
+PANELS_ACROSS = 3
+STYLES = {"none": ("algorithms alone", BLUE), "similarity": ("with a kernel average", GREEN), "gp": ("with SemiGPC", ORANGE)}
+
+
+class Run(TypedDict, total=False):
+    """One seed of a method."""
+
+    seed: Count | None
+    folder: str | None
+    result: Figures | None
+
+
+class Named(TypedDict):
+    """A method."""
+
+    name: str
+
+
+class Method(Named, total=False):
+    """A method, and what it was made of."""
+
+    algorithm: str | None
+    addon: str | None
+    refiner: str | None
+    label: str | None
+    runs: list[Run] | None
+    mean: dict[str, float | None] | None
+    std: dict[str, float | None] | None
+
+
+@with_config(LOOSE)
+class Record(TypedDict, total=False):
+    """``comparison.json``."""
+
+    title: str | None
+    command: str | None
+    metric: str | None
+    seeds: list[Count] | None
+    cells: list[Method] | None
+    pairs: list[dict[str, Any]] | None
+    baseline: str | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method of a comparison: its entry in comparison.json, the runs whose folders could be read, and its looks."""
+
+    record: Entry
+    runs: Sequence[tuple[Entry, RunFolder]]
+    colour: str
+    dashes: Any
+    marker: str
+
+    @property
+    def name(self) -> str:
+        return str(self.record["name"])
+
+    @property
+    def label(self) -> str:
+        return str(self.record.get("label") or self.name)
+
+    @property
+    def algorithm(self) -> str:
+        """Its name, with the add-on's if there is one."""
+        return base_of(self.record)
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """How matplotlib is to draw the cell."""
+        return {"color": self.colour, "linestyle": self.dashes, "linewidth": 1.9}
+
+    def results(self) -> list[Entry]:
+        """The result of each seed that has one."""
+        return [run["result"] for run in self.record.get("runs") or [] if run.get("result")]
+
+    def mean_per_class(self, key: str, n_classes: int) -> Floats | None:
+        """Mean over seeds (C,) of what the results hold under ``key``; nan where no seed knows."""
+        found = [floats(values) for result in self.results() if (values := result.get(key)) and len(values) == n_classes]
+        return mean_of(found) if found else None
+
+    def over_steps(self, pick: Callable[[Entry, RunFolder], Sequence[Entry]], key: str) -> tuple[Floats, Floats] | None:
+        """Steps (S,) that all runs share, and the values (runs, S) of ``key`` in the entries that ``pick`` finds."""
+        curves = [series(pick(result, run), key) for result, run in self.runs]
+        found = [dict(zip(steps.tolist(), values.tolist(), strict=True)) for steps, values in curves if len(steps)]
+        shared = sorted(set.intersection(*map(set, found))) if found else []
+        return (np.array(shared), np.array([[curve[step] for step in shared] for curve in found])) if shared else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The contents of a comparison folder; ``reference`` is a run that tells of the classes."""
+
+    path: Path
+    record: Entry
+    cells: Sequence[Cell]
+    reference: RunFolder
+    problems: Sequence[str]
+
+    @property
+    def metric(self) -> str:
+        return str(self.record.get("metric") or "balanced_accuracy")
+
+    def groups(self, most: int = 6) -> list[tuple[str, list[Cell]]]:
+        """The cells in one panel, or, if there are too many to tell apart, in one panel for each algorithm."""
+        if len(self.cells) <= most:
+            return [("", list(self.cells))]
+        algorithms = dict.fromkeys(cell.algorithm for cell in self.cells)
+        return [(name, [cell for cell in self.cells if cell.algorithm == name]) for name in algorithms]
+
+
+Pick = Callable[[Entry, RunFolder], Sequence[Entry]]
 
 
 def write_comparison_report(folder: Path) -> Path:
@@ -175,126 +298,6 @@ def _swatch(cell: Cell) -> Markup:
     ).format(cell.colour, dashes or "none")
 
 
-# Each algorithm has a hue and a mark of its own, and so has one with an add-on. Its plain form is light and dashed, with
-# SemiGPC it is dark and solid.
-HUES = {
-    "fixmatch": ("#0072B2", "#56B4E9", "o"),
-    "simmatch": ("#C84E00", "#F0A35C", "s"),
-    "comatch": ("#008F68", "#5CC9A7", "^"),
-    "freematch": ("#A23B92", "#D58FCB", "D"),
-    "remixmatch": ("#9A7400", "#D9B84A", "v"),
-    "supervised": ("#666666", "#A3A3A3", "P"),
-}
-SPARE = (("#4B56C8", "#A2A9EE", "X"), ("#B03052", "#E795AB", "*"), ("#00808F", "#68C4D0", "<"), ("#6E5A3C", "#B8A487", ">"))
-PLAIN, REFINED = ("none", ""), ("gp",)
-
-
-class Run(TypedDict, total=False):
-    """One seed of a method."""
-
-    seed: Count | None
-    folder: str | None
-    result: Figures | None
-
-
-class Named(TypedDict):
-    """A method."""
-
-    name: str
-
-
-class Method(Named, total=False):
-    """A method, and what it was made of."""
-
-    algorithm: str | None
-    addon: str | None
-    refiner: str | None
-    label: str | None
-    runs: list[Run] | None
-    mean: dict[str, float | None] | None
-    std: dict[str, float | None] | None
-
-
-@with_config(LOOSE)
-class Record(TypedDict, total=False):
-    """``comparison.json``."""
-
-    title: str | None
-    command: str | None
-    metric: str | None
-    seeds: list[Count] | None
-    cells: list[Method] | None
-    pairs: list[dict[str, Any]] | None
-    baseline: str | None
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One method of a comparison: its entry in comparison.json, the runs whose folders could be read, and its looks."""
-
-    record: Entry
-    runs: Sequence[tuple[Entry, RunFolder]]
-    colour: str
-    dashes: Any
-    marker: str
-
-    @property
-    def name(self) -> str:
-        return str(self.record["name"])
-
-    @property
-    def label(self) -> str:
-        return str(self.record.get("label") or self.name)
-
-    @property
-    def algorithm(self) -> str:
-        """Its name, with the add-on's if there is one."""
-        return base_of(self.record)
-
-    @property
-    def line(self) -> dict[str, Any]:
-        """How matplotlib is to draw the cell."""
-        return {"color": self.colour, "linestyle": self.dashes, "linewidth": 1.9}
-
-    def results(self) -> list[Entry]:
-        """The result of each seed that has one."""
-        return [run["result"] for run in self.record.get("runs") or [] if run.get("result")]
-
-    def mean_per_class(self, key: str, n_classes: int) -> Floats | None:
-        """Mean over seeds (C,) of what the results hold under ``key``; nan where no seed knows."""
-        found = [floats(values) for result in self.results() if (values := result.get(key)) and len(values) == n_classes]
-        return mean_of(found) if found else None
-
-    def over_steps(self, pick: Callable[[Entry, RunFolder], Sequence[Entry]], key: str) -> tuple[Floats, Floats] | None:
-        """Steps (S,) that all runs share, and the values (runs, S) of ``key`` in the entries that ``pick`` finds."""
-        curves = [series(pick(result, run), key) for result, run in self.runs]
-        found = [dict(zip(steps.tolist(), values.tolist(), strict=True)) for steps, values in curves if len(steps)]
-        shared = sorted(set.intersection(*map(set, found))) if found else []
-        return (np.array(shared), np.array([[curve[step] for step in shared] for curve in found])) if shared else None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The contents of a comparison folder; ``reference`` is a run that tells of the classes."""
-
-    path: Path
-    record: Entry
-    cells: Sequence[Cell]
-    reference: RunFolder
-    problems: Sequence[str]
-
-    @property
-    def metric(self) -> str:
-        return str(self.record.get("metric") or "balanced_accuracy")
-
-    def groups(self, most: int = 6) -> list[tuple[str, list[Cell]]]:
-        """The cells in one panel, or, if there are too many to tell apart, in one panel for each algorithm."""
-        if len(self.cells) <= most:
-            return [("", list(self.cells))]
-        algorithms = dict.fromkeys(cell.algorithm for cell in self.cells)
-        return [(name, [cell for cell in self.cells if cell.algorithm == name]) for name in algorithms]
-
-
 def read_comparison(folder: Path) -> Comparison:
     """Read a comparison folder and whatever its runs have left.
 
@@ -359,9 +362,6 @@ def _reference(folder: Path, cells: Sequence[Cell]) -> RunFolder:
     lengths = [len(result["per_class_recall"]) for cell in cells for result in cell.results() if result.get("per_class_recall")]
     names = [str(c) for c in range(max(lengths, default=0))]
     return RunFolder(folder, {}, {}, {"class_names": names}, {})
-
-
-Pick = Callable[[Entry, RunFolder], Sequence[Entry]]
 
 
 def difference_chart(comparison: Comparison) -> Chart | None:
@@ -523,10 +523,6 @@ def _same_limits(found: Sequence[Axes]) -> None:
     limits = [axes.get_ylim() for axes in found]
     for axes in found:
         axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-
-
-PANELS_ACROSS = 3
-STYLES = {"none": ("algorithms alone", BLUE), "similarity": ("with a kernel average", GREEN), "gp": ("with SemiGPC", ORANGE)}
 
 
 def draw_class_recall(figures: Mapping[str, Any], path: Path) -> None:
