@@ -123,9 +123,9 @@ def test_every_other_table_can_be_cut_to_scale_cpu(name: str, features: Any) -> 
     full = TABLES[name].all_cells(OPTIONS)
     cut = TABLES[name].all_cells(Options(root=Path("/data"), scale="cpu", features=features))
     assert [cell.key for cell in cut] == [cell.key for cell in full]
-    for ours, paper in zip(cut, full, strict=True):
-        if ours.experiment is not None and paper.experiment is not None:
-            assert ours.experiment.train.steps < paper.experiment.train.steps
+    for ours, whole in zip(cut, full, strict=True):
+        if ours.experiment is not None and whole.experiment is not None:
+            assert ours.experiment.train.steps < whole.experiment.train.steps
             assert (ours.experiment.frozen is None) == (features == "live")
 
 
