@@ -42,9 +42,9 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.cli.comparison_bars import ComparisonProgress
 from semigpc.data import Augment, ImageSet, Splits, ViewSource, eval_loader, train_loader
 from semigpc.files import write_json
-from semigpc.recipes.cifar10_lt import cifar10_lt
-from semigpc.recipes.cpu_scale import short_run, shrink
 from semigpc.recipes.digits import digits, digits_balanced
+from semigpc.recipes.paper import cifar10_lt
+from semigpc.recipes.scales import short_run, shrink
 from semigpc.refiners import REFINERS as KNOWN_REFINERS
 from semigpc.refiners import PlacementConfig
 from semigpc.text import unknown_name

@@ -14,7 +14,7 @@ from scipy import stats
 
 from benchmarks.tables import new_table
 from semigpc.algorithms import ALGORITHMS
-from semigpc.report.chart_style import BLUE, FONT, GREY, INK, MUTED, ORANGE, name_panel, panels
+from semigpc.report.style import BLUE, FONT, GREY, INK, MUTED, ORANGE, name_panel, panels
 from semigpc.text import CLASS_GROUPS
 
 SEMIGPC = "SemiGPC"  # in the name of a method that has it

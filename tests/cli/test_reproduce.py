@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semigpc.recipes.paper_table import Options
-from semigpc.recipes.tables import TABLES
+from semigpc.recipes.paper import TABLES, Options
 from tests.cli.calls import refused, semigpc
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

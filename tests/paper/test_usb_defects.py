@@ -19,8 +19,8 @@ from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import Augment
 from semigpc.data.augment import CIFAR10_MEAN, CIFAR10_STD
-from semigpc.recipes.cifar10_lt import cifar10_lt
 from semigpc.recipes.lookup import TrainOptions, resolve
+from semigpc.recipes.paper import cifar10_lt
 from semigpc.refiners import REFINERS
 from semigpc.training import Experiment, SettingError, TrainConfig, loop, train
 from semigpc.training.loop import take_step

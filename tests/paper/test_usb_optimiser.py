@@ -19,8 +19,8 @@ from semigpc.data import DigitsConfig
 from semigpc.models import ModelConfig, build_model
 from semigpc.models.backbones import VITS
 from semigpc.recipes import RECIPES
-from semigpc.recipes.cpu_scale import shrink
-from semigpc.recipes.tables import TABLES
+from semigpc.recipes.paper import TABLES
+from semigpc.recipes.scales import shrink
 from semigpc.training import Experiment, RunFolder, TrainConfig, train
 from semigpc.training.loop import take_step
 from semigpc.training.optim import build_optimizer, set_rate

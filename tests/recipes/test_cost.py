@@ -10,9 +10,8 @@ from torch import Tensor
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DigitsConfig
 from semigpc.models import ModelConfig
-from semigpc.recipes.cifar10_lt import cifar10_lt
 from semigpc.recipes.cost import ASSUMED_RATES, Cost, forward_flop, images_a_step, price, training_images
-from semigpc.recipes.fgvc import fgvc
+from semigpc.recipes.paper import cifar10_lt, fgvc
 from semigpc.refiners import REFINERS
 from semigpc.training import Experiment, TrainConfig
 from semigpc.training.frozen import FrozenConfig

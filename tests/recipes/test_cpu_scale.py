@@ -8,10 +8,9 @@ import pytest
 from semigpc.algorithms import ALGORITHMS, ReMixMatchConfig
 from semigpc.data import CifarConfig, FGVCConfig
 from semigpc.models.backbones import input_statistics
-from semigpc.recipes.cifar10_lt import cifar10_lt
-from semigpc.recipes.cpu_scale import on_cached_features, shrink
 from semigpc.recipes.digits import digits
-from semigpc.recipes.fgvc import fgvc
+from semigpc.recipes.paper import cifar10_lt, fgvc
+from semigpc.recipes.scales import on_cached_features, shrink
 from semigpc.refiners import GPConfig
 from semigpc.training import Experiment
 

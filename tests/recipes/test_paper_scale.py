@@ -6,13 +6,8 @@ import pytest
 
 from semigpc.data.published_counts import BENCHMARKS
 from semigpc.models.backbones import VITS
-from semigpc.recipes.algorithm_ablation import algorithm_ablation
-from semigpc.recipes.balanced_cifar import balanced_cifar
-from semigpc.recipes.cifar10_lt import cifar10_lt
-from semigpc.recipes.cifar100_lt import cifar100_lt
-from semigpc.recipes.fgvc import fgvc
-from semigpc.recipes.paper_scale import SUITES
-from semigpc.recipes.pretraining_ablation import pretraining_ablation
+from semigpc.recipes.paper import algorithm_ablation, balanced_cifar, cifar10_lt, cifar100_lt, fgvc, pretraining_ablation
+from semigpc.recipes.scales import SUITES
 from semigpc.refiners import AutoOptions, auto_logit_scale
 from semigpc.training import Experiment, SettingError
 

@@ -3,10 +3,9 @@ from typing import Any
 
 import pytest
 
-from semigpc.recipes import paper_table
-from semigpc.recipes.paper_table import Options, select
+from semigpc.recipes import paper
+from semigpc.recipes.paper import TABLES, Options, find_table, select
 from semigpc.recipes.published import PUBLISHED
-from semigpc.recipes.tables import TABLES, find_table
 from semigpc.training import SettingError
 
 OPTIONS = Options(root=Path("/data"))
@@ -124,9 +123,9 @@ def test_every_other_table_can_be_cut_to_scale_cpu(name: str, features: Any) -> 
     full = TABLES[name].all_cells(OPTIONS)
     cut = TABLES[name].all_cells(Options(root=Path("/data"), scale="cpu", features=features))
     assert [cell.key for cell in cut] == [cell.key for cell in full]
-    for ours, paper in zip(cut, full, strict=True):
-        if ours.experiment is not None and paper.experiment is not None:
-            assert ours.experiment.train.steps < paper.experiment.train.steps
+    for ours, whole in zip(cut, full, strict=True):
+        if ours.experiment is not None and whole.experiment is not None:
+            assert ours.experiment.train.steps < whole.experiment.train.steps
             assert (ours.experiment.frozen is None) == (features == "live")
 
 
@@ -135,6 +134,6 @@ def test_at_scale_cpu_experiments_are_cut_before_settings_are_changed(monkeypatc
         assert options.features == "live"
         return made.override(["train.steps=100", "train.eval_steps=50"])
 
-    monkeypatch.setattr(paper_table, "_at_scale", half)
+    monkeypatch.setattr(paper, "_at_scale", half)
     made = experiment("cifar10_lt", "A/50/simmatch+gp", Options(scale="cpu", overrides=("train.steps=10",)))
     assert (made.train.steps, made.train.eval_steps) == (10, 50)

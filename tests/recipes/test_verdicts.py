@@ -1,7 +1,6 @@
 import pytest
 
-from semigpc.recipes.published import Published
-from semigpc.recipes.verdicts import agrees, band, judge_gain
+from semigpc.recipes.published import Published, agrees, band, judge_gain
 
 
 def printed(top1: float, std: float | None = None) -> Published:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from semigpc.models import ModelConfig
-from semigpc.recipes.weights import check_weights, weight_file, weights_folder
+from semigpc.recipes.scales import check_weights, weight_file, weights_folder
 from semigpc.training import Experiment, SettingError
 
 

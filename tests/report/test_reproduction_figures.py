@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semigpc.report.reproduction_figures import class_recall_figure, draw_class_recall
+from semigpc.report.comparison import class_recall_figure, draw_class_recall
 
 
 def _cell(*seeds: list[float]) -> dict[str, Any]:

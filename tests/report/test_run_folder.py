@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from semigpc.report.run_folder import read_run
+from semigpc.report.run_record import read_run
 from tests.report.synthetic import write_run
 
 

@@ -11,8 +11,8 @@ from sklearn.datasets import load_digits
 
 from semigpc.cli.run_tables import screening_table
 from semigpc.data import ArraysConfig
-from semigpc.report.run_folder import read_run
 from semigpc.report.run_page import write_run_report
+from semigpc.report.run_record import read_run
 from semigpc.training import Experiment, train
 from semigpc.training.inference import load_run
 from semigpc.training.screening import SAMPLE, _sample, in_class_auroc

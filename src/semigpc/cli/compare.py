@@ -75,7 +75,7 @@ def compare_verb(
     from semigpc.recipes import RECIPES
     from semigpc.recipes.comparisons import figures_of, make_cells, mean_gain
     from semigpc.recipes.lookup import TrainOptions
-    from semigpc.report.comparison_page import write_comparison_report
+    from semigpc.report.comparison import write_comparison_report
     from semigpc.training.comparison import compare
 
     console = Console(stderr=as_json, width=None if Console().is_terminal else 120)  # a file has no edge to fit into

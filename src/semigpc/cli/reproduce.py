@@ -13,7 +13,7 @@ from semigpc.cli.tables import say, verbatim
 from semigpc.cli.train import Features
 
 if TYPE_CHECKING:
-    from semigpc.recipes.paper_table import Options, PaperTable
+    from semigpc.recipes.paper import Options, PaperTable
 
 WIDTH = 110  # characters, where nobody says how many there are
 
@@ -27,7 +27,7 @@ class Scale(StrEnum):
 
 def _help_without_a_table(context: typer.Context, table: str | None) -> str | None:
     if table is None and not context.params.get("listed"):
-        from semigpc.recipes.tables import TABLES
+        from semigpc.recipes.paper import TABLES
 
         typer.echo(context.get_help())
         width = max(map(len, TABLES))
@@ -104,8 +104,7 @@ def reproduce(
 
       semigpc reproduce cifar10_lt --root data --scale cpu --seeds 3 --jobs 2
     """
-    from semigpc.recipes.paper_table import Options
-    from semigpc.recipes.tables import find_table
+    from semigpc.recipes.paper import Options, find_table
 
     options = Options(
         root=root or Path(),
@@ -161,7 +160,7 @@ def _run(
         console.print(verbatim(line), soft_wrap=True)
     say(f"figures: {path}", err=as_json)
     if plot is not None:
-        from semigpc.report.reproduction_figures import draw_class_recall
+        from semigpc.report.comparison import draw_class_recall
 
         draw_class_recall(figures, plot)
         say(f"classes one by one: {plot}", err=as_json)
@@ -172,10 +171,9 @@ def _run(
 def _tell_prices(
     name: str | None, options: "Options", globs: list[str], seeds: int, console: Console, *, as_json: bool
 ) -> None:
-    from semigpc.cli.reproduce_tables import price_remarks, price_table
-    from semigpc.recipes.paper_table import select
+    from semigpc.cli.reproduce_tables import price_remarks, price_table, prices_of
+    from semigpc.recipes.paper import TABLES, find_table, select
     from semigpc.recipes.reproduction import prices_of
-    from semigpc.recipes.tables import TABLES, find_table
     from semigpc.training import SettingError
 
     if name is None and globs:

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from semigpc.recipes.cost import ASSUMED_RATES
-from semigpc.recipes.paper_table import PaperTable, Scale
+from semigpc.recipes.paper import PaperTable, Scale
 
 QUOTED = "quoted"
 BALANCED = (

@@ -187,7 +187,7 @@ def train(
 
 def _tell_results(folder: Path, summary: dict[str, Any], console: Console) -> None:
     from semigpc.cli.run_tables import HEADS, result_table, screening_table
-    from semigpc.report.run_folder import read_run
+    from semigpc.report.run_record import read_run
 
     evaluations = read_run(folder, bulky=False)
     if evaluations.screening:

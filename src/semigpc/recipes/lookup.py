@@ -7,8 +7,8 @@ from pathlib import Path
 
 from semigpc.data import DataError
 from semigpc.recipes import RECIPES
-from semigpc.recipes.cpu_scale import EMBEDDED, FROZEN, on_cached_features
 from semigpc.recipes.own import OwnData, own_arrays, own_folder
+from semigpc.recipes.scales import EMBEDDED, FROZEN, on_cached_features
 from semigpc.text import similar_names
 from semigpc.training import Experiment, SettingError
 from semigpc.training.experiment import config_type

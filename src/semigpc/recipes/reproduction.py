@@ -12,12 +12,11 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.files import write_json
 from semigpc.recipes.comparisons import REFINER_LABELS
 from semigpc.recipes.cost import ASSUMED_RATES, price
-from semigpc.recipes.paper_table import Group, Options, PaperCell, PaperTable, Scale, select
-from semigpc.recipes.published import Published
-from semigpc.recipes.verdicts import agrees, judge_gain
-from semigpc.recipes.weights import check_weights
-from semigpc.report.comparison_page import write_comparison_report
-from semigpc.report.run_folder import read_run
+from semigpc.recipes.paper import Group, Options, PaperCell, PaperTable, Scale, select
+from semigpc.recipes.published import Published, agrees, judge_gain
+from semigpc.recipes.scales import check_weights
+from semigpc.report.comparison import write_comparison_report
+from semigpc.report.run_record import read_run
 from semigpc.text import CLASS_GROUPS
 from semigpc.training import Experiment, RunError, RunFolder, SettingError
 from semigpc.training.comparison import Cell, ComparisonListener, compare, run_path

@@ -10,16 +10,22 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from semigpc.report.run_folder import Floats
+from semigpc import text
+from semigpc.files import write_text
+from semigpc.report.run_record import Floats
+from semigpc.report.wording import metric_name, number_of
 
 INK, MUTED, GRID, PAPER = "#222222", "#6b6b6c", "#d8d8d9", "#fefefd"
 THEME = {INK: "currentColor", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
@@ -147,3 +153,28 @@ def _inline(figure: Figure, title: str) -> Markup:
         svg = svg.replace(f": {ink}", f": {variable}")
     head, body = svg.split(">", 1)
     return Markup(f'{head}><title id="{mark}-name">{escape(title)}</title>{body}')
+
+
+FOLDED = 40  # tables with more rows start folded
+
+
+def write_page(path: Path, template: str, context: dict[str, Any]) -> Path:
+    """Fill a template and write it: one file with its style and drawings inside, which asks nothing of the network."""
+    environment = Environment(
+        loader=PackageLoader("semigpc.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=number_of,
+        percent=text.percent,
+        points=text.points,
+        count=text.count,
+        duration=text.duration,
+        metric=metric_name,
+    )
+    page = environment.get_template(template).render(folded=FOLDED, **context)
+    write_text(path, page)
+    return path

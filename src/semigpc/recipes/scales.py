@@ -1,0 +1,388 @@
+"""The paper's setting in full, which is USB's recipe for vision transformers: what its tables share.
+
+Values are those of the recipe's tables: of data sets (section 1), of algorithms (section 4), of augmentation (section 5), and
+of SemiGPC's open questions (algorithms section 3.6). Nothing is cut: 204 800 steps, pre-trained networks, a buffer of 16 300.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from semigpc.algorithms import CoMatchConfig, FixMatchConfig, FreeMatchConfig, NPMatchConfig, ReMixMatchConfig, SimMatchConfig
+from semigpc.data import AugmentConfig, CifarConfig, FGVCConfig, SplitConfig
+from semigpc.data.augment import CIFAR100_MEAN, CIFAR100_STD, IMAGENET_MEAN, IMAGENET_STD, Triple
+from semigpc.models import ModelConfig
+from semigpc.models.backbones import input_statistics
+from semigpc.models.pretrained import Layout
+from semigpc.recipes.own import PRIOR_SCALE
+from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
+from semigpc.training import Experiment, FrozenConfig, SettingError, TrainConfig
+from semigpc.training.experiment import config_type
+
+Pretraining = Literal["supervised", "dino", "msn"]
+USB = "https://github.com/microsoft/Semi-supervised-learning/releases/download/v.0.0.0/"
+DINO = "https://dl.fbaipublicfiles.com/dino/dino_deitsmall16_pretrain/"
+MSN = "https://dl.fbaipublicfiles.com/msn/"
+BUFFER = 16_300
+WARMUP = 1024  # steps before a refiner speaks
+AVERAGED = 0.999  # momentum of the moving average, where an algorithm has one
+EMBEDDED = ModelConfig(name="tf_efficientnet_lite0", pretrained="embedded")
+SMALL, PHOTOGRAPH, FROZEN = 16, 48, 96  # pixels a side
+TEN = 10  # classes, where nobody says
+FROZEN_LENGTH, FROZEN_NOISE = 0.5, 1.0  # l and sigma on features of an adapter, which fits its few labels closely
+TAILS = 2.5  # times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled images 2000 and 600
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """A published file: its name, the address of the folder it lies in, how it names its parts, and of which network."""
+
+    file: str
+    address: str
+    layout: Layout
+    backbone: str
+
+    @property
+    def url(self) -> str:
+        """Where to fetch it."""
+        return self.address + self.file
+
+
+WEIGHTS: tuple[WeightFile, ...] = (
+    WeightFile("vit_tiny_patch2_32_mlp_im_1k_32.pth", USB, "usb", "vit_tiny_patch2_32"),
+    WeightFile("vit_small_patch2_32_mlp_im_1k_32.pth", USB, "usb", "vit_small_patch2_32"),
+    WeightFile("vit_small_patch16_224_mlp_im_1k_224.pth", USB, "usb", "vit_small_patch16_224"),
+    WeightFile("dino_deitsmall16_pretrain.pth", DINO, "dino", "vit_small_patch16_224"),
+    WeightFile("vits16_800ep.pth.tar", MSN, "msn", "vit_small_patch16_224"),
+)
+LAYOUTS: dict[str, Layout] = {"supervised": "usb", "dino": "dino", "msn": "msn"}
+
+
+def weight_file(backbone: str, pretraining: Pretraining) -> WeightFile:
+    """The file that a network starts from."""
+    for known in WEIGHTS:
+        if (known.backbone, known.layout) == (backbone, LAYOUTS.get(pretraining)):
+            return known
+    offered = ", ".join(
+        name for name, layout in LAYOUTS.items() if (backbone, layout) in {(w.backbone, w.layout) for w in WEIGHTS}
+    )
+    raise SettingError(f"{backbone} has published weights by {offered or 'nobody'}; got {pretraining!r}.")
+
+
+def weights_folder(root: str | Path, weights: str | Path | None) -> Path:
+    """Where the files lie: the folder given, else ``weights`` below the data, or beside them if those are one file."""
+    if weights is not None:
+        return Path(weights).expanduser().resolve()
+    place = Path(root).expanduser().resolve()
+    return (place.parent if place.is_file() else place) / "weights"
+
+
+def check_weights(experiment: Experiment | None) -> None:
+    """Refuse an experiment whose weights are not there, with the address to fetch them from."""
+    given = None if experiment is None else experiment.model.pretrained
+    if given is None or given in ("timm", "embedded") or Path(given).expanduser().is_file():
+        return
+    path = Path(given)
+    known = next((weights for weights in WEIGHTS if weights.file == path.name), None)
+    if known is None:
+        raise SettingError(f"model.pretrained must be 'timm', 'embedded' or a file that exists; got {given}.")
+    other = ", or take other ones by --set model.pretrained=timm" if known.backbone == "vit_small_patch16_224" else ""
+    raise SettingError(
+        f"the weights {known.file} are not in {path.parent}. Fetch {known.url} into it, or give the folder that holds "
+        f"the file by --weights{other}."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """One row of the table of data sets.
+
+    Args:
+        backbone, image_size, lr, layer_decay: of the network. n_classes, test_images: of the data.
+        similarity: T of SimMatch's similarities, and l^2 of the GP, which plays the same part.
+        averaged: momentum of the moving average in SimMatch and CoMatch.
+        small: images of 32 pixels, padded and cropped, and SimMatch's bank a running average; otherwise photographs that are
+            resized, and a bank written by the moving average.
+        mean, std: of the normalisation.
+    """
+
+    backbone: str = "vit_small_patch16_224"
+    image_size: int = 224
+    lr: float = 1e-3
+    layer_decay: float = 0.65
+    n_classes: int
+    test_images: int
+    similarity: float = 0.2
+    averaged: float = AVERAGED
+    small: bool = False
+    mean: Triple = IMAGENET_MEAN
+    std: Triple = IMAGENET_STD
+
+
+def _cifar(backbone: str, n_classes: int, mean: Triple, std: Triple) -> Suite:
+    return Suite(
+        backbone=backbone,
+        image_size=32,
+        lr=5e-4,
+        layer_decay=0.5,
+        n_classes=n_classes,
+        test_images=10_000,
+        similarity=0.1,
+        small=True,
+        mean=mean,
+        std=std,
+    )
+
+
+SUITES: dict[str, Suite] = {
+    "cifar10": _cifar("vit_tiny_patch2_32", 10, IMAGENET_MEAN, IMAGENET_STD),  # as USB has it today
+    "cifar100": _cifar("vit_small_patch2_32", 100, CIFAR100_MEAN, CIFAR100_STD),
+    "semi_aves": Suite(n_classes=200, test_images=8000),
+    "semi_inat": Suite(n_classes=810, test_images=16_200, averaged=0.0),
+    "semi_fungi": Suite(n_classes=200, test_images=4000),
+    "cub": Suite(n_classes=100, test_images=1000),
+}
+
+
+def paper_experiment(
+    name: str,
+    data: Any,
+    *,
+    root: str | Path,
+    weights: str | Path | None,
+    algorithm: str,
+    refiner: str,
+    seed: int,
+    pretraining: Pretraining = "supervised",
+    balanced: bool = False,
+) -> Experiment:
+    """The experiment of one row of the paper.
+
+    Args:
+        name: of the suite. data: its config.
+        root: of the data. weights: folder of the pre-trained networks; without one, ``weights`` below root.
+        algorithm, refiner: by name. seed: of split and training.
+        pretraining: what the network starts from.
+        balanced: whether the refiner's buffer holds equally much of each class (the daggered rows).
+    """
+    suite = SUITES[name]
+    chosen = paper_algorithm(algorithm, suite)
+    file = weight_file(suite.backbone, pretraining)
+    return Experiment(
+        data=data,
+        augment=AugmentConfig(
+            image_size=suite.image_size,
+            style="pad" if suite.small else "resize",
+            crop_ratio=0.875,
+            mean=suite.mean,
+            std=suite.std,
+        ),
+        model=ModelConfig(
+            name=suite.backbone, pretrained=str(weights_folder(root, weights) / file.file), pretrained_layout=file.layout
+        ),
+        algorithm=chosen,
+        refiner=paper_refiner(refiner, suite, chosen, balanced=balanced),
+        train=TrainConfig(
+            steps=204_800,
+            epoch_steps=1024,
+            labeled_batch=8,
+            unlabeled_ratio=1,
+            optimizer="adamw",
+            lr=suite.lr,
+            layer_decay=suite.layer_decay,
+            weight_decay=5e-4,
+            warmup_steps=5120,
+            schedule="cosine",
+            ema=suite.averaged if isinstance(chosen, SimMatchConfig | CoMatchConfig) else 0.0,
+            eval_steps=2048,
+            checkpoint_steps=2048,
+            eval_batch=16,
+        ),
+        seed=seed,
+    )
+
+
+def paper_algorithm(name: str, suite: Suite) -> Any:
+    """An algorithm as USB's ViT files have it: the defaults of its config, and in SimMatch what depends on the data.
+
+    USB's Semi-iNat files have a moving average with momentum 0, which is the network itself, so that the bank which it writes
+    holds the projections as they were last: a running average with momentum 0.
+    """
+    config = config_type("algorithm", name)()
+    if not isinstance(config, SimMatchConfig):
+        return config
+    config = replace(config, temperature=suite.similarity)
+    if suite.small:
+        return config
+    return replace(config, bank="teacher") if suite.averaged else replace(config, bank="momentum", bank_momentum=0.0)
+
+
+def paper_refiner(name: str, suite: Suite, algorithm: Any, *, balanced: bool) -> Any:
+    """A refiner with the defaults of algorithms section 3.6; a teacher that writes SimMatch's bank feeds the buffer too."""
+    config = config_type("refiner", name)()
+    source: Literal["student", "ema"] = "ema" if getattr(algorithm, "bank", "") == "teacher" else "student"
+    if isinstance(config, GPConfig | SimilarityConfig):
+        config = replace(config, buffer_size=BUFFER, balanced=balanced, warmup_steps=WARMUP, source=source)
+    if isinstance(config, GPConfig):
+        return replace(config, length_scale=suite.similarity**0.5, output_scale=1.0, noise_std=0.1**0.5)
+    return replace(config, temperature=suite.similarity) if isinstance(config, SimilarityConfig) else config
+
+
+def long_tailed_cifar(
+    n_classes: Literal[10, 100],
+    *,
+    root: str | Path,
+    setting: str,
+    imbalance_ratio: float,
+    labels_per_class: int,
+    weights: str | Path | None,
+    algorithm: str,
+    refiner: str,
+    seed: int,
+) -> Experiment:
+    """Either long-tailed CIFAR; L is part of U, whose largest class is whole (datasets section 1).
+
+    Setting A: labels as long-tailed as U, 30 % of it, and a balanced buffer. Setting B: ``labels_per_class`` of each.
+    """
+    if setting not in ("A", "B"):
+        raise SettingError(f"setting is 'A' (long-tailed labels) or 'B' (equally many of each class); got {setting!r}.")
+    whole = 50_000 // n_classes
+    head, ratio = (whole * 3 // 10, imbalance_ratio) if setting == "A" else (labels_per_class, 1.0)
+    split = SplitConfig(
+        labeled_head=head, labeled_ratio=ratio, unlabeled_head=whole, unlabeled_ratio=imbalance_ratio, overlap="nested"
+    )
+    return paper_experiment(
+        f"cifar{n_classes}",
+        CifarConfig(root=absolute(root), n_classes=n_classes, split=split),
+        root=root,
+        weights=weights,
+        algorithm=algorithm,
+        refiner=refiner,
+        seed=seed,
+        balanced=setting == "A",
+    )
+
+
+def absolute(path: str | Path) -> str:
+    """A path that means the same from anywhere."""
+    return str(Path(path).expanduser().resolve())
+
+
+def shrink(experiment: Experiment, features: Literal["live", "cached"]) -> Experiment:
+    """The same data, algorithm and refiner in minutes (live, end to end) or seconds (cached) a run.
+
+    Args:
+        experiment: at the scale of the paper.
+        features: "live" trains a small CNN from scratch; "cached" trains an adapter on features of EfficientNet-Lite0.
+    """
+    experiment = replace(experiment, data=_shorter_tails(experiment.data))
+    return _small(experiment) if features == "live" else on_cached_features(experiment)
+
+
+def _shorter_tails(data: Any) -> Any:
+    """Long-tailed CIFAR with fewer images; where labels are balanced they stay as many, and outside of U.
+
+    The rarest class would have fewer unlabelled images than labels, so that the latter cannot be part of them.
+    """
+    if not isinstance(data, CifarConfig) or data.split.unlabeled_ratio == 1:
+        return data
+    split = replace(data.split, unlabeled_head=round(data.split.unlabeled_head / TAILS))
+    if split.labeled_ratio == 1:
+        return replace(data, split=replace(split, overlap="disjoint"))
+    return replace(data, split=replace(split, labeled_head=round(split.labeled_head / TAILS)))
+
+
+def _small(experiment: Experiment) -> Experiment:
+    """A CNN of 93 000 weights from scratch, on CIFAR at 16 x 16; about two minutes a run on one CPU core."""
+    remixmatch, images = isinstance(experiment.algorithm, ReMixMatchConfig), experiment.augment.image_size <= 32
+    return replace(
+        experiment,
+        augment=replace(experiment.augment, image_size=SMALL if images else PHOTOGRAPH, operations=1),
+        model=ModelConfig(name="small_cnn"),
+        algorithm=short_run(experiment.algorithm),
+        refiner=_small_memory(experiment.refiner, experiment.data, 1024, 200),
+        train=TrainConfig(
+            steps=1500,
+            epoch_steps=100,
+            labeled_batch=32,
+            unlabeled_ratio=1 if remixmatch else 2,  # as in the classic recipes; it sees each image three times
+            lr=2e-3,
+            layer_decay=1.0,
+            warmup_steps=50,
+            ema=0.99,
+            eval_steps=500,
+            checkpoint_steps=500,
+            log_steps=100,
+            workers=0 if images else 1,
+            threads=1,  # so small a network is no faster with more, and figures depend on their number
+        ),
+    )
+
+
+def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, image_size: int = FROZEN) -> Experiment:
+    """An adapter on features of a frozen network, whose V weak and V strong views are computed once; seconds a run.
+
+    Args:
+        experiment: data, algorithm and refiner. model: the frozen network. image_size: of the images it sees.
+    """
+    algorithm = short_run(experiment.algorithm)
+    mean, std = input_statistics(model.name)
+    refiner = _small_memory(experiment.refiner, experiment.data, 512, 50)
+    if isinstance(refiner, GPConfig):
+        refiner = replace(refiner, length_scale=FROZEN_LENGTH, noise_std=FROZEN_NOISE)
+    if isinstance(algorithm, ReMixMatchConfig):
+        algorithm = replace(algorithm, rotation_weight=0.0)  # features cannot be turned
+    return replace(
+        experiment,
+        augment=replace(experiment.augment, image_size=image_size, operations=3, mean=mean, std=std),
+        model=model,
+        algorithm=algorithm,
+        refiner=refiner,
+        frozen=FrozenConfig(),
+        train=TrainConfig(
+            steps=600,
+            epoch_steps=50,
+            labeled_batch=32,
+            unlabeled_ratio=1 if isinstance(algorithm, ReMixMatchConfig) else 2,
+            lr=1e-3,
+            layer_decay=1.0,
+            warmup_steps=20,
+            ema=0.99,
+            eval_steps=200,
+            checkpoint_steps=600,
+            log_steps=50,
+            eval_batch=1024,
+            workers=0,
+            threads=1,
+        ),
+    )
+
+
+def short_run(algorithm: Any) -> Any:
+    """Averages that follow within some hundred steps, and a confidence that a network reaches in as many."""
+    if isinstance(algorithm, FixMatchConfig | SimMatchConfig | CoMatchConfig | NPMatchConfig):
+        algorithm = replace(algorithm, threshold=0.8)
+    if isinstance(algorithm, CoMatchConfig):
+        algorithm = replace(algorithm, queue_batches=8)
+    if isinstance(algorithm, FreeMatchConfig):
+        algorithm = replace(algorithm, momentum=0.99)
+    if isinstance(algorithm, ReMixMatchConfig):
+        algorithm = replace(algorithm, alignment_momentum=0.99)
+    return algorithm
+
+
+def _small_memory(refiner: Any, data: Any, buffer_size: int, warmup_steps: int) -> Any:
+    """A smaller buffer; for SemiGPC the class prior, and its own head to be judged by where the buffer is balanced."""
+    if isinstance(refiner, GPConfig | SimilarityConfig):
+        refiner = replace(refiner, buffer_size=buffer_size, warmup_steps=warmup_steps)
+    if isinstance(refiner, GPConfig):
+        head: Literal["gp", "linear"] = "gp" if refiner.balanced else "linear"
+        scale = refiner.logit_scale or float(round(PRIOR_SCALE * auto_logit_scale(_n_classes(data))))
+        return replace(refiner, class_prior="frequency", logit_scale=scale, eval_head=head)
+    return refiner
+
+
+def _n_classes(data: Any) -> int:
+    if isinstance(data, FGVCConfig):
+        return SUITES[data.benchmark].n_classes
+    return data.n_classes if isinstance(data, CifarConfig) else TEN
