@@ -11,9 +11,10 @@ from semigpc.data import Augment, Splits, train_loader
 from semigpc.recipes.field import field_experiment
 from semigpc.threads import using
 from semigpc.training import Experiment, SettingError
-from semigpc.training.loop import load_splits, take_step
+from semigpc.training.evaluate import survey
+from semigpc.training.loop import take_step
+from semigpc.training.run_data import load_splits
 from semigpc.training.state import Trainer, assemble, build_fabric
-from semigpc.training.survey import survey
 from semigpc.types import Batch, Clock
 
 PROBLEM = "digits_a"  # which needs no files

@@ -19,10 +19,9 @@ from semigpc.recipes.field import BASES, PROBLEMS, REFINERS, field_experiment
 from semigpc.training import Listener, SettingError
 from semigpc.training.comparison import Cell, ComparisonListener, compare, finished_run, run_path
 from semigpc.training.experiment import Experiment
-from semigpc.training.loop import Material
 from semigpc.training.metrics import classification_metrics
+from semigpc.training.run_data import DataCache, RunData
 from semigpc.training.run_folder import RunFolder, groups_of, read_json
-from semigpc.training.supplies import Supplies
 
 SEMIGPC = "SemiGPC"
 PLAIN = "no add-on"
@@ -109,7 +108,7 @@ def run_field(
         folder, title = out / problem, PROBLEMS[problem].title
         weightless = _Weightless(listener, folder)
         compare(cells, range(field.seeds), folder, title=title, command=command, jobs=jobs, listener=weightless)
-        supplies = Supplies()
+        supplies = DataCache()
         for seed in range(field.seeds):
             for name in field.graphs(problem):
                 if _graph_summary(folder, name, seed) is None:
@@ -146,7 +145,7 @@ def _graph_summary(folder: Path, name: str, seed: int) -> Record | None:
     return read_json(path, "it was never made", dict[str, Any]) if path.exists() else None
 
 
-def _judge_graph(name: str, material: Material, folder: Path, seed: int) -> None:
+def _judge_graph(name: str, material: RunData, folder: Path, seed: int) -> None:
     """Fit on labelled and unlabelled features, judge on those of the test set, and write a summary as a run does."""
     splits, source = material
     assert splits.test is not None

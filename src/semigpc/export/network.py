@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from semigpc.data import AugmentConfig
 from semigpc.gp import KernelHead
 from semigpc.models import Classifier, OnFrozen
-from semigpc.training.answering import Answering
+from semigpc.training.state import Answering
 from semigpc.types import ModelOutput
 
 INPUT = "images"

@@ -15,10 +15,10 @@ from semigpc.export.network import ExportedNetwork, bare
 from semigpc.files import replacing, write_json, writing
 from semigpc.gp import KernelHead, NoExpansionError
 from semigpc.models import Classifier, OnFrozen
-from semigpc.training.answering import Answering
 from semigpc.training.inference import LoadedRun, load_run
 from semigpc.training.run_folder import Choice, RunError
 from semigpc.training.settings import SettingError
+from semigpc.training.state import Answering
 
 Kind = Literal["onnx", "torch"]
 Heads = Literal["both", "linear", "gp"]

@@ -16,7 +16,7 @@ from semigpc.files import locked, remove_drafts
 from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, TableKey
 from semigpc.labeling.network import AUTO, Network
 from semigpc.labeling.square_images import SquareImages, workers_end_first
-from semigpc.models.embedded import NAME
+from semigpc.models.backbones import NAME
 from semigpc.text import printable
 from semigpc.threads import granted, using
 

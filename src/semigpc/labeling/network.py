@@ -6,8 +6,7 @@ from torch import Tensor, nn
 from semigpc.data import Augment, AugmentConfig, DataError, weights_hash
 from semigpc.data.images import Pixels
 from semigpc.models import MODELS, ModelConfig, build_model
-from semigpc.models.backbones import VITS, input_statistics
-from semigpc.models.embedded import EMBEDDED, NAME
+from semigpc.models.backbones import EMBEDDED, NAME, VITS, input_statistics
 
 SIZE = 224  # of networks that do not say what they were trained with
 HUB, NO_WEIGHTS, AUTO = "timm", "none", "auto"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from semigpc.models.embedded import EMBEDDED
+from semigpc.models.backbones import EMBEDDED
 from semigpc.models.pretrained import Layout
 from semigpc.training import Experiment, SettingError
 
