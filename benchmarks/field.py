@@ -51,13 +51,13 @@ from semigpc.text import unknown_name
 from semigpc.threads import using
 from semigpc.training import Experiment, Listener, SettingError
 from semigpc.training.comparison import Cell, ComparisonListener, compare, finished_run, run_path
+from semigpc.training.evaluate import survey
 from semigpc.training.experiment import config_type
-from semigpc.training.loop import Material, load_splits, take_step
+from semigpc.training.loop import take_step
 from semigpc.training.metrics import classification_metrics
+from semigpc.training.run_data import DataCache, RunData, load_splits
 from semigpc.training.run_folder import RunFolder, groups_of, read_json
 from semigpc.training.state import Trainer, assemble, build_fabric
-from semigpc.training.supplies import Supplies
-from semigpc.training.survey import survey
 from semigpc.types import Batch, Clock
 
 BASES = ("fixmatch", "freematch", "simmatch", "remixmatch")
@@ -254,14 +254,14 @@ def run_field(
         folder, title = out / problem, PROBLEMS[problem].title
         weightless = _Weightless(listener, folder)
         compare(cells, range(field.seeds), folder, title=title, command=command, jobs=jobs, listener=weightless)
-        supplies = Supplies()
+        data_cache = DataCache()
         for seed in range(field.seeds):
             for name in field.graphs(problem):
                 if _graph_summary(folder, name, seed) is None:
                     experiment = replace(cells[0].experiment, seed=seed)
-                    material = supplies.of(experiment)
-                    assert material is not None
-                    _judge_graph(name, material, folder, seed)
+                    run_data = data_cache.of(experiment)
+                    assert run_data is not None
+                    _judge_graph(name, run_data, folder, seed)
                 advance(f"{problem}: {GRAPH_BASELINES[name].label}")
 
 
@@ -291,9 +291,9 @@ def _graph_summary(folder: Path, name: str, seed: int) -> Record | None:
     return read_json(path, "it was never made", dict[str, Any]) if path.exists() else None
 
 
-def _judge_graph(name: str, material: Material, folder: Path, seed: int) -> None:
+def _judge_graph(name: str, run_data: RunData, folder: Path, seed: int) -> None:
     """Fit on labelled and unlabelled features, judge on those of the test set, and write a summary as a run does."""
-    splits, source = material
+    splits, source = run_data
     assert splits.test is not None
     began = time.perf_counter()
     labeled, unlabeled = features_of(splits.labeled, source), features_of(splits.unlabeled, source)

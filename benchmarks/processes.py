@@ -19,7 +19,7 @@ from benchmarks.tables import Json, new_table, script, show
 from semigpc.algorithms import ALGORITHMS
 from semigpc.text import unknown_name
 from semigpc.training import RunError, RunFolder
-from semigpc.training.checkpoint import load
+from semigpc.training.run_folder import read_checkpoint
 
 
 def compare_processes(algorithm: str, folder: Path, *, devices: int, steps: int, settings: Sequence[str]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def compare_processes(algorithm: str, folder: Path, *, devices: int, steps: int,
     for count, path in paths.items():
         _train(algorithm, path, devices=count, steps=steps, settings=settings)
     losses = [_losses(path) for path in paths.values()]
-    ours, theirs = (load(RunFolder(path).last).tensors for path in paths.values())
+    ours, theirs = (read_checkpoint(RunFolder(path).last).tensors for path in paths.values())
     apart = {name: float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours if ours[name].numel()}
     return {
         "algorithm": algorithm,

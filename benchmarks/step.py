@@ -25,9 +25,8 @@ from semigpc.models import ModelConfig
 from semigpc.refiners import GPConfig, NoRefinerConfig
 from semigpc.text import unknown_name
 from semigpc.training import Experiment, TrainConfig
-from semigpc.training.evaluate import gp_of
 from semigpc.training.loop import take_step
-from semigpc.training.state import Trainer, assemble, build_fabric
+from semigpc.training.state import Trainer, assemble, build_fabric, gp_of
 from semigpc.types import Batch, Clock
 
 IMAGES, SIZE, N_CLASSES = 256, 32, 10

@@ -18,7 +18,7 @@ from semigpc.data import ArraysConfig, AugmentConfig
 from semigpc.models import ModelConfig
 from semigpc.refiners import GPConfig, NoRefinerConfig, SimilarityConfig
 from semigpc.training import Experiment, Listener, RunFolder, SettingError, TrainConfig, train
-from semigpc.training.checkpoint import load
+from semigpc.training.run_folder import read_checkpoint
 
 STEPS, SAVED = 6, 4
 REFINERS: dict[str, Any] = {
@@ -99,9 +99,9 @@ def check_resumes(algorithm: str, addon: str, refiner: str, data: ArraysConfig, 
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     summary = train(asked, whole, listener=Copier(whole, cut))
     assert summary["status"] == "finished"
-    assert load(RunFolder(cut).last).state["step"] == SAVED - 1
+    assert read_checkpoint(RunFolder(cut).last).state["step"] == SAVED - 1
     train(asked, cut, resume=True)
-    ours, theirs = load(RunFolder(whole).last), load(RunFolder(cut).last)
+    ours, theirs = read_checkpoint(RunFolder(whole).last), read_checkpoint(RunFolder(cut).last)
     assert ours.tensors.keys() == theirs.tensors.keys()
     assert all(value.isfinite().all() for value in ours.tensors.values() if value.is_floating_point())
     assert [name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])] == []

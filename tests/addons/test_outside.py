@@ -12,7 +12,7 @@ from semigpc.addons import ADDONS, ABCConfig, AddOn, AddOnConfig, AddOnEntry, CR
 from semigpc.algorithms import ALGORITHMS, AlgorithmEntry, FixMatchConfig, SupervisedConfig
 from semigpc.models import ModelConfig
 from semigpc.training import Experiment, RunFolder, SettingError, TrainConfig, train
-from semigpc.training.checkpoint import load
+from semigpc.training.run_folder import read_checkpoint
 from semigpc.types import HeadSpec, ModelOutput, Task
 from tests.training.small_runs import small_run
 
@@ -95,7 +95,7 @@ def test_one_line_in_the_dictionary_puts_an_add_on_into_every_algorithm(algorith
     assert sorted(set(first), key=ORDER.index) == ORDER, "every point is asked"
     assert [name for i, name in enumerate(first) if name not in first[:i]] == ORDER, "in the order of a step"
     assert [first.count(name) for name in ORDER if name != "unlabeled_loss"] == [1] * 5, "once"
-    saved = load(RunFolder(tmp_path / "run").last)
+    saved = read_checkpoint(RunFolder(tmp_path / "run").last)
     assert int(saved.part("algorithm")["addon.steps"]) == 3, "its state is part of a checkpoint"
     assert "heads.humble.weight" in saved.part("model"), "and its head of the network"
     text = RunFolder(tmp_path / "run").metrics.read_text()

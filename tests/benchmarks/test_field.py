@@ -19,7 +19,7 @@ from semigpc.addons import ADDONS
 from semigpc.data import CachedFeatures, Splits
 from semigpc.files import sealed
 from semigpc.training import SettingError
-from semigpc.training.loop import Material, load_splits
+from semigpc.training.run_data import RunData, load_splits
 from tests.benchmarks.calls import bench, refused, start
 
 SMALL = ("--problem", "digits_a", "--base", "fixmatch", "--base", "remixmatch")
@@ -169,7 +169,7 @@ def test_graph_baselines_are_judged_on_the_same_split(tmp_path: Path, monkeypatc
     """On digits whose features are their pixels: further rows, with the figures that a decision has."""
     chosen = Field(problems=("digits_a",), bases=("fixmatch",), addons=("none",), refiners=("none",), seeds=1, steps=10)
     splits = load_splits(chosen.cells("digits_a")[0][0].experiment)
-    material = Material(splits, pixels(splits))
+    material = RunData(splits, pixels(splits))
     for name in GRAPH_BASELINES:
         field._judge_graph(name, material, tmp_path / "digits_a", 0)
     monkeypatch.setattr(Field, "graphs", lambda *_: tuple(GRAPH_BASELINES))

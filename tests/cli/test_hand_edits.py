@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from semigpc.training import RunFolder
-from semigpc.training.checkpoint import load
+from semigpc.training.run_folder import read_checkpoint
 from tests.cli.hand_edits import STEPS, Case, attempt, complaint, make_artefacts
 from tests.fuzzing import cases, seed
 
@@ -22,7 +22,7 @@ def judge(root: Path, case: Case, number: int) -> str | None:
     copied = root / "copies" / str(number)
     how, done = attempt(case, root, copied, random.Random(f"{seed()} {number}"))
     found = complaint(case, done)
-    if found is None and case.folder in ("run", "cached") and load(RunFolder(copied).last).state["step"] > STEPS:
+    if found is None and case.folder in ("run", "cached") and read_checkpoint(RunFolder(copied).last).state["step"] > STEPS:
         found = "trained too far"
     return None if found is None else f"{number}: {case.verb[0]} {case.file}, {how}: {found}: {done.output[-600:]}"
 

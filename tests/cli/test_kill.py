@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from semigpc.review.session import open_session
-from semigpc.training import checkpoint
+from semigpc.training.run_folder import read_checkpoint
 from tests.cli.calls import start
 from tests.data.samples import write_images
 from tests.fuzzing import cases, seed
@@ -56,7 +56,7 @@ def test_train(tmp_path: Path) -> None:
     last, step, killed = tmp_path / "killed" / "checkpoints" / "last.safetensors", 0, (*train, *often, "killed")
     for _ in range(cases(1)):
         kill_after(killed, tmp_path, rng.uniform(0.3, 1.0) * seconds)
-        reached = checkpoint.load(last).state["step"] if last.exists() else 0
+        reached = read_checkpoint(last).state["step"] if last.exists() else 0
         assert reached >= step, "a checkpoint was lost"
         step = reached
         if step == 40:  # the last checkpoint was there; the summary may not have been
@@ -69,7 +69,7 @@ def test_train(tmp_path: Path) -> None:
 
 
 def _assert_same_run(folder: Path) -> None:
-    one, other = (checkpoint.load(folder / name / "checkpoints" / "last.safetensors") for name in ("whole", "killed"))
+    one, other = (read_checkpoint(folder / name / "checkpoints" / "last.safetensors") for name in ("whole", "killed"))
     assert one.tensors.keys() == other.tensors.keys()
     assert all(torch.equal(value, other.tensors[name]) for name, value in one.tensors.items())
     lines = [(folder / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "killed")]

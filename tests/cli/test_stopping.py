@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.training import checkpoint
+from semigpc.training.run_folder import CheckpointError, read_checkpoint
 from tests.cli.calls import check_paragraph, start
 
 COMMAND = (
@@ -34,8 +34,8 @@ def stop_group(process: "subprocess.Popen[str]", number: int, ready: Callable[[]
 def step_of(last: Path) -> int:
     """Return the step of the last checkpoint; 0 if there is none, or while the running process is replacing it."""
     try:
-        return int(checkpoint.load(last).state["step"])
-    except checkpoint.CheckpointError as error:
+        return int(read_checkpoint(last).state["step"])
+    except CheckpointError as error:
         if "was replaced while it was read" in str(error) or "there is no checkpoint" in str(error):
             return 0
         raise

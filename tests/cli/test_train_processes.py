@@ -10,8 +10,8 @@ import pytest
 
 from semigpc.cli.failures import explain
 from semigpc.data import DataError
-from semigpc.training import checkpoint
 from semigpc.training.processes import RankError
+from semigpc.training.run_folder import read_checkpoint
 from tests.cli.calls import check_paragraph, refused, start
 
 COMMAND = (
@@ -22,7 +22,7 @@ SECONDS = 90
 
 
 def step_of(last: Path) -> int:
-    return int(checkpoint.load(last).state["step"]) if last.exists() else 0
+    return int(read_checkpoint(last).state["step"]) if last.exists() else 0
 
 
 def wait_for(last: Path, step: int, process: "subprocess.Popen[str]") -> None:

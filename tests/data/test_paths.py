@@ -20,7 +20,7 @@ from semigpc.files import trouble
 from semigpc.labeling.embed import embed_folder
 from semigpc.labeling.inputs import read_given
 from semigpc.labeling.source import open_source
-from semigpc.training.given_images import images_at
+from semigpc.training.inference import images_at
 from semigpc.training.run_folder import RunError, RunFolder
 from tests.data.samples import write_images
 from tests.labeling.samples import IDS, X, write

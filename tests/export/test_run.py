@@ -18,8 +18,8 @@ from semigpc.export.network import NotExportableError
 from semigpc.export.run import ROWS, TOLERANCE, DifferenceError, Exported, export_run
 from semigpc.gp import ExactGP, Expansion, NoExpansionError
 from semigpc.training import FrozenConfig, RunError, SettingError, train
-from semigpc.training.answering import Answering
 from semigpc.training.inference import LoadedRun, load_run
+from semigpc.training.state import Answering
 from tests.training.small_runs import small_run
 
 FEWER = ("data.test_per_class=12", "data.validation_per_class=3", "data.split.unlabeled_head=60", "train.steps=14")

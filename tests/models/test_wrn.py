@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from semigpc.models import Classifier, WideResNet
-from semigpc.models.wrn import Unit
+from semigpc.models.convnets import Unit
 
 
 def test_wrn_28_2_has_its_28_layers_128_features_and_a_million_and_a_half_parameters() -> None:

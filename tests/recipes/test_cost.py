@@ -14,7 +14,7 @@ from semigpc.recipes.cost import ASSUMED_RATES, Cost, forward_flop, images_a_ste
 from semigpc.recipes.paper import cifar10_lt, fgvc
 from semigpc.refiners import REFINERS
 from semigpc.training import Experiment, TrainConfig
-from semigpc.training.frozen import FrozenConfig
+from semigpc.training.experiment import FrozenConfig
 from semigpc.types import Clock, ModelOutput, Networks
 from tests.algorithms.tiny import LABELED, UNLABELED, TinyNetwork, configure, make_algorithm, make_refiner, seeded, stream
 

@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 
 from semigpc import tensor_files
 from semigpc.files import WriteError, replacing
-from semigpc.training import RunError, RunFolder, checkpoint, train
-from semigpc.training.checkpoint import CheckpointError, load, save
+from semigpc.training import RunError, RunFolder, train
 from semigpc.training.inference import load_run
+from semigpc.training.optim import optimizer_tensors, restore_optimizer
+from semigpc.training.run_folder import CheckpointError, read_checkpoint, write_checkpoint
 from tests.fuzzing import seed
 from tests.training.small_runs import STEPS, small_run
 
@@ -22,10 +23,10 @@ EXPERIMENT = small_run()
 
 def test_tensors_and_state_come_back(tmp_path: Path) -> None:
     weight = torch.arange(6.0).reshape(2, 3)
-    save(
+    write_checkpoint(
         tmp_path / "a.safetensors", {"model": {"w": weight.mT, "n": torch.tensor(3)}, "empty": {}}, {"step": 5, "x": [1, None]}
     )
-    found = load(tmp_path / "a.safetensors")
+    found = read_checkpoint(tmp_path / "a.safetensors")
     assert torch.equal(found.part("model")["w"], weight.mT)
     assert found.part("model")["n"].item() == 3
     assert found.state == {"step": 5, "x": [1, None]}
@@ -34,13 +35,13 @@ def test_tensors_and_state_come_back(tmp_path: Path) -> None:
 
 def test_tensors_that_share_memory_are_saved_apart(tmp_path: Path) -> None:
     shared = torch.ones(4)
-    save(tmp_path / "a.safetensors", {"a": {"x": shared[:2], "y": shared}}, {})
-    assert torch.equal(load(tmp_path / "a.safetensors").part("a")["y"], shared)
+    write_checkpoint(tmp_path / "a.safetensors", {"a": {"x": shared[:2], "y": shared}}, {})
+    assert torch.equal(read_checkpoint(tmp_path / "a.safetensors").part("a")["y"], shared)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "last.safetensors"
-    save(path, {"a": {"x": torch.ones(2)}}, {"step": 1})
+    write_checkpoint(path, {"a": {"x": torch.ones(2)}}, {"step": 1})
 
     def full(tensors: object, draft: Path, metadata: object) -> None:  # noqa: ARG001
         draft.write_bytes(b"half")
@@ -48,8 +49,8 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkey
 
     monkeypatch.setattr(tensor_files, "save_file", full)
     with pytest.raises(WriteError, match=r"the checkpoint .*disk is full.*What was there before is intact.*It takes 0\.0 MB"):
-        save(path, {"a": {"x": torch.zeros(2)}}, {"step": 2})
-    assert load(path).state == {"step": 1}
+        write_checkpoint(path, {"a": {"x": torch.zeros(2)}}, {"step": 2})
+    assert read_checkpoint(path).state == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
 
 
@@ -58,12 +59,12 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.safetensors"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"broken\.safetensors cannot be read"):
-        load(path)
+        read_checkpoint(path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
-        load(tmp_path / "none.safetensors")
+        read_checkpoint(tmp_path / "none.safetensors")
 
 
 def test_moments_come_back_laid_out_like_their_parameters() -> None:
@@ -81,11 +82,8 @@ def test_moments_come_back_laid_out_like_their_parameters() -> None:
     other, resumed = fresh()
     with torch.no_grad():
         other.copy_(weight)
-    saved = {
-        name: value.clone(memory_format=torch.contiguous_format)
-        for name, value in checkpoint.optimizer_tensors(optimizer).items()
-    }
-    checkpoint.restore_optimizer(resumed, saved)
+    saved = {name: value.clone(memory_format=torch.contiguous_format) for name, value in optimizer_tensors(optimizer).items()}
+    restore_optimizer(resumed, saved)
     for _ in range(2):
         descend(weight, optimizer)
         descend(other, resumed)
@@ -105,7 +103,9 @@ def flip(path: Path, position: int, rng: random.Random) -> None:
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     path, rng = tmp_path / "last.safetensors", random.Random(seed())
-    save(path, {"model": {"w": torch.randn(40, 30)}, "random": {"cpu": torch.get_rng_state()}}, {"step": 5, "text": "x" * 300})
+    write_checkpoint(
+        path, {"model": {"w": torch.randn(40, 30)}, "random": {"cpu": torch.get_rng_state()}}, {"step": 5, "text": "x" * 300}
+    )
     whole = path.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     positions = [*range(8), *rng.sample(range(8, header), 92), *rng.sample(range(header, len(whole)), FLIPS - 100)]
@@ -113,15 +113,15 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(whole)
         flip(path, position, rng)
         with pytest.raises(CheckpointError, match=r"last\.safetensors (is damaged|cannot be read)"):
-            load(path)
+            read_checkpoint(path)
     path.write_bytes(whole)
-    assert load(path).state["step"] == 5
+    assert read_checkpoint(path).state["step"] == 5
 
 
 @pytest.mark.parametrize("change", ["truncated", "longer", "without a checksum", "a folder", "a pipe"])
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path, change: str) -> None:
     path = tmp_path / "last.safetensors"
-    save(path, {"model": {"w": torch.ones(3)}}, {"step": 5})
+    write_checkpoint(path, {"model": {"w": torch.ones(3)}}, {"step": 5})
     content = path.read_bytes()
     path.unlink()
     match change:
@@ -138,12 +138,12 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path, change: str) -
     with pytest.raises(
         CheckpointError, match=r"last\.safetensors (is damaged|cannot be read: it (does not begin|is a folder|is a named pipe))"
     ):
-        load(path)
+        read_checkpoint(path)
 
 
 def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
     for name in "ab":
-        save(tmp_path / name, {"model": {"w": torch.ones(3), "b": torch.zeros(2)}}, {"step": 5})
+        write_checkpoint(tmp_path / name, {"model": {"w": torch.ones(3), "b": torch.zeros(2)}}, {"step": 5})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -165,13 +165,13 @@ def damaged(finished: Path, tmp_path: Path, *names: str) -> RunFolder:
 def test_the_best_checkpoint_stands_in_for_a_damaged_last_one(finished: Path, tmp_path: Path) -> None:
     """What the message says to do works: the run goes on from there to its end."""
     folder = damaged(finished, tmp_path, "last")
-    step = load(folder.best).state["step"]
+    step = read_checkpoint(folder.best).state["step"]
     offer = rf"last\.safetensors is damaged.*best\.safetensors is whole, of step {step}: copy it to last\.safetensors"
     with pytest.raises(CheckpointError, match=offer):
         train(EXPERIMENT, folder.path, resume=True)
     shutil.copy(folder.best, folder.last)
     assert train(EXPERIMENT, folder.path, resume=True)["step"] == STEPS
-    assert load(folder.last).state["step"] == STEPS
+    assert read_checkpoint(folder.last).state["step"] == STEPS
     assert load_run(folder.path, "last").step == STEPS
 
 
@@ -208,7 +208,7 @@ def test_two_damaged_checkpoints_are_named(finished: Path, tmp_path: Path) -> No
 def test_a_state_that_cannot_be_is_refused(finished: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     """Also with a checksum that fits: it was written so."""
     folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
-    found = load(folder.last)
+    found = read_checkpoint(folder.last)
     folder.best.unlink()
     with replacing(folder.last) as draft:
         tensor_files.save(draft, found.tensors, state=found.state | changes)

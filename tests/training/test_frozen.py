@@ -16,11 +16,11 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS, CachedFeatures, Splits, eval_loader, feature_cache
 from semigpc.models import ModelConfig, SmallCNN
 from semigpc.training import Experiment, FrozenConfig, Listener, RunError, RunFolder, SettingError, train
-from semigpc.training.checkpoint import load
 from semigpc.training.comparison import Cell, ComparisonListener, compare
 from semigpc.training.evaluate import predict
-from semigpc.training.frozen import cached_features, frozen_backbone
 from semigpc.training.inference import load_run
+from semigpc.training.run_data import cached_features, frozen_backbone
+from semigpc.training.run_folder import read_checkpoint
 from tests.training.small_runs import small_run
 from tests.training.test_resume import assert_same_end, kill_at
 
@@ -64,7 +64,7 @@ def features_of(experiment: Experiment, **options: Any) -> CachedFeatures:
 
 
 def weights(run: Path) -> dict[str, Tensor]:
-    return load(RunFolder(run).last).part("model")
+    return read_checkpoint(RunFolder(run).last).part("model")
 
 
 def marks(root: Path) -> list[bytes]:
@@ -102,7 +102,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     experiment = frozen_run("simmatch", "gp")
     features_of(experiment)
     kill_at(17, experiment, tmp_path / "killed", tmp_path)
-    assert 0 < load(RunFolder(tmp_path / "killed").last).state["step"] < 19
+    assert 0 < read_checkpoint(RunFolder(tmp_path / "killed").last).state["step"] < 19
     train(experiment, tmp_path / "killed", resume=True)
     train(experiment, tmp_path / "whole")
     assert_same_end(tmp_path / "killed", tmp_path / "whole")

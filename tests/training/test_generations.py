@@ -13,9 +13,9 @@ import torch
 from semigpc.addons import ABCConfig, AddOn, CReST, CReSTConfig, Survey
 from semigpc.data import DATASETS
 from semigpc.training import Experiment, Listener, RunFolder, train
-from semigpc.training.checkpoint import load
 from semigpc.training.experiment import name_of
 from semigpc.training.inference import load_run
+from semigpc.training.run_folder import read_checkpoint
 from tests.training.small_runs import STEPS, small_run
 
 GENERATIONS = 3
@@ -56,7 +56,7 @@ def test_each_generation_begins_with_more_labels(whole: Path) -> None:
     remarks = [line for line in lines(whole, "note") if line["message"].startswith("Generation")]
     assert [line["step"] for line in remarks] == [BOUNDARY, 2 * BOUNDARY]
     assert all("images more, labelled by the one before" in line["message"] for line in remarks)
-    last = load(RunFolder(whole).last)
+    last = read_checkpoint(RunFolder(whole).last)
     given = last.part("generation")["given"]
     assert last.state["generation"] == GENERATIONS - 1
     joined = np.bincount(given[given >= 0].numpy(), minlength=len(original))
@@ -75,7 +75,7 @@ def test_each_generation_has_a_schedule_of_its_own(whole: Path) -> None:
 def test_cut_off_in_any_generation_it_resumes_to_the_same_bits(whole: Path, step: int) -> None:
     cut = whole.with_name(f"cut{step}")
     train(crest_run(), cut, resume=True)
-    ours, theirs = load(RunFolder(whole).last), load(RunFolder(cut).last)
+    ours, theirs = read_checkpoint(RunFolder(whole).last), read_checkpoint(RunFolder(cut).last)
     assert ours.tensors.keys() == theirs.tensors.keys()
     assert [name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])] == []
 

@@ -11,7 +11,7 @@ import torch
 from semigpc.algorithms import ALGORITHMS
 from semigpc.refiners import REFINERS
 from semigpc.training import DivergedError, Listener, RunFolder, Stopped, train
-from semigpc.training.checkpoint import load
+from semigpc.training.run_folder import read_checkpoint
 from tests.training.small_runs import STEPS, small_run
 
 
@@ -54,7 +54,7 @@ def test_best_is_chosen_on_validation_and_test_is_named_apart(tmp_path: Path) ->
     assert results["best_on_validation"]["balanced_accuracy"] == test[best]
     assert results["best_on_test"]["balanced_accuracy"] == max(test.values())
     assert results["last"]["balanced_accuracy"] == test[STEPS]
-    assert load(RunFolder(tmp_path).best).state["step"] == best
+    assert read_checkpoint(RunFolder(tmp_path).best).state["step"] == best
 
 
 def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_switches_work_together(settings: tuple[str, ...], tmp_path: Path) -
 def test_mixed_precision_never_reaches_the_gp(tmp_path: Path) -> None:
     with torch.backends.mkldnn.flags(enabled=False):  # some virtual machines announce bfloat16 instructions they do not have
         train(small_run("fixmatch", "gp", "train.precision=bf16-mixed"), tmp_path)
-    features = load(RunFolder(tmp_path).last).part("algorithm")["refiner.engine.feature_columns"]
+    features = read_checkpoint(RunFolder(tmp_path).last).part("algorithm")["refiner.engine.feature_columns"]
     assert features.dtype == torch.float64
     norms = features[:, features.any(dim=0)].square().sum(dim=0)
     assert torch.allclose(norms, torch.ones_like(norms), atol=1e-6)  # bfloat16 would be off by a thousandth
@@ -129,11 +129,11 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_end(tmp_path: Path) -> Non
 
     with pytest.raises(Stopped, match="stopped after step 12 of 30"):
         train(small_run(), tmp_path / "cut", listener=Impatient())
-    assert load(RunFolder(tmp_path / "cut").last).state["step"] == 12
+    assert read_checkpoint(RunFolder(tmp_path / "cut").last).state["step"] == 12
     assert json.loads(RunFolder(tmp_path / "cut").summary.read_text())["status"] == "stopped"
     train(small_run(), tmp_path / "cut", resume=True)
     train(small_run(), tmp_path / "whole")
-    ours, theirs = (load(RunFolder(tmp_path / name).last) for name in ("cut", "whole"))
+    ours, theirs = (read_checkpoint(RunFolder(tmp_path / name).last) for name in ("cut", "whole"))
     networks = [name for name in ours.tensors if name.startswith(("model.", "average."))]
     close = [torch.allclose(ours.tensors[name], theirs.tensors[name], atol=1e-4) for name in networks]
     assert all(close)
@@ -163,7 +163,7 @@ def test_a_run_chooses_its_engine_by_the_memory_of_the_device_it_trains_on(
     summary = train(small_run("fixmatch", "gp", *settings), tmp_path)
     assert summary["gp"]["engine"] == "lowrank"
     assert "the inverse of K for 96 rows takes 0 MiB of 0" in summary["gp"]["engine_reason"]
-    assert load(RunFolder(tmp_path).last).tensors["algorithm.refiner.engine.landmarks"].shape[0] == 24
+    assert read_checkpoint(RunFolder(tmp_path).last).tensors["algorithm.refiner.engine.landmarks"].shape[0] == 24
 
 
 @pytest.mark.parametrize("engine", ["ensemble", "matrix_free"])

@@ -3,8 +3,7 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, precision_score
 
-from semigpc.training.metrics import Array, calibration, class_groups, classification_metrics
-from semigpc.training.pseudo_stats import PseudoLabelStats
+from semigpc.training.metrics import Array, PseudoLabelStats, calibration, class_groups, classification_metrics
 from semigpc.types import PseudoLabels
 
 GROUPS = {"many": [0, 1], "medium": [2], "few": [3]}

@@ -7,8 +7,7 @@ import torch
 
 from semigpc.models import ModelConfig, build_model
 from semigpc.training import TrainConfig
-from semigpc.training.ema import average_of, update_average
-from semigpc.training.optim import build_optimizer, rate_factor, set_rate
+from semigpc.training.optim import average_of, build_optimizer, rate_factor, set_rate, update_average
 from semigpc.types import HeadSpec
 
 

@@ -17,10 +17,10 @@ from torch import nn
 
 from semigpc.algorithms import ALGORITHMS
 from semigpc.training import DivergedError, Experiment, Listener, RunFolder, SettingError, Stopped, train
-from semigpc.training.checkpoint import load
 from semigpc.training.gathered_norm import GatheredBatchNorm, gather_batch_norms
 from semigpc.training.launch import _Rank, _verdict
 from semigpc.training.processes import Processes, ProcessesError, RankError, check_room, lost_contact
+from semigpc.training.run_folder import read_checkpoint
 from semigpc.training.shared_network import own_draws
 from tests.training.small_runs import small_run
 from tests.training.together import run_all
@@ -42,7 +42,7 @@ def losses(path: Path) -> list[float]:
 
 def assert_same_end(one: Path, two: Path, *, tolerance: float) -> None:
     """Weights, moving average, moments and all of the GP's rows."""
-    ours, theirs = load(RunFolder(one).last), load(RunFolder(two).last)
+    ours, theirs = read_checkpoint(RunFolder(one).last), read_checkpoint(RunFolder(two).last)
     assert ours.tensors.keys() == theirs.tensors.keys()
     for name, value in ours.tensors.items():
         if value.is_floating_point():
@@ -106,7 +106,7 @@ def test_a_run_goes_on_with_another_number_of_processes_and_differences_are_refu
         assert "seed is 1, not 0; train.lr is 0.001, not 0.002" in told
     assert not (tmp_path / "other").exists()
 
-    assert load(RunFolder(tmp_path / "two_then_one").last).state["step"] == 5
+    assert read_checkpoint(RunFolder(tmp_path / "two_then_one").last).state["step"] == 5
     train(spread, tmp_path / "two_then_one", resume=True)
     for name, processes in (("one_then_two", 2), ("two_then_one", 1)):
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "whole"), abs=1e-5)

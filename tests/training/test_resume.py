@@ -14,7 +14,7 @@ import torch
 
 from semigpc.algorithms import ALGORITHMS
 from semigpc.training import Experiment, RunError, RunFolder, train
-from semigpc.training.checkpoint import load
+from semigpc.training.run_folder import read_checkpoint
 from tests.training.small_runs import STEPS, small_run
 
 VICTIM = """
@@ -51,7 +51,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_end(one: Path, other: Path) -> None:
-    ours, theirs = load(RunFolder(one).last), load(RunFolder(other).last)
+    ours, theirs = read_checkpoint(RunFolder(one).last), read_checkpoint(RunFolder(other).last)
     assert ours.tensors.keys() == theirs.tensors.keys()
     different = [name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])]
     assert not different
@@ -66,7 +66,7 @@ def test_a_killed_run_resumes_to_the_same_bits(algorithm: str, workers: int, tmp
     experiment = small_run(algorithm, "gp", f"train.workers={workers}")
     step = random.Random().randrange(8, STEPS - 2)  # a different one every time: it must not matter
     kill_at(step, experiment, tmp_path / "killed", tmp_path)
-    assert load(RunFolder(tmp_path / "killed").last).state["step"] <= step + 1
+    assert read_checkpoint(RunFolder(tmp_path / "killed").last).state["step"] <= step + 1
     train(experiment, tmp_path / "killed", resume=True)
     train(experiment, tmp_path / "whole")
     assert_same_end(tmp_path / "killed", tmp_path / "whole")
@@ -75,14 +75,14 @@ def test_a_killed_run_resumes_to_the_same_bits(algorithm: str, workers: int, tmp
 def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
     train(small_run("simmatch", "none"), tmp_path / "none")
     train(small_run("simmatch", "none", "train.workers=2"), tmp_path / "two")
-    ours, theirs = (load(RunFolder(tmp_path / name).last).part("model") for name in ("none", "two"))
+    ours, theirs = (read_checkpoint(RunFolder(tmp_path / name).last).part("model") for name in ("none", "two"))
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 def test_two_seeds_end_differently(tmp_path: Path) -> None:
     for seed in (0, 1):
         train(small_run(seed=seed), tmp_path / str(seed))
-    ours, theirs = (load(RunFolder(tmp_path / name).last).part("model") for name in "01")
+    ours, theirs = (read_checkpoint(RunFolder(tmp_path / name).last).part("model") for name in "01")
     assert not torch.equal(ours["classifier.weight"], theirs["classifier.weight"])
 
 

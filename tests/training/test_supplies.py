@@ -6,7 +6,7 @@ import pytest
 
 from semigpc.data import feature_cache
 from semigpc.training import train
-from semigpc.training.supplies import Supplies
+from semigpc.training.run_data import DataCache
 from tests.training.small_runs import small_run
 from tests.training.test_frozen import frozen_run, weights
 
@@ -18,7 +18,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_runs_that_share_their_material_end_with_the_same_bits_as_alone(tmp_path: Path) -> None:
-    supplies, short = Supplies(), ("train.steps=8", "train.eval_steps=8")
+    supplies, short = DataCache(), ("train.steps=8", "train.eval_steps=8")
     for algorithm, refiner in (("fixmatch", "gp"), ("remixmatch", "none")):
         experiment = frozen_run(algorithm, refiner, *short)
         alone = train(experiment, tmp_path / algorithm / "alone")
@@ -29,7 +29,7 @@ def test_runs_that_share_their_material_end_with_the_same_bits_as_alone(tmp_path
 
 
 def test_material_is_read_again_where_it_differs() -> None:
-    supplies = Supplies()
+    supplies = DataCache()
     first = supplies.of(frozen_run("fixmatch"))
     assert supplies.of(frozen_run("simmatch", "none")) is first
     other = supplies.of(frozen_run("fixmatch", seed=1))
@@ -43,4 +43,4 @@ def test_material_is_read_again_where_it_differs() -> None:
 
 
 def test_images_need_no_material() -> None:
-    assert Supplies().of(small_run("fixmatch", "none")) is None
+    assert DataCache().of(small_run("fixmatch", "none")) is None

@@ -12,9 +12,9 @@ from torch import nn
 
 from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
-from semigpc.training.generations import generation
 from semigpc.training.journal import Journal, Listener
-from semigpc.training.loop import _batches, load_splits, take_step, view_source
+from semigpc.training.loop import _batches, generation, take_step
+from semigpc.training.run_data import load_splits, view_source
 from semigpc.training.run_folder import RunFolder, groups_of
 from semigpc.training.state import build_fabric
 from semigpc.types import Clock

@@ -165,11 +165,11 @@ def _attempt(name: str, work: Callable[[Path], str], remedy: str) -> Finding:
 def _write_and_read(folder: Path) -> str:
     import torch
 
-    from semigpc.training.checkpoint import load, save
+    from semigpc.training.run_folder import read_checkpoint, write_checkpoint
 
     weights = torch.arange(6.0).reshape(2, 3)
-    save(folder / "a.safetensors", {"model": {"weight": weights}}, {"step": 1})
-    if not torch.equal(load(folder / "a.safetensors").part("model")["weight"], weights):
+    write_checkpoint(folder / "a.safetensors", {"model": {"weight": weights}}, {"step": 1})
+    if not torch.equal(read_checkpoint(folder / "a.safetensors").part("model")["weight"], weights):
         raise RuntimeError("a checkpoint was read back with other numbers than were written")
     return "written and read back"
 

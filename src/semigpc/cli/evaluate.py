@@ -70,8 +70,7 @@ def evaluate(
         raise typer.BadParameter("the run's own part, or other images with --data; not both.", param_hint="--part")
     from semigpc.cli.run_tables import heads_table
     from semigpc.training.evaluate import evaluate as judge
-    from semigpc.training.given_images import images_to_judge
-    from semigpc.training.inference import load_run
+    from semigpc.training.inference import images_to_judge, load_run
 
     loaded = load_run(run, None if checkpoint is None else checkpoint.value)
     if data is None:

@@ -30,7 +30,7 @@ EXIT_CODES = {
     "semigpc.models.backbones.HubError": FAILURE,
     "semigpc.training.run_folder.RunError": FAILURE,
     "semigpc.files.FileError": FAILURE,
-    "semigpc.training.checkpoint.CheckpointError": FAILURE,
+    "semigpc.training.run_folder.CheckpointError": FAILURE,
     "semigpc.training.evaluate.DivergedError": FAILURE,
     "semigpc.training.processes.ProcessesError": FAILURE,
     "semigpc.training.loop.Stopped": STOPPED,

@@ -64,8 +64,7 @@ def predict(
     if out is not None and not out.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.parent}.", param_hint="--out")
     from semigpc.training import SettingError
-    from semigpc.training.given_images import images_at
-    from semigpc.training.inference import load_run
+    from semigpc.training.inference import images_at, load_run
 
     skipped: list[tuple[str, str]] | None = [] if skip_bad else None
     images = images_at(paths, follow_links=follow_links, skipped=skipped)

@@ -171,7 +171,7 @@ def _run(
 def _tell_prices(
     name: str | None, options: "Options", globs: list[str], seeds: int, console: Console, *, as_json: bool
 ) -> None:
-    from semigpc.cli.reproduce_tables import price_remarks, price_table, prices_of
+    from semigpc.cli.reproduce_tables import price_remarks, price_table
     from semigpc.recipes.paper import TABLES, find_table, select
     from semigpc.recipes.reproduction import prices_of
     from semigpc.training import SettingError

@@ -14,7 +14,7 @@ from semigpc.data import AugmentConfig
 from semigpc.gp import KernelHead
 from semigpc.models import Classifier, OnFrozen
 from semigpc.threads import allowed
-from semigpc.training.answering import Answering
+from semigpc.training.state import Answering
 from semigpc.types import ModelOutput
 
 INPUT = "images"

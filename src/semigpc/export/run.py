@@ -20,11 +20,11 @@ from semigpc.files import replacing, write_json, writing
 from semigpc.gp import KernelHead, NoExpansionError
 from semigpc.models import Classifier, OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
-from semigpc.training.answering import Answering
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import LoadedRun, load_run
 from semigpc.training.run_folder import Choice, RunError
 from semigpc.training.settings import SettingError
+from semigpc.training.state import Answering
 from semigpc.versions import MISSING, versions
 
 Kind = Literal["onnx", "torch"]

@@ -22,8 +22,7 @@ from semigpc.data.paths import EXTENSIONS, Bad, checked, sorted_images
 from semigpc.files import locked, remove_drafts
 from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, TableKey
 from semigpc.models import MODELS, ModelConfig, build_model
-from semigpc.models.backbones import VITS, input_statistics
-from semigpc.models.embedded import EMBEDDED, NAME
+from semigpc.models.backbones import EMBEDDED, NAME, VITS, input_statistics
 from semigpc.text import printable
 from semigpc.threads import granted, using
 

@@ -8,13 +8,10 @@ from typing import Any, get_args
 
 from torch import nn
 
-from semigpc.models.adapter import Adapter, OnFrozen
-from semigpc.models.backbones import VITS, build_timm, build_vit
-from semigpc.models.embedded import EMBEDDED, embedded_weights
-from semigpc.models.heads import Classifier
+from semigpc.models.backbones import EMBEDDED, VITS, build_timm, build_vit, embedded_weights
+from semigpc.models.convnets import SmallCNN, WideResNet
+from semigpc.models.heads import Adapter, Classifier, OnFrozen
 from semigpc.models.pretrained import Layout, LoadReport, load_weights
-from semigpc.models.small_cnn import SmallCNN
-from semigpc.models.wrn import WideResNet
 from semigpc.types import HeadSpec
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

@@ -1,13 +1,10 @@
 """Training: an experiment in, a run folder out."""
 
-from semigpc.training.checkpoint import CheckpointError
-from semigpc.training.config import TrainConfig
 from semigpc.training.evaluate import DivergedError
-from semigpc.training.experiment import Experiment
-from semigpc.training.frozen import FrozenConfig
+from semigpc.training.experiment import Experiment, FrozenConfig, TrainConfig
 from semigpc.training.journal import Listener
 from semigpc.training.loop import Stopped, train
-from semigpc.training.run_folder import RunError, RunFolder
+from semigpc.training.run_folder import CheckpointError, RunError, RunFolder
 from semigpc.training.settings import SettingError
 
 __all__ = [

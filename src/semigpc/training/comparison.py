@@ -18,15 +18,15 @@ from semigpc.files import altered, locked, write_json
 from semigpc.threads import granted, hold
 from semigpc.training.experiment import Experiment
 from semigpc.training.journal import METRIC, Listener
-from semigpc.training.loop import Stopped, load_splits, train, view_source
+from semigpc.training.loop import Stopped, train
+from semigpc.training.run_data import DataCache, load_splits, same_data, view_source
 from semigpc.training.run_folder import RunError, RunFolder
 from semigpc.training.state import build_fabric
-from semigpc.training.supplies import Supplies, same_material
 
 FIGURES = (METRIC, "top1", "macro_f1", "ece")
 WITHOUT = "none"  # the refiner that others are compared with
 TELL_EVERY = 10  # steps between messages of a run in another process
-_SUPPLIES = Supplies()  # of a worker, which lives as long as its comparison
+_DATA_CACHE = DataCache()  # of a worker, which lives as long as its comparison
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _compute_features(missing: list[tuple[Cell, int]], listener: ComparisonListe
     known: list[Experiment] = []
     for cell, seed in missing:
         experiment = replace(cell.experiment, seed=seed)
-        if experiment.frozen is None or any(same_material(experiment, other) for other in known):
+        if experiment.frozen is None or any(same_data(experiment, other) for other in known):
             continue
         known.append(experiment)
         view_source(experiment, load_splits(experiment), build_fabric(experiment).device, listener.features)
@@ -168,7 +168,7 @@ def _compute_features(missing: list[tuple[Cell, int]], listener: ComparisonListe
 
 def _run_missing(missing: list[tuple[Cell, int]], path: Path, jobs: int, listener: ComparisonListener) -> None:
     if jobs == 1 or len(missing) < 2:
-        supplies = Supplies()
+        supplies = DataCache()
         for cell, seed in missing:
             experiment, told = replace(cell.experiment, seed=seed), listener.run(cell, seed)
             summary = train(
@@ -230,7 +230,7 @@ class _Messenger(Listener):
 def _run_elsewhere(experiment: Experiment, path: Path, messages: Any, number: int) -> dict[str, Any]:
     told = _Messenger(messages, number)
     try:
-        return train(experiment, path, resume=True, listener=told, material=_SUPPLIES.of(experiment))
+        return train(experiment, path, resume=True, listener=told, material=_DATA_CACHE.of(experiment))
     except Stopped:
         os._exit(1)  # it is saved; returning would let the pool hand this process the next run
 

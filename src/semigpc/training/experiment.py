@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from semigpc.addons import ADDONS, AddOnConfig
 from semigpc.algorithms import ALGORITHMS, FixMatchConfig, ReMixMatchConfig
@@ -10,8 +10,6 @@ from semigpc.data import DATASETS, AugmentConfig, DigitsConfig
 from semigpc.models import ModelConfig
 from semigpc.refiners import REFINERS, NoRefinerConfig, PlacementConfig
 from semigpc.text import unknown_name
-from semigpc.training.config import TrainConfig
-from semigpc.training.frozen import FrozenConfig
 from semigpc.training.settings import (
     SettingError,
     config_class,
@@ -25,6 +23,91 @@ from semigpc.training.settings import (
 ROOMS: dict[str, Mapping[str, Any]] = {"data": DATASETS, "algorithm": ALGORITHMS, "addon": ADDONS, "refiner": REFINERS}
 
 NOT_FROZEN = "frozen must be a FrozenConfig or None; got {!r:.80}. Say --features cached instead."
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The loop's options; the defaults are the ViT recipe of USB (recipe section 1).
+
+    Args:
+        steps: optimiser steps in all.
+        epoch_steps: steps that make an "epoch", which is no pass over the data.
+        labeled_batch: B. unlabeled_ratio: mu, U = mu B unlabelled images a step.
+        optimizer: AdamW, or SGD with Nesterov momentum 0.9.
+        lr: of the heads. layer_decay: d in lr d^(depth - layer). weight_decay: of matrices; vectors and positions have none.
+        warmup_steps: over which the rate rises from 0; then it follows cos(7/16 pi t).
+        schedule: or stay constant after the warm-up.
+        ema: momentum of the moving average that is evaluated; 0 for none.
+        clip_norm: largest norm of a gradient; 0 for no limit.
+        precision: of the network. The GP has its own.
+        compat_usb_decay: decay position embeddings and class tokens too, as USB does in wrapped networks.
+        compat_usb_order: let the order of images depend on the epoch alone and not on the seed.
+        eval_steps, checkpoint_steps, log_steps: how often to do each.
+        eval_batch: images at a time in evaluation. workers: processes that load images; 0 loads in the loop.
+        threads: of torch on the CPU, on whose number the last bits depend; 0 for as many as torch is set to, but no more than
+            there are cores granted to the process.
+        tensorboard: write TensorBoard files too.
+    """
+
+    steps: int = 204_800
+    epoch_steps: int = 1024
+    labeled_batch: int = 8
+    unlabeled_ratio: int = 1
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 5e-4
+    layer_decay: float = 0.5
+    weight_decay: float = 5e-4
+    warmup_steps: int = 5120
+    schedule: Literal["cosine", "constant"] = "cosine"
+    ema: float = 0.0
+    clip_norm: float = 0.0
+    precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed"] = "32-true"
+    compat_usb_decay: bool = False
+    compat_usb_order: bool = False
+    eval_steps: int = 2048
+    checkpoint_steps: int = 2048
+    log_steps: int = 128
+    eval_batch: int = 256
+    workers: int = 2
+    threads: int = 0
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        positive = ("steps", "epoch_steps", "labeled_batch", "unlabeled_ratio", "eval_steps", "checkpoint_steps", "log_steps")
+        for name in (*positive, "eval_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        for name in ("weight_decay", "warmup_steps", "clip_norm", "workers", "threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be positive; got {self.lr}.")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay must lie in (0, 1]; got {self.layer_decay}.")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema must lie in [0, 1); got {self.ema}.")
+
+    @property
+    def unlabeled_batch(self) -> int:
+        """U."""
+        return self.unlabeled_ratio * self.labeled_batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenConfig:
+    """The network of ``model`` keeps its weights; what trains is h = relu(W norm(f) + b) on its features f, and the heads on h.
+
+    Args:
+        views: V, weak and strong views of each image to compute. More cost time once, and 2 (2 V + 1) D bytes an image.
+        width: of h.
+    """
+
+    views: int = 3
+    width: int = 256
+
+    def __post_init__(self) -> None:
+        if self.views < 1 or self.width < 1:
+            raise ValueError(f"views and width must be at least 1; got {self.views} and {self.width}.")
 
 
 @dataclass(frozen=True, kw_only=True)

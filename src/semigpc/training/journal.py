@@ -8,12 +8,11 @@ from torch import Tensor
 
 from semigpc.data import ImageSet, Splits, ViewSource, eval_loader
 from semigpc.files import sealed, write_json
-from semigpc.training.evaluate import evaluate, gp_of, headline_head, predict, refilled
+from semigpc.training.evaluate import evaluate, headline_head, predict, refilled, screening
 from semigpc.training.experiment import Experiment
-from semigpc.training.pseudo_stats import PseudoLabelStats
+from semigpc.training.metrics import PseudoLabelStats
 from semigpc.training.run_folder import RunFolder
-from semigpc.training.screening import screening
-from semigpc.training.state import Trainer
+from semigpc.training.state import Trainer, gp_of
 from semigpc.types import Batch, StepOutput
 
 METRIC = "balanced_accuracy"  # what best means

@@ -4,44 +4,65 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from semigpc.data import DATASETS, Augment, CachedFeatures, Splits, ViewSource, train_loader
+from semigpc.data import CachedFeatures, Splits, ViewSource, train_loader
+from semigpc.data.dataset import Integers
+from semigpc.data.feature_cache import join
 from semigpc.refiners import GPConfig, PlacementConfig
 from semigpc.threads import allowed, using
-from semigpc.training import checkpoint
-from semigpc.training.config import TrainConfig
-from semigpc.training.evaluate import DivergedError, fill, gp_of
-from semigpc.training.experiment import Experiment, name_of
-from semigpc.training.frozen import Progress, cached_features
-from semigpc.training.generations import Generation, following, generation, resumed
+from semigpc.training.evaluate import DivergedError, fill, survey
+from semigpc.training.experiment import Experiment, TrainConfig
 from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
 from semigpc.training.optim import set_rate
 from semigpc.training.processes import Bystander, anywhere, check_same_everywhere, first_of_node_first
-from semigpc.training.run_folder import RunFolder, groups_of, split_facts
+from semigpc.training.run_data import RunData, load_splits, view_source
+from semigpc.training.run_folder import Checkpoint, CheckpointError, RunFolder, groups_of, split_facts, write_checkpoint
 from semigpc.training.shared_network import sum_gradients
-from semigpc.training.state import Trainer, build_fabric, precision_state
-from semigpc.training.survey import survey
+from semigpc.training.state import Trainer, assemble, build_fabric, gp_of, precision_state
 from semigpc.types import Batch, Clock, StepOutput
 
 ADVICE = "Start a new run with a lower train.lr, longer train.warmup_steps, train.clip_norm=1, or train.precision=32-true."
 
 
-class Stopped(Exception):  # noqa: N818 - not an error
-    """The run was interrupted and saved; it can be resumed."""
+@dataclass(frozen=True)
+class Generation:
+    """One of them: steps ``first`` to ``last - 1`` of the run. Most runs have one.
 
+    ``given`` (u,) are the classes of unlabelled images that joined the labels, -1 of the others; ``splits`` and ``source``
+    have them in. ``base`` and ``base_source`` are those of the run.
+    """
 
-class Material(NamedTuple):
-    """What a run is made from: its splits, and where views of their images come from."""
-
+    number: int
+    first: int
+    last: int
+    given: Integers
     splits: Splits
     source: ViewSource
+    trainer: Trainer
+    base: Splits
+    base_source: ViewSource
+
+    @property
+    def steps(self) -> int:
+        """How many."""
+        return self.last - self.first
+
+    @property
+    def counts(self) -> list[int]:
+        """(C,) labelled images of each class, those that joined included."""
+        return [int(count) for count in self.splits.class_counts]
+
+
+class Stopped(Exception):  # noqa: N818 - not an error
+    """The run was interrupted and saved; it can be resumed."""
 
 
 def train(
@@ -51,7 +72,7 @@ def train(
     resume: bool = False,
     listener: Listener | None = None,
     fabric: Fabric | None = None,
-    material: Material | None = None,
+    material: RunData | None = None,
 ) -> dict[str, Any]:
     """Train, and leave a run folder that tells everything; answers with its summary.
 
@@ -84,7 +105,7 @@ def _train(
     resume: bool,
     listener: Listener,
     fabric: Fabric | None,
-    material: Material | None,
+    material: RunData | None,
 ) -> dict[str, Any]:
     splits = load_splits(experiment) if material is None else material.splits
     groups = groups_of(splits)
@@ -100,7 +121,7 @@ def _train(
         fabric = fabric or build_fabric(experiment)
         if material is None:
             with first_of_node_first(fabric):  # minutes, which Ctrl-C ends at once
-                material = Material(splits, view_source(experiment, splits, fabric.device, listener.features))
+                material = RunData(splits, view_source(experiment, splits, fabric.device, listener.features))
         source = material.source
         with Interrupt() as interrupt:
             facts = split_facts(splits) | {"class_groups": groups}
@@ -121,18 +142,6 @@ def _train(
                 return _run(present, journal, folder, experiment, 0, interrupt)
             journal.restore(saved.state["journal"])
             return _run(present, journal, folder, experiment, int(saved.state["step"]), interrupt)
-
-
-def load_splits(experiment: Experiment) -> Splits:
-    """The splits of its data and seed."""
-    return DATASETS[name_of("data", experiment.data)].load(experiment.data, experiment.seed)
-
-
-def view_source(experiment: Experiment, splits: Splits, device: torch.device, progress: Progress | None) -> ViewSource:
-    """What batches are made from: images, or in frozen mode their features, of which missing ones are computed."""
-    if experiment.frozen is None:
-        return Augment(experiment.augment)
-    return cached_features(experiment.frozen, experiment.model, experiment.augment, splits, device=device, progress=progress)
 
 
 def _remark(present: Generation, journal: Journal, folder: RunFolder, experiment: Experiment) -> None:
@@ -267,7 +276,7 @@ def save_checkpoint(path: Path, present: Generation, journal: Journal, step: int
     if present.number:
         tensors["generation"] = {"given": torch.from_numpy(present.given)}
     if journal.folder.writes:
-        checkpoint.save(path, tensors, state)
+        write_checkpoint(path, tensors, state)
 
 
 def _refuse_non_finite(output: StepOutput, step: int, rate: float) -> None:
@@ -284,3 +293,71 @@ def _own_random_numbers(experiment: Experiment) -> Iterator[None]:
     with torch.random.fork_rng(), using(experiment.train.threads or allowed()):
         torch.manual_seed(experiment.seed)
         yield
+
+
+def generation(
+    experiment: Experiment,
+    splits: Splits,
+    source: ViewSource,
+    fabric: Fabric,
+    *,
+    number: int = 0,
+    given: Integers | None = None,
+) -> Generation:
+    """Generation ``number`` of a run, fresh, with the labels ``given`` (u,) by the one before."""
+    total, steps = experiment.addon.generations, experiment.train.steps
+    given = np.full(len(splits.unlabeled), -1) if given is None else given
+    ours, views = join(splits, given, source) if (given >= 0).any() else (splits, source)
+    width = source.width if isinstance(source, CachedFeatures) else None
+    trainer = assemble(
+        experiment,
+        ours.class_counts,
+        fabric,
+        n_unlabeled=len(splits.unlabeled),
+        original_counts=splits.class_counts,
+        cached_width=width,
+    )
+    first, last = number * steps // total, (number + 1) * steps // total
+    return Generation(number, first, last, given, ours, views, trainer, splits, source)
+
+
+def resumed(experiment: Experiment, splits: Splits, source: ViewSource, fabric: Fabric, saved: Checkpoint) -> Generation:
+    """The generation in which a checkpoint was written, and its state."""
+    given, number = saved.part("generation").get("given"), int(saved.state["generation"])
+    labels = None if given is None else given.numpy()
+    if labels is not None and not (
+        labels.shape == (len(splits.unlabeled),) and -1 <= labels.min() <= labels.max() < splits.n_classes
+    ):
+        raise CheckpointError(
+            f"the checkpoint of generation {number} has labels for {len(labels)} images, with classes {labels.min()} to "
+            f"{labels.max()}; the data have {len(splits.unlabeled)} unlabelled images and {splits.n_classes} classes. "
+            "Put the run folder back as it was, or train anew in another one."
+        )
+    found = generation(experiment, splits, source, fabric, number=number, given=labels)
+    found.trainer.restore(saved)
+    return found
+
+
+@torch.no_grad()
+def following(experiment: Experiment, before: Generation) -> tuple[Generation, str]:
+    """The generation after this one, and what is to be said of it.
+
+    The network labels all of U as it answers in evaluation, without a GP; the add-on chooses, and everything starts afresh with
+    these labels.
+    """
+    trainer = before.trainer
+    seen = survey(
+        trainer.evaluated,
+        before.base,
+        before.base_source,
+        batch=experiment.train.eval_batch,
+        device=trainer.fabric.device,
+    )
+    given = trainer.addon.relabel(seen).cpu().numpy().astype(np.int64)
+    number = before.number + 1
+    after = generation(experiment, before.base, before.base_source, trainer.fabric, number=number, given=given)
+    joined = int((given >= 0).sum())
+    if not joined:
+        return after, f"Generation {number + 1} begins with no label more: no unlabelled image was chosen."
+    counts = np.bincount(given[given >= 0], minlength=before.base.n_classes).tolist()
+    return after, f"Generation {number + 1} begins with {joined} images more, labelled by the one before, by class {counts}."

@@ -1,11 +1,14 @@
 """Parameter groups with layer-wise decay, and the schedule as a function of the step."""
 
+import copy
 import math
+from collections.abc import Mapping
 
 import torch
+from torch import Tensor, nn
 
 from semigpc.models import Classifier
-from semigpc.training.config import TrainConfig
+from semigpc.training.experiment import TrainConfig
 
 
 def build_optimizer(model: Classifier, config: TrainConfig) -> torch.optim.Optimizer:
@@ -50,3 +53,43 @@ def set_rate(optimizer: torch.optim.Optimizer, step: int, config: TrainConfig) -
     for group in optimizer.param_groups:
         group["lr"] = factor * group["base_lr"]
     return factor * config.lr
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The moments of every parameter, as "3.exp_avg"."""
+    return {
+        f"{number}.{name}": value
+        for number, moments in optimizer.state_dict()["state"].items()
+        for name, value in moments.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put the moments back; rates are set by the schedule.
+
+    A file holds rows in order, a parameter may be laid out otherwise (channels last): its moments have to be laid out as it is,
+    or a fused optimiser pairs the wrong numbers.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, name = key.split(".", 1)
+        parameter = parameters[int(number)]
+        laid_out = torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value
+        moments.setdefault(int(number), {})[name] = laid_out.detach()
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def average_of(model: nn.Module) -> nn.Module:
+    """A copy of the network to average into; no gradients, evaluation mode."""
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def update_average(average: nn.Module, model: nn.Module, momentum: float) -> None:
+    """theta_avg <- m theta_avg + (1 - m) theta; statistics of batch normalisation are copied, not averaged."""
+    ours = [parameter.detach() for parameter in average.parameters()]
+    torch._foreach_lerp_(ours, [parameter.detach() for parameter in model.parameters()], 1 - momentum)
+    for kept, current in zip(average.buffers(), model.buffers(), strict=True):
+        kept.copy_(current)

@@ -7,15 +7,16 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import with_config
+from torch import Tensor
 from typing_extensions import TypedDict
 
-from semigpc import files
+from semigpc import files, tensor_files
 from semigpc.data import Splits
 from semigpc.files import (
     RELAXED,
@@ -25,6 +26,7 @@ from semigpc.files import (
     FileFacts,
     Sha256,
     Share,
+    WriteError,
     facts_of,
     is_sealed,
     locked,
@@ -40,8 +42,6 @@ from semigpc.files import (
 from semigpc.tensor_files import remove_litter
 from semigpc.text import printable
 from semigpc.threads import cores
-from semigpc.training import checkpoint
-from semigpc.training.checkpoint import Checkpoint, CheckpointError
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import class_groups
 from semigpc.training.settings import SettingError, dotted_keys
@@ -152,6 +152,21 @@ class RunState(TypedDict):
     split: SplitFacts
 
 
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read; the message says why, and which other one can."""
+
+
+class Checkpoint(NamedTuple):
+    """``tensors`` by name, such as "model.classifier.weight"; ``state`` is JSON."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors below a prefix, without it."""
+        return {name.removeprefix(f"{prefix}."): value for name, value in self.tensors.items() if name.startswith(f"{prefix}.")}
+
+
 class RunFolder:
     """Paths and files of one run.
 
@@ -251,7 +266,7 @@ class RunFolder:
             raise CheckpointError(f"{error} {offer}") from error
 
     def _checked(self, path: Path, experiment: Experiment, split: Mapping[str, Any]) -> Checkpoint:
-        saved = checkpoint.load(path)
+        saved = read_checkpoint(path)
         total = experiment.addon.generations
 
         def check(state: RunState) -> None:
@@ -414,3 +429,35 @@ def _at(plain: Any, key: str) -> Any:
     for part in key.split("."):
         plain = plain.get(part) if isinstance(plain, dict) else None
     return plain
+
+
+def write_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+    """Write a checkpoint beside ``path``, push it to the disk, then move it there; whatever fails, the old one stays.
+
+    Args:
+        path: of the file. parts: tensors by part and name. state: anything that JSON holds.
+    """
+    tensors = {
+        f"{part}.{name}": value.detach().to("cpu", copy=True).contiguous()
+        for part, values in parts.items()
+        for name, value in values.items()
+    }
+    try:
+        with replacing(path) as draft:
+            tensor_files.save(draft, tensors, state=state)
+    except WriteError as error:
+        size = sum(value.nbytes for value in tensors.values()) / 1e6
+        raise WriteError(f"the checkpoint {error} It takes {size:.1f} MB.", passing=error.passing) from error
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint, every byte of which is verified."""
+    try:
+        with tensor_files.opened(path) as (file, facts):
+            return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, facts["state"])  # noqa: SIM118 - not a dict
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no checkpoint {path}.") from error
+    except FileError as error:
+        raise CheckpointError(f"the checkpoint {error}.") from error
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {error.strerror or error}.") from error

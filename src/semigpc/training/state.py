@@ -1,6 +1,6 @@
 """What trains, assembled from an experiment, and how it is saved and restored."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +14,10 @@ from torch import Tensor, nn
 from semigpc.addons import ADDONS, AddOn
 from semigpc.algorithms import ALGORITHMS, Algorithm
 from semigpc.models import Adapter, Classifier, build_model
-from semigpc.refiners import REFINERS, Refiner
-from semigpc.training.answering import answering
-from semigpc.training.checkpoint import Checkpoint, CheckpointError, optimizer_tensors, restore_optimizer
-from semigpc.training.ema import average_of, update_average
-from semigpc.training.evaluate import gp_of
+from semigpc.refiners import REFINERS, GaussianProcessRefiner, Refiner
 from semigpc.training.experiment import Experiment
-from semigpc.training.optim import build_optimizer
+from semigpc.training.optim import average_of, build_optimizer, optimizer_tensors, restore_optimizer, update_average
+from semigpc.training.run_folder import Checkpoint, CheckpointError
 from semigpc.training.settings import settings_of
 from semigpc.training.shared_network import share, shared
 from semigpc.types import HeadSpec, ModelOutput, Networks, Task
@@ -190,3 +187,46 @@ def assemble(
 def precision_state(fabric: Fabric) -> dict[str, Any]:
     """The loss scale of 16-bit training, where there is one."""
     return dict(fabric.strategy.precision.state_dict())
+
+
+Answer = Callable[[ModelOutput], Tensor]
+
+
+class Answering(nn.Module):
+    """A network whose logits are replaced.
+
+    Args:
+        network: images (M, 3, H, W) to a :class:`ModelOutput`.
+        own: the algorithm's answer, from such an output to logits (M, C), if it has one.
+        addon: whose answer comes last, if it has one.
+    """
+
+    def __init__(self, network: nn.Module, own: Answer | None, addon: AddOn | None) -> None:
+        super().__init__()
+        self.network, self.own, self.addon = network, own, addon
+        self.training = network.training
+
+    def replaced(self, output: ModelOutput) -> ModelOutput:
+        """The same output with the logits that are answered by."""
+        if self.own is not None:
+            output = output._replace(logits=self.own(output))
+        if self.addon is not None:
+            output = output._replace(logits=self.addon.answer(output))
+        return output
+
+    def forward(self, images: Tensor) -> ModelOutput:
+        """What the network says, with other logits."""
+        return self.replaced(self.network(images))
+
+
+def answering(network: nn.Module, algorithm: Algorithm, addon: AddOn) -> nn.Module:
+    """The network itself, unless the algorithm has a method ``answer`` or the add-on ``answers``."""
+    own: Answer | None = getattr(algorithm, "answer", None)
+    if own is None and not addon.answers:
+        return network
+    return Answering(network, own, addon if addon.answers else None)
+
+
+def gp_of(refiner: Refiner) -> GaussianProcessRefiner | None:
+    """The refiner if it is a GP that can be evaluated as a head of its own."""
+    return refiner if isinstance(refiner, GaussianProcessRefiner) else None
