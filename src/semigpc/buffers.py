@@ -251,3 +251,5 @@ def _reread(buffer: BalancedBuffer, _incompatible_keys: object) -> None:
 
 
 BUFFERS: dict[str, type[Buffer]] = {"fifo": FIFOBuffer, "balanced": BalancedBuffer}
+
+__all__ = ["BUFFERS", "BalancedBuffer", "Buffer", "FIFOBuffer", "Written"]
