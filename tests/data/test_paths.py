@@ -18,7 +18,7 @@ from semigpc.data.paths import existing, images_below, sorted_images
 from semigpc.data.tables import read_labels
 from semigpc.files import trouble
 from semigpc.labeling.embed import embed_folder
-from semigpc.labeling.inputs import read_given
+from semigpc.labeling.inputs import read_label_table
 from semigpc.labeling.source import open_source
 from semigpc.training.inference import images_at
 from semigpc.training.run_folder import RunError, RunFolder
@@ -47,8 +47,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "data.feather": open_source,
     "data.csv": open_source,
     "data.npz": open_source,
-    "labels.csv": lambda path: read_given(path, "id"),
-    "labels.parquet": lambda path: read_given(path, "id"),
+    "labels.csv": lambda path: read_label_table(path, "id"),
+    "labels.parquet": lambda path: read_label_table(path, "id"),
     "table.csv": read_labels,
     "table.parquet": read_labels,
     "images.npz": lambda path: load_arrays(ArraysConfig(path=str(path)), 0),

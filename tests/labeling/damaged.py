@@ -19,8 +19,8 @@ from semigpc.data.arrays import ArraysConfig
 from semigpc.data.arrays import load as load_arrays
 from semigpc.data.dataset import DataError
 from semigpc.data.tables import read_labels
-from semigpc.labeling.inputs import read_given
-from semigpc.labeling.scan import Matching, scan
+from semigpc.labeling.inputs import read_label_table
+from semigpc.labeling.scan import LabelLookup, scan
 from semigpc.labeling.source import open_source
 
 ROWS, WIDTH = 90, 4
@@ -191,11 +191,11 @@ def read(path: Path) -> None:
     if path.name.startswith("images"):
         load_arrays(ArraysConfig(path=str(path)), 0)
     elif path.name.startswith("labels"):
-        for reading in (read_labels, lambda table: read_given(table, "id")):
+        for reading in (read_labels, lambda table: read_label_table(table, "id")):
             reading(path)
     else:
         source = open_source(path)
-        found = scan(source, Matching(None), size=32, skip_bad=True)
+        found = scan(source, LabelLookup(None), size=32, skip_bad=True)
         source.take(np.array([found.rows - 1, 0]))
 
 

@@ -1,17 +1,20 @@
-"""Partitions of the usual rows, cut at odd places, with an empty one among them."""
+"""Partitions of the usual rows, cut at odd places, with an empty one among them; and how their labels are compared."""
 
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 from pyarrow import parquet
 
 from semigpc.labeling.inputs import LabelSettings
+from semigpc.labeling.project import Project
 from tests.labeling.samples import blobs, some_labels, table_of, write_labels
 
+ROUNDING = 1e-5  # by which numbers may differ if rows are scored among others
 CUTS = (0, 700, 701, 701, 2600, 3000)
 X, IDS, TRUTH = blobs(CUTS[-1])
 LABELS = some_labels(IDS, TRUTH)
@@ -35,3 +38,29 @@ def partitioned(folder: Path, **changes: Any) -> LabelSettings:
 
 def read_labels(out: Path) -> pyarrow.Table:
     return pyarrow.concat_tables([parquet.read_table(part) for part in sorted((out / "labels").glob("*.parquet"))])
+
+
+def assert_same_labels(ours: pyarrow.Table, local: pyarrow.Table, project: Project) -> None:
+    """Numbers agree to rounding; labels, statuses and reasons are the same unless rounding could decide them.
+
+    Args:
+        ours: labels to check. local, project: those of the local engine, and its folder.
+    """
+    assert ours.schema == local.schema
+    assert ours.column("id").equals(local.column("id"))
+    for name in ("confidence", "variance"):
+        np.testing.assert_allclose(ours.column(name).to_numpy(), local.column(name).to_numpy(), atol=ROUNDING, rtol=0)
+    model = project.model()
+    probs = np.sort(model.predict_proba(project.embeddings(np.arange(local.num_rows))), axis=1)
+    confidence = local.column("confidence").to_numpy()
+    tied = (probs[:, -1] - probs[:, -2] <= ROUNDING) | (np.abs(confidence - model.threshold_) <= ROUNDING)
+    assert tied.sum() < 0.01 * len(tied)  # else little would be compared
+    clear = pyarrow.array(~tied)
+    for name in ("label", "status"):
+        assert ours.column(name).filter(clear).equals(local.column(name).filter(clear)), name
+    for one, other in zip(ours.column("reasons").filter(clear), local.column("reasons").filter(clear), strict=True):
+        weights = [[reason["weight"] for reason in reasons.as_py()] for reasons in (one, other)]
+        np.testing.assert_allclose(weights[0], weights[1], atol=ROUNDING, rtol=ROUNDING)
+        gaps = np.abs(np.diff(weights[0])) > ROUNDING  # reasons of equal weight may change places
+        names = [[reason["id"] for reason in reasons.as_py()] for reasons in (one, other)]
+        assert not gaps.all() or names[0][:-1] == names[1][:-1]

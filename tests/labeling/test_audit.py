@@ -65,7 +65,7 @@ def test_the_sample_has_every_class_and_its_inclusion_probabilities(birds: tuple
 def test_everything_can_be_checked(birds: tuple[Project, NDArray[np.str_]]) -> None:
     project, truth = birds
     path, design = draw_sample(project, 100_000)
-    assert all(stratum.rows == count for stratum, count in zip(design.strata, design.counts, strict=True))
+    assert all(stratum.rows == stratum.drawn for stratum in design.strata)
     answered(path, truth, lambda _row, right: right)
     labels = np.array(project.table.column("label").to_pylist())
     pseudo = np.array(project.table.column("status").to_pylist()) == "pseudo"

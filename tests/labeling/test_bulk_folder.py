@@ -51,8 +51,8 @@ def test_a_finished_folder_with_a_partition_cut_short_is_not_taken_for_complete(
     table = pyarrow.table({"id": ["a", "b"]})
     folder.store.write_table("labels/one.parquet", table.schema, [table], dict)
     folder.complete({"rows": 2, "partitions": 1, "statuses": {}}, None)
-    assert folder.summary(["one.parquet"], report=False) is not None
-    assert folder.summary(["one.parquet"], report=True) is None
+    assert folder.summary(report=False) is not None
+    assert folder.summary(report=True) is None
     assert folder.altered() == []
     path = tmp_path / "labels" / "one.parquet"
     content = path.read_bytes()
@@ -60,4 +60,3 @@ def test_a_finished_folder_with_a_partition_cut_short_is_not_taken_for_complete(
     assert folder.altered() == ["labels/one.parquet"]
     path.unlink()
     assert folder.altered() == ["labels/one.parquet"]
-    assert folder.summary(["one.parquet"], report=False) is None

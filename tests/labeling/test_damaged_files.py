@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from semigpc.data import DataError
 from semigpc.data.tables import read_labels
-from semigpc.labeling.inputs import read_given
+from semigpc.labeling.inputs import read_label_table
 from semigpc.labeling.source import open_source
 from tests.labeling.damaged import ROWS, originals, write_damaged
 
@@ -152,7 +152,7 @@ def test_a_name_of_megabytes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"A label in .*x.parquet has 2000000 characters, and 1000 is the most: it begins with"):
         list(open_source(tmp_path / "x.parquet").batches(10))
     parquet.write_table(pyarrow.table({"file_name": ["a.png"], "label": [long]}), tmp_path / "l.parquet")
-    for reading in (read_labels, lambda path: read_given(path, "file_name")):
+    for reading in (read_labels, lambda path: read_label_table(path, "file_name")):
         with pytest.raises(DataError, match=r"A label in .*l.parquet has 2000000 characters") as caught:
             reading(tmp_path / "l.parquet")
         assert len(str(caught.value)) < 1000

@@ -170,7 +170,9 @@ def test_embeddings_that_do_not_fit_in_sixteen_bits_are_an_error(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Network, "embed", lambda _self, pixels: torch.full((len(pixels), 4), 1e6))
-    with pytest.raises(DataError, match=r"test_resnet answers .* no numbers in float16\. Try precision float32\."):
+    with pytest.raises(
+        DataError, match=r"The embeddings of test_resnet contain NaN or infinity in float16\. Try precision float32\."
+    ):
         embed_folder(photos, tmp_path / "x.parquet", TINY)
     assert embed_folder(photos, tmp_path / "y.parquet", EmbedConfig(**asdict(TINY) | {"precision": "float32"})).rows == 7
 

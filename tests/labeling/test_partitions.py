@@ -17,20 +17,19 @@ from semigpc.labeling.bulk import (
     Labelling,
     Partitions,
     Store,
-    check_over_partitions,
     facts_of,
-    joined_tally,
     place_of,
     sample_bound,
 )
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.inputs import table_inputs
 from semigpc.labeling.label import fit, label_data, shard_rows
-from semigpc.labeling.outputs import Labeller
+from semigpc.labeling.outputs import Labeller, Tally
+from semigpc.labeling.project import Project
 from semigpc.labeling.ray_engine import BulkFolder
-from semigpc.labeling.scan import Gathered, Matching, Scan, keys_of, scan
+from semigpc.labeling.scan import Gathered, LabelLookup, Scan, keys_of, scan
 from semigpc.labeling.source import open_source
-from tests.labeling.partitioned import CUTS, IDS, LABELS, X, partitioned, read_labels, write_partitions
+from tests.labeling.partitioned import CUTS, IDS, LABELS, X, assert_same_labels, partitioned, read_labels, write_partitions
 from tests.labeling.samples import labels_of, list_column, table_of
 
 
@@ -44,7 +43,7 @@ def gathered(partitions: Partitions, given: dict[str, str] | None, *, below: flo
     merged = Gathered(partitions.source.width, 0, below=below)
     for number in range(len(partitions)):
         merged.absorb(gathering(number))
-    check_over_partitions(gathering, merged)
+    gathering.check(merged)
     return merged
 
 
@@ -61,29 +60,29 @@ def assert_same_scan(one: Scan, other: Scan) -> None:
 def test_partitions_are_one_table_in_the_order_of_their_names(tmp_path: Path) -> None:
     partitions = opened(write_partitions(tmp_path / "data"))
     assert partitions.starts.tolist() == list(CUTS)
-    found = [batch for number in range(5) for batch in partitions.batches(number, [CUTS[number + 1]])]
+    found = [batch for number in range(5) for batch in partitions.batches(number, 5000)]
     assert [batch.first for batch in found] == [0, 700, 701, 2600]
     assert [name for batch in found for name in batch.ids] == IDS
     np.testing.assert_array_equal(np.concatenate([batch.x for batch in found]), X)
-    cut = list(partitions.batches(3, [702, 1500, 2600]))
-    assert [(batch.first, len(batch.ids)) for batch in cut] == [(701, 1), (702, 798), (1500, 1100)]
+    cut = list(partitions.batches(3, 800))
+    assert [(batch.first, len(batch.ids)) for batch in cut] == [(701, 800), (1501, 800), (2301, 299)]
 
 
 def test_row_numbers_are_the_ids_where_there_are_none(tmp_path: Path) -> None:
     for number in range(3):
         parquet.write_table(pyarrow.table({"embedding": list_column(X[:5])}), tmp_path / f"{number}.parquet")
     partitions = opened(tmp_path)
-    assert [batch.ids for batch in partitions.batches(2, [12, 15])] == [["10", "11"], ["12", "13", "14"]]
+    assert [batch.ids for batch in partitions.batches(2, 3)] == [["10", "11", "12"], ["13", "14"]]
 
 
-def test_folders_inside_are_partitions_too_and_other_files_are_passed_over(tmp_path: Path) -> None:
+def test_folders_inside_are_partitions_too_and_other_files_are_ignored(tmp_path: Path) -> None:
     for name in ("b/0.parquet", "a/1.parquet", "a/_metadata.parquet", ".hidden/3.parquet"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         parquet.write_table(table_of(X[:2], IDS[:2]), tmp_path / name)
     (tmp_path / "readme.txt").write_text("hello")
     partitions = opened(tmp_path)
     assert partitions.names == ["a/1.parquet", "b/0.parquet"]
-    assert partitions.passed_over == ["readme.txt"]
+    assert partitions.ignored == ["readme.txt"]
 
 
 def test_what_is_read_changes_with_the_files(tmp_path: Path) -> None:
@@ -173,7 +172,7 @@ def test_ids_that_occur_twice_are_named_by_partition_and_row(tmp_path: Path) -> 
 def test_of_very_many_rows_only_labelled_ids_are_compared_over_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_module, "COMPARED", 2999)
+    monkeypatch.setattr(bulk_module, "COMPARED_ROWS", 2999)
     ids, labelled = IDS.copy(), next(iter(LABELS))
     plain = next(name for name in IDS[:700] if name not in LABELS)
     ids[2700] = plain
@@ -194,7 +193,7 @@ def test_partitions_gather_what_the_local_engine_gathers(tmp_path: Path, monkeyp
     x[[3, 700, 2650]] = np.nan
     bad_label = {IDS[3]: "ant"}
     folder = write_partitions(tmp_path, x=x)
-    expected = scan(open_source(folder), Matching(LABELS | bad_label), size=256, skip_bad=True)
+    expected = scan(open_source(folder), LabelLookup(LABELS | bad_label), size=256, skip_bad=True)
     assert len(expected.sample) == 200
     for below in (1.0, 0.15):
         assert_same_scan(gathered(opened(folder), LABELS | bad_label, below=below).result(), expected)
@@ -208,7 +207,7 @@ def test_keys_depend_on_the_row_alone_and_the_bound_leaves_enough_of_them() -> N
     assert sample_bound(1000, 500) == 1.0
 
 
-def test_partitions_get_the_labels_of_the_local_engine_to_the_last_bit(tmp_path: Path) -> None:
+def test_partitions_get_the_labels_of_the_local_engine(tmp_path: Path) -> None:
     x = X.copy()
     x[[5, 2650]] = np.nan
     write_partitions(tmp_path / "data", x=x)
@@ -216,13 +215,12 @@ def test_partitions_get_the_labels_of_the_local_engine_to_the_last_bit(tmp_path:
     label_data(settings)
     partitions = opened(settings.data)
     inputs = table_inputs(settings, partitions.source, settings.data)
-    found = gathered(partitions, inputs.given).result()
+    found = gathered(partitions, inputs.labels).result()
     labeller = Labeller(fit(found, settings)[0], found, "id")
     labelling = Labelling(partitions, labeller, Store(tmp_path / "bulk"), "digest", shard_rows(partitions.source, 1100))
     facts = [labelling(number) for number in (4, 2, 0, 3, 1)]
-    ours, local = read_labels(tmp_path / "bulk"), labels_of(settings.out)
-    assert ours.equals(local)
-    assert joined_tally(facts).statuses.total() == 3000
+    assert_same_labels(read_labels(tmp_path / "bulk"), labels_of(settings.out), Project.open(settings.out))
+    assert Tally.joined(facts).statuses.total() == 3000
     assert [facts_of(Store(tmp_path / "bulk"), f"labels/part-0{n}.parquet") for n in (4, 2)] == [
         facts[0] | {"rows": 400},
         facts[1] | {"rows": 0},
@@ -274,7 +272,7 @@ def test_only_partitions_of_the_same_key_and_size_count_as_finished(tmp_path: Pa
 def test_a_folder_of_other_labels_is_not_written_to(tmp_path: Path) -> None:
     folder = BulkFolder(Store(tmp_path / "out"), {"seed": 0, "data content": "x"})
     assert not folder.check()
-    folder.tell(1, 4)
+    folder.note(1, 4)
     assert not folder.check()
     with pytest.raises(DataError, match=r"seed is 0 there and 1 here\. Give another --out, or --overwrite"):
         BulkFolder(folder.store, {"seed": 1, "data content": "x"}).check()

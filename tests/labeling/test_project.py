@@ -36,7 +36,7 @@ def test_it_knows_ids_classes_and_given_labels(usual: Path) -> None:
 def test_embeddings_of_any_rows(labelled: Callable[[str], Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     out, rows = labelled(kind), np.array([7, 299, 0, 7])
     np.testing.assert_array_equal(Project.open(out).embeddings(rows), X[rows])
-    monkeypatch.setattr(project_module, "HELD", 0)  # as for a large file
+    monkeypatch.setattr(project_module, "IN_MEMORY", 0)  # as for a large file
     np.testing.assert_array_equal(Project.open(out).embeddings(rows), X[rows])
 
 

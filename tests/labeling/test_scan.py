@@ -9,7 +9,7 @@ from pyarrow import parquet
 
 from semigpc.data import DataError
 from semigpc.labeling import scan as scan_module
-from semigpc.labeling.scan import Matching, sample_rows, scan
+from semigpc.labeling.scan import LabelLookup, sample_rows, scan
 from semigpc.labeling.source import open_source
 from tests.labeling.samples import blobs, some_labels, table_of, write
 
@@ -24,7 +24,7 @@ def test_labelled_rows_and_a_sample_of_the_others_are_gathered_whatever_the_batc
     labels = some_labels(ids, classes)
     source = open_source(write(tmp_path, "parquet", x, ids))
     told: list[tuple[str, int, int | None]] = []
-    found = scan(source, Matching(labels), size=100, progress=lambda *arguments: told.append(arguments))
+    found = scan(source, LabelLookup(labels), size=100, progress=lambda *arguments: told.append(arguments))
     assert told == [("reading", 100, 300), ("reading", 200, 300), ("reading", 300, 300)]
     assert dict(zip(found.ids, found.labels, strict=True)) == labels
     assert [ids[row] for row in found.labelled] == found.ids
@@ -33,16 +33,16 @@ def test_labelled_rows_and_a_sample_of_the_others_are_gathered_whatever_the_batc
     assert not set(found.sample.tolist()) & set(found.labelled.tolist())
     np.testing.assert_array_equal(found.sample_x, x[found.sample])
     for size in (7, 1000):
-        again = scan(source, Matching(labels), size=size)
+        again = scan(source, LabelLookup(labels), size=size)
         np.testing.assert_array_equal(again.sample, found.sample)
         np.testing.assert_array_equal(again.sample_x, found.sample_x)
-    other = scan(source, Matching(labels), size=100, seed=1)
+    other = scan(source, LabelLookup(labels), size=100, seed=1)
     assert set(other.sample.tolist()) != set(found.sample.tolist())
 
 
 def test_the_sample_can_be_drawn_again_and_is_fair(tmp_path: Path) -> None:
     x, ids, _ = blobs()
-    found = scan(open_source(write(tmp_path, "parquet", x, ids)), Matching({ids[3]: "cat"}), size=64, seed=5)
+    found = scan(open_source(write(tmp_path, "parquet", x, ids)), LabelLookup({ids[3]: "cat"}), size=64, seed=5)
     eligible = np.ones(300, dtype=bool)
     eligible[3] = False
     np.testing.assert_array_equal(found.sample, sample_rows(eligible, 40, 5))
@@ -57,13 +57,13 @@ def test_ids_that_occur_twice_are_refused(tmp_path: Path) -> None:
     ids[270] = ids[12]
     ids[5] = ids[4]
     with pytest.raises(DataError, match=r"2 ids occur more than once, such as 'row-00004' in row 5 of .* and row 6 of"):
-        scan(open_source(write(tmp_path, "parquet", x, ids)), Matching({}), size=100)
+        scan(open_source(write(tmp_path, "parquet", x, ids)), LabelLookup({}), size=100)
 
 
 def test_ids_that_share_a_hash_are_not_refused(tmp_path: Path) -> None:
     x, ids, _ = blobs(50)
     source = open_source(write(tmp_path, "parquet", x, ids))
-    scan_module.refuse_twice(source, np.zeros(50, dtype=np.int64), 20)
+    scan_module.check_unique_ids(source, np.zeros(50, dtype=np.int64), 20)
 
 
 def test_rows_that_are_not_finite_are_refused_by_name_or_skipped(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_rows_that_are_not_finite_are_refused_by_name_or_skipped(tmp_path: Path)
     source, labels = open_source(tmp_path / "data.parquet"), {ids[7]: "cat", ids[8]: "dog"}
     words = r"not in row 4 of .*data.parquet \(id 'row-00003'\); row 8 of .* and 1 more.*--skip-bad"
     with pytest.raises(DataError, match=words):
-        scan(source, Matching(labels), size=6)
-    found = scan(source, Matching(labels), size=6, skip_bad=True)
+        scan(source, LabelLookup(labels), size=6)
+    found = scan(source, LabelLookup(labels), size=6, skip_bad=True)
     assert found.bad.tolist() == [3, 7, 11, 12]
     assert found.bad_labels == {7: "cat"}
     assert found.labels == ["dog"]
@@ -84,7 +84,7 @@ def test_rows_that_are_not_finite_are_refused_by_name_or_skipped(tmp_path: Path)
 def test_values_beyond_float32_count_as_infinite(tmp_path: Path) -> None:
     parquet.write_table(table_of(np.array([[1.0, 1e300]]), ["a"]), tmp_path / "data.parquet")
     with pytest.raises(DataError, match="within the range of float32"):
-        scan(open_source(tmp_path / "data.parquet"), Matching({}), size=10)
+        scan(open_source(tmp_path / "data.parquet"), LabelLookup({}), size=10)
 
 
 def test_tables_without_rows_are_refused(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_tables_without_rows_are_refused(tmp_path: Path) -> None:
         open_source(tmp_path / "list.parquet")
     parquet.write_table(pyarrow.table({"id": ["a"], "f": [1.0]}).slice(0, 0), tmp_path / "columns.parquet")
     with pytest.raises(DataError, match="holds no rows"):
-        scan(open_source(tmp_path / "columns.parquet"), Matching({}), size=10)
+        scan(open_source(tmp_path / "columns.parquet"), LabelLookup({}), size=10)
     (tmp_path / "data.csv").write_text("id,f0,f1\n")
     with pytest.raises(DataError, match="holds no rows"):
         open_source(tmp_path / "data.csv")

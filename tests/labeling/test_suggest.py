@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from semigpc.data import DataError
-from semigpc.labeling.inputs import read_given
+from semigpc.labeling.inputs import read_label_table
 from semigpc.labeling.suggest import (
     SuggestConfig,
     choose_diverse,
@@ -131,17 +131,17 @@ def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> N
     assert [row["id"] for row in rows] == [suggestion.id for suggestion in found]
     assert list(rows[0]) == ["rank", "id", "label", "believed", "confidence", "variance", "worth", "why"]
     assert {row["label"] for row in rows} == {""}
-    assert read_given(path, "id") == {}
+    assert read_label_table(path, "id") == {}
     rows[1]["label"] = "beech"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    assert read_given(path, "id") == {found[1].id: "beech"}
+    assert read_label_table(path, "id") == {found[1].id: "beech"}
     with pytest.raises(DataError, match=r"suggestions\.csv is there already, and 1 rows of it have something in .*'label'"):
         write_suggestions(project, found)
     write_suggestions(project, found, overwrite=True)
-    assert read_given(path, "id") == {}
+    assert read_label_table(path, "id") == {}
     path.write_bytes(b"rank,id,label\n1,a,\xff\n")
     with pytest.raises(DataError, match="is there already"):
         write_suggestions(project, found)

@@ -1,9 +1,10 @@
-"""Which columns of a table are the ids, the embeddings and the labels.
+"""Which columns of a table are the ids, the embeddings and the labels, and their values as text and as float32 numbers.
 
-Embeddings are one column of lists, all of one length, or many columns of numbers.
+Embeddings are one column of lists, all of one length, or many columns of numbers. Numbers of any type become float32: an empty
+cell becomes NaN and a value beyond the range becomes infinity, which the first pass reports.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -11,19 +12,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow
 from numpy.typing import NDArray
-from pyarrow import compute
+from pyarrow import compute, types
 
 from semigpc.data.dataset import DataError, listed
 from semigpc.data.tables import as_label
 from semigpc.text import similar_names
 
-SPECIAL = "*?["  # what makes a name of features a pattern
+WILDCARDS = "*?["  # any of these makes a feature name a pattern
+
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
-    """What the user asked for; None where the usual names decide.
+    """Columns named by the user; None where the usual names decide.
 
     Args:
         id: the column of ids.
@@ -38,7 +40,7 @@ class ColumnOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class UsualColumns:
-    """Names that are looked for if nothing was asked for, the first one there wins."""
+    """Names to look for where the user named none; the first that exists is used."""
 
     ids: tuple[str, ...] = ("file_name", "id")
     features: tuple[str, ...] = ("embedding",)
@@ -46,101 +48,107 @@ class UsualColumns:
 
 
 class ColumnsToRead(NamedTuple):
-    """Columns to read: as text, whatever they look like, and as numbers."""
+    """Columns to read as text, whatever their type, and columns to read as numbers."""
 
     text: tuple[str, ...]
     features: tuple[str, ...]
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """Return both."""
         return [*self.text, *self.features]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that are there: ``id`` and ``label`` may be missing; ``as_list`` if the features are one column of lists."""
+    """The columns of a table; ``id`` and ``label`` may be missing. ``as_list``: the features are one column of lists."""
 
     id: str | None
     features: tuple[str, ...]
     label: str | None
     as_list: bool
 
-    def reading(self, *, ids: bool = True, features: bool = True, labels: bool = True) -> ColumnsToRead:
-        """Those that are asked for."""
-        text = [name for name, asked in ((self.id, ids), (self.label, labels)) if name is not None and asked]
-        return ColumnsToRead(tuple(text), self.features if features else ())
+    @property
+    def all(self) -> ColumnsToRead:
+        """Return all of them."""
+        return ColumnsToRead(tuple(name for name in (self.id, self.label) if name is not None), self.features)
+
+    @property
+    def only_features(self) -> ColumnsToRead:
+        """Return the features alone."""
+        return ColumnsToRead((), self.features)
 
 
-def choose(schema: pyarrow.Schema, wanted: ColumnOptions, usual: UsualColumns, path: object) -> Columns:
-    """The columns to read from a table of this schema.
+# Choosing columns -----------------------------------------------------------------------------------------------------
+
+
+def choose(schema: pyarrow.Schema, options: ColumnOptions, usual: UsualColumns, path: object) -> Columns:
+    """Return the columns to read from a table of this schema.
 
     Raises:
-        DataError: a name is not there, or is of a type that cannot be meant.
+        DataError: a named column does not exist, or its type cannot be used.
     """
     known = list(schema.names)
-    twice = sorted({name for name in known if known.count(name) > 1})
-    if twice:
-        raise DataError(f"{path} has several columns of the same name: {listed(twice)}. Rename all but one of each.")
-    chosen_id = _one("--id", wanted.id, usual.ids, known, path)
-    label = _one("--label-column", wanted.label, usual.labels, known, path)
-    if chosen_id is not None and chosen_id == label:
-        raise DataError(f"The column {chosen_id!r} of {path} cannot be both the ids and the labels. Check --id.")
-    if wanted.features is not None:
-        features = _asked(wanted.features, known, path, taken=[chosen_id, label])
+    repeated = sorted({name for name in known if known.count(name) > 1})
+    if repeated:
+        raise DataError(f"{path} has several columns of the same name: {listed(repeated)}. Rename all but one of each.")
+    id_column = _choose_one("--id", options.id, usual.ids, known, path)
+    label = _choose_one("--label-column", options.label, usual.labels, known, path)
+    if id_column is not None and id_column == label:
+        raise DataError(f"The column {id_column!r} of {path} cannot be both the ids and the labels. Check --id.")
+    if options.features is not None:
+        features = _named_features(options.features, known, path, taken=(id_column, label))
     else:
-        features = _usual_features(schema, usual, path, taken=[chosen_id, label])
-    lists = [name for name in features if is_list(schema.field(name).type)]
-    if lists and len(features) > 1:
+        features = _usual_features(schema, usual, path, taken=(id_column, label))
+    has_list = any(is_list(schema.field(name).type) for name in features)
+    if has_list and len(features) > 1:
         raise DataError(
             f"Features must be one column of lists, or columns of numbers; {listed(features)} of {path} mix the two, or are "
             f"several lists. Name one column of lists by --features."
         )
     check_types(schema, features, path)
-    return Columns(chosen_id, tuple(features), label, bool(lists))
+    return Columns(id_column, tuple(features), label, has_list)
 
 
-def _one(option: str, asked: str | None, usual: Sequence[str], known: Sequence[str], path: object) -> str | None:
-    if asked is None:
+def _choose_one(option: str, name: str | None, usual: Sequence[str], known: Sequence[str], path: object) -> str | None:
+    if name is None:
         return next((name for name in usual if name in known), None)
-    if asked not in known:
-        raise DataError(unknown_column(asked, known, path, option))
-    return asked
+    if name not in known:
+        raise DataError(unknown_column(name, known, path, option))
+    return name
 
 
 def unknown_column(name: str, known: Sequence[str], path: object, option: str) -> str:
-    """What to say of a column that is not there."""
-    near = similar_names(name, known)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    """Return the message for a column that does not exist."""
+    similar = similar_names(name, known)
+    hint = f" Did you mean {similar[0]!r}?" if similar else ""
     return f"{path} has no column {name!r}, which {option} names.{hint} It has {listed(known, 8) or 'none'}."
 
 
-def _asked(text: str, known: Sequence[str], path: object, taken: Sequence[str | None]) -> list[str]:
-    """Names in the order they were asked for; what a pattern matches in the order of the table."""
-    if text in known:  # also a name with a comma in it
+def _named_features(text: str, known: Sequence[str], path: object, taken: Sequence[str | None]) -> list[str]:
+    """Return the names in the order of ``text``; the matches of a pattern are in the order of the table."""
+    if text in known:  # also a name that contains a comma
         return [text]
-    found: list[str] = []
+    names: list[str] = []
     for part in (part.strip() for part in text.split(",")):
-        pattern = any(sign in part for sign in SPECIAL) and part not in known
-        matched = [name for name in known if fnmatchcase(name, part) and name not in taken] if pattern else [part]
-        if not matched or (not pattern and part not in known):
+        is_pattern = any(sign in part for sign in WILDCARDS) and part not in known
+        matches = [name for name in known if fnmatchcase(name, part) and name not in taken] if is_pattern else [part]
+        if not matches or (not is_pattern and part not in known):
             raise DataError(unknown_column(part, known, path, "--features"))
-        found += [name for name in matched if name not in found]
-    return found
+        names += [name for name in matches if name not in names]
+    return names
 
 
 def _usual_features(schema: pyarrow.Schema, usual: UsualColumns, path: object, taken: Sequence[str | None]) -> list[str]:
-    """The usual column of lists, or the only one, or all columns of numbers; text among those is not passed over in silence."""
+    """Return the usual column of lists, else the only one, else all columns of numbers; other columns are then an error."""
     rest = [name for name in schema.names if name not in taken]
     lists = [name for name in rest if is_list(schema.field(name).type)]
     named = next((name for name in usual.features if name in lists), None)
     if named is not None or len(lists) == 1:
         return [named or lists[0]]
     if lists:
-        raise DataError(
-            f"{path} has several columns of lists: {listed(lists)}. Say which one holds the embeddings: --features."
-        )
-    numbers = [name for name in rest if is_number(schema.field(name).type)]
+        raise DataError(f"{path} has several columns of lists: {listed(lists)}. Say which one to use: --features.")
+    numbers = [name for name in rest if _is_number(schema.field(name).type)]
     if not numbers:
         raise DataError(
             f"{path} has no embeddings: neither a column of lists nor columns of numbers beside the ids and the labels. "
@@ -156,10 +164,10 @@ def _usual_features(schema: pyarrow.Schema, usual: UsualColumns, path: object, t
 
 
 def check_types(schema: pyarrow.Schema, features: Sequence[str], path: object) -> None:
-    """Refuse a feature that is not of numbers, by name."""
+    """Raise a DataError that names the first feature which does not hold numbers."""
     for name in features:
         kind = schema.field(name).type
-        if not is_number(inner(kind)):
+        if not _is_number(_value_type(kind)):
             raise DataError(
                 f"Features must be numbers; the column {name!r} of {path} is {kind}. Mend its values, or leave it out of "
                 "the features (--features names those to use)."
@@ -167,75 +175,61 @@ def check_types(schema: pyarrow.Schema, features: Sequence[str], path: object) -
 
 
 def is_list(kind: pyarrow.DataType) -> bool:
-    """Whether a column of this type holds lists."""
-    return inner(kind) is not kind
+    """Return whether a column of this type holds lists."""
+    return _value_type(kind) is not kind
 
 
-def inner(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """The type of what a list holds, or the type itself."""
+def _value_type(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return the type of the values of a list, or the type itself."""
     kind = kind.storage_type if isinstance(kind, pyarrow.BaseExtensionType) else kind
-    types = pyarrow.types
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return kind.value_type
-    return kind
+    return kind.value_type if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) else kind
 
 
-def is_number(kind: pyarrow.DataType) -> bool:
-    """Whether values of this type can be a feature."""
-    types = pyarrow.types
+def _is_number(kind: pyarrow.DataType) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind))
 
 
+# Their values ---------------------------------------------------------------------------------------------------------
+
+
 def ids_of(column: pyarrow.Array) -> list[str | None]:
-    """Ids as text, None where there is none; spaces around them do not count, here as in a table of labels."""
-    kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
-    if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind) or not _plain(kind):
+    """Return ids as text, None where there is none; spaces around them do not count, here as in a table of labels."""
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    if not (is_text or types.is_primitive(kind) or types.is_decimal(kind)):
         raise DataError(f"Ids must be text or numbers; the column of ids holds {column.type}. Choose another one by --id.")
     values: list[str | None] = compute.utf8_trim_whitespace(compute.cast(column, pyarrow.string())).to_pylist()
     return [value or None for value in values]
 
 
-def _plain(kind: pyarrow.DataType) -> bool:
-    types = pyarrow.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_primitive(kind) or types.is_decimal(kind))
-
-
-def labels_of(column: pyarrow.Array, where: object = "a table") -> list[str | None]:
-    """Labels as text; None where there is none."""
-    if pyarrow.types.is_temporal(column.type):  # Python's dates know neither nanoseconds nor the year 10000
+def labels_of(column: pyarrow.Array, path: object) -> list[str | None]:
+    """Return labels as text, None where there is none."""
+    if types.is_temporal(column.type):  # Python's dates have neither nanoseconds nor the year 10000
         column = compute.cast(column, pyarrow.string())
-    return [as_label(value, where) for value in column.to_pylist()]
+    return [as_label(value, path) for value in column.to_pylist()]
 
 
 def floats_of(column: pyarrow.Array) -> Floats:
-    """Numbers (n,) as float32, NaN where there are none."""
+    """Return numbers (n,) as float32, NaN where there are none."""
     values: NDArray[Any] = compute.cast(column, pyarrow.float32(), safe=False).to_numpy(zero_copy_only=False)
     return values.astype(np.float32, copy=False)
 
 
-def matrix_of(column: pyarrow.Array, width: int | None) -> Floats:
-    """Lists as rows (n, D), NaN where there is none.
+def matrix_of(column: pyarrow.Array, width: int, place: Callable[[int], str]) -> Floats:
+    """Return lists as rows (n, ``width``), NaN where there is none.
 
     Raises:
-        LengthError: a row is not ``width`` long; all must be as long as the first if that is None.
+        DataError: a list has another length; ``place`` returns where a row of the column is, for the message.
     """
     column = column.storage if isinstance(column, pyarrow.ExtensionArray) else column
     missing = np.asarray(column.is_null(), dtype=bool)
     lengths = compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    if width is None:
-        width = int(lengths[~missing][0]) if not missing.all() else 0
     wrong = np.flatnonzero(~missing & (lengths != width))
     if len(wrong):
-        raise LengthError(int(wrong[0]), int(lengths[wrong[0]]), width)
-    values = floats_of(column.flatten())  # without what null lists may hold
+        raise DataError(
+            f"All embeddings must be equally long; {place(int(wrong[0]))} has {lengths[wrong[0]]} values, and the first has "
+            f"{width}. Mend it, or take it out."
+        )
     rows = np.full((len(column), width), np.nan, dtype=np.float32)
-    rows[~missing] = values.reshape(len(column) - int(missing.sum()), width)
+    rows[~missing] = floats_of(column.flatten()).reshape(-1, width)  # flatten leaves out what null lists may hold
     return rows
-
-
-class LengthError(Exception):
-    """A list of another length: in which row of the column, how long, and how long it should be."""
-
-    def __init__(self, row: int, length: int, width: int) -> None:
-        super().__init__(f"row {row} has {length} values, not {width}")
-        self.row, self.length, self.width = row, length, width

@@ -26,22 +26,22 @@ from semigpc.models.backbones import EMBEDDED, NAME, VITS, input_statistics
 from semigpc.text import printable
 from semigpc.threads import granted, using
 
-FEW = 64  # images that are not worth starting a worker for
+FEW = 64  # images; for fewer, starting a worker process takes longer than decoding
+SIZE = 224  # pixels a side, for networks that do not say what they were trained with
+HUB, NO_WEIGHTS, AUTO = "timm", "none", "auto"  # values of EmbedConfig.pretrained
+
 Progress = Callable[[int, int], None]
-Found = tuple[Path, dict[str, str], list[Bad]]
-SIZE = 224  # of networks that do not say what they were trained with
-HUB, NO_WEIGHTS, AUTO = "timm", "none", "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedConfig:
-    """Which network sees the images, and how.
+    """The network for images, and how it is used.
 
     Args:
         model: any timm backbone.
         pretrained: "embedded" (for tf_efficientnet_lite0), "timm", a file, "none", or "auto": embedded if there are such
             weights, timm's otherwise.
-        image_size: pixels a side that the network sees; None takes what it was trained with.
+        image_size: pixels a side of the network's input; None takes the size that it was trained with.
         precision: of the numbers in the table.
         batch: images that go through the network together.
         workers: processes that decode while the network works.
@@ -64,10 +64,10 @@ class EmbedConfig:
 
 
 class EmbedResult(NamedTuple):
-    """The table, its rows, and the images that were left out, each with the reason.
+    """The table, its number of rows, and the images that were left out, each with the reason.
 
-    ``made`` rows were computed by this call: None if the table was there already, fewer than all after a stop. ``key`` says
-    what they were made with.
+    ``made`` rows were computed by this call: None if the table existed already, fewer than all after a stop. ``key`` is what
+    the embeddings depend on.
     """
 
     path: Path
@@ -87,61 +87,48 @@ def embed_folder(
     follow_links: bool = False,
     progress: Progress | None = None,
 ) -> EmbedResult:
-    """Write the embeddings of all images below ``folder`` to ``out``, sorted by name; hidden files are passed over.
+    """Write the embeddings of all images below ``folder`` to ``out``, sorted by name; hidden files are left out.
 
-    Finished parts wait in a folder beside ``out``, of its name and ".parts", until all are there; the same call goes on after
-    a stop. Images that cannot be read, and links that lead out of the folder, are all found before any is told, and listed
-    in a file beside ``out``, of its name and ".bad.txt". Memory: the names, and some thousand rows.
+    Finished parts are kept in a folder beside ``out``, of its name and ".parts", until all are finished; after a stop the same
+    call continues. All images that cannot be read, and links that lead out of the folder, are listed in a file beside ``out``,
+    of its name and ".bad.txt". Memory: the names, and some thousand rows.
 
     Args:
-        folder: of images, however deep. out: a .parquet file.
-        config: which network, and how; the embedded one unless told.
-        skip_bad: leave out what cannot be read instead of failing at the end.
-        overwrite: replace a table that is there, and parts that were made otherwise.
+        folder: of images, at any depth. out: a .parquet file.
+        config: the network; the embedded one by default.
+        skip_bad: leave out images that cannot be read instead of failing at the end.
+        overwrite: replace an existing table, and parts that were made otherwise.
         follow_links: use links that lead out of the folder.
-        progress: told (images done, images to do) after every batch.
+        progress: called with (images done, images to do) after every batch.
 
     Raises:
-        ImageError: some images cannot be read. What could be read is kept for the next call.
+        ImageError: some images cannot be read. The embeddings of the others are kept for the next call.
         DataError: there are no images, or ``out`` cannot be written or holds something else.
     """
-    table = EmbeddingTable(out)
+    table, config = EmbeddingTable(out), config or EmbedConfig()
     with locked(out.parent, out.name):
         remove_drafts(out.parent, out.name)
-        found = _found(folder, follow_links)
-        return _embed_found(found, table, config or EmbedConfig(), skip_bad, overwrite, progress)
+        root, marks, bad = _images_below(folder, follow_links)
+        digest = _digest(marks, bad)
+        network = Network(config.model, config.pretrained, config.image_size)
+        key = TableKey(config.model, network.weights, network.image_size, config.precision, network.width)
+        if not overwrite and (finished := table.finished(key, digest)) is not None:
+            table.remove_parts()  # left by a stop at the very end
+            _list_bad(finished.bad, finished.rows, table, skip_bad=skip_bad)
+            return EmbedResult(table.path, finished.rows, finished.bad, None, key)
+        parts = EmbeddingParts(table.parts, key, overwrite=overwrite)
+        missing = parts.missing(marks)
+        broken = _embed(network, root, missing, marks, parts, config, progress) if missing else []
+        unread = {name for name, _ in broken}
+        good, bad = [name for name in marks if name not in unread], sorted(bad + broken)
+        _list_bad(bad, len(good), table, skip_bad=skip_bad)
+        table.write(parts.groups(good, marks), key, images=digest, bad=bad)
+        table.remove_parts()
+        return EmbedResult(table.path, len(good), bad, len(missing) - len(broken), key)
 
 
-def _embed_found(
-    found: Found, table: EmbeddingTable, config: EmbedConfig, skip_bad: bool, overwrite: bool, progress: Progress | None
-) -> EmbedResult:
-    root, marks, bad = found
-    digest = _digest(marks, bad)
-    network = Network(config.model, config.pretrained, config.image_size)
-    key = TableKey(
-        network=config.model,
-        weights=network.weights,
-        image_size=network.image_size,
-        precision=config.precision,
-        width=network.width,
-    )
-    if not overwrite and (held := table.held(key, digest)) is not None:
-        table.remove_parts()  # left by a stop at the very end
-        _list_bad(held.bad, held.rows, table, skip_bad=skip_bad)
-        return EmbedResult(table.path, held.rows, held.bad, None, key)
-    parts = EmbeddingParts(table.parts, key, overwrite=overwrite)
-    missing = parts.missing(marks)
-    broken = _embed(network, root, missing, marks, parts, config, progress) if missing else []
-    unread = {name for name, _ in broken}
-    good, bad = [name for name in marks if name not in unread], sorted(bad + broken)
-    _list_bad(bad, len(good), table, skip_bad=skip_bad)
-    table.write(parts.groups(good, marks), key, images=digest, bad=bad)
-    table.remove_parts()
-    return EmbedResult(table.path, len(good), bad, len(missing) - len(broken), key)
-
-
-def _found(folder: Path, follow_links: bool) -> Found:
-    """The resolved folder; size and time of each image below it, by name; and those that are not to be opened."""
+def _images_below(folder: Path, follow_links: bool) -> tuple[Path, dict[str, str], list[Bad]]:
+    """Return the resolved folder; size and time of each image below it, by name; and images that must not be opened."""
     if not checked(folder).is_dir():
         raise DataError(f"{folder} is {'a file' if folder.exists() else 'not there'}. Give a folder of images.")
     root, marks = folder.resolve(), dict[str, str]()
@@ -155,70 +142,15 @@ def _found(folder: Path, follow_links: bool) -> Found:
 
 
 def _digest(marks: Mapping[str, str], bad: Sequence[Bad]) -> str:
-    """Which images there are, as they are now."""
+    """Return a hash of the images as they are now."""
     digest = hashlib.sha256()
     for name, fact in (*marks.items(), *bad):
         digest.update(f"{name}\n{fact}\n".encode())
     return digest.hexdigest()
 
 
-class Network:
-    """Images to embeddings, without gradients, on a GPU if there is one.
-
-    Args:
-        name: any that timm knows, or one of ours.
-        pretrained: "embedded", "timm" for timm's hub, a file, "none" for random weights (the same ones every time), or "auto":
-            embedded where there are such weights and the hub otherwise.
-        image_size: pixels a side; None takes what the network was trained with.
-
-    Raises:
-        DataError: there is no such network, or its weights do not fit.
-    """
-
-    def __init__(self, name: str, pretrained: str, image_size: int | None) -> None:
-        own_size, fixed = _own_size(name)
-        self.name, self.image_size = name, image_size or own_size
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        if pretrained == AUTO:
-            pretrained = EMBEDDED if name == NAME else HUB
-        config = ModelConfig(
-            name=name,
-            image_size=self.image_size if fixed and self.image_size != own_size else None,
-            pretrained=None if pretrained == NO_WEIGHTS else pretrained,
-        )
-        backbone = _built(config).eval().requires_grad_(False)
-        self.weights = weights_hash(backbone.state_dict())
-        self._backbone = backbone.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        mean, std = input_statistics(name)
-        self._augment = Augment(AugmentConfig(image_size=self.image_size, style="resize", mean=mean, std=std))
-        self.width = self._tried()
-
-    @torch.inference_mode()
-    def embed(self, pixels: Pixels) -> Tensor:
-        """Images (M, s, s, 3) to float32 embeddings (M, D)."""
-        images = self._augment.normalise(pixels).to(self.device, memory_format=torch.channels_last)
-        features: Tensor = self._backbone(images)
-        return features.float().cpu()
-
-    def _tried(self) -> int:
-        """D, of an answer to a black image."""
-        size = self.image_size
-        try:
-            answer = self.embed(torch.zeros(1, size, size, 3, dtype=torch.uint8).numpy())
-        except (RuntimeError, ValueError, AssertionError) as error:
-            raise DataError(
-                f"{self.name} cannot see images of {size} x {size} pixels: {error}. Give another image size."
-            ) from error
-        if answer.ndim != 2:
-            raise DataError(
-                f"{self.name} answers an image with numbers of shape {tuple(answer.shape[1:])} and not with one row. "
-                "Choose a network that pools its features."
-            )
-        return answer.shape[1]
-
-
 def _embed(
-    network: Network,
+    network: "Network",
     root: Path,
     names: Sequence[str],
     marks: Mapping[str, str],
@@ -226,10 +158,10 @@ def _embed(
     config: EmbedConfig,
     progress: Progress | None,
 ) -> list[Bad]:
-    """Add the embeddings of these images to the parts; answer with those that cannot be read."""
+    """Add the embeddings of these images to the parts; return the images that cannot be read."""
     stream = SquareImages(root, names, network.image_size, config.batch)
     bad: list[Bad] = []
-    with using(granted()), workers_end_first():
+    with using(granted()), _workers_end_first():
         workers = config.workers if len(names) > FEW else 0
         for number, squares in enumerate(InOrder(stream, range(len(stream)), workers, 2)):
             first = number * config.batch
@@ -247,13 +179,13 @@ def _embed(
 def _rounded(features: Tensor, precision: str, network: str) -> Tensor:
     rounded = features.half() if precision == "float16" else features
     if not bool(rounded.isfinite().all()):
-        way_out = "Try precision float32." if bool(features.isfinite().all()) else "Are its weights whole?"
-        raise DataError(f"{network} answers with embeddings that are no numbers in {precision}. {way_out}")
+        remedy = "Try precision float32." if bool(features.isfinite().all()) else "Check its weights."
+        raise DataError(f"The embeddings of {network} contain NaN or infinity in {precision}. {remedy}")
     return rounded
 
 
 def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad: bool) -> None:
-    """Write down what cannot be read; an error unless it may be left out."""
+    """Write the list of images that cannot be read; raise an error unless they may be left out."""
     listing = table.write_bad(bad)
     if not bad or (skip_bad and rows):
         return
@@ -267,8 +199,65 @@ def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad:
     )
 
 
+# The network ----------------------------------------------------------------------------------------------------------
+
+
+class Network:
+    """A frozen network from images to embeddings, on a GPU if there is one.
+
+    Args:
+        name: of any timm model, or one of ours.
+        pretrained: as for :class:`EmbedConfig`; random weights ("none") are the same ones every time.
+        image_size: pixels a side; None takes the size that the network was trained with.
+
+    Raises:
+        DataError: there is no such network, or its weights do not fit.
+    """
+
+    def __init__(self, name: str, pretrained: str, image_size: int | None) -> None:
+        own_size, is_fixed = _own_size(name)
+        self.name, self.image_size = name, image_size or own_size
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if pretrained == AUTO:
+            pretrained = EMBEDDED if name == NAME else HUB
+        config = ModelConfig(
+            name=name,
+            image_size=self.image_size if is_fixed and self.image_size != own_size else None,
+            pretrained=None if pretrained == NO_WEIGHTS else pretrained,
+        )
+        backbone = _built(config).eval().requires_grad_(False)
+        self.weights = weights_hash(backbone.state_dict())
+        self._backbone = backbone.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        mean, std = input_statistics(name)
+        self._augment = Augment(AugmentConfig(image_size=self.image_size, style="resize", mean=mean, std=std))
+        self.width = self._find_width()
+
+    @torch.inference_mode()
+    def embed(self, pixels: Pixels) -> Tensor:
+        """Return float32 embeddings (M, D) of images (M, s, s, 3)."""
+        images = self._augment.normalise(pixels).to(self.device, memory_format=torch.channels_last)
+        features: Tensor = self._backbone(images)
+        return features.float().cpu()
+
+    def _find_width(self) -> int:
+        """Return D, by embedding a black image."""
+        size = self.image_size
+        try:
+            features = self.embed(torch.zeros(1, size, size, 3, dtype=torch.uint8).numpy())
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise DataError(
+                f"{self.name} cannot see images of {size} x {size} pixels: {error}. Give another image size."
+            ) from error
+        if features.ndim != 2:
+            raise DataError(
+                f"{self.name} returns features of shape {tuple(features.shape[1:])} for an image and not one row. "
+                "Choose a network that pools its features."
+            )
+        return features.shape[1]
+
+
 def _own_size(name: str) -> tuple[int, bool]:
-    """Pixels a side that a network was trained with, and whether it must be built for another size."""
+    """Return the pixels a side that a network was trained with, and whether it must be built for another size."""
     import timm
 
     if name in VITS:
@@ -287,8 +276,11 @@ def _built(config: ModelConfig) -> nn.Module:
     return backbone
 
 
+# Its input ------------------------------------------------------------------------------------------------------------
+
+
 class Squares(NamedTuple):
-    """Those of a batch that could be read: their places in it (n,), and pixels (n, s, s, 3); and those that could not."""
+    """The images of a batch that could be read, their places in it (n,) and pixels (n, s, s, 3); and the others."""
 
     places: list[int]
     pixels: Pixels
@@ -322,35 +314,35 @@ class SquareImages(Dataset[Squares]):
 
     def _square(self, path: Path) -> Pixels:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of blemishes in a file that can be read all the same
+            warnings.simplefilter("ignore")  # about defects of a file that can be read all the same
             try:
                 return to_pixels(ImageOps.fit(read_image(path), (self.size, self.size), Image.Resampling.BILINEAR))
             except ImageError as error:
                 raise ImageError(_reason(error.__cause__ or error, path)) from error
-            except Exception as error:  # a decoder may stumble over a broken file in any way
+            except Exception as error:  # a decoder may raise any error for a damaged file
                 raise ImageError(f"{type(error).__name__}: {_reason(error, path)}") from error
 
 
-@contextmanager
-def workers_end_first() -> Iterator[None]:
-    """End worker processes that were started within if it is left by an error, such as Ctrl-C.
+def _reason(error: BaseException, path: Path) -> str:
+    """Return the reason on one line, without the path."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error).replace(f" {str(path)!r}", "").removeprefix(f"The image {printable(path)} ")
+    return " ".join(text.split())
 
-    One that is still starting would look for what the main process has taken down by then, and show a traceback.
+
+@contextmanager
+def _workers_end_first() -> Iterator[None]:
+    """Kill worker processes that were started inside if an error, such as Ctrl-C, ends the block.
+
+    A worker that is still starting would otherwise miss what the main process has removed by then, and show a traceback.
     """
     before = set(active_children())
     try:
         yield
     except BaseException:
         for worker in set(active_children()) - before:
-            worker.kill()  # they hold nothing that could be lost, and heed nothing gentler before they have started
-            with suppress(RuntimeError):  # torch's complaint that a worker died
+            worker.kill()  # they hold nothing that could be lost, and ignore other signals before they have started
+            with suppress(RuntimeError):  # torch reports that a worker died
                 worker.join()
         raise
-
-
-def _reason(error: BaseException, path: Path) -> str:
-    """One line without the path, which the name stands for."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = str(error).replace(f" {str(path)!r}", "").removeprefix(f"The image {printable(path)} ")
-    return " ".join(text.split())

@@ -4,6 +4,7 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,22 +20,23 @@ from semigpc.data.paths import Bad
 from semigpc.files import remove_drafts, replacing, trouble, write_text, writing
 from semigpc.text import printable
 
-PART = 512  # rows: what an interruption loses at most, half a minute or so of work
+PART = 512  # rows that a stop loses at most: half a minute or so of work
 GROUP = 4096  # rows that are written to the table together
-METADATA = b"semigpc"
-OPEN_PARTS = 16  # whose embeddings are held while the table is written
-WAY_OUT = "Ask to overwrite it (--overwrite), or write to another file."
+METADATA = b"semigpc"  # key of our facts in the metadata of a file
+OPEN_PARTS = 16  # parts whose embeddings are in memory while the table is written
+REMEDY = "Ask to overwrite it (--overwrite), or write to another file."
+# Embeddings look like noise to a compressor; checksums make damage known when a file is read.
+STORED: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+
 Matrix = NDArray[np.floating[Any]]
-# Embeddings look like noise to a compressor; checksums make a damaged file known when it is read.
-_STORED: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TableKey:
-    """What embeddings depend on besides the images; in the metadata of every file, as JSON under the key ``semigpc``.
+    """What embeddings depend on besides the images; in the metadata of every file, as JSON.
 
     Args:
-        network: its name. weights: a hash of all that is in it.
+        network: its name. weights: a hash of them.
         image_size: pixels a side. precision: float16 or float32. width: D.
     """
 
@@ -45,21 +47,25 @@ class TableKey:
     width: int
 
     def schema(self, *extra: Any, **facts: Any) -> Any:
-        """Columns ``file_name`` and ``embedding`` and those given, with this key and other facts as metadata."""
+        """Return the columns ``file_name`` and ``embedding`` and extra ones, with this key and other facts as metadata."""
         kind = pyarrow.float16() if self.precision == "float16" else pyarrow.float32()
         fields = [("file_name", pyarrow.string()), ("embedding", pyarrow.list_(kind, self.width)), *extra]
         return pyarrow.schema(fields, metadata={METADATA: json.dumps(asdict(self) | facts)})
 
-    def difference(self, held: Mapping[str, Any]) -> str | None:
-        """How what was found differs, for a message."""
+    def difference(self, facts: Mapping[str, Any]) -> str | None:
+        """Return how the facts of a file differ, for a message; None if they do not."""
         for name, value in asdict(self).items():
-            if held.get(name) != value:
-                return f"its {name} is {_short(held.get(name))} and not {_short(value)}"
+            if facts.get(name) != value:
+                return f"its {name} is {_short(facts.get(name))} and not {_short(value)}"
         return None
 
 
-class Held(NamedTuple):
-    """What a finished table says of itself."""
+def _short(value: Any) -> str:
+    return f"{value[:12]}..." if isinstance(value, str) and len(value) == 64 else repr(value)
+
+
+class FinishedTable(NamedTuple):
+    """The number of rows of a finished table, and the images that it leaves out."""
 
     rows: int
     bad: list[Bad]
@@ -78,33 +84,34 @@ class EmbeddingTable:
             raise DataError(f"{path} cannot be written: {reason}.")
         self.path, self.parts = path, path.with_name(path.name + ".parts")
 
-    def held(self, key: TableKey, images: str) -> Held | None:
-        """What the file says if it is there; an error if it was made otherwise, or of other images."""
+    def finished(self, key: TableKey, images: str) -> FinishedTable | None:
+        """Return the facts of the file; None if there is none, an error if it was made otherwise, or of other images."""
         if not self.path.exists():
             return None
         facts, rows = _facts(self.path)
         if facts is None:
-            raise DataError(f"{self.path} is there already and was not made by semigpc embed. {WAY_OUT}")
-        other = key.difference(facts)
-        if other is not None:
-            raise DataError(f"{self.path} is there already and was made otherwise: {other}. {WAY_OUT}")
+            raise DataError(f"{self.path} is there already and was not made by semigpc embed. {REMEDY}")
+        if (difference := key.difference(facts)) is not None:
+            raise DataError(f"{self.path} is there already and was made otherwise: {difference}. {REMEDY}")
         if facts.get("images") != images:
             raise DataError(
                 f"{self.path} is there already, with {rows} rows, and was made of other images: some were added, "
-                f"taken away or changed since. {WAY_OUT}"
+                f"taken away or changed since. {REMEDY}"
             )
-        _check_whole(self.path)
-        return Held(rows, [(name, reason) for name, reason in facts["bad"]])
+        with _named_errors(self.path), parquet.ParquetFile(self.path, page_checksum_verification=True) as file:
+            for _ in file.iter_batches(GROUP):  # reading verifies the checksums
+                pass
+        return FinishedTable(rows, [(name, reason) for name, reason in facts["bad"]])
 
     def write(self, groups: Iterator[tuple[list[str], Matrix]], key: TableKey, *, images: str, bad: list[Bad]) -> None:
-        """Names and embeddings, a row group at a time."""
+        """Write names and embeddings, a row group at a time."""
         schema = key.schema(images=images, bad=bad)
-        with replacing(self.path) as draft, parquet.ParquetWriter(draft, schema, **_STORED) as writer:
+        with replacing(self.path) as draft, parquet.ParquetWriter(draft, schema, **STORED) as writer:
             for names, embeddings in groups:
                 writer.write_table(_table(schema, names, embeddings))
 
     def write_bad(self, bad: Sequence[Bad]) -> Path:
-        """All images that cannot be used, one a line, name and reason apart by a tab, beside the table; no file if none."""
+        """List images that cannot be used beside the table, one per line: name, tab, reason; no file if there are none."""
         path = self.path.with_name(self.path.name + ".bad.txt")
         if bad:
             write_text(path, "".join(f"{printable(name)}\t{reason}\n" for name, reason in bad))
@@ -114,18 +121,18 @@ class EmbeddingTable:
         return path
 
     def remove_parts(self) -> None:
-        """Once the table is complete."""
+        """Delete the parts, once the table is complete."""
         shutil.rmtree(self.parts, ignore_errors=True)
 
 
 class EmbeddingParts:
-    """Rows that are finished: Parquet files of some hundred in a folder beside the table, each complete when it has its name.
+    """Finished rows: Parquet files of some hundred rows in a folder beside the table, each complete when it has its name.
 
-    A row is known by the image's name and mark, which changes when the image does.
+    A row is identified by the image's name and mark, which changes when the image does.
 
     Args:
-        folder: where they are. key: what rows must be made by.
-        overwrite: delete parts that were made otherwise, instead of refusing them.
+        folder: of the parts. key: what rows must depend on.
+        overwrite: delete parts of another key, instead of raising an error.
     """
 
     def __init__(self, folder: Path, key: TableKey, *, overwrite: bool = False) -> None:
@@ -136,39 +143,38 @@ class EmbeddingParts:
             self.folder.mkdir(exist_ok=True)
         remove_drafts(folder)
         for file in self._files():
-            facts, _ = _facts(file)
-            other = key.difference(facts or {})
-            if other is not None and not overwrite:
+            difference = key.difference(_facts(file)[0] or {})
+            if difference is not None and not overwrite:
                 raise DataError(
-                    f"{self.folder} holds parts of a table that was made otherwise: {other}. Give the settings of then to go "
-                    "on with it, or delete that folder or ask to overwrite it (--overwrite) to begin again."
+                    f"{self.folder} holds parts of a table that was made otherwise: {difference}. Give the settings of then to "
+                    "go on with it, or delete that folder or ask to overwrite it (--overwrite) to begin again."
                 )
-            if other is not None:
+            if difference is not None:
                 file.unlink()
 
     def missing(self, marks: Mapping[str, str]) -> list[str]:
-        """Names of those images that no part has as they are now, in the order given."""
+        """Return the names of images that no part has as they are now, in the order of ``marks``."""
         index = self._index(marks)
         return [name for name in marks if name not in index]
 
     def add(self, names: Sequence[str], marks: Sequence[str], embeddings: Matrix) -> None:
-        """Rows (n,), (n,) and (n, D), which are written when there are enough of them."""
+        """Add rows (n,), (n,) and (n, D), which are written when there are enough of them."""
         self._waiting.append((list(names), list(marks), embeddings))
-        if sum(len(held) for held, _, _ in self._waiting) >= PART:
+        if sum(len(names) for names, _, _ in self._waiting) >= PART:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the rows that are waiting."""
         if not self._waiting:
             return
         names, marks = ([value for rows in self._waiting for value in rows[i]] for i in (0, 1))
         embeddings = np.concatenate([rows for _, _, rows in self._waiting])
         with replacing(self.folder / f"part-{uuid.uuid4().hex[:12]}.parquet") as draft:
-            parquet.write_table(_table(self._schema, names, embeddings, marks), draft, **_STORED)
+            parquet.write_table(_table(self._schema, names, embeddings, marks), draft, **STORED)
         self._waiting = []
 
     def groups(self, names: Sequence[str], marks: Mapping[str, str]) -> Iterator[tuple[list[str], Matrix]]:
-        """The rows of these names in this order, some thousand at a time. Memory: that many, and a few parts."""
+        """Yield the rows of these names in this order, some thousand at a time. Memory: that many, and a few parts."""
         index = self._index(marks)
         read = lru_cache(OPEN_PARTS)(self._embeddings)
         for first in range(0, len(names), GROUP):
@@ -179,13 +185,13 @@ class EmbeddingParts:
         return sorted(self.folder.glob("part-*.parquet"))
 
     def _index(self, marks: Mapping[str, str]) -> dict[str, tuple[Path, int]]:
-        """In which part, and which row of it, an image is as it is now."""
-        found: dict[str, tuple[Path, int]] = {}
+        """Return the part, and the row in it, of each image that has not changed since."""
+        index: dict[str, tuple[Path, int]] = {}
         for file in self._files():
-            table = _read(file, ["file_name", "mark"])
-            pairs = zip(table.column("file_name").to_pylist(), table.column("mark").to_pylist(), strict=True)
-            found |= {name: (file, row) for row, (name, mark) in enumerate(pairs) if marks.get(name) == mark}
-        return found
+            columns = (column.to_pylist() for column in _read(file, ["file_name", "mark"]).columns)
+            rows = enumerate(zip(*columns, strict=True))
+            index |= {name: (file, row) for row, (name, mark) in rows if marks.get(name) == mark}
+        return index
 
     def _embeddings(self, file: Path) -> Matrix:
         values = _read(file, ["embedding"]).column("embedding").combine_chunks().flatten()
@@ -200,37 +206,21 @@ def _table(schema: Any, names: list[str], embeddings: Matrix, *extra: list[str])
     )
 
 
-def _facts(path: Path) -> tuple[dict[str, Any] | None, int]:
-    """What a file of ours says of itself, or None, and how many rows it has."""
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
     try:
-        with parquet.ParquetFile(path) as file:
-            metadata, rows = file.schema_arrow.metadata or {}, file.metadata.num_rows
-        facts = json.loads(metadata.get(METADATA, b"null"))
+        yield
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
-    return (facts if isinstance(facts, dict) else None), rows
+        raise DataError(f"{path} cannot be read: {error}. Delete that file; its embeddings will be made again.") from error
 
 
-def _check_whole(path: Path) -> None:
-    """Read all of a table, whose checksums tell damage."""
-    try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            for _ in file.iter_batches(GROUP):
-                pass
-    except (pyarrow.ArrowException, OSError) as error:
-        raise _unreadable(path, error) from error
+def _facts(path: Path) -> tuple[dict[str, Any] | None, int]:
+    """Return the facts in the metadata of a file, None if it has none, and its number of rows."""
+    with _named_errors(path), parquet.ParquetFile(path) as file:
+        facts = json.loads((file.schema_arrow.metadata or {}).get(METADATA, b"null"))
+        return (facts if isinstance(facts, dict) else None), file.metadata.num_rows
 
 
 def _read(path: Path, columns: list[str]) -> Any:
-    try:
+    with _named_errors(path):
         return parquet.read_table(path, columns=columns, partitioning=None, page_checksum_verification=True)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} cannot be read: {error}. Delete that file; its embeddings will be made again.")
-
-
-def _short(value: Any) -> str:
-    return f"{value[:12]}..." if isinstance(value, str) and len(value) == 64 else repr(value)

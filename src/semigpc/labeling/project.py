@@ -3,8 +3,8 @@
     labels.parquet   one row for each row of the data, in their order: id, label, confidence, variance, status, reasons
     project.json     what was labelled, and how; written last, so that a folder which has it is complete
 
-``label`` is the most probable class of every row, also where the status "abstained" or "outlier" says not to rely on it. Only a
-row whose embedding is no number has none; those are listed as ``bad_rows`` in project.json.
+``label`` is the most probable class of every row, also where the status "abstained" or "outlier" advises against it. Only rows
+whose embedding contains NaN or infinity have none; project.json lists them as ``bad_rows``.
 """
 
 import csv
@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import pyarrow
-from numpy.typing import NDArray
 from pyarrow import parquet
 from pydantic import StringConstraints, with_config
 from typing_extensions import TypedDict
@@ -25,25 +24,23 @@ from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.fitting import FitOptions
 from semigpc.files import EXACT, RELAXED, Count, FileFacts, PathText, Positive, altered, read_json, replacing, shown
 from semigpc.labeling.columns import ColumnOptions, Floats
-from semigpc.labeling.outputs import BULK_LABELS, COMPLETE, PARTIAL
+from semigpc.labeling.outputs import BULK_LABELS, COLUMNS, COMPLETE, LABELLED, PARTIAL
 from semigpc.labeling.scan import sample_rows
-from semigpc.labeling.source import TableSource, open_source
+from semigpc.labeling.source import Rows, TableSource, open_source
 from semigpc.text import spreadsheet_cell
 
 FILE, TABLE = "project.json", "labels.parquet"
-VERSION = 1
-HELD = (
-    2**30
-)  # bytes of embeddings that are kept in memory, so that any rows are at hand; of more only what is asked for is read
+VERSION = 1  # of project.json
+IN_MEMORY = 2**30  # bytes of embeddings that are read once and kept; of larger data, rows are read when they are needed
 AGAIN = "Give the same semigpc label command again."
 REMAKE = "Put it back as it was, or give the same semigpc label command again with --overwrite."
-Rows = NDArray[np.int64]
+
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
 @with_config(EXACT)
 class SavedColumns(TypedDict):
-    """Those of the data that were read, as :class:`semigpc.labeling.columns.ColumnOptions` has them."""
+    """A :class:`semigpc.labeling.columns.ColumnOptions` in project.json."""
 
     id: Name | None
     features: Annotated[str, StringConstraints(max_length=100_000)] | None  # may name many columns
@@ -52,7 +49,7 @@ class SavedColumns(TypedDict):
 
 @with_config(EXACT)
 class SavedOutputs(TypedDict):
-    """What the outputs depend on besides the labels."""
+    """Options that the outputs depend on, and the labels do not."""
 
     images: PathText | None
     image_url: str | None
@@ -61,7 +58,7 @@ class SavedOutputs(TypedDict):
 
 @with_config(RELAXED)
 class ProjectSettings(TypedDict):
-    """``project.json``: ``parameters`` make the estimator again, ``key`` is what the labels depend on."""
+    """``project.json``: ``parameters`` are those of the estimator, ``key`` is all that the labels depend on."""
 
     version: int
     data: PathText
@@ -86,10 +83,10 @@ class Project:
     """A labelled data set.
 
     Attributes:
-        folder: where it is. id_name: what ids are called.
+        folder: where it is. id_name: name of the ids.
         images: the folder of the images, None for a table.
         ids: by row number. classes: names in the order to show them, numbers by value; ``model().classes_`` sorts them as text.
-        table: labels.parquet. given: the label that was given, by row number. bad: rows that have no embedding.
+        table: labels.parquet. given: the given labels, by row number. bad: rows that have no embedding.
         settings: project.json.
     """
 
@@ -99,11 +96,11 @@ class Project:
         self.classes: list[str] = list(settings["classes"])
         self.ids: list[str] = table.column(self.id_name).to_pylist()
         self.bad: frozenset[int] = frozenset(settings["bad_rows"])
-        status = np.asarray(table.column("status").to_pylist(), dtype=object)
-        labels = table.column("label").to_pylist()
-        self.given: dict[int, str] = {row: labels[row] for row in np.flatnonzero(status == "labelled").tolist()}
+        columns = (table.column(name).to_pylist() for name in ("label", "status"))
+        pairs = enumerate(zip(*columns, strict=True))
+        self.given: dict[int, str] = {row: label for row, (label, status) in pairs if status == LABELLED}
         self._source: TableSource | None = None
-        self._held: Floats | None = None
+        self._embeddings: Floats | None = None
 
     @classmethod
     def open(cls, folder: Path, *, images: Path | None = None) -> "Project":
@@ -122,19 +119,17 @@ class Project:
         if checked(folder / TABLE).exists() and altered(folder, {TABLE: settings["files"].get(TABLE, {})}):
             raise DataError(f"{folder / TABLE} is not as semigpc label wrote it. {AGAIN}")
         try:
-            table = parquet.read_table(checked(folder / TABLE), partitioning=None)
+            table = parquet.read_table(folder / TABLE, partitioning=None)
             table.validate(full=True)
         except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
             raise DataError(f"{folder / TABLE} cannot be read: {error}. {AGAIN}") from error
-        columns = {settings["id_name"], "label", "confidence", "variance", "status", "reasons"}
-        if table.num_rows != settings["rows"] or not columns <= set(table.column_names):
+        if table.num_rows != settings["rows"] or not {settings["id_name"], *COLUMNS} <= set(table.column_names):
             raise DataError(
                 f"{folder / TABLE} is not what {folder / FILE} says: it has {table.num_rows} rows and the columns "
                 f"{', '.join(table.column_names)}; rows is {settings['rows']} and id_name {settings['id_name']!r:.80}. {REMAKE}"
             )
         project = cls(folder, settings, table, root.resolve() if root else None)
-        named = {label for row, label in project.given.items() if row not in project.bad}
-        if named != set(project.classes):
+        if {label for row, label in project.given.items() if row not in project.bad} != set(project.classes):
             raise DataError(
                 f"{folder / FILE} cannot be used: classes must be those of the given labels in {TABLE}; got "
                 f"{shown(project.classes)}. {REMAKE}"
@@ -143,12 +138,12 @@ class Project:
 
     @property
     def follows_links(self) -> bool:
-        """Whether links that lead out of the data were permitted when they were labelled."""
+        """Return whether links that lead out of the data were allowed when they were labelled."""
         return self.settings["follow_links"]
 
     @property
     def source(self) -> TableSource:
-        """The data; opened when first asked for."""
+        """Return the data, which are opened when first needed."""
         if self._source is None:
             path = self.folder / self.settings["data"]  # an absolute path stays itself
             if not path.exists():
@@ -166,26 +161,25 @@ class Project:
         return self._source
 
     def embeddings(self, rows: Rows) -> Floats:
-        """Embeddings (M, D) of rows in any order; zeros for rows that have none.
+        """Return the embeddings (M, D) of rows in any order; zeros for rows that have none.
 
-        Below 1 GB all of them are read once and kept; above, only the row groups that are asked for, each time.
+        Below IN_MEMORY bytes all of them are read once and kept; above, the row groups that are needed are read each time.
         """
-        wanted = np.asarray(rows, dtype=np.int64)
-        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self.ids)):
-            raise IndexError(f"rows must be in 0 to {len(self.ids) - 1}; got {wanted.min()} to {wanted.max()}.")
-        if self._held is None and 4 * len(self.ids) * self.settings["width"] <= HELD:
-            self._held = self.source.take(np.arange(len(self.ids)))
-        found = self.source.take(wanted) if self._held is None else self._held[wanted]
-        found[~np.isfinite(found).all(axis=1)] = 0.0
-        return found
+        rows = np.asarray(rows, dtype=np.int64)
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self.ids)):
+            raise IndexError(f"rows must be in 0 to {len(self.ids) - 1}; got {rows.min()} to {rows.max()}.")
+        if self._embeddings is None and 4 * len(self.ids) * self.settings["width"] <= IN_MEMORY:
+            self._embeddings = self.source.take(np.arange(len(self.ids)))
+        embeddings = self.source.take(rows) if self._embeddings is None else self._embeddings[rows]
+        embeddings[~np.isfinite(embeddings).all(axis=1)] = 0.0
+        return embeddings
 
     def model(self) -> SemiGPClassifier:
-        """The estimator of the labels, fitted again on the given ones and the same sample of the others, without tuning."""
-        good = np.ones(len(self.ids), dtype=bool)
-        good[list(self.bad)] = False
-        labelled = np.array([row for row in self.given if good[row]], dtype=np.int64)
-        good[labelled] = False
-        sample = sample_rows(good, self.settings["sample"], self.settings["seed"])
+        """Return the estimator of the labels, fitted again on the given ones and the same sample, without tuning."""
+        unlabelled = np.ones(len(self.ids), dtype=bool)
+        unlabelled[[*self.bad, *self.given]] = False
+        labelled = np.array([row for row in self.given if row not in self.bad], dtype=np.int64)
+        sample = sample_rows(unlabelled, self.settings["sample"], self.settings["seed"])
         rows = np.concatenate([labelled, sample])
         labels = np.array([*(self.given[row] for row in labelled.tolist()), *[None] * len(sample)], dtype=object)
         embeddings = self.embeddings(rows)
@@ -197,22 +191,20 @@ class Project:
             ) from error
 
     def image(self, row: int) -> Path | None:
-        """The file of a row, if the data are images and it is there; one outside of ``images`` only by a permitted link."""
+        """Return the file of a row, if the data are images and it exists; outside of ``images`` only by an allowed link."""
         if self.images is None:
             return None
         try:
             name = PurePosixPath(self.ids[row])
             path = (self.images / name).resolve()
-            inside = path.is_relative_to(self.images) or (
-                self.follows_links and not name.is_absolute() and ".." not in name.parts
-            )
-            return path if inside and path.is_file() else None
+            by_link = self.follows_links and not name.is_absolute() and ".." not in name.parts
+            return path if (path.is_relative_to(self.images) or by_link) and path.is_file() else None
         except (OSError, ValueError):  # no name that a file could have
             return None
 
 
 def read_settings(folder: Path) -> ProjectSettings:
-    """project.json of a folder that is complete."""
+    """Return project.json of a folder that is complete."""
     file = folder / FILE
     if (folder / COMPLETE).exists():
         raise DataError(
@@ -227,19 +219,17 @@ def read_settings(folder: Path) -> ProjectSettings:
         if (folder / "parts").is_dir() or (folder / TABLE).exists():
             raise DataError(f"{folder} is not complete: labelling was stopped. {AGAIN}")
         raise DataError(f"{folder} has no {FILE}, so it was not written by semigpc label. Check the path.")
-    return read_json(file, ProjectSettings, error=DataError, remedy=REMAKE, check=_check)
+    return read_json(file, ProjectSettings, error=DataError, remedy=REMAKE, check=_check_settings)
 
 
-def _check(settings: ProjectSettings) -> None:
+def _check_settings(settings: ProjectSettings) -> None:
     if settings["version"] != VERSION:
         raise ValueError(
             f"version must be {VERSION}, or it was written by another version of semigpc; got {settings['version']}"
         )
-    outside = [row for row in settings["bad_rows"] if row >= settings["rows"]]
-    if outside or len(set(settings["bad_rows"])) < len(settings["bad_rows"]):
-        raise ValueError(
-            f"bad_rows must be different and below {settings['rows']}, the rows; got {shown(settings['bad_rows'])}"
-        )
+    bad = settings["bad_rows"]
+    if any(row >= settings["rows"] for row in bad) or len(set(bad)) < len(bad):
+        raise ValueError(f"bad_rows must be different and below {settings['rows']}, the rows; got {shown(bad)}")
     if not 0 < len(settings["classes"]) == len(set(settings["classes"])):
         raise ValueError(f"classes must be different names; got {shown(settings['classes'])}")
     known = SemiGPClassifier().get_params()
@@ -252,42 +242,41 @@ def _check(settings: ProjectSettings) -> None:
         raise ValueError(f"parameters: {str(error).rstrip('.')}") from error
 
 
+# Tables that people fill in -------------------------------------------------------------------------------------------
+
+
 def write_hand_table(
     path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]], *, blank: str, overwrite: bool = False
 ) -> None:
-    """Write a table that has its name only when it is complete.
+    """Write a CSV file with an empty column for people to fill in; it is not replaced once somebody has.
 
     Args:
-        path: of the .csv file. header, rows: what it holds.
-        blank: the column that people fill in.
-        overwrite: replace a table in which somebody has written.
+        path: of the .csv file. header, rows: its content.
+        blank: the column that people fill in. overwrite: replace a table that somebody has filled in.
 
     Raises:
-        DataError: somebody has written into the file that is there. WriteError: it cannot be written.
+        DataError: somebody has written into the existing file. WriteError: it cannot be written.
     """
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is a folder or a pipe, and no table. Move it away.")
-    written = 0 if overwrite or not path.exists() else _written(path, blank)
-    if written:
+    filled = 0 if overwrite or not path.exists() else _filled_rows(path, blank)
+    if filled:
         raise DataError(
-            f"{path} is there already, and {written} rows of it have something in the column {blank!r}. Use them first, move "
+            f"{path} is there already, and {filled} rows of it have something in the column {blank!r}. Use them first, move "
             "the file away, or give --overwrite to replace it."
         )
+    cells = ([spreadsheet_cell(value) if isinstance(value, str) else value for value in row] for row in [header, *rows])
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(map(_cells, [header, *rows]))  # its own line ends: with others it does not quote a bare CR
-
-
-def _cells(row: Sequence[Any]) -> list[Any]:
-    return [spreadsheet_cell(value) if isinstance(value, str) else value for value in row]
+        csv.writer(file).writerows(cells)  # with its own line ends: with others it does not quote a bare CR
 
 
 def own_names(names: Sequence[str], id_name: str) -> list[str]:
-    """Names of columns, changed where the data call their ids the same."""
+    """Return names of columns, changed where the ids of the data have the same name."""
     return [f"semigpc_{name}" if name == id_name else name for name in names]
 
 
-def _written(path: Path, blank: str) -> int:
-    """Rows in which somebody has written; a file that cannot be told is all theirs."""
+def _filled_rows(path: Path, blank: str) -> int:
+    """Return how many rows somebody has filled in: all of them if the file cannot be read as the table that was written."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

@@ -1,10 +1,9 @@
-"""What to label next: rows that the labels say little about, rare classes first, and no two that would teach the same.
+"""Rows to label next: rows that the labels say little about, rare classes first, and no two that would teach the same.
 
     worth_i = v_i u_i r_i s_i       u_i = 1 - max_c p_ic (1 - min(1, v_i / v_out))       r_i = sum_c p_ic (n_min / n_c)^rare
 
-v is the posterior variance and v_out the one from which on a row is an outlier, whose probabilities p are worth nothing however
-high; n_c rows are believed to be of class c. s falls where a row has no neighbour: it is unlike everything for ever, and its
-label would say nothing of others.
+v is the posterior variance; from v_out on a row is an outlier, whose probabilities p mean nothing however high they are. n_c
+rows are predicted to be of class c. s is small for a row without a neighbour: its label would say nothing about other rows.
 """
 
 from collections import Counter
@@ -19,12 +18,13 @@ from pyarrow import compute
 
 from semigpc.data.dataset import DataError
 from semigpc.labeling.project import Project, own_names, write_hand_table
+from semigpc.labeling.source import Rows
 
 FILE = "suggestions.csv"
-LONELY, STEEP = 3.0, 8  # a row at this multiple of the usual (squared) distance to its neighbour counts half, soon nothing
-SOMEWHAT, BETWEEN, MAYBE = 0.5, 0.5, 0.1  # parts of v_out, of the largest probability, and of 1 that are worth a word
+ISOLATION_RATIO, ISOLATION_POWER = 3.0, 8  # s = 1 / (1 + (r / 3)^8), r the distance to the neighbour over the usual one
+FAR, TIE, RARE_CHANCE = 0.5, 0.5, 0.1  # from these on a reason is named: v / v_out; second over first probability; probability
+
 Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class SuggestConfig:
 
 
 class Suggestion(NamedTuple):
-    """A row to label: what it is believed to be, how sure that is, what its label is worth, and why."""
+    """A row to label: its predicted class, the confidence and variance of that, the worth of its label, and the reason."""
 
     row: int
     id: str
@@ -68,39 +68,37 @@ class Suggestion(NamedTuple):
 
 
 def suggest(project: Project, config: SuggestConfig | None = None) -> list[Suggestion]:
-    """The most instructive rows that have no label, best first; fewer than asked for if there are no more.
+    """Return the most instructive rows that have no label, best first; fewer than ``count`` if there are no more.
 
     Cost for P rows in the pool and n labels: O(P n^2 + P^2 n) for their covariance, then O(count^2 P). Memory: P^2 numbers.
     """
     config = config or SuggestConfig()
-    known = _Known(project)
-    candidates = known.candidates(outliers=config.outliers == "include")
+    table = _LabelTable(project)
+    candidates = table.candidates(outliers=config.outliers == "include")
     if not len(candidates):
         rest = "" if config.outliers == "include" else " but outliers"
-        raise DataError(
-            f"Nothing is left to label in {project.folder}: it has {len(known.confidence)} rows, all labelled{rest}."
-        )
+        raise DataError(f"Nothing is left to label in {project.folder}: it has {len(project.ids)} rows, all labelled{rest}.")
     model = project.model()
     names = [str(name) for name in model.classes_]
-    weights = rare_weights(known.counts(names), config.rare)
-    pool, usual = _pool(
-        candidates, known.worth(candidates, dict(zip(names, weights, strict=True)), model.outlier_variance_), config
-    )
+    counts = table.counts(names)
+    weights = rare_weights(counts, config.rare)
+    alone = table.worth(candidates, dict(zip(names, weights, strict=True)), model.outlier_variance_)
+    pool, is_random = _pool(candidates, alone, config)
 
     x = project.embeddings(pool)
     probs = model.predict_proba(x).astype(np.float64)
     covariance = model.covariance(x, x).astype(np.float64)
     far = covariance.diagonal() / max(model.outlier_variance_, 1e-12)
-    factors = unsure(probs.max(axis=1), far) * (probs @ weights) * neighbourly(covariance, usual)
+    factors = unsure(probs.max(axis=1), far) * (probs @ weights) * neighbourly(covariance, is_random)
     chosen, worth = choose_diverse(covariance, factors, model.noise_std_**2, config.count)
-    rare = {name for name, count in zip(names, known.counts(names), strict=True) if 2 * count < known.counts(names).mean()}
+    rare = {name for name, count in zip(names, counts, strict=True) if 2 * count < counts.mean()}
     return [
         Suggestion(
             row=row,
             id=project.ids[row],
-            believed=known.labels[row],
-            confidence=float(known.confidence[row]),
-            variance=float(known.variance[row]),
+            believed=table.labels[row],
+            confidence=float(table.confidence[row]),
+            variance=float(table.variance[row]),
             worth=value,
             why=_why(float(far[place]), probs[place], names, rare),
         )
@@ -109,20 +107,20 @@ def suggest(project: Project, config: SuggestConfig | None = None) -> list[Sugge
 
 
 def rare_weights(counts: NDArray[Any], exponent: float) -> Floats:
-    """(C,) weights (n_min / n_c)^exponent of classes with n_c rows, so that the rarest has 1."""
+    """Return (C,) weights (n_min / n_c)^exponent of classes with n_c rows, so that the rarest has 1."""
     smoothed = np.asarray(counts, dtype=np.float64) + 1
     weights: Floats = (smoothed.min() / smoothed) ** exponent
     return weights
 
 
 def unsure(confidence: Floats, far: Floats) -> Floats:
-    """(P,) 1 - confidence (1 - far), with far = v / v_out cut off at 1: of an outlier nothing is sure."""
+    """Return (P,) 1 - confidence (1 - far), with far = v / v_out limited to 1: the confidence of an outlier does not count."""
     doubt: Floats = 1 - confidence * (1 - np.minimum(far, 1.0))
     return doubt
 
 
 def neighbourly(covariance: Floats, usual: NDArray[np.bool_] | None = None) -> Floats:
-    """(P,) weights 1 / (1 + (r / 3)^8): near 1 for a row with a neighbour at a usual distance, near 0 for one all alone.
+    """Return (P,) weights 1 / (1 + (r / 3)^8): near 1 for a row with a neighbour at a usual distance, near 0 for one alone.
 
     r = -log(corr of a row with its nearest) / median of the same, which for an RBF kernel is a ratio of squared distances,
     whatever the length-scale. O(P^2).
@@ -137,12 +135,12 @@ def neighbourly(covariance: Floats, usual: NDArray[np.bool_] | None = None) -> F
     np.fill_diagonal(correlation, 0.0)
     distance = -np.log(correlation.max(axis=1).clip(1e-30, 1 - 1e-6))
     ratio = distance / np.median(distance if usual is None or not usual.any() else distance[usual])
-    weights: Floats = 1 / (1 + (ratio / LONELY) ** STEEP)
+    weights: Floats = 1 / (1 + (ratio / ISOLATION_RATIO) ** ISOLATION_POWER)
     return weights
 
 
 def choose_diverse(covariance: Floats, factors: Floats, noise_variance: float, count: int) -> tuple[Rows, Floats]:
-    """Choose rows one by one by v_i factor_i, and after each let the others know of it.
+    """Choose rows one by one by v_i factor_i; each lowers the variance of the others as if it were labelled.
 
         v_j <- v_j - cov(j, i)^2 / (v_i + sigma^2)        which is a column of a pivoted Cholesky factor, squared
 
@@ -153,7 +151,7 @@ def choose_diverse(covariance: Floats, factors: Floats, noise_variance: float, c
         count: k.
 
     Returns:
-        Places (min(k, P),) and what each was worth when it was chosen; O(k^2 P).
+        Places (min(k, P),) and the worth of each when it was chosen; O(k^2 P).
     """
     count = min(count, len(covariance))
     variance = covariance.diagonal().copy()
@@ -169,44 +167,44 @@ def choose_diverse(covariance: Floats, factors: Floats, noise_variance: float, c
     return chosen, worth
 
 
-def write_suggestions(project: Project, found: Sequence[Suggestion], *, overwrite: bool = False) -> Path:
-    """``suggestions.csv`` in the project's folder, with an empty column ``label``: to be filled in, and given to semigpc label.
+def write_suggestions(project: Project, suggestions: Sequence[Suggestion], *, overwrite: bool = False) -> Path:
+    """Write ``suggestions.csv`` to the project's folder; its empty column ``label`` is filled in and given to semigpc label.
 
     Raises:
-        DataError: labels have been written into the file that is there.
+        DataError: labels have been written into the existing file.
     """
     path = project.folder / FILE
     rank_name, *others = own_names(("rank", "label", "believed", "confidence", "variance", "worth", "why"), project.id_name)
     rows = [
         (rank, row.id, "", row.believed, *(f"{number:.6g}" for number in (row.confidence, row.variance, row.worth)), row.why)
-        for rank, row in enumerate(found, start=1)
+        for rank, row in enumerate(suggestions, start=1)
     ]
     write_hand_table(path, [rank_name, project.id_name, *others], rows, blank="label", overwrite=overwrite)
     return path
 
 
-class _Known:
-    """What labels.parquet says of every row."""
+class _LabelTable:
+    """The columns of labels.parquet."""
 
     def __init__(self, project: Project) -> None:
         table = project.table
         self.labels: list[str] = table.column("label").to_pylist()
         self.confidence: Floats = table.column("confidence").to_numpy().astype(np.float64)
         self.variance: Floats = table.column("variance").to_numpy().astype(np.float64)
-        self._given = np.asarray(compute.equal(table.column("status"), "labelled"))
-        self._given[list(project.bad)] = True  # nothing can be said of them, and nothing learnt
+        self._excluded = np.asarray(compute.equal(table.column("status"), "labelled"))
+        self._excluded[list(project.bad)] = True  # bad rows can neither be predicted nor learned from
         self._outlier = np.asarray(compute.equal(table.column("status"), "outlier"))
         self._counts = Counter(label for label in self.labels if label is not None)
 
     def candidates(self, *, outliers: bool) -> Rows:
-        return np.flatnonzero(~self._given & (outliers | ~self._outlier))
+        return np.flatnonzero(~self._excluded & (outliers | ~self._outlier))
 
-    def counts(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Rows of each class, given or believed."""
+    def counts(self, names: Sequence[str]) -> Rows:
+        """Return the rows of each class, given or predicted."""
         return np.array([self._counts[name] for name in names], dtype=np.int64)
 
     def worth(self, rows: Rows, weights: dict[str, float], outlier_variance: float) -> Floats:
-        """Of each row by itself, by what was found when it was labelled."""
+        """Return the worth of each row by itself, from its stored confidence and variance."""
         of_class = np.array([weights[self.labels[row]] for row in rows.tolist()])
         variance = self.variance[rows]
         worth: Floats = variance * unsure(self.confidence[rows], variance / max(outlier_variance, 1e-12)) * of_class
@@ -214,7 +212,7 @@ class _Known:
 
 
 def _pool(candidates: Rows, worth: Floats, config: SuggestConfig) -> tuple[Rows, NDArray[np.bool_]]:
-    """Rows to choose among, sorted, and which of them were drawn at random: they show what distances are usual."""
+    """Return the rows to choose among, sorted, and which of them were drawn at random: they show what distances are usual."""
     if len(candidates) <= config.pool:
         return candidates, np.ones(len(candidates), dtype=bool)
     rng = np.random.default_rng(config.seed)
@@ -226,14 +224,14 @@ def _pool(candidates: Rows, worth: Floats, config: SuggestConfig) -> tuple[Rows,
 
 
 def _why(far: float, probs: Floats, names: Sequence[str], rare: set[str]) -> str:
-    """A short phrase for people."""
+    """Return the reason for a suggestion as a short phrase."""
     first, second = (int(c) for c in (-probs).argsort(kind="stable")[:2])
     reasons = []
-    if far > SOMEWHAT:
+    if far > FAR:
         reasons.append("unlike what is labelled" if far > 1 else "far from the labels")
-    if probs[second] > BETWEEN * probs[first]:
+    if probs[second] > TIE * probs[first]:
         reasons.append(f"{names[first]} or {names[second]}")
-    maybe = [names[c] for c in (first, second) if names[c] in rare and probs[c] > MAYBE]
-    if maybe:
-        reasons.append(f"{maybe[0]} is rare")
+    maybe_rare = [names[c] for c in (first, second) if names[c] in rare and probs[c] > RARE_CHANCE]
+    if maybe_rare:
+        reasons.append(f"{maybe_rare[0]} is rare")
     return "; ".join(reasons) or "unsure"
