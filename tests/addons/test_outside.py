@@ -158,11 +158,11 @@ def test_an_unknown_add_on_is_answered_with_the_nearest() -> None:
         Experiment.from_plain(plain | {"addon": {"name": "dasso"}})
 
 
-def test_the_add_on_that_the_architecture_page_shows_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
-    code = page.partition("```python\n")[2].partition("```")[0]
+def test_the_add_on_that_the_docs_show_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
+    code = page.rpartition("```python\n")[2].partition("```")[0]
     monkeypatch.setitem(ADDONS, "humble", ADDONS["none"])  # what the page puts there is gone after the test
-    exec(compile(code, "architecture.md", "exec"), {"__name__": "page"})
+    exec(compile(code, "extend.md", "exec"), {"__name__": "page"})
     experiment = replace(small_run("fixmatch", "none", "train.steps=3"), addon=ADDONS["humble"].config())
     train(experiment.override(["addon.humility=0.2"]), tmp_path / "run")
     assert '"humility": 0.2' in RunFolder(tmp_path / "run").config.read_text()

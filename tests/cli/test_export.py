@@ -1,4 +1,4 @@
-"""``semigpc export``: a file that answers without semigpc, checked; and the example of docs/export.md."""
+"""``semigpc export``: a file that answers without semigpc, checked; and the example of docs/train.md."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from semigpc.export import network
 from tests.cli.calls import refused, semigpc
 from tests.cli.conftest import Trained
 
-DOCS = Path(__file__).parents[2] / "docs" / "export.md"
+DOCS = Path(__file__).parents[2] / "docs" / "train.md"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_the_example_of_the_docs_says_what_predict_says(
     image = min(trained.photos.iterdir())
     shutil.copy(image, tmp_path / "photo.png")
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, "docs/export.md", "exec"), {})
+    exec(compile(example, "docs/train.md", "exec"), {})
     label, confidence = capsys.readouterr().out.split()
     (row,) = json.loads(semigpc("predict", trained.run, image, "--json").stdout)
     assert label == row["label"]

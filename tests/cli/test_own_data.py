@@ -1,4 +1,4 @@
-"""A folder of images with few labels trains, evaluates and predicts with the commands of the README and docs/own_data.md."""
+"""A folder of images with few labels trains, evaluates and predicts with the commands of the README and docs/train.md."""
 
 import csv
 import json

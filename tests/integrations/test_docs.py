@@ -1,8 +1,9 @@
-"""The snippets of docs/other_loops.md run as they stand."""
+"""The snippets of docs/extend.md run as they stand."""
 
 import importlib.util
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,20 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "other_loops.md").read_text()
-LOOP, LIGHTNING, USB = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+from semigpc.data import DATASETS
+from semigpc.gp import KERNELS, RBF
+from semigpc.refiners import GaussianProcessRefiner, GPConfig
+from semigpc.training import train
+from tests.training.small_runs import small_run
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "extend.md").read_text()
+LOOP, LIGHTNING, USB, KERNEL, DATASET, _ADDON = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 def run(snippet: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "snippet"}
     with torch.random.fork_rng(devices=[]):
-        exec(compile(snippet, "docs/other_loops.md", "exec"), names)
+        exec(compile(snippet, "docs/extend.md", "exec"), names)
     return names
 
 
@@ -39,7 +46,7 @@ def test_the_lightning_module_trains(generator: torch.Generator, tmp_path: Path,
 
 def test_the_usb_snippet_configures_it() -> None:
     if importlib.util.find_spec("semilearn") is None:
-        pytest.skip("semilearn is not installed: it asks for packages that our pins exclude, see docs/other_loops.md")
+        pytest.skip("semilearn is not installed: it asks for packages that our pins exclude, see docs/extend.md")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -47,3 +54,24 @@ def test_the_usb_snippet_configures_it() -> None:
         except (ImportError, OSError, RuntimeError) as error:
             pytest.skip(f"semilearn is installed and cannot be imported: {error}")
     assert names["config"].gp_balanced is True
+
+
+def test_the_kernel_of_the_page_works_in_a_refiner(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
+    monkeypatch.setitem(KERNELS, "rational_quadratic", RBF)  # what the page adds is removed after the test
+    kernel = run(KERNEL)["RationalQuadratic"]
+    config = GPConfig(kernel="rational_quadratic", length_scale=0.7, buffer_size=32, warmup_steps=0)
+    refiner = GaussianProcessRefiner(config, n_features=4, n_classes=2)
+    assert refiner.engine.kernel == kernel(length_scale=0.7)
+    features, labels = torch.randn(20, 4, generator=generator), torch.arange(20) % 2
+    refiner.remember(features, labels)
+    probs = refiner.probs(features)
+    assert (probs.argmax(dim=1) == labels).all()
+
+
+def test_the_data_set_of_the_page_trains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(DATASETS, "stripes", DATASETS["digits"])
+    config = run(DATASET)["StripesConfig"]()
+    experiment = replace(small_run("fixmatch", "none", "train.steps=3"), data=config)
+    summary = train(experiment, tmp_path / "run")
+    assert summary["results"]["last"]["n"] == 100
+    assert len(summary["results"]["last"]["per_class_recall"]) == 2

@@ -34,7 +34,7 @@ def test_without_semilearn_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch)
 def algorithms() -> dict[str, type]:
     """Our two and theirs, by name, where semilearn can be imported."""
     if importlib.util.find_spec("semilearn") is None:
-        pytest.skip("semilearn is not installed: it asks for packages that our pins exclude, see docs/other_loops.md")
+        pytest.skip("semilearn is not installed: it asks for packages that our pins exclude, see docs/extend.md")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -22,6 +22,7 @@ from semigpc.gp import (
     spread_out,
 )
 from semigpc.refiners.base import PlacementConfig
+from semigpc.text import unknown_name
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +220,7 @@ class GPConfig(PlacementConfig):
         length_scale: l. With unit features l^2 plays the part of SimMatch's temperature.
         output_scale: eta. The mean depends on noise_std^2 / output_scale alone.
         noise_std: sigma.
-        kernel: k; length_scale is not asked of cosine and ntk, which have none.
+        kernel: k, a name in :data:`semigpc.gp.KERNELS`; cosine and ntk have no length_scale.
         logit_scale: lambda; :func:`auto_logit_scale` if none is given.
         kernel_clip: kernel values below it become 0.
         class_prior: ``frequency`` subtracts the class shares pi of the buffer and gives every class equal evidence,
@@ -254,7 +255,7 @@ class GPConfig(PlacementConfig):
     output_scale: float = 1.0
     noise_std: float = 0.1**0.5
     logit_scale: float | None = None
-    kernel: Literal["rbf", "laplace", "cosine", "ntk"] = "rbf"
+    kernel: str = "rbf"
     kernel_clip: float = 0.0
     class_prior: Literal["none", "frequency"] = "none"
     exclude_same_index: bool = False
@@ -274,6 +275,8 @@ class GPConfig(PlacementConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.kernel not in KERNELS:
+            raise ValueError(unknown_name("kernel", self.kernel, KERNELS))
         if self.logit_scale is not None and self.logit_scale <= 0:
             raise ValueError(f"logit_scale must be positive; got {self.logit_scale}.")
         if self.exclude_same_index and self.role != "classifier":
@@ -335,11 +338,12 @@ def build_engine(config: GPConfig, n_features: int, n_classes: int, *, device: D
 
 
 def build_kernel(config: GPConfig) -> Kernel:
-    """The kernel that a config asks for."""
-    scales: dict[str, Any] = {"output_scale": config.output_scale}
-    if config.kernel in ("rbf", "laplace"):
-        scales["length_scale"] = config.length_scale
-    kernel: Kernel = KERNELS[config.kernel](**scales)
+    """Return the kernel that a config names, with those of its scales that the kernel has."""
+    kind = KERNELS[config.kernel]
+    scales = {
+        field.name: getattr(config, field.name) for field in fields(kind) if field.name in ("length_scale", "output_scale")
+    }
+    kernel: Kernel = kind(**scales)
     return Clipped(kernel, config.kernel_clip) if config.kernel_clip else kernel
 
 
