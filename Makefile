@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 SEED   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-cpus fuzz lint check format toy bench
+.PHONY: help run test test-cpus fuzz lint check format toy bench docs wheel
 
 help:     ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -43,7 +43,7 @@ lint: $(VENV)/ready     ## format, lint, types
 	$(BIN)/mypy
 
 check: lint     ## the same and the fast tests: what pre-commit runs
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
 
 format: $(VENV)/ready     ## format and fix what can be fixed
 	$(BIN)/ruff format
@@ -57,6 +57,12 @@ bench: $(VENV)/ready     ## time an update, a training step and the labelling of
 	$(BIN)/python benchmarks/update.py --plot bench/update.png
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/label.py
+
+docs: $(VENV)/ready     ## build the documentation into site/; a broken link is an error
+	$(BIN)/mkdocs build --strict
+
+wheel: $(VENV)/ready     ## build the source distribution and the wheel into dist/
+	$(BIN)/python -m build
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "semigpc needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 import typer
 from rich.console import Console
 
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be 
 
 from benchmarks.peers import GRAPH_BASELINES, Rows
 from benchmarks.ranks import SEMIGPC, draw_mean_ranks, field_notes, paired, problem_table, rank, rank_table
+from benchmarks.step import load_batches, make_trainer
 from benchmarks.tables import WIDTH, Json, Plot, check_folders, script
 from benchmarks.timing import time_in_turns
 from semigpc.addons import (
@@ -40,7 +40,7 @@ from semigpc.addons import (
 )
 from semigpc.algorithms import ALGORITHMS
 from semigpc.cli.comparison_bars import ComparisonProgress
-from semigpc.data import Augment, ImageSet, Splits, ViewSource, eval_loader, train_loader
+from semigpc.data import Augment, ImageSet, Splits, ViewSource, eval_loader
 from semigpc.files import write_json
 from semigpc.recipes.digits import digits, digits_balanced
 from semigpc.recipes.paper import cifar10_lt
@@ -57,7 +57,7 @@ from semigpc.training.loop import take_step
 from semigpc.training.metrics import classification_metrics
 from semigpc.training.run_data import DataCache, RunData, load_splits
 from semigpc.training.run_folder import RunFolder, groups_of, read_json
-from semigpc.training.state import Trainer, assemble, build_fabric
+from semigpc.training.state import Trainer
 from semigpc.types import Batch, Clock
 
 BASES = ("fixmatch", "freematch", "simmatch", "remixmatch")
@@ -450,13 +450,11 @@ def addon_steps(
 
 def _window(experiment: Experiment) -> Callable[[], None]:
     """Ten steps, late in a generation."""
-    fabric, splits = build_fabric(experiment), load_splits(experiment)
-    with torch.random.fork_rng():
-        torch.manual_seed(experiment.seed)
-        trainer = assemble(experiment, splits.class_counts, fabric, n_unlabeled=len(splits.unlabeled))
+    splits = load_splits(experiment)
+    trainer = make_trainer(experiment, splits)
     length = experiment.train.steps // experiment.addon.generations
     first = int(LATE * length) // WINDOW * WINDOW
-    batches = _batches(experiment, splits, trainer, first)
+    batches = list(islice(load_batches(experiment, splits, trainer, first=first, count=WINDOW), WINDOW))
     for step in range(SETTLING):
         _step(trainer, batches[step % WINDOW], first - SETTLING + step, length, experiment, splits)
 
@@ -466,25 +464,6 @@ def _window(experiment: Experiment) -> Callable[[], None]:
                 _step(trainer, batch, first + number, length, experiment, splits)
 
     return window
-
-
-def _batches(experiment: Experiment, splits: Splits, trainer: Trainer, first: int) -> list[Batch]:
-    config = experiment.train
-    loader = train_loader(
-        splits,
-        Augment(experiment.augment),
-        views=trainer.algorithm.views,
-        labeled_batch=config.labeled_batch,
-        unlabeled_batch=config.unlabeled_batch,
-        seed=experiment.seed,
-        epoch_steps=config.epoch_steps,
-        first_step=first,
-        total_steps=first + WINDOW,
-        workers=0,
-        power=experiment.addon.sampling_power,
-        balanced=experiment.addon.needs_balanced_batch,
-    )
-    return list(islice(loader, WINDOW))
 
 
 def _step(trainer: Trainer, batch: Batch, step: int, length: int, experiment: Experiment, splits: Splits) -> None:

@@ -5,8 +5,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -74,22 +75,10 @@ def bench_step(
     )
     refined = replace(base, refiner=GPConfig(buffer_size=buffer_size, warmup_steps=0))
     splits = _random_images(seed)
-    trainers = {"base": _trainer(base, splits), "gp": _trainer(refined, splits)}
-    loader = train_loader(
-        splits,
-        Augment(base.augment),
-        views=trainers["base"].algorithm.views,
-        labeled_batch=batch,
-        unlabeled_batch=batch,
-        seed=seed,
-        epoch_steps=base.train.epoch_steps,
-        first_step=WARM,
-        total_steps=WARM + repetitions + 2,
-        workers=workers,
-    )
-    batches = iter(loader)
+    trainers = {"base": make_trainer(base, splits), "gp": make_trainer(refined, splits)}
+    batches = load_batches(base, splits, trainers["base"], first=WARM, count=repetitions + 2, workers=workers)
     first = next(batches)
-    steps = {name: _stepper(trainer, first, base.train) for name, trainer in trainers.items()}
+    steps = {name: partial(_take, trainer, first, WARM, base.train) for name, trainer in trainers.items()}
     seconds = time_in_turns(steps, repetitions=repetitions, advance=advance)
     share = _data_wait_share(trainers["gp"], batches, base.train, repetitions, advance)
     base_s, gp_s = min(seconds["base"]), min(seconds["gp"])
@@ -104,8 +93,8 @@ def _random_images(seed: int) -> Splits:
     return splits_from_arrays(images, labels)
 
 
-def _trainer(experiment: Experiment, splits: Splits) -> Trainer:
-    """A trainer whose buffer, if it has one, is full."""
+def make_trainer(experiment: Experiment, splits: Splits) -> Trainer:
+    """Return a trainer whose buffer, if it has one, is full."""
     with torch.random.fork_rng():
         torch.manual_seed(experiment.seed)
         trainer = assemble(experiment, splits.class_counts, build_fabric(experiment), n_unlabeled=len(splits.unlabeled))
@@ -116,12 +105,30 @@ def _trainer(experiment: Experiment, splits: Splits) -> Trainer:
     return trainer
 
 
-def _stepper(trainer: Trainer, batch: Batch, config: TrainConfig) -> Callable[[], Any]:
-    return lambda: take_step(trainer, trainer.fabric.to_device(batch), _clock(WARM, config), config)
+def load_batches(
+    experiment: Experiment, splits: Splits, trainer: Trainer, *, first: int, count: int, workers: int = 0
+) -> Iterator[Batch]:
+    """Return the batches of steps ``first`` .. ``first + count - 1`` of a run, from the loader that training uses."""
+    config = experiment.train
+    loader = train_loader(
+        splits,
+        Augment(experiment.augment),
+        views=trainer.algorithm.views,
+        labeled_batch=config.labeled_batch,
+        unlabeled_batch=config.unlabeled_batch,
+        seed=experiment.seed,
+        epoch_steps=config.epoch_steps,
+        first_step=first,
+        total_steps=first + count,
+        workers=workers,
+        power=experiment.addon.sampling_power,
+        balanced=experiment.addon.needs_balanced_batch,
+    )
+    return iter(loader)
 
 
-def _clock(step: int, config: TrainConfig) -> Clock:
-    return Clock(step, config.steps, config.epoch_steps)
+def _take(trainer: Trainer, batch: Batch, step: int, config: TrainConfig) -> None:
+    take_step(trainer, trainer.fabric.to_device(batch), Clock(step, config.steps, config.epoch_steps), config)
 
 
 def _data_wait_share(
@@ -134,7 +141,7 @@ def _data_wait_share(
         asked = time.perf_counter()
         batch = next(batches)
         waited += time.perf_counter() - asked
-        take_step(trainer, trainer.fabric.to_device(batch), _clock(WARM + 1 + step, config), config)
+        _take(trainer, batch, WARM + 1 + step, config)
         advance()
     return waited / (time.perf_counter() - began)
 
