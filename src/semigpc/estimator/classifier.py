@@ -19,6 +19,7 @@ from semigpc.estimator.confidence import (
     Answers,
     Calibration,
     Confidence,
+    Decisions,
     Explanation,
     Floats,
     Integers,
@@ -260,7 +261,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             other = (codes != scored.classes).nonzero().squeeze(1)
             found = self._memory.reasons(points[other], codes[other], top)
             slots, weights = slots.index_copy(0, other, found.slots), weights.index_copy(0, other, found.weights.float())
-        confidence = self._calibration().confidence(self.confidence, scored, codes).numpy()
+        logits = self._calibration().pool_logits(scored.mean)
+        confidence = Decisions(logits, codes, scored.variance).confidence(self.confidence, self.confidence_scale_).numpy()
         status = np.where(confidence < self.threshold_, ABSTAINED, 0).astype(np.uint8)
         variance = None if scored.variance is None else scored.variance.numpy()
         if variance is not None:
