@@ -25,7 +25,7 @@ FEW = 6  # times fewer points than rows: a factor then costs more, n^3 / 3, than
 
 
 class Reasons(NamedTuple):
-    """Places (M, top) among the rows held, -1 where there are fewer; weights (M, top) there; and scores (M,), the sums of all."""
+    """Places (M, top) among the rows held, -1 where there are fewer; weights (M, top); scores (M,), the sums of all."""
 
     slots: Tensor
     weights: Tensor

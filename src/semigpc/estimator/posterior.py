@@ -263,7 +263,7 @@ def grouping_order(weights: Tensor) -> Tensor:
 
 
 class _Groups(NamedTuple):
-    """For every class: groups of largest weights (C, looked), weights there (C, looked * 64), bounds (C, groups) of the others."""
+    """For every class: groups of largest weights (C, looked), their weights (C, looked * 64), bounds of others (C, groups)."""
 
     groups: Tensor
     weights: Tensor
