@@ -7,10 +7,10 @@ PACKAGES = ("semigpc", "torch", "torchvision", "timm", "lightning-fabric", "nump
 MISSING = "not installed"
 
 
-def versions() -> dict[str, str]:
-    """Python, and the packages that figures depend on, by name."""
+def versions(*more: str) -> dict[str, str]:
+    """Return the versions of Python, of the packages that figures depend on and of ``more`` packages, by name."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *more):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

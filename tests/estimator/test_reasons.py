@@ -17,7 +17,7 @@ def labels(generator: torch.Generator, n: int, classes: int = 5) -> tuple[Tensor
 
 
 def kernel_values(search: ReasonSearch, values: Tensor) -> tuple[Tensor, Tensor]:
-    room = search.room(len(values))
+    room = search.workspace(len(values))
     room[:, : values.shape[1]] = values
     return room, room.view(len(values), -1, GROUP).amax(dim=2)
 

@@ -69,7 +69,7 @@ def test_a_sparse_y_is_an_indicator_and_an_empty_row_is_unlabelled() -> None:
     assert SemiGPClassifier().fit(X, indicator).predict_proba(X) == pytest.approx(expected, abs=1e-6)
     column = sparse.csr_matrix(np.where(codes < 0, -1, codes)[:, None])
     assert SemiGPClassifier().fit(X, column).predict_proba(X) == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(ValueError, match="one entry a row"):
+    with pytest.raises(ValueError, match="one entry per row"):
         SemiGPClassifier().fit(X[:2], sparse.csr_matrix([[1, 1], [1, 0]]))
 
 

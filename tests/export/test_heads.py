@@ -181,5 +181,5 @@ def test_differences_are_seen() -> None:
         sizes.clear()
         found = differences(lambda given, change=change: answer(given, change), classifier, None, **compared)  # type: ignore[misc]
         assert json.dumps(round(found["probabilities"], 3)) == json.dumps(change)
-    with pytest.raises(DifferenceError, match=r"probabilities came as \(1, 3\), and should be \(1, 4\)"):
+    with pytest.raises(DifferenceError, match=r"probabilities has shape \(1, 3\), and should have \(1, 4\)"):
         differences(lambda given: {"probabilities": honest[: len(given), :3]}, classifier, None, **compared)

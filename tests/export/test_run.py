@@ -124,7 +124,7 @@ def test_a_run_without_a_gp_exports_its_classifier(plain: Path, tmp_path: Path) 
 def test_what_trained_with_16_bits_answers_in_float32(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(monkeypatch, experiment=load_run(plain).experiment.override(["train.precision=bf16-mixed"]))
     done = export_run(plain, kind="torch", out=tmp_path / "model.pt2")
-    note = "Answers in float32, and is compared with the run in float32; it trained with bf16-mixed."
+    note = "Computes in float32, and is compared with the run in float32; it trained with bf16-mixed."
     assert done.facts["notes"] == [note]
 
 

@@ -1,4 +1,4 @@
-"""SemiGPClassifier: labels for a table of rows from a few of them, with the scikit-learn contract."""
+"""SemiGPClassifier: labels for all rows of a table of which a few are labelled, with the scikit-learn contract."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -19,6 +19,7 @@ from semigpc.estimator.confidence import (
     Answers,
     Calibration,
     Confidence,
+    Decisions,
     Explanation,
     Floats,
     Integers,
@@ -38,18 +39,18 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Gaussian process classification of rows of which a few are labelled, made for long tails.
 
         mu(x) = k(h, h_Q) K^-1 (Y - 1 pi^T)          h = scaling(x)          K = k(h_Q, h_Q) + sigma^2 I
-        p(c | x) ~ exp(lambda sqrt(nbar / n_c) mu_c(x))                      decides (algorithms 3.1 and 3.7)
-        confidence = q(c | x) ~ share_c exp(lambda' mu_c(x))                 of the class decided for
+        p(c | x) ~ exp(lambda sqrt(nbar / n_c) mu_c(x))                      the class is its argmax
+        confidence = q(c | x) ~ share_c exp(lambda' mu_c(x))                 of that class
 
-    Equal evidence for every class, sqrt(nbar / n_c), finds the rare ones best; it also makes the large ones look unsure, so
-    that the probability that a label is right is taken from mu itself, under the shares of the unlabelled rows.
+    Equal evidence for every class, sqrt(nbar / n_c), gives the best recall of rare classes. It also lowers the probabilities of
+    large ones, so the probability that a label is right is taken from mu itself, under the shares of the unlabelled rows.
 
     ``fit`` chooses scaling, l, sigma and lambda by leave-one-out in closed form with every class counting the same, and
     estimates from the unlabelled rows how often each class occurs among them. A label comes with its probability, the
-    posterior variance, and the labelled rows that made it; ``partial_fit`` takes a correction in O(N^2).
+    posterior variance, and the labelled rows that contribute most; ``partial_fit`` takes a correction in O(N^2).
 
     Cost: fit O(n^3) for n labelled rows, a prediction O(n (D + C)), with its variance O(n (D + n)). Beyond 26 215 labelled
-    rows, or what half of the machine's memory holds, the average of several GPs takes the place of one (``engine_``): each
+    rows, or what half of the machine's memory holds, the average of several GPs is used instead of one (``engine_``): each
     holds all rows of small classes and a part of the large ones, so that cubes and squares are those of 12 288 rows. There
     is no self-training then.
 
@@ -57,28 +58,27 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         kernel: "rbf" (the paper's), "laplace" or "cosine".
         length_scale: l, in units of scaled rows; "auto" chooses among multiples of the median distance.
         noise_std: sigma, beside an output scale of 1; "auto" chooses.
-        logit_scale: lambda; "auto" makes the probabilities of left-out labels as likely as can be.
+        logit_scale: lambda; "auto" maximises the likelihood of left-out labels.
         scaling: "unit", "centered", "standard", "rank" or "none", see :class:`semigpc.estimator.Scaling`; "auto" chooses.
-        class_prior: "balanced" decides as if all classes were equally frequent, which serves the rare ones best; "estimated"
-            decides under the shares that the unlabelled rows seem to have, which errs least often.
-        self_training: rounds in which unlabelled rows that are sure join the labelled ones; "auto" takes three if at least two
-            thirds of the labels (by class) are found without themselves, and none otherwise. Rows that joined help to
-            decide, in ``predict`` and ``predict_proba``. They never vouch: the confidence of the class decided for, its
-            variance and its reasons rest on given labels alone.
-        confidence: what it is that abstaining goes by: the "probability" above; that "expected" over the posterior, lower
+        class_prior: "balanced" decides as if all classes were equally frequent, which is best for rare classes; "estimated"
+            decides under the estimated shares of the unlabelled rows, which makes the fewest errors.
+        self_training: rounds in which unlabelled rows of high confidence join the labelled ones; "auto" is three if recall of
+            left-out labels, averaged over classes, is at least two thirds, and 0 otherwise. Rows that joined are used for
+            the class, in ``predict`` and ``predict_proba``, but not for its confidence, its variance and its reasons,
+            which come from given labels alone.
+        confidence: what is compared with the threshold: the "probability" above; that "expected" over the posterior, lower
             where the variance is large; or the "variance" explained, 1 - var, whatever the class. The two cost O(n) more.
         abstain: confidence below which no label is given; above 1, none ever is.
         target_precision: in place of ``abstain``: the share of the labels given out that should be right; sets the threshold.
         outlier_quantile: rows of a larger variance than this share of the labelled ones (left out) are called outliers.
-        random_state: seed of what is drawn: subsets of many labels, and folds.
+        random_state: seed for subsets of many labels.
 
     Attributes:
-        classes_: (C,) sorted. class_counts_: (C,) given labels. class_shares_: (C,) believed shares among the unlabelled rows.
+        classes_: (C,) sorted. class_counts_: (C,) given labels. class_shares_: (C,) estimated shares among the unlabelled rows.
         transduction_: (n,) labels of the rows that were fitted: the given ones, and predictions for the others.
         threshold_: confidence below which a label is withheld; 0 if none ever is.
         outlier_variance_: variance above which a row is an outlier.
-        scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen. confidence_scale_: that of the
-            confidence, see above.
+        scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen. confidence_scale_: lambda'.
         labeled_rows_: numbers of the rows with a given label. n_features_in_: D.
         engine_: "exact", or "ensemble" where labelled rows are too many for one GP. engine_reason_: why, in a sentence.
     """
@@ -118,9 +118,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Learn from rows of which some are labelled.
 
         Args:
-            X: (n, D) finite numbers. y: (n,) classes; -1 or NaN, or beside text None, where there is no label; a sparse
-                indicator matrix will do.
-            rows: (n,) numbers by which the rows are known in explanations and corrections; 0 .. n - 1 if left out.
+            X: (n, D) finite numbers. y: (n,) classes; -1 or NaN, or None beside text, where there is no label; a sparse
+                indicator matrix is accepted too.
+            rows: (n,) numbers that identify the rows in explanations and corrections; 0 .. n - 1 if left out.
         """
         return self._fit(X, y, None, rows)
 
@@ -135,7 +135,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"none of the {len(X)} rows is labelled: all of y is -1, None or NaN. Label some rows of at least two classes."
             )
-        with suited_to(X.size):  # to look at the rows; what takes longer chooses for itself
+        with suited_to(X.size):  # for passes over the rows; larger work sets its own number of threads
             self._adopt(fit_memory(X, codes, numbers, len(self.classes_), options))
         self._rows_seen = int(numbers.max()) + 1
         self._fitted_rows = {int(number): position for position, number in enumerate(numbers)}
@@ -153,16 +153,16 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._count()
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, *, rows: Any = None) -> Self:
-        """Add labels, or replace or withdraw those that are there, online: O(B N^2) for B rows.
+        """Add, replace or withdraw labels online: O(B N^2) for B rows.
 
-        Hyper-parameters, shares and threshold stay as ``fit`` found them; class counts follow. The first call is a ``fit``.
-        A class that was not known is added, at the cost of building the GP anew.
+        Hyper-parameters, shares and threshold stay as ``fit`` chose them; class counts change. The first call is a ``fit``.
+        A new class is added, at the cost of building the GP anew.
 
         Args:
             X: (B, D). y: (B,) classes; -1, None or NaN withdraws the label of that row.
             classes: all classes there will be, at the first call; later ones are added.
-            rows: (B,) distinct row numbers. A number that is known stands for the same row as before. If left out, a row that
-                equals a labelled one replaces its label, and any other is new.
+            rows: (B,) distinct row numbers. A known number stands for the same row as before. If left out, a row that equals
+                a labelled one replaces its label, and any other is new.
         """
         if not hasattr(self, "classes_"):
             return self._fit(X, y, classes, rows)
@@ -188,19 +188,19 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _amend(self, X: Floats, numbers: Integers, codes: Integers) -> None:
-        """Let ``transduction_`` follow what was said of some of its rows."""
+        """Update ``transduction_`` for rows whose labels have changed."""
         ours = np.array([number in self._fitted_rows for number in numbers.tolist()], dtype=bool)
         if ours.any():
             places = [self._fitted_rows[number] for number in numbers[ours].tolist()]
-            found = self._transduce(X[ours], codes[ours])
-            self.transduction_ = self.transduction_.astype(np.result_type(self.transduction_, found))
-            self.transduction_[places] = found
+            labels = self._transduce(X[ours], codes[ours])
+            self.transduction_ = self.transduction_.astype(np.result_type(self.transduction_, labels))
+            self.transduction_[places] = labels
 
     def _add_classes(self, known: NDArray[Any]) -> None:
         places = np.searchsorted(known, self.classes_)
         for memory in self._memories():
             memory.rename_classes(torch.from_numpy(places), len(known))
-        shares = np.full(len(known), 1 / (len(self.transduction_) + len(known)))  # rare, as nobody has seen any
+        shares = np.full(len(known), 1 / (len(self.transduction_) + len(known)))  # rare, since no row has it yet
         shares[places] = self.class_shares_ * (1 - (len(known) - len(places)) * shares[0])
         self.classes_, self.class_shares_ = known, shares
         if self.transduction_.dtype.kind in "US" or known.dtype.kind in "US":
@@ -212,37 +212,37 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.labeled_rows_ = rows
         self.class_counts_ = np.bincount(codes, minlength=len(self.classes_))
 
-    # Answering ------------------------------------------------------------------------------------------------------
+    # Prediction ------------------------------------------------------------------------------------------------------
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Classes (M,) of rows (M, D); -1, NaN or (beside text) None where it abstains. O(M n (D + C))."""
+        """Return the classes (M,) of rows (M, D); -1, NaN or (beside text) None where it abstains. O(M n (D + C))."""
         answers = self.answer(X, variance=False, top=0)
         return self._named(answers.codes, withheld=answers.confidence < self.threshold_)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Share of rows (M,) whose class is found; where it abstains, it is not."""
-        found, wanted = self.predict(X), np.asarray(y)
-        right = [one is not None and bool(one == other) for one, other in zip(found.tolist(), wanted.tolist(), strict=True)]
+        """Return the accuracy on rows (M, D); abstaining counts as an error."""
+        pairs = zip(self.predict(X).tolist(), np.asarray(y).tolist(), strict=True)
+        right = [label is not None and bool(label == wanted) for label, wanted in pairs]
         return float(np.average(right, weights=sample_weight))
 
     def predict_proba(self, X: Any) -> Floats:
-        """Probabilities (M, C) under the class prior; rows sum to 1. O(M n (D + C))."""
-        rows = self._checked(X)
-        calibration, decider = self._calibration(), self._helped or self._memory
+        """Return probabilities (M, C) under the class prior; rows sum to 1. O(M n (D + C))."""
+        rows, calibration = self._checked(X), self._calibration()
         with self._threads(rows, variance=False):
-            return np.concatenate([calibration.probs(scored.mean).numpy() for _, scored in self._scored(rows, decider)])
+            parts = self._scored(rows, self._helped or self._memory)
+            return np.concatenate([calibration.probs(scored.mean).numpy() for _, scored in parts])
 
     def predict_variance(self, X: Any) -> Floats:
-        """Posterior over prior variance (M,): 0 where all is known, 1 far from every label. O(M n (D + n))."""
+        """Return posterior over prior variance (M,): 0 where all is known, 1 far from every label. O(M n (D + n))."""
         rows = self._checked(X)
         with self._threads(rows, variance=True):
             parts = self._scored(rows, self._memory, variance=True)
             return np.concatenate([scored.variance.numpy() for _, scored in parts if scored.variance is not None])
 
     def answer(self, X: Any, *, variance: bool = True, top: int = 3) -> Answers:
-        """Class, confidence, variance, status and the best reasons for it of rows (M, D), in one pass of bounded memory.
+        """Return class, confidence, variance, status and the largest ``top`` reasons of rows (M, D), in bounded memory.
 
-        Without ``variance``, if the confidence can do without, no row is called an outlier. O(M n (D + C)), with it
+        Without ``variance``, unless the confidence needs it, no row is called an outlier. O(M n (D + C)), with the variance
         O(M n (D + C + n)).
         """
         return self._answer(self._checked(X), variance=variance, top=top)
@@ -258,9 +258,11 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self._helped is not None:
             codes = self._helped.score(points, bias=self._calibration().bias()).classes
             other = (codes != scored.classes).nonzero().squeeze(1)
-            found = self._memory.reasons(points[other], codes[other], top)
-            slots, weights = slots.index_copy(0, other, found.slots), weights.index_copy(0, other, found.weights.float())
-        confidence = self._calibration().confidence(self.confidence, scored, codes).numpy()
+            reasons = self._memory.reasons(points[other], codes[other], top)
+            slots = slots.index_copy(0, other, reasons.slots)
+            weights = weights.index_copy(0, other, reasons.weights.float())
+        logits = self._calibration().pool_logits(scored.mean)
+        confidence = Decisions(logits, codes, scored.variance).confidence(self.confidence, self.confidence_scale_).numpy()
         status = np.where(confidence < self.threshold_, ABSTAINED, 0).astype(np.uint8)
         variance = None if scored.variance is None else scored.variance.numpy()
         if variance is not None:
@@ -270,52 +272,49 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Answers(codes.numpy(), confidence, variance, status, rows, weights.numpy(), scores)
 
     def explain(self, X: Any, top: int = 3, classes: Any = None) -> Explanation:
-        """The labelled rows that decide, with signed weights that add up to the score. O(M n (D + n)); meant for few rows.
+        """Return the labelled rows of largest weight; weights are signed and add up to the score. O(M n (D + n)), for few rows.
 
         Args:
-            X: (M, D). top: rows that speak most for the class; the others are summed up. All of them, down to those that
-                speak most against it, for the number of labels.
+            X: (M, D). top: labelled rows to list, largest weight first; the others are summed up. With the number of labels,
+                all are listed, down to those of the most negative weight.
             classes: (M,) classes to explain; the predicted ones if left out.
         """
-        rows = self._checked(X)
-        points = self._scaling(rows)
-        codes = (
-            (self._helped or self._memory).score(points, bias=self._calibration().bias()).classes
-            if classes is None
-            else torch.from_numpy(codes_of(classes, self.classes_, len(points)))
-        )
-        found = self._memory.reasons(points, codes, top)
+        points = self._scaling(self._checked(X))
+        if classes is None:
+            codes = (self._helped or self._memory).score(points, bias=self._calibration().bias()).classes
+        else:
+            codes = torch.from_numpy(codes_of(classes, self.classes_, len(points)))
+        reasons = self._memory.reasons(points, codes, top)
         return Explanation(
             codes=codes.numpy(),
-            rows=np.append(self._memory.row_numbers(), -1)[found.slots.numpy()],
-            weights=found.weights.float().numpy(),
-            differences=self._memory.differences(points, codes, found.slots).float().numpy(),
-            rest=(found.scores - found.weights.sum(dim=1)).float().numpy(),
-            scores=found.scores.float().numpy(),
+            rows=np.append(self._memory.row_numbers(), -1)[reasons.slots.numpy()],
+            weights=reasons.weights.float().numpy(),
+            differences=self._memory.differences(points, codes, reasons.slots).float().numpy(),
+            rest=(reasons.scores - reasons.weights.sum(dim=1)).float().numpy(),
+            scores=reasons.scores.float().numpy(),
         )
 
     def covariance(self, X1: Any, X2: Any) -> Floats:
-        """Posterior covariance (M1, M2) of the function at two sets of rows, over the prior variance. O(M2 n^2 + M1 n M2)."""
-        first, second = self._checked(X1), self._checked(X2)
-        found: Floats = self._memory.covariance(self._scaling(first), self._scaling(second)).float().numpy()
-        return found
+        """Return the posterior covariance (M1, M2) between two sets of rows, over the prior variance. O(M2 n^2 + M1 n M2)."""
+        points, others = self._scaling(self._checked(X1)), self._scaling(self._checked(X2))
+        covariance: Floats = self._memory.covariance(points, others).float().numpy()
+        return covariance
 
     def leave_one_out(self) -> LeftOutLabels:
-        """Every given label as the others would have it, all classes being as likely beforehand.
+        """Return what the other labels predict for each given label, under equal class priors.
 
         In closed form: O(n^2 + n C), or O(n^2 (D + C)) where ``engine_`` is "ensemble". The variance of an ensemble is then
-        that of the GPs which hold the row, without it; the others hold as many rows like it.
+        that of the GPs which hold the row, without it; the others hold as many similar rows.
         """
         check_is_fitted(self)
         rows, codes, positions = self._memory.given()
         left_out = self._memory.left_out()
-        given = torch.from_numpy(codes)
-        held = self._memory.held_shares()[positions]
-        about = (left_out.mean[positions], left_out.ones[positions], given, self._memory.counts(), held)
-        probs = torch.softmax(self.logit_scale_ * left_out_scores(*about), dim=1)
+        mean, ones, held = left_out.mean[positions], left_out.ones[positions], self._memory.held_shares()[positions]
+        scores = left_out_scores(mean, ones, torch.from_numpy(codes), self._memory.counts(), held)
+        probs = torch.softmax(self.logit_scale_ * scores, dim=1)
         return LeftOutLabels(rows, codes, probs.float().numpy(), left_out.variance[positions].clamp(0, 1).float().numpy())
 
-    # Inside ---------------------------------------------------------------------------------------------------------
+    # Helpers ---------------------------------------------------------------------------------------------------------
 
     def _checked(self, X: Any) -> Floats:
         check_is_fitted(self)
@@ -323,14 +322,14 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return rows
 
     def _scored(self, X: Floats, memory: Memory, *, variance: bool = False, top: int = 0) -> Iterator[tuple[Tensor, Scored]]:
-        """Points and what a memory says of them, a chunk at a time."""
+        """Yield points and their scores under a memory, one chunk at a time."""
         bias = self._calibration().bias()
         for start in range(0, len(X), CHUNK):
             points = self._scaling(X[start : start + CHUNK])
             yield points, memory.score(points, bias=bias, variance=variance, top=top)
 
     def _threads(self, X: Floats, *, variance: bool) -> AbstractContextManager[None]:
-        """Threads for a block of rows and all that is done to it."""
+        """Set the number of threads for all work on a block of rows."""
         return suited_to(min(len(X), CHUNK) * self._memory.row_work(variance=variance))
 
     def _memories(self) -> Iterator[Memory]:
@@ -349,12 +348,17 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _named(self, codes: Integers, *, withheld: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return the classes (M,), with -1, NaN or None, in a type that can hold it, where they are withheld."""
         labels = self.classes_[codes]
         if not withheld.any():
             return labels
-        found = unlabeled_like(self.classes_, len(codes))
-        found[~withheld] = labels[~withheld]
-        return found
+        kind = labels.dtype.kind
+        if kind in "iu":
+            labels = labels.astype(np.result_type(labels.dtype, np.int8))
+        elif kind != "f":
+            labels = labels.astype(object)
+        labels[withheld] = -1 if kind in "iu" else np.nan if kind == "f" else None
+        return labels
 
     def _transduce(self, X: NDArray[np.float32], codes: Integers) -> NDArray[Any]:
         answers = self._answer(X, variance=False, top=0)
@@ -372,10 +376,10 @@ class Targets(NamedTuple):
 
 
 def read_targets(y: Any, classes: NDArray[Any] | None = None) -> Targets:
-    """Labels as people give them.
+    """Return codes and classes of labels in any of the forms that scikit-learn accepts.
 
-    Unlabelled rows are marked as :func:`semigpc.text.label_text` says: by -1, NaN, None or empty text. A sparse matrix of one
-    column is its dense self; one of several columns is an indicator, whose rows without an entry are unlabelled.
+    Unlabelled rows are marked as in :func:`semigpc.text.label_text`: by -1, NaN, None or empty text. A sparse matrix of one
+    column is read as a vector; one of several columns is an indicator, whose rows without an entry are unlabelled.
 
     Args:
         y: (n,) or a sparse matrix of n rows.
@@ -383,33 +387,25 @@ def read_targets(y: Any, classes: NDArray[Any] | None = None) -> Targets:
     """
     values = _dense(y)
     known = ~_missing(values)
-    given = values[known]
-    if values.dtype.kind == "O":
-        given = _plain(given)
-    if given.dtype.kind == "f" and len(given) and not np.isfinite(given).all():
-        raise ValueError("y contains infinity; a label is a class, and NaN or -1 stand for none.")
-    if len(given):
-        check_classification_targets(given)
-    if classes is not None and len(given) and (classes.dtype.kind in "OUST") != (given.dtype.kind in "OUST"):
-        raise ValueError(f"labels must be of the kind of the classes, such as {classes[0]!r}; got {given.tolist()[0]!r}.")
-    found = np.unique(given) if classes is None else np.unique(np.concatenate([np.asarray(classes), given]))
+    labels = values[known]
+    if labels.dtype.kind == "O" and not all(isinstance(label, str) for label in labels):  # text stays objects, beside None
+        if any(isinstance(label, str) for label in labels):
+            raise ValueError("labels must be all text or all numbers; got both. Turn the numbers into text first.")
+        labels = np.array(labels.tolist())
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise ValueError("y contains infinity; a label is a class, and NaN or -1 mark rows without one.")
+    if len(labels):
+        check_classification_targets(labels)
+    if classes is not None and len(labels) and (classes.dtype.kind in "OUST") != (labels.dtype.kind in "OUST"):
+        raise ValueError(f"labels must be of the kind of the classes, such as {classes[0]!r}; got {labels.tolist()[0]!r}.")
+    classes = np.unique(labels if classes is None else np.concatenate([classes, labels]))
     codes = np.full(len(values), -1, dtype=np.int64)
-    codes[known] = np.searchsorted(found, given)
-    return Targets(codes, found)
-
-
-def unlabeled_like(classes: NDArray[Any], count: int) -> NDArray[Any]:
-    """(count,) of what stands for "no label" beside such classes: -1, NaN or None, in a type that can hold both."""
-    kind = classes.dtype.kind
-    if kind in "iu":
-        return np.full(count, -1, dtype=np.result_type(classes.dtype, np.int8))
-    if kind == "f":
-        return np.full(count, np.nan, dtype=classes.dtype)
-    return np.full(count, None, dtype=object)
+    codes[known] = np.searchsorted(classes, labels)
+    return Targets(codes, classes)
 
 
 def codes_of(wanted: Any, classes: NDArray[Any], count: int) -> NDArray[np.int64]:
-    """Codes (count,) of classes by name, one or as many as asked for."""
+    """Return the codes (count,) of one class for all rows, or one class per row."""
     names = np.broadcast_to(np.asarray(wanted), (count,))
     codes = np.searchsorted(classes, names).clip(0, len(classes) - 1)
     unknown = classes[codes] != names
@@ -426,21 +422,17 @@ def _dense(y: Any) -> NDArray[Any]:
         entries = np.asarray((matrix != 0).sum(axis=1)).ravel()
         if entries.max(initial=0) > 1:
             raise ValueError(
-                f"a sparse y of several columns must have one entry a row at most; row {entries.argmax()} has more."
+                f"a sparse y of several columns must have at most one entry per row; row {entries.argmax()} has more."
             )
         return np.where(entries == 1, np.asarray(matrix.argmax(axis=1)).ravel(), -1)
     if y is None:
         raise ValueError("requires y to be passed, but the target y is None")
-    values = column_or_1d(y, warn=True, dtype=None) if not _is_plain_text(y) else np.asarray(y)
-    return np.asarray(values)
-
-
-def _is_plain_text(y: Any) -> bool:
-    return isinstance(y, np.ndarray) and y.ndim == 1
+    plain = isinstance(y, np.ndarray) and y.ndim == 1
+    return y if plain else np.asarray(column_or_1d(y, warn=True, dtype=None))
 
 
 def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which entries are no label."""
+    """Return a mask (n,) of the entries that are no label."""
     if values.dtype.kind == "f":
         return np.asarray(np.isnan(values) | (values == -1))
     if values.dtype.kind in "iu":
@@ -451,12 +443,3 @@ def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
         return np.array([label_text(value) is None for value in values], dtype=bool)
     names, places = np.unique(values, return_inverse=True)
     return np.array([label_text(name) is None for name in names], dtype=bool)[places]
-
-
-def _plain(given: NDArray[Any]) -> NDArray[Any]:
-    """Objects of one kind as an array of that kind: text stays objects, so that None can stand beside it."""
-    if all(isinstance(value, str) for value in given):
-        return given
-    if any(isinstance(value, str) for value in given):
-        raise ValueError("labels must be all text or all numbers; got both. Turn the numbers into text first.")
-    return np.array(given.tolist())

@@ -1,4 +1,4 @@
-"""From scores to what is said of a label: probabilities under a class prior, and how sure it is."""
+"""What the estimator returns, and how scores become calibrated probabilities, confidences and a threshold to abstain below."""
 
 import math
 from collections.abc import Sequence
@@ -9,31 +9,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from semigpc.estimator.posterior import Scored
 from semigpc.gp.certainty import expected_probability
 
-Confidence = Literal["probability", "expected", "variance"]
-LOGIT_SCALES = tuple(float(x) for x in np.geomspace(1.0, 80.0, 40))
-ROUNDS = 200  # of expectation-maximisation at most
-STILL = 1e-6  # change of a share at which it has settled
-FEW = 30  # labels that count as few: beside so many, half of the errors that are asked for are allowed
-NEVER = 1.0 + 1e-6  # a confidence that nothing has
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
+Confidence = Literal["probability", "expected", "variance"]
 STATUSES = ("pseudo", "abstained", "outlier")  # what a code in ``Answers.status`` stands for
 PSEUDO, ABSTAINED, OUTLIER = range(3)
+LOGIT_SCALES = tuple(float(x) for x in np.geomspace(1.0, 80.0, 40))
+EM_ROUNDS = 200  # of expectation-maximisation at most
+CONVERGED = 1e-6  # change of a share below which it stops
+FEW_LABELS = 30  # with so many labels, half of the errors that the target allows are allowed
+NEVER = 1.0 + 1e-6  # a confidence that no row reaches
 
 
 class Answers(NamedTuple):
-    """All that is said of M rows in one pass.
+    """Everything about M rows from one pass.
 
     Attributes:
         codes: (M,) the class, as an index into ``classes_``.
-        confidence: (M,) the probability that the label is right for a row like the unlabelled ones, or what the estimator
-            was told to go by in its place.
-        variance: (M,) posterior over prior variance, 0 (known) to 1 (nothing like it was seen); None if not asked for.
+        confidence: (M,) the probability that the label is right for a row like the unlabelled ones, or what the estimator's
+            parameter ``confidence`` names in its place.
+        variance: (M,) posterior over prior variance, 0 (known) to 1 (unlike all labelled rows); None if not requested.
         status: (M,) uint8, an index into :data:`STATUSES`.
-        rows: (M, top) numbers of the labelled rows that speak most for the class, -1 where there are fewer.
+        rows: (M, top) numbers of the labelled rows that contribute most to the class, -1 where there are fewer.
         weights: (M, top) what each adds to the score of the class, signed.
         scores: (M,) that score: the sum of the weights of ALL labelled rows.
     """
@@ -48,7 +47,7 @@ class Answers(NamedTuple):
 
     @classmethod
     def join(cls, parts: "Sequence[Answers]") -> "Answers":
-        """One after the other."""
+        """Concatenate the parts."""
         joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in zip(*parts, strict=True)]
         return cls(*joined)
 
@@ -58,7 +57,7 @@ class Explanation(NamedTuple):
 
     Attributes:
         codes: (M,) the class explained.
-        rows: (M, top) numbers of the labelled rows that speak most for the class, -1 where there are fewer.
+        rows: (M, top) numbers of the labelled rows that contribute most to the class, -1 where there are fewer.
         weights: (M, top) what each adds to the score, signed: k(h, h_i) a[i, c].
         differences: (M, top) the score minus what it would be had that row never been labelled, all else equal.
         rest: (M,) what all other labelled rows add: ``weights.sum(1) + rest == scores``.
@@ -74,11 +73,11 @@ class Explanation(NamedTuple):
 
 
 class LeftOutLabels(NamedTuple):
-    """Each of the n given labels as the others would have it.
+    """Each of the n given labels as the other n - 1 predict it.
 
     Attributes:
         rows: (n,) row numbers. codes: (n,) the given classes.
-        proba: (n, C) by the other n - 1 labels. variance: (n,) posterior over prior variance without the row itself.
+        proba: (n, C) by the other labels. variance: (n,) posterior over prior variance without the row itself.
     """
 
     rows: Integers
@@ -88,26 +87,26 @@ class LeftOutLabels(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """What was decided of M rows, and on what grounds.
+    """The classes (M,) chosen for M rows, from which :meth:`confidence` is computed.
 
     Attributes:
-        logits: (M, C) z = lambda' mu + log shares. decided: (M,) classes.
-        variance: (M,) of mu, over the prior variance; None if only probabilities will be asked for.
+        logits: (M, C) z = lambda' mu + log shares. classes: (M,).
+        variance: (M,) of mu, over the prior variance; None if only probabilities are needed.
     """
 
     logits: Tensor
-    decided: Tensor
+    classes: Tensor
     variance: Tensor | None
 
     def confidence(self, kind: Confidence, scale: float) -> Tensor:
-        """(M,) how sure it is: softmax(z)_c, its expectation over the posterior with a ``scale`` of lambda', or 1 - var."""
+        """Return (M,) softmax(z)_c, its expectation over the posterior with lambda' = ``scale``, or 1 - variance."""
         if kind == "probability":
-            return torch.softmax(self.logits, dim=1).gather(1, self.decided.unsqueeze(1)).squeeze(1)
+            return torch.softmax(self.logits, dim=1).gather(1, self.classes.unsqueeze(1)).squeeze(1)
         assert self.variance is not None
         if kind == "variance":
             return (1 - self.variance).clamp(0, 1)
         spread = (scale * self.variance.clamp_min(0).sqrt()).to(self.logits).unsqueeze(1)
-        return expected_probability(self.logits, spread.expand_as(self.logits), self.decided)
+        return expected_probability(self.logits, spread.expand_as(self.logits), self.classes)
 
 
 class Calibration(NamedTuple):
@@ -115,8 +114,8 @@ class Calibration(NamedTuple):
 
     Attributes:
         logit_scale: lambda. confidence_scale: lambda'.
-        log_shares: (C,) of the unlabelled rows. counts: (C,) labels of each class; one without is out of the question.
-        scales: (C,) what scores are multiplied by already. estimated: whether the shares decide, too.
+        log_shares: (C,) of the unlabelled rows. counts: (C,) labels of each class; a class without labels is never chosen.
+        scales: (C,) factors that scores contain already. estimated: whether the class is chosen under these shares.
     """
 
     logit_scale: float
@@ -127,28 +126,24 @@ class Calibration(NamedTuple):
     estimated: bool
 
     def bias(self) -> Tensor:
-        """(C,) log prior over the logit scale."""
+        """Return the log prior over the logit scale, (C,)."""
         bias = self.log_shares / self.confidence_scale if self.estimated else torch.zeros(len(self.counts))
         return bias.masked_fill(self.counts <= 0, -1e30)
 
     def probs(self, scores: Tensor) -> Tensor:
-        """(M, C) under the class prior that decides."""
+        """Return probabilities (M, C) under the class prior by which classes are chosen."""
         if self.estimated:
             return torch.softmax(self.pool_logits(scores), dim=1)
         return torch.softmax((self.logit_scale * scores).masked_fill(self.counts <= 0, -math.inf), dim=1)
 
     def pool_logits(self, scores: Tensor) -> Tensor:
-        """(M, C) log probabilities, up to a constant, under the shares of the unlabelled rows."""
+        """Return log probabilities (M, C), up to a constant, under the shares of the unlabelled rows."""
         plain = scores / self.scales.clamp_min(1e-9).float()
         return (self.confidence_scale * plain + self.log_shares).masked_fill(self.counts <= 0, -math.inf)
 
-    def confidence(self, kind: Confidence, scored: Scored, decided: Tensor) -> Tensor:
-        """(M,) of the classes ``decided`` (M,) for."""
-        return Decisions(self.pool_logits(scored.mean), decided, scored.variance).confidence(kind, self.confidence_scale)
-
 
 def class_scales(counts: Tensor) -> Tensor:
-    """sqrt(nbar / n_c) for counts (..., C): equal evidence for every class (algorithms 3.7); 0 for a class without labels."""
+    """Return sqrt(nbar / n_c) for counts (..., C), equal evidence for every class; 0 for a class without labels."""
     present = counts > 0
     n_bar = counts.sum(dim=-1, keepdim=True) / present.sum(dim=-1, keepdim=True).clamp_min(1)
     return torch.where(present, (n_bar / counts.clamp_min(1e-9)).sqrt(), 0.0)
@@ -157,12 +152,12 @@ def class_scales(counts: Tensor) -> Tensor:
 def left_out_scores(
     mean: Tensor, ones: Tensor, codes: Tensor, counts: Tensor, held: Tensor | None = None, *, equalised: bool = True
 ) -> Tensor:
-    """Scores (n, C) of labelled rows as if each had never been labelled: its class has one label less, too.
+    """Return scores (n, C) of labelled rows as if each had never been labelled: its class has one label less, too.
 
     Args:
         mean: (n, C) leave-one-out means of the one-hot targets. ones: (n,) those of a target of ones.
         codes: (n,) given classes. counts: (C,) labels of each class, with every row counted.
-        held: (n,) what a row counts for there, 1 if left out.
+        held: (n,) what a row adds to ``counts``; 1 if left out.
         equalised: whether classes are given equal evidence.
 
     Returns:
@@ -174,14 +169,15 @@ def left_out_scores(
     scores = mean - ones.unsqueeze(1) * shares
     if equalised:
         scores = scores * class_scales(others)
-    impossible = (others < 1e-9) & (others >= 1e-9).any(dim=1, keepdim=True)  # of a single label, nothing can be said at all
+    impossible = (others < 1e-9) & (others >= 1e-9).any(dim=1, keepdim=True)  # with a single label, no class is ruled out
     return scores.masked_fill(impossible, -math.inf)
 
 
 def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
-    """lambda of the least negative log-likelihood of softmax(lambda s), every class counting the same. O(n C) a value.
+    """Return the lambda of least negative log-likelihood of softmax(lambda s), every class counting the same.
 
-    One pseudo-observation a class at the default keeps a handful of labels that are all found from claiming certainty.
+    One pseudo-observation per class at the default prevents certainty from a handful of labels that are all predicted right.
+    O(n C) for each value tried.
 
     Args:
         scores: (n, C) of rows that did not take part; rows whose own class is -inf are left out. codes: (n,).
@@ -204,20 +200,20 @@ def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
 
 
 def estimate_shares(probs: Tensor, present: Tensor, *, prior: float = 1.0) -> Tensor:
-    """Class shares of unlabelled rows by expectation-maximisation: r_ic ~ pi_c p_ic, pi_c ~ prior + sum_i r_ic. O(n C) a round.
+    """Return class shares of unlabelled rows by expectation-maximisation. O(n C) per round.
+
+        r_ic ~ pi_c p_ic          pi_c ~ prior + sum_i r_ic
 
     Args:
         probs: (n, C) under equal shares. present: (C,) bool, classes that have labels.
-        prior: rows of each class that are imagined beside them, so that no class is ever ruled out.
+        prior: pseudo-rows of each class, so that no share becomes 0.
     """
     shares = present.to(probs) / present.sum()
-    for _ in range(ROUNDS):
+    for _ in range(EM_ROUNDS):
         joint = probs * shares
         counts = (joint / joint.sum(dim=1, keepdim=True).clamp_min(1e-30)).sum(dim=0) + prior * present.to(probs)
-        settled = counts / counts.sum()
-        moved = float((settled - shares).abs().max())
-        shares = settled
-        if moved < STILL:
+        before, shares = shares, counts / counts.sum()
+        if float((shares - before).abs().max()) < CONVERGED:
             break
     return shares
 
@@ -225,32 +221,32 @@ def estimate_shares(probs: Tensor, present: Tensor, *, prior: float = 1.0) -> Te
 def precision_threshold(
     confidence: Tensor, right: Tensor, weights: Tensor, believed: Tensor, target: float, *, chances: Tensor | None = None
 ) -> float:
-    """The least confidence t such that labels of confidence >= t are right with probability ``target``. O(n log n + u log u).
+    """Return the least confidence t such that labels of confidence >= t are right with probability ``target``.
 
-    Three opinions are heard and the strictest one is followed. The labelled rows, each left out, say how often such labels
-    were right: weighed as their classes are believed to be shared among the unlabelled rows, and all alike, since what is
-    believed of classes with few labels may be quite wrong. And the confidence of the unlabelled rows themselves must keep
-    the promise on average: that guards against a threshold learned from a handful of labels, and is asked for more
-    strictly, 1 - (1 - target) n / (n + 30), the fewer labels n the model was calibrated on.
+    The strictest of three estimates is taken. Two are from the labelled rows, each left out: how often their labels are right,
+    weighted by the estimated shares of their classes among the unlabelled rows, and unweighted, since the shares of classes
+    with few labels may be quite wrong. The third is the mean probability of the unlabelled rows. It guards against a threshold
+    learned from a handful of labels, and must reach 1 - (1 - target) n / (n + 30), which is stricter the fewer labels n there
+    are. O(n log n + u log u).
 
     Args:
-        confidence: (n,) of labelled rows that did not take part. right: (n,) 1 where their label was found. weights: (n,).
+        confidence: (n,) of labelled rows that did not take part. right: (n,) 1 where their label is predicted. weights: (n,).
         believed: (u,) confidence of unlabelled rows.
-        target: precision asked for.
+        target: precision to reach.
         chances: (u,) the probabilities that these are right, if the confidence is something else.
 
     Returns:
-        The threshold; above 1 if no label can be promised.
+        The threshold; above 1 if no threshold reaches the target.
     """
     thresholds = [_least(confidence, right, each, target) for each in (weights, torch.ones_like(weights))]
     if len(believed):
-        stricter = 1 - (1 - target) * len(right) / (len(right) + FEW)
+        stricter = 1 - (1 - target) * len(right) / (len(right) + FEW_LABELS)
         thresholds.append(_least(believed, believed if chances is None else chances, torch.ones_like(believed), stricter))
     return max(thresholds)
 
 
 def _least(confidence: Tensor, right: Tensor, weights: Tensor, target: float) -> float:
-    """The least confidence at which the rows of at least as much are right with probability ``target``."""
+    """Return the least confidence such that rows of at least that confidence are right with probability ``target``."""
     order = confidence.argsort(descending=True)
     falling = confidence[order]
     precision = (weights * right)[order].cumsum(0) / weights[order].cumsum(0)

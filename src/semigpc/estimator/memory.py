@@ -1,8 +1,8 @@
-"""The labelled rows an estimator remembers: one exact GP, or the average of several where one would be too large.
+"""The labelled rows of an estimator: one exact GP, or the average of several where one would be too large.
 
-Members of an ensemble hold all rows of the small classes, and of the large ones a part each. With its share of every class, a
-member would know less of the small ones than one GP of far fewer, thinned out rows does: on MNIST with a tail of 1 : 100,
-balanced accuracy fell from 0.952 to 0.939 (docs/results.md, "More labels than one exact GP holds").
+Each member of an ensemble holds all rows of the small classes and a part of the large ones. With an equal share of every class,
+members would be worse on small classes than one GP over far fewer rows: on MNIST with a tail of 1 : 100, balanced accuracy fell
+from 0.952 to 0.939.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -18,14 +18,14 @@ from semigpc.gp import ExactGP, Kernel, LeftOut, exact
 from semigpc.threads import suited_to
 
 Integers = NDArray[np.int64]
-MEMBER_SHARE = 3 / 8  # of the rows that one exact GP may hold; smaller members were less often right (docs/results.md)
-DEALT = 5 / 6  # of a member's room for its share of all rows; the rest is for small classes, which all members hold
-SPARE = 256  # slots kept free beyond the rows there are, or a quarter of them if that is more
-FEW = 6  # times fewer points than rows: n^3 / 3 for a factor is then more than it saves, some 2 n^2 a point
+MEMBER_SHARE = 3 / 8  # of the rows that one exact GP may hold; smaller members were less accurate
+DEALT = 5 / 6  # of a member's rows are its share of all rows; the rest is for small classes, which all members hold
+SPARE = 256  # free slots beyond the rows, or a quarter of the rows if that is more
+FEW = 6  # times fewer points than rows: a factor then costs more, n^3 / 3, than it saves, about 2 n^2 per point
 
 
 class Reasons(NamedTuple):
-    """Places (M, top) among the rows held, -1 where there are fewer; their weights (M, top), and the scores (M,) of all."""
+    """Places (M, top) among the rows held, -1 where there are fewer; weights (M, top); scores (M,), the sums of all."""
 
     slots: Tensor
     weights: Tensor
@@ -36,11 +36,10 @@ class _Combined(NamedTuple):
     """The rows of all members as one sum of kernels.
 
     Attributes:
-        rows: (N,) numbers, ascending. places: for each member, where its slots are among them, (n,).
+        places: for each member, the positions (n,) of its slots among the rows held, by ascending number.
         parts: for each member, what its slots add to ``weights`` (N, C). posterior: of all rows with these weights.
     """
 
-    rows: Integers
     places: list[Tensor]
     parts: list[Tensor]
     weights: Tensor
@@ -48,19 +47,19 @@ class _Combined(NamedTuple):
 
 
 class Memory:
-    """Points with (soft) labels, known by row numbers; a row may be replaced or forgotten at any time in O(N^2).
+    """Points with (soft) labels, identified by row numbers; a row can be replaced or removed at any time in O(N^2).
 
         mu(h) = 1/M sum_m k(h, h_m) K_m^-1 y_m          var(h) = 1/M sum_m var_m(h)
 
-    with M = 1, an exact GP, as long as that fits. Otherwise the variance is an upper bound of the squared error to expect of
-    the average. Rows that are added later go to all members, so that a correction counts as much as in one GP.
+    with M = 1, an exact GP, as long as that fits. Otherwise the variance is an upper bound of the expected squared error of
+    the average. Rows that are added later go to all members, so that a correction has the same effect as in one GP.
 
     Args:
         kernel: with output scale 1. noise_std: sigma.
-        equalised: whether scores give equal evidence to every class (algorithms 3.7).
+        equalised: whether scores give equal evidence to every class, by sqrt(nbar / n_c).
         points: (n, D). targets: (n, C) rows that sum to 1.
         rows: (n,) distinct numbers. codes: (n,) given class, -1 where the label is soft.
-        seed: of the dealing.
+        seed: for the assignment of rows to members.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Memory:
         self._build(points, targets, rows)
 
     def _build(self, points: Tensor, targets: Tensor, rows: Integers) -> None:
-        """New members with room to grow. O(M n^3)."""
+        """Build new members with free slots. O(M n^3)."""
         fit = exact.exact_fits(capacity_for(len(rows)), matrices=2)  # K^-1, and a factor of K for the variance of many rows
         parts = [np.arange(len(rows))]
         if not fit.fits:
@@ -94,7 +93,7 @@ class Memory:
         self._left_out: LeftOut | None = None
 
     def __len__(self) -> int:
-        """Rows held."""
+        """Return the number of rows held."""
         return len(self._codes)
 
     @property
@@ -104,12 +103,12 @@ class Memory:
 
     @property
     def engine(self) -> Literal["exact", "ensemble"]:
-        """What the members are together."""
+        """Whether one GP holds all rows, or several."""
         return "exact" if len(self.members) == 1 else "ensemble"
 
     @property
     def reason(self) -> str:
-        """Why it is that engine, in a sentence."""
+        """Why that engine was chosen, in a sentence."""
         if self.engine == "exact":
             return f"one exact GP holds all {len(self)} labelled rows: {self._fit.reason}."
         return (
@@ -117,63 +116,66 @@ class Memory:
             f"and their average decides, since one would need a slot for each and a quarter more: {self._fit.reason}."
         )
 
-    # What is held ---------------------------------------------------------------------------------------------------
+    # Contents ---------------------------------------------------------------------------------------------------
 
     def given(self) -> tuple[Integers, Integers, Tensor]:
-        """Rows (n,) and codes (n,) of labels that somebody gave, and their positions among the rows held."""
+        """Return rows (n,) and codes (n,) of given labels, and their positions (n,) among the rows held."""
         rows = self.row_numbers()
         codes = np.array([self._codes[row] for row in rows.tolist()], dtype=np.int64)
         positions = np.flatnonzero(codes >= 0)
         return rows[positions], codes[positions], torch.from_numpy(positions)
 
     def row_numbers(self) -> Integers:
-        """(N,) of the rows held, ascending."""
+        """Return the numbers (N,) of the rows held, ascending."""
         return np.sort(np.fromiter(self._codes, dtype=np.int64, count=len(self)))
 
     def counts(self) -> Tensor:
-        """(C,) labels of each class that a member holds on average, soft ones as far as they go; float64."""
+        """Return how many labels of each class a member holds on average, (C,), soft ones by their shares; float64."""
         return torch.stack([member.engine.targets.sum(dim=0) for member in self.members]).mean(dim=0)
 
     def held_shares(self) -> Tensor:
-        """(N,) share of the members that hold each row: what it counts for in :meth:`counts`."""
+        """Return the share (N,) of the members that hold each row: what it adds to :meth:`counts`."""
         return self._sum([torch.ones(len(member), 1) for member in self.members]).squeeze(1) / len(self.members)
 
     def scales(self) -> Tensor:
-        """(C,) what scores of a class are multiplied by: sqrt(nbar / n_c) if equalised, and 1 otherwise."""
+        """Return the factors (C,) of the scores: sqrt(nbar / n_c) if equalised, and 1 otherwise."""
         return class_scales(self.counts()) if self.equalised else torch.ones(self.n_classes, dtype=torch.float64)
 
     def _contents(self) -> tuple[Integers, Tensor, Tensor]:
-        """Row numbers (N,), points (N, D) and targets (N, C)."""
-        rows = self.row_numbers()
+        """Return row numbers (N,), points (N, D) and targets (N, C)."""
         engine = self.members[0].engine
-        points = torch.zeros(len(rows), engine.n_features)
-        targets = torch.zeros(len(rows), engine.n_classes, dtype=torch.float64)
-        for member in self.members:
-            places, slots = torch.from_numpy(np.searchsorted(rows, member.slot_rows())), member.slots
-            points[places], targets[places] = member.engine.features[slots].float(), member.engine.targets[slots]
-        return rows, points, targets
+        points = torch.zeros(len(self), engine.n_features)
+        targets = torch.zeros(len(self), engine.n_classes, dtype=torch.float64)
+        for member, places in zip(self.members, self._places(), strict=True):
+            points[places] = member.engine.features[member.slots].float()
+            targets[places] = member.engine.targets[member.slots]
+        return self.row_numbers(), points, targets
+
+    def _places(self) -> list[Tensor]:
+        """Return for each member the positions (n,) of its slots among the rows held."""
+        rows = self.row_numbers()
+        return [torch.from_numpy(np.searchsorted(rows, member.slot_rows())) for member in self.members]
 
     @property
     def _view(self) -> _Combined:
-        """Made anew when something has changed. O(N (D + C))."""
+        """Built when it is first needed after a change. O(N (D + C))."""
         if self._cached_view is None:
-            rows, points, _ = self._contents()
-            places = [torch.from_numpy(np.searchsorted(rows, member.slot_rows())) for member in self.members]
-            counts = self.counts()
+            _, points, _ = self._contents()
+            places, counts = self._places(), self.counts()
             offset, scales = counts / counts.sum().clamp_min(1e-9), self.scales()
             parts = [member.weights(offset) * scales / len(self.members) for member in self.members]
             weights = self._sum(parts, places)
             posterior = Posterior(points, weights.float(), kernel=self.kernel, noise_std=self.noise_std)
-            self._cached_view = _Combined(rows, places, parts, weights, posterior)
+            self._cached_view = _Combined(places, parts, weights, posterior)
         return self._cached_view
 
     @property
     def posterior(self) -> Posterior:
-        """All rows as one sum of kernels. Its variance is that of one exact GP of them all."""
+        """All rows as one sum of kernels. Its variance is that of one exact GP over all of them."""
         return self._view.posterior
 
     def _sum(self, parts: list[Tensor], places: list[Tensor] | None = None) -> Tensor:
-        """Sum (N, K), by row, of what each member has for its slots (n, K); float64."""
+        """Return the sum (N, K), by row, of one part (n, K) per member; float64."""
         total = torch.zeros(len(self), parts[0].shape[1], dtype=torch.float64)
         for part, where in zip(parts, places or self._view.places, strict=True):
             total[where] += part
@@ -182,7 +184,7 @@ class Memory:
     # Queries --------------------------------------------------------------------------------------------------------
 
     def score(self, points: Tensor, *, bias: Tensor | None = None, variance: bool = False, top: int = 0) -> Scored:
-        """Scores, classes, reasons (places among the rows held) and, if wanted, the variance of points (M, D), in float32.
+        """Return scores, classes, reasons (places among the rows held) and optionally the variance of points (M, D), float32.
 
         O(M N (D + C)), and O(M sum_m n^2) more for the variance.
         """
@@ -193,12 +195,12 @@ class Memory:
         return scored._replace(variance=torch.stack([member.variances(points) for member in self.members]).mean(dim=0))
 
     def row_work(self, *, variance: bool) -> int:
-        """Multiply-adds for one row: N (D + C), and n^2 of each member for the variance."""
+        """Return the multiply-adds for one row: N (D + C), and n^2 of each member for the variance."""
         squares = sum(len(member) ** 2 for member in self.members) if variance else 0
         return self._view.posterior.row_work(variance=False) + squares
 
     def reasons(self, points: Tensor, codes: Tensor, top: int) -> Reasons:
-        """What each row adds to the score of a class, k(h, h_i) a[i, c], the largest first; float64. O(M N D).
+        """Return what each row adds to the score of a class, k(h, h_i) a[i, c], the largest first; float64. O(M N D).
 
         Args:
             points: (M, D). codes: (M,) the class to explain for each.
@@ -212,14 +214,14 @@ class Memory:
         return Reasons(slots, torch.nn.functional.pad(weights.gather(1, order), (0, missing)), weights.sum(dim=1))
 
     def differences(self, points: Tensor, codes: Tensor, slots: Tensor) -> Tensor:
-        """How much lower each score (M,) would be had a row never been labelled, (M, top), all else equal.
+        """Return how much lower each score (M,) would be had a row never been labelled, (M, top), all else equal.
 
             mu(h) - mu_-i(h) = 1/M sum_m [k(h, h_m) K_m^-1]_i a_i / (K_m^-1)_ii          over the members that hold the row
 
         O(M sum_m n (D + n)).
 
         Args:
-            points: (M, D). codes: (M,). slots: (M, top) as :meth:`reasons` gives them.
+            points: (M, D). codes: (M,). slots: (M, top) from :meth:`reasons`.
         """
         view, total = self._view, torch.zeros(len(points), len(self), dtype=torch.float64)
         for member, places, part in zip(self.members, view.places, view.parts, strict=True):
@@ -230,28 +232,25 @@ class Memory:
         return torch.where(slots >= 0, total.gather(1, slots.clamp_min(0)), 0.0)
 
     def covariance(self, points: Tensor, others: Tensor) -> Tensor:
-        """Posterior covariance (M, M') at points (M, D) and others (M', D), averaged over the members, as the variance is."""
-        found = []
+        """Return the covariance (M, M') at points (M, D) and others (M', D), averaged over the members, as the variance is."""
+        parts = []
         for member in self.members:
             with suited_to(len(others) * len(member) ** 2):
-                found.append(member.engine.covariance(points.double(), others.double()))
-        return torch.stack(found).mean(dim=0)
+                parts.append(member.engine.covariance(points.double(), others.double()))
+        return torch.stack(parts).mean(dim=0)
 
     def left_out(self) -> LeftOut:
-        """Every row held as the others would have it: means (N, C), those (N,) of a target of ones, variance (N,).
+        """Return the posterior at every row without its own label: means (N, C), (N,) for a target of ones, variance (N,).
 
-        Means are exact, since the members that do not hold a row know nothing of it:
+        Means are exact, since members that do not hold a row do not depend on it:
 
             mu_-i(h_i) = mu(h_i) - 1/M sum_m [K_m^-1 y_m]_i var_m,-i(h_i)          over the members that hold the row
 
-        O(n^2) with one member, and O(N^2 (D + C)) with several. Their variance at a row is that of the members that hold it,
-        without it: the others hold as many rows like it, and are not asked, which would take O(N n^2 M).
+        O(n^2) with one member, and O(N^2 (D + C)) with several. The variance at a row is then that of the members that hold
+        it, without it: the others hold as many similar rows, and theirs would take O(N n^2 M).
         """
-        if self._left_out is None:
-            self._left_out = self._leave_out()
-        return self._left_out
-
-    def _leave_out(self) -> LeftOut:
+        if self._left_out is not None:
+            return self._left_out
         each = [member.left_out() for member in self.members]
         held = self.held_shares().unsqueeze(1) * len(each)
         variance = self._sum([one.variance.unsqueeze(1) for one in each]) / held
@@ -263,12 +262,13 @@ class Memory:
             whole = Posterior(points, self._sum(parts).float(), kernel=self.kernel, noise_std=self.noise_std)
             own = [part * one.variance.unsqueeze(1) for part, one in zip(parts, each, strict=True)]
             means = whole.score(points, variance=False, top=0).mean - self._sum(own)
-        return LeftOut(means[:, :-1], means[:, -1], variance.squeeze(1))
+        self._left_out = LeftOut(means[:, :-1], means[:, -1], variance.squeeze(1))
+        return self._left_out
 
     # Changes --------------------------------------------------------------------------------------------------------
 
     def put(self, rows: Integers, points: Tensor, targets: Tensor, codes: Integers) -> None:
-        """Add rows, or replace those that are there, in all members. O(B sum_m n^2). No rows, no change."""
+        """Add rows, or replace those with the same numbers, in all members. O(B sum_m n^2)."""
         if not len(rows):
             return
         if all(member.has_room_for(rows) for member in self.members):
@@ -287,7 +287,7 @@ class Memory:
         self._changed()
 
     def forget(self, rows: Integers) -> None:
-        """Take rows out; those that are not held are passed over. O(B n^2)."""
+        """Remove rows; numbers that are not held are ignored. O(B n^2)."""
         for member in self.members:
             member.forget(rows)
         for row in rows.tolist():
@@ -295,7 +295,7 @@ class Memory:
         self._changed()
 
     def rename_classes(self, places: Tensor, n_classes: int) -> None:
-        """Class c becomes class places[c] of ``n_classes``. O(M n^3): the engines are built anew."""
+        """Make class c class places[c] of ``n_classes``. O(M n^3): the engines are built anew."""
         rows, points, old = self._contents()
         targets = old.new_zeros(len(rows), n_classes)
         targets[:, places] = old
@@ -303,10 +303,10 @@ class Memory:
         self._build(points, targets, rows)
 
     def recognise(self, points: Tensor, first: int) -> tuple[Integers, Integers]:
-        """Numbers of points (M, D): those of equal rows that are held, and new ones from ``first`` on. O(N D).
+        """Return numbers for points (M, D): those of equal rows that are held, and new ones from ``first`` on. O(N D).
 
         Returns:
-            Distinct numbers, and the positions among the M points they belong to: of a row that is given twice, the last.
+            Distinct numbers, and the positions of their points among the M: the last one of equal points.
         """
         rows, held, _ = self._contents()
         known = {point.tobytes(): row for row, point in zip(rows.tolist(), held.numpy(), strict=True)}
@@ -319,7 +319,7 @@ class Memory:
 
 
 class Member:
-    """Rows, known by their numbers, in the slots of an exact engine; one may be replaced or taken out in O(n^2).
+    """One exact GP, and which row is in which of its slots; a row can be replaced or removed in O(n^2).
 
     Args:
         kernel: with output scale 1. noise_std: sigma.
@@ -337,7 +337,7 @@ class Member:
                 self.engine.replace(torch.arange(len(rows)), points.double(), targets.double())
 
     def __len__(self) -> int:
-        """Rows held."""
+        """Return the number of rows held."""
         return len(self._slot)
 
     @property
@@ -346,34 +346,34 @@ class Member:
         return self.engine.occupied.nonzero().squeeze(1)
 
     def slot_rows(self) -> Integers:
-        """Row numbers (n,) of the slots in use."""
+        """Return the row numbers (n,) of the slots in use."""
         numbers: Integers = self.rows[self.slots.numpy()]
         return numbers
 
     def solution(self) -> Tensor:
-        """K^-1 (y, 1) of the slots in use, (n, C + 1), as targets sum to 1; float64."""
+        """Return K^-1 (y, 1) of the slots in use, (n, C + 1); float64. Targets sum to 1, and so K^-1 1 is a sum."""
         alpha = self.engine.alpha[self.slots]
         return torch.cat([alpha, alpha.sum(dim=1, keepdim=True)], dim=1)
 
     def weights(self, offset: Tensor) -> Tensor:
-        """K^-1 (y - 1 offset^T) of the slots in use, (n, C), float64."""
+        """Return K^-1 (y - 1 offset^T) of the slots in use, (n, C), float64."""
         solution = self.solution()
         return solution[:, :-1] - solution[:, -1:] * offset
 
     def has_room_for(self, rows: Integers) -> bool:
-        """Whether :meth:`put` has a slot for each of the rows."""
+        """Return whether :meth:`put` has a slot for each of the rows."""
         return len(self._slot.keys() | set(rows.tolist())) <= self.engine.capacity
 
     def left_out(self) -> LeftOut:
-        """Each row without itself, in the order of the slots. O(n^2 + n C)."""
+        """Return the posterior at each row without its own label, in the order of the slots. O(n^2 + n C)."""
         with suited_to(len(self) ** 2):
             return self.engine.leave_one_out()
 
     def variances(self, points: Tensor) -> Tensor:
-        """Posterior variance (M,) at points (M, D), float32. O(M n (D + n)).
+        """Return the posterior variance (M,) at points (M, D), float32. O(M n (D + n)).
 
-        A few come from K^-1 in float64. Many come from a Cholesky factor of K in float32, four times as fast, which is made for
-        them and not kept: it is as large as K^-1.
+        For few points it is computed from K^-1 in float64; for many from a Cholesky factor of K in float32, which is four times
+        as fast. The factor is not kept, since it is as large as K^-1.
         """
         if FEW * len(points) < len(self):
             with suited_to(len(points) * len(self) ** 2):
@@ -385,7 +385,7 @@ class Member:
         return variance
 
     def put(self, rows: Integers, points: Tensor, targets: Tensor) -> None:
-        """Add rows, or replace those that are there. O(B n^2)."""
+        """Add rows, or replace those with the same numbers. O(B n^2)."""
         new = [row for row in rows.tolist() if row not in self._slot]
         free = (~self.engine.occupied).nonzero().squeeze(1)[: len(new)].tolist()
         known = self._slot | dict(zip(new, free, strict=True))
@@ -395,7 +395,7 @@ class Member:
         self.rows[slots], self._slot = rows, known
 
     def forget(self, rows: Integers) -> None:
-        """Take rows out; those that are not held are passed over. O(B n^2)."""
+        """Remove rows; numbers that are not held are ignored. O(B n^2)."""
         slots = [self._slot.pop(row) for row in rows.tolist() if row in self._slot]
         if slots:
             with suited_to(len(slots) * len(self) ** 2):
@@ -404,24 +404,24 @@ class Member:
 
 
 def member_size(rows: int) -> int:
-    """Rows of one member for so many rows in all: fewer where all members would take more than half of the machine's memory."""
+    """Return the rows of one member, given all rows: fewer where members would take more than half of the machine's memory."""
     affordable = int(exact.memory_budget() * DEALT / (4 * max(rows, 1)))  # K^-1 takes 4 bytes for each of its cells
     return max(2, min(int(MEMBER_SHARE * exact.EXACT_ROWS), affordable))
 
 
 def deal(codes: Integers, size: int, rng: np.random.Generator) -> list[Integers]:
-    """Positions that each member gets, sorted, so that together they hold all rows.
+    """Return the sorted positions of the rows of each member; together they hold all rows.
 
-    A member gets an equal share of every class, and more of those that would then have fewer rows than others, as far as there
-    is room: all members hold the small classes, and each its own part of the large ones.
+    A member gets an equal share of every class, and more rows of those classes that would then have fewer than others, up to
+    its size: all members hold the small classes, and each its own part of the large ones.
 
     Args:
-        codes: (n,) classes. size: rows of a member at most, but for one of each class where there are very many classes.
+        codes: (n,) classes. size: rows of a member at most, except that it holds at least one of each class.
     """
     counts = np.bincount(codes)
     members = -(-len(codes) // max(1, int(DEALT * size)))
     shares = -(-counts // members)
-    common, above = 0, int(shares.max()) + 1  # rows of a class that members have room for; more would be no better balanced
+    common, above = 0, int(shares.max()) + 1  # bounds of the rows of a class that fit into a member
     while above - common > 1:
         middle = (common + above) // 2
         fits = np.maximum(shares, np.minimum(counts, middle)).sum() <= size
@@ -437,7 +437,7 @@ def deal(codes: Integers, size: int, rng: np.random.Generator) -> list[Integers]
 
 
 def row_numbers(rows: Any, count: int) -> Integers:
-    """Numbers (count,) that name rows: as given, or 0 .. count - 1."""
+    """Return the numbers (count,) that identify rows: ``rows`` after a check, or 0 .. count - 1."""
     if rows is None:
         return np.arange(count)
     numbers = np.asarray(rows)
@@ -446,10 +446,10 @@ def row_numbers(rows: Any, count: int) -> Integers:
             f"rows must be {count} whole numbers, 0 or more, one for each row of X; got {numbers.dtype} {numbers.shape}."
         )
     if len(np.unique(numbers)) < count:
-        raise ValueError("rows must be distinct: each number names one row.")
+        raise ValueError("rows must be distinct: each number identifies one row.")
     return numbers.astype(np.int64)
 
 
 def capacity_for(rows: int) -> int:
-    """Slots of an engine for so many rows, with room to grow."""
+    """Return the slots of an engine for so many rows, with free ones for more."""
     return rows + max(SPARE, rows // 4)

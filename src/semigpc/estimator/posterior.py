@@ -1,42 +1,41 @@
-"""A posterior that no longer changes: the mean, variance, class and reasons of very many rows.
+"""A posterior that no longer changes: mean, variance, class and reasons of very many rows.
 
-``Posterior`` is the way in. ``ScaledKernel`` computes kernel values in the units that make them cheapest, and ``ReasonSearch``
-finds the labelled rows that weigh most for a query's class without looking at all of them.
+``Posterior`` is the entry point. ``ScaledKernel`` computes kernel values in the units that make them cheapest, and
+``ReasonSearch`` finds the labelled rows of largest weight for a query's class without comparing all of them.
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from semigpc.gp.engine import NotPositiveDefiniteError, check_tensor, full_precision
+from semigpc.gp.engine import NotPositiveDefiniteError, full_precision
 from semigpc.gp.kernels import RBF, Kernel, Laplace, square_norms
 from semigpc.threads import suited_to
 
-CHUNK = 2048  # rows whose kernel values are made by one product, and held at once; fewer if there are ...
+CHUNK = 2048  # rows whose kernel values are computed by one product, and held at once; fewer if there are ...
 CHUNK_CELLS = 2**22  # ... more kernel values than these, 16 MB
-STRIP_CELLS = 2**20  # kernel values that elementwise passes stay with before they move on: 4 MB, as much as caches hold
-SMALLEST_CHUNK = 256  # fewer rows make poor products
+STRIP_CELLS = 2**20  # kernel values that one elementwise pass covers: 4 MB, as much as caches hold
+SMALLEST_CHUNK = 256  # rows; smaller matrix products are slow
 PRECISE = 4096  # labelled rows up to which the kernel matrix is factorised in float64
 GROUP = 64  # labelled rows that share one bound
-SPARE = 1  # groups that are looked into beyond the number of reasons
-WIDER = 2  # times as many are looked into where these were not enough
+SPARE = 1  # groups searched beyond the number of reasons
+WIDER = 2  # times as many groups are searched where these were not enough
 RANGE = 40.0  # |h|^2 / (2 l^2) up to which e, and the square of L^-1 k / r, are at most exp(80): within float32
 NEAR = 10.0  # the same, up to which 0 is as good an origin as the mean
-SMALLEST = 1e-30  # likeness below is raised to this: products with denormal numbers are many times slower
+SMALLEST = 1e-30  # kernel values below are raised to this: products with denormal numbers are many times slower
 
 
 class Scored(NamedTuple):
-    """What is known of M rows, given N labelled ones and C classes; float32.
+    """The posterior at M rows, given N labelled ones and C classes; float32.
 
     Args:
         mean: (M, C) k(h, h_Q) weights.
-        variance: (M,) of the noise-free function, at least 0; None if it was not asked for.
+        variance: (M,) of the noise-free function, at least 0; None if it was not requested.
         classes: (M,) int64, argmax of mean + bias.
-        slots: (M, top) int64, the labelled rows that speak most for the class: the largest k(h, h_i) weights[i, class],
-            largest first; -1 where there are fewer than ``top``.
+        slots: (M, top) int64, the labelled rows of largest k(h, h_i) weights[i, class], largest first; -1 where there are
+            fewer than ``top``.
         reasons: (M, top) those weights, 0 where the slot is -1. All N of them, most of which may be negative, sum to the mean
             of the class.
     """
@@ -48,13 +47,13 @@ class Scored(NamedTuple):
     reasons: Tensor
 
     def part(self, rows: slice) -> "Scored":
-        """Some of the rows, as views."""
+        """Return some of the rows, as views."""
         variance = None if self.variance is None else self.variance[rows]
         return Scored(self.mean[rows], variance, self.classes[rows], self.slots[rows], self.reasons[rows])
 
 
-class _Room(NamedTuple):
-    """Memory of one chunk of m queries: kernel values (m, N rounded up), their maxima (m, groups), and L^-1 k (m, N)."""
+class _Workspace(NamedTuple):
+    """Memory for one chunk of m queries: kernel values (m, N rounded up), their maxima (m, groups), and L^-1 k (m, N)."""
 
     values: Tensor
     largest: Tensor
@@ -67,11 +66,11 @@ class Posterior:
         mu(h)  = k(h, h_Q) weights                    weights = K^-1 y_Q, corrected as the caller likes
         var(h) = k(h, h) - |L^-1 k(h_Q, h)|^2         L L^T = K = k(h_Q, h_Q) + sigma^2 I
 
-    float32, in O(M N (D + C)) without the variance and O(M N (D + C + N)) with it. Memory beyond the answer is that of a few
+    float32, in O(M N (D + C)) without the variance and O(M N (D + C + N)) with it. Memory beyond the result is that of a few
     chunks of kernel values, 16 MB each for N up to 16 384, whatever M is.
 
-    Kernel values are held in units, k = r g e (see ``ScaledKernel``), of which g is taken up by weights and L, and r by the
-    answer; and labelled rows in an order that helps to find reasons (see ``ReasonSearch``).
+    Kernel values are held as k = r g e (see ``ScaledKernel``), where weights and L contain g, and r is multiplied at the end.
+    Labelled rows are kept in an order that makes reasons easy to find (see ``ReasonSearch``).
 
     Args:
         features: (N, D) h_Q. weights: (N, C). Both are copied.
@@ -79,12 +78,6 @@ class Posterior:
     """
 
     def __init__(self, features: Tensor, weights: Tensor, *, kernel: Kernel, noise_std: float) -> None:
-        check_tensor("features", features)
-        check_tensor("weights", weights)
-        if features.ndim != 2:
-            raise ValueError(f"features must have shape (any, any); got {tuple(features.shape)}.")
-        if weights.ndim != 2 or len(weights) != len(features) or not weights.shape[1]:
-            raise ValueError(f"weights must have shape ({len(features)}, any), a row a feature; got {tuple(weights.shape)}.")
         self.kernel, self.noise_std = kernel, noise_std
         self.features = features.detach().to(torch.float32, copy=True).contiguous()
         self.weights = weights.detach().to(torch.float32, copy=True).contiguous()
@@ -101,31 +94,24 @@ class Posterior:
         return len(self.features)
 
     def row_work(self, *, variance: bool) -> int:
-        """Multiply-adds for one row: N (D + C), and N^2 for the variance."""
+        """Return the multiply-adds for one row: N (D + C), and N^2 for the variance."""
         return len(self) * (self.features.shape[1] + self.weights.shape[1] + (len(self) if variance else 0))
 
     @full_precision()
     @torch.no_grad()
-    def score(
-        self,
-        queries: Tensor,
-        *,
-        bias: Tensor | None = None,
-        variance: bool = True,
-        top: int = 3,
-        prepare: Callable[[Tensor], Tensor] | None = None,
-    ) -> Scored:
+    def score(self, queries: Tensor, *, bias: Tensor | None = None, variance: bool = True, top: int = 3) -> Scored:
         """Return mean, variance, class and the largest reasons of each row.
 
         Args:
             queries: (M, D) of any floating dtype, finite. top: reasons per row.
             bias: (C,) added to the mean to choose the class, and to nothing else.
-            variance: whether it is wanted; where N is larger than D it is most of the work.
-            prepare: applied to every chunk of queries first, while it is in the cache; (m, D) -> (m, D).
+            variance: whether to compute it; where N is larger than D it is most of the work.
         """
-        bias = self._check(queries, bias, top)
+        if top < 0:
+            raise ValueError(f"top must be at least 0; got {top}.")
+        bias = None if bias is None else bias.detach().to(self.weights)
         rows = len(queries)
-        answer = Scored(
+        result = Scored(
             mean=self.weights.new_empty(rows, self.weights.shape[1]),
             variance=self.weights.new_empty(rows) if variance else None,
             classes=torch.empty(rows, dtype=torch.int64, device=queries.device),
@@ -133,8 +119,8 @@ class Posterior:
             reasons=self.weights.new_zeros(rows, top),
         )
         chunk = min(CHUNK, max(SMALLEST_CHUNK, CHUNK_CELLS // max(1, len(self))), rows)
-        room = _Room(  # used again and again: memory that is new must be cleared by the system first
-            values=self._search.room(chunk),
+        space = _Workspace(  # allocated once, since the system must clear new memory
+            values=self._search.workspace(chunk),
             largest=self.weights.new_empty(chunk, self._search.groups),
             solved=self.weights.new_empty(chunk if variance else 0, len(self)),
         )
@@ -142,58 +128,42 @@ class Posterior:
             part = slice(start, start + chunk)
             points = queries[part].detach()
             with suited_to(len(points) * self.row_work(variance=variance)):  # by the chunk: equal chunks give equal bits
-                self._score_chunk(points if prepare is None else prepare(points), answer.part(part), start, bias, room)
-        return answer
+                self._score_chunk(points, result.part(part), start, bias, space)
+        return result
 
-    def _check(self, queries: Tensor, bias: Tensor | None, top: int) -> Tensor | None:
-        """Refuse what has the wrong shape; answer with the bias in float32."""
-        check_tensor("queries", queries)
-        if queries.ndim != 2 or queries.shape[1] != self.features.shape[1]:
-            raise ValueError(f"queries must have shape (any, {self.features.shape[1]}); got {tuple(queries.shape)}.")
-        if not queries.is_floating_point():
-            raise TypeError(f"queries must be floating point; got {queries.dtype}. Call .float() on them first.")
-        if top < 0:
-            raise ValueError(f"top must be at least 0; got {top}.")
-        if bias is None:
-            return None
-        check_tensor("bias", bias)
-        if bias.shape != self.weights.shape[1:]:
-            raise ValueError(f"bias must have shape ({self.weights.shape[1]},), one a class; got {tuple(bias.shape)}.")
-        return bias.detach().to(self.weights)
-
-    def _score_chunk(self, chunk: Tensor, answer: Scored, start: int, bias: Tensor | None, room: _Room) -> None:
-        """Fill in the answer to a chunk (m, D) of the queries, which begins at row ``start`` of them."""
-        values, largest = room.values[: len(chunk)], room.largest[: len(chunk)]
+    def _score_chunk(self, chunk: Tensor, result: Scored, start: int, bias: Tensor | None, space: _Workspace) -> None:
+        """Fill in the result for a chunk (m, D) of the queries, which begins at row ``start`` of them."""
+        values, largest = space.values[: len(chunk)], space.largest[: len(chunk)]
         e = values[:, : len(self)]
         r = self._scaled.write(chunk, e, start)
         strip = max(64, STRIP_CELLS // max(1, len(self)))
-        bounded = isinstance(self.kernel, RBF | Laplace) and answer.slots.shape[1] > 0  # others may be negative
-        for part, mean, whole, maxima in zip(*(x.split(strip) for x in (e, answer.mean, values, largest)), strict=True):
+        bounded = isinstance(self.kernel, RBF | Laplace) and result.slots.shape[1] > 0  # others may be negative
+        for part, mean, whole, maxima in zip(*(x.split(strip) for x in (e, result.mean, values, largest)), strict=True):
             torch.mm(part if r is None else part.exp_(), self._weights, out=mean)
             if bounded:
                 torch.amax(whole.view(*maxima.shape, GROUP), dim=2, out=maxima)
         if r is not None:
-            answer.mean.mul_(r.unsqueeze(1))
-        torch.argmax(answer.mean if bias is None else answer.mean + bias, dim=1, out=answer.classes)
-        self._explain(values, largest if bounded else None, r, answer)
-        if answer.variance is not None:
-            prior, explained = self.kernel.diagonal(chunk.to(torch.float32)), self._explained(e, room.solved[: len(chunk)])
-            torch.sub(prior, explained if r is None else explained.mul_(r.square_()), out=answer.variance).clamp_min_(0)
+            result.mean.mul_(r.unsqueeze(1))
+        torch.argmax(result.mean if bias is None else result.mean + bias, dim=1, out=result.classes)
+        self._explain(values, largest if bounded else None, r, result)
+        if result.variance is not None:
+            prior, explained = self.kernel.diagonal(chunk.to(torch.float32)), self._explained(e, space.solved[: len(chunk)])
+            torch.sub(prior, explained if r is None else explained.mul_(r.square_()), out=result.variance).clamp_min_(0)
 
-    def _explain(self, values: Tensor, largest: Tensor | None, r: Tensor | None, answer: Scored) -> None:
+    def _explain(self, values: Tensor, largest: Tensor | None, r: Tensor | None, result: Scored) -> None:
         """Fill in slots and reasons from kernel values (m, N rounded up) and, if none is negative, their maxima (m, groups)."""
-        top = min(answer.slots.shape[1], len(self))
+        top = min(result.slots.shape[1], len(self))
         if not top:
             return
         if largest is None:
-            places, best = self._search.find_among_all(values, answer.classes, top)
+            places, best = self._search.find_among_all(values, result.classes, top)
         else:
-            places, best = self._search.find(values, largest, answer.classes, top)
-        answer.slots[:, :top] = self._order[places]
-        answer.reasons[:, :top] = best if r is None else best.mul_(r.unsqueeze(1))
+            places, best = self._search.find(values, largest, result.classes, top)
+        result.slots[:, :top] = self._order[places]
+        result.reasons[:, :top] = best if r is None else best.mul_(r.unsqueeze(1))
 
     def _explained(self, e: Tensor, out: Tensor) -> Tensor:
-        """|L^-1 k|^2 / r^2, (m,), for e (m, N), by way of L^-1 k / r in ``out`` (m, N). O(m N^2)."""
+        """Return |L^-1 k|^2 / r^2, (m,), for e (m, N); ``out`` (m, N) receives L^-1 k / r. O(m N^2)."""
         if not len(self):
             return e.new_zeros(len(e))
         if self._factor is None:
@@ -203,10 +173,10 @@ class Posterior:
         return square_norms(out)
 
     def _factorise(self) -> Tensor:
-        """L / g, (N, N). O(N^3).
+        """Return L / g, (N, N). O(N^3).
 
-        Made in float64 and kept in float32, the variance is within 1e-5 of the prior variance at condition numbers up to
-        1e7. Made in float32, as for many rows to save memory, up to 1e6.
+        With a factor computed in float64 and kept in float32, the error of the variance is below 1e-5 of the prior variance at
+        condition numbers up to 1e7; with one computed in float32, as for many rows to save memory, up to 1e6.
         """
         for dtype in (torch.float64,) if len(self) <= PRECISE else (torch.float32, torch.float64):
             features = self._scaled.points.to(dtype)
@@ -223,15 +193,14 @@ class Posterior:
 
 
 class ScaledKernel:
-    """k(h, h_i) = r(h) g_i e(h, h_i): e is evaluated, and whoever uses it takes g and r into account.
+    """k(h, h_i) = r(h) g_i e(h, h_i): only e is evaluated here; the caller multiplies by g and r.
 
     For an RBF and points h_i not too far from an origin o, that is
 
         e = exp((h - o).(h_i - o) / l^2)      g_i = eta exp(-|h_i - o|^2 / (2 l^2))      r = exp(-|h - o|^2 / (2 l^2))
 
-    so that one product and one exp is all that passes over e. The origin is 0 or, where distances would lose digits, the
-    mean of the points. Otherwise e = k / g with g = 1, for other kernels and points; and r = 1, for these and queries that are
-    too far away.
+    so that e takes one matrix product and one exp. The origin is 0 or, where distances would lose digits, the mean of the
+    points. For other kernels and points, e = k and g = 1. For these, and for queries that are too far away, r = 1.
 
     Args:
         points: (N, D) h_i, float32.
@@ -255,14 +224,14 @@ class ScaledKernel:
             self.units = exponents.neg().exp().mul(kernel.output_scale).to(torch.float32)
 
     def write(self, queries: Tensor, out: Tensor, start: int = 0) -> Tensor | None:
-        """Write log e to ``out`` (m, N) and answer with r (m,), or write e itself and answer None. O(m N D).
+        """Write log e to ``out`` (m, N) and return r (m,), or write e itself and return None. O(m N D).
 
         Args:
             queries: (m, D) of any floating dtype, m > 0.
             start: number of the first of them, to name one that is not finite.
         """
         rows = queries
-        if self.origin is not None:  # float64 loses nothing before the origin is taken off
+        if self.origin is not None:  # subtracted before rounding to float32
             rows = queries - self.origin.to(torch.promote_types(queries.dtype, torch.float32))
         rows = rows.to(torch.float32)
         norms = square_norms(rows)
@@ -279,7 +248,7 @@ class ScaledKernel:
 
 
 def check_finite(name: str, norms: Tensor, start: int = 0) -> None:
-    """Refuse rows whose squared norms (m,) are not finite; the first of them is row ``start``."""
+    """Raise if one of the rows, the first of which is row ``start``, has a squared norm (m,) that is not finite."""
     sound = norms.isfinite()
     if not bool(sound.all()):
         row = start + int((~sound).nonzero()[0, 0])
@@ -287,16 +256,14 @@ def check_finite(name: str, norms: Tensor, start: int = 0) -> None:
 
 
 def grouping_order(weights: Tensor) -> Tensor:
-    """An order (N,) of labelled rows that brings rows of one class and of similar weights together, for weights (N, C)."""
+    """Return an order (N,) that puts rows of one class and of similar weights (N, C) next to each other."""
     size, own = weights.max(dim=1)
     order = size.argsort(stable=True)
     return order[own[order].argsort(stable=True)]
 
 
 class _Groups(NamedTuple):
-    """For every class the groups of its largest weights (C, looked), all weights there (C, looked * 64), and ``bounds`` with 0
-    for these groups (C, groups).
-    """
+    """For every class: groups of largest weights (C, looked), their weights (C, looked * 64), bounds of others (C, groups)."""
 
     groups: Tensor
     weights: Tensor
@@ -306,14 +273,14 @@ class _Groups(NamedTuple):
 class ReasonSearch:
     """Finds the largest of e(h, h_i) a[i, c] over i for every query h and its class c, where no e is below 0.
 
-    Labelled rows are taken in groups of 64. For a class, the few groups with its largest weights are looked into. No member of
+    Labelled rows are taken in groups of 64. For a class, the few groups with its largest weights are searched. No member of
     another group exceeds
 
         max_i e(h, h_i) * max_i a[i, c]      i in the group; a maximum below 0 counted as 0
 
-    so where the best that were seen reach all of these bounds, they are the best of all: nothing is approximate. For the
-    few queries of which that is not true more groups are looked into, and in the end all. In a good order of rows
-    this takes one pass over the kernel values, for their maxima, where multiplying all of them takes three.
+    so where the best values reach all of these bounds, they are the best of all: the result is exact. For the few queries
+    where they do not, more groups are searched, and in the end all. In a good order of rows this takes one pass over
+    the kernel values, for their maxima, where multiplying all of them takes three.
 
     Args:
         weights: (N, C) a, in ``grouping_order``.
@@ -322,15 +289,15 @@ class ReasonSearch:
     def __init__(self, weights: Tensor) -> None:
         self.count, classes = weights.shape
         self.groups = -(-self.count // GROUP)
-        self.by_class = weights.new_full((classes, self.groups * GROUP), -math.inf)  # padding wins nothing
+        self.by_class = weights.new_full((classes, self.groups * GROUP), -math.inf)  # padding is never chosen
         self.by_class[:, : self.count] = weights.mT
         self.bounds = self.by_class.view(classes, self.groups, GROUP).amax(dim=2).clamp_min_(0)  # (C, groups)
-        self._views: dict[int, _Groups] = {}
+        self._top_groups: dict[int, _Groups] = {}
 
-    def room(self, rows: int) -> Tensor:
-        """Memory for kernel values (rows, N rounded up to whole groups).
+    def workspace(self, rows: int) -> Tensor:
+        """Return memory for kernel values (rows, N rounded up to whole groups).
 
-        What is beyond N must be left as it is: above 0, and below any kernel value.
+        Columns beyond N must not be changed: they are above 0 and below any kernel value.
         """
         values = self.by_class.new_empty(rows, self.by_class.shape[1])
         values[:, self.count :] = torch.finfo(torch.float32).tiny
@@ -339,22 +306,22 @@ class ReasonSearch:
     def find(
         self, values: Tensor, largest: Tensor, classes: Tensor, top: int, *, looked: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Positions (m, top) among the labelled rows, and e a there, largest first. O(m (N / 64 + 64 top)), almost always.
+        """Return positions (m, top) among the labelled rows, and e a there, largest first. O(m (N / 64 + 64 top)) typically.
 
         Args:
             values: (m, N rounded up) e. largest: (m, groups) their maxima. classes: (m,). top: from 1 to N.
-            looked: groups looked into at first; one more than ``top`` if left out.
+            looked: groups searched at first; one more than ``top`` if left out.
         """
         looked = top + SPARE if looked is None else looked
         if self.groups <= looked:
             return self.find_among_all(values, classes, top)
-        view = self._view(looked)
-        groups = view.groups.index_select(0, classes)  # (m, looked)
+        top_groups = self._largest(looked)
+        groups = top_groups.groups.index_select(0, classes)  # (m, looked)
         first = torch.arange(0, len(values) * self.groups, self.groups, device=values.device).unsqueeze(1)
         seen = values.view(-1, GROUP).index_select(0, (first + groups).view(-1)).view(len(values), -1)
-        best, places = seen.mul_(view.weights.index_select(0, classes)).topk(top, dim=1)
+        best, places = seen.mul_(top_groups.weights.index_select(0, classes)).topk(top, dim=1)
         places = groups.gather(1, places // GROUP).mul_(GROUP).add_(places % GROUP)
-        unseen = view.others.index_select(0, classes).mul_(largest).amax(dim=1)
+        unseen = top_groups.others.index_select(0, classes).mul_(largest).amax(dim=1)
         doubtful = (best[:, -1] < unseen).nonzero().squeeze(1)
         if len(doubtful):
             rest = self.find(values[doubtful], largest[doubtful], classes[doubtful], top, looked=WIDER * looked)
@@ -362,14 +329,14 @@ class ReasonSearch:
         return places, best
 
     def find_among_all(self, values: Tensor, classes: Tensor, top: int) -> tuple[Tensor, Tensor]:
-        """The same from all rows, whatever the signs of e. O(m N)."""
+        """Return the same by comparing all rows, whatever the signs of e. O(m N)."""
         best, places = self.by_class.index_select(0, classes).mul_(values).topk(top, dim=1)
         return places, best
 
-    def _view(self, looked: int) -> _Groups:
-        if looked not in self._views:
+    def _largest(self, looked: int) -> _Groups:
+        if looked not in self._top_groups:
             groups = self.bounds.topk(looked, dim=1).indices
             cells = self.by_class.view(len(self.by_class), self.groups, GROUP)
             weights = cells.gather(1, groups.unsqueeze(2).expand(-1, -1, GROUP)).flatten(1)
-            self._views[looked] = _Groups(groups, weights, self.bounds.scatter(1, groups, 0))
-        return self._views[looked]
+            self._top_groups[looked] = _Groups(groups, weights, self.bounds.scatter(1, groups, 0))
+        return self._top_groups[looked]

@@ -1,1 +1,1 @@
-"""Export: a finished run as one file that answers without semigpc, checked against what it says here."""
+"""Export: a finished run as one file that needs no semigpc, checked against the run."""

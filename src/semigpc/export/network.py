@@ -1,4 +1,4 @@
-"""What is exported: images in, probabilities out, and nothing of training in between."""
+"""The exported network, from images to probabilities, and the two formats in which it is written and read."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -26,15 +26,15 @@ ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 
 
 class ExportedNetwork(nn.Module):
-    """p(x) = softmax(z(x)) for each head, with x / std - mean / std inside, so that images come as they are: RGB in [0, 1].
+    """p(x) = softmax(z(x)) for each head; images, RGB in [0, 1], are normalised inside by x / std - mean / std.
 
-    Answers with a dictionary of (M, C) float32. ``probabilities`` are those of the headline head; if there are two heads, each
-    is also there under its own name, ``linear_probabilities`` and ``gp_probabilities``.
+    Returns a dictionary of (M, C) float32. ``probabilities`` are those of the headline head; if there are two heads, each is
+    also there under its own name, ``linear_probabilities`` and ``gp_probabilities``.
 
     Args:
-        network: a classifier, alone or with an add-on that answers for it, or one of these on a frozen network.
-        gp: the GP's head, if it is to be inside. gp_feature: what it is asked with, ``backbone`` or ``projection``.
-        augment: says how images are normalised.
+        network: a classifier, alone or with an add-on that replaces its logits, or one of these on a frozen network.
+        gp: the GP's head, if it is to be inside. gp_feature: its input, ``backbone`` or ``projection``.
+        augment: contains the mean and deviation of pixels.
         heads: ``linear``, ``gp`` or both; the headline one first.
     """
 
@@ -70,18 +70,18 @@ class ExportedNetwork(nn.Module):
         return {HEADLINE: self.heads[0]} | (named if len(self.heads) > 1 else {})
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Images (M, 3, s, s) float32, RGB in [0, 1], to probabilities (M, C)."""
+        """Return probabilities (M, C) for images (M, 3, s, s), float32, RGB in [0, 1]."""
         features = self.backbone(images * self.scale + self.shift)
         probs: dict[str, Tensor] = {}
         if self.linear is not None:
             probs["linear"] = torch.softmax(self._logits(features), dim=1)
         if self.gp is not None:
-            asked = features if self.projection is None else self.projection(features)
-            probs["gp"] = torch.softmax(self.gp(asked), dim=1).float()
+            queries = features if self.projection is None else self.projection(features)
+            probs["gp"] = torch.softmax(self.gp(queries), dim=1).float()
         return {name: probs[head] for name, head in self.outputs.items()}
 
     def _logits(self, features: Tensor) -> Tensor:
-        """Of the linear head (M, C), or of what answers in its place."""
+        """Return the logits (M, C) of the linear head, or of the add-on that replaces them."""
         assert self.linear is not None
         logits: Tensor = self.linear(features)
         if self.answering is None:
@@ -92,9 +92,9 @@ class ExportedNetwork(nn.Module):
 
 
 def bare(network: nn.Module) -> Classifier | Answering | OnFrozen:
-    """The network of a run without what training wrapped around it, on the CPU: float32, even if it trained with less.
+    """Return the network of a run without the wrappers of training, on the CPU in float32, whatever its training precision.
 
-    Weights of convolutions are laid out plainly: torch.export has trouble to save those that are kept channels last.
+    Weights of convolutions are made contiguous, since torch.export fails to save some that are channels last.
     """
     if isinstance(network, OnFrozen):
         unwrapped: Classifier | Answering | OnFrozen = OnFrozen(network.frozen, bare(network.classifier))
@@ -108,11 +108,11 @@ def bare(network: nn.Module) -> Classifier | Answering | OnFrozen:
 
 
 class NotExportableError(RuntimeError):
-    """A run that has no such form; the message says what can be exported instead."""
+    """A run that cannot be exported in this form; the message says what can be exported instead."""
 
 
 class Format(NamedTuple):
-    """A kind of file: its ``suffix``, the packages it ``needs``, how it is written, and how what was written answers."""
+    """A kind of file: its ``suffix``, the packages it ``needs``, and functions that write it and open it for inference."""
 
     suffix: str
     needs: tuple[str, ...]
@@ -120,23 +120,23 @@ class Format(NamedTuple):
     open: Callable[[Path], Answer]
 
     def require(self) -> None:
-        """Refuse early if a package is missing."""
+        """Raise if a package is missing."""
         missing = [name for name in self.needs if find_spec(name) is None]
         if missing:
             raise ImportError(f"This format needs {', '.join(missing)}, an extra: pip install 'semigpc[export]'.")
 
 
 def trace(network: ExportedNetwork, size: int) -> torch.export.ExportedProgram:
-    """The network as a graph for any number of images."""
+    """Return the network as a graph for any number of images."""
     try:
-        shown = (torch.zeros(2, 3, size, size),)  # of one, a tracer would take the number for a constant
+        shown = (torch.zeros(2, 3, size, size),)  # the tracer would take a batch of one for a constant
         return torch.export.export(network, shown, dynamic_shapes=ANY_NUMBER, strict=False)
-    except Exception as error:  # whatever a network's own code raises when it is shown symbols
+    except Exception as error:  # whatever a network's own code raises on symbolic shapes
         raise NotExportableError(f"the network cannot be traced: {_reason(error)}. Another model may do.") from error
 
 
 def write_onnx(network: ExportedNetwork, size: int, path: Path) -> None:
-    """One ONNX file, with its weights beside it only if they are more than the 2 GB that a file of this format can hold."""
+    """Write one ONNX file; weights are beside it only if they exceed the 2 GB that a file of this format can hold."""
     names = list(network.outputs)
     try:
         program = torch.onnx.export(
@@ -151,7 +151,7 @@ def write_onnx(network: ExportedNetwork, size: int, path: Path) -> None:
 
 
 def open_onnx(path: Path) -> Answer:
-    """The file as ONNX Runtime answers on a CPU."""
+    """Open the file in ONNX Runtime on a CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -167,12 +167,12 @@ def open_onnx(path: Path) -> Answer:
 
 
 def write_torch(network: ExportedNetwork, size: int, path: Path) -> None:
-    """One file of torch.export."""
+    """Write one file of torch.export."""
     torch.export.save(trace(network, size), path)
 
 
 def open_torch(path: Path) -> Answer:
-    """The file as torch answers on a CPU."""
+    """Open the file in torch on a CPU."""
     module = torch.export.load(path).module()
 
     def answer(images: Floats) -> dict[str, Floats]:
@@ -189,7 +189,7 @@ FORMATS = {
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what went wrong at the bottom."""
+    """Return the first line of the error that caused all others."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,18 +1,23 @@
-"""The routes of the page. Rows are named by number alone, so no request can name a file."""
+"""The server of the review page: one process on this machine alone, its routes, and the check of every request.
+
+Rows are identified by number alone, so no request can name a file.
+"""
 
 import json
 import logging
+import os
 import secrets
 import signal
 import socket
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+import uvicorn
 from h11 import LocalProtocolError
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from starlette.applications import Starlette
@@ -30,17 +35,20 @@ from semigpc.review.session import MOST_VISIBLE, Session, StaleError, View
 from semigpc.review.thumbnails import SIZES, Thumbnails
 from semigpc.review.waiting import Filters, Sort, Status
 
+HOST = "127.0.0.1"
+HOSTS = (HOST, "localhost")
+# The same parser on every machine, whatever else is installed there. It is silent: a request that is not HTTP gets a response
+# of 400, and the application prints its own errors.
+OPTIONS: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off", "log_level": "critical", "access_log": False}
+IDLE = 1.5  # seconds without an answer from the user, after which rows that are not on the screen are scored again
+PAUSE = 0.02  # seconds between two pieces of that work, so that requests are served meanwhile
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 MOST_BYTES = 2**20  # of a request
 MOST_TEXT = 4096  # characters of a label or a filter, as long as the longest path
-MOST_CARDS = 200  # in an answer
-MOST_SEEN = 100_000
+MOST_CARDS = 200  # in a response
+MOST_SEEN = 100_000  # rows that a page has shown already
 MOST_DIGITS = 18  # of a number in a path: less than 2**63
-Number = Annotated[int, Field(ge=0, lt=2**63)]  # what a column of whole numbers can hold
-Text = Annotated[str, Field(max_length=MOST_TEXT)]
-Numbers = Annotated[list[Number], Field(max_length=MOST_VISIBLE), FailFast()]
-HOSTS = ("127.0.0.1", "localhost")
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -52,12 +60,10 @@ WRONG_TOKEN = (
     "Copy the whole address that `semigpc review` printed, or start it again. Nothing that you reviewed is lost.\n"
 )
 WRONG_HOST = "This server answers to 127.0.0.1 and localhost alone.\n"
-HOST = "127.0.0.1"
-IDLE = 1.5  # seconds without an answer by a human, after which rows that nobody looks at are scored again
-PAUSE = 0.02  # between two pieces of that work, for whoever waits
-# The same parser on every machine, whatever else is installed there. It is silent: a request that is no HTTP gets an answer of
-# 400, and the application prints its own errors.
-OPTIONS: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off", "log_level": "critical", "access_log": False}
+
+Number = Annotated[int, Field(ge=0, lt=2**63)]  # what a column of whole numbers can hold
+Text = Annotated[str, Field(max_length=MOST_TEXT)]
+Numbers = Annotated[list[Number], Field(max_length=MOST_VISIBLE), FailFast()]
 
 
 def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> None:
@@ -65,17 +71,13 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
 
     Args:
         session: what is reviewed.
-        port: 0 for any that is free.
-        ready: told the address, secret and all, when the server listens.
+        port: 0 for any free one.
+        ready: called with the address, which contains the secret, when the server listens.
 
     Raises:
         DataError: the port is taken.
     """
-    import uvicorn
-
-    from semigpc.review.app import make_app
-
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # which reports what uvicorn raises on nonsense after an answer
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it reports what uvicorn raises on malformed requests
     token = secrets.token_urlsafe(24)
     listener = _listen(port)
     config = uvicorn.Config(make_app(session, token), **OPTIONS, timeout_graceful_shutdown=2)
@@ -98,22 +100,17 @@ def _interrupt(*_: Any) -> None:
 
 
 def _listen(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HOST, port))
+        return socket.create_server((HOST, port), backlog=128)
     except OSError as error:
-        listener.close()
+        reason = os.strerror(error.errno or 0)
         raise DataError(
-            f"Port {port} of {HOST} cannot be used: {error.strerror or error}. Give another --port, or leave it out to have a "
-            "free one chosen."
+            f"Port {port} of {HOST} cannot be used: {reason}. Give another --port, or leave it out to have a free one chosen."
         ) from error
-    listener.listen(128)
-    return listener
 
 
 class Background(threading.Thread):
-    """Scores rows again that nobody looks at, a few at a time, once nobody has answered for a moment."""
+    """Scores rows that are not on the screen again, a few at a time, once no answer has come for a moment."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(name="review-background", daemon=True)
@@ -121,22 +118,22 @@ class Background(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Until stopped."""
+        """Work until stopped."""
         steps, more = -1, True
         while not self._stopped.wait(PAUSE if more and steps == self.session.history.steps else IDLE):
             if steps != self.session.history.steps:
-                steps, more = self.session.history.steps, True  # wait a moment longer: the next answer may be on its way
+                steps, more = self.session.history.steps, True  # wait a moment longer for the next answer
             elif more:
                 more = self.session.catch_up()
 
     def stop(self) -> None:
-        """And wait for the piece of work that is being done."""
+        """Stop, and wait until the current piece of work is done."""
         self._stopped.set()
         self.join()
 
 
 class Question(BaseModel):
-    """What any question of the page may say: what it shows. Nothing is converted: "1" and true are no numbers."""
+    """The body of a request: what the page shows. Nothing is converted: "1" and true are not numbers."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
     visible: Numbers = []
@@ -145,7 +142,7 @@ class Question(BaseModel):
 
     @property
     def view(self) -> View:
-        """As the session takes it."""
+        """The same for the session."""
         return View(self.visible, self.since, self.choices)
 
 
@@ -163,7 +160,7 @@ class Cards(Question):
 
     @property
     def filters(self) -> Filters:
-        """As the session takes them."""
+        """The same for the session."""
         return Filters(status=self.status, label=self.label, least=self.least, most=self.most, text=self.text, sort=self.sort)
 
 
@@ -176,7 +173,7 @@ class Accept(Question):
 
 
 class Skip(Question):
-    """A row that nobody can tell."""
+    """A row whose class cannot be told."""
 
     row: Number
     version: Number
@@ -189,28 +186,21 @@ class Correct(Skip):
 
 
 class Undo(Question):
-    """The step that is thought to be the last."""
+    """The step that is believed to be the last."""
 
     step: Number
 
 
-class Ask(NamedTuple):
-    """What a question looks like, and who answers it."""
-
-    form: type[Question]
-    answer: Callable[[Any], dict[str, Any]]
-
-
 def make_app(session: Session, token: str) -> ASGIApp:
-    """The whole application, behind its guard."""
-    questions = {
-        "cards": Ask(Cards, lambda q: session.page(q.filters, seen=q.seen, count=min(q.count, MOST_CARDS))),
-        "accept": Ask(Accept, lambda q: _accept(session, q)),
-        "correct": Ask(Correct, lambda q: session.correct(q.row, q.label, version=q.version, view=q.view)),
-        "skip": Ask(Skip, lambda q: session.skip(q.row, version=q.version, view=q.view)),
-        "undo": Ask(Undo, lambda q: session.undo(q.step, view=q.view)),
-        "refresh": Ask(Question, lambda q: session.refresh(q.view)),
-        "export": Ask(Question, lambda _: session.export()),
+    """Return the whole application, behind its guard."""
+    questions: dict[str, tuple[type[Question], Callable[[Any], dict[str, Any]]]] = {
+        "cards": (Cards, lambda q: session.page(q.filters, seen=q.seen, count=min(q.count, MOST_CARDS))),
+        "accept": (Accept, lambda q: _accept(session, q)),
+        "correct": (Correct, lambda q: session.correct(q.row, q.label, version=q.version, view=q.view)),
+        "skip": (Skip, lambda q: session.skip(q.row, version=q.version, view=q.view)),
+        "undo": (Undo, lambda q: session.undo(q.step, view=q.view)),
+        "refresh": (Question, lambda q: session.refresh(q.view)),
+        "export": (Question, lambda _: session.export()),
     }
     thumbnails = Thumbnails(session.project)
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in MEDIA_TYPES}
@@ -223,8 +213,8 @@ def make_app(session: Session, token: str) -> ASGIApp:
 
     async def about(_: Request) -> Response:
         project = session.project
-        told = {"folder": project.folder.resolve().name, "images": project.images is not None, "rows": len(session)}
-        return _json(told | {"id_name": project.id_name})
+        images, folder = project.images is not None, project.folder.resolve().name
+        return _json({"folder": folder, "images": images, "rows": len(session), "id_name": project.id_name})
 
     async def thumbnail(request: Request) -> Response:
         row, size = (_number(request.path_params[name]) for name in ("row", "size"))
@@ -240,7 +230,7 @@ def make_app(session: Session, token: str) -> ASGIApp:
         Route("/", static),
         Route("/static/{name}", static),
         Route("/api/about", about),
-        *(Route(f"/api/{name}", _endpoint(session, ask), methods=["POST"]) for name, ask in questions.items()),
+        *(Route(f"/api/{name}", _endpoint(session, *question), methods=["POST"]) for name, question in questions.items()),
         Route("/images/{size}/{row}", thumbnail),
     ]
     return Guard(Starlette(routes=routes, exception_handlers=HANDLERS), token)
@@ -253,34 +243,36 @@ async def _refuse(_: Request, error: Exception) -> Response:
 
 async def _report(_: Request, error: Exception) -> Response:
     traceback.print_exception(error)
-    told = f"This was not foreseen: {type(error).__name__}: {error}. What was saved is kept; start semigpc review again."
-    return _json({"error": told}, 500)
+    message = f"Unexpected error: {type(error).__name__}: {error}. What was saved is kept; start semigpc review again."
+    return _json({"error": message}, 500)
 
 
 async def _give_up(_: Request, error: Exception) -> Response:  # noqa: ARG001
-    return Response(status_code=400)  # which nobody is there to read
+    return Response(status_code=400)  # the client is gone
 
 
 HANDLERS = {HTTPException: _refuse, ClientDisconnect: _give_up, Exception: _report}
 
 
 def _json(content: dict[str, Any], status: int = 200) -> Response:
-    """In ASCII, since names of files that are not UTF-8 have no other form."""
+    """Return a response in ASCII, since file names that are not UTF-8 have no other form."""
     return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
 
 
 def _number(text: str) -> int:
-    """Of a path; -1 for what is none."""
+    """Return a number in a path; -1 for other text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else -1
 
 
-def _endpoint(session: Session, ask: Ask) -> Callable[[Request], Awaitable[Response]]:
-    """Read the question, put it, and say what stood in its way."""
+def _endpoint(
+    session: Session, form: type[Question], respond: Callable[[Any], dict[str, Any]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint for requests of one form; errors become responses with a message."""
 
-    async def answer(request: Request) -> Response:
-        question = await _read(request, ask.form)
+    async def endpoint(request: Request) -> Response:
+        question = await _read(request, form)
         try:
-            return _json(await run_in_threadpool(ask.answer, question))
+            return _json(await run_in_threadpool(respond, question))
         except StaleError as error:
             fresh = await run_in_threadpool(session.refresh, question.view._replace(since=-1, visible=error.rows))
             return _json(fresh | {"error": str(error)}, 409)
@@ -288,10 +280,9 @@ def _endpoint(session: Session, ask: Ask) -> Callable[[Request], Awaitable[Respo
             return _json({"error": str(error)}, 400)
         except OSError as error:
             reason = str(error.strerror or error).rstrip(".")
-            told = f"This could not be saved: {reason}. Nothing has changed; try again when that is mended."
-            return _json({"error": told}, 507)
+            return _json({"error": f"This could not be saved: {reason}. Nothing has changed; correct that and try again."}, 507)
 
-    return answer
+    return endpoint
 
 
 async def _read(request: Request, form: type[Question]) -> Question:
@@ -316,23 +307,22 @@ def _accept(session: Session, question: Accept) -> dict[str, Any]:
 
 
 class Guard:
-    """Let a request through if it names this machine as its host and its path begins with the token, which is taken off.
+    """Pass a request on if it names this machine as its host and its path begins with the token, which is removed.
 
     The host is checked because a page from elsewhere could have its own name point here. As the token is part of the path,
-    whatever the page loads by a relative address carries it.
+    it is part of every relative address that the page loads.
 
     Args:
-        app: what is guarded.
+        app: the application behind it.
         token: the secret.
-        hosts: names of this machine, without port.
     """
 
-    def __init__(self, app: ASGIApp, token: str, hosts: Collection[str] = HOSTS) -> None:
-        self.app, self.token, self.hosts = app, token, hosts
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app, self.token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] == "websocket":  # nothing here serves one
+        """Handle one request."""
+        if scope["type"] == "websocket":  # there are none here
             await send({"type": "websocket.close"})
             return
         if scope["type"] != "http":
@@ -342,30 +332,24 @@ class Guard:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
+                headers.update(HEADERS)
                 headers.setdefault("cache-control", "no-store")
-            with suppress(LocalProtocolError):  # the rest of the request was no HTTP, so the server has closed meanwhile
+            with suppress(LocalProtocolError):  # the rest of the request was not HTTP, so the server has closed meanwhile
                 await send(message)
 
-        await self._answer(scope)(self._below_token(scope), receive, send_with_headers)
-
-    def _answer(self, scope: Scope) -> ASGIApp:
-        if _host_name(Headers(scope=scope).get("host", "")) not in self.hosts:
-            return PlainTextResponse(WRONG_HOST, 403)
-        token, slash, _ = scope["path"].removeprefix("/").partition("/")
-        if not secrets.compare_digest(token.encode(), self.token.encode()):
-            return PlainTextResponse(WRONG_TOKEN, 403)
-        return self.app if slash else RedirectResponse(f"/{self.token}/")
-
-    def _below_token(self, scope: Scope) -> Scope:
-        _, _, rest = scope["path"].removeprefix("/").partition("/")
-        return {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
+        token, slash, rest = scope["path"].removeprefix("/").partition("/")
+        if _host_name(Headers(scope=scope).get("host", "")) not in HOSTS:
+            app: ASGIApp = PlainTextResponse(WRONG_HOST, 403)
+        elif not secrets.compare_digest(token.encode(), self.token.encode()):
+            app = PlainTextResponse(WRONG_TOKEN, 403)
+        else:
+            app = self.app if slash else RedirectResponse(f"/{self.token}/")
+        await app({**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}, receive, send_with_headers)
 
 
 def _host_name(host: str) -> str | None:
-    """Without its port; None for what is no name of a host."""
+    """Return the host without its port; None if it is malformed."""
     try:
         return urlsplit(f"//{host}").hostname
-    except ValueError:  # a bracket that is not closed, say
+    except ValueError:  # a bracket that is not closed, for example
         return None

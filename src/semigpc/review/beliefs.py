@@ -1,8 +1,8 @@
-"""What is believed of every row, kept up to date as a human answers.
+"""The predicted label of every row, updated with every answer of the reviewer.
 
-A new label moves the model at once, and with it the rows that somebody looks at; all others are scored again when they are
-shown or when nobody is waiting. ``generation`` counts the changes of the model, so every figure knows how old it is;
-``clock`` counts the changes of what people see, so every page can ask what is new to it.
+A new label changes the model at once, and with it the rows on the screen; all others are scored again when they are shown or
+when no request is waiting. ``generation`` counts the changes of the model, so that it is known which rows are out of date;
+``clock`` counts the changes of what the page shows, so that a page can request what is new to it.
 """
 
 import unicodedata
@@ -21,18 +21,18 @@ Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
 STATUSES = ("labelled", "pseudo", "abstained", "outlier")
 LABELLED, PSEUDO, ABSTAINED, OUTLIER = range(4)
-REASONS = 3
-READ_AHEAD = 16_384  # embeddings
-KEPT_ROWS = 50_000  # embeddings kept in memory: what was on the screen lately
-MANY = 256  # labels at once, beyond which variances are computed afresh rather than moved
+REASONS = 3  # shown per row
+READ_AHEAD = 16_384  # embeddings read at once
+KEPT_ROWS = 50_000  # embeddings kept in memory: those on the screen lately
+MANY = 256  # labels at once, beyond which variances are computed anew rather than updated
 BLOCK = 64  # rows whose variance is computed at once
-FEW_LABELS = 2048  # up to which the variance of all rows follows each answer
-CHUNK_PRODUCTS = 4e9  # multiplications between two looks at whether somebody is waiting, a tenth of a second or so
-LONGEST = 100
+FEW_LABELS = 2048  # up to which the variance of all rows is updated with each answer
+CHUNK_PRODUCTS = 4e9  # multiplications before the next request is served, about a tenth of a second
+LONGEST = 100  # characters of the name of a class
 
 
 class Reason(NamedTuple):
-    """A labelled row that decided, and what it added to the score."""
+    """A labelled row, and what it added to the score."""
 
     row: int
     weight: float
@@ -48,7 +48,7 @@ class Beliefs:
 
     def __init__(self, project: Project, model: SemiGPClassifier) -> None:
         self.project, self.model = project, model
-        self.names: list[str] = []  # of classes; only ever longer, so that a code stays what it is
+        self.names: list[str] = []  # of classes; only ever extended, so that codes keep their meaning
         self._codes_by_name: dict[str, int] = {}
         table = project.table
         for name in project.classes:
@@ -59,15 +59,15 @@ class Beliefs:
         self.variance = table["variance"].to_numpy().astype(np.float32)
         self.status = encoded(table["status"], STATUSES.index).astype(np.uint8)
         n = len(self.codes)
-        self.taught = np.full(n, -1, np.int32)  # the label that the model learned from, if any
+        self.taught = np.full(n, -1, np.int32)  # the label in the table or from the reviewer, which the model learned
         for row, label in project.given.items():
             self.taught[row] = self.code(label)
-        self.sound = np.ones(n, bool)  # rows that have an embedding; of the others a human alone can say something
+        self.sound = np.ones(n, bool)  # rows that have an embedding; the model says nothing about the others
         self.sound[list(project.bad)] = False
         self.generation = self.clock = 0
-        self.scored = np.zeros(n, np.int64)  # (n,) at which generation
-        self.varied = np.zeros(n, np.int64)  # the same of the variance
-        self.moved = np.zeros(n, np.int64)  # at which tick of the clock
+        self.scored = np.zeros(n, np.int64)  # generation of the model at which a row was scored
+        self.varied = np.zeros(n, np.int64)  # the same for its variance
+        self.moved = np.zeros(n, np.int64)  # tick of the clock at which a row last changed
         self._reasons: dict[int, tuple[Reason, ...]] = {}
         self._embeddings: dict[int, Floats] = {}
         self._read_ahead: tuple[Rows, Floats] = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
@@ -76,7 +76,7 @@ class Beliefs:
         return len(self.codes)
 
     def code(self, name: str | None) -> int:
-        """The number of a class, which may be new; -1 for None."""
+        """Return the number of a class, which may be new; -1 for None."""
         if name is None:
             return -1
         if name not in self._codes_by_name:
@@ -85,24 +85,24 @@ class Beliefs:
         return self._codes_by_name[name]
 
     def known_code(self, name: str) -> int:
-        """The number of a class; -2, which no row has, if there is none of that name."""
+        """Return the number of a class; -2, which no row has, if there is none of that name."""
         return self._codes_by_name.get(name, -2)
 
     def label(self, row: int) -> str | None:
-        """Of a row, given or believed."""
+        """Return the label of a row, given or predicted."""
         code = int(self.codes[row])
         return self.names[code] if code >= 0 else None
 
     def reasons(self, row: int) -> tuple[Reason, ...]:
-        """Of a row that has been scored for showing."""
+        """Return the reasons of a row that has been scored to be shown."""
         return self._reasons.get(row, ())
 
     def label_counts(self) -> NDArray[np.int64]:
-        """(C,) how many rows of each class were labelled by a human, in the table or on the page."""
+        """Return how many rows of each class are labelled in the table or on the page, (C,)."""
         return np.bincount(self.taught[self.taught >= 0], minlength=len(self.names))
 
     def embeddings(self, rows: Sequence[int] | Rows) -> Floats:
-        """(M, D), from memory where they were asked for lately."""
+        """Return the embeddings (M, D) of rows, from memory where they were used lately."""
         missing = [int(row) for row in rows if int(row) not in self._embeddings]
         if missing:
             if len(self._embeddings) + len(missing) > KEPT_ROWS:
@@ -113,17 +113,17 @@ class Beliefs:
         return np.stack([self._embeddings[int(row)] for row in rows])
 
     def teach(self, labels: Mapping[int, str | None], visible: Iterable[int]) -> None:
-        """Tell the model labels of rows, None to forget one, and score ``visible`` and those rows again.
+        """Add labels of rows to the model, None to remove one, and score ``visible`` and those rows again.
 
-        The posterior variance of what is visible follows, with C (M, B) the covariance between M visible and B new
-        rows and V (B, B) among the new ones, both before they are known:
+        The posterior variance of visible rows is updated, with C (M, B) the covariance between M visible and B new rows and
+        V (B, B) among the new ones, both before they are added:
 
             v -= diag(C (V + sigma^2 I)^-1 C^T)
 
-        and with the opposite sign, both taken afterwards, for rows that are forgotten: exact for one GP, and an estimate for an
-        ensemble, whose covariance is an average. A label that replaces another moves no variance. O(N^2 B + N M (D + B)) for N
-        labels. With many labels, new ones lower the variance of outliers at once, as that may change their status; that of
-        other rows stays an upper bound until they are next loaded.
+        and with the opposite sign, both taken afterwards, for rows that are removed: exact for one GP, and an estimate for an
+        ensemble, whose covariance is an average. A label that replaces another changes no variance. O(N^2 B + N M (D + B)) for
+        N labels. With many labels, new ones lower the variance of outliers at once, as that may change their status; that of
+        other rows stays an upper bound until they are next shown.
         """
         rows = [row for row, label in labels.items() if self.code(label) != self.taught[row]]
         if not rows:
@@ -136,28 +136,24 @@ class Beliefs:
             fresh = fresh[self.status[fresh] == OUTLIER]
         if learned:
             change = -self._covered(fresh, [row for row in learned if self.taught[row] < 0])
-            said = np.array([labels[row] for row in learned], object)
-            self.model.partial_fit(self.embeddings(learned), said, rows=np.array(learned))
+            targets = np.array([labels[row] for row in learned], object)
+            self.model.partial_fit(self.embeddings(learned), targets, rows=np.array(learned))
             self.generation += 1
             change += self._covered(fresh, forgotten)
             self.variance[fresh] = np.clip(self.variance[fresh] + change, 0, 1)
             self.varied[fresh] = self.generation
-        self._set(rows, [self.code(labels[row]) for row in rows])
-        self.score(seen, variance=not self.many_labels)
-
-    def _set(self, rows: Sequence[int], codes: Sequence[int]) -> None:
-        """Take labels by humans over; those that are forgotten are scored when they are next shown."""
-        for row, code in zip(rows, codes, strict=True):
-            self.taught[row] = code
+        for row in rows:  # one whose label is removed is scored when it is next shown
+            code = self.taught[row] = self.code(labels[row])
             self._reasons.pop(row, None)
             if code >= 0:
                 self.codes[row], self.confidence[row], self.status[row] = code, 1, LABELLED
                 self.scored[row] = self.generation
             elif not self.sound[row]:
                 self.codes[row], self.confidence[row], self.status[row] = -1, 0, ABSTAINED
+        self.score(seen, variance=not self.many_labels)
 
     def _covered(self, rows: Rows, others: Sequence[int]) -> Floats:
-        """(M,) how much of the variance of ``rows`` goes when ``others`` are labelled."""
+        """Return by how much the variance of ``rows`` falls when ``others`` are labelled, (M,)."""
         if len(rows) == 0 or len(others) == 0:
             return np.zeros(len(rows), np.float32)
         new = self.embeddings(others)
@@ -169,13 +165,13 @@ class Beliefs:
 
     @property
     def many_labels(self) -> bool:
-        """Whether the variance of all rows costs more than people would wait for."""
+        """Whether computing the variance of all rows would take too long."""
         return len(self.model.labeled_rows_) > FEW_LABELS
 
     def score(self, rows: Rows, *, variance: bool = True) -> None:
-        """Bring rows up to date, with their reasons and, if wanted, their variance; those of this generation cost nothing."""
-        stale = [row for row in rows.tolist() if self.scored[row] < self.generation or row not in self._reasons]
-        stale = [row for row in stale if self.sound[row]]
+        """Bring rows up to date, with their reasons and optionally their variance; those of this generation cost nothing."""
+        sound = [row for row in rows.tolist() if self.sound[row]]
+        stale = [row for row in sound if self.scored[row] < self.generation or row not in self._reasons]
         if not stale:
             return
         features = self.embeddings(stale)
@@ -186,19 +182,19 @@ class Beliefs:
         self._take(np.array(stale), features, top=REASONS + 1)
 
     def _variances(self, features: Floats) -> Floats:
-        """(M,) in O(M N^2) from the inverse that the model keeps; of many rows in O(N^3 + M N^2 / 2) by a new factor."""
+        """Return (M,) in O(M N^2) from the inverse of the model; for many rows in O(N^3 + M N^2 / 2) by a new factor."""
         if len(features) > len(self.model.labeled_rows_) / 2:
             return self.model.predict_variance(features)
         blocks = (features[start : start + BLOCK] for start in range(0, len(features), BLOCK))
         return np.concatenate([np.clip(self.model.covariance(block, block).diagonal(), 0, 1) for block in blocks])
 
     def touch(self, rows: Sequence[int] | Rows) -> None:
-        """Note that what people see of rows has changed, for whatever reason."""
+        """Record that what the page shows of rows has changed."""
         self.clock += 1
         self.moved[list(rows)] = self.clock
 
     def catch_up(self) -> bool:
-        """Bring some rows that nobody looks at up to date; whether there are more of them.
+        """Bring some rows that are not on the screen up to date; return whether there are more of them.
 
         With many labels their variance stays as it was until they are shown: more labels can only have lowered it.
         """
@@ -217,16 +213,13 @@ class Beliefs:
         return len(some) < len(stale)
 
     def _ahead(self, rows: Rows, coming: Rows) -> Floats:
-        """Embeddings of the first of the ``coming`` rows; many are read at once, as a large file is slow to seek in."""
-        held, features = self._read_ahead
-        at = np.searchsorted(held, rows)
-        if len(held) == 0 or at.max() >= len(held) or (held[at] != rows).any():
-            held = coming[: max(READ_AHEAD, len(rows))]
-            features = self.project.embeddings(held)
-            self._read_ahead = held, features
-            at = np.arange(len(rows))
-        found: Floats = features[at]
-        return found
+        """Return embeddings of ``rows``, the first of the ``coming`` ones; many are read at once, since seeking is slow."""
+        ready, features = self._read_ahead
+        if not np.isin(rows, ready).all():
+            ready = coming[: max(READ_AHEAD, len(rows))]
+            features = self.project.embeddings(ready)
+            self._read_ahead = ready, features
+        return np.asarray(features[np.searchsorted(ready, rows)])
 
     def _take(self, rows: Rows, features: Floats, *, top: int) -> None:
         answers = self.model.answer(features, variance=False, top=top)
@@ -239,7 +232,7 @@ class Beliefs:
         confidence = np.where(free, answers.confidence, np.float32(1))
         status = np.where(free, status, LABELLED)
         differs = (codes != self.codes[rows]) | (status != self.status[rows])
-        differs |= percent(confidence) != percent(self.confidence[rows])
+        differs |= np.rint(100 * confidence) != np.rint(100 * self.confidence[rows])  # as the page shows it
         if top > 1:
             for i, row in enumerate(rows):
                 pairs = zip(answers.rows[i].tolist(), answers.weights[i].tolist(), strict=True)
@@ -253,20 +246,14 @@ class Beliefs:
 
 
 def encoded(column: Any, code: Callable[[str], int]) -> NDArray[np.int32]:
-    """(n,) numbers for a column of text; -1 where it is empty."""
-    found = column.cast("string").combine_chunks().dictionary_encode()
-    codes = np.array([*(code(value) for value in found.dictionary.to_pylist()), -1], np.int32)
-    taken: NDArray[np.int32] = codes[found.indices.fill_null(-1).to_numpy()]
-    return taken
-
-
-def percent(share: Floats) -> NDArray[np.int64]:
-    """As people see it."""
-    return np.rint(100 * share).astype(np.int64)
+    """Return numbers (n,) for a column of text; -1 where it is empty."""
+    encoding = column.cast("string").combine_chunks().dictionary_encode()
+    codes = np.array([*(code(value) for value in encoding.dictionary.to_pylist()), -1], np.int32)
+    return np.asarray(codes[encoding.indices.fill_null(-1).to_numpy()])
 
 
 def checked_name(name: str, known: Collection[str]) -> str:
-    """The name of a class as it is kept; one of the ``known`` ones stays as it is.
+    """Return the name of a class in the form that is stored; one of the ``known`` ones is not changed.
 
     Raises:
         DataError: it is empty, too long, has control characters or lone surrogates, means "no label" in a table, or differs

@@ -1,7 +1,8 @@
-"""``reviews.jsonl``: every answer of a human, one JSON line each, on the disk before anybody is told that it is saved.
+"""``reviews.jsonl``: every answer of the reviewer, one JSON line each, on the disk before the page reports it as saved.
 
-A line holds the whole action, also one on many rows, so that after a crash an action is there or it is not. Lines are only
-ever added; an undo is a line that names the step it takes back.
+A line holds a whole action, also one on many rows, so that after a crash an action is there or it is not. Lines are only ever
+added; an undo is a line that names the step it takes back. The answers that hold follow from the lines alone, and not from the
+model, so that a restart gives the same answers.
 """
 
 import json
@@ -22,18 +23,18 @@ from semigpc.text import label_text
 
 NAME = "reviews.jsonl"
 Action = Literal["accept", "correct", "skip", "undo"]
-LINE = ConfigDict(extra="forbid")  # the types below are exact; a change is an object in JSON, and changes are a list
+LINE = ConfigDict(extra="forbid")  # an unknown key in a line is an error
 Kind = Literal["accepted", "corrected", "skipped"]
 
 
 @dataclass(frozen=True, slots=True, config=LINE)
 class Change:
-    """What an action says about one row.
+    """What an action changes for one row.
 
     Args:
-        id: of the row, as the data call it; row numbers are not kept, so the data may be sorted anew.
+        id: of the row in the data; row numbers are not stored, so the data may be sorted anew.
         before, after: the label that was shown, and the one that holds from now on; None where there is none.
-        status: labelled, pseudo, abstained or outlier, as it was shown. confidence: likewise.
+        status: labelled, pseudo, abstained or outlier, as shown. confidence: as shown.
     """
 
     id: str
@@ -61,27 +62,27 @@ class Entry:
     undoes: Positive | None = None
 
     def line(self) -> str:
-        """As the file holds it."""
+        """Return the line of the file."""
         plain = {key: value for key, value in asdict(self).items() if key != "undoes" or value is not None}
         return json.dumps(plain, ensure_ascii=False) + "\n"
 
 
 def now() -> str:
-    """The time, as the lines hold it."""
+    """Return the time in the form that the lines hold."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class ReviewJournal:
     """The file, read at once and then open for appending by the one process that holds the lock of its folder.
 
-    A last line that a crash cut off is taken out, as nobody was ever told that it is saved; ``torn`` holds what was left of it.
+    A last line that a crash cut off is removed, since it was never reported as saved; ``torn`` holds what was left of it.
 
     Args:
-        path: of the file; made if it is not there.
+        path: of the file; created if it does not exist.
         read_only: leave the file as it is, also while another process appends to it.
 
     Raises:
-        DataError: a line in the middle cannot be understood.
+        DataError: a line in the middle is not valid.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -113,7 +114,7 @@ class ReviewJournal:
         self.entries.append(entry)
 
     def close(self) -> None:
-        """Nothing more is appended."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -127,10 +128,10 @@ class ReviewJournal:
         return entries
 
     def _mend(self, tail: bytes, number: int, size: int) -> list[Entry]:
-        """The last line if only its end is missing, as an editor may leave it; otherwise nothing, and it is cut off."""
+        """Return the last line if only its end is missing, as an editor may leave it; otherwise cut it off."""
         try:
             json.loads(tail)
-        except (ValueError, RecursionError):  # what was cut off is no JSON, wherever that was
+        except (ValueError, RecursionError):  # a line that was cut off is not JSON
             self.torn = tail.decode(errors="replace")
             if self._file is not None:
                 self._file.truncate(size - len(tail))
@@ -145,28 +146,29 @@ class ReviewJournal:
         try:
             return validated(parse(line, where), Entry, where, _check)
         except FileError as error:
-            raise DataError(f"{error}. Mend or remove that line, or move the file away to start the review afresh.") from error
+            raise DataError(
+                f"{error}. Correct or remove that line, or move the file away to start the review afresh."
+            ) from error
 
 
 def _check(entry: Entry) -> None:
     for number, change in enumerate(entry.changes):
         if change.after is not None and label_text(change.after) is None:
             raise ValueError(f"changes[{number}].after must name a class; got {change.after!r}, which stands for no label")
-    if (entry.action == "undo") != (entry.undoes is not None):
-        raise ValueError("undoes must be there for an undo and nothing else: it names the step that is undone")
-    for change in entry.changes:
         if entry.action != "undo" and (entry.action == "skip") != (change.after is None):
             raise ValueError(f"changes.after must be a class, or null for the action skip; got {shown(change.after)}")
+    if (entry.action == "undo") != (entry.undoes is not None):
+        raise ValueError("undoes must be there for an undo and nothing else: it names the step that is undone")
     if len({change.id for change in entry.changes}) < len(entry.changes):
-        raise ValueError("changes.id must be another for each change")
+        raise ValueError("changes.id must be different for each change")
 
 
 class Answer(NamedTuple):
-    """What a human said about a row.
+    """The answer to a row.
 
     Args:
         label: the class; None for "cannot tell".
-        believed: the label that the row had when it was first asked about; None if it had none.
+        believed: the label that the row had when it was first answered; None if it had none.
         status: its status then.
     """
 
@@ -176,21 +178,21 @@ class Answer(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """Whether the human agreed."""
+        """Whether the reviewer agreed."""
         if self.label is None:
             return "skipped"
         return "accepted" if self.label == self.believed else "corrected"
 
 
 class ReviewStep(NamedTuple):
-    """An action that can be undone: its line, and what held before for each of its rows."""
+    """An action that can be undone: its line, and the previous answer to each of its rows."""
 
     entry: Entry
     previous: tuple[tuple[int, Answer | None], ...]
 
 
 class History:
-    """Answers by row number.
+    """The answers that hold, by row number, and the steps that can be undone.
 
     Args:
         rows: row numbers by id, for the lines of the journal.
@@ -204,10 +206,10 @@ class History:
         self._rows = rows
 
     def apply(self, entry: Entry) -> list[int]:
-        """Take a line in; answers with the rows whose answer it touched.
+        """Apply a line, and return the rows whose answer it changed.
 
         Raises:
-            DataError: it names an id that is not among the data, or undoes what is not the last step.
+            DataError: it names an id that is not in the data, or undoes a step that is not the last.
         """
         if entry.step <= self.steps:
             raise DataError(

@@ -1,10 +1,10 @@
-"""A review: rows, what the model believes of them, and what humans say. It knows nothing of web pages.
+"""A review: rows, what the model predicts for them, and the reviewer's answers. It does not depend on the web page.
 
-Every answer is appended to ``reviews.jsonl`` first and then told to the model; opening the same folder again replays the file.
+Every answer is appended to ``reviews.jsonl`` first and then added to the model; opening the same folder again replays the file.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +22,9 @@ from semigpc.review.journal import NAME, Action, Answer, Change, Entry, History,
 from semigpc.review.waiting import KINDS, Filters, Waiting, progress
 from semigpc.text import spreadsheet_cell
 
-MOST_VISIBLE = 1000
+MOST_VISIBLE = 1000  # rows on a page
 MOST_CHOICES = 32  # rows whose classes are ranked at once
-CHOICES = 9
+CHOICES = 9  # classes per row, one for each digit key
 VALUES = 32  # of an embedding, for a row without an image
 TABLES = ("reviewed.parquet", "reviewed.csv")
 LABELS = "reviewed_labels.csv"
@@ -39,7 +39,7 @@ class StaleError(Exception):
 
 
 class View(NamedTuple):
-    """What a page shows: rows on the screen, the tick of the clock that it has seen, rows whose classes it wants ranked."""
+    """What a page shows: rows on the screen, the tick of the clock up to which it is current, rows whose classes to rank."""
 
     visible: Sequence[int] = ()
     since: int = 0
@@ -54,7 +54,7 @@ class Session:
 
     Args:
         project: what ``semigpc label`` wrote.
-        read_only: answer questions and export, but take no answers.
+        read_only: show and export, but take no answers.
 
     Raises:
         DataError: ``reviews.jsonl`` does not fit the data. InUseError: another process reviews or labels there.
@@ -63,28 +63,20 @@ class Session:
     def __init__(self, project: Project, *, read_only: bool = False) -> None:
         self.project = project
         self._lock = threading.RLock()
-        self._closing = ExitStack()
-        if not read_only:
-            self._closing.enter_context(locked(project.folder))
-        try:
-            self._open(read_only)
-        except BaseException:
-            self._closing.close()
-            raise
-
-    def _open(self, read_only: bool) -> None:
-        project = self.project
-        self._rows = {name: row for row, name in enumerate(project.ids)}
-        self.journal = ReviewJournal(project.folder / NAME, read_only=read_only)
-        self._closing.callback(self.journal.close)
-        self.history = History(self._rows)
-        for entry in self.journal.entries:
-            self.history.apply(entry)
-        self.beliefs = Beliefs(project, project.model())
-        self.kinds = np.zeros(len(self.beliefs), np.uint8)
-        self.waiting = Waiting(self.beliefs, self.kinds)
-        self._judged = self.beliefs.generation
-        self._settle(list(self.history.answers), NOTHING)
+        with ExitStack() as closing:
+            if not read_only:
+                closing.enter_context(locked(project.folder))
+            self.journal = ReviewJournal(project.folder / NAME, read_only=read_only)
+            closing.callback(self.journal.close)
+            self.history = History({name: row for row, name in enumerate(project.ids)})
+            for entry in self.journal.entries:
+                self.history.apply(entry)
+            self.beliefs = Beliefs(project, project.model())
+            self.kinds = np.zeros(len(self.beliefs), np.uint8)
+            self.waiting = Waiting(self.beliefs, self.kinds)
+            self._judged = self.beliefs.generation
+            self._update(list(self.history.answers), NOTHING)
+            self._closing = closing.pop_all()
         self.replayed = len(self.journal.entries)
 
     def __len__(self) -> int:
@@ -102,11 +94,11 @@ class Session:
         versions: Sequence[int] | None = None,
         view: View = NOTHING,
     ) -> dict[str, Any]:
-        """Say that the labels of rows are right; ``labels`` are those that were shown, if they may have moved since."""
+        """Accept the labels of rows; ``labels`` are those that were shown, if they may have changed since."""
         with self._lock:
             self._check(rows, versions)
-            given = [self._believed(row) for row in rows] if labels is None else [self._named(label) for label in labels]
-            return self._answer("accept", dict(zip(rows, given, strict=True)), view)
+            accepted = [self._predicted(row) for row in rows] if labels is None else [self._named(label) for label in labels]
+            return self._answer("accept", dict(zip(rows, accepted, strict=True)), view)
 
     def correct(self, row: int, label: str, *, version: int | None = None, view: View = NOTHING) -> dict[str, Any]:
         """Give a row another label, which may be a new class."""
@@ -115,31 +107,28 @@ class Session:
             return self._answer("correct", {row: self._named(label)}, view)
 
     def skip(self, row: int, *, version: int | None = None, view: View = NOTHING) -> dict[str, Any]:
-        """Say that one cannot tell: the row is not asked about again, and the model learns nothing from it."""
+        """Answer "cannot tell": the row is not shown for review again, and the model learns nothing from it."""
         with self._lock:
             self._check([row], None if version is None else [version])
             return self._answer("skip", {row: None}, view)
 
     def undo(self, step: int | None = None, *, view: View = NOTHING) -> dict[str, Any]:
-        """Take back the last step that stands; ``step`` says which one that was thought to be."""
+        """Undo the last step; ``step`` is the one that the page believes to be the last."""
         with self._lock:
             last = self.history.done[-1] if self.history.done else None
             if last is None or (step is not None and last.entry.step != step):
                 raise StaleError("There is nothing to undo." if last is None else "Something else was done since.", ())
-            changes = []
-            for row, previous in last.previous:
-                label = None if previous is None else previous.label
-                changes.append(self._change(row, label))
+            changes = [self._change(row, None if answer is None else answer.label) for row, answer in last.previous]
             return self._record("undo", changes, view, undoes=last.entry.step)
 
     def page(self, filters: Filters, *, seen: Sequence[int] = (), count: int = 60) -> dict[str, Any]:
-        """The next ``count`` cards of those that the filters show, leaving out the rows already ``seen``."""
+        """Return the next ``count`` cards that the filters show, without the rows already ``seen``."""
         with self._lock:
-            found = None
+            matching = None
             if filters.text:
                 column = self.project.table[self.project.id_name].cast("string")
-                found = pc.match_substring(column, filters.text, ignore_case=True).to_numpy(zero_copy_only=False)
-            rows = self.waiting.rows(filters, found)
+                matching = pc.match_substring(column, filters.text, ignore_case=True).to_numpy(zero_copy_only=False)
+            rows = self.waiting.rows(filters, matching)
             rest = rows[~np.isin(rows, np.array(seen, np.int64))] if len(seen) else rows
             shown = rest[:count]
             self.beliefs.score(shown)
@@ -147,7 +136,7 @@ class Session:
             return self._status() | {"cards": cards, "found": len(rows), "left": len(rest) - len(cards)}
 
     def refresh(self, view: View) -> dict[str, Any]:
-        """What has changed of a view since it was last told."""
+        """Return what has changed in a view since the tick that it names."""
         with self._lock:
             visible = np.array(sorted({row for row in view.visible if 0 <= row < len(self)}), np.int64)[:MOST_VISIBLE]
             self.beliefs.score(visible, variance=not self.beliefs.many_labels)
@@ -156,9 +145,9 @@ class Session:
             return answer | ({"choices": self.choices(view.choices)} if view.choices else {})
 
     def choices(self, rows: Sequence[int]) -> dict[int, list[tuple[str, float]]]:
-        """For each row, its label with its confidence and then the most probable other classes, which share the rest.
+        """Return for each row its label with its confidence, and then the most probable other classes.
 
-        The rest is shared in the proportions of the model's probabilities.
+        These share the rest in the proportions of the model's probabilities.
         """
         with self._lock:
             rows = [row for row in rows if 0 <= row < len(self)][:MOST_CHOICES]
@@ -176,7 +165,7 @@ class Session:
             return ranked
 
     def card(self, row: int) -> dict[str, Any]:
-        """All that is shown of a row, as JSON holds it."""
+        """Return everything that is shown of a row, for JSON."""
         beliefs, answer = self.beliefs, self.history.answers.get(row)
         first = int(beliefs.first_codes[row])
         card: dict[str, Any] = {
@@ -200,7 +189,7 @@ class Session:
         return card
 
     def catch_up(self) -> bool:
-        """Some work that nobody waits for; whether there is more."""
+        """Do some work in the background; return whether there is more."""
         with self._lock:
             more = self.beliefs.catch_up()
             if not more and self._judged != self.beliefs.generation and not self.beliefs.many_labels:
@@ -209,26 +198,27 @@ class Session:
             return more
 
     def export(self) -> dict[str, Any]:
-        """Write what stands now beside ``reviews.jsonl``; answers with the names of the files and what is in them."""
+        """Write the current state beside ``reviews.jsonl``; return the names of the files and what is in them."""
         while self.catch_up():
             pass
         with self._lock:
             return write_reviewed(self.project, self.beliefs, self.history.answers)
 
     def summary(self) -> str:
-        """One line about the review so far."""
+        """Return one line about the review so far."""
         with self._lock:
             kinds: list[str] = [answer.kind for answer in self.history.answers.values()]
-            told = ", ".join(f"{kinds.count(kind)} {kind}" for kind in KINDS if kind is not None)
-            return f"{len(kinds)} of {int(self.waiting.asked.sum())} reviewed: {told}"
+            counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in KINDS if kind is not None)
+            return f"{len(kinds)} of {int(self.waiting.asked.sum())} reviewed: {counts}"
 
     def _status(self) -> dict[str, Any]:
-        last = self.history.done[-1].entry if self.history.done else None
-        undo = None if last is None else {"step": last.step, "action": last.action, "ids": [c.id for c in last.changes][:3]}
-        if undo is not None and last is not None:
-            undo["count"] = len(last.changes)
-        told = progress(self.waiting, self.history.answers)
-        return {"clock": self.beliefs.clock, "steps": self.history.steps, "undo": undo, "progress": told}
+        undo = None
+        if self.history.done:
+            last = self.history.done[-1].entry
+            ids = [change.id for change in last.changes]
+            undo = {"step": last.step, "action": last.action, "ids": ids[:3], "count": len(ids)}
+        state = {"clock": self.beliefs.clock, "steps": self.history.steps, "undo": undo}
+        return state | {"progress": progress(self.waiting, self.history.answers)}
 
     def _check(self, rows: Sequence[int], versions: Sequence[int] | None) -> None:
         if not rows:
@@ -240,7 +230,7 @@ class Session:
             if version != self.history.versions.get(row, 0):
                 raise StaleError("This row was answered elsewhere in the meantime; it is shown as it stands now.", rows)
 
-    def _believed(self, row: int) -> str:
+    def _predicted(self, row: int) -> str:
         self.beliefs.score(np.array([row]))
         label = self.beliefs.label(row)
         if label is None:
@@ -256,7 +246,7 @@ class Session:
         return Change(self.project.ids[row], self.beliefs.label(row), after, STATUSES[self.beliefs.status[row]], confidence)
 
     def _answer(self, action: Action, labels: dict[int, str | None], view: View) -> dict[str, Any]:
-        """Record what is new in the labels; an answer that stands already is not written twice."""
+        """Record those labels that are new; an answer that holds already is not written twice."""
         answers = self.history.answers
         new = {row: label for row, label in labels.items() if row not in answers or answers[row].label != label}
         if not new:
@@ -267,17 +257,17 @@ class Session:
         entry = Entry(self.history.steps + 1, now(), action, tuple(changes), undoes)
         self.journal.append(entry)
         rows = self.history.apply(entry)
-        self._settle(rows, view)
+        self._update(rows, view)
         return self.refresh(view._replace(visible=[*rows, *view.visible]))
 
-    def _settle(self, rows: Sequence[int], view: View) -> None:
-        """Bring the model and the rows themselves in line with what humans say of them."""
+    def _update(self, rows: Sequence[int], view: View) -> None:
+        """Update the model and the rows themselves from the answers to them."""
         labels: dict[int, str | None] = {}
         for row in rows:
             answer = self.history.answers.get(row)
             self.kinds[row] = 0 if answer is None else KINDS.index(answer.kind)
-            said = None if answer is None else answer.label
-            labels[row] = self.project.given.get(row) if said is None else said
+            given = self.project.given.get(row)
+            labels[row] = given if answer is None or answer.label is None else answer.label
         visible = [row for row in view.visible if 0 <= row < len(self)][:MOST_VISIBLE]
         self.beliefs.teach(labels, visible)
         self.beliefs.touch(rows)
@@ -289,11 +279,11 @@ def open_session(folder: Path, *, images: Path | None = None, read_only: bool = 
 
 
 def write_reviewed(project: Project, beliefs: Beliefs, answers: dict[int, Answer]) -> dict[str, Any]:
-    """Write three files into the folder of the project, each in one move.
+    """Write three files into the folder of the project, each atomically.
 
-    ``reviewed.parquet`` and ``reviewed.csv`` hold all rows: id, label, confidence, variance, status, reviewed (whether a human
-    vouches for the label) and answer (accepted, corrected, skipped or nothing). ``reviewed_labels.csv`` holds the rows that a
-    human labelled, in the table of labels or on the page, and is what ``semigpc label --labels`` takes.
+    ``reviewed.parquet`` and ``reviewed.csv`` hold all rows: id, label, confidence, variance, status, reviewed (whether the
+    label was accepted or corrected) and answer (accepted, corrected, skipped or nothing). ``reviewed_labels.csv`` holds the
+    rows labelled by people, in the table of labels or on the page, for ``semigpc label --labels``.
     """
     labels = pyarrow.DictionaryArray.from_arrays(
         pyarrow.array(beliefs.codes, mask=beliefs.codes < 0), pyarrow.array(beliefs.names, pyarrow.string())
@@ -301,7 +291,7 @@ def write_reviewed(project: Project, beliefs: Beliefs, answers: dict[int, Answer
     kinds: list[str | None] = [None] * len(beliefs)
     for row, answer in answers.items():
         kinds[row] = answer.kind
-    vouched = np.array([kind in ("accepted", "corrected") for kind in kinds])
+    reviewed = np.array([kind in ("accepted", "corrected") for kind in kinds])
     table = pyarrow.table(
         {
             project.id_name: pyarrow.array(project.ids, pyarrow.string()),
@@ -309,20 +299,22 @@ def write_reviewed(project: Project, beliefs: Beliefs, answers: dict[int, Answer
             "confidence": beliefs.confidence,
             "variance": beliefs.variance,
             "status": pyarrow.array([STATUSES[code] for code in beliefs.status]),
-            "reviewed": vouched,
+            "reviewed": reviewed,
             "answer": pyarrow.array(kinds, pyarrow.string()),
         }
     )
     known = table.select([project.id_name, "label"]).filter(pyarrow.array(beliefs.taught >= 0))
-    _write(project.folder / TABLES[0], lambda path: parquet.write_table(table, path))
-    _write(project.folder / TABLES[1], lambda path: csv.write_csv(_for_spreadsheets(table), path))
-    _write(project.folder / LABELS, lambda path: csv.write_csv(_for_spreadsheets(known), path))
-    files = [str(project.folder / name) for name in (*TABLES, LABELS)]
-    return {"files": files, "rows": len(table), "labels": len(known), "reviewed": int(vouched.sum())}
+    files = [project.folder / name for name in (*TABLES, LABELS)]
+    with replacing(files[0]) as draft:
+        parquet.write_table(table, draft)
+    for path, content in zip(files[1:], (table, known), strict=True):
+        with replacing(path) as draft:
+            csv.write_csv(_for_spreadsheets(content), draft)
+    return {"files": [str(path) for path in files], "rows": len(table), "labels": len(known), "reviewed": int(reviewed.sum())}
 
 
 def _for_spreadsheets(table: pyarrow.Table) -> pyarrow.Table:
-    """The table with names and texts as CSV files for people hold them."""
+    """Return the table with names and text that a spreadsheet does not take for formulas."""
     columns = [
         pyarrow.array([value and spreadsheet_cell(value) for value in column.to_pylist()], pyarrow.string())
         if pyarrow.types.is_string(column.type)
@@ -330,8 +322,3 @@ def _for_spreadsheets(table: pyarrow.Table) -> pyarrow.Table:
         for column in table.columns
     ]
     return pyarrow.table(columns, names=[spreadsheet_cell(name) for name in table.column_names])
-
-
-def _write(path: Path, write: Callable[[Path], None]) -> None:
-    with replacing(path) as draft:
-        write(draft)

@@ -1,4 +1,4 @@
-"""Which rows wait for a human, and in what order."""
+"""Which rows wait for review, in what order, and how far the review is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ Sort = Literal["need", "least sure", "most sure", "random", "table"]
 Mask = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 RAREST, COMMONEST = 3.0, 0.5  # bounds of the weight of a class
-UNASKED, ACCEPTED, CORRECTED, SKIPPED = range(4)  # what a human said of a row
+UNASKED, ACCEPTED, CORRECTED, SKIPPED = range(4)  # the answer to a row
 KINDS = (None, "accepted", "corrected", "skipped")
-BINS = 20
+BINS = 20  # of the histogram of confidences
 
 
 @dataclass(frozen=True, kw_only=True)
 class Filters:
-    """Which cards to show. A label is the name of a class, confidences lie in [0, 1], text is looked for in ids."""
+    """Which cards to show: the name of a class, a range of confidences in [0, 1], text that ids contain; and their order."""
 
     status: Status = "unreviewed"
     label: str | None = None
@@ -44,7 +44,7 @@ class Filters:
 
 
 class Waiting:
-    """The order of need of n rows.
+    """The order in which n rows need review.
 
         need = doubt * rarity * (1 + suspicious)
 
@@ -55,72 +55,69 @@ class Waiting:
 
     Args:
         beliefs: of all rows.
-        kinds: (n,) what a human said of each; changed by the owner.
+        kinds: (n,) the answer to each row, an index into KINDS; changed by the session.
     """
 
     def __init__(self, beliefs: Beliefs, kinds: NDArray[np.uint8]) -> None:
         self.beliefs, self.kinds = beliefs, kinds
         n = len(beliefs)
-        self.given = beliefs.taught >= 0  # before anybody was asked here
-        self.supported = np.ones(n, np.float32)  # of a given label, by the others
+        self.given = beliefs.taught >= 0  # labelled in the table, before the review
+        self.supported = np.ones(n, np.float32)  # probability of a given label by the others
         self.suspected = np.zeros(n, bool)
         self.random = np.random.default_rng(0).permutation(n)
         self.judge_given()
 
     def judge_given(self) -> None:
-        """Compare each given label with what the others say of its row."""
-        judged = self.beliefs.model.leave_one_out()
-        each = np.arange(len(judged.rows))
+        """Compare each given label with what the others predict for its row."""
+        left_out = self.beliefs.model.leave_one_out()
         before = self.suspected.copy()
-        self.supported[judged.rows] = judged.proba[each, judged.codes]
-        self.suspected[judged.rows] = suspicion(judged) >= SUSPICION
+        self.supported[left_out.rows] = left_out.proba[np.arange(len(left_out.rows)), left_out.codes]
+        self.suspected[left_out.rows] = suspicion(left_out) >= SUSPICION
         self.suspected &= self.given
         self.beliefs.touch(np.flatnonzero(self.suspected != before))
 
     @property
     def changed(self) -> Mask:
-        """(n,) whether the label, by whomever, is not the one that ``semigpc label`` wrote."""
-        differs: Mask = (self.beliefs.codes != self.beliefs.first_codes) & (self.beliefs.first_codes >= 0)
-        return differs
+        """(n,) whether the label is another one than ``semigpc label`` wrote."""
+        return np.asarray((self.beliefs.codes != self.beliefs.first_codes) & (self.beliefs.first_codes >= 0))
 
     @property
     def asked(self) -> Mask:
-        """(n,) whether somebody should look at it, or has."""
-        asked: Mask = ~self.given | self.suspected | (self.kinds != UNASKED)
-        return asked
+        """(n,) whether a row should be reviewed, or has been."""
+        return np.asarray(~self.given | self.suspected | (self.kinds != UNASKED))
+
+    @property
+    def unlabelled(self) -> Mask:
+        """(n,) rows without a label from the table or from the review."""
+        return np.asarray(self.beliefs.status != LABELLED)
 
     def need(self) -> NDArray[np.float32]:
-        """(n,) as above."""
+        """Return the need (n,), see the equation above."""
         beliefs = self.beliefs
         doubt = np.where(self.given, 1 - self.supported, 1 - beliefs.confidence * (1 - beliefs.variance))
         counts = np.maximum(beliefs.label_counts(), 1)
         rarity = np.clip(np.sqrt(counts.mean() / counts), COMMONEST, RAREST)
         suspicious = (beliefs.status == OUTLIER) | self.changed | self.suspected
-        need: NDArray[np.float32] = (doubt * np.append(rarity, 1.0)[beliefs.codes] * (1 + suspicious)).astype(np.float32)
-        return need
+        return np.asarray(doubt * np.append(rarity, 1.0)[beliefs.codes] * (1 + suspicious), np.float32)
 
     def mask(self, status: Status) -> Mask:
-        """(n,) which rows a filter by status shows."""
-        if status == "all":
-            return np.ones(len(self.kinds), bool)
-        if status in STATUSES:
-            of_status: Mask = self.beliefs.status == STATUSES.index(status)
-            return of_status
-        masks: dict[str, Callable[[], Mask]] = {
+        """Return (n,) which rows a filter by status shows."""
+        masks: dict[str, Callable[[], Any]] = {
+            "all": lambda: np.ones(len(self.kinds), bool),
             "unreviewed": lambda: self.asked & (self.kinds == UNASKED),
             "suspected": lambda: self.suspected & (self.kinds == UNASKED),
             "changed": lambda: self.changed,
             "reviewed": lambda: (self.kinds == ACCEPTED) | (self.kinds == CORRECTED),
             "skipped": lambda: self.kinds == SKIPPED,
         }
-        return masks[status]()
+        return np.asarray(masks[status]() if status in masks else self.beliefs.status == STATUSES.index(status))
 
-    def rows(self, filters: Filters, found: Mask | None) -> Integers:
-        """Row numbers that the filters show, in their order.
+    def rows(self, filters: Filters, matching: Mask | None) -> Integers:
+        """Return the numbers of the rows that the filters show, in their order.
 
         Args:
             filters: what to show.
-            found: (n,) which ids hold the text; None if no text is looked for.
+            matching: (n,) which ids contain the text; None if there is no text to search for.
         """
         beliefs = self.beliefs
         mask = self.mask(filters.status)
@@ -128,11 +125,11 @@ class Waiting:
             mask = mask & (beliefs.codes == beliefs.known_code(filters.label))
         if filters.least > 0 or filters.most < 1:
             mask = mask & (beliefs.confidence >= filters.least) & (beliefs.confidence <= filters.most)
-        if found is not None:
-            mask = mask & found
+        if matching is not None:
+            mask = mask & matching
         rows = np.flatnonzero(mask)
         keys: dict[Sort, Callable[[], NDArray[Any]]] = {
-            "need": lambda: -self.need()[rows] + 10 * (self.kinds[rows] != UNASKED),  # what was answered comes last
+            "need": lambda: -self.need()[rows] + 10 * (self.kinds[rows] != UNASKED),  # answered rows come last
             "least sure": lambda: beliefs.confidence[rows],
             "most sure": lambda: -beliefs.confidence[rows],
             "random": lambda: self.random[rows],
@@ -140,19 +137,9 @@ class Waiting:
         }
         return rows[np.argsort(keys[filters.sort](), kind="stable")]
 
-    def counts(self) -> dict[str, int]:
-        """How many rows each filter by status shows."""
-        return {status: int(self.mask(status).sum()) for status in get_args(Status)}
-
-    @property
-    def unlabelled(self) -> Mask:
-        """(n,) rows whose label nobody gave, neither in the table nor here."""
-        unlabelled: Mask = self.beliefs.status != LABELLED
-        return unlabelled
-
 
 def progress(waiting: Waiting, answers: dict[int, Answer]) -> dict[str, Any]:
-    """Everything that the page shows about the review as a whole, as JSON holds it."""
+    """Return everything that the page shows about the review as a whole, for JSON."""
     beliefs = waiting.beliefs
     free = waiting.unlabelled & (waiting.kinds == UNASKED)
     bins = np.minimum((beliefs.confidence[free] * BINS).astype(int), BINS - 1)
@@ -160,17 +147,17 @@ def progress(waiting: Waiting, answers: dict[int, Answer]) -> dict[str, Any]:
         "reviewed": len(answers),
         "total": int(waiting.asked.sum()),
         "stale": int((beliefs.scored < beliefs.generation).sum()),
-        "counts": waiting.counts(),
+        "counts": {status: int(waiting.mask(status).sum()) for status in get_args(Status)},
         "histogram": np.bincount(bins, minlength=BINS).tolist(),
         "classes": _classes(waiting, answers),
     }
 
 
 def _classes(waiting: Waiting, answers: dict[int, Answer]) -> list[dict[str, Any]]:
-    """For each class: labels, rows believed to be of it, and the precision of its pseudo-labels.
+    """Return for each class its labels, the rows predicted to be of it, and the precision of its pseudo-labels.
 
-    By humans where they checked any: the share of pseudo-labels of the class that they accepted, with an interval. Cards that
-    need a human most are checked first, so it errs on the low side. By the model where nobody has: its mean confidence.
+    Where some were reviewed, precision is the share of pseudo-labels of the class that were accepted, with an interval. It is
+    biased low, since the cards that most need review come first. Elsewhere it is the mean confidence of the model.
     """
     beliefs = waiting.beliefs
     n_classes = len(beliefs.names)
