@@ -109,8 +109,7 @@ def audit(
     """
     if answers is not None and (sample is not None or seed is not None or overwrite):
         raise typer.BadParameter("it draws a new sample, and --answers judges the last one.", param_hint="--sample")
-    from semigpc.labeling.audit import draw_sample
-    from semigpc.labeling.audit_answers import judge
+    from semigpc.labeling.audit import draw_sample, judge
     from semigpc.labeling.project import Project
 
     project = Project.open(out)

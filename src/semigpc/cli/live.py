@@ -128,8 +128,8 @@ class ComparisonProgress(ComparisonListener):
             figure = f"{percent(last['balanced_accuracy'])} balanced accuracy" if last else "no figure"
             say(f"{cell.label}, seed {seed}: {figure}, {summary['seconds']:.0f} s", err=True)
 
-    def beside(self, name: str) -> None:  # noqa: ARG002
-        """Move the bar of all runs for something that has no steps."""
+    def advance(self, name: str) -> None:  # noqa: ARG002
+        """Move the bar of all runs for a method that has no steps."""
         self.bars.advance(self.all_runs)
 
 
