@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semigpc.cli.live import RunProgress
-from semigpc.training import checkpoint
+from semigpc.training.run_folder import read_checkpoint
 from tests.cli.calls import SHORT, refused, semigpc
 from tests.cli.conftest import Trained
 from tests.cli.own_data import CLASSES, make_class_folders, make_folder, write_table
@@ -165,7 +165,7 @@ def test_a_full_disk_while_checkpointing(tmp_path: Path) -> None:
     done = semigpc(*half)
     assert done.exit_code == 0, done.output
     assert "Resuming after step 2 of 6." in done.stdout
-    assert checkpoint.load(last).state["step"] == 6
+    assert read_checkpoint(last).state["step"] == 6
 
 
 def test_a_broken_checkpoint(trained: Trained, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 from rich.console import Console
 
 from semigpc.cli.reproduce import gains_table, notes, results_table
+from semigpc.recipes.paper import TABLES
 from semigpc.recipes.published import PUBLISHED
 from semigpc.recipes.reproduction import without_folders
-from semigpc.recipes.tables import TABLES
 
 
 def told(top1: float, table: str, group: str, row: str, *, agree: bool | None, best: bool | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from semigpc.cli.tables import say, table, verbatim
 from semigpc.cli.train import Features
 
 if TYPE_CHECKING:
-    from semigpc.recipes.paper_table import Options, PaperTable
+    from semigpc.recipes.paper import Options, PaperTable
 
 WIDTH = 110  # characters, where there is no terminal
 
@@ -52,7 +52,7 @@ class ScaleChoice(StrEnum):
 
 def _help_without_a_table(context: typer.Context, name: str | None) -> str | None:
     if name is None and not context.params.get("listed"):
-        from semigpc.recipes.tables import TABLES
+        from semigpc.recipes.paper import TABLES
 
         typer.echo(context.get_help())
         width = max(map(len, TABLES))
@@ -130,9 +130,8 @@ def reproduce(
       semigpc reproduce cifar10_lt --root data --scale cpu --seeds 3 --jobs 2
     """
     from semigpc.cli.live import ComparisonProgress
-    from semigpc.recipes.paper_table import Options
+    from semigpc.recipes.paper import Options, find_table
     from semigpc.recipes.reproduction import reproduce_table
-    from semigpc.recipes.tables import find_table
     from semigpc.training import SettingError
 
     options = Options(
@@ -174,7 +173,7 @@ def reproduce(
         console.print(verbatim(line), soft_wrap=True)
     say(f"figures: {path}", err=as_json)
     if plot is not None:
-        from semigpc.report.reproduction_figures import draw_class_recall
+        from semigpc.report.comparison import draw_class_recall
 
         draw_class_recall(figures, plot)
         say(f"classes one by one: {plot}", err=as_json)
@@ -256,9 +255,8 @@ def notes(figures: Mapping[str, Any], paper_table: "PaperTable") -> list[str]:
 
 def _prices(name: str | None, options: "Options", globs: list[str], seeds: int) -> dict[str, dict[str, Any]]:
     """Return what each cell of one table or of all would cost."""
-    from semigpc.recipes.paper_table import select
+    from semigpc.recipes.paper import TABLES, find_table, select
     from semigpc.recipes.reproduction import prices_of
-    from semigpc.recipes.tables import TABLES, find_table
     from semigpc.training import SettingError
 
     if name is None and globs:

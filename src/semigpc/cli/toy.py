@@ -41,7 +41,7 @@ def demo(
     from semigpc.cli.live import ComparisonProgress
     from semigpc.recipes.comparisons import make_cells
     from semigpc.recipes.lookup import TrainOptions
-    from semigpc.report.comparison_page import write_comparison_report
+    from semigpc.report.comparison import write_comparison_report
     from semigpc.report.run_page import write_run_report
     from semigpc.threads import cores
     from semigpc.training.comparison import compare, run_path

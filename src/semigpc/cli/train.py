@@ -190,7 +190,7 @@ def train(
 
 
 def _print_results(folder: Path, summary: dict[str, Any], console: Console) -> None:
-    from semigpc.report.run_folder import read_run
+    from semigpc.report.run_record import read_run
 
     evaluations = read_run(folder, bulky=False)
     if evaluations.screening:
