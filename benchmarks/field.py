@@ -39,7 +39,7 @@ from semigpc.addons import (
     DebiasPLConfig,
 )
 from semigpc.algorithms import ALGORITHMS
-from semigpc.cli.comparison_bars import ComparisonProgress
+from semigpc.cli.live import ComparisonProgress
 from semigpc.data import Augment, ImageSet, Splits, ViewSource, eval_loader
 from semigpc.files import write_json
 from semigpc.recipes.digits import digits, digits_balanced
@@ -517,7 +517,7 @@ def field(
     total, result = chosen.runs(), out / "field.json"
     if not only_summary:
         with ComparisonProgress(total, f"{total} runs") as progress:
-            run_field(chosen, out, command=command, jobs=jobs, listener=progress, advance=progress.beside)
+            run_field(chosen, out, command=command, jobs=jobs, listener=progress, advance=progress.advance)
     summary: Record = {"command": command} | summarise(chosen, out)
     step_times = json.loads(result.read_text()).get("step_times", {}) if result.exists() else {}
     missing = [name for name in chosen.bases if not set(chosen.addons) <= set(step_times.get(name, ()))]

@@ -37,7 +37,7 @@ def test_a_sample_is_drawn_answered_and_judged(out: Path) -> None:
     answer(out / "audit.csv")
     judged = semigpc("audit", out, "--answers", out / "audit.csv")
     assert judged.exit_code == 0, judged.output
-    assert "95 % interval" in judged.stdout
+    assert "95% interval" in judged.stdout
     assert "pseudo-labels are right (" in judged.stdout
     refused("audit", out, "--sample", "60", code=2, words="60 rows of it have something in the column 'truth'")
     told = json.loads(semigpc("audit", out, "--answers", out / "audit.csv", "--json").stdout)

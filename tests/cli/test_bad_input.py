@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.cli.live import Live
+from semigpc.cli.live import RunProgress
 from semigpc.training.run_folder import read_checkpoint
 from tests.cli.calls import SHORT, refused, semigpc
 from tests.cli.conftest import Trained
@@ -20,7 +20,7 @@ QUICK = ("--algorithm", "fixmatch", "--refiner", "none", "--set", "train.threads
 
 def test_missing_folders_and_files(trained: Trained, tmp_path: Path) -> None:
     refused("train", tmp_path / "nowhere", code=2, words=f"there is no folder or file {tmp_path / 'nowhere'}")
-    refused("train", "digts", code=2, words="did you mean 'digits'?")
+    refused("train", "digts", code=2, words="Did you mean 'digits'?")
     refused("train", trained.photos, "--labels", "nowhere.csv", code=2, words="The table of labels is not there")
     refused("train", trained.root / "labels.csv", code=2, words="a folder of images or an .npz file")
     refused("predict", trained.run, tmp_path / "nowhere.png", code=2, words="no image and no folder")
@@ -147,12 +147,12 @@ def test_a_full_disk_while_checkpointing(tmp_path: Path) -> None:
     half = ("train", "digits", "--out", tmp_path, "--steps", "6", "--set", "train.checkpoint_steps=2", *QUICK, "--resume")
     last = tmp_path / "checkpoints" / "last.safetensors"
 
-    def stop_in_step_two(self: Live, step: int) -> None:  # noqa: ARG001
+    def stop_in_step_two(self: RunProgress, step: int) -> None:  # noqa: ARG001
         if step == 2:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Live, "step", stop_in_step_two)
+        patch.setattr(RunProgress, "step", stop_in_step_two)
         refused(*half, code=130, words="interrupted; what was saved before is intact. Give the same command with --resume")
     before = last.read_bytes()
     with files_no_larger_than(len(before) // 2):

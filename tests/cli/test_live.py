@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from semigpc.cli.live import Live
+from semigpc.cli.live import RunProgress
 from semigpc.training import RunFolder
 
 
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_a_note_is_told_unless_it_is_one_of_the_split_which_is_told_with_it(folder: RunFolder) -> None:
     said = io.StringIO()
-    with Live(folder, Console(file=said, width=100)) as live:
+    with RunProgress(folder, Console(file=said, width=100)) as live:
         live.entry({"kind": "note", "step": 0, "message": "One class is rare."})
         live.entry({"kind": "note", "step": 0, "message": "The refiner never speaks."})
     assert said.getvalue() == "Note: The refiner never speaks.\n"

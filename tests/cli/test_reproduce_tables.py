@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from semigpc.cli.reproduce_tables import gains_table, remarks, results_table
+from semigpc.cli.reproduce import gains_table, notes, results_table
 from semigpc.recipes.paper import TABLES
 from semigpc.recipes.published import PUBLISHED
 from semigpc.recipes.reproduction import without_folders
@@ -53,10 +53,10 @@ def test_tables_say_what_agrees_and_what_is_reproduced() -> None:
     assert "simmatch+none 97.30 ± 0.10 97.30 ± 0.10 97.21 +0.09 yes" in shown
     assert "simmatch+gp 96.00 ± 0.10 96.00 ± 0.10 97.39 -1.39 no, best* does" in shown
     assert "-1.30 ± 0.20 same -0.18 (meant: +0.18) not reproduced" in rendered(gains_table(figures))
-    lines = remarks(figures, TABLES["balanced_cifar"])
+    lines = notes(figures, TABLES["balanced_cifar"])
     assert any("printed as -0.18" in line for line in lines)
     assert any("2 printed deviations" in line for line in lines)
-    assert any("train.lr=1" in line for line in remarks(figures | {"changed": ["train.lr=1"]}, TABLES["balanced_cifar"]))
+    assert any("train.lr=1" in line for line in notes(figures | {"changed": ["train.lr=1"]}, TABLES["balanced_cifar"]))
 
 
 def test_a_gp_that_is_judged_by_its_own_head_is_called_so_with_what_the_linear_layer_gains() -> None:
@@ -71,7 +71,7 @@ def test_a_gp_that_is_judged_by_its_own_head_is_called_so_with_what_the_linear_l
     }
     assert "simmatch+gp, GP head" in rendered(results_table(figures))
     assert "SimMatch + SemiGPC +3.00 -0.50" in rendered(gains_table(figures))
-    lines = remarks(figures, TABLES["balanced_cifar"])
+    lines = notes(figures, TABLES["balanced_cifar"])
     assert any("the GP's own" in line for line in lines)
     assert any("train.steps=20" in line for line in lines)
 

@@ -205,7 +205,8 @@ def test_an_argument_that_is_wrong_is_named_without_its_control_sequence(tmp_pat
 
 def test_a_comparison_names_its_cells_as_they_are() -> None:
     figures: dict[str, Any] = dict.fromkeys(("balanced_accuracy", "many", "medium", "few", "ece"), 0.5)
-    cells = [{"label": name, "mean": figures, "std": figures} for name in CLASSES]
+    runs = [{"result": {"part": "test"}}]
+    cells = [{"label": name, "mean": figures, "std": figures, "runs": runs} for name in CLASSES]
     pairs = [{"name": name, "mean_difference": 0.1, "std": 0.0, "wins": 1, "losses": 0} for name in CLASSES]
     file = io.StringIO()
     console = Console(file=file, width=120, force_terminal=False)

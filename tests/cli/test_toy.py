@@ -23,7 +23,7 @@ runner = CliRunner(env={"COLUMNS": "80"})
 def coarse_maps() -> Iterator[None]:
     """The maps are not looked at here, so a few points a side will do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(toy.__globals__, "RESOLUTION", 12)
+        patch.setattr("semigpc.report.toy_figures.RESOLUTION", 12)
         yield
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from semigpc.cli.run_tables import screening_table
+from semigpc.cli.train import screening_table
 from semigpc.data import ArraysConfig
 from semigpc.report.run_page import write_run_report
 from semigpc.report.run_record import read_run

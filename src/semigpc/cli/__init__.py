@@ -7,23 +7,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from semigpc.cli.audit import audit
+from semigpc.cli.catalogue import list_command
 from semigpc.cli.compare import compare_verb
 from semigpc.cli.data import app as data_app
-from semigpc.cli.demo import demo
 from semigpc.cli.doctor import doctor
 from semigpc.cli.embed import embed
 from semigpc.cli.evaluate import evaluate
 from semigpc.cli.export import export
 from semigpc.cli.failures import Debug
 from semigpc.cli.label import label
-from semigpc.cli.list_verb import list_command
+from semigpc.cli.labelled import audit, suggest
 from semigpc.cli.predict import predict
 from semigpc.cli.reproduce import reproduce
 from semigpc.cli.review import review
-from semigpc.cli.suggest import suggest
 from semigpc.cli.tables import say
-from semigpc.cli.toy import toy
+from semigpc.cli.toy import demo, toy
 from semigpc.cli.train import train
 from semigpc.text import printable
 

@@ -69,7 +69,7 @@ def compare_verb(
       semigpc compare photos --labels labels.csv --algorithm fixmatch --seeds 2
       semigpc compare digits --ratio 10 --ratio 100 --seeds 5 --jobs 2
     """
-    from semigpc.cli.comparison_bars import ComparisonProgress
+    from semigpc.cli.live import ComparisonProgress
     from semigpc.cli.tables import comparison_table, pairs_table
     from semigpc.files import write_json
     from semigpc.recipes import RECIPES

@@ -1,26 +1,23 @@
 """``semigpc data``: are the published sets here what was published, and how does one come by them?"""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import say, verbatim
+from semigpc.cli.progress import StageBar
+from semigpc.cli.tables import say, table, verbatim
 
 if TYPE_CHECKING:
-    from semigpc.data.verify import Figure, Finding, Report, Verification
+    from semigpc.data.verify import Finding, Verification
 
+MEGABYTE = 10**6  # bytes
 CIFAR = {"cifar10": 10, "cifar100": 100}
 STYLES = {"ok": "green", "differs": "bold red", "absent": "yellow", "paper is wrong": "cyan"}
 
@@ -38,7 +35,7 @@ class Name(StrEnum):
     cifar100 = "cifar100"
 
 
-class Images(StrEnum):
+class ImageCheck(StrEnum):
     """How closely to look at the images."""
 
     none = "none"
@@ -63,8 +60,8 @@ def verify(
         Path | None, typer.Option("--splits", metavar="DIR", help="Folder with NAME/*.txt, if not beside the images.")
     ] = None,
     images: Annotated[
-        Images, typer.Option("--images", help="Look whether every listed image is there, and can be decoded.")
-    ] = Images.none,
+        ImageCheck, typer.Option("--images", help="Look whether every listed image is there, and can be decoded.")
+    ] = ImageCheck.none,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON on standard output.")] = False,
 ) -> None:
     """Check a published set: counts, hashes, parts, images.
@@ -80,15 +77,15 @@ def verify(
     """
     from semigpc.data.verify import verify_cifar, verify_fgvc
 
-    decode = images is Images.decode
-    with _bar() as report:
+    decode = images is ImageCheck.decode
+    with StageBar() as bar:
         if name.value in CIFAR:
             if splits is not None:
                 raise typer.BadParameter("CIFAR has no split files; leave it out.", param_hint="--splits")
-            found = verify_cifar(CIFAR[name.value], root, decode=decode, report=report)
+            found = verify_cifar(CIFAR[name.value], root, decode=decode, report=bar.show)
         else:
-            exist = images is not Images.none
-            found = verify_fgvc(name.value, root, splits=splits, exist=exist, decode=decode, report=report)
+            exist = images is not ImageCheck.none
+            found = verify_fgvc(name.value, root, splits=splits, exist=exist, decode=decode, report=bar.show)
     if as_json:
         typer.echo(json.dumps({"ok": found.ok, **asdict(found)}, indent=2))
     else:
@@ -106,8 +103,6 @@ def download(name: Which, root: Annotated[Path, typer.Argument(help="Folder to p
     are on pages that want a click or an account: for those this prints what
     to fetch, and where to put it.
     """
-    from rich.progress import DownloadColumn, TransferSpeedColumn
-
     from semigpc.data import DataError
     from semigpc.data.archives import ARCHIVES, fetch
     from semigpc.data.published_counts import BENCHMARKS
@@ -118,28 +113,9 @@ def download(name: Which, root: Annotated[Path, typer.Argument(help="Folder to p
     if (folder / source.folder).is_dir():
         say(f"{folder / source.folder} is there already. Check it with: semigpc data verify {name.value} {root}")
         return
-    errors = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task(source.file_name, total=source.size)
-        unpacked = fetch(source, folder, lambda there, size: bar.update(task, completed=there, total=size))
+    with StageBar("MB") as bar:
+        unpacked = fetch(source, folder, lambda done, size: bar.show(source.file_name, done // MEGABYTE, size // MEGABYTE))
     say(f"{name.value} is in {unpacked}")
-
-
-@contextmanager
-def _bar() -> Iterator["Report"]:
-    """A bar with the time left, shown once there is something to wait for; on a terminal only."""
-    errors = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        tasks = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done)
-
-        yield report
 
 
 def _tell(found: "Verification") -> None:
@@ -154,17 +130,12 @@ def _tell(found: "Verification") -> None:
 
 
 def _table(findings: "tuple[Finding, ...]") -> Table:
-    table = Table(box=box.SIMPLE, padding=(0, 1))
-    for heading in ("what", "found", "expected", "paper says", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("what", "verdict") else "right", overflow="fold")
+    made = table("", "what", "found", "expected", "paper says", "verdict")
+    for column in made.columns[1:4]:
+        column.justify = "right"  # numbers, and hashes that have to be broken into lines
     for finding in findings:
         needed = ", needed" if finding.needed and finding.verdict == "absent" else ""
+        values = ("-" if value is None else value for value in (finding.found, finding.expected, finding.paper))
         verdict = f"[{STYLES[finding.verdict]}]{finding.verdict}{needed}[/]"
-        table.add_row(
-            verbatim(finding.what), *(_cell(value) for value in (finding.found, finding.expected, finding.paper)), verdict
-        )
-    return table
-
-
-def _cell(value: "Figure") -> Text:
-    return verbatim("-" if value is None else value)
+        made.add_row(verbatim(finding.what), *map(verbatim, values), verdict)
+    return made

@@ -26,7 +26,7 @@ PAIR = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One thing looked at; ``remedy`` is the command or the change that mends it."""
 
     name: str
@@ -47,7 +47,7 @@ def doctor(
     then 1.
     """
     console = Console(stderr=as_json)
-    findings: list[Finding] = []
+    findings: list[Diagnosis] = []
     for finding in examine():
         findings.append(finding)
         console.print(f"{MARKS[finding.status]} {finding.name}:", end=" ", highlight=False)
@@ -62,7 +62,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine() -> Iterator[Finding]:
+def examine() -> Iterator[Diagnosis]:
     """Every finding, in the order in which one depends on the other."""
     yield from _versions()
     pair = _pair()
@@ -78,21 +78,21 @@ def examine() -> Iterator[Finding]:
 # Packages ----------------------------------------------------------------------------------------------------------
 
 
-def _versions() -> Iterator[Finding]:
+def _versions() -> Iterator[Diagnosis]:
     for name, found in versions().items():
         if found == MISSING:
-            yield Finding(name, "bad", found, f"{sys.executable} -m pip install {name}")
+            yield Diagnosis(name, "bad", found, f"{sys.executable} -m pip install {name}")
         else:
-            yield Finding(name, "ok", found)
+            yield Diagnosis(name, "ok", found)
 
 
-def _pair() -> Finding:
+def _pair() -> Diagnosis:
     """Import torchvision in a process of its own, where it can neither hide behind nor break what runs here."""
     done = subprocess.run([sys.executable, "-c", PAIR], capture_output=True, text=True)
     if done.returncode == 0:
-        return Finding("torch and torchvision", "ok", "fit each other")
+        return Diagnosis("torch and torchvision", "ok", "fit each other")
     said = done.stderr.strip().splitlines()
-    return Finding(
+    return Diagnosis(
         "torch and torchvision", "bad", f"do not fit each other: {said[-1] if said else 'no message'}", reinstall_command()
     )
 
@@ -107,7 +107,7 @@ def reinstall_command() -> str:
 # Machine -----------------------------------------------------------------------------------------------------------
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[Diagnosis]:
     import torch
 
     from semigpc.threads import allowed, cores
@@ -115,13 +115,13 @@ def _machine() -> Iterator[Finding]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     if torch.backends.mps.is_available():
         gpus.append("Apple GPU (mps)")
-    yield Finding("devices", "ok", ", ".join(gpus) or "no GPU; training runs on the CPU")
+    yield Diagnosis("devices", "ok", ", ".join(gpus) or "no GPU; training runs on the CPU")
     if allowed() > cores():  # by OMP_NUM_THREADS
-        yield Finding(
+        yield Diagnosis(
             "threads", "warn", f"{allowed()} of torch on {cores()} cores", f"OMP_NUM_THREADS={cores()} before the command"
         )
     else:
-        yield Finding("threads", "ok", f"{allowed()} of torch on {cores()} cores")
+        yield Diagnosis("threads", "ok", f"{allowed()} of torch on {cores()} cores")
     disk = shutil.disk_usage(Path.cwd()).free / GIGABYTE
     yield _enough("free disk here", disk, "delete old runs, or write elsewhere with --out")
     memory = _free_memory()
@@ -129,17 +129,17 @@ def _machine() -> Iterator[Finding]:
         yield _enough("free memory", memory, "close other programs, or lower train.labeled_batch and data.cache_bytes")
 
 
-def _bfloat16() -> Finding:
+def _bfloat16() -> Diagnosis:
     """Some virtual machines announce instructions that their processor does not have; the process then dies on the spot."""
     done = subprocess.run([sys.executable, "-c", BFLOAT16], capture_output=True, text=True)
     if done.returncode == 0:
-        return Finding("bfloat16 on the CPU", "ok", "works")
-    return Finding("bfloat16 on the CPU", "warn", "crashes", "leave train.precision at 32-true when training on this CPU")
+        return Diagnosis("bfloat16 on the CPU", "ok", "works")
+    return Diagnosis("bfloat16 on the CPU", "warn", "crashes", "leave train.precision at 32-true when training on this CPU")
 
 
-def _enough(name: str, gigabytes: float, remedy: str) -> Finding:
+def _enough(name: str, gigabytes: float, remedy: str) -> Diagnosis:
     status: Literal["ok", "warn"] = "ok" if gigabytes >= LITTLE else "warn"
-    return Finding(name, status, f"{gigabytes:.1f} GB", "" if status == "ok" else remedy)
+    return Diagnosis(name, status, f"{gigabytes:.1f} GB", "" if status == "ok" else remedy)
 
 
 def _free_memory() -> float | None:
@@ -154,12 +154,12 @@ def _free_memory() -> float | None:
 # Trying ------------------------------------------------------------------------------------------------------------
 
 
-def _attempt(name: str, work: Callable[[Path], str], remedy: str) -> Finding:
+def _attempt(name: str, work: Callable[[Path], str], remedy: str) -> Diagnosis:
     try:
         with tempfile.TemporaryDirectory(prefix="semigpc-doctor-") as folder:
-            return Finding(name, "ok", work(Path(folder)))
+            return Diagnosis(name, "ok", work(Path(folder)))
     except Exception as error:
-        return Finding(name, "bad", f"{type(error).__name__}: {' '.join(str(error).split())}", remedy)
+        return Diagnosis(name, "bad", f"{type(error).__name__}: {' '.join(str(error).split())}", remedy)
 
 
 def _write_and_read(folder: Path) -> str:

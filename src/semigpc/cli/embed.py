@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from semigpc.cli.evaluate import FollowLinks
 from semigpc.cli.failures import reported
-from semigpc.cli.feature_bar import FeatureBar
+from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say
 
 if TYPE_CHECKING:
@@ -73,16 +74,15 @@ def embed(
     config = EmbedConfig(
         model=model, pretrained=pretrained, image_size=image_size, precision=precision.value, batch=batch, workers=workers
     )
-    bar = FeatureBar()
-    try:
-        result = embed_folder(
-            folder, out, config, skip_bad=skip_bad, overwrite=overwrite, follow_links=follow_links, progress=bar.show
-        )
-    except KeyboardInterrupt:
-        say("finished parts are kept; the same command goes on with them", err=True)
-        raise
-    finally:
-        bar.close()
+    with StageBar("images", line_at_end=True) as bar:
+        show = partial(bar.show, "features")
+        try:
+            result = embed_folder(
+                folder, out, config, skip_bad=skip_bad, overwrite=overwrite, follow_links=follow_links, progress=show
+            )
+        except KeyboardInterrupt:
+            say("finished parts are kept; the same command goes on with them", err=True)
+            raise
     _tell(result, quiet=as_json)
     if as_json:
         facts = {"path": str(result.path), "rows": result.rows, "made": result.made, **asdict(result.key), "bad": result.bad}

@@ -7,19 +7,18 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from semigpc.cli.failures import reported
 
 
-class Checkpoint(StrEnum):
+class CheckpointChoice(StrEnum):
     """Which state of a run to take."""
 
     best = "best"
     last = "last"
 
 
-class Part(StrEnum):
+class PartChoice(StrEnum):
     """Which of the run's own images to judge by."""
 
     test = "test"
@@ -30,7 +29,7 @@ Run = Annotated[
     Path, typer.Argument(metavar="RUN", exists=True, file_okay=False, help="Folder of a run, as semigpc train made it.")
 ]
 Which = Annotated[
-    Checkpoint | None,
+    CheckpointChoice | None,
     typer.Option("--checkpoint", help="State of the run: best on validation (the default, if there is one) or last."),
 ]
 FollowLinks = Annotated[
@@ -49,7 +48,7 @@ def evaluate(
         Path | None, typer.Option("--labels", metavar="FILE", help="CSV or Parquet with the labels of the folder --data.")
     ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Let classes of the run be absent from --data.")] = False,
-    part: Annotated[Part | None, typer.Option("--part", help="Own images: test (the default, if there are any).")] = None,
+    part: Annotated[PartChoice | None, typer.Option("--part", help="Own images: test (the default, if there are any).")] = None,
     follow_links: FollowLinks = False,
     checkpoint: Which = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
@@ -68,25 +67,25 @@ def evaluate(
         raise typer.BadParameter("it says something of --data, which is missing.", param_hint="--labels or --partial")
     if data is not None and part is not None:
         raise typer.BadParameter("the run's own part, or other images with --data; not both.", param_hint="--part")
-    from semigpc.cli.run_tables import heads_table
+    from semigpc.cli.progress import StageBar
+    from semigpc.cli.tables import accuracy_table
     from semigpc.training.evaluate import evaluate as judge
     from semigpc.training.inference import images_to_judge, load_run
 
     loaded = load_run(run, None if checkpoint is None else checkpoint.value)
     if data is None:
-        chosen = part or (Part.test if loaded.has("test") else Part.validation)
+        chosen = part or (PartChoice.test if loaded.has("test") else PartChoice.validation)
         loaded, images = loaded.part(chosen.value)
         source = chosen.value
     else:
         images = images_to_judge(loaded, data, labels, partial=partial, follow_links=follow_links)
         source = str(data)
 
-    errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("Images", total=len(images))
-        heads = judge(loaded.predict(images, on_batch=lambda done: bar.advance(task, done)), loaded.groups)
+    with StageBar() as bar:
+        heads = judge(loaded.predict(images, on_batch=bar.counter("Images", len(images))), loaded.groups)
     if as_json:
         facts = {"run": str(run), "checkpoint": loaded.checkpoint, "step": loaded.step, "images": source}
         typer.echo(json.dumps({**facts, "class_names": loaded.class_names, "heads": heads}, indent=2))
-    table = heads_table(loaded.checkpoint, loaded.step, f"{source} ({len(images)})", heads)
-    Console(stderr=as_json).print(table)
+    place = {"step": loaded.step, "part": f"{source} ({len(images)})"}
+    rows = [(loaded.checkpoint, {**figures, **place, "head": head}) for head, figures in heads.items()]
+    Console(stderr=as_json).print(accuracy_table(rows))

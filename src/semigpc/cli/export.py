@@ -9,7 +9,7 @@ import typer
 
 from semigpc.cli.evaluate import Run, Which
 from semigpc.cli.failures import reported
-from semigpc.cli.stage_bar import StageBar
+from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say
 
 

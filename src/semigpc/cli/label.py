@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from semigpc.cli.evaluate import FollowLinks
 from semigpc.cli.failures import reported
-from semigpc.cli.stage_bar import StageBar
-from semigpc.cli.tables import say, verbatim
+from semigpc.cli.progress import StageBar
+from semigpc.cli.tables import say, table, verbatim
+from semigpc.text import percent
 
-FEW = 30  # classes shown on the screen
+CLASSES_LISTED = 30  # on the screen
 
 
 class Prior(StrEnum):
@@ -25,7 +25,7 @@ class Prior(StrEnum):
     balanced = "balanced"
 
 
-class Engine(StrEnum):
+class EngineChoice(StrEnum):
     """What does the work."""
 
     local = "local"
@@ -111,13 +111,13 @@ def label(
         str, typer.Option("--pretrained", metavar="SOURCE", help="Its weights, as for semigpc embed.")
     ] = "auto",
     engine: Annotated[
-        Engine,
+        EngineChoice,
         typer.Option(
             "--engine",
             help="Label in this process (local), or a folder of .parquet partitions by many (ray). RAY_ADDRESS names a "
             "cluster; DATA and --out may then be addresses such as s3://bucket/folder.",
         ),
-    ] = Engine.local,
+    ] = EngineChoice.local,
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Cross-validate and write the page, or leave that out to be quick.")
     ] = True,
@@ -149,7 +149,7 @@ def label(
     """
     if answer_all and abstain is not None:
         raise typer.BadParameter("--answer-all and --abstain exclude each other.", param_hint="--abstain")
-    if engine is Engine.ray and (images is not None or image_url is not None):
+    if engine is EngineChoice.ray and (images is not None or image_url is not None):
         raise typer.BadParameter("images and Label Studio are for --engine local.", param_hint="--images, --image-url")
     from semigpc.data.dataset import DataError
     from semigpc.labeling.bulk import Address, place_of
@@ -159,7 +159,7 @@ def label(
     from semigpc.labeling.label import label_data
 
     place, folder = place_of(data), place_of(out)
-    if engine is Engine.local and any(isinstance(path, Address) for path in (place, folder)):
+    if engine is EngineChoice.local and any(isinstance(path, Address) for path in (place, folder)):
         raise DataError("Addresses are for --engine ray; without it DATA and --out are files and folders of this machine.")
     settings = LabelSettings(
         data=place,
@@ -181,7 +181,7 @@ def label(
     )
     try:
         with StageBar() as bar:
-            if engine is Engine.ray:
+            if engine is EngineChoice.ray:
                 from semigpc.labeling.ray_engine import label_on_ray
 
                 summary = label_on_ray(settings, overwrite=overwrite, progress=bar.show)
@@ -194,34 +194,29 @@ def label(
         typer.echo(json.dumps(summary, indent=2))
     else:
         written = ["labels.parquet", "labels.csv", "label_studio.json"]
-        if engine is Engine.ray:
+        if engine is EngineChoice.ray:
             written = [f"labels/ ({summary['partitions']} partitions)", "summary.json"]
-        _tell(summary, [*written, *(["report.html"] if report else [])], folder)
+        console = Console()
+        for note in summary["notes"]:
+            console.print(verbatim(f"note: {note}"))
+        console.print(_classes_table(summary))
+        say(f"wrote {', '.join([*written, *(['report.html'] if report else [])])} to {folder}")
 
 
-def _tell(summary: dict[str, Any], written: list[str], out: Path) -> None:
-    console = Console()
-    for note in summary["notes"]:
-        console.print(verbatim(f"note: {note}"))
-    console.print(_table(summary))
-    say(f"wrote {', '.join(written)} to {out}")
-
-
-def _table(summary: dict[str, Any]) -> Table:
+def _classes_table(summary: dict[str, Any]) -> Table:
     """Labels given and made of each class, and how many rows got none."""
-    table = Table(box=box.SIMPLE, padding=(0, 1), title=verbatim(summary["title"]), title_style="bold")
-    for heading, justify in (("class", "left"), ("given", "right"), ("pseudo-labelled", "right"), ("believed share", "right")):
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     from semigpc.data.folder import ordered
 
+    counts = summary["statuses"]
+    words = (("labelled", "given"), ("pseudo", "pseudo-labelled"), ("abstained", "abstained"), ("outlier", "outliers"))
+    caption = ", ".join(f"{counts[key]} {word}" for key, word in words)
+    headings = ("class", ">given", ">pseudo-labelled", ">believed share")
+    made = table(verbatim(summary["title"]), *headings, caption=caption)
     order = ordered(summary["classes"])
     rows = list(zip(*(summary[key] for key in ("classes", "given", "pseudo", "believed")), strict=True))
     rows.sort(key=lambda row: order.index(row[0]))
-    for name, given, pseudo, share in rows[:FEW]:
-        table.add_row(verbatim(name), str(given), str(pseudo), f"{100 * share:.1f} %")
-    if len(rows) > FEW:
-        table.add_row(f"and {len(rows) - FEW} more", "", "", "")
-    counts = summary["statuses"]
-    words = (("labelled", "given"), ("pseudo", "pseudo-labelled"), ("abstained", "abstained"), ("outlier", "outliers"))
-    table.caption = ", ".join(f"{counts[key]} {word}" for key, word in words)
-    return table
+    for name, given, pseudo, believed in rows[:CLASSES_LISTED]:
+        made.add_row(verbatim(name), str(given), str(pseudo), percent(believed))
+    if len(rows) > CLASSES_LISTED:
+        made.add_row(f"and {len(rows) - CLASSES_LISTED} more", "", "", "")
+    return made

@@ -1,59 +1,62 @@
-"""A run as it goes on: a bar on a terminal, a line at every evaluation elsewhere; on standard error either way."""
+"""Runs as they go on: bars on a terminal, a line at every evaluation or run elsewhere; on standard error either way."""
 
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
-from semigpc.cli.feature_bar import FeatureBar
+from semigpc.cli.progress import StageBar, progress_bars
 from semigpc.cli.tables import say, verbatim
+from semigpc.text import percent
 from semigpc.training import Listener, RunFolder
+from semigpc.training.comparison import Cell, ComparisonListener
+
+CLASSES_SHOWN = 12  # with their counts, of a split; more would fill the screen
 
 
-class Live(Listener):
-    """Shows steps, speed, time left, the last loss and the last balanced accuracy.
+class RunProgress(Listener):
+    """Shows steps, time left, the last loss and the last balanced accuracy of one run.
 
     Args:
-        folder: of the run, whose split is told before the first step.
-        console: where to tell it.
+        folder: of the run, whose split is printed before the first step.
+        console: to print it on.
     """
 
     def __init__(self, folder: RunFolder, console: Console) -> None:
         self.folder, self.console = folder, console
-        errors = Console(stderr=True)
-        self.on_terminal = errors.is_terminal
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}", markup=False), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=errors, transient=True, disable=not self.on_terminal)
-        self.task = self.bar.add_task("", total=None, said="")
-        self.extraction = FeatureBar()
+        self.bars = progress_bars()
+        self.task = self.bars.add_task("", total=None, note="")
+        self.feature_bar = StageBar("images", line_at_end=True)
         self.last: dict[str, str] = {}
         self.total = 0
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.extraction.close()
-        self.bar.stop()
+        self.feature_bar.close()
+        self.bars.stop()
 
     def features(self, done: int, total: int) -> None:
         """Show how many images have their features."""
-        self.extraction.show(done, total)
+        self.feature_bar.show("features", done, total)
 
     def begin(self, first_step: int, total_steps: int) -> None:
-        """Say what was found, and show the bar."""
-        self.extraction.close()
-        tell_split(dict(self.folder.read_split()), self.console)
+        """Print the split, and show the bar."""
+        self.feature_bar.close()
+        print_split(dict(self.folder.read_split()), self.console)
         if first_step:
             self.console.print(f"Resuming after step {first_step} of {total_steps}.", highlight=False)
         self.total = total_steps
-        self.bar.update(self.task, total=total_steps, completed=first_step)
-        self.bar.start()
+        self.bars.update(self.task, total=total_steps, completed=first_step)
+        self.bars.start()
 
     def step(self, step: int) -> None:
         """Move the bar."""
-        self.bar.update(self.task, completed=step + 1)
+        note = ", ".join([f"{step + 1}/{self.total}", *self.last.values()])
+        self.bars.update(self.task, completed=step + 1, note=note)
 
     def entry(self, entry: dict[str, Any]) -> None:
         """Show the last loss and accuracy: beside the bar, or as a line of its own."""
@@ -62,30 +65,89 @@ class Live(Listener):
         elif entry["kind"] == "train":
             self.last["loss"] = f"loss {entry['loss']:.3f}, {entry['steps_per_second']:.1f} steps/s"
         elif entry["kind"] == "eval":
-            figure = f"{100 * entry['balanced_accuracy']:.1f} % balanced accuracy ({entry['part']}, {entry['head']} head)"
+            accuracy = f"{percent(entry['balanced_accuracy'])} balanced accuracy ({entry['part']}, {entry['head']} head)"
             if entry["head"] == "linear":  # one figure is enough beside the bar
-                self.last["accuracy"] = figure
-            if not self.on_terminal:
-                said = ", ".join([*([self.last["loss"]] if "loss" in self.last else []), figure])
-                say(f"step {entry['step']} of {self.total}: {said}", err=True)
-        self.bar.update(self.task, said=", ".join(self.last.values()))
+                self.last["accuracy"] = accuracy
+            if self.bars.disable:
+                figures = ", ".join([*([self.last["loss"]] if "loss" in self.last else []), accuracy])
+                say(f"step {entry['step']} of {self.total}: {figures}", err=True)
 
 
-def tell_split(split: dict[str, Any], console: Console) -> None:
-    """Classes, counts and notes of a split."""
+def print_split(split: dict[str, Any], console: Console) -> None:
+    """Print classes, counts and notes of a split."""
     labeled = split["labeled_counts"]
     names = split["class_names"]
-    shown = ", ".join(f"{name} {count}" for name, count in list(zip(names, labeled, strict=True))[:12])
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    told = [
+    shown = ", ".join(f"{name} {count}" for name, count in list(zip(names, labeled, strict=True))[:CLASSES_SHOWN])
+    more = f" and {len(names) - CLASSES_SHOWN} more" if len(names) > CLASSES_SHOWN else ""
+    counts = [
         f"{len(names)} classes, {sum(labeled)} labelled images ({shown}{more}), {split['unlabeled']} unlabelled",
         *(f"{sum(split[f'{part}_counts'])} for {part}" for part in ("validation", "test") if split[f"{part}_counts"]),
     ]
-    console.print(verbatim(f"Found {', '.join(told)}."), soft_wrap=True)
     notes = list(split["notes"])
     if not split["validation_counts"]:
         notes.append("No validation images: the best step cannot be told, so the last one counts. See --validation.")
     if not split["test_counts"]:
         notes.append("No test images: see --test." if split["validation_counts"] else "No test images either: see --test.")
-    for note in notes:
-        console.print(verbatim(f"Note: {note}"), soft_wrap=True)
+    for line in (f"Found {', '.join(counts)}.", *(f"Note: {note}" for note in notes)):
+        console.print(verbatim(line), soft_wrap=True)
+
+
+class ComparisonProgress(ComparisonListener):
+    """One bar for all runs of a comparison and one for each that is going on; a line for each finished run elsewhere."""
+
+    def __init__(self, total: int, title: str) -> None:
+        self.bars = progress_bars()
+        self.all_runs = self.bars.add_task(title, total=total, note="")
+        self.feature_bar = StageBar("images", line_at_end=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.feature_bar.close()
+        self.bars.stop()
+
+    def features(self, done: int, total: int) -> None:
+        """Show how many images have their features, before any run starts."""
+        self.feature_bar.show("features", done, total)
+
+    def run(self, cell: Cell, seed: int) -> Listener:
+        """Return a bar for this run."""
+        self.feature_bar.close()
+        self.bars.start()
+        return _RunBar(self.bars, self.bars.add_task(f"  {cell.label}, seed {seed}", total=None, note=""))
+
+    def done(self, cell: Cell, seed: int, summary: Mapping[str, Any], *, kept: bool) -> None:
+        """Move the bar of all runs."""
+        self.bars.advance(self.all_runs)
+        for task in self.bars.tasks:
+            if task.description == f"  {cell.label}, seed {seed}":
+                self.bars.remove_task(task.id)
+        if self.bars.disable and not kept:
+            last = summary["results"]["last"]
+            figure = f"{percent(last['balanced_accuracy'])} balanced accuracy" if last else "no figure"
+            say(f"{cell.label}, seed {seed}: {figure}, {summary['seconds']:.0f} s", err=True)
+
+    def advance(self, name: str) -> None:  # noqa: ARG002
+        """Move the bar of all runs for a method that has no steps."""
+        self.bars.advance(self.all_runs)
+
+
+class _RunBar(Listener):
+    """Shows one run of a comparison as a bar with its last balanced accuracy."""
+
+    def __init__(self, bars: Progress, task: TaskID) -> None:
+        self.bars, self.task = bars, task
+
+    def begin(self, first_step: int, total_steps: int) -> None:
+        """Set the length of the bar."""
+        self.bars.update(self.task, total=total_steps, completed=first_step)
+
+    def step(self, step: int) -> None:
+        """Move the bar."""
+        self.bars.update(self.task, completed=step + 1)
+
+    def entry(self, entry: dict[str, Any]) -> None:
+        """Show the last accuracy."""
+        if entry["kind"] == "eval" and entry["head"] == "linear":
+            self.bars.update(self.task, note=percent(entry["balanced_accuracy"]))

@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from semigpc.cli.evaluate import FollowLinks, Run, Which
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import say, verbatim
-from semigpc.text import as_utf8, spreadsheet_cell
+from semigpc.cli.progress import StageBar
+from semigpc.cli.tables import say, table, verbatim
+from semigpc.text import as_utf8, percent, spreadsheet_cell
 
 if TYPE_CHECKING:
     from semigpc.data import ImageSet
     from semigpc.training.inference import LoadedRun
 
 COLUMNS = ("file", "label", "confidence", "second", "second_confidence")
-FEW = 40  # rows shown on the screen
+SHOWN = 40  # rows on the screen
 SUFFIXES = (".csv", ".parquet", ".json")
 
 Row = dict[str, Any]
@@ -81,7 +80,7 @@ def predict(
         say(f"wrote {out}: {len(rows)} images", err=as_json)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
-    elif out is None or len(rows) <= FEW:
+    elif out is None or len(rows) <= SHOWN:
         Console().print(_table(rows))
 
 
@@ -104,10 +103,8 @@ def _readable(images: "ImageSet") -> "ImageSet":
 
 
 def _label(run: "LoadedRun", images: "ImageSet", head: str) -> list[Row]:
-    errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("Images", total=len(images))
-        probs = run.predict(images, on_batch=lambda done: bar.advance(task, done)).probs
+    with StageBar() as bar:
+        probs = run.predict(images, on_batch=bar.counter("Images", len(images))).probs
     chosen = probs[head] if head in probs else probs["linear"]  # a GP whose buffer is still empty does not answer
     rows = []
     for name, row in zip(images.names, chosen, strict=True):
@@ -142,12 +139,10 @@ def _mapped(row: Row, change: Callable[[str], str]) -> Row:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(box=box.SIMPLE, padding=(0, 1))
-    for heading, justify in (("file", "left"), ("label", "left"), ("sure", "right"), ("second", "left"), ("sure", "right")):
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for row in rows[:FEW]:
-        percents = [f"{100 * row[key]:.1f} %" for key in ("confidence", "second_confidence")]
-        table.add_row(verbatim(row["file"]), verbatim(row["label"]), percents[0], verbatim(row["second"]), percents[1])
-    if len(rows) > FEW:
-        table.caption = f"and {len(rows) - FEW} more; --out FILE.csv writes all of them"
-    return table
+    made = table("", "file", "label", ">confidence", "second", ">confidence")
+    for row in rows[:SHOWN]:
+        words = verbatim(row["file"]), verbatim(row["label"]), verbatim(row["second"])
+        made.add_row(words[0], words[1], percent(row["confidence"]), words[2], percent(row["second_confidence"]))
+    if len(rows) > SHOWN:
+        made.caption = f"and {len(rows) - SHOWN} more; --out FILE.csv writes all of them"
+    return made

@@ -3,6 +3,7 @@
 Names of classes, files and columns may hold anything. They reach the terminal through :func:`say` or :func:`verbatim` alone.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import typer
@@ -10,7 +11,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from semigpc.text import CLASS_GROUPS, printable
+from semigpc.text import CLASS_GROUPS, mean_and_spread, points, printable
+
+HEADS = {"linear": "linear", "gp": "GP"}
+NUMBER = ">"  # before the heading of a column of numbers
 
 
 def say(line: str, *, err: bool = False) -> None:
@@ -19,44 +23,66 @@ def say(line: str, *, err: bool = False) -> None:
 
 
 def verbatim(text: object) -> Text:
-    """Text from outside for a Rich console, a table or its title, letter by letter: neither markup nor emoji codes count."""
+    """Return text from outside for a Rich console or table, letter by letter: neither markup nor emoji codes count."""
     return Text(printable(text))
 
 
-def comparison_table(comparison: dict[str, Any]) -> Table:
-    """One row a cell: balanced accuracy with its spread, and the class groups."""
-    many_seeds = len(comparison["seeds"]) > 1
-    spread = ", mean and standard deviation" if many_seeds else ""
+def table(title: str | Text, *headings: str, caption: str | None = None, padding: int = 1) -> Table:
+    """Return an empty table in the style of all verbs.
+
+    Args:
+        title: our own words, or text from outside by :func:`verbatim`; "" for none.
+        headings: one per column. After ``>`` the column holds numbers: flush right, and never broken into lines.
+        caption: below the table. padding: characters on both sides of a column.
+    """
+    style: dict[str, Any] = {"title_style": "bold", "title_justify": "left", "caption_justify": "left"}
+    made = Table(title=Text(title) if isinstance(title, str) and title else title or None, caption=caption, **style)
+    made.box, made.padding = box.SIMPLE, (0, padding)
+    for heading in headings:
+        if heading.startswith(NUMBER):
+            made.add_column(verbatim(heading.removeprefix(NUMBER)), justify="right", no_wrap=True)
+        else:
+            made.add_column(verbatim(heading), overflow="fold")
+    return made
+
+
+def share(mean: float | None, std: float | None = None, *, seeds: int = 1) -> str:
+    """Write a share in percent without the sign, with its deviation if there are several seeds."""
+    return " ".join(mean_and_spread(mean, std, seeds)).rstrip()
+
+
+def accuracy_table(rows: Iterable[tuple[str, Mapping[str, Any]]], caption: str | None = None) -> Table:
+    """Return one row for each named evaluation: its step, images and head, and accuracy in percent."""
+    headings = (">step", "images", "head", *(f">{name}" for name in ("balanced", "top-1", *CLASS_GROUPS)))
+    made = table("Accuracy in percent", "", *headings, caption=caption, padding=0)  # so that it fits 80 characters
+    for name, entry in rows:
+        figures = (entry["balanced_accuracy"], entry["top1"], *(entry["groups"].get(group) for group in CLASS_GROUPS))
+        made.add_row(name, str(entry["step"]), verbatim(entry["part"]), HEADS[entry["head"]], *map(share, figures))
+    return made
+
+
+def comparison_table(comparison: Mapping[str, Any]) -> Table:
+    """Return one row per cell: balanced accuracy with its spread, and the class groups."""
+    seeds = len(comparison["seeds"])
     part = comparison["cells"][0]["runs"][0]["result"]["part"]  # validation, where there are no test images
-    table = _table(verbatim(comparison["title"]).append(f"\n{part} accuracy in percent{spread}"))
-    for heading in ("", "balanced", *CLASS_GROUPS, "ECE"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading))
+    spread = ", mean and standard deviation" if seeds > 1 else ""
+    title = verbatim(comparison["title"]).append(f"\n{part} accuracy in percent{spread}")
+    made = table(title, "", *(f">{name}" for name in ("balanced", *CLASS_GROUPS, "ECE")))
     best = max(cell["mean"]["balanced_accuracy"] for cell in comparison["cells"])
     for cell in comparison["cells"]:
-        values = [_percent(cell, name, spread=many_seeds) for name in ("balanced_accuracy", *CLASS_GROUPS, "ece")]
+        names = ("balanced_accuracy", *CLASS_GROUPS, "ece")
+        values = [share(cell["mean"][name], cell["std"][name], seeds=seeds) for name in names]
         if cell["mean"]["balanced_accuracy"] == best:
             values[0] = f"[bold]{values[0]}[/bold]"
-        table.add_row(verbatim(cell["label"]), *values)
-    return table
+        made.add_row(verbatim(cell["label"]), *values)
+    return made
 
 
-def pairs_table(comparison: dict[str, Any]) -> Table:
-    """What each refiner adds to its base, seed by seed."""
-    table = _table("What the refiner adds, in points of balanced accuracy")
-    for heading in ("", "mean", "std", "seeds better", "worse"):
-        table.add_column(heading, justify="left" if not heading else "right")
+def pairs_table(comparison: Mapping[str, Any]) -> Table:
+    """Return what each refiner adds to its base, seed by seed."""
+    headings = (">mean", ">std", ">seeds better", ">worse")
+    made = table("What the refiner adds, in points of balanced accuracy", "", *headings)
     for pair in comparison["pairs"]:
-        mean, std = 100 * pair["mean_difference"], 100 * pair["std"]
-        table.add_row(verbatim(pair["name"]), f"{mean:+.1f}", f"{std:.1f}", str(pair["wins"]), str(pair["losses"]))
-    return table
-
-
-def _percent(cell: dict[str, Any], name: str, *, spread: bool) -> str:
-    mean, std = cell["mean"][name], cell["std"][name]
-    if mean is None:
-        return "-"
-    return f"{100 * mean:.1f} ± {100 * std:.1f}" if spread else f"{100 * mean:.1f}"
-
-
-def _table(title: str | Text) -> Table:
-    return Table(title=title, box=box.SIMPLE, padding=(0, 1), title_style="bold")
+        figures = (points(pair["mean_difference"]), share(pair["std"]), str(pair["wins"]), str(pair["losses"]))
+        made.add_row(verbatim(pair["name"]), *figures)
+    return made

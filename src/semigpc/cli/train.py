@@ -1,17 +1,21 @@
 """``semigpc train``: a classifier from few labels and many unlabelled images."""
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from semigpc.cli.evaluate import FollowLinks
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import say
+from semigpc.cli.tables import HEADS, accuracy_table, say, table
 
+CHOICES = {"best_on_validation": "best on validation", "best_on_test": "best on test*"}
+OPTIMISTIC = "* chosen on the test set itself, so better than new images will be"
 OWN = "Your own data"
 MANY = "Many processes"
 
@@ -144,7 +148,7 @@ def train(
       semigpc train photos --labels labels.csv --features cached
       semigpc train photos --labels labels.csv --devices 4
     """
-    from semigpc.cli.live import Live
+    from semigpc.cli.live import RunProgress
     from semigpc.recipes.lookup import TrainOptions, resolve
     from semigpc.report.run_page import write_run_report
     from semigpc.training import RunFolder
@@ -173,28 +177,41 @@ def train(
     folder = out or Path("runs", f"{name}-{'-'.join(parts)}-seed{experiment.seed}")
 
     console = Console(stderr=as_json)
-    with Live(RunFolder(folder), console) as live:
-        summary = train_together(experiment, folder, processes, resume=resume, listener=live)
+    with RunProgress(RunFolder(folder), console) as progress:
+        summary = train_together(experiment, folder, processes, resume=resume, listener=progress)
     if not processes.write_here:
         return
     page = write_run_report(folder)
     if as_json:
         typer.echo(json.dumps({"run": str(folder), "report": str(page), **summary}, indent=2))
-    _tell_results(folder, summary, console)
+    _print_results(folder, summary, console)
     say(f"run: {folder}", err=as_json)
     say(f"report: {page}", err=as_json)
 
 
-def _tell_results(folder: Path, summary: dict[str, Any], console: Console) -> None:
-    from semigpc.cli.run_tables import HEADS, result_table, screening_table
+def _print_results(folder: Path, summary: dict[str, Any], console: Console) -> None:
     from semigpc.report.run_record import read_run
 
     evaluations = read_run(folder, bulky=False)
     if evaluations.screening:
         console.print(screening_table(evaluations.screening[-1]))
-    last = summary["results"]["last"]
-    if last is None:
+    results = summary["results"]
+    if results["last"] is None:
         console.print("There were no images to judge by. Give some with --test, or with semigpc evaluate.", soft_wrap=True)
         return
-    curves = [evaluations.curve(last["part"], head) for head in HEADS]
-    console.print(result_table(summary["results"], [curve[-1] for curve in curves if curve]))
+    curves = [evaluations.curve(results["last"]["part"], head) for head in HEADS]
+    rows = [("last", curve[-1]) for curve in curves if curve]
+    rows += [(name, results[key]) for key, name in CHOICES.items() if results.get(key)]
+    console.print(accuracy_table(rows, OPTIMISTIC if results.get("best_on_test") else None))
+
+
+def screening_table(entry: Mapping[str, Any]) -> Table:
+    """Return how well unlabelled images of no class are told from the others, one row per score."""
+    from semigpc.report.wording import SCORE_NAMES
+
+    caption = f"{entry['n_in']} unlabelled images of the classes, {entry['n_out']} of none, step {entry['step']}"
+    made = table("Images of no class told apart, AUROC", "by", ">AUROC", caption=caption)
+    for key, name in SCORE_NAMES.items():
+        if key in entry:
+            made.add_row(name, f"{entry[key]:.3f}")
+    return made

@@ -1,6 +1,6 @@
 """Draw the toy problem: how labels spread from a few points to the rest, and where each classifier is sure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
 
@@ -15,7 +15,21 @@ from PIL import Image
 from torch import Tensor
 
 from semigpc.files import replacing
-from semigpc.toy import COUNTS, N_DRAWS, OUTLIER, THRESHOLD, ConfidenceMap, Propagation, ToyData
+from semigpc.toy import (
+    CLASSIFIERS,
+    COUNTS,
+    N_DRAWS,
+    OUTLIER,
+    PROPAGATORS,
+    THRESHOLD,
+    ConfidenceMap,
+    Propagation,
+    ToyData,
+    ToyFigures,
+    confidence_map,
+    draw,
+    propagate,
+)
 
 # Chosen to be told apart in normal vision and in each of the three colour blindnesses, in full and faded to half.
 CLASS_COLOURS = ("#CC3311", "#0077BB", "#EEAA11", "#66AA88")
@@ -25,6 +39,31 @@ FAINTEST, STRONGEST = 0.25, 0.75  # how much of the hue a map shows at THRESHOLD
 SHADES = 24  # steps between the two: too fine to see, few enough for the file to stay small
 WIDTH, SIDE, GAP = 12.0, 3.84, 0.12  # inches, of a figure and of its panels
 PIXELS_PER_INCH = 150
+RESOLUTION = 300  # points along a side of a map
+PROPAGATION_LENGTH_SCALE = 1.0  # so wide that a large class reaches into a small one
+MAPS = (("linear", 0.5), ("similarity", 0.5), ("gp", 0.5), ("similarity", 1.0), ("gp", 1.0))
+
+
+def write_toy_figures(out: Path, figures: ToyFigures, on_row: Callable[[], None]) -> list[Path]:
+    """Draw propagation.png and confidence_maps.png of a seed into a folder; return their paths.
+
+    ``on_row`` is called ``len(MAPS) * RESOLUTION`` times as the maps are computed.
+    """
+    data, scale = draw(figures.seed), PROPAGATION_LENGTH_SCALE
+    probs = {name: propagate(data, classifier=name, length_scale=scale) for name in PROPAGATORS}
+    one, mean = (
+        {entry.classifier: entry for entry in entries if entry.length_scale == scale}
+        for entries in (figures.propagation, figures.propagation_mean)
+    )
+    save_png(propagation_figure(data, probs, one, mean), out / "propagation.png")
+    maps = {
+        (name, length_scale): confidence_map(
+            CLASSIFIERS[name](data.points, data.labels, length_scale), resolution=RESOLUTION, on_row=on_row
+        )
+        for name, length_scale in MAPS
+    }
+    save_png(confidence_figure(data, maps), out / "confidence_maps.png")
+    return [out / "propagation.png", out / "confidence_maps.png"]
 
 
 def propagation_figure(
