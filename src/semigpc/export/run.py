@@ -24,7 +24,7 @@ from semigpc.training.evaluate import predict
 from semigpc.training.inference import LoadedRun, load_run
 from semigpc.training.run_folder import Choice, RunError
 from semigpc.training.settings import SettingError
-from semigpc.training.state import Answering
+from semigpc.training.state import EvaluationNetwork
 from semigpc.versions import MISSING, versions
 
 Kind = Literal["onnx", "torch"]
@@ -134,7 +134,7 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-def _assembled(run: LoadedRun, network: Classifier | Answering | OnFrozen, heads: Heads) -> ExportedNetwork:
+def _assembled(run: LoadedRun, network: Classifier | EvaluationNetwork | OnFrozen, heads: Heads) -> ExportedNetwork:
     chosen = _chosen(run, heads)
     feature = "backbone" if run.gp is None else run.gp.config.feature
     head = _kernel_head(run) if "gp" in chosen else None
