@@ -56,7 +56,7 @@ from semigpc.training.experiment import config_type
 from semigpc.training.loop import take_step
 from semigpc.training.metrics import classification_metrics
 from semigpc.training.run_data import DataCache, RunData, load_splits
-from semigpc.training.run_folder import RunFolder, groups_of, read_json
+from semigpc.training.run_folder import RunFolder, read_json, split_facts
 from semigpc.training.state import Trainer
 from semigpc.types import Batch, Clock
 
@@ -259,8 +259,7 @@ def run_field(
             for name in field.graphs(problem):
                 if _graph_summary(folder, name, seed) is None:
                     experiment = replace(cells[0].experiment, seed=seed)
-                    run_data = data_cache.of(experiment)
-                    assert run_data is not None
+                    run_data = data_cache.run_data(experiment)
                     _judge_graph(name, run_data, folder, seed)
                 advance(f"{problem}: {GRAPH_BASELINES[name].label}")
 
@@ -299,7 +298,7 @@ def _judge_graph(name: str, run_data: RunData, folder: Path, seed: int) -> None:
     labeled, unlabeled = features_of(splits.labeled, source), features_of(splits.unlabeled, source)
     predict = GRAPH_BASELINES[name].fit(labeled, splits.labeled.labels, unlabeled, splits.n_classes)
     answers = np.eye(splits.n_classes)[predict(features_of(splits.test, source))]
-    figures = classification_metrics(answers, splits.test.labels, groups_of(splits))
+    figures = classification_metrics(answers, splits.test.labels, split_facts(splits)["class_groups"] or {})
     result = {key: figures[key] for key in DECIDED}  # the rest would be of probabilities, which these do not have
     path = _graph_path(folder, name, seed)
     path.parent.mkdir(parents=True, exist_ok=True)

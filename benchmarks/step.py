@@ -27,7 +27,7 @@ from semigpc.refiners import GPConfig, NoRefinerConfig
 from semigpc.text import unknown_name
 from semigpc.training import Experiment, TrainConfig
 from semigpc.training.loop import take_step
-from semigpc.training.state import Trainer, assemble, build_fabric, gp_of
+from semigpc.training.state import Trainer, assemble, build_fabric
 from semigpc.types import Batch, Clock
 
 IMAGES, SIZE, N_CLASSES = 256, 32, 10
@@ -98,7 +98,7 @@ def make_trainer(experiment: Experiment, splits: Splits) -> Trainer:
     with torch.random.fork_rng():
         torch.manual_seed(experiment.seed)
         trainer = assemble(experiment, splits.class_counts, build_fabric(experiment), n_unlabeled=len(splits.unlabeled))
-        gp = gp_of(trainer.refiner)
+        gp = trainer.gp
         if gp is not None:
             features = F.normalize(torch.randn(gp.config.buffer_size, gp.n_features), dim=1).to(trainer.fabric.device)
             gp.write(features, torch.arange(len(features), device=features.device) % N_CLASSES)

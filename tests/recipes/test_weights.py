@@ -18,7 +18,7 @@ def test_official_files_and_where_they_are_published() -> None:
     assert weight_file("vit_tiny_patch2_32", "supervised").url == f"{usb}vit_tiny_patch2_32_mlp_im_1k_32.pth"
     assert weight_file("vit_small_patch2_32", "supervised").url == f"{usb}vit_small_patch2_32_mlp_im_1k_32.pth"
     small = {name: weight_file("vit_small_patch16_224", name) for name in ("supervised", "dino", "msn")}
-    assert [file.layout for file in small.values()] == ["usb", "dino", "msn"]
+    assert [file.pretraining for file in small.values()] == ["supervised", "dino", "msn"]
     assert small["supervised"].url == f"{usb}vit_small_patch16_224_mlp_im_1k_224.pth"
     assert small["dino"].url == f"{meta}dino/dino_deitsmall16_pretrain/dino_deitsmall16_pretrain.pth"
     assert small["msn"].url == f"{meta}msn/vits16_800ep.pth.tar"

@@ -252,7 +252,7 @@ def test_frozen_settings_can_be_overridden() -> None:
     for name, values in (("views", "0 and 32"), ("width", "2 and 0")):
         with pytest.raises(SettingError, match=f"frozen: views and width must be at least 1; got {values}"):
             frozen_run().override([f"frozen.{name}=0"])
-    with pytest.raises(SettingError, match=r"frozen must be a FrozenConfig or None; got 2. Say --features cached instead."):
+    with pytest.raises(SettingError, match=r"frozen must be a FrozenConfig or None; got 2. Use --features cached instead."):
         small_run().override(["frozen=2"])
 
 

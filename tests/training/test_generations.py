@@ -57,7 +57,7 @@ def test_each_generation_begins_with_more_labels(whole: Path) -> None:
     assert [line["step"] for line in remarks] == [BOUNDARY, 2 * BOUNDARY]
     assert all("images more, labelled by the one before" in line["message"] for line in remarks)
     last = read_checkpoint(RunFolder(whole).last)
-    given = last.part("generation")["given"]
+    given = last.part("generation")["labels"]
     assert last.state["generation"] == GENERATIONS - 1
     joined = np.bincount(given[given >= 0].numpy(), minlength=len(original))
     assert joined.sum() > 0

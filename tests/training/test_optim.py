@@ -42,15 +42,14 @@ def test_layers_have_the_rates_of_the_recipe(lr: float, decay: float, stem: floa
     assert max(group["lr"] for group in optimizer.param_groups) == pytest.approx(lr / 2)
 
 
-@pytest.mark.parametrize(("compat", "decayed"), [(False, 0.0), (True, 5e-4)])
-def test_vectors_and_positions_are_not_decayed(compat: bool, decayed: float) -> None:
+def test_vectors_and_positions_are_not_decayed() -> None:
     model = build_model(ModelConfig(name="vit_tiny_patch2_32"), 10, {})
-    optimizer = build_optimizer(model, TrainConfig(compat_usb_decay=compat))
+    optimizer = build_optimizer(model, TrainConfig())
     decay = {id(parameter): group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
     named = {name: decay[id(parameter)] for name, parameter in model.named_parameters()}
     assert named["backbone.blocks.0.mlp.fc1.weight"] == 5e-4
     assert named["backbone.blocks.0.mlp.fc1.bias"] == named["backbone.norm.weight"] == 0
-    assert named["backbone.pos_embed"] == named["backbone.cls_token"] == decayed
+    assert named["backbone.pos_embed"] == named["backbone.cls_token"] == 0
 
 
 def test_every_parameter_is_in_one_group() -> None:

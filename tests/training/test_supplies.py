@@ -17,30 +17,31 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_cache, "FEW", 10**6)
 
 
-def test_runs_that_share_their_material_end_with_the_same_bits_as_alone(tmp_path: Path) -> None:
-    supplies, short = DataCache(), ("train.steps=8", "train.eval_steps=8")
+def test_runs_that_share_their_data_end_with_the_same_bits_as_alone(tmp_path: Path) -> None:
+    cache, short = DataCache(), ("train.steps=8", "train.eval_steps=8")
     for algorithm, refiner in (("fixmatch", "gp"), ("remixmatch", "none")):
         experiment = frozen_run(algorithm, refiner, *short)
         alone = train(experiment, tmp_path / algorithm / "alone")
-        shared = train(experiment, tmp_path / algorithm / "shared", material=supplies.of(experiment))
+        shared = train(experiment, tmp_path / algorithm / "shared", cache=cache)
         assert shared["results"] == alone["results"]
         found, expected = weights(tmp_path / algorithm / "shared"), weights(tmp_path / algorithm / "alone")
         assert all(found[name].equal(value) for name, value in expected.items())
 
 
-def test_material_is_read_again_where_it_differs() -> None:
-    supplies = DataCache()
-    first = supplies.of(frozen_run("fixmatch"))
-    assert supplies.of(frozen_run("simmatch", "none")) is first
-    other = supplies.of(frozen_run("fixmatch", seed=1))
-    assert first is not None
-    assert other is not None
+def test_data_are_read_again_where_they_differ() -> None:
+    cache = DataCache()
+    first = cache.run_data(frozen_run("fixmatch"))
+    assert cache.run_data(frozen_run("simmatch", "none")) == first
+    other = cache.run_data(frozen_run("fixmatch", seed=1))
     assert other.splits.sha256 != first.splits.sha256
-    again = supplies.of(frozen_run("fixmatch"))
-    assert again is not first
-    assert again is not None
+    again = cache.run_data(frozen_run("fixmatch"))
+    assert again.splits is not first.splits
+    assert again.source is not first.source
     assert again.splits.sha256 == first.splits.sha256
 
 
-def test_images_need_no_material() -> None:
-    assert DataCache().of(small_run("fixmatch", "none")) is None
+def test_images_are_listed_once_for_all_runs_with_the_same_data() -> None:
+    cache = DataCache()
+    first = cache.run_data(small_run("fixmatch", "none"))
+    assert cache.run_data(small_run("simmatch", "gp")).splits is first.splits
+    assert cache.splits(small_run().data, 5) is not first.splits

@@ -12,10 +12,11 @@ from torch import nn
 
 from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
+from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
-from semigpc.training.loop import _batches, generation, take_step
-from semigpc.training.run_data import load_splits, view_source
-from semigpc.training.run_folder import RunFolder, groups_of
+from semigpc.training.loop import Run, take_step
+from semigpc.training.run_data import DataCache
+from semigpc.training.run_folder import RunFolder
 from semigpc.training.state import build_fabric
 from semigpc.types import Clock
 from tests.synchronisations import Synchronisations, place
@@ -33,16 +34,16 @@ def steps_of(algorithm: str, engine: str, folder: Path, *settings: str, addon: s
     batches = [f"train.labeled_batch={BATCH}", "train.epoch_steps=3", "train.steps=120", "train.ema=0.999"]
     experiment = small_run(algorithm, "none" if engine == "none" else "gp", *batches, *refiner, *settings)
     experiment = replace(experiment, addon=ADDONS[addon].config())
-    splits, fabric = load_splits(experiment), build_fabric(experiment)
+    fabric = build_fabric(experiment)
     torch.manual_seed(0)
-    source = view_source(experiment, splits, fabric.device, None)
-    present = generation(experiment, splits, source, fabric)
-    trainer, journal = present.trainer, Journal(RunFolder(folder), experiment, splits, source, groups_of(splits), Listener())
+    data = DataCache().run_data(experiment, fabric.device)
+    run = Run(experiment, RunFolder(folder), data, Listener(), fabric, Interrupt())
+    trainer, journal = run.current.trainer, Journal(run.folder, experiment, data.splits, Listener())
     for module in (trainer.model, trainer.average, trainer.algorithm):
         if isinstance(module, nn.Module):
             place(module)
-    for step, batch in enumerate(_batches(present, experiment, first=0)):
-        clock = Clock(step, present.steps, experiment.train.epoch_steps)
+    for step, batch in enumerate(run.batches(0)):
+        clock = Clock(step, run.current.steps, experiment.train.epoch_steps)
         place(batch)
         with Synchronisations() as counted:
             output, rate = take_step(trainer, batch, clock, experiment.train)

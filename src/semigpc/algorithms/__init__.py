@@ -6,6 +6,9 @@ add one, write a file with a frozen config (``heads`` lists the extra heads of t
 ``ALGORITHMS``. With ``takes_addons = True`` the constructor also receives an add-on, whose methods ``step`` calls in the order
 that :class:`semigpc.addons.AddOn` gives. An optional method ``answer``, from a ModelOutput to logits (M, C), replaces the
 network's own logits in evaluation.
+
+A config may also have a method ``conflict(frozen, average)``, which returns why its options do not fit a run on cached features
+or without a moving average, and ``has_threshold = True`` if confidences are compared with a threshold that is no option.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,7 @@
 """FreeMatch (Wang et al., 2023): thresholds that follow the model's own confidence, class by class."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ class FreeMatchConfig:
         quantile: of the confidences, in place of their mean, for the global threshold.
         clip: range that the global threshold is kept in; (0, 0.95) for SVHN in USB.
     """
+
+    has_threshold: ClassVar[bool] = True
 
     unlabeled_weight: float = 1.0
     fairness_weight: float = 0.001

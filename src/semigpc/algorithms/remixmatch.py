@@ -48,6 +48,12 @@ class ReMixMatchConfig:
         """Extra heads of the network."""
         return {"rotation": HeadSpec("linear", 4)} if self.rotation_weight else {}
 
+    def conflict(self, *, frozen: bool, average: bool) -> str | None:  # noqa: ARG002
+        """Return why these options do not fit a run on cached features, or None."""
+        if frozen and self.rotation_weight:
+            return "features cannot be rotated as images can; set algorithm.rotation_weight=0 in frozen mode."
+        return None
+
 
 class ReMixMatch(nn.Module):
     """L = H(z~_x, y~_x) + w(t) ( w_u H(z~_u, y~_u) + w_pre H(z_s, t) ) + w_rot H(rot(h(turned u_s)), quarter turns).

@@ -52,6 +52,12 @@ class SimMatchConfig:
         """Extra heads of the network."""
         return {"projection": HeadSpec("projection", self.projection)}
 
+    def conflict(self, *, frozen: bool, average: bool) -> str | None:  # noqa: ARG002
+        """Return why these options do not fit a run without a moving average of the network, or None."""
+        if self.bank.endswith("teacher") and not average:
+            return f"algorithm.bank={self.bank!r} needs a moving average; set train.ema, such as 0.999."
+        return None
+
 
 class SimMatch(nn.Module):
     """L = H(z_x, y) + w_u 1[conf(p) >= tau] H(z_s, p) + w_in H(similarities of e(u_s) to the bank, q).

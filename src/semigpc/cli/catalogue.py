@@ -149,12 +149,12 @@ def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, 
     """Every key that --set knows, with its value. Names of rooms have options of their own; others are set as the group."""
     from semigpc.recipes.lookup import TrainOptions, resolve
     from semigpc.training.experiment import ROOMS
-    from semigpc.training.settings import dotted_keys, groups_by_name
+    from semigpc.training.settings import flattened, groups_by_name
 
     experiment, _ = resolve(data, TrainOptions(algorithm=algorithm, addon=addon, refiner=refiner))
     plain, by_name = experiment.to_plain(), {f"{group}.name": group for group in groups_by_name(experiment)}
     found: dict[str, Any] = {}
-    for key in dotted_keys(plain):
+    for key in flattened(plain):
         if by_name.get(key) in ROOMS:
             continue
         value: Any = plain

@@ -14,7 +14,7 @@ from semigpc.data import AugmentConfig
 from semigpc.gp import KernelHead
 from semigpc.models import Classifier, OnFrozen
 from semigpc.threads import allowed
-from semigpc.training.state import Answering
+from semigpc.training.state import EvaluationNetwork
 from semigpc.types import ModelOutput
 
 INPUT = "images"
@@ -43,7 +43,7 @@ class ExportedNetwork(nn.Module):
 
     def __init__(
         self,
-        network: Classifier | Answering | OnFrozen,
+        network: Classifier | EvaluationNetwork | OnFrozen,
         gp: KernelHead | None,
         *,
         gp_feature: str,
@@ -52,8 +52,8 @@ class ExportedNetwork(nn.Module):
     ) -> None:
         super().__init__()
         frozen, classifier = ([network.frozen], network.classifier) if isinstance(network, OnFrozen) else ([], network)
-        self.answering = classifier if isinstance(classifier, Answering) else None
-        classifier = classifier.network if isinstance(classifier, Answering) else classifier
+        self.answering = classifier if isinstance(classifier, EvaluationNetwork) else None
+        classifier = classifier.network if isinstance(classifier, EvaluationNetwork) else classifier
         assert isinstance(classifier, Classifier)
         self.backbone = nn.Sequential(*frozen, classifier.backbone)
         self.linear = classifier.classifier if "linear" in heads else None
@@ -91,15 +91,20 @@ class ExportedNetwork(nn.Module):
         return self.answering.replaced(ModelOutput(logits, features, heads)).logits
 
 
+<<<<<<< HEAD
 def bare(network: nn.Module) -> Classifier | Answering | OnFrozen:
     """Return the network of a run without the wrappers of training, on the CPU in float32, whatever its training precision.
+=======
+def bare(network: nn.Module) -> Classifier | EvaluationNetwork | OnFrozen:
+    """The network of a run without what training wrapped around it, on the CPU: float32, even if it trained with less.
+>>>>>>> 3339c6348ecc202336fe0224e79d779dae4ee57f
 
     Weights of convolutions are made contiguous, since torch.export fails to save some that are channels last.
     """
     if isinstance(network, OnFrozen):
-        unwrapped: Classifier | Answering | OnFrozen = OnFrozen(network.frozen, bare(network.classifier))
-    elif isinstance(network, Answering):
-        unwrapped = Answering(bare(network.network), network.own, network.addon)
+        unwrapped: Classifier | EvaluationNetwork | OnFrozen = OnFrozen(network.frozen, bare(network.classifier))
+    elif isinstance(network, EvaluationNetwork):
+        unwrapped = EvaluationNetwork(bare(network.network), network.own, network.addon)
     else:
         inner = network if isinstance(network, Classifier) else network.module
         assert isinstance(inner, Classifier)

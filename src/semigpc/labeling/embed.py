@@ -22,7 +22,7 @@ from semigpc.data.paths import EXTENSIONS, Bad, checked, sorted_images
 from semigpc.files import locked, remove_drafts
 from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, TableKey
 from semigpc.models import MODELS, ModelConfig, build_model
-from semigpc.models.backbones import EMBEDDED, NAME, VITS, input_statistics
+from semigpc.models.backbones import EMBEDDED, EMBEDDED_MODEL, VITS, input_statistics
 from semigpc.text import printable
 from semigpc.threads import granted, using
 
@@ -47,7 +47,7 @@ class EmbedConfig:
         workers: processes that decode while the network works.
     """
 
-    model: str = NAME
+    model: str = EMBEDDED_MODEL
     pretrained: str = AUTO
     image_size: int | None = None
     precision: Literal["float16", "float32"] = "float16"
@@ -219,7 +219,7 @@ class Network:
         self.name, self.image_size = name, image_size or own_size
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if pretrained == AUTO:
-            pretrained = EMBEDDED if name == NAME else HUB
+            pretrained = EMBEDDED if name == EMBEDDED_MODEL else HUB
         config = ModelConfig(
             name=name,
             image_size=self.image_size if is_fixed and self.image_size != own_size else None,

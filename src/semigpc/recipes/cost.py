@@ -62,7 +62,7 @@ class Cost:
 def price(experiment: Experiment, test_images: int) -> Cost:
     """What a run of this experiment costs, if every evaluation looks at so many images."""
     train, frozen, plain = experiment.train, experiment.frozen, replace(experiment.model, pretrained=None)
-    flop = forward_flop(replace(plain, pretrained_layout="auto"), experiment.augment.image_size)
+    flop = forward_flop(plain, experiment.augment.image_size)
     learnt, looked_at = images_a_step(experiment)
     cost = Cost(
         steps=train.steps,
@@ -75,7 +75,7 @@ def price(experiment: Experiment, test_images: int) -> Cost:
     if frozen is None:
         return cost
     views = (2 * frozen.views + 1) * training_images(experiment.data) + test_images
-    adapter = adapter_flop(replace(plain, pretrained_layout="auto"), frozen.width)
+    adapter = adapter_flop(plain, frozen.width)
     return replace(cost, flop=adapter, embedded=views, embedding_flop=flop)
 
 

@@ -13,7 +13,6 @@ from semigpc.data import AugmentConfig, CifarConfig, FGVCConfig, SplitConfig
 from semigpc.data.augment import CIFAR100_MEAN, CIFAR100_STD, IMAGENET_MEAN, IMAGENET_STD, Triple
 from semigpc.models import ModelConfig
 from semigpc.models.backbones import input_statistics
-from semigpc.models.pretrained import Layout
 from semigpc.recipes.own import PRIOR_SCALE
 from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
 from semigpc.training import Experiment, FrozenConfig, SettingError, TrainConfig
@@ -35,11 +34,11 @@ TAILS = 2.5  # times shorter, so that features take minutes: of 5000 unlabelled 
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A published file: its name, the address of the folder it lies in, how it names its parts, and of which network."""
+    """A published file: its name, the address of the folder it lies in, how it was pretrained, and of which network."""
 
     file: str
     address: str
-    layout: Layout
+    pretraining: Pretraining
     backbone: str
 
     @property
@@ -49,23 +48,20 @@ class WeightFile:
 
 
 WEIGHTS: tuple[WeightFile, ...] = (
-    WeightFile("vit_tiny_patch2_32_mlp_im_1k_32.pth", USB, "usb", "vit_tiny_patch2_32"),
-    WeightFile("vit_small_patch2_32_mlp_im_1k_32.pth", USB, "usb", "vit_small_patch2_32"),
-    WeightFile("vit_small_patch16_224_mlp_im_1k_224.pth", USB, "usb", "vit_small_patch16_224"),
+    WeightFile("vit_tiny_patch2_32_mlp_im_1k_32.pth", USB, "supervised", "vit_tiny_patch2_32"),
+    WeightFile("vit_small_patch2_32_mlp_im_1k_32.pth", USB, "supervised", "vit_small_patch2_32"),
+    WeightFile("vit_small_patch16_224_mlp_im_1k_224.pth", USB, "supervised", "vit_small_patch16_224"),
     WeightFile("dino_deitsmall16_pretrain.pth", DINO, "dino", "vit_small_patch16_224"),
     WeightFile("vits16_800ep.pth.tar", MSN, "msn", "vit_small_patch16_224"),
 )
-LAYOUTS: dict[str, Layout] = {"supervised": "usb", "dino": "dino", "msn": "msn"}
 
 
 def weight_file(backbone: str, pretraining: Pretraining) -> WeightFile:
     """The file that a network starts from."""
     for known in WEIGHTS:
-        if (known.backbone, known.layout) == (backbone, LAYOUTS.get(pretraining)):
+        if (known.backbone, known.pretraining) == (backbone, pretraining):
             return known
-    offered = ", ".join(
-        name for name, layout in LAYOUTS.items() if (backbone, layout) in {(w.backbone, w.layout) for w in WEIGHTS}
-    )
+    offered = ", ".join(known.pretraining for known in WEIGHTS if known.backbone == backbone)
     raise SettingError(f"{backbone} has published weights by {offered or 'nobody'}; got {pretraining!r}.")
 
 
@@ -177,9 +173,7 @@ def paper_experiment(
             mean=suite.mean,
             std=suite.std,
         ),
-        model=ModelConfig(
-            name=suite.backbone, pretrained=str(weights_folder(root, weights) / file.file), pretrained_layout=file.layout
-        ),
+        model=ModelConfig(name=suite.backbone, pretrained=str(weights_folder(root, weights) / file.file)),
         algorithm=chosen,
         refiner=paper_refiner(refiner, suite, chosen, balanced=balanced),
         train=TrainConfig(

@@ -17,16 +17,15 @@ import numpy as np
 from semigpc.files import altered, locked, write_json
 from semigpc.threads import granted, hold
 from semigpc.training.experiment import Experiment
-from semigpc.training.journal import METRIC, Listener
+from semigpc.training.journal import Listener
 from semigpc.training.loop import Stopped, train
-from semigpc.training.run_data import DataCache, load_splits, same_data, view_source
-from semigpc.training.run_folder import RunError, RunFolder
-from semigpc.training.state import build_fabric
+from semigpc.training.metrics import FIGURES, METRIC
+from semigpc.training.run_data import DataCache
+from semigpc.training.run_folder import REDO_SUMMARY, RunError, RunFolder
 
-FIGURES = (METRIC, "top1", "macro_f1", "ece")
 WITHOUT = "none"  # the refiner that others are compared with
-TELL_EVERY = 10  # steps between messages of a run in another process
-_DATA_CACHE = DataCache()  # of a worker, which lives as long as its comparison
+REPORT_EVERY = 10  # steps between messages of a run in another process
+_CACHE = DataCache()  # of a worker process, which lives as long as its comparison
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,13 @@ class Cell:
 
 
 class ComparisonListener:
-    """Told what happens, as it happens; override what you want to hear."""
+    """Receives what happens, as it happens; override the methods you need."""
 
     def features(self, done: int, total: int) -> None:
-        """Features of so many images are computed, of those that were not cached."""
+        """Features of ``done`` images are computed, of the ``total`` that were not cached."""
 
     def run(self, cell: Cell, seed: int) -> Listener:  # noqa: ARG002
-        """A run starts, here or elsewhere; answers with who listens to it."""
+        """A run starts, here or in another process; return what listens to it."""
         return Listener()
 
     def done(self, cell: Cell, seed: int, summary: Mapping[str, Any], *, kept: bool) -> None:
@@ -68,68 +67,54 @@ def compare(
     jobs: int = 1,
     listener: ComparisonListener | None = None,
 ) -> dict[str, Any]:
-    """Run every cell with every seed into ``path/cells``, and write and answer with ``comparison.json``.
+    """Run every cell with every seed into ``path/cells``; write ``comparison.json`` and return it.
 
     Finished runs are kept and cut-off ones resumed, so a comparison that was stopped goes on where it was.
 
     Args:
-        cells: what to compare. seeds: of each. path: of the folder. title, command: for whoever reads the result.
+        cells: what to compare. seeds: of each. path: of the folder. title, command: for the reader of the result.
         jobs: runs at a time; more than one run in processes of their own, which share the CPU's threads.
-        listener: told about progress.
+        listener: receives progress.
     """
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
         raise RunError(f"every cell needs its own algorithm, add-on and refiner; got {', '.join(names)}.")
     listener = listener or ComparisonListener()
     with locked(path):
-        return _compare(cells, seeds, path, title=title, command=command, jobs=jobs, listener=listener)
-
-
-def _compare(
-    cells: Sequence[Cell],
-    seeds: Sequence[int],
-    path: Path,
-    *,
-    title: str,
-    command: str,
-    jobs: int,
-    listener: ComparisonListener,
-) -> dict[str, Any]:
-    names = [cell.name for cell in cells]
-    missing = []
-    for seed in seeds:
-        for cell in cells:
-            summary = finished_run(path, cell, seed)
-            if summary is None:
-                missing.append((cell, seed))
-            else:
-                listener.done(cell, seed, summary, kept=True)
-    _compute_features(missing, listener)
-    _run_missing(missing, path, jobs, listener)
-    _check_splits(cells, seeds, path)
-    comparison: dict[str, Any] = {
-        "title": title,
-        "command": command,
-        "metric": METRIC,
-        "seeds": list(seeds),
-        "cells": [_cell_figures(cell, seeds, path) for cell in cells],
-    }
-    comparison["pairs"] = pairs(comparison["cells"])
-    comparison["baseline"] = "supervised+none" if "supervised+none" in names else None
-    write_json(path / "comparison.json", comparison)
-    return comparison
+        missing = []
+        for seed in seeds:
+            for cell in cells:
+                summary = finished_run(path, cell, seed)
+                if summary is None:
+                    missing.append((cell, seed))
+                else:
+                    listener.done(cell, seed, summary, kept=True)
+        _compute_features(missing, listener)
+        _run_missing(missing, path, jobs, listener)
+        _check_splits(cells, seeds, path)
+        comparison: dict[str, Any] = {
+            "title": title,
+            "command": command,
+            "metric": METRIC,
+            "seeds": list(seeds),
+            "cells": [_cell_figures(cell, seeds, path) for cell in cells],
+        }
+        comparison["pairs"] = pairs(comparison["cells"])
+        comparison["baseline"] = "supervised+none" if "supervised+none" in names else None
+        write_json(path / "comparison.json", comparison)
+        return comparison
 
 
 # Running -----------------------------------------------------------------------------------------------------------
 
 
 def run_path(path: Path, cell: Cell, seed: int) -> Path:
-    """Where a run of a comparison lives."""
+    """Return the folder of a run of a comparison."""
     return path / "cells" / cell.name / f"seed{seed}"
 
 
 def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
-    """The summary of a run that was finished with these very settings; RunError if it was with others."""
+    """Return the summary of a run that was finished with these settings; a RunError if it was with others."""
     folder = RunFolder(run_path(path, cell, seed))
     if not folder.summary.exists():
         return None
@@ -144,36 +129,31 @@ def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
     if summary["step"] != (steps := cell.experiment.train.steps):
         raise RunError(
             f"{folder.summary} cannot be used: step must be {steps}, the last of a finished run; got {summary['step']}. "
-            "Delete it and resume the run: it is written again from the last checkpoint."
+            f"{REDO_SUMMARY}"
         )
-    there = [name for name in altered(folder.path, summary["files"]) if (folder.path / name).exists()]  # checkpoints may go
-    if there:
+    changed_files = [name for name in altered(folder.path, summary["files"]) if (folder.path / name).exists()]
+    if changed_files:  # checkpoints may be deleted
         raise RunError(
-            f"{folder.path} was finished, but {there[0]} has changed since, by {folder.summary.name}. Delete that folder to "
-            "run it again."
+            f"{folder.path} was finished, but {changed_files[0]} has changed since, by {folder.summary.name}. Delete that "
+            "folder to run it again."
         )
     return dict(summary)
 
 
 def _compute_features(missing: list[tuple[Cell, int]], listener: ComparisonListener) -> None:
-    """Once and for all runs, before several of them set out to do the same."""
-    known: list[Experiment] = []
+    """Compute features of frozen networks once for all runs, before several of them begin to do the same."""
+    cache = DataCache()
     for cell, seed in missing:
-        experiment = replace(cell.experiment, seed=seed)
-        if experiment.frozen is None or any(same_data(experiment, other) for other in known):
-            continue
-        known.append(experiment)
-        view_source(experiment, load_splits(experiment), build_fabric(experiment).device, listener.features)
+        if cell.experiment.frozen is not None:
+            cache.run_data(replace(cell.experiment, seed=seed), progress=listener.features)
 
 
 def _run_missing(missing: list[tuple[Cell, int]], path: Path, jobs: int, listener: ComparisonListener) -> None:
     if jobs == 1 or len(missing) < 2:
-        supplies = DataCache()
+        cache = DataCache()
         for cell, seed in missing:
-            experiment, told = replace(cell.experiment, seed=seed), listener.run(cell, seed)
-            summary = train(
-                experiment, run_path(path, cell, seed), resume=True, listener=told, material=supplies.of(experiment)
-            )
+            experiment, where = replace(cell.experiment, seed=seed), run_path(path, cell, seed)
+            summary = train(experiment, where, resume=True, listener=listener.run(cell, seed), cache=cache)
             listener.done(cell, seed, summary, kept=False)
         return
     context = multiprocessing.get_context("spawn")
@@ -211,7 +191,7 @@ def _terminable() -> Iterator[None]:
 
 
 class _Messenger(Listener):
-    """Passes what a run says on to the process that waits for it."""
+    """Passes the progress of a run on to the process that waits for it."""
 
     def __init__(self, messages: Any, number: int) -> None:
         self.messages, self.number = messages, number
@@ -220,7 +200,7 @@ class _Messenger(Listener):
         self.messages.put((self.number, "begin", (first_step, total_steps)))
 
     def step(self, step: int) -> None:
-        if (step + 1) % TELL_EVERY == 0:
+        if (step + 1) % REPORT_EVERY == 0:
             self.messages.put((self.number, "step", (step,)))
 
     def entry(self, entry: dict[str, Any]) -> None:
@@ -228,9 +208,8 @@ class _Messenger(Listener):
 
 
 def _run_elsewhere(experiment: Experiment, path: Path, messages: Any, number: int) -> dict[str, Any]:
-    told = _Messenger(messages, number)
     try:
-        return train(experiment, path, resume=True, listener=told, material=_DATA_CACHE.of(experiment))
+        return train(experiment, path, resume=True, listener=_Messenger(messages, number), cache=_CACHE)
     except Stopped:
         os._exit(1)  # it is saved; returning would let the pool hand this process the next run
 
@@ -270,7 +249,7 @@ def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any
     for seed in seeds:
         where = run_path(path, cell, seed)
         summary = RunFolder(where).read_summary()
-        result = summary["results"]["last"]
+        result = (summary["results"] or {}).get("last")
         if result is None:
             raise RunError(f"{where} has neither test nor validation images to compare by.")
         runs.append({"seed": seed, "folder": str(where.relative_to(path)), "result": result, "seconds": summary["seconds"]})
@@ -289,8 +268,8 @@ def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any
 
 
 def pairs(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each refined algorithm minus its base, seed by seed. Standard deviations divide by the number of seeds, as USB's do."""
-    found = []
+    """Return each refined algorithm minus its base, seed by seed. Deviations divide by the number of seeds, as USB's do."""
+    differences_of = []
     bases = {(cell["algorithm"], cell.get("addon")): cell for cell in cells if cell["refiner"] == WITHOUT}
     for cell in cells:
         base = bases.get((cell["algorithm"], cell.get("addon")))
@@ -299,7 +278,7 @@ def pairs(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         differences = [
             ours["result"][METRIC] - theirs["result"][METRIC] for ours, theirs in zip(cell["runs"], base["runs"], strict=True)
         ]
-        found.append(
+        differences_of.append(
             {
                 "name": f"{cell['label']} - {base['label']}",
                 "with": cell["name"],
@@ -311,4 +290,4 @@ def pairs(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "losses": sum(difference < 0 for difference in differences),
             }
         )
-    return found
+    return differences_of

@@ -1,6 +1,7 @@
-"""Evaluation: the network's heads on a labelled set."""
+"""Evaluation: the network's heads on labelled images, screening of unlabelled ones, and surveys of all training images."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -10,16 +11,18 @@ from torch import Tensor, nn
 
 from semigpc.addons import Survey
 from semigpc.data import ImageSet, Splits, ViewSource, eval_loader
-from semigpc.refiners import GaussianProcessRefiner, Refiner
+from semigpc.refiners import GaussianProcessRefiner
 from semigpc.refiners.engines import Confidence
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import classification_metrics
-from semigpc.training.state import Trainer, gp_of
+from semigpc.training.state import Trainer
 from semigpc.types import ModelOutput
+
+SAMPLE = 2000  # unlabelled images that screening looks at: its AUROC is then known to about one point
 
 
 class DivergedError(RuntimeError):
-    """Losses or predictions are no numbers any more."""
+    """Losses or predictions contain NaN or infinity."""
 
 
 class Predictions(NamedTuple):
@@ -29,31 +32,70 @@ class Predictions(NamedTuple):
     labels: npt.NDArray[np.int64]
 
 
-@torch.no_grad()
+class Evaluation(NamedTuple):
+    """What was measured at a step: ``results`` has one entry for each part and head, ``headline`` the head of the tables."""
+
+    results: list[dict[str, Any]]
+    headline: str
+    screening: dict[str, Any] | None
+
+
+def evaluate_run(
+    experiment: Experiment, trainer: Trainer, splits: Splits, source: ViewSource, groups: dict[str, list[int]]
+) -> Evaluation:
+    """Evaluate the network and its GP on validation and test images, and its screening of unlabelled ones.
+
+    A GP that is rebuilt for evaluation is refilled once, from the labelled images as the network sees them now.
+    """
+    network, gp, batch, device = trainer.evaluated, trainer.gp, experiment.train.eval_batch, trainer.fabric.device
+    if gp is not None and gp.config.rebuilt_for_evaluation:
+        gp = refilled(gp, network, splits.labeled, source, batch=batch, device=device)
+    results: list[dict[str, Any]] = []
+    headline = headline_head(trainer)
+    for part, images in (("validation", splits.validation), ("test", splits.test)):
+        if images is not None:
+            loader = eval_loader(images, source, batch_size=batch, workers=0)
+            heads = evaluate(predict(network, gp, loader, device), groups)
+            results += [{"part": part, "head": head, **figures} for head, figures in heads.items()]
+            headline = headline if headline in heads else "linear"
+    return Evaluation(results, headline, screening(experiment, splits, source, network, gp, device))
+
+
+def evaluate(predictions: Predictions, groups: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
+    """Return the metrics of each head."""
+    return {head: classification_metrics(probs, predictions.labels, groups) for head, probs in predictions.probs.items()}
+
+
+def headline_head(trainer: Trainer) -> str:
+    """Return the head whose figures stand in the tables: the linear one, unless the GP is the classifier or was chosen."""
+    config = None if trainer.gp is None else trainer.gp.config
+    return "gp" if config is not None and (config.eval_head == "gp" or config.role == "classifier") else "linear"
+
+
 def predict(
     network: nn.Module, gp: GaussianProcessRefiner | None, loader: Iterable[tuple[Tensor, Tensor, Tensor]], device: torch.device
 ) -> Predictions:
-    """Every image through the network in evaluation mode. A GP whose buffer is still empty is left out."""
-    training = network.training
-    network.eval()
-    probs: dict[str, list[Tensor]] = {"linear": []}
+    """Return the probabilities of every image, by the network in evaluation mode. A GP with an empty buffer is left out."""
+    parts: dict[str, list[Tensor]] = {"linear": []}
     if gp is not None and len(gp.engine):
-        probs["gp"] = []
+        parts["gp"] = []
     labels = []
-    for images, targets, _ in loader:
-        output: ModelOutput = network(images.to(device))
-        probs["linear"].append(torch.softmax(output.logits.double(), dim=1).cpu())
-        if gp is not None and "gp" in probs:
-            probs["gp"].append(torch.softmax(gp.logits(output).double(), dim=1).cpu())
-        labels.append(targets)
-    network.train(training)
-    found = {head: torch.cat(parts).numpy() for head, parts in probs.items()}
-    if not all(np.isfinite(values).all() for values in found.values()):
-        raise DivergedError("the network's predictions are no numbers any more. Start a new run with a lower train.lr.")
-    return Predictions(found, torch.cat(labels).numpy())
+    with _evaluating(network):
+        for images, targets, _ in loader:
+            output: ModelOutput = network(images.to(device))
+            parts["linear"].append(torch.softmax(output.logits.double(), dim=1).cpu())
+            if gp is not None and "gp" in parts:
+                parts["gp"].append(torch.softmax(gp.logits(output).double(), dim=1).cpu())
+            labels.append(targets)
+    probs = {head: torch.cat(batches).numpy() for head, batches in parts.items()}
+    if not all(np.isfinite(values).all() for values in probs.values()):
+        raise DivergedError("the network's predictions contain NaN or infinity. Start a new run with a lower train.lr.")
+    return Predictions(probs, torch.cat(labels).numpy())
 
 
-@torch.no_grad()
+# Filling a GP ----------------------------------------------------------------------------------------------------------
+
+
 def refilled(
     refiner: GaussianProcessRefiner,
     network: nn.Module,
@@ -63,10 +105,10 @@ def refilled(
     batch: int,
     device: torch.device,
 ) -> GaussianProcessRefiner:
-    """A GP of the same kind over the labelled set as this network sees it now, without augmentation. O(n N^2)."""
-    fresh, training = refiner.empty_copy(), network.training
-    fill(fresh, network.eval(), labeled, source, batch=batch, device=device)
-    network.train(training)
+    """Return a GP of the same kind over the labelled set as the network sees it now, without augmentation. O(n N^2)."""
+    fresh = refiner.empty_copy()
+    with _evaluating(network):
+        fill(fresh, network, labeled, source, batch=batch, device=device)
     return fresh
 
 
@@ -80,54 +122,46 @@ def fill(
     batch: int,
     device: torch.device,
 ) -> None:
-    """One pass over the labels into the buffer, with the network in whatever mode it is."""
+    """Write the features of all labelled images into the buffer, with the network in whatever mode it is."""
     for images, targets, positions in eval_loader(labeled, source, batch_size=batch, workers=0):
         features = refiner.placement.features(network(images.to(device)))
         refiner.write(features, targets.to(device), positions.to(device))
 
 
-def evaluate(predictions: Predictions, groups: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
-    """The metrics of each head."""
-    return {head: classification_metrics(probs, predictions.labels, groups) for head, probs in predictions.probs.items()}
+# All training images ---------------------------------------------------------------------------------------------------
 
 
-def headline_head(refiner: Refiner) -> str:
-    """Which head's figures stand in the tables: the linear one unless the GP is the classifier or was asked for."""
-    gp = gp_of(refiner)
-    return "gp" if gp is not None and (gp.config.eval_head == "gp" or gp.config.role == "classifier") else "linear"
+def survey(network: nn.Module, splits: Splits, source: ViewSource, *, batch: int, device: torch.device) -> Survey:
+    """Return the network's outputs for every labelled and unlabelled image, for add-ons that choose among them.
+
+    The network is in evaluation mode. O((n + u) (C + D)) memory.
+    """
+
+    def outputs(image_set: ImageSet) -> ModelOutput:
+        loader = eval_loader(image_set, source, batch_size=batch, workers=0)
+        parts: list[ModelOutput] = [network(images.to(device)) for images, _, _ in loader]
+        heads = {name: torch.cat([part.heads[name] for part in parts]) for name in parts[0].heads}
+        return ModelOutput(torch.cat([part.logits for part in parts]), torch.cat([part.features for part in parts]), heads)
+
+    with _evaluating(network):
+        y = torch.from_numpy(splits.labeled.labels).to(device)
+        return Survey(outputs(splits.labeled), y, outputs(splits.unlabeled))
 
 
 @torch.no_grad()
-def survey(network: nn.Module, splits: Splits, source: ViewSource, *, batch: int, device: torch.device) -> Survey:
-    """What the network says of every labelled and unlabelled image, in evaluation mode; O((n + u) (C + D)) memory."""
-    training = network.training
-    network.eval()
-    labeled, y = _look(network, splits.labeled, source, batch, device)
-    unlabeled, _ = _look(network, splits.unlabeled, source, batch, device)
-    network.train(training)
-    return Survey(labeled, y, unlabeled)
-
-
-def _look(
-    network: nn.Module, image_set: ImageSet, source: ViewSource, batch: int, device: torch.device
-) -> tuple[ModelOutput, Tensor]:
-    outputs: list[ModelOutput] = []
-    for images, _, _ in eval_loader(image_set, source, batch_size=batch, workers=0):
-        outputs.append(network(images.to(device)))
-    heads = {name: torch.cat([output.heads[name] for output in outputs]) for name in outputs[0].heads}
-    logits, features = (torch.cat([getattr(output, part) for output in outputs]) for part in ("logits", "features"))
-    return ModelOutput(logits, features, heads), torch.from_numpy(image_set.labels).to(device)
-
-
-SAMPLE = 2000  # unlabelled images that are looked at
-KINDS: tuple[Confidence, ...] = get_args(Confidence)
-
-
-def screening(experiment: Experiment, splits: Splits, source: ViewSource, trainer: Trainer) -> dict[str, Any] | None:
-    """How well each confidence tells U_in from U_out, on 2000 unlabelled images at most; None where nobody knows U_out.
+def screening(
+    experiment: Experiment,
+    splits: Splits,
+    source: ViewSource,
+    network: nn.Module,
+    gp: GaussianProcessRefiner | None,
+    device: torch.device,
+) -> dict[str, Any] | None:
+    """Return how well each confidence separates U_in from U_out, on 2000 unlabelled images at most; None if U_out is unknown.
 
     ``auroc_linear`` is that of the linear head's largest probability, ``auroc_max_softmax``, ``auroc_variance`` and
-    ``auroc_expected`` those of the GP that is evaluated. The images are drawn by the run's seed, the same ones every time.
+    ``auroc_expected`` those of the GP, unless its buffer is empty. The images are drawn by the run's seed, the same ones every
+    time. O(M N^2) for M images.
     """
     if splits.unlabeled_out is None:
         return None
@@ -135,41 +169,45 @@ def screening(experiment: Experiment, splits: Splits, source: ViewSource, traine
     outside = splits.unlabeled_out[chosen]
     if outside.all() or not outside.any():
         return None
-    config, gp, device = experiment.train, gp_of(trainer.refiner), trainer.fabric.device
-    if gp is not None and gp.config.rebuilt_for_evaluation:
-        gp = refilled(gp, trainer.evaluated, splits.labeled, source, batch=config.eval_batch, device=device)
     scores: dict[str, list[Tensor]] = {}
-    for part in np.split(chosen, range(config.eval_batch, len(chosen), config.eval_batch)):
-        images = source.plain(source.fetch(splits.unlabeled, part)).to(device)
-        for name, values in confidences(trainer.evaluated, gp, images).items():
-            scores.setdefault(name, []).append(values.double().cpu())
-    found = in_class_auroc({name: torch.cat(parts).numpy() for name, parts in scores.items()}, outside)
-    return {"n_in": int((~outside).sum()), "n_out": int(outside.sum())} | {f"auroc_{name}": one for name, one in found.items()}
-
-
-@torch.no_grad()
-def confidences(network: nn.Module, gp: GaussianProcessRefiner | None, images: Tensor) -> dict[str, Tensor]:
-    """(M,) by each measure, the larger the more like an image of a known class. An empty GP is left out. O(M N^2)."""
-    training = network.training
-    output: ModelOutput = network.eval()(images)
-    network.train(training)
-    found = {"linear": torch.softmax(output.logits.double(), dim=1).amax(dim=1)}
-    if gp is not None and len(gp.engine):
-        belief = gp.belief(output)
-        found |= {kind: belief.confidence(kind, belief.logits.argmax(dim=1)) for kind in KINDS}
-    return found
+    batch = experiment.train.eval_batch
+    with _evaluating(network):
+        for part in np.split(chosen, range(batch, len(chosen), batch)):
+            output: ModelOutput = network(source.plain(source.fetch(splits.unlabeled, part)).to(device))
+            measured = {"linear": torch.softmax(output.logits.double(), dim=1).amax(dim=1)}
+            if gp is not None and len(gp.engine):
+                belief = gp.belief(output)
+                measured |= {kind: belief.confidence(kind, belief.logits.argmax(dim=1)) for kind in get_args(Confidence)}
+            for name, values in measured.items():
+                scores.setdefault(name, []).append(values.double().cpu())
+    aurocs = in_class_auroc({name: torch.cat(parts).numpy() for name, parts in scores.items()}, outside)
+    return {"n_in": int((~outside).sum()), "n_out": int(outside.sum())} | {
+        f"auroc_{name}": auroc for name, auroc in aurocs.items()
+    }
 
 
 def in_class_auroc(scores: Mapping[str, npt.NDArray[np.floating[Any]]], outside: npt.NDArray[np.bool_]) -> dict[str, float]:
-    """The chance that an image of U_in has a higher score than one of U_out, half of it at a tie, of each score (M,)."""
-    from sklearn.metrics import roc_auc_score  # a second to import, which runs without U_out need not wait for
+    """Return for each score (M,) the chance that an image of U_in has a higher one than one of U_out; ties count half."""
+    from sklearn.metrics import roc_auc_score  # takes a second to import, which runs without U_out need not wait for
 
     return {name: float(roc_auc_score(~outside, values)) for name, values in scores.items()}
 
 
 def _sample(size: int, seed: int) -> npt.NDArray[np.int64]:
-    """Positions, ascending: all of them, or 2000 drawn by the seed."""
+    """Return positions in ascending order: all of them, or 2000 drawn by the seed."""
     if size <= SAMPLE:
         return np.arange(size)
     drawn: npt.NDArray[np.int64] = np.sort(np.random.default_rng([seed, 23]).choice(size, SAMPLE, replace=False))
     return drawn
+
+
+@contextmanager
+def _evaluating(network: nn.Module) -> Iterator[None]:
+    """Put the network into evaluation mode, without gradients, and back into its own mode afterwards."""
+    training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        network.train(training)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from semigpc.addons import ADDONS, AddOnConfig
-from semigpc.algorithms import ALGORITHMS, FixMatchConfig, ReMixMatchConfig
+from semigpc.algorithms import ALGORITHMS, FixMatchConfig
 from semigpc.data import DATASETS, AugmentConfig, DigitsConfig
 from semigpc.models import ModelConfig
 from semigpc.refiners import REFINERS, NoRefinerConfig, PlacementConfig
@@ -21,13 +21,12 @@ from semigpc.training.settings import (
 )
 
 ROOMS: dict[str, Mapping[str, Any]] = {"data": DATASETS, "algorithm": ALGORITHMS, "addon": ADDONS, "refiner": REFINERS}
-
-NOT_FROZEN = "frozen must be a FrozenConfig or None; got {!r:.80}. Say --features cached instead."
+NOT_FROZEN = "frozen must be a FrozenConfig or None; got {!r:.80}. Use --features cached instead."
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The loop's options; the defaults are the ViT recipe of USB (recipe section 1).
+    """The loop's options; the defaults are the ViT recipe of USB (Wang et al., 2022), which the paper follows.
 
     Args:
         steps: optimiser steps in all.
@@ -40,7 +39,6 @@ class TrainConfig:
         ema: momentum of the moving average that is evaluated; 0 for none.
         clip_norm: largest norm of a gradient; 0 for no limit.
         precision: of the network. The GP has its own.
-        compat_usb_decay: decay position embeddings and class tokens too, as USB does in wrapped networks.
         compat_usb_order: let the order of images depend on the epoch alone and not on the seed.
         eval_steps, checkpoint_steps, log_steps: how often to do each.
         eval_batch: images at a time in evaluation. workers: processes that load images; 0 loads in the loop.
@@ -62,7 +60,6 @@ class TrainConfig:
     ema: float = 0.0
     clip_norm: float = 0.0
     precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed"] = "32-true"
-    compat_usb_decay: bool = False
     compat_usb_order: bool = False
     eval_steps: int = 2048
     checkpoint_steps: int = 2048
@@ -143,10 +140,10 @@ class Experiment:
             raise SettingError(NOT_FROZEN.format(self.frozen))
         if isinstance(self.refiner, PlacementConfig):
             self._check_placement(self.refiner)
-        if self.frozen is not None and isinstance(self.algorithm, ReMixMatchConfig) and self.algorithm.rotation_weight:
-            raise SettingError("features cannot be rotated as images can; set algorithm.rotation_weight=0 in frozen mode.")
-        if getattr(self.algorithm, "bank", "").endswith("teacher") and not self.train.ema:
-            raise SettingError(f"algorithm.bank={self.algorithm.bank!r} needs a moving average; set train.ema, such as 0.999.")
+        if callable(conflict := getattr(self.algorithm, "conflict", None)):
+            message = conflict(frozen=self.frozen is not None, average=self.train.ema > 0)
+            if message is not None:
+                raise SettingError(message)
         if self.addon_name != "none":
             self._check_addon(self.addon)
 
@@ -193,6 +190,11 @@ class Experiment:
     def refiner_name(self) -> str:
         """Its name in ``REFINERS``."""
         return name_of("refiner", self.refiner)
+
+    @property
+    def has_threshold(self) -> bool:
+        """Whether the algorithm compares confidences with a threshold, so that ``refiner.confidence`` matters."""
+        return bool(getattr(self.algorithm, "has_threshold", getattr(self.algorithm, "threshold", 0)))
 
     def to_plain(self) -> dict[str, Any]:
         """As nested dictionaries; configs that are chosen by name carry it as ``name``."""

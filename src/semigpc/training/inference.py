@@ -1,25 +1,21 @@
 """A finished run put to use: its network and its GP, on images of any kind."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import with_config
 from torch import nn
-from typing_extensions import TypedDict
 
 from semigpc.data import (
-    DATASETS,
     ArraysConfig,
     Augment,
     DataError,
     EvaluationBatch,
     ImageSet,
-    Splits,
     ViewSource,
     eval_loader,
     weights_hash,
@@ -30,29 +26,22 @@ from semigpc.data.folder import class_folders, from_table
 from semigpc.data.images import ArrayImages, FileImages
 from semigpc.data.paths import Bad, checked, existing, refuse, sorted_images
 from semigpc.data.tables import is_table
-from semigpc.files import RELAXED, Sha256
 from semigpc.models import OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
+from semigpc.run_files import SplitFacts
 from semigpc.threads import allowed, using
 from semigpc.training.evaluate import Predictions, headline_head, predict, refilled
-from semigpc.training.experiment import Experiment, name_of
-from semigpc.training.run_data import frozen_backbone
-from semigpc.training.run_folder import Choice, RunError, RunFolder, SplitFacts, read_json
-from semigpc.training.state import assemble, build_fabric, gp_of
+from semigpc.training.experiment import Experiment
+from semigpc.training.run_data import frozen_backbone, load_splits
+from semigpc.training.run_folder import Choice, RunError, RunFolder, read_json
+from semigpc.training.state import assemble, build_fabric
 
 Part = Literal["test", "validation"]
 
 
-@with_config(RELAXED)
-class FeatureOrigin(TypedDict):
-    """``features.json``: the network that made the features of a run, of which only the weights matter here."""
-
-    weights: Sha256
-
-
 @dataclass(frozen=True)
 class LoadedRun:
-    """What a run learnt, ready to answer.
+    """What a run learnt, ready to predict.
 
     ``network`` is the one that was evaluated in training, in evaluation mode; ``gp`` is None if the run had none; ``head`` is
     the one whose figures stand in the tables; ``step`` is where the ``checkpoint`` was written.
@@ -77,29 +66,34 @@ class LoadedRun:
     @property
     def groups(self) -> dict[str, list[int]]:
         """Class ids of many, medium and few."""
-        return self.split["class_groups"]
+        return self.split["class_groups"] or {}
 
     def predict(self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None) -> Predictions:
-        """Probabilities of M images by each head; ``on_batch`` hears how many images were just done."""
-        batches = eval_loader(images, self.source, batch_size=self.experiment.train.eval_batch, workers=0)
+        """Return the probabilities of M images by each head; ``on_batch`` receives how many images were just done."""
+
+        def batches() -> Iterator[EvaluationBatch]:
+            for batch in eval_loader(images, self.source, batch_size=self.experiment.train.eval_batch, workers=0):
+                yield batch
+                if on_batch is not None:
+                    on_batch(len(batch.labels))
+
         with using(self.experiment.train.threads or allowed()):
-            return predict(self.network, self.gp, _counted(batches, on_batch), self.device)
+            return predict(self.network, self.gp, batches(), self.device)
 
     def has(self, name: Part) -> bool:
-        """Whether the run had such images."""
+        """Return whether the run had such images."""
         return bool(self._counts(name))
 
     def _counts(self, name: Part) -> list[int] | None:
         return self.split["test_counts"] if name == "test" else self.split["validation_counts"]
 
     def part(self, name: Part) -> "tuple[LoadedRun, ImageSet]":
-        """Test or validation images of the run's own data, and the run as it was judged on them.
+        """Return test or validation images of the run's own data, and the run as it was evaluated on them.
 
         The data are read again and must still be what they were, as far as this part is concerned.
         """
-        data = self.experiment.data
         try:
-            splits: Splits = DATASETS[name_of("data", data)].load(data, self.experiment.seed)
+            splits = load_splits(self.experiment)
         except DataError as error:
             raise DataError(f"{error} The data are those that {self.folder.config} names.") from error
         images = splits.test if name == "test" else splits.validation
@@ -137,16 +131,17 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         raise RunError(f"{path} has no {choice} checkpoint: {why}. Choose another, or train on with --resume.")
     saved = folder.checkpoint(choice, experiment, split)
     original, counts = np.array(split["labeled_counts"]), np.array(saved.state["labeled_counts"])
-    fabric, n_unlabeled = build_fabric(experiment), split["unlabeled"]
+    fabric = build_fabric(experiment)
+    width = None if experiment.frozen is None else saved.part("model")["backbone.hidden.weight"].shape[1]
     with torch.random.fork_rng():
-        if experiment.frozen is None:  # every weight comes from the checkpoint
-            bare = replace(experiment, model=replace(experiment.model, pretrained=None))
-            trainer = assemble(bare, counts, fabric, n_unlabeled=n_unlabeled, original_counts=original)
-        else:
-            width = saved.part("model")["backbone.hidden.weight"].shape[1]
-            trainer = assemble(
-                experiment, counts, fabric, n_unlabeled=n_unlabeled, original_counts=original, cached_width=width
-            )
+        trainer = assemble(
+            replace(experiment, model=replace(experiment.model, pretrained=None)),  # every weight comes from the checkpoint
+            counts,
+            fabric,
+            n_unlabeled=split["unlabeled"],
+            original_counts=original,
+            cached_width=width,
+        )
     trainer.restore_networks(saved)
     network = trainer.evaluated
     if experiment.frozen is not None:
@@ -156,8 +151,8 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         experiment,
         split,
         network.eval(),
-        gp_of(trainer.refiner),
-        headline_head(trainer.refiner),
+        trainer.gp,
+        headline_head(trainer),
         Augment(experiment.augment),
         trainer.fabric.device,
         choice,
@@ -166,22 +161,15 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
 
 
 def _same_backbone(folder: RunFolder, experiment: Experiment, device: torch.device) -> nn.Module:
-    """The frozen network that a run's features came from, and no other."""
+    """Return the frozen network that a run's features came from, and no other."""
     backbone = frozen_backbone(experiment.model, device)
-    made_by = read_json(folder.features, "the run does not say what made its features", FeatureOrigin)
-    if weights_hash(backbone.state_dict()) != made_by["weights"]:
+    made_by = read_json(folder.features, "the run does not say what made its features", dict[str, Any])
+    if weights_hash(backbone.state_dict()) != made_by.get("weights"):
         raise RunError(
             f"{folder.path} was trained on features of {experiment.model.name} with other weights than it finds now "
             f"(model.pretrained is {experiment.model.pretrained!r}). Put those back; on others its answers mean nothing."
         )
     return backbone
-
-
-def _counted(batches: Iterable[EvaluationBatch], on_batch: Callable[[int], None] | None) -> Iterator[EvaluationBatch]:
-    for batch in batches:
-        yield batch
-        if on_batch is not None:
-            on_batch(len(batch.labels))
 
 
 def images_to_judge(

@@ -1,4 +1,4 @@
-"""What a run tells: training lines, pseudo-label quality, evaluations, and which of them was best."""
+"""What a run writes about itself: training lines, pseudo-label quality, evaluations, and which of them was best."""
 
 import time
 from collections import defaultdict
@@ -6,23 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
-from semigpc.data import ImageSet, Splits, ViewSource, eval_loader
-from semigpc.files import sealed, write_json
-from semigpc.training.evaluate import evaluate, headline_head, predict, refilled, screening
+from semigpc.data import Splits
+from semigpc.training.evaluate import Evaluation
 from semigpc.training.experiment import Experiment
-from semigpc.training.metrics import PseudoLabelStats
+from semigpc.training.metrics import METRIC, PseudoLabelStats
 from semigpc.training.run_folder import RunFolder
-from semigpc.training.state import Trainer, gp_of
 from semigpc.types import Batch, StepOutput
-
-METRIC = "balanced_accuracy"  # what best means
 
 
 class Listener:
-    """Told what happens, as it happens. Every method does nothing here; override what you want to hear."""
+    """Receives what happens, as it happens. Every method does nothing here; override those you need."""
 
     def features(self, done: int, total: int) -> None:
-        """Features of so many images are computed, of those that were not cached."""
+        """Features of ``done`` images are computed, of the ``total`` that were not cached."""
 
     def begin(self, first_step: int, total_steps: int) -> None:
         """Training starts at a step."""
@@ -35,24 +31,15 @@ class Listener:
 
 
 class Journal:
-    """Collects what steps say, writes it to the run folder, evaluates, and remembers the best.
+    """Collects what steps return, writes it to the run folder, and remembers the best evaluation.
 
     Args:
-        folder: of the run. experiment, splits, source: what is run. groups: class ids of many, medium, few.
-        listener: told about everything that is written.
+        folder: of the run. experiment: what is run. splits: of the run, whose truth pseudo-labels are compared with.
+        listener: receives everything that is written.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        experiment: Experiment,
-        splits: Splits,
-        source: ViewSource,
-        groups: dict[str, list[int]],
-        listener: Listener,
-    ) -> None:
-        self.folder, self.experiment, self.splits, self.source = folder, experiment, splits, source
-        self.groups, self.listener = groups, listener
+    def __init__(self, folder: RunFolder, experiment: Experiment, splits: Splits, listener: Listener) -> None:
+        self.folder, self.total_steps, self.listener = folder, experiment.train.steps, listener
         self.pseudo = PseudoLabelStats(splits.n_classes, splits.unlabeled_truth)
         self.results: dict[str, Any] = {"last": None, "best_on_validation": None, "best_on_test": None}
         self.seconds_before = 0.0
@@ -64,20 +51,14 @@ class Journal:
         self.sums: dict[str, Tensor | float] = defaultdict(float)
         self.steps, self.waited, self.window_began = 0, 0.0, time.perf_counter()
 
-    # Training -------------------------------------------------------------------------------------------------------
-
-    def sees(self, splits: Splits, source: ViewSource) -> None:
-        """The data as the coming steps have them: later generations of a run have more labels."""
-        self.splits, self.source = splits, source
-
     def begin(self, first_step: int) -> None:
-        """Training starts or goes on."""
+        """Start the clocks: training begins or goes on."""
         self.began = time.perf_counter()
         self._clear()
-        self.listener.begin(first_step, self.experiment.train.steps)
+        self.listener.begin(first_step, self.total_steps)
 
     def record(self, step: int, output: StepOutput, batch: Batch, *, rate: float, waited: float) -> None:
-        """Take in what one step said."""
+        """Take in one step: its output, its learning rate, and the seconds it waited for data. The device is not waited for."""
         for name, value in {"loss": output.loss, **output.metrics}.items():
             self.sums[name] = self.sums[name] + value.detach()
         if output.pseudo is not None:
@@ -99,68 +80,42 @@ class Journal:
         self._clear()
 
     def note(self, step: int, message: str) -> None:
-        """Write a remark for whoever reads the run."""
+        """Write a note for the reader of the run."""
         self._write("note", step, message=message)
 
-    # Judging --------------------------------------------------------------------------------------------------------
-
-    def evaluate(self, step: int, trainer: Trainer) -> bool:
-        """Judge on validation and test images; answers whether validation has never been better."""
-        began, best = time.perf_counter(), False
-        headline, entries = headline_head(trainer.refiner), {}
-        for part, images in (("validation", self.splits.validation), ("test", self.splits.test)):
-            if images is None:
-                continue
-            heads = self._judge(images, trainer)
-            for head, figures in heads.items():
-                entry = self._write("eval", step, part=part, head=head, **figures)
-                if head == (headline if headline in heads else "linear"):
-                    entries[part] = entry
-        if (screened := screening(self.experiment, self.splits, self.source, trainer)) is not None:
-            self._write("screening", step, **screened)
-        test, validation = entries.get("test"), entries.get("validation")
+    def evaluated(self, step: int, evaluation: Evaluation, *, seconds: float) -> bool:
+        """Write an evaluation that took so long; returns whether validation has never been better."""
+        headlines = {}
+        for result in evaluation.results:
+            entry = self._write("eval", step, **result)
+            if entry["head"] == evaluation.headline:
+                headlines[entry["part"]] = entry
+        if evaluation.screening is not None:
+            self._write("screening", step, **evaluation.screening)
+        test, validation = headlines.get("test"), headlines.get("validation")
         self.results["last"] = test or validation
-        if validation is not None and _better(validation, self.results["best_on_validation"], "chosen_by"):
-            best = True
+        best = validation is not None and _better(validation, self.results["best_on_validation"], "chosen_by")
+        if validation is not None and best:
             self.results["best_on_validation"] = (test or validation) | {"chosen_by": validation[METRIC]}
         if test is not None and _better(test, self.results["best_on_test"], METRIC):
             self.results["best_on_test"] = test
-        self.window_began += time.perf_counter() - began  # evaluation is no training time
+        self.window_began += seconds  # evaluation is no training time
         return best
 
-    def _judge(self, images: ImageSet, trainer: Trainer) -> dict[str, dict[str, Any]]:
-        config, gp, device = self.experiment.train, gp_of(trainer.refiner), trainer.fabric.device
-        if gp is not None and gp.config.rebuilt_for_evaluation:
-            gp = refilled(gp, trainer.evaluated, self.splits.labeled, self.source, batch=config.eval_batch, device=device)
-        loader = eval_loader(images, self.source, batch_size=config.eval_batch, workers=0)
-        return evaluate(predict(trainer.evaluated, gp, loader, device), self.groups)
-
-    # Ending ---------------------------------------------------------------------------------------------------------
-
-    def finish(self, step: int, trainer: Trainer, *, status: str) -> dict[str, Any]:
-        """Write ``summary.json``."""
-        gp = gp_of(trainer.refiner)
-        summary = {
-            "status": status,
-            "step": step,
-            "seconds": self._seconds(),
-            "processes": trainer.fabric.world_size,
-            "results": self.results,
-            "class_groups": self.groups,
-            "gp": None if gp is None else gp.facts(),
-        }
-        if self.folder.writes:
-            write_json(self.folder.summary, sealed(summary | {"files": self.folder.facts()}))
+    def finish(self, step: int, *, status: str, **facts: Any) -> dict[str, Any]:
+        """Write ``summary.json`` with these facts, and return it."""
+        summary = {"status": status, "step": step, "seconds": self._seconds(), "results": self.results, **facts}
+        self.folder.write_summary(summary)
         if self._board is not None:
             self._board.close()
         return summary
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the journal."""
+        """Return what a checkpoint keeps of the journal."""
         return {"results": self.results, "seconds": self._seconds(), "metrics_size": self.folder.metrics_size()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, and forget the lines written after it."""
+        """Go on from a checkpoint, and cut off the lines written after it."""
         self.results, self.seconds_before = state["results"], state["seconds"]
         self.folder.rewind_metrics(state["metrics_size"])
 

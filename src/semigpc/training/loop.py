@@ -1,4 +1,8 @@
-"""The loop: load, step, go down, average; now and then log, evaluate, save."""
+"""The training loop: load, step, optimise, average; now and then log, evaluate, save.
+
+Most runs have one generation. With an add-on that has several, each begins with a fresh network and with the labels that the
+one before it gave to unlabelled images.
+"""
 
 import math
 import time
@@ -17,48 +21,19 @@ from semigpc.data.dataset import Integers
 from semigpc.data.feature_cache import join
 from semigpc.refiners import GPConfig, PlacementConfig
 from semigpc.threads import allowed, using
-from semigpc.training.evaluate import DivergedError, fill, survey
+from semigpc.training.evaluate import DivergedError, evaluate_run, fill, survey
 from semigpc.training.experiment import Experiment, TrainConfig
 from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
 from semigpc.training.optim import set_rate
 from semigpc.training.processes import Bystander, anywhere, check_same_everywhere, first_of_node_first
-from semigpc.training.run_data import RunData, load_splits, view_source
-from semigpc.training.run_folder import Checkpoint, CheckpointError, RunFolder, groups_of, split_facts, write_checkpoint
+from semigpc.training.run_data import DataCache, RunData
+from semigpc.training.run_folder import Checkpoint, CheckpointError, RunFolder, split_facts, write_checkpoint
 from semigpc.training.shared_network import sum_gradients
-from semigpc.training.state import Trainer, assemble, build_fabric, gp_of, precision_state
+from semigpc.training.state import Trainer, assemble, build_fabric
 from semigpc.types import Batch, Clock, StepOutput
 
 ADVICE = "Start a new run with a lower train.lr, longer train.warmup_steps, train.clip_norm=1, or train.precision=32-true."
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One of them: steps ``first`` to ``last - 1`` of the run. Most runs have one.
-
-    ``given`` (u,) are the classes of unlabelled images that joined the labels, -1 of the others; ``splits`` and ``source``
-    have them in. ``base`` and ``base_source`` are those of the run.
-    """
-
-    number: int
-    first: int
-    last: int
-    given: Integers
-    splits: Splits
-    source: ViewSource
-    trainer: Trainer
-    base: Splits
-    base_source: ViewSource
-
-    @property
-    def steps(self) -> int:
-        """How many."""
-        return self.last - self.first
-
-    @property
-    def counts(self) -> list[int]:
-        """(C,) labelled images of each class, those that joined included."""
-        return [int(count) for count in self.splits.class_counts]
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
@@ -72,9 +47,9 @@ def train(
     resume: bool = False,
     listener: Listener | None = None,
     fabric: Fabric | None = None,
-    material: RunData | None = None,
+    cache: DataCache | None = None,
 ) -> dict[str, Any]:
-    """Train, and leave a run folder that tells everything; answers with its summary.
+    """Train into a run folder, and return its summary.
 
     The result on a CPU depends on the experiment and the number of torch's threads alone: a run that was killed and resumed
     ends with the same bits as one that was not, whatever the number of loader workers. After Ctrl-C, which saves at once, a
@@ -83,10 +58,10 @@ def train(
     Args:
         experiment: what to do. path: of the run folder.
         resume: go on from the last checkpoint in that folder, if there is one.
-        listener: told about progress.
+        listener: receives progress.
         fabric: of the processes that train together, all of which call this (:mod:`semigpc.training.processes`); without one
             this process trains alone. The first of them writes the folder, which the others need not see.
-        material: of this very experiment, where somebody has it at hand; otherwise it is loaded.
+        cache: holds data that were loaded before, such as by the run before this one; what it lacks is loaded into it.
 
     Raises:
         RunError: the folder holds a run already, or one with other settings or data. InUseError: another process trains there.
@@ -94,161 +69,270 @@ def train(
         DataError: the data cannot be used. DivergedError: the loss is not finite. WriteError: the disk is full.
         Stopped: after Ctrl-C, once everything is saved.
     """
+    cache, listener = cache or DataCache(), listener or Listener()
     folder = RunFolder(path) if fabric is None or fabric.is_global_zero else Bystander(path)
     with folder.locked():
-        return _train(experiment, folder, resume, listener or Listener(), fabric, material)
+        splits = cache.splits(experiment.data, experiment.seed)
+        if fabric is not None:
+            check_same_everywhere(experiment, splits, fabric)
+        begun = resume and folder.writes and folder.config.exists()
+        if begun:
+            folder.check_same(experiment, splits)
+        else:
+            folder.refuse_if_taken()
+        with _own_random_numbers(experiment):
+            fabric = fabric or build_fabric(experiment)
+            with first_of_node_first(fabric):  # may take minutes, which Ctrl-C ends at once
+                data = cache.run_data(experiment, fabric.device, listener.features)
+            with Interrupt() as interrupt:
+                saved = folder.checkpoint("last", experiment, split_facts(splits)) if begun and folder.last.exists() else None
+                run = Run(experiment, folder, data, listener, fabric, interrupt, fabric.broadcast(saved))
+                return run.train(started=begun)
 
 
-def _train(
-    experiment: Experiment,
-    folder: RunFolder,
-    resume: bool,
-    listener: Listener,
-    fabric: Fabric | None,
-    material: RunData | None,
-) -> dict[str, Any]:
-    splits = load_splits(experiment) if material is None else material.splits
-    groups = groups_of(splits)
-    if fabric is not None:
-        check_same_everywhere(experiment, splits, fabric)
-    begun = resume and folder.writes and folder.config.exists()
-    if begun:
-        folder.check_same(experiment, splits)
-    else:
-        folder.refuse_if_taken()
+@dataclass(frozen=True)
+class Generation:
+    """Steps ``first`` to ``last - 1`` of a run, with a trainer of their own.
 
-    with _own_random_numbers(experiment):
-        fabric = fabric or build_fabric(experiment)
-        if material is None:
-            with first_of_node_first(fabric):  # minutes, which Ctrl-C ends at once
-                material = RunData(splits, view_source(experiment, splits, fabric.device, listener.features))
-        source = material.source
-        with Interrupt() as interrupt:
-            facts = split_facts(splits) | {"class_groups": groups}
-            saved = fabric.broadcast(folder.checkpoint("last", experiment, facts) if begun and folder.last.exists() else None)
-            if saved is None:
-                present = generation(experiment, splits, source, fabric)
-            else:
-                present = resumed(experiment, splits, source, fabric, saved)
-            _batches(present, experiment, first=present.first)  # what cannot work is refused before anything is written
-            if not begun:
-                folder.start(experiment, splits, groups)
-            if isinstance(source, CachedFeatures):
-                folder.check_features(source.origin)
-            journal = Journal(folder, experiment, splits, source, groups, listener)
-            if saved is None:
-                _remark(present, journal, folder, experiment)
-                _prefill(present, experiment)
-                return _run(present, journal, folder, experiment, 0, interrupt)
-            journal.restore(saved.state["journal"])
-            return _run(present, journal, folder, experiment, int(saved.state["step"]), interrupt)
+    ``labels`` (u,) are the classes of unlabelled images that joined the labelled ones, -1 of the others; ``splits`` and
+    ``source`` contain them.
+    """
+
+    number: int
+    first: int
+    last: int
+    labels: Integers
+    splits: Splits
+    source: ViewSource
+    trainer: Trainer
+
+    @property
+    def steps(self) -> int:
+        """How many."""
+        return self.last - self.first
 
 
-def _remark(present: Generation, journal: Journal, folder: RunFolder, experiment: Experiment) -> None:
-    """What is to be said of a run before it begins."""
-    folder.rewind_metrics(0)
-    for note in present.splits.notes:
-        journal.note(0, note)
-    if isinstance(experiment.refiner, PlacementConfig) and experiment.refiner.warmup_steps >= present.steps:
-        journal.note(
-            0,
-            "The refiner's warm-up is as long as the run, or a generation of it: it never speaks; lower refiner.warmup_steps.",
+class Run:
+    """One run on its way: what is trained, where it is written, and the generation that trains now.
+
+    Args:
+        experiment: what to do. folder: where to write. data: of the experiment. listener: receives progress.
+        fabric: of this process. interrupt: of the user. saved: the checkpoint to go on from, if there is one.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        data: RunData,
+        listener: Listener,
+        fabric: Fabric,
+        interrupt: Interrupt,
+        saved: Checkpoint | None = None,
+    ) -> None:
+        self.experiment, self.folder, self.data, self.listener = experiment, folder, data, listener
+        self.fabric, self.interrupt, self.saved = fabric, interrupt, saved
+        self.facts = split_facts(data.splits)
+        self.groups = self.facts["class_groups"] or {}
+        self.current = self._generation(0) if saved is None else self._resumed(saved)
+
+    def train(self, *, started: bool) -> dict[str, Any]:
+        """Train to the end and return the summary; ``started`` if the folder has the run's files already."""
+        self.batches(self.current.first)  # raises what cannot work before anything is written
+        if not started:
+            self.folder.start(self.experiment, self.data.splits)
+        if isinstance(self.data.source, CachedFeatures):
+            self.folder.check_features(self.data.source.origin)
+        self.journal = Journal(self.folder, self.experiment, self.data.splits, self.listener)
+        first = 0
+        if self.saved is None:
+            self.folder.rewind_metrics(0)
+            for note in self._notes():
+                self.journal.note(0, note)
+            self._prefill()
+        else:
+            self.journal.restore(self.saved.state["journal"])
+            first = int(self.saved.state["step"])
+        self.journal.begin(first)
+        while True:
+            self._train_generation(max(first, self.current.first))
+            if self.current.last == self.experiment.train.steps:
+                return self._finish(self.current.last, "finished")
+            self.current, note = self._following()
+            self.journal.note(self.current.first, note)
+            self._prefill()
+
+    def batches(self, first: int) -> Iterable[Batch]:
+        """Return the batches of the current generation from a step on."""
+        config, addon = self.experiment.train, self.experiment.addon
+        return train_loader(
+            self.current.splits,
+            self.current.source,
+            views=self.current.trainer.algorithm.views,
+            labeled_batch=config.labeled_batch,
+            unlabeled_batch=config.unlabeled_batch,
+            seed=self.experiment.seed,
+            epoch_steps=config.epoch_steps,
+            first_step=first,
+            total_steps=self.current.last,
+            workers=config.workers,
+            usb_order=config.compat_usb_order,
+            power=addon.sampling_power,
+            balanced=addon.needs_balanced_batch,
         )
-    gp = gp_of(present.trainer.refiner)
-    if gp is not None and gp.config.engine.name == "auto" and gp.choice.name != "exact":
-        journal.note(0, f"The GP is carried by the {gp.choice.name} engine: {gp.choice.reason}.")
-    masks = getattr(experiment.algorithm, "threshold", 0) or experiment.algorithm_name == "freematch"
-    if gp is not None and gp.config.confidence != "max_softmax" and not masks:
-        journal.note(0, f"refiner.confidence changes nothing: {experiment.algorithm_name} has no threshold as it is set.")
 
+    # Training -------------------------------------------------------------------------------------------------------
 
-def _prefill(present: Generation, experiment: Experiment) -> None:
-    """One pass over the labels into a GP's buffer, where that is asked for."""
-    gp, trainer = gp_of(present.trainer.refiner), present.trainer
-    if gp is not None and isinstance(experiment.refiner, GPConfig) and experiment.refiner.prefill:
-        batch, device = experiment.train.eval_batch, trainer.fabric.device
-        fill(gp, trainer.evaluated, present.splits.labeled, present.source, batch=batch, device=device)
+    def _train_generation(self, first: int) -> None:
+        config, current, trainer, journal = self.experiment.train, self.current, self.current.trainer, self.journal
+        own = replace(config, steps=current.steps)
+        batches = iter(self.batches(first))
+        for step in range(first, current.last):
+            waited = time.perf_counter()
+            batch = self.fabric.to_device(next(batches))
+            waited = time.perf_counter() - waited
 
+            clock = Clock(step - current.first, current.steps, config.epoch_steps, current.number)
+            if trainer.addon.surveys(clock):
+                trainer.addon.survey(self._survey(RunData(current.splits, current.source)))
+            output, rate = take_step(trainer, batch, clock, own)
+            journal.record(step, output, batch, rate=rate, waited=waited)
+            done = step + 1
+            for note in trainer.addon.take_notes():
+                journal.note(done, note)
+            if done % config.log_steps == 0 or done == config.steps:
+                journal.log(done)
+            if (done % config.eval_steps == 0 or done == config.steps) and self._evaluate(done):
+                self._save(self.folder.best, done)
+            stop = anywhere(self.fabric, self.interrupt.asked) and done < config.steps
+            if done % config.checkpoint_steps == 0 or done == config.steps or stop:
+                journal.log(done)
+                trainer.rebuild_gp()
+                self._save(self.folder.last, done)
+            if stop:
+                self._finish(done, "stopped")
+                raise Stopped(f"stopped after step {done} of {config.steps}; everything is saved in {self.folder.path}.")
 
-def _run(
-    present: Generation, journal: Journal, folder: RunFolder, experiment: Experiment, first: int, interrupt: Interrupt
-) -> dict[str, Any]:
-    """All generations from a step on; most runs have but one."""
-    journal.begin(first)
-    while True:
-        journal.sees(present.splits, present.source)
-        _run_generation(present, journal, folder, experiment, max(first, present.first), interrupt)
-        if present.last == experiment.train.steps:
-            return journal.finish(present.last, present.trainer, status="finished")
-        present, remark = following(experiment, present)
-        journal.note(present.first, remark)
-        _prefill(present, experiment)
+    def _evaluate(self, step: int) -> bool:
+        began, current = time.perf_counter(), self.current
+        evaluation = evaluate_run(self.experiment, current.trainer, current.splits, current.source, self.groups)
+        return self.journal.evaluated(step, evaluation, seconds=time.perf_counter() - began)
 
+    def _save(self, path: Path, step: int) -> None:
+        """Write everything at the end of a step into one file, which the first of several processes does."""
+        current, trainer = self.current, self.current.trainer
+        state = {
+            "step": step,
+            "journal": self.journal.state(),
+            "precision": trainer.precision_state(),
+            "generation": current.number,
+            "labeled_counts": [int(count) for count in current.splits.class_counts],
+            "experiment": self.experiment.to_plain(),
+            "split": self.facts,
+        }
+        tensors = trainer.tensors()  # called on every process: the members of an ensemble may be spread over them
+        if current.number:
+            tensors["generation"] = {"labels": torch.from_numpy(current.labels)}
+        if self.folder.writes:
+            write_checkpoint(path, tensors, state)
 
-def _run_generation(
-    present: Generation, journal: Journal, folder: RunFolder, experiment: Experiment, first: int, interrupt: Interrupt
-) -> None:
-    config, trainer = experiment.train, present.trainer
-    own, fabric = replace(config, steps=present.steps), trainer.fabric
-    batches = iter(_batches(present, experiment, first=first))
-    for step in range(first, present.last):
-        waited = time.perf_counter()
-        batch = fabric.to_device(next(batches))
-        waited = time.perf_counter() - waited
+    def _finish(self, step: int, status: str) -> dict[str, Any]:
+        gp = self.current.trainer.gp
+        facts = {"processes": self.fabric.world_size, "class_groups": self.groups, "gp": None if gp is None else gp.facts()}
+        return self.journal.finish(step, status=status, **facts)
 
-        clock = Clock(step - present.first, present.steps, config.epoch_steps, present.number)
-        if trainer.addon.surveys(clock):
-            look = survey(trainer.evaluated, present.splits, present.source, batch=config.eval_batch, device=fabric.device)
-            trainer.addon.survey(look)
-        output, rate = take_step(trainer, batch, clock, own)
-        journal.record(step, output, batch, rate=rate, waited=waited)
-        done = step + 1
-        for remark in trainer.addon.take_notes():
-            journal.note(done, remark)
-        if done % config.log_steps == 0 or done == config.steps:
-            journal.log(done)
-        if (done % config.eval_steps == 0 or done == config.steps) and journal.evaluate(done, trainer):
-            save_checkpoint(folder.best, present, journal, done)
-        stop = anywhere(fabric, interrupt.asked) and done < config.steps
-        if done % config.checkpoint_steps == 0 or done == config.steps or stop:
-            journal.log(done)
-            trainer.settle()
-            save_checkpoint(folder.last, present, journal, done)
-        if stop:
-            journal.finish(done, trainer, status="stopped")
-            raise Stopped(f"stopped after step {done} of {config.steps}; everything is saved in {folder.path}.")
+    def _notes(self) -> Iterator[str]:
+        """Yield what the reader of a run should know before it begins."""
+        experiment, current, gp = self.experiment, self.current, self.current.trainer.gp
+        yield from current.splits.notes
+        if isinstance(experiment.refiner, PlacementConfig) and experiment.refiner.warmup_steps >= current.steps:
+            yield (
+                "The refiner's warm-up is as long as the run, or a generation of it, so the refiner is never used; lower "
+                "refiner.warmup_steps."
+            )
+        if gp is not None and gp.config.engine.name == "auto" and gp.choice.name != "exact":
+            yield f"The GP is computed by the {gp.choice.name} engine: {gp.choice.reason}."
+        if gp is not None and gp.config.confidence != "max_softmax" and not experiment.has_threshold:
+            yield f"refiner.confidence changes nothing: {experiment.algorithm_name} has no threshold as it is set."
 
+    def _prefill(self) -> None:
+        """Write all labelled images into the GP's buffer, if ``refiner.prefill`` is set."""
+        trainer, refiner = self.current.trainer, self.experiment.refiner
+        if trainer.gp is not None and isinstance(refiner, GPConfig) and refiner.prefill:
+            batch, device = self.experiment.train.eval_batch, self.fabric.device
+            fill(trainer.gp, trainer.evaluated, self.current.splits.labeled, self.current.source, batch=batch, device=device)
 
-def _batches(present: Generation, experiment: Experiment, *, first: int) -> Iterable[Batch]:
-    config, addon = experiment.train, experiment.addon
-    return train_loader(
-        present.splits,
-        present.source,
-        views=present.trainer.algorithm.views,
-        labeled_batch=config.labeled_batch,
-        unlabeled_batch=config.unlabeled_batch,
-        seed=experiment.seed,
-        epoch_steps=config.epoch_steps,
-        first_step=first,
-        total_steps=present.last,
-        workers=config.workers,
-        usb_order=config.compat_usb_order,
-        power=addon.sampling_power,
-        balanced=addon.needs_balanced_batch,
-    )
+    def _survey(self, data: RunData) -> Any:
+        network, batch = self.current.trainer.evaluated, self.experiment.train.eval_batch
+        return survey(network, data.splits, data.source, batch=batch, device=self.fabric.device)
+
+    # Generations ----------------------------------------------------------------------------------------------------
+
+    def _generation(self, number: int, labels: Integers | None = None) -> Generation:
+        """Return generation ``number``, fresh, with the labels (u,) that the one before gave."""
+        (splits, source), generations = self.data, self.experiment.addon.generations
+        steps = self.experiment.train.steps
+        labels = np.full(len(splits.unlabeled), -1) if labels is None else labels
+        own_splits, own_source = join(splits, labels, source) if (labels >= 0).any() else (splits, source)
+        trainer = assemble(
+            self.experiment,
+            own_splits.class_counts,
+            self.fabric,
+            n_unlabeled=len(splits.unlabeled),
+            original_counts=splits.class_counts,
+            cached_width=source.width if isinstance(source, CachedFeatures) else None,
+        )
+        first, last = number * steps // generations, (number + 1) * steps // generations
+        return Generation(number, first, last, labels, own_splits, own_source, trainer)
+
+    def _resumed(self, saved: Checkpoint) -> Generation:
+        """Return the generation in which a checkpoint was written, in its state."""
+        splits, number, tensor = self.data.splits, int(saved.state["generation"]), saved.part("generation").get("labels")
+        labels = None if tensor is None else tensor.numpy()
+        if labels is not None and not (
+            labels.shape == (len(splits.unlabeled),) and -1 <= labels.min() <= labels.max() < splits.n_classes
+        ):
+            raise CheckpointError(
+                f"the checkpoint of generation {number} has labels for {len(labels)} images, with classes {labels.min()} to "
+                f"{labels.max()}; the data have {len(splits.unlabeled)} unlabelled images and {splits.n_classes} classes. "
+                "Put the run folder back as it was, or train anew in another one."
+            )
+        generation = self._generation(number, labels)
+        generation.trainer.restore(saved)
+        return generation
+
+    def _following(self) -> tuple[Generation, str]:
+        """Return the next generation, and a note about it.
+
+        The network labels all of U as in evaluation, without a GP; the add-on chooses, and everything starts afresh with these
+        labels.
+        """
+        addon, number = self.current.trainer.addon, self.current.number + 1
+        labels = addon.relabel(self._survey(self.data)).cpu().numpy().astype(np.int64)
+        generation = self._generation(number, labels)
+        joined = labels[labels >= 0]
+        if not len(joined):
+            return generation, f"Generation {number + 1} begins with no label more: no unlabelled image was chosen."
+        counts = np.bincount(joined, minlength=self.data.splits.n_classes).tolist()
+        return generation, (
+            f"Generation {number + 1} begins with {len(joined)} images more, labelled by the one before, by class {counts}."
+        )
 
 
 def take_step(trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig) -> tuple[StepOutput, float]:
-    """Loss, gradient, optimiser, moving average; answers with what the algorithm said and the learning rate."""
+    """Compute the loss, its gradient, the optimiser's step and the moving average; return output and learning rate."""
     step = clock.step
     rate = set_rate(trainer.optimizer, step, config)
     try:
         output = trainer.algorithm.step(trainer.networks, batch, clock)
-    except ValueError as error:  # a GP refuses features that are no numbers before there is a loss
+    except ValueError as error:  # a GP rejects features that are not finite before there is a loss
         if trainer.still_finite(batch.x):
             raise
-        raise DivergedError(f"the network's features are no numbers any more at step {step}. {ADVICE}") from error
-    _refuse_non_finite(output, step, rate)
+        raise DivergedError(f"the network's features contain NaN or infinity at step {step}. {ADVICE}") from error
+    loss = float(output.loss.detach())
+    if not math.isfinite(loss):
+        parts = ", ".join(f"{name} {float(value.detach()):g}" for name, value in output.metrics.items())
+        raise DivergedError(f"the loss is {loss} at step {step} ({parts}; learning rate {rate:g}). {ADVICE}")
     trainer.optimizer.zero_grad(set_to_none=True)
     trainer.fabric.backward(output.loss)
     if trainer.fabric.world_size > 1:
@@ -260,104 +344,9 @@ def take_step(trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig)
     return output, rate
 
 
-def save_checkpoint(path: Path, present: Generation, journal: Journal, step: int) -> None:
-    """Everything at the end of a step, in one file, which the first of several processes writes."""
-    trainer = present.trainer
-    state = {
-        "step": step,
-        "journal": journal.state(),
-        "precision": precision_state(trainer.fabric),
-        "generation": present.number,
-        "labeled_counts": present.counts,
-        "experiment": journal.experiment.to_plain(),
-        "split": split_facts(present.base) | {"class_groups": journal.groups},
-    }
-    tensors = trainer.tensors()  # asked of every process: the members of an ensemble may be spread over them
-    if present.number:
-        tensors["generation"] = {"given": torch.from_numpy(present.given)}
-    if journal.folder.writes:
-        write_checkpoint(path, tensors, state)
-
-
-def _refuse_non_finite(output: StepOutput, step: int, rate: float) -> None:
-    loss = float(output.loss.detach())
-    if math.isfinite(loss):
-        return
-    parts = ", ".join(f"{name} {float(value.detach()):g}" for name, value in output.metrics.items())
-    raise DivergedError(f"the loss is {loss} at step {step} ({parts}; learning rate {rate:g}). {ADVICE}")
-
-
 @contextmanager
 def _own_random_numbers(experiment: Experiment) -> Iterator[None]:
     """Seed torch for the run, and give the caller's generator and thread count back afterwards."""
     with torch.random.fork_rng(), using(experiment.train.threads or allowed()):
         torch.manual_seed(experiment.seed)
         yield
-
-
-def generation(
-    experiment: Experiment,
-    splits: Splits,
-    source: ViewSource,
-    fabric: Fabric,
-    *,
-    number: int = 0,
-    given: Integers | None = None,
-) -> Generation:
-    """Generation ``number`` of a run, fresh, with the labels ``given`` (u,) by the one before."""
-    total, steps = experiment.addon.generations, experiment.train.steps
-    given = np.full(len(splits.unlabeled), -1) if given is None else given
-    ours, views = join(splits, given, source) if (given >= 0).any() else (splits, source)
-    width = source.width if isinstance(source, CachedFeatures) else None
-    trainer = assemble(
-        experiment,
-        ours.class_counts,
-        fabric,
-        n_unlabeled=len(splits.unlabeled),
-        original_counts=splits.class_counts,
-        cached_width=width,
-    )
-    first, last = number * steps // total, (number + 1) * steps // total
-    return Generation(number, first, last, given, ours, views, trainer, splits, source)
-
-
-def resumed(experiment: Experiment, splits: Splits, source: ViewSource, fabric: Fabric, saved: Checkpoint) -> Generation:
-    """The generation in which a checkpoint was written, and its state."""
-    given, number = saved.part("generation").get("given"), int(saved.state["generation"])
-    labels = None if given is None else given.numpy()
-    if labels is not None and not (
-        labels.shape == (len(splits.unlabeled),) and -1 <= labels.min() <= labels.max() < splits.n_classes
-    ):
-        raise CheckpointError(
-            f"the checkpoint of generation {number} has labels for {len(labels)} images, with classes {labels.min()} to "
-            f"{labels.max()}; the data have {len(splits.unlabeled)} unlabelled images and {splits.n_classes} classes. "
-            "Put the run folder back as it was, or train anew in another one."
-        )
-    found = generation(experiment, splits, source, fabric, number=number, given=labels)
-    found.trainer.restore(saved)
-    return found
-
-
-@torch.no_grad()
-def following(experiment: Experiment, before: Generation) -> tuple[Generation, str]:
-    """The generation after this one, and what is to be said of it.
-
-    The network labels all of U as it answers in evaluation, without a GP; the add-on chooses, and everything starts afresh with
-    these labels.
-    """
-    trainer = before.trainer
-    seen = survey(
-        trainer.evaluated,
-        before.base,
-        before.base_source,
-        batch=experiment.train.eval_batch,
-        device=trainer.fabric.device,
-    )
-    given = trainer.addon.relabel(seen).cpu().numpy().astype(np.int64)
-    number = before.number + 1
-    after = generation(experiment, before.base, before.base_source, trainer.fabric, number=number, given=given)
-    joined = int((given >= 0).sum())
-    if not joined:
-        return after, f"Generation {number + 1} begins with no label more: no unlabelled image was chosen."
-    counts = np.bincount(given[given >= 0], minlength=before.base.n_classes).tolist()
-    return after, f"Generation {number + 1} begins with {joined} images more, labelled by the one before, by class {counts}."

@@ -11,7 +11,9 @@ from semigpc.text import CLASS_GROUPS
 from semigpc.types import PseudoLabels
 
 Array = npt.NDArray[Any]
-BINS = 15  # of the reliability diagram
+METRIC = "balanced_accuracy"  # by which evaluations are compared
+FIGURES = (METRIC, "top1", "macro_f1", "ece")  # that tables and comparisons show
+BINS = 15  # of the reliability diagram, as in USB
 
 
 def class_groups(labeled_counts: Array, unlabeled_counts: Array | None = None) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""Parameter groups with layer-wise decay, and the schedule as a function of the step."""
+"""The optimiser: parameter groups with layer-wise decay, the learning rate of each step, and the moving average."""
 
 import copy
 import math
@@ -12,13 +12,11 @@ from semigpc.training.experiment import TrainConfig
 
 
 def build_optimizer(model: Classifier, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW or SGD over groups with lr d^(depth - layer), the heads having lr itself (recipe section 2).
+    """Return AdamW or SGD over groups with lr d^(depth - layer); the heads have lr itself.
 
     Each group keeps its own rate as ``base_lr``, which :func:`set_rate` scales.
     """
     layers, spared = model.layer_ids(), model.no_weight_decay()
-    if config.compat_usb_decay:
-        spared = {name for name in spared if not name.endswith(("pos_embed", "cls_token"))}
     depth = max(layers.values())
     groups: dict[tuple[int, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -38,7 +36,7 @@ def build_optimizer(model: Classifier, config: TrainConfig) -> torch.optim.Optim
 
 
 def rate_factor(step: int, config: TrainConfig) -> float:
-    """t / W up to the warm-up's end W, then max(0, cos(7/16 pi (t - W) / (T - W))), which ends at 0.195."""
+    """Return t / W up to the warm-up's end W, then max(0, cos(7/16 pi (t - W) / (T - W))), which ends at 0.195."""
     warmup, total = config.warmup_steps, config.steps
     if step < warmup:
         return step / warmup
@@ -48,7 +46,7 @@ def rate_factor(step: int, config: TrainConfig) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, step: int, config: TrainConfig) -> float:
-    """Set every group's rate for this step; answers with the heads' rate."""
+    """Set every group's rate for this step; returns the heads' rate."""
     factor = rate_factor(step, config)
     for group in optimizer.param_groups:
         group["lr"] = factor * group["base_lr"]
@@ -56,7 +54,7 @@ def set_rate(optimizer: torch.optim.Optimizer, step: int, config: TrainConfig) -
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The moments of every parameter, as "3.exp_avg"."""
+    """Return the moments of every parameter, as "3.exp_avg"."""
     return {
         f"{number}.{name}": value
         for number, moments in optimizer.state_dict()["state"].items()
@@ -82,7 +80,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
 
 
 def average_of(model: nn.Module) -> nn.Module:
-    """A copy of the network to average into; no gradients, evaluation mode."""
+    """Return a copy of the network to average into, without gradients and in evaluation mode."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 

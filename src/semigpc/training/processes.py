@@ -206,7 +206,7 @@ class Bystander(RunFolder):
     def refuse_if_taken(self) -> None:
         """The first process does."""
 
-    def start(self, experiment: Experiment, splits: Splits, groups: dict[str, list[int]]) -> None:
+    def start(self, experiment: Experiment, splits: Splits) -> None:
         """The first process does."""
 
     def check_features(self, origin: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the runs of a comparison are made from, kept from one run to the next."""
+"""The data of a run: its splits, and the views of their images or, in frozen mode, cached features of these views."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,59 +24,61 @@ from semigpc.training.experiment import Experiment, FrozenConfig, name_of
 from semigpc.training.settings import settings_of
 from semigpc.training.state import build_fabric
 
-PARTS = ("data", "augment", "model", "frozen", "seed")  # of an experiment, that decide its material
-
-
-def same_data(one: Experiment, other: Experiment) -> bool:
-    """Whether two experiments see the same images, or the same features of them."""
-    return all(getattr(one, part) == getattr(other, part) for part in PARTS)
-
-
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # images done, of so many
 
 
 class RunData(NamedTuple):
-    """What a run is made from: its splits, and where views of their images come from."""
+    """The splits of a run, and where views of their images come from."""
 
     splits: Splits
     source: ViewSource
 
 
-def load_splits(experiment: Experiment) -> Splits:
-    """The splits of its data and seed."""
-    return DATASETS[name_of("data", experiment.data)].load(experiment.data, experiment.seed)
-
-
-def view_source(experiment: Experiment, splits: Splits, device: torch.device, progress: Progress | None) -> ViewSource:
-    """What batches are made from: images, or in frozen mode their features, of which missing ones are computed."""
-    if experiment.frozen is None:
-        return Augment(experiment.augment)
-    return cached_features(experiment.frozen, experiment.model, experiment.augment, splits, device=device, progress=progress)
-
-
 class DataCache:
-    """The material of the last experiment, for the next one if it needs the same: reading it takes as long as a short run.
+    """What was loaded last, for the next run or caller that needs the same: reading it can take as long as a short run.
 
-    Made anew for every comparison, so that data which change between two of them are read again.
+    Make a new one for every command, so that data which change between two commands are read again.
     """
 
     def __init__(self) -> None:
-        self._held: tuple[Experiment, RunData] | None = None
+        self._splits: tuple[tuple[object, int], Splits] | None = None
+        self._features: tuple[tuple[object, ...], CachedFeatures] | None = None
 
-    def of(self, experiment: Experiment) -> RunData | None:
-        """Splits and features; None for images, of which a run's own views are made at no cost."""
+    def splits(self, data: object, seed: int) -> Splits:
+        """Return the splits of a config out of ``DATASETS``, with a seed."""
+        if self._splits is None or self._splits[0] != (data, seed):
+            self._splits = self._features = None  # before others are read: one of them at a time in memory
+            self._splits = (data, seed), DATASETS[name_of("data", data)].load(data, seed)
+        return self._splits[1]
+
+    def run_data(self, experiment: Experiment, device: torch.device | None = None, progress: Progress | None = None) -> RunData:
+        """Return splits and view source of an experiment: images, or in frozen mode features; missing ones are computed.
+
+        Args:
+            experiment: whose data.
+            device: that computes features; without one a GPU if there is one. progress: receives how many images are done.
+        """
+        splits = self.splits(experiment.data, experiment.seed)
         if experiment.frozen is None:
-            return None
-        if self._held is None or not same_data(self._held[0], experiment):
-            self._held = None  # before another is read: one of them at a time in memory
-            splits = load_splits(experiment)
-            source = view_source(experiment, splits, build_fabric(experiment).device, None)
-            self._held = experiment, RunData(splits, source)
-        return self._held[1]
+            return RunData(splits, Augment(experiment.augment))
+        key = (experiment.data, experiment.seed, experiment.augment, experiment.model, experiment.frozen)
+        if self._features is None or self._features[0] != key:
+            self._features = None
+            device = device or build_fabric(experiment).device
+            features = cached_features(
+                experiment.frozen, experiment.model, experiment.augment, splits, device=device, progress=progress
+            )
+            self._features = key, features
+        return RunData(splits, self._features[1])
+
+
+def load_splits(experiment: Experiment) -> Splits:
+    """Return the splits of an experiment's data and seed."""
+    return DataCache().splits(experiment.data, experiment.seed)
 
 
 def frozen_backbone(model: ModelConfig, device: torch.device) -> nn.Module:
-    """The network below, in evaluation mode and without gradients."""
+    """Return the network that features come from, in evaluation mode and without gradients."""
     with settings_of("model"), torch.random.fork_rng():  # what trains on top must not depend on how many numbers this one drew
         torch.manual_seed(0)  # so that a network without pretrained weights is the same one every time
         backbone: nn.Module = build_model(model, 2).backbone
@@ -93,7 +95,7 @@ def cached_features(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> CachedFeatures:
-    """Features of these splits: from the cache as far as they are there, the rest computed and added to it.
+    """Return the features of these splits, from the cache as far as they are there; the rest is computed and added to it.
 
     On two CPU cores EfficientNet-Lite0 takes some ten minutes for 12 000 images of 96 px with V = 3.
     """

@@ -1,15 +1,18 @@
-"""Configs to and from plain dictionaries, and ``key=value`` on top, with an answer to every misspelt key."""
+"""Configs to and from plain dictionaries, and ``key=value`` on top; errors name the dotted key and the nearest known one."""
 
 import dataclasses
+import functools
 import json
-import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from contextlib import contextmanager, suppress
+from typing import Any, get_args, get_type_hints
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from semigpc.files import problem
 from semigpc.text import similar_names, unknown_name
 
-LARGEST = 1e300  # of a number
+LARGEST = 1e300  # in size, of a number; larger ones overflow as soon as they are used
 CHOICES = "choices"  # in the metadata of a field whose config is chosen by name: config classes, or entries that have one
 
 
@@ -45,7 +48,7 @@ def from_plain(kind: type[Any], values: Mapping[str, Any], where: str = "") -> A
             inside = [f"{where}{name}.{key}" for name, entries in choices.items() if _owners(entries, key)]
             raise unknown_key(f"{where}{key}", [f"{where}{name}" for name in fields], inside)
     arguments = {
-        key: _choose(choices[key], value, f"{where}{key}") if key in choices else _coerce(hints[key], value, f"{where}{key}")
+        key: _choose(choices[key], value, f"{where}{key}") if key in choices else _validated(hints[key], value, f"{where}{key}")
         for key, value in values.items()
     }
     try:
@@ -70,7 +73,7 @@ def override(plain: Mapping[str, Any], assignments: Sequence[str], by_name: Coll
         for part in path:
             level = level.get(part) if isinstance(level, dict) else None
         if not isinstance(level, dict) or (not path and last not in level):
-            raise unknown_key(key, list(dotted_keys(changed)))
+            raise unknown_key(key, list(flattened(changed)))
         value, group = _parse(text), level.get(last)
         if key in by_name and isinstance(group, dict):
             name = value if isinstance(value, str) else text
@@ -131,13 +134,12 @@ def _choose(entries: Mapping[str, Any], value: Any, where: str) -> Any:
     return from_plain(config_class(entries, name), options, f"{where}.")
 
 
-def dotted_keys(plain: Mapping[str, Any], where: str = "") -> Iterator[str]:
-    """Every key of nested dictionaries, as ``train.lr``."""
+def flattened(plain: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return the values of nested dictionaries by dotted keys such as ``train.lr``."""
+    flat: dict[str, Any] = {}
     for key, value in plain.items():
-        if isinstance(value, Mapping):
-            yield from dotted_keys(value, f"{where}{key}.")
-        else:
-            yield f"{where}{key}"
+        flat |= flattened(value, f"{where}{key}.") if isinstance(value, Mapping) else {f"{where}{key}": value}
+    return flat
 
 
 def unknown_key(key: str, known: Sequence[str], inside: Sequence[str] = ()) -> SettingError:
@@ -156,52 +158,35 @@ def _parse(text: str) -> Any:
         return {"True": True, "False": False, "None": None}.get(text, text)
 
 
-def _coerce(hint: Any, value: Any, where: str) -> Any:
-    """``value`` as the annotation wants it, or an error that says what it wants."""
-    origin, options = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
-    if origin is Literal:
-        if isinstance(value, str | int) and value in options:
-            return value
-        raise SettingError(f"{where} must be one of {', '.join(map(repr, options))}; got {value!r:.80}.")
-    if origin in (Union, types.UnionType):
-        return _coerce_union(options, value, where)
-    if origin is tuple:
-        kinds = [options[0]] * len(value) if options[-1] is Ellipsis and isinstance(value, list | tuple) else list(options)
-        if not isinstance(value, list | tuple) or len(value) != len(kinds):
-            raise SettingError(f"{where} must be a list of {len(kinds)} values, as in [0.1, 0.9]; got {value!r:.80}.")
-        return tuple(_coerce(kind, item, where) for kind, item in zip(kinds, value, strict=True))
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, Mapping):
-            return from_plain(hint, value, f"{where}.")
-        raise SettingError(f"{where} is a group of settings; set them one by one, as in {where}.name=value. Got {value!r:.80}.")
-    return _coerce_scalar(hint, value, where)
+def _validated(hint: Any, value: Any, where: str) -> Any:
+    """Return ``value`` as the annotation of a field wants it; the error says what that is."""
+    group: Any = next((kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)), None)
+    if group is None or (value is None and type(None) in get_args(hint)):
+        return _leaf(hint, value, where)
+    if isinstance(value, Mapping):
+        return from_plain(group, value, f"{where}.")
+    raise SettingError(f"{where} is a group of settings; set them one by one, as in {where}.name=value. Got {value!r:.80}.")
 
 
-def _coerce_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and type(None) in options:
-        return None
-    errors = []
-    for option in options:
-        if option is type(None):
-            continue
-        try:
-            return _coerce(option, value, where)
-        except SettingError as error:
-            errors.append(error)
-    raise errors[0]
+def _leaf(hint: Any, value: Any, where: str) -> Any:
+    """Validate one value strictly: no text for a number, no ``true`` for 1, no NaN.
+
+    Two things are let through, since values of a command line have no types: 1e3 is a whole number, and 2024 is also a text.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and not abs(value) <= LARGEST:
+        raise SettingError(f"{where} must be a number of at most {LARGEST:g} in size; got {value!r:.80}.")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    try:
+        return _adapter(hint).validate_json(json.dumps(value))
+    except ValidationError as error:
+        if is_number:
+            with suppress(ValidationError):
+                return _adapter(hint).validate_json(json.dumps(str(value)))
+        raise SettingError(f"{problem(error, where)}.") from error
 
 
-def _coerce_scalar(hint: Any, value: Any, where: str) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST  # and no NaN
-    if hint is float and is_number:
-        return float(value)
-    if hint is int and is_number and value == int(value):
-        return int(value)
-    if hint is str and is_number:
-        return str(value)
-    if hint in (bool, str) and isinstance(value, hint):
-        return value
-    names = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
-    raise SettingError(f"{where} must be {names.get(hint, hint)}; got {value!r:.80}.")
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))

@@ -40,9 +40,17 @@ class Trainer:
     algorithm: Algorithm
 
     @property
+    def gp(self) -> GaussianProcessRefiner | None:
+        """The refiner, if it is a GP, which can be evaluated as a head of its own."""
+        return self.refiner if isinstance(self.refiner, GaussianProcessRefiner) else None
+
+    @property
     def evaluated(self) -> nn.Module:
-        """The network to judge: the moving average where there is one, with the logits that algorithm and add-on answer by."""
-        return answering(self.networks.teacher, self.algorithm, self.addon)
+        """The network to evaluate: the moving average where there is one, with the logits of algorithm and add-on."""
+        replace: LogitsOf | None = getattr(self.algorithm, "answer", None)
+        if replace is None and not self.addon.answers:
+            return self.networks.teacher
+        return EvaluationNetwork(self.networks.teacher, replace, self.addon if self.addon.answers else None)
 
     def update_average(self, momentum: float) -> None:
         """Let the moving average follow the network."""
@@ -51,30 +59,29 @@ class Trainer:
 
     @torch.no_grad()
     def still_finite(self, images: Tensor) -> bool:
-        """Whether the network's features of these images are numbers; asked of this process alone, as others may be fine."""
+        """Return whether the network's features of these images are finite on this process; on others they may not be."""
         if self.fabric.world_size == 1:
             output: ModelOutput = self.networks.student(images)
-        else:  # in evaluation mode, which needs nobody else
+        else:  # the bare network in evaluation mode, which needs no other process
             training = self.model.training
             output = self.model.eval()(images)
             self.model.train(training)
         return bool(output.features.isfinite().all())
 
-    def settle(self) -> None:
+    def rebuild_gp(self) -> None:
         """Rebuild the GP's inverse, as loading a checkpoint does.
 
         Done where a run may be resumed, so that the run which goes on and the run which resumes start from the same digits.
         """
-        gp = gp_of(self.refiner)
-        if gp is not None:
-            gp.rebuild()
+        if self.gp is not None:
+            self.gp.rebuild()
 
     # Saving ---------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything needed to go on bit for bit: weights, average, moments, algorithm, refiner, random numbers.
+        """Return everything needed to go on bit for bit: weights, average, moments, algorithm, refiner, random numbers.
 
-        The GP's inverse is left out, being a gigabyte at 16 300 rows; see :meth:`settle`.
+        The GP's inverse is left out, being a gigabyte at 16 300 rows; see :meth:`rebuild_gp`.
         """
         random = {"cpu": torch.get_rng_state()}
         if self.fabric.device.type == "cuda":
@@ -87,8 +94,12 @@ class Trainer:
             "random": random,
         }
 
+    def precision_state(self) -> dict[str, Any]:
+        """Return the loss scale of 16-bit training, where there is one."""
+        return dict(self.fabric.strategy.precision.state_dict())
+
     def restore(self, checkpoint: Checkpoint) -> None:
-        """The inverse of :meth:`tensors`."""
+        """Go on from a checkpoint: the inverse of :meth:`tensors` and :meth:`precision_state`."""
         self.restore_networks(checkpoint)
         random = checkpoint.part("random")
         with _fitting():
@@ -99,7 +110,7 @@ class Trainer:
             self.fabric.strategy.precision.load_state_dict(checkpoint.state["precision"])
 
     def restore_networks(self, checkpoint: Checkpoint) -> None:
-        """The networks and the algorithm with its memory: all that prediction needs."""
+        """Load the networks and the algorithm with its memory: all that prediction needs."""
         with _fitting():
             self.model.load_state_dict(checkpoint.part("model"))
             if self.average is not None:
@@ -109,7 +120,7 @@ class Trainer:
 
 @contextmanager
 def _fitting() -> Iterator[None]:
-    """Tensors of a checkpoint that are missing, too many or of other shapes."""
+    """Raise a :class:`CheckpointError` if tensors of a checkpoint are missing, too many or of other shapes."""
     try:
         yield
     except (RuntimeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -119,8 +130,38 @@ def _fitting() -> Iterator[None]:
         ) from error
 
 
+LogitsOf = Callable[[ModelOutput], Tensor]
+
+
+class EvaluationNetwork(nn.Module):
+    """A network with other logits than its own, as some algorithms and add-ons compute them for evaluation and use.
+
+    Args:
+        network: images (M, 3, H, W) to a :class:`ModelOutput`.
+        own: from such an output to the algorithm's logits (M, C), if it has any.
+        addon: whose logits come last, if it has any.
+    """
+
+    def __init__(self, network: nn.Module, own: LogitsOf | None, addon: AddOn | None) -> None:
+        super().__init__()
+        self.network, self.own, self.addon = network, own, addon
+        self.training = network.training
+
+    def replaced(self, output: ModelOutput) -> ModelOutput:
+        """Return the same output with the logits replaced."""
+        if self.own is not None:
+            output = output._replace(logits=self.own(output))
+        if self.addon is not None:
+            output = output._replace(logits=self.addon.answer(output))
+        return output
+
+    def forward(self, images: Tensor) -> ModelOutput:
+        """Return the network's output with the logits replaced."""
+        return self.replaced(self.network(images))
+
+
 def build_fabric(experiment: Experiment) -> Fabric:
-    """One CUDA device or the CPU (Apple's GPUs have no float64, which the GP needs); the network's precision as configured."""
+    """Return one CUDA device or the CPU, with the network's precision. Apple's GPUs lack float64, which the GP needs."""
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     fabric = Fabric(accelerator=accelerator, devices=1, precision=experiment.train.precision)
     fabric.launch()
@@ -136,12 +177,12 @@ def assemble(
     original_counts: npt.NDArray[np.int64] | None = None,
     cached_width: int | None = None,
 ) -> Trainer:
-    """Network, average, optimiser, refiner, add-on and algorithm, fresh.
+    """Build network, average, optimiser, refiner, add-on and algorithm, all fresh.
 
     Args:
-        experiment: what to make. class_counts: (C,) labelled images of each class. fabric: where. n_unlabeled: images.
-        original_counts: (C,) before the model's own labels joined.
-        cached_width: in frozen mode, of the features that stand in for images.
+        experiment: what to build. class_counts: (C,) labelled images of each class. fabric: where. n_unlabeled: images.
+        original_counts: (C,) before images that the model labelled itself joined.
+        cached_width: in frozen mode, of the features that take the place of images.
     """
     n_classes = len(class_counts)
     heads: dict[str, HeadSpec] = experiment.algorithm.heads | experiment.addon.heads(n_classes)
@@ -182,51 +223,3 @@ def assemble(
         teacher.eval()
     networks = Networks(student, teacher) if fabric.world_size == 1 else shared(student, teacher, fabric)
     return Trainer(fabric, model, average, optimizer, networks, refiner, addon, algorithm)
-
-
-def precision_state(fabric: Fabric) -> dict[str, Any]:
-    """The loss scale of 16-bit training, where there is one."""
-    return dict(fabric.strategy.precision.state_dict())
-
-
-Answer = Callable[[ModelOutput], Tensor]
-
-
-class Answering(nn.Module):
-    """A network whose logits are replaced.
-
-    Args:
-        network: images (M, 3, H, W) to a :class:`ModelOutput`.
-        own: the algorithm's answer, from such an output to logits (M, C), if it has one.
-        addon: whose answer comes last, if it has one.
-    """
-
-    def __init__(self, network: nn.Module, own: Answer | None, addon: AddOn | None) -> None:
-        super().__init__()
-        self.network, self.own, self.addon = network, own, addon
-        self.training = network.training
-
-    def replaced(self, output: ModelOutput) -> ModelOutput:
-        """The same output with the logits that are answered by."""
-        if self.own is not None:
-            output = output._replace(logits=self.own(output))
-        if self.addon is not None:
-            output = output._replace(logits=self.addon.answer(output))
-        return output
-
-    def forward(self, images: Tensor) -> ModelOutput:
-        """What the network says, with other logits."""
-        return self.replaced(self.network(images))
-
-
-def answering(network: nn.Module, algorithm: Algorithm, addon: AddOn) -> nn.Module:
-    """The network itself, unless the algorithm has a method ``answer`` or the add-on ``answers``."""
-    own: Answer | None = getattr(algorithm, "answer", None)
-    if own is None and not addon.answers:
-        return network
-    return Answering(network, own, addon if addon.answers else None)
-
-
-def gp_of(refiner: Refiner) -> GaussianProcessRefiner | None:
-    """The refiner if it is a GP that can be evaluated as a head of its own."""
-    return refiner if isinstance(refiner, GaussianProcessRefiner) else None
