@@ -18,7 +18,8 @@ from semigpc.files import altered, locked, write_json
 from semigpc.threads import granted, hold
 from semigpc.training.experiment import Experiment
 from semigpc.training.journal import METRIC, Listener
-from semigpc.training.loop import Stopped, train
+from semigpc.training.loop import train
+from semigpc.training.processes import Stopped
 from semigpc.training.run_data import DataCache, load_splits, same_data, view_source
 from semigpc.training.run_folder import RunError, RunFolder
 from semigpc.training.state import build_fabric

@@ -19,13 +19,11 @@ from semigpc.refiners import GPConfig, PlacementConfig
 from semigpc.threads import allowed, using
 from semigpc.training.evaluate import DivergedError, fill, survey
 from semigpc.training.experiment import Experiment, TrainConfig
-from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
 from semigpc.training.optim import set_rate
-from semigpc.training.processes import Bystander, anywhere, check_same_everywhere, first_of_node_first
+from semigpc.training.processes import Interrupt, SilentRunFolder, Stopped, any_process, check_same_everywhere, sum_gradients
 from semigpc.training.run_data import RunData, load_splits, view_source
 from semigpc.training.run_folder import Checkpoint, CheckpointError, RunFolder, groups_of, split_facts, write_checkpoint
-from semigpc.training.shared_network import sum_gradients
 from semigpc.training.state import Trainer, assemble, build_fabric, gp_of, precision_state
 from semigpc.types import Batch, Clock, StepOutput
 
@@ -61,10 +59,6 @@ class Generation:
         return [int(count) for count in self.splits.class_counts]
 
 
-class Stopped(Exception):  # noqa: N818 - not an error
-    """The run was interrupted and saved; it can be resumed."""
-
-
 def train(
     experiment: Experiment,
     path: Path,
@@ -94,7 +88,7 @@ def train(
         DataError: the data cannot be used. DivergedError: the loss is not finite. WriteError: the disk is full.
         Stopped: after Ctrl-C, once everything is saved.
     """
-    folder = RunFolder(path) if fabric is None or fabric.is_global_zero else Bystander(path)
+    folder = RunFolder(path) if fabric is None or fabric.is_global_zero else SilentRunFolder(path)
     with folder.locked():
         return _train(experiment, folder, resume, listener or Listener(), fabric, material)
 
@@ -120,7 +114,7 @@ def _train(
     with _own_random_numbers(experiment):
         fabric = fabric or build_fabric(experiment)
         if material is None:
-            with first_of_node_first(fabric):  # minutes, which Ctrl-C ends at once
+            with fabric.rank_zero_first(local=True):  # minutes, which Ctrl-C ends at once
                 material = RunData(splits, view_source(experiment, splits, fabric.device, listener.features))
         source = material.source
         with Interrupt() as interrupt:
@@ -209,13 +203,14 @@ def _run_generation(
             journal.log(done)
         if (done % config.eval_steps == 0 or done == config.steps) and journal.evaluate(done, trainer):
             save_checkpoint(folder.best, present, journal, done)
-        stop = anywhere(fabric, interrupt.asked) and done < config.steps
+        stop = any_process(fabric, interrupt.requested) and done < config.steps
         if done % config.checkpoint_steps == 0 or done == config.steps or stop:
             journal.log(done)
             trainer.settle()
             save_checkpoint(folder.last, present, journal, done)
         if stop:
             journal.finish(done, trainer, status="stopped")
+            fabric.barrier()  # a launcher may kill all processes once one has ended, so none ends before all is saved
             raise Stopped(f"stopped after step {done} of {config.steps}; everything is saved in {folder.path}.")
 
 
