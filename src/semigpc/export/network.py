@@ -91,13 +91,8 @@ class ExportedNetwork(nn.Module):
         return self.answering.replaced(ModelOutput(logits, features, heads)).logits
 
 
-<<<<<<< HEAD
-def bare(network: nn.Module) -> Classifier | Answering | OnFrozen:
-    """Return the network of a run without the wrappers of training, on the CPU in float32, whatever its training precision.
-=======
 def bare(network: nn.Module) -> Classifier | EvaluationNetwork | OnFrozen:
-    """The network of a run without what training wrapped around it, on the CPU: float32, even if it trained with less.
->>>>>>> 3339c6348ecc202336fe0224e79d779dae4ee57f
+    """Return the network of a run without the wrappers of training, on the CPU in float32, whatever its training precision.
 
     Weights of convolutions are made contiguous, since torch.export fails to save some that are channels last.
     """

@@ -23,8 +23,6 @@ from semigpc.training.inference import LoadedRun, load_run
 from semigpc.training.run_folder import Choice, RunError
 from semigpc.training.settings import SettingError
 from semigpc.versions import versions
-from semigpc.training.state import EvaluationNetwork
-from semigpc.versions import MISSING, versions
 
 Kind = Literal["onnx", "torch"]
 Heads = Literal["both", "linear", "gp"]
@@ -130,7 +128,6 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-<<<<<<< HEAD
 def _chosen_heads(run: LoadedRun, heads: Heads) -> tuple[str, ...]:
     """Return the heads to put inside, the headline one first."""
     trained = run.gp is not None and len(run.gp.engine) > 0
@@ -142,18 +139,6 @@ def _chosen_heads(run: LoadedRun, heads: Heads) -> tuple[str, ...]:
             "Train on with --resume, or leave --head out."
         )
     if heads == "linear" or not trained:
-=======
-def _assembled(run: LoadedRun, network: Classifier | EvaluationNetwork | OnFrozen, heads: Heads) -> ExportedNetwork:
-    chosen = _chosen(run, heads)
-    feature = "backbone" if run.gp is None else run.gp.config.feature
-    head = _kernel_head(run) if "gp" in chosen else None
-    return ExportedNetwork(network, head, gp_feature=feature, augment=run.experiment.augment, heads=chosen).eval()
-
-
-def _chosen(run: LoadedRun, heads: Heads) -> tuple[str, ...]:
-    """The heads to put inside, the headline one first."""
-    if heads == "linear":
->>>>>>> 3339c6348ecc202336fe0224e79d779dae4ee57f
         return ("linear",)
     if heads == "gp":
         return ("gp",)
