@@ -19,8 +19,7 @@ from matplotlib.figure import Figure
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from semigpc.files import replacing
-from semigpc.json_files import Count, FileError, read_json
+from semigpc.files import Count, FileError, read_json, replacing
 from semigpc.report import style
 from semigpc.report.class_figures import class_axis, class_shares, draw_shares, share_scale
 from semigpc.report.run_record import Entry, Floats, RunRecord, floats, mean_known, read_run, series

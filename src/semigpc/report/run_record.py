@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semigpc.json_files import read_json
+from semigpc.files import read_json
 from semigpc.run_files import RunSettings, RunSummary, SplitFacts, check_split, check_summary, read_metrics
 
 Entry = Mapping[str, Any]
