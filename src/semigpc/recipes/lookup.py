@@ -182,14 +182,14 @@ def _recipe(name: str, options: TrainOptions) -> Callable[..., Experiment]:
 
 def _folder(path: Path, options: TrainOptions) -> OwnData:
     """List a folder of images, with a table of labels or one sub-folder for each class."""
-    validation: float | str | None = 0.0
+    validation: float | str = 0.0
     if options.validation is not None:
         number = _number(options.validation)
         validation = _absolute(Path(options.validation)) if number is None else number
     config = FolderConfig(
         root=str(path.resolve()),
-        labels=_absolute(options.labels),
-        test=_absolute(options.test),
+        labels=None if options.labels is None else _absolute(options.labels),
+        test=None if options.test is None else _absolute(options.test),
         validation=validation,
         follow_links=options.follow_links,
     )
@@ -220,10 +220,8 @@ def _own_data(config: FolderConfig | ArraysConfig, splits: Splits, *, hold_out: 
     return OwnData(config, splits.n_classes, largest, judged)
 
 
-def _absolute(path: Path | None) -> str | None:
+def _absolute(path: Path) -> str:
     """Return an absolute path; one that does not exist here is kept, to be looked up below the folder of the images."""
-    if path is None:
-        return None
     return str(path.expanduser().resolve() if path.expanduser().exists() else path)
 
 

@@ -105,12 +105,12 @@ def read_run(folder: Path, *, bulky: bool = True) -> RunRecord:
             f"a run folder holds config.json and metrics.jsonl; {folder} has neither. Give the folder that the run wrote to."
         )
     problems: list[str] = []
-    files = {name: _read_object(folder / f"{name}.json", problems) for name in FILES}
+    files: dict[str, Any] = {name: _read_object(folder / f"{name}.json", problems) for name in FILES}
     lines = _read_lines(folder / "metrics.jsonl", problems, bulky=bulky)
     lines = _of_these_classes(files, lines, problems)
     lines.sort(key=lambda entry: int(entry["step"]))
     kinds = {"train": "train", "evals": "eval", "pseudo": "pseudo", "notes": "note", "screening": "screening"}
-    entries = {name: [entry for entry in lines if entry["kind"] == kind] for name, kind in kinds.items()}
+    entries: dict[str, Any] = {name: [entry for entry in lines if entry["kind"] == kind] for name, kind in kinds.items()}
     return RunRecord(folder, **files, **entries, problems=problems)
 
 
@@ -175,9 +175,7 @@ def _read_lines(path: Path, problems: list[str], *, bulky: bool) -> list[dict[st
     return list(kept.values())
 
 
-def _of_these_classes(
-    files: dict[str, dict[str, Any]], lines: list[dict[str, Any]], problems: list[str]
-) -> list[dict[str, Any]]:
+def _of_these_classes(files: dict[str, Any], lines: list[dict[str, Any]], problems: list[str]) -> list[dict[str, Any]]:
     """Leave out figures for another number of classes than the split has, which come from another run."""
     n = len(_class_names(files["split"], lines))
 
