@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from semigpc.algorithms import ALGORITHMS
 from semigpc.files import altered, locked, write_json
 from semigpc.threads import granted, hold
 from semigpc.training.experiment import Experiment
@@ -262,6 +263,7 @@ def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any
         "addon": cell.experiment.addon_name,
         "refiner": cell.experiment.refiner_name,
         "label": cell.label,
+        "rank": list(ALGORITHMS).index(cell.experiment.algorithm_name),  # by which pages choose a colour
         "runs": runs,
         "mean": {name: float(np.mean(values)) if None not in values else None for name, values in figures.items()},
         "std": {name: float(np.std(values)) if None not in values else None for name, values in figures.items()},

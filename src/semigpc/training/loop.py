@@ -234,7 +234,7 @@ class Run:
     def _finish(self, step: int, status: str) -> dict[str, Any]:
         gp = self.current.trainer.gp
         facts = {"processes": self.fabric.world_size, "class_groups": self.groups, "gp": None if gp is None else gp.facts()}
-        return self.journal.finish(step, status=status, **facts)
+        return self.journal.finish(step, status=status, label=self.experiment.label, **facts)
 
     def _notes(self) -> Iterator[str]:
         """Yield what the reader of a run should know before it begins."""
