@@ -146,6 +146,7 @@ def train(
     from semigpc.training import RunFolder
     from semigpc.training import train as run_training
     from semigpc.training.processes import has_rank, process_group
+    from semigpc.training.run_data import DataCache
 
     options = TrainOptions(
         algorithm=algorithm,
@@ -161,7 +162,8 @@ def train(
         cached=features is Features.cached,
         follow_links=follow_links,
     )
-    experiment, name = resolve(data, options)
+    cache = DataCache()
+    experiment, name = resolve(data, options, cache)
     experiment = experiment.override([*(settings or []), *([f"train.steps={steps}"] if steps else [])])
     name = f"{name}-cached" if experiment.frozen is not None else name
     parts = [experiment.algorithm_name, *([] if addon == "none" else [addon]), experiment.refiner_name]
@@ -172,7 +174,8 @@ def train(
     group = process_group(experiment, folder, devices, resume=resume) if several else nullcontext()
     with RunProgress(RunFolder(folder), console) as progress, group as fabric:
         first = fabric is None or fabric.is_global_zero
-        summary = run_training(experiment, folder, resume=resume, listener=progress if first else None, fabric=fabric)
+        listener = progress if first else None
+        summary = run_training(experiment, folder, resume=resume, listener=listener, fabric=fabric, cache=cache)
     if not first:
         return
     page = write_run_report(folder)

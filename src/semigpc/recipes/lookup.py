@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from semigpc.algorithms import ALGORITHMS, CoMatchConfig
-from semigpc.data import ArraysConfig, AugmentConfig, DataError, FolderConfig, Splits
-from semigpc.data.arrays import load as load_arrays
-from semigpc.data.folder import load as load_folder
+from semigpc.data import ArraysConfig, AugmentConfig, DataError, FolderConfig
+from semigpc.data.splits import with_validation
 from semigpc.models import MODELS, ModelConfig
 from semigpc.models.backbones import VITS
 from semigpc.recipes import RECIPES
@@ -19,6 +18,7 @@ from semigpc.text import CLASS_GROUPS, similar_names
 from semigpc.training import Experiment, SettingError, TrainConfig
 from semigpc.training.comparison import Cell
 from semigpc.training.experiment import config_type, override_all
+from semigpc.training.run_data import DataCache
 
 TINY = 32  # pixels a side, up to which images are used as they are
 LOOKED_AT = 16  # images, to find out how large they are
@@ -120,24 +120,30 @@ class OwnData:
         )
 
 
-def resolve(data: str, options: TrainOptions) -> tuple[Experiment, str]:
-    """Return the experiment that ``data`` and the options describe, and a short name for the data."""
-    make, name = experiments_on(data, options)
+def resolve(data: str, options: TrainOptions, cache: DataCache | None = None) -> tuple[Experiment, str]:
+    """Return the experiment that ``data`` and the options describe, and a short name for the data.
+
+    Own data are listed into the ``cache``, so that training with it need not list them again.
+    """
+    make, name = experiments_on(data, options, cache=cache)
     return make(options.algorithm, options.addon, options.refiner), name
 
 
-def experiments_on(data: str, options: TrainOptions, *, judged: bool = False) -> tuple[ExperimentMaker, str]:
+def experiments_on(
+    data: str, options: TrainOptions, *, judged: bool = False, cache: DataCache | None = None
+) -> tuple[ExperimentMaker, str]:
     """Look ``data`` up once; return a function from the names of a method to its experiment, and a short name for the data.
 
     Args:
         data: a recipe's name, a folder of images, or an ``.npz`` file.
         options: all but the names of the method.
         judged: raise DataError for own data without a single labelled image for test or validation.
+        cache: own data are listed into it.
     """
     size = options.image_size or FROZEN
     if options.cached and data not in RECIPES:
         options = replace(options, model=options.model or EMBEDDED.name, image_size=size)
-    without_addon, name = _experiments(data, options, judged=judged)
+    without_addon, name = _experiments(data, options, cache or DataCache(), judged=judged)
 
     def make(algorithm: str, addon: str, refiner: str) -> Experiment:
         experiment = without_addon(algorithm=algorithm, refiner=refiner)
@@ -150,7 +156,7 @@ def experiments_on(data: str, options: TrainOptions, *, judged: bool = False) ->
     return make, name
 
 
-def _experiments(data: str, options: TrainOptions, *, judged: bool) -> tuple[Callable[..., Experiment], str]:
+def _experiments(data: str, options: TrainOptions, cache: DataCache, *, judged: bool) -> tuple[Callable[..., Experiment], str]:
     if data in RECIPES:
         return _recipe(data, options), data
     path = Path(data).expanduser()
@@ -161,7 +167,8 @@ def _experiments(data: str, options: TrainOptions, *, judged: bool) -> tuple[Cal
         raise SettingError(f"there is no folder {data!r}, nor a recipe of that name. {hint}Known: {', '.join(RECIPES)}.")
     if options.ratio is not None:
         raise SettingError("--ratio cuts a recipe's long tail; your own data have the tail they have. Leave it out.")
-    own = _folder(path, options) if path.is_dir() else _arrays(path, options)
+    config = _folder(path, options) if path.is_dir() else _arrays(path, options)
+    own = _own_data(config, options, cache)
     if judged and not own.judged:
         raise DataError(
             f"there is nothing to compare by: {data} has no test images, and some class has too few labels to hold one out. "
@@ -180,24 +187,23 @@ def _recipe(name: str, options: TrainOptions) -> Callable[..., Experiment]:
     return partial(RECIPES[name], seed=options.seed, **ratio)
 
 
-def _folder(path: Path, options: TrainOptions) -> OwnData:
-    """List a folder of images, with a table of labels or one sub-folder for each class."""
+def _folder(path: Path, options: TrainOptions) -> FolderConfig:
+    """Return the config of a folder of images, with a table of labels or one sub-folder for each class."""
     validation: float | str = 0.0
     if options.validation is not None:
         number = _number(options.validation)
         validation = _absolute(Path(options.validation)) if number is None else number
-    config = FolderConfig(
+    return FolderConfig(
         root=str(path.resolve()),
         labels=None if options.labels is None else _absolute(options.labels),
         test=None if options.test is None else _absolute(options.test),
         validation=validation,
         follow_links=options.follow_links,
     )
-    return _own_data(config, load_folder(config, options.seed), hold_out=options.validation is None)
 
 
-def _arrays(path: Path, options: TrainOptions) -> OwnData:
-    """List an ``.npz`` file of arrays."""
+def _arrays(path: Path, options: TrainOptions) -> ArraysConfig:
+    """Return the config of an ``.npz`` file of arrays."""
     if path.suffix != ".npz":
         raise DataError(f"data are a folder of images or an .npz file of arrays; {path} is neither.")
     if options.labels is not None or options.test is not None:
@@ -205,15 +211,16 @@ def _arrays(path: Path, options: TrainOptions) -> OwnData:
     number = None if options.validation is None else _number(options.validation)
     if options.validation is not None and number is None:
         raise SettingError(f"--validation must be a fraction of the labels, as in 0.2, for arrays; got {options.validation!r}.")
-    config = ArraysConfig(path=str(path.resolve()), validation=number or 0.0)
-    return _own_data(config, load_arrays(config, options.seed), hold_out=number is None)
+    return ArraysConfig(path=str(path.resolve()), validation=number or 0.0)
 
 
-def _own_data(config: FolderConfig | ArraysConfig, splits: Splits, *, hold_out: bool) -> OwnData:
-    """Describe own data; ``hold_out``: a part of the labels is for validation if nothing is and if every class has enough."""
+def _own_data(config: FolderConfig | ArraysConfig, options: TrainOptions, cache: DataCache) -> OwnData:
+    """List own data once. Without --validation, a part of the labels is held out if every class has enough of them."""
+    splits = cache.splits(config, options.seed)
+    if options.validation is None and splits.validation is None and splits.class_counts.min() >= ENOUGH_TO_VALIDATE:
+        config, splits = replace(config, validation=VALIDATION), with_validation(splits, VALIDATION, options.seed)
+        cache.keep(config, options.seed, splits)
     judged = splits.test is not None or splits.validation is not None
-    if hold_out and splits.validation is None and splits.class_counts.min() >= ENOUGH_TO_VALIDATE:
-        config, judged = replace(config, validation=VALIDATION), True
     largest = max(max(splits.labeled[i].size) for i in range(min(LOOKED_AT, len(splits.labeled))))
     if largest < 2:
         raise DataError(f"Images must be larger than one pixel; {splits.labeled.names[0]} is {splits.labeled[0].size}.")
