@@ -91,8 +91,9 @@ class SplitFacts(TypedDict, total=False):
 
 @with_config(LOOSE)
 class RunSummary(TypedDict, total=False):
-    """``summary.json``: how a run ended."""
+    """``summary.json``: how a run ended; ``label`` is the method's name for people."""
 
+    label: str
     status: Literal["finished", "stopped"]
     step: Count | None
     seconds: Annotated[float, Field(ge=0, le=LARGEST)] | None

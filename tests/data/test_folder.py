@@ -8,6 +8,7 @@ from PIL import Image
 
 from semigpc.data import DataError, FolderConfig, SplitConfig, Splits
 from semigpc.data.folder import load
+from semigpc.data.splits import with_validation
 from tests.data.samples import write_images
 
 
@@ -206,3 +207,11 @@ def test_a_benchmark_needs_all_labels(root: Path) -> None:
 def test_configs_check_their_ranges(changes: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
         FolderConfig(**({"root": "x"} | changes))  # type: ignore[arg-type]
+
+
+def test_holding_out_validation_later_is_the_same_as_at_once(root: Path) -> None:
+    listed = load(FolderConfig(root=str(root)), seed=3)
+    later, at_once = with_validation(listed, 0.34, 3), load(FolderConfig(root=str(root), validation=0.34), seed=3)
+    assert later.sha256 == at_once.sha256
+    assert names(later) == names(at_once)
+    assert later.notes == at_once.notes

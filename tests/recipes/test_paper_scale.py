@@ -1,16 +1,19 @@
 """Settings against the tables of the recipe, typed in by hand: each data set's row, each algorithm's column."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semigpc.data.published_counts import BENCHMARKS
 from semigpc.models.backbones import VITS
-from semigpc.recipes.paper import algorithm_ablation, balanced_cifar, cifar10_lt, cifar100_lt, fgvc, pretraining_ablation
+from semigpc.recipes.paper import TABLES, Options, balanced_cifar, cifar10_lt, cifar100_lt, fgvc
 from semigpc.recipes.scales import SUITES
 from semigpc.refiners import AutoOptions, auto_logit_scale
 from semigpc.training import Experiment, SettingError
 
+ABLATIONS = ("algorithm_ablation", "pretraining_ablation")
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR100 = ((129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255))
 
@@ -206,12 +209,17 @@ def test_fine_grained_sets_are_used_as_published() -> None:
 
 
 def test_the_ablations_are_semi_aves_with_one_thing_changed() -> None:
-    assert algorithm_ablation(root="/data", algorithm="simmatch") == fgvc(root="/data")
-    assert pretraining_ablation(root="/data", pretraining="supervised") == fgvc(root="/data")
+    options = Options(root=Path("/data"), weights=Path("/w"))
+    plain = fgvc(root="/data", weights="/w")
+    ablations = {cell.key: cell.experiment for name in ABLATIONS for cell in TABLES[name].all_cells(options)}
+    assert ablations["semi_aves/simmatch+gp"] == ablations["supervised/simmatch+gp"] == plain
+    assert ablations["semi_aves/freematch+gp"] == fgvc(root="/data", weights="/w", algorithm="freematch")
     files = {"dino": "dino_deitsmall16_pretrain.pth", "msn": "vits16_800ep.pth.tar"}
     for name, file in files.items():
-        model = pretraining_ablation(root="/data", pretraining=name, weights="/w").model  # type: ignore[arg-type]
-        assert model.pretrained == f"/w/{file}"
+        experiment = ablations[f"{name}/simmatch+gp"]
+        assert experiment is not None
+        assert experiment.model.pretrained == f"/w/{file}"
+        assert replace(experiment, model=plain.model) == plain
 
 
 @pytest.mark.parametrize(("options", "near"), [({"algorithm": "simmach"}, "simmatch"), ({"refiner": "pg"}, "gp")])

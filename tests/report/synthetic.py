@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+LABELS, RANKS = {"fixmatch": "FixMatch", "simmatch": "SimMatch"}, {"fixmatch": 1, "simmatch": 4}
 
 
 def long_tail(n_classes: int, head: int = 400, ratio: float = 100) -> list[int]:
@@ -186,7 +187,8 @@ def write_comparison(
         columns = {key: np.array([result[key] for result in results], dtype=float) for key in keys}
         cells.append({
             "name": f"{algorithm}+{refiner}", "algorithm": algorithm, "refiner": refiner, "runs": runs,
-            "label": algorithm.capitalize() + {"gp": " + SemiGPC", "none": ""}.get(refiner, f" + {refiner}"),
+            "rank": RANKS.get(algorithm),
+            "label": LABELS.get(algorithm, algorithm) + {"gp": " + SemiGPC", "none": ""}.get(refiner, f" + {refiner}"),
             "mean": {key: float(values.mean()) for key, values in columns.items()},
             "std": {key: float(values.std()) for key, values in columns.items()},
         })  # fmt: skip

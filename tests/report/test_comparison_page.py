@@ -98,7 +98,7 @@ def test_a_seed_that_failed_is_told(four: Four, tmp_path: Path) -> None:
     record["cells"][3]["runs"].pop()
     record["cells"][3]["std"] = None
     (tmp_path / "comparison.json").write_text(json.dumps(record))
-    assert "Means over fewer than the 3 seeds asked for: Simmatch + SemiGPC (2)." in page_of(tmp_path)
+    assert "Means over fewer than the 3 seeds asked for: SimMatch + SemiGPC (2)." in page_of(tmp_path)
 
 
 def test_many_methods_get_a_panel_for_each_algorithm_and_one_seed_has_no_deviation(tmp_path: Path) -> None:

@@ -9,18 +9,18 @@ import pytest
 from semigpc.report.comparison import class_recall_figure, draw_class_recall
 
 
-def _cell(*seeds: list[float]) -> dict[str, Any]:
-    return {"label": "", "last": {"per_class_recall": list(seeds)}}
+def _cell(label: str, *seeds: list[float]) -> dict[str, Any]:
+    return {"label": label, "last": {"per_class_recall": list(seeds)}}
 
 
 @pytest.fixture
 def figures() -> dict[str, Any]:
     cells = {
-        "supervised+none": _cell([90.0, 50.0, 10.0], [70.0, 30.0, 20.0]),
+        "supervised+none": _cell("labels only", [90.0, 50.0, 10.0], [70.0, 30.0, 20.0]),
         "cossl": {"label": "CoSSL", "published": {}},  # quoted, and not run
-        "fixmatch+none": _cell([80.0, 40.0, 0.0]),
-        "simmatch+none": _cell([60.0, 20.0, 10.0]),
-        "simmatch+gp": _cell([70.0, 60.0, 50.0]),
+        "fixmatch+none": _cell("FixMatch", [80.0, 40.0, 0.0]),
+        "simmatch+none": _cell("SimMatch", [60.0, 20.0, 10.0]),
+        "simmatch+gp": _cell("SimMatch + SemiGPC", [70.0, 60.0, 50.0]),
     }
     group = {"class_names": ["cat", "dog", "emu"], "cells": cells}
     unrun = {"class_names": ["cat"], "cells": {"cossl": {"label": "CoSSL"}}}
@@ -44,7 +44,7 @@ def test_there_is_a_panel_for_each_group_that_was_run_with_its_classes_named(fig
 def test_many_classes_are_counted_and_not_named(figures: dict[str, Any]) -> None:
     recall = np.linspace(90, 10, 100).tolist()
     figures["groups"] = {
-        "A/50": {"class_names": [f"class {c}" for c in range(100)], "cells": {"supervised+none": _cell(recall)}}
+        "A/50": {"class_names": [f"class {c}" for c in range(100)], "cells": {"supervised+none": _cell("labels only", recall)}}
     }
     assert "largest" in class_recall_figure(figures).axes[0].get_xlabel()
 

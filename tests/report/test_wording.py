@@ -39,10 +39,11 @@ def test_long_names_are_cut_in_the_middle_and_are_never_mathematics() -> None:
 
 def test_a_run_is_named_by_what_is_known_of_it() -> None:
     config = {"algorithm": {"name": "simmatch"}, "refiner": {"name": "gp"}, "data": {"name": "digits"}, "seed": 3}
-    assert run_title(config) == "SimMatch + SemiGPC on digits, seed 3"
+    assert run_title(config, "SimMatch + SemiGPC") == "SimMatch + SemiGPC on digits, seed 3"
+    assert run_title(config) == "simmatch + gp on digits, seed 3"
     assert run_title({"algorithm": {"name": "mymatch"}, "refiner": {"name": "none"}}) == "mymatch"
-    assert run_title(config | {"addon": {"name": "darp"}}) == "SimMatch + darp + SemiGPC on digits, seed 3"
-    assert run_title(config | {"addon": {"name": "none"}}) == "SimMatch + SemiGPC on digits, seed 3"
+    assert run_title(config | {"addon": {"name": "darp"}}) == "simmatch + darp + gp on digits, seed 3"
+    assert run_title(config | {"addon": {"name": "none"}}) == "simmatch + gp on digits, seed 3"
     assert run_title({}) == "Run"
 
 

@@ -73,8 +73,7 @@ def compare_verb(
     from semigpc.cli.tables import comparison_table, pairs_table
     from semigpc.files import write_json
     from semigpc.recipes import RECIPES
-    from semigpc.recipes.comparisons import figures_of, make_cells, mean_gain
-    from semigpc.recipes.lookup import TrainOptions
+    from semigpc.recipes.lookup import TrainOptions, figures_of, make_cells, mean_gain
     from semigpc.report.comparison import write_comparison_report
     from semigpc.training.comparison import compare
 

@@ -39,8 +39,7 @@ def demo(
     Called again it shows the same figures without training.
     """
     from semigpc.cli.live import ComparisonProgress
-    from semigpc.recipes.comparisons import make_cells
-    from semigpc.recipes.lookup import TrainOptions
+    from semigpc.recipes.lookup import TrainOptions, make_cells
     from semigpc.report.comparison import write_comparison_report
     from semigpc.report.run_page import write_run_report
     from semigpc.threads import cores

@@ -2,13 +2,13 @@
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semigpc.data.dataset import DataError, Integers
+from semigpc.data.dataset import DataError, Integers, Splits
 
 Overlap = Literal["nested", "topup", "usb", "disjoint"]
 Shuffler = Literal["pcg64", "usb"]
@@ -173,3 +173,9 @@ def carve_validation(labels: NDArray[Any], fraction: float, seed: int) -> tuple[
         size = min(math.floor(fraction * len(own) + 1e-9), len(own) - 1)
         held[generator.permutation(own)[:size]] = True
     return np.flatnonzero(~held).astype(np.int64), np.flatnonzero(held).astype(np.int64)
+
+
+def with_validation(splits: Splits, fraction: float, seed: int) -> Splits:
+    """Return the same splits with a fraction of the labels held out by :func:`carve_validation`; nothing is listed again."""
+    kept, carved = carve_validation(splits.labeled.labels, fraction, seed)
+    return replace(splits, labeled=splits.labeled.subset(kept), validation=splits.labeled.subset(carved))

@@ -1,18 +1,30 @@
-"""From names and options to an experiment: a recipe by its name, or your own data by their path."""
+"""From names, paths and options to experiments: a recipe by its name, own images by their path, the cells of a comparison."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from semigpc.data import DataError
+from semigpc.algorithms import ALGORITHMS, CoMatchConfig
+from semigpc.data import ArraysConfig, AugmentConfig, DataError, FolderConfig
+from semigpc.data.splits import with_validation
+from semigpc.models import MODELS, ModelConfig
+from semigpc.models.backbones import VITS
 from semigpc.recipes import RECIPES
-from semigpc.recipes.own import OwnData, own_arrays, own_folder
-from semigpc.recipes.scales import EMBEDDED, FROZEN, on_cached_features
-from semigpc.text import similar_names
-from semigpc.training import Experiment, SettingError
-from semigpc.training.experiment import config_type
+from semigpc.recipes.scales import EMBEDDED, FROZEN, PRIOR_SCALE, on_cached_features
+from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
+from semigpc.text import CLASS_GROUPS, similar_names
+from semigpc.training import Experiment, SettingError, TrainConfig
+from semigpc.training.comparison import Cell
+from semigpc.training.experiment import config_type, override_all
+from semigpc.training.run_data import DataCache
 
+TINY = 32  # pixels a side, up to which images are used as they are
+LOOKED_AT = 16  # images, to find out how large they are
+ENOUGH_TO_VALIDATE = 5  # labels of each class, from which some are held out for validation
+VALIDATION = 0.2  # of the labels
+TIMM_SIZE = 224  # pixels a side, for which most of timm's networks are made
 ExperimentMaker = Callable[[str, str, str], Experiment]  # from the names of algorithm, add-on and refiner
 
 
@@ -47,24 +59,91 @@ class TrainOptions:
         return {option: value for option, value in named.items() if value is not None}
 
 
-def resolve(data: str, options: TrainOptions) -> tuple[Experiment, str]:
-    """Return the experiment that ``data`` and the options describe, and a short name for the data."""
-    make, name = experiments_on(data, options)
+@dataclass(frozen=True)
+class OwnData:
+    """A user's images, listed once: a few hundred to some thousand of them, for a CPU or a GPU.
+
+    Args:
+        config: reads the images in every run. n_classes: of the labels. largest_side: of the first labelled images, in pixels.
+        judged: whether some labelled images are kept out of training, for test or validation.
+    """
+
+    config: FolderConfig | ArraysConfig
+    n_classes: int
+    largest_side: int
+    judged: bool
+
+    def experiment(
+        self, *, algorithm: str, refiner: str, model: str | None = None, image_size: int | None = None, seed: int = 0
+    ) -> Experiment:
+        """Return an experiment on these images; two minutes on two CPU cores with the small network.
+
+        Args:
+            algorithm, refiner: by name.
+            model: by name; without one the small CNN, which suits a CPU.
+            image_size: pixels a side; without it what suits the model and the images.
+            seed: of the run.
+        """
+        chosen, memory = config_type("algorithm", algorithm)(), config_type("refiner", refiner)()
+        if isinstance(chosen, CoMatchConfig):
+            chosen = replace(chosen, queue_batches=8)
+        if isinstance(memory, GPConfig):
+            scale = round(PRIOR_SCALE * auto_logit_scale(self.n_classes), 2)
+            memory = replace(memory, buffer_size=2048, class_prior="frequency", logit_scale=scale, warmup_steps=100)
+        if isinstance(memory, SimilarityConfig):
+            memory = replace(memory, buffer_size=2048, warmup_steps=100)
+        name, largest = model or "small_cnn", self.largest_side
+        fixed = VITS[name].image_size if name in VITS else None if name in MODELS else TIMM_SIZE
+        size = image_size if image_size is not None else fixed or min(largest, TINY)
+        small, transformer = name == "small_cnn", name in VITS or name.startswith(("vit", "deit"))
+        return Experiment(
+            data=self.config,
+            augment=AugmentConfig(image_size=size, style="pad" if largest <= TINY or size <= TINY else "resize"),
+            model=ModelConfig(name=name, image_size=size if transformer else None),
+            algorithm=chosen,
+            refiner=memory,
+            train=TrainConfig(
+                steps=1000,
+                epoch_steps=100,
+                labeled_batch=16,
+                unlabeled_ratio=3,
+                lr=2e-3 if small else 5e-4,
+                layer_decay=0.5 if transformer else 1.0,
+                warmup_steps=20,
+                ema=0.99,
+                eval_steps=100,
+                checkpoint_steps=100,
+                log_steps=50,
+                workers=0 if largest <= TINY else 2,
+            ),
+            seed=seed,
+        )
+
+
+def resolve(data: str, options: TrainOptions, cache: DataCache | None = None) -> tuple[Experiment, str]:
+    """Return the experiment that ``data`` and the options describe, and a short name for the data.
+
+    Own data are listed into the ``cache``, so that training with it need not list them again.
+    """
+    make, name = experiments_on(data, options, cache=cache)
     return make(options.algorithm, options.addon, options.refiner), name
 
 
-def experiments_on(data: str, options: TrainOptions, *, judged: bool = False) -> tuple[ExperimentMaker, str]:
+def experiments_on(
+    data: str, options: TrainOptions, *, judged: bool = False, cache: DataCache | None = None
+) -> tuple[ExperimentMaker, str]:
     """Look ``data`` up once; return a function from the names of a method to its experiment, and a short name for the data.
 
     Args:
         data: a recipe's name, a folder of images, or an ``.npz`` file.
         options: all but the names of the method.
         judged: raise DataError for own data without a single labelled image for test or validation.
+        cache: own data are listed into it.
     """
     size = options.image_size or FROZEN
     if options.cached and data not in RECIPES:
         options = replace(options, model=options.model or EMBEDDED.name, image_size=size)
-    without_addon, name = _experiments(data, options, judged=judged)
+    without_addon, name = _experiments(data, options, cache or DataCache(), judged=judged)
 
     def make(algorithm: str, addon: str, refiner: str) -> Experiment:
         experiment = without_addon(algorithm=algorithm, refiner=refiner)
@@ -77,7 +156,7 @@ def experiments_on(data: str, options: TrainOptions, *, judged: bool = False) ->
     return make, name
 
 
-def _experiments(data: str, options: TrainOptions, *, judged: bool) -> tuple[Callable[..., Experiment], str]:
+def _experiments(data: str, options: TrainOptions, cache: DataCache, *, judged: bool) -> tuple[Callable[..., Experiment], str]:
     if data in RECIPES:
         return _recipe(data, options), data
     path = Path(data).expanduser()
@@ -88,7 +167,8 @@ def _experiments(data: str, options: TrainOptions, *, judged: bool) -> tuple[Cal
         raise SettingError(f"there is no folder {data!r}, nor a recipe of that name. {hint}Known: {', '.join(RECIPES)}.")
     if options.ratio is not None:
         raise SettingError("--ratio cuts a recipe's long tail; your own data have the tail they have. Leave it out.")
-    own = _folder(path, options) if path.is_dir() else _arrays(path, options)
+    config = _folder(path, options) if path.is_dir() else _arrays(path, options)
+    own = _own_data(config, options, cache)
     if judged and not own.judged:
         raise DataError(
             f"there is nothing to compare by: {data} has no test images, and some class has too few labels to hold one out. "
@@ -107,22 +187,23 @@ def _recipe(name: str, options: TrainOptions) -> Callable[..., Experiment]:
     return partial(RECIPES[name], seed=options.seed, **ratio)
 
 
-def _folder(path: Path, options: TrainOptions) -> OwnData:
-    validation: float | str | None = options.validation
+def _folder(path: Path, options: TrainOptions) -> FolderConfig:
+    """Return the config of a folder of images, with a table of labels or one sub-folder for each class."""
+    validation: float | str = 0.0
     if options.validation is not None:
         number = _number(options.validation)
         validation = _absolute(Path(options.validation)) if number is None else number
-    return own_folder(
-        path.resolve(),
-        labels=_absolute(options.labels),
-        test=_absolute(options.test),
+    return FolderConfig(
+        root=str(path.resolve()),
+        labels=None if options.labels is None else _absolute(options.labels),
+        test=None if options.test is None else _absolute(options.test),
         validation=validation,
-        seed=options.seed,
         follow_links=options.follow_links,
     )
 
 
-def _arrays(path: Path, options: TrainOptions) -> OwnData:
+def _arrays(path: Path, options: TrainOptions) -> ArraysConfig:
+    """Return the config of an ``.npz`` file of arrays."""
     if path.suffix != ".npz":
         raise DataError(f"data are a folder of images or an .npz file of arrays; {path} is neither.")
     if options.labels is not None or options.test is not None:
@@ -130,13 +211,24 @@ def _arrays(path: Path, options: TrainOptions) -> OwnData:
     number = None if options.validation is None else _number(options.validation)
     if options.validation is not None and number is None:
         raise SettingError(f"--validation must be a fraction of the labels, as in 0.2, for arrays; got {options.validation!r}.")
-    return own_arrays(path.resolve(), validation=number, seed=options.seed)
+    return ArraysConfig(path=str(path.resolve()), validation=number or 0.0)
 
 
-def _absolute(path: Path | None) -> str | None:
+def _own_data(config: FolderConfig | ArraysConfig, options: TrainOptions, cache: DataCache) -> OwnData:
+    """List own data once. Without --validation, a part of the labels is held out if every class has enough of them."""
+    splits = cache.splits(config, options.seed)
+    if options.validation is None and splits.validation is None and splits.class_counts.min() >= ENOUGH_TO_VALIDATE:
+        config, splits = replace(config, validation=VALIDATION), with_validation(splits, VALIDATION, options.seed)
+        cache.keep(config, options.seed, splits)
+    judged = splits.test is not None or splits.validation is not None
+    largest = max(max(splits.labeled[i].size) for i in range(min(LOOKED_AT, len(splits.labeled))))
+    if largest < 2:
+        raise DataError(f"Images must be larger than one pixel; {splits.labeled.names[0]} is {splits.labeled[0].size}.")
+    return OwnData(config, splits.n_classes, largest, judged)
+
+
+def _absolute(path: Path) -> str:
     """Return an absolute path; one that does not exist here is kept, to be looked up below the folder of the images."""
-    if path is None:
-        return None
     return str(path.expanduser().resolve() if path.expanduser().exists() else path)
 
 
@@ -145,3 +237,47 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def make_cells(
+    data: str, options: TrainOptions, *, algorithms: list[str], addons: list[str], refiners: list[str], settings: list[str]
+) -> tuple[list[Cell], str]:
+    """Return the cells of a comparison, and a short name for the data.
+
+    Labels only comes first, then every algorithm with every add-on and every refiner.
+
+    Args:
+        data: a recipe's name, a folder of images, or an ``.npz`` file. options: all but the names of the method.
+        algorithms: by name; all without any. addons, refiners: by name.
+        settings: ``key=value``, for every cell that has the key.
+    """
+    make, name = experiments_on(data, options, judged=True)
+    methods = [("supervised", "none", "none")] + [
+        (algorithm, addon, refiner)
+        for algorithm in (algorithms or list(ALGORITHMS))
+        for addon in addons
+        for refiner in refiners
+        if algorithm != "supervised"
+    ]
+    experiments = override_all([make(*method) for method in methods], settings)
+    return [Cell(experiment, experiment.label) for experiment in experiments], name
+
+
+def figures_of(comparison: dict[str, Any]) -> dict[str, Any]:
+    """Return a comparison without its figures class by class: one number per seed, in percent."""
+    cells = {
+        cell["name"]: {
+            "label": cell["label"],
+            "balanced_accuracy": [round(100 * run["result"]["balanced_accuracy"], 2) for run in cell["runs"]],
+            "groups": {name: round(100 * cell["mean"][name], 2) for name in CLASS_GROUPS},
+            "seconds": round(sum(run["seconds"] for run in cell["runs"]) / len(cell["runs"]), 1),
+        }
+        for cell in comparison["cells"]
+    }
+    return {"title": comparison["title"], "seeds": comparison["seeds"], "cells": cells, "pairs": comparison["pairs"]}
+
+
+def mean_gain(comparisons: list[dict[str, Any]]) -> float | None:
+    """Return the mean of all paired differences."""
+    gains = [pair["mean_difference"] for comparison in comparisons for pair in comparison["pairs"]]
+    return sum(gains) / len(gains) if gains else None

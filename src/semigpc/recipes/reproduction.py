@@ -1,4 +1,4 @@
-"""What a reproduction found, as data: every seed beside what was published, and nothing of this machine's folders."""
+"""A table of the paper, run and put beside what was published, seed by seed, without the names of this machine's folders."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -8,23 +8,21 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from semigpc.algorithms import ALGORITHMS
 from semigpc.files import write_json
-from semigpc.recipes.comparisons import REFINER_LABELS
 from semigpc.recipes.cost import ASSUMED_RATES, price
 from semigpc.recipes.paper import Group, Options, PaperCell, PaperTable, Scale, select
-from semigpc.recipes.published import Published, agrees, judge_gain
+from semigpc.recipes.published import agrees, judge_gain
 from semigpc.recipes.scales import check_weights
 from semigpc.report.comparison import write_comparison_report
 from semigpc.report.run_record import read_run
 from semigpc.text import CLASS_GROUPS
-from semigpc.training import Experiment, RunError, RunFolder, SettingError
+from semigpc.training import RunError, RunFolder, SettingError
 from semigpc.training.comparison import Cell, ComparisonListener, compare, run_path
 from semigpc.training.run_folder import read_json
 
 METRIC = "top1"
-PATHS = ("root", "splits", "pretrained")  # settings that name a place
-LAST = 20  # evaluations
+PATHS = ("root", "splits", "pretrained")  # settings that contain a path
+LAST = 20  # evaluations that some authors average over
 HOUR = 3600  # seconds
 
 
@@ -48,112 +46,83 @@ def reproduce_table(
     """
     if options.labels_per_class is not None and not table.few_labels:
         raise SettingError(f"{table.name} has no setting B, whose labels could be counted; leave --labels-per-class out.")
-    cells = table.all_cells(options)
-    chosen = select(cells, globs)
-    for one in chosen:
-        check_weights(one.experiment)
+    rows = table.all_cells(options)
+    chosen = select(rows, globs)
+    for row in chosen:
+        check_weights(row.experiment)
     kind = options.scale if options.features == "live" else f"{options.scale}-{options.features}"
     labels = "" if options.labels_per_class is None else f"-{options.labels_per_class}labels"
     out = out or Path("reproduced") / f"{table.name}-{kind}{labels}"
-    command = spelled(table.name, options, globs, seeds, jobs)
-    figures = begun(table, options, seeds, command)
-    for name, group in table.groups.items():
-        folder = out / name.replace("/", "-")
-        rows = [one for one in cells if one.group == name]
-        ours = [one for one in rows if one in chosen or finished(one, folder, seeds)]
-        if not ours:
-            continue
-        title = f"{group.title}, scale {kind}, {seeds} seeds"
-        with progress(len(ours) * seeds, title) as listener:
-            compare(paired(ours), range(seeds), folder, title=title, command=command, jobs=jobs, listener=listener)
-        shown = [one for one in rows if one in ours or one.experiment is None]
-        figures["groups"][name] = figures_of_group(group, shown, folder, seeds, judged=figures["judged"])
-        add_environments(figures, ours, folder)
-        write_json(out / "figures.json", figures)
-        on_report(write_comparison_report(folder))
-    return figures, out / "figures.json"
-
-
-def paired(cells: Sequence[PaperCell]) -> list[Cell]:
-    """As a comparison wants them."""
-    return [Cell(cell.experiment, label_of(cell)) for cell in cells if cell.experiment is not None]
-
-
-def label_of(cell: PaperCell) -> str:
-    """For people."""
-    if cell.experiment is None:
-        return cell.row
-    refiner = cell.experiment.refiner_name
-    return ALGORITHMS[cell.experiment.algorithm_name].label + REFINER_LABELS.get(refiner, f" + {refiner}")
-
-
-def finished(cell: PaperCell, folder: Path, seeds: int) -> bool:
-    """Whether every seed was run before, with these very settings."""
-    return cell.experiment is not None and all(_is_finished(cell, cell.experiment, folder, seed) for seed in range(seeds))
-
-
-def _is_finished(cell: PaperCell, experiment: Experiment, folder: Path, seed: int) -> bool:
-    run = RunFolder(run_path(folder, Cell(experiment, cell.row), seed))
-    try:
-        done = run.read_summary()["status"] == "finished"
-        return done and run.experiment() == replace(experiment, seed=seed)
-    except (RunError, ValueError):
-        return False
-
-
-# Telling -----------------------------------------------------------------------------------------------------------
-
-
-def begun(table: PaperTable, options: Options, seeds: int, command: str) -> dict[str, Any]:
-    """The figures of a table before any group is in them. ``judged`` tells whether ours are to be held against the paper's."""
-    return {
-        "command": command,
+    figures: dict[str, Any] = {
+        "command": _command(table.name, options, globs, seeds, jobs),
         "table": table.name,
         "title": table.title,
         "scale": options.scale,
         "features": options.features,
         "seeds": list(range(seeds)),
         "metric": METRIC,
-        "judged": options.scale == "paper" and not options.changed,
+        "judged": options.scale == "paper" and not options.changed,  # whether ours are compared with the paper's
         "changed": [_setting_without_folders(setting) for setting in options.changed],
         "environments": [],
         "groups": {},
     }
-
-
-def figures_of_group(group: Group, cells: Sequence[PaperCell], folder: Path, seeds: int, *, judged: bool) -> dict[str, Any]:
-    """All that is told of a group: its cells by row, and gains seed by seed."""
-    told = {cell.row: _figures(cell, folder, seeds, judged=judged) for cell in cells}
-    first = next(cell for cell in cells if cell.experiment is not None)
-    split = RunFolder(run_path(folder, paired([first])[0], 0)).read_split()
-    return {
-        "title": group.title,
-        "class_names": split["class_names"],
-        "cells": told,
-        "gains": _gains(group, told, judged=judged),
-    }
-
-
-def add_environments(figures: dict[str, Any], cells: Sequence[PaperCell], folder: Path) -> None:
-    """Note where these runs were made: each set of versions once."""
-    for cell in paired(cells):
-        for seed in figures["seeds"]:
-            place = read_json(
-                run_path(folder, cell, seed) / "environment.json", "the run does not say where it was made", dict[str, str]
-            )
+    for name, group in table.groups.items():
+        folder = out / name.replace("/", "-")
+        shown = [
+            row
+            for row in rows
+            if row.group == name and (row.cell is None or row in chosen or _is_finished(row.cell, folder, seeds))
+        ]
+        cells = [row.cell for row in shown if row.cell is not None]
+        if not cells:
+            continue
+        title = f"{group.title}, scale {kind}, {seeds} seeds"
+        with progress(len(cells) * seeds, title) as listener:
+            compare(cells, range(seeds), folder, title=title, command=figures["command"], jobs=jobs, listener=listener)
+        by_row = {row.row: _cell_figures(row, folder, seeds, judged=figures["judged"]) for row in shown}
+        figures["groups"][name] = {
+            "title": group.title,
+            "class_names": RunFolder(run_path(folder, cells[0], 0)).read_split()["class_names"],
+            "cells": by_row,
+            "gains": _gains(group, by_row, judged=figures["judged"]),
+        }
+        for path in (run_path(folder, cell, seed) / "environment.json" for cell in cells for seed in range(seeds)):
+            place = read_json(path, "the run does not say where it was made", dict[str, str])
             if place not in figures["environments"]:
                 figures["environments"].append(place)
+        write_json(out / "figures.json", figures)
+        on_report(write_comparison_report(folder))
+    return figures, out / "figures.json"
 
 
-def _figures(cell: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict[str, Any]:
-    figures: dict[str, Any] = {"label": label_of(cell), "published": _plain(cell.published)}
-    if cell.experiment is None:
-        return figures
-    paths = [run_path(folder, Cell(cell.experiment, cell.row), seed) for seed in range(seeds)]
+def _is_finished(cell: Cell, folder: Path, seeds: int) -> bool:
+    """Return whether every seed was run before, with these very settings."""
+    try:
+        for seed in range(seeds):
+            run = RunFolder(run_path(folder, cell, seed))
+            if run.read_summary()["status"] != "finished" or run.experiment() != replace(cell.experiment, seed=seed):
+                return False
+    except (RunError, ValueError):
+        return False
+    return True
+
+
+# Figures ----------------------------------------------------------------------------------------------------------------
+
+
+def _cell_figures(row: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict[str, Any]:
+    """Return what was published of a row and, if it was run, its figures in percent, one per seed."""
+    published = None if row.published is None else asdict(row.published)
+    if row.cell is None:
+        return {"label": row.row, "published": published}
+    paths = [run_path(folder, row.cell, seed) for seed in range(seeds)]
     summaries: list[Any] = [RunFolder(path).read_summary() for path in paths]
-    runs = [_evaluations(path) for path in paths]
+    runs = [[entry for entry in read_run(path, bulky=False).evals if entry["part"] == "test"] for path in paths]
     last, best = ([summary["results"][choice] for summary in summaries] for choice in ("last", "best_on_test"))
-    figures |= {
+    head = last[0]["head"]
+    figures: dict[str, Any] = {
+        "label": row.cell.label,
+        "published": published,
         "last": _over_seeds(last)
         | {
             "balanced_accuracy": [_percent(result["balanced_accuracy"]) for result in last],
@@ -161,61 +130,52 @@ def _figures(cell: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict
             "per_class_recall": [[_percent(recall, 1) for recall in result["per_class_recall"]] for result in last],
         },
         "best_on_test": _over_seeds(best) | {"step": [result["step"] for result in best]},
-        "head": last[0]["head"],
+        "head": head,
         "last_by_head": _by_head(runs),
-        f"mean_of_last_{LAST}": [_mean_of_last(evaluations, last[0]["head"]) for evaluations in runs],
+        f"mean_of_last_{LAST}": [
+            _percent(fmean([entry[METRIC] for entry in evaluations if entry["head"] == head][-LAST:])) for evaluations in runs
+        ],
         "seconds": [round(summary["seconds"], 1) for summary in summaries],
         "split_sha256": [RunFolder(path).read_split()["sha256"] for path in paths],
-        "config": without_folders(cell.experiment.to_plain()),
+        "config": without_folders(row.cell.experiment.to_plain()),
     }
-    if cell.published is not None and not cell.published.quoted:
+    if row.published is not None and not row.published.quoted:
         for choice in ("last", "best_on_test"):
             mean = figures[choice]["mean"]
-            figures[choice]["difference"] = round(mean - cell.published.top1, 2)
-            figures[choice]["agrees"] = agrees(mean, cell.published) if judged else None
+            figures[choice]["difference"] = round(mean - row.published.top1, 2)
+            figures[choice]["agrees"] = agrees(mean, row.published) if judged else None
     return figures
 
 
-def _evaluations(path: Path) -> list[Mapping[str, Any]]:
-    """What was said of the test images, head by head and step by step."""
-    return [entry for entry in read_run(path, bulky=False).evals if entry["part"] == "test"]
-
-
 def _by_head(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[float | None]]:
-    """Balanced accuracy of every head at the last step, also of those that are not the headline."""
-    found: dict[str, list[float | None]] = {}
+    """Return the balanced accuracy of every head at the last step, also of those that are not the headline."""
+    heads: dict[str, list[float | None]] = {}
     for evaluations in runs:
         for entry in evaluations:
             if entry["step"] == evaluations[-1]["step"]:
-                found.setdefault(entry["head"], []).append(_percent(entry["balanced_accuracy"]))
-    return found
-
-
-def _mean_of_last(evaluations: Sequence[Mapping[str, Any]], head: str) -> float:
-    """Of the last evaluations, as some authors report; fewer than 20 where there are no more."""
-    values = [entry[METRIC] for entry in evaluations if entry["head"] == head][-LAST:]
-    return round(100 * fmean(values), 2)
+                heads.setdefault(entry["head"], []).append(_percent(entry["balanced_accuracy"]))
+    return heads
 
 
 def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """In percent; the deviation divides by the number of seeds, as USB's does."""
+    """Return accuracies in percent; the deviation divides by the number of seeds, as USB's does."""
     values = [100 * result[METRIC] for result in results]
     return {METRIC: [round(value, 2) for value in values], "mean": round(fmean(values), 2), "std": round(pstdev(values), 2)}
 
 
-def _gains(group: Group, told: Mapping[str, Mapping[str, Any]], *, judged: bool) -> list[dict[str, Any]]:
-    """What each refiner adds to its base at the last step, seed by seed."""
-    found = []
-    for row, cell in told.items():
+def _gains(group: Group, cells: Mapping[str, Mapping[str, Any]], *, judged: bool) -> list[dict[str, Any]]:
+    """Return what each refiner adds to its base at the last step, seed by seed."""
+    rows = []
+    for row, cell in cells.items():
         algorithm, _, refiner = row.partition("+")
-        base = told.get(f"{algorithm}+none")
+        base = cells.get(f"{algorithm}+none")
         if "last" not in cell or refiner == "none" or base is None:
             continue
         gains = [ours - theirs for ours, theirs in zip(cell["last"][METRIC], base["last"][METRIC], strict=True)]
         linear = cell["last_by_head"]["linear"] if cell["head"] != "linear" else None
         printed = cell["published"] or {}
         claimed = printed.get("delta") if printed.get("meant") is None else printed["meant"]
-        found.append(
+        rows.append(
             {
                 "with": row,
                 "without": f"{algorithm}+none",
@@ -229,22 +189,15 @@ def _gains(group: Group, told: Mapping[str, Mapping[str, Any]], *, judged: bool)
                 "claim": judge_gain(gains, claimed, enough=group.seeds) if judged and claimed is not None else None,
             }
         )
-    return found
-
-
-def _plain(published: Published | None) -> dict[str, Any] | None:
-    return None if published is None else asdict(published)
+    return rows
 
 
 def _percent(share: float | None, digits: int = 2) -> float | None:
     return None if share is None else round(100 * share, digits)
 
 
-# Without folders ---------------------------------------------------------------------------------------------------
-
-
 def without_folders(value: Any, key: str = "") -> Any:
-    """Nested settings in which every path is reduced to the name of its file."""
+    """Return nested settings in which every path is reduced to the name of its file."""
     if isinstance(value, Mapping):
         return {name: without_folders(inner, name) for name, inner in value.items()}
     if isinstance(value, str) and (key in PATHS or Path(value).is_absolute() or value.startswith("~")):
@@ -252,8 +205,8 @@ def without_folders(value: Any, key: str = "") -> Any:
     return value
 
 
-def spelled(table: str, options: Options, globs: Sequence[str], seeds: int, jobs: int) -> str:
-    """The command that makes the same figures, with names in place of paths; where the runs were put is left out."""
+def _command(table: str, options: Options, globs: Sequence[str], seeds: int, jobs: int) -> str:
+    """Return the command that makes the same figures, with names in place of paths; where the runs were put is left out."""
     words = ["semigpc", "reproduce", table, "--root", options.root.expanduser().resolve().name]
     words += ["--weights", options.weights.expanduser().resolve().name] if options.weights else []
     for option, values in (("--cell", globs), ("--algorithm", options.algorithms)):
@@ -273,7 +226,7 @@ def _setting_without_folders(setting: str) -> str:
     return f"{key}{equals}{without_folders(value, key.strip().rpartition('.')[2])}"
 
 
-# Costs -------------------------------------------------------------------------------------------------------------
+# Costs ------------------------------------------------------------------------------------------------------------------
 
 
 def prices_of(table: PaperTable, cells: Sequence[PaperCell], scale: Scale, seeds: int) -> dict[str, Any]:

@@ -1,19 +1,22 @@
-"""The paper's setting in full, which is USB's recipe for vision transformers: what its tables share.
+"""The scales at which the paper's experiments are run: in full, and cut to what a machine without a GPU can do.
 
-Values are those of the recipe's tables: of data sets (section 1), of algorithms (section 4), of augmentation (section 5), and
-of SemiGPC's open questions (algorithms section 3.6). Nothing is cut: 204 800 steps, pre-trained networks, a buffer of 16 300.
+In full is USB's recipe for vision transformers, which the paper follows: 204 800 steps, pre-trained networks, a buffer of
+16 300. Figures at scale "cpu" compare algorithms with each other, and refiners with their base; they are not comparable with
+published ones.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Required
+
+from typing_extensions import TypedDict
 
 from semigpc.algorithms import CoMatchConfig, FixMatchConfig, FreeMatchConfig, NPMatchConfig, ReMixMatchConfig, SimMatchConfig
-from semigpc.data import AugmentConfig, CifarConfig, FGVCConfig, SplitConfig
+from semigpc.data import AugmentConfig, CifarConfig, FGVCConfig
 from semigpc.data.augment import CIFAR100_MEAN, CIFAR100_STD, IMAGENET_MEAN, IMAGENET_STD, Triple
 from semigpc.models import ModelConfig
 from semigpc.models.backbones import input_statistics
-from semigpc.recipes.own import PRIOR_SCALE
 from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
 from semigpc.training import Experiment, FrozenConfig, SettingError, TrainConfig
 from semigpc.training.experiment import config_type
@@ -22,71 +25,18 @@ Pretraining = Literal["supervised", "dino", "msn"]
 USB = "https://github.com/microsoft/Semi-supervised-learning/releases/download/v.0.0.0/"
 DINO = "https://dl.fbaipublicfiles.com/dino/dino_deitsmall16_pretrain/"
 MSN = "https://dl.fbaipublicfiles.com/msn/"
-BUFFER = 16_300
-WARMUP = 1024  # steps before a refiner speaks
+BUFFER = 16_300  # labelled features that a refiner keeps
+WARMUP = 1024  # steps before a refiner acts
 AVERAGED = 0.999  # momentum of the moving average, where an algorithm has one
 EMBEDDED = ModelConfig(name="tf_efficientnet_lite0", pretrained="embedded")
-SMALL, PHOTOGRAPH, FROZEN = 16, 48, 96  # pixels a side
-TEN = 10  # classes, where nobody says
+SMALL, PHOTOGRAPH, FROZEN = 16, 48, 96  # pixels a side at scale "cpu": of CIFAR, of photographs, for a frozen network
+TEN = 10  # classes, where the data's config does not contain their number
 FROZEN_LENGTH, FROZEN_NOISE = 0.5, 1.0  # l and sigma on features of an adapter, which fits its few labels closely
 TAILS = 2.5  # times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled images 2000 and 600
+PRIOR_SCALE = 1.7  # the class prior lowers posterior means, so lambda has to be larger; chosen on digits, where it makes 11
 
 
-@dataclass(frozen=True)
-class WeightFile:
-    """A published file: its name, the address of the folder it lies in, how it was pretrained, and of which network."""
-
-    file: str
-    address: str
-    pretraining: Pretraining
-    backbone: str
-
-    @property
-    def url(self) -> str:
-        """Where to fetch it."""
-        return self.address + self.file
-
-
-WEIGHTS: tuple[WeightFile, ...] = (
-    WeightFile("vit_tiny_patch2_32_mlp_im_1k_32.pth", USB, "supervised", "vit_tiny_patch2_32"),
-    WeightFile("vit_small_patch2_32_mlp_im_1k_32.pth", USB, "supervised", "vit_small_patch2_32"),
-    WeightFile("vit_small_patch16_224_mlp_im_1k_224.pth", USB, "supervised", "vit_small_patch16_224"),
-    WeightFile("dino_deitsmall16_pretrain.pth", DINO, "dino", "vit_small_patch16_224"),
-    WeightFile("vits16_800ep.pth.tar", MSN, "msn", "vit_small_patch16_224"),
-)
-
-
-def weight_file(backbone: str, pretraining: Pretraining) -> WeightFile:
-    """The file that a network starts from."""
-    for known in WEIGHTS:
-        if (known.backbone, known.pretraining) == (backbone, pretraining):
-            return known
-    offered = ", ".join(known.pretraining for known in WEIGHTS if known.backbone == backbone)
-    raise SettingError(f"{backbone} has published weights by {offered or 'nobody'}; got {pretraining!r}.")
-
-
-def weights_folder(root: str | Path, weights: str | Path | None) -> Path:
-    """Where the files lie: the folder given, else ``weights`` below the data, or beside them if those are one file."""
-    if weights is not None:
-        return Path(weights).expanduser().resolve()
-    place = Path(root).expanduser().resolve()
-    return (place.parent if place.is_file() else place) / "weights"
-
-
-def check_weights(experiment: Experiment | None) -> None:
-    """Refuse an experiment whose weights are not there, with the address to fetch them from."""
-    given = None if experiment is None else experiment.model.pretrained
-    if given is None or given in ("timm", "embedded") or Path(given).expanduser().is_file():
-        return
-    path = Path(given)
-    known = next((weights for weights in WEIGHTS if weights.file == path.name), None)
-    if known is None:
-        raise SettingError(f"model.pretrained must be 'timm', 'embedded' or a file that exists; got {given}.")
-    other = ", or take other ones by --set model.pretrained=timm" if known.backbone == "vit_small_patch16_224" else ""
-    raise SettingError(
-        f"the weights {known.file} are not in {path.parent}. Fetch {known.url} into it, or give the folder that holds "
-        f"the file by --weights{other}."
-    )
+# In full ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,24 +65,10 @@ class Suite:
     std: Triple = IMAGENET_STD
 
 
-def _cifar(backbone: str, n_classes: int, mean: Triple, std: Triple) -> Suite:
-    return Suite(
-        backbone=backbone,
-        image_size=32,
-        lr=5e-4,
-        layer_decay=0.5,
-        n_classes=n_classes,
-        test_images=10_000,
-        similarity=0.1,
-        small=True,
-        mean=mean,
-        std=std,
-    )
-
-
+_CIFAR = partial(Suite, image_size=32, lr=5e-4, layer_decay=0.5, test_images=10_000, similarity=0.1, small=True)
 SUITES: dict[str, Suite] = {
-    "cifar10": _cifar("vit_tiny_patch2_32", 10, IMAGENET_MEAN, IMAGENET_STD),  # as USB has it today
-    "cifar100": _cifar("vit_small_patch2_32", 100, CIFAR100_MEAN, CIFAR100_STD),
+    "cifar10": _CIFAR(backbone="vit_tiny_patch2_32", n_classes=10),  # normalised as USB has it today
+    "cifar100": _CIFAR(backbone="vit_small_patch2_32", n_classes=100, mean=CIFAR100_MEAN, std=CIFAR100_STD),
     "semi_aves": Suite(n_classes=200, test_images=8000),
     "semi_inat": Suite(n_classes=810, test_images=16_200, averaged=0.0),
     "semi_fungi": Suite(n_classes=200, test_images=4000),
@@ -140,26 +76,40 @@ SUITES: dict[str, Suite] = {
 }
 
 
+class PaperRun(TypedDict, total=False):
+    """What every recipe of the paper takes.
+
+    Args:
+        root: of the data. weights: folder of the pre-trained networks; without one, ``weights`` below root.
+        algorithm, refiner: by name. seed: of split and training.
+        pretraining: what the network starts from.
+    """
+
+    root: Required[str | Path]
+    weights: str | Path | None
+    algorithm: str
+    refiner: str
+    seed: int
+    pretraining: Pretraining
+
+
 def paper_experiment(
     name: str,
     data: Any,
     *,
     root: str | Path,
-    weights: str | Path | None,
-    algorithm: str,
-    refiner: str,
-    seed: int,
+    weights: str | Path | None = None,
+    algorithm: str = "simmatch",
+    refiner: str = "gp",
+    seed: int = 0,
     pretraining: Pretraining = "supervised",
     balanced: bool = False,
 ) -> Experiment:
-    """The experiment of one row of the paper.
+    """Return the experiment of one row of the paper.
 
     Args:
-        name: of the suite. data: its config.
-        root: of the data. weights: folder of the pre-trained networks; without one, ``weights`` below root.
-        algorithm, refiner: by name. seed: of split and training.
-        pretraining: what the network starts from.
-        balanced: whether the refiner's buffer holds equally much of each class (the daggered rows).
+        name: of the suite. data: its config. balanced: whether the refiner's buffer holds equally much of each class (the
+            daggered rows). The rest as in :class:`PaperRun`.
     """
     suite = SUITES[name]
     chosen = paper_algorithm(algorithm, suite)
@@ -197,7 +147,7 @@ def paper_experiment(
 
 
 def paper_algorithm(name: str, suite: Suite) -> Any:
-    """An algorithm as USB's ViT files have it: the defaults of its config, and in SimMatch what depends on the data.
+    """Return an algorithm as in USB's ViT files: the defaults of its config, and in SimMatch what depends on the data.
 
     USB's Semi-iNat files have a moving average with momentum 0, which is the network itself, so that the bank which it writes
     holds the projections as they were last: a running average with momentum 0.
@@ -212,7 +162,7 @@ def paper_algorithm(name: str, suite: Suite) -> Any:
 
 
 def paper_refiner(name: str, suite: Suite, algorithm: Any, *, balanced: bool) -> Any:
-    """A refiner with the defaults of algorithms section 3.6; a teacher that writes SimMatch's bank feeds the buffer too."""
+    """Return a refiner as in section 3 of the paper; a teacher that writes SimMatch's bank feeds the buffer too."""
     config = config_type("refiner", name)()
     source: Literal["student", "ema"] = "ema" if getattr(algorithm, "bank", "") == "teacher" else "student"
     if isinstance(config, GPConfig | SimilarityConfig):
@@ -222,48 +172,75 @@ def paper_refiner(name: str, suite: Suite, algorithm: Any, *, balanced: bool) ->
     return replace(config, temperature=suite.similarity) if isinstance(config, SimilarityConfig) else config
 
 
-def long_tailed_cifar(
-    n_classes: Literal[10, 100],
-    *,
-    root: str | Path,
-    setting: str,
-    imbalance_ratio: float,
-    labels_per_class: int,
-    weights: str | Path | None,
-    algorithm: str,
-    refiner: str,
-    seed: int,
-) -> Experiment:
-    """Either long-tailed CIFAR; L is part of U, whose largest class is whole (datasets section 1).
-
-    Setting A: labels as long-tailed as U, 30 % of it, and a balanced buffer. Setting B: ``labels_per_class`` of each.
-    """
-    if setting not in ("A", "B"):
-        raise SettingError(f"setting is 'A' (long-tailed labels) or 'B' (equally many of each class); got {setting!r}.")
-    whole = 50_000 // n_classes
-    head, ratio = (whole * 3 // 10, imbalance_ratio) if setting == "A" else (labels_per_class, 1.0)
-    split = SplitConfig(
-        labeled_head=head, labeled_ratio=ratio, unlabeled_head=whole, unlabeled_ratio=imbalance_ratio, overlap="nested"
-    )
-    return paper_experiment(
-        f"cifar{n_classes}",
-        CifarConfig(root=absolute(root), n_classes=n_classes, split=split),
-        root=root,
-        weights=weights,
-        algorithm=algorithm,
-        refiner=refiner,
-        seed=seed,
-        balanced=setting == "A",
-    )
-
-
 def absolute(path: str | Path) -> str:
-    """A path that means the same from anywhere."""
+    """Return an absolute path."""
     return str(Path(path).expanduser().resolve())
 
 
+# Weights ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """A published file: its address, how it was pre-trained, and its network."""
+
+    url: str
+    pretraining: Pretraining
+    backbone: str
+
+    @property
+    def file(self) -> str:
+        """Its name."""
+        return self.url.rpartition("/")[2]
+
+
+WEIGHTS: tuple[WeightFile, ...] = (
+    WeightFile(f"{USB}vit_tiny_patch2_32_mlp_im_1k_32.pth", "supervised", "vit_tiny_patch2_32"),
+    WeightFile(f"{USB}vit_small_patch2_32_mlp_im_1k_32.pth", "supervised", "vit_small_patch2_32"),
+    WeightFile(f"{USB}vit_small_patch16_224_mlp_im_1k_224.pth", "supervised", "vit_small_patch16_224"),
+    WeightFile(f"{DINO}dino_deitsmall16_pretrain.pth", "dino", "vit_small_patch16_224"),
+    WeightFile(f"{MSN}vits16_800ep.pth.tar", "msn", "vit_small_patch16_224"),
+)
+
+
+def weight_file(backbone: str, pretraining: Pretraining) -> WeightFile:
+    """Return the file that a network starts from."""
+    for known in WEIGHTS:
+        if (known.backbone, known.pretraining) == (backbone, pretraining):
+            return known
+    offered = ", ".join(known.pretraining for known in WEIGHTS if known.backbone == backbone)
+    raise SettingError(f"{backbone} has published weights by {offered or 'nobody'}; got {pretraining!r}.")
+
+
+def weights_folder(root: str | Path, weights: str | Path | None) -> Path:
+    """Return where the files lie: the folder given, else ``weights`` below the data, or beside them if those are one file."""
+    if weights is not None:
+        return Path(weights).expanduser().resolve()
+    place = Path(root).expanduser().resolve()
+    return (place.parent if place.is_file() else place) / "weights"
+
+
+def check_weights(experiment: Experiment | None) -> None:
+    """Raise a SettingError for an experiment whose weights are missing, with the address to fetch them from."""
+    given = None if experiment is None else experiment.model.pretrained
+    if given is None or given in ("timm", "embedded") or Path(given).expanduser().is_file():
+        return
+    path = Path(given)
+    known = next((weights for weights in WEIGHTS if weights.file == path.name), None)
+    if known is None:
+        raise SettingError(f"model.pretrained must be 'timm', 'embedded' or a file that exists; got {given}.")
+    other = ", or take other ones by --set model.pretrained=timm" if known.backbone == "vit_small_patch16_224" else ""
+    raise SettingError(
+        f"the weights {known.file} are not in {path.parent}. Fetch {known.url} into it, or give the folder that holds "
+        f"the file by --weights{other}."
+    )
+
+
+# Without a GPU ----------------------------------------------------------------------------------------------------------
+
+
 def shrink(experiment: Experiment, features: Literal["live", "cached"]) -> Experiment:
-    """The same data, algorithm and refiner in minutes (live, end to end) or seconds (cached) a run.
+    """Return the same data, algorithm and refiner in minutes (live, end to end) or seconds (cached) a run.
 
     Args:
         experiment: at the scale of the paper.
@@ -274,7 +251,7 @@ def shrink(experiment: Experiment, features: Literal["live", "cached"]) -> Exper
 
 
 def _shorter_tails(data: Any) -> Any:
-    """Long-tailed CIFAR with fewer images; where labels are balanced they stay as many, and outside of U.
+    """Return long-tailed CIFAR with fewer images; where labels are balanced they stay as many, and outside of U.
 
     The rarest class would have fewer unlabelled images than labels, so that the latter cannot be part of them.
     """
@@ -287,7 +264,7 @@ def _shorter_tails(data: Any) -> Any:
 
 
 def _small(experiment: Experiment) -> Experiment:
-    """A CNN of 93 000 weights from scratch, on CIFAR at 16 x 16; about two minutes a run on one CPU core."""
+    """Train a CNN of 93 000 weights from scratch, on CIFAR at 16 x 16; about two minutes a run on one CPU core."""
     remixmatch, images = isinstance(experiment.algorithm, ReMixMatchConfig), experiment.augment.image_size <= 32
     return replace(
         experiment,
@@ -314,7 +291,7 @@ def _small(experiment: Experiment) -> Experiment:
 
 
 def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, image_size: int = FROZEN) -> Experiment:
-    """An adapter on features of a frozen network, whose V weak and V strong views are computed once; seconds a run.
+    """Return an adapter on features of a frozen network, whose V weak and V strong views are computed once; seconds a run.
 
     Args:
         experiment: data, algorithm and refiner. model: the frozen network. image_size: of the images it sees.
@@ -353,7 +330,7 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
 
 
 def short_run(algorithm: Any) -> Any:
-    """Averages that follow within some hundred steps, and a confidence that a network reaches in as many."""
+    """Return the algorithm with averages and a threshold that suit a run of some hundred steps."""
     if isinstance(algorithm, FixMatchConfig | SimMatchConfig | CoMatchConfig | NPMatchConfig):
         algorithm = replace(algorithm, threshold=0.8)
     if isinstance(algorithm, CoMatchConfig):
@@ -366,7 +343,7 @@ def short_run(algorithm: Any) -> Any:
 
 
 def _small_memory(refiner: Any, data: Any, buffer_size: int, warmup_steps: int) -> Any:
-    """A smaller buffer; for SemiGPC the class prior, and its own head to be judged by where the buffer is balanced."""
+    """Return a refiner with a smaller buffer; SemiGPC gets the class prior, and if it is balanced, the GP's head is judged."""
     if isinstance(refiner, GPConfig | SimilarityConfig):
         refiner = replace(refiner, buffer_size=buffer_size, warmup_steps=warmup_steps)
     if isinstance(refiner, GPConfig):

@@ -16,16 +16,17 @@ from semigpc.refiners.similarity import SimilarityConfig, SimilarityRefiner
 
 
 class RefinerEntry(NamedTuple):
-    """A refiner's config, and how it is made from (config, n_features, n_classes, device=None)."""
+    """A refiner's config, how it is made from (config, n_features, n_classes, device=None), and its name in tables."""
 
     config: type[Any]
     build: Callable[..., Refiner]
+    label: str
 
 
 REFINERS: dict[str, RefinerEntry] = {
-    "none": RefinerEntry(NoRefinerConfig, lambda *_sizes, **_device: NoRefiner()),
-    "similarity": RefinerEntry(SimilarityConfig, SimilarityRefiner),
-    "gp": RefinerEntry(GPConfig, GaussianProcessRefiner),
+    "none": RefinerEntry(NoRefinerConfig, lambda *_sizes, **_device: NoRefiner(), ""),
+    "similarity": RefinerEntry(SimilarityConfig, SimilarityRefiner, "similarity"),
+    "gp": RefinerEntry(GPConfig, GaussianProcessRefiner, "SemiGPC"),
 }
 
 __all__ = [

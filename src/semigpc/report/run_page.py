@@ -1,12 +1,13 @@
 """The page of one run: what came out, how it got there, and what went in."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from semigpc.report import style
 from semigpc.report.class_figures import (
     NUMBERED,
     SMALL,
@@ -16,27 +17,8 @@ from semigpc.report.class_figures import (
     reliability_chart,
     share_chart,
 )
-from semigpc.report.run_record import HEADS, PARTS, Entry, Floats, RunFolder, read_run, series
-from semigpc.report.style import (
-    BLUE,
-    GOLD,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PAPER,
-    PURPLE,
-    Chart,
-    chart,
-    key_below,
-    name_panel,
-    panels,
-    present,
-    share_axis,
-    step_axis,
-    thin,
-    write_page,
-)
+from semigpc.report.run_record import HEADS, PARTS, Entry, Floats, RunRecord, read_run, series
+from semigpc.report.style import Chart
 from semigpc.report.wording import HEAD_NAMES, SCORE_NAMES, flatten, metric_name, run_title
 from semigpc.text import CLASS_GROUPS, count, duration, percent
 
@@ -51,6 +33,19 @@ COUNTS = {
     "validation_counts": "Validation",
     "test_counts": "Test",
 }
+LOSS_NAMES = {
+    "loss": "total",
+    "loss_x": "labelled",
+    "loss_u": "unlabelled",
+    "loss_in": "instances",
+    "loss_c": "contrastive",
+    "loss_f": "fairness",
+    "loss_pre": "before mixing",
+    "loss_rot": "rotation",
+}  # others are named by their key
+LOSS_COLOURS = (style.BLUE, style.ORANGE, style.PURPLE, style.GOLD, style.GREEN, style.GREY)
+HEAD_COLOURS = {"linear": style.BLUE, "gp": style.ORANGE}
+MOST_POINTS = 300  # of a curve; neighbours in longer ones are averaged
 
 
 def write_run_report(folder: Path) -> Path:
@@ -61,20 +56,14 @@ def write_run_report(folder: Path) -> Path:
 
     Raises:
         FileNotFoundError: if the folder holds neither config.json nor metrics.jsonl.
-        ValueError: if its files disagree on the number of classes.
     """
     run = read_run(folder)
-    return write_page(folder / "report.html", "run.html", _context(run))
-
-
-def _context(run: RunFolder) -> dict[str, Any]:
     entry = run.headline() or {}
     broad = SMALL < len(run.class_names) <= NUMBERED  # the matrix is too wide to share its row
     matrix, reliability = confusion_chart(run, entry), reliability_chart(entry, alone=broad)
-    rows = [[recall_chart(run, entry)], *([[matrix], [reliability]] if broad else [[matrix, reliability]])]
     counts = {name: run.counts(key) for key, name in COUNTS.items()}
-    return {
-        "title": run_title(run.config),
+    context = {
+        "title": run_title(run.config, run.summary.get("label")),
         "folder": run.path.resolve().name,
         "state": _state(run),
         "finished": run.summary.get("status") == "finished",
@@ -83,23 +72,26 @@ def _context(run: RunFolder) -> dict[str, Any]:
         "results": _results(run),
         "columns": _columns(run),
         "measured": f"{entry['part']} images, {_head(entry)}, step {count(entry.get('step'))}" if "part" in entry else "",
-        "accuracy": [present([accuracy_chart(run)])],
-        "classes": [found for row in rows if (found := present(row))],
+        "accuracy": style.chart_rows([accuracy_chart(run)]),
+        "classes": style.chart_rows(
+            [recall_chart(run, entry)], *([[matrix], [reliability]] if broad else [[matrix, reliability]])
+        ),
         "screening": _screening(run),
-        "pseudo": [present([one]) for one in (pseudo_chart(run), share_chart(run), pseudo_map_chart(run)) if one],
-        "training": [present([loss_chart(run)])],
+        "pseudo": style.chart_rows([pseudo_chart(run)], [share_chart(run)], [pseudo_map_chart(run)]),
+        "training": style.chart_rows([loss_chart(run)]),
         "sections": _sections(run.config),
         "gp": flatten(run.summary["gp"]) if run.summary.get("gp") else [],
         "environment": flatten(run.environment) if run.environment else [],
         "split": run.split,
-        "counts": {name: found for name, found in counts.items() if found is not None},
+        "counts": {name: values for name, values in counts.items() if values is not None},
         "names": run.class_names,
         "order": run.order.tolist(),
         "notes": run.notes,
     }
+    return style.write_page(folder / "report.html", "run.html", context)
 
 
-def _state(run: RunFolder) -> str:
+def _state(run: RunRecord) -> str:
     """Say in one sentence how the run ended."""
     steps = (run.config.get("train") or {}).get("steps")
     of = f" of {count(steps)}" if isinstance(steps, int) else ""
@@ -111,12 +103,12 @@ def _state(run: RunFolder) -> str:
     return f"No summary.json: the run was interrupted or is still going; {where}, and the numbers are of its last evaluation."
 
 
-def _warnings(run: RunFolder) -> list[str]:
-    bad = never_finite(run.train)
+def _warnings(run: RunRecord) -> list[str]:
+    bad = [int(entry["step"]) for entry in run.train if "loss" in entry and not len(series([entry], "loss")[0])]
     return [f"The training loss was not a finite number at step {count(bad[0])} ({len(bad)} times in all)."] if bad else []
 
 
-def _facts(run: RunFolder) -> list[tuple[str, str]]:
+def _facts(run: RunRecord) -> list[tuple[str, str]]:
     """Name the few numbers a reader asks for first."""
     facts = [("Classes", count(len(run.class_names)))]
     labelled, known = run.counts("labeled_counts"), run.counts("unlabeled_counts")
@@ -137,150 +129,132 @@ def _facts(run: RunFolder) -> list[tuple[str, str]]:
     return facts
 
 
-def _results(run: RunFolder) -> list[dict[str, Any]]:
-    """List the rows of the headline table: the choices of the summary, then the last evaluations it does not speak of."""
+def _results(run: RunRecord) -> list[dict[str, Any]]:
+    """List the rows of the headline table: the choices of the summary, then the last evaluations it does not contain."""
     summarised = run.summary.get("results") or {}
-    rows = [_row(name, summarised[key]) for key, name in CHOICES.items() if summarised.get(key)]
+    rows = [(name, summarised[key]) for key, name in CHOICES.items() if summarised.get(key)]
     last = summarised.get("last") or {}
     for part in PARTS:
         for head in HEADS:
             entries = run.curve(part, head)
             if entries and (part, head) != (last.get("part"), last.get("head")):
-                rows.append(_row("Last step" if summarised else "Last evaluation", entries[-1]))
-    return rows
-
-
-def _screening(run: RunFolder) -> dict[str, Any] | None:
-    """How well images of no class are told apart at the last evaluation: facts, and (what goes by, AUROC) best first."""
-    if not run.screening:
-        return None
-    last = run.screening[-1]
-    found = {SCORE_NAMES.get(key, key): float(last[key]) for key in last if key.startswith("auroc_")}
-    return {
-        "step": last["step"],
-        "n_in": last.get("n_in"),
-        "n_out": last.get("n_out"),
-        "rows": sorted(found.items(), key=lambda pair: -pair[1]),
-    }
-
-
-def _row(name: str, entry: Entry) -> dict[str, Any]:
-    part = str(entry.get("part", ""))
-    return {"name": name, "where": ", ".join(filter(None, (part, _head(entry)))), "step": entry.get("step"), "entry": entry}
+                rows.append(("Last step" if summarised else "Last evaluation", entries[-1]))
+    return [
+        {
+            "name": name,
+            "where": ", ".join(filter(None, (str(entry.get("part", "")), _head(entry)))),
+            "step": entry.get("step"),
+            "entry": entry,
+        }
+        for name, entry in rows
+    ]
 
 
 def _head(entry: Entry) -> str:
     return HEAD_NAMES.get(str(entry.get("head")), str(entry.get("head", "")))
 
 
-def _columns(run: RunFolder) -> list[str]:
-    """Metrics of the headline table; all classes are among the first five of five, so top-5 needs more."""
+def _columns(run: RunRecord) -> list[str]:
+    """Return the metrics of the headline table; of five classes all are among the first five, so top-5 needs more."""
     top5 = ("top5",) if len(run.class_names) > 5 else ()
     return ["balanced_accuracy", "top1", *top5, *CLASS_GROUPS, "macro_f1", "ece"]
 
 
+def _screening(run: RunRecord) -> dict[str, Any] | None:
+    """Return how well images of no class are told apart at the last evaluation, the AUROC of each score best first."""
+    if not run.screening:
+        return None
+    last = run.screening[-1]
+    scores = {SCORE_NAMES.get(key, key): float(last[key]) for key in last if key.startswith("auroc_")}
+    return {"n_in": None, "n_out": None, **last, "rows": sorted(scores.items(), key=lambda pair: -pair[1])}
+
+
 def _sections(config: Entry) -> list[tuple[str, list[tuple[str, str]]]]:
     """Group the configuration by its first level; what is not nested stands under "run"."""
-    nested = [(str(key), flatten(value)) for key, value in config.items() if isinstance(value, Mapping) and value]
-    flat = [(str(key), str(value)) for key, value in config.items() if not (isinstance(value, Mapping) and value)]
-    return nested + ([("run", flat)] if flat else [])
+    nested = {str(key): flatten(value) for key, value in config.items() if isinstance(value, Mapping) and value}
+    flat = [(str(key), str(value)) for key, value in config.items() if str(key) not in nested]
+    return [*nested.items(), *([("run", flat)] if flat else [])]
 
 
-LOSS_NAMES = {
-    "loss": "total",
-    "loss_x": "labelled",
-    "loss_u": "unlabelled",
-    "loss_in": "instances",
-    "loss_c": "contrastive",
-    "loss_f": "fairness",
-    "loss_pre": "before mixing",
-    "loss_rot": "rotation",
-}
-LOSS_COLOURS = (BLUE, ORANGE, PURPLE, GOLD, GREEN, GREY)
-HEAD_COLOURS = {"linear": BLUE, "gp": ORANGE}
-FEW_POINTS = 30  # up to so many, each point of a curve is marked
+# Curves over the steps --------------------------------------------------------------------------------------------------
 
 
-def loss_chart(run: RunFolder) -> Chart | None:
+def loss_chart(run: RunRecord) -> Chart | None:
     """Draw each part of the training loss, and beside it how much of the unlabelled data was used."""
     others = {key for entry in run.train for key in entry if key.startswith("loss")} - LOSS_NAMES.keys()
     keys = [*LOSS_NAMES, *sorted(others)]
-    curves = {key: found for key in keys if len((found := series(run.train, key))[0])}
+    curves = {key: curve for key in keys if len((curve := series(run.train, key))[0])}
     if not curves:
         return None
     mask = series(run.train, "mask_rate")
-    figure, (left, *right) = panels(1, 2 if len(mask[0]) else 1, height=3.1)
+    figure, (left, *right) = style.panels(1, 2 if len(mask[0]) else 1, height=3.1)
     parts = [key for key in curves if key != "loss"]
     for key, curve in curves.items():
         name = LOSS_NAMES.get(key, key.removeprefix("loss_").replace("_", " "))
-        if key == "loss":
-            draw_curve(left, curve, label=name, color=INK, linewidth=1.8)
-        else:
-            draw_curve(left, curve, label=name, color=LOSS_COLOURS[parts.index(key) % len(LOSS_COLOURS)], linewidth=1.4)
-    name_panel(left, "Training loss")
+        colour = style.INK if key == "loss" else LOSS_COLOURS[parts.index(key) % len(LOSS_COLOURS)]
+        draw_curve(left, curve, label=name, color=colour, linewidth=1.8 if key == "loss" else 1.4)
+    style.name_panel(left, "Training loss")
     left.set_ylim(bottom=min(0.0, left.get_ylim()[0]))
-    step_axis(left)
-    left.legend(frameon=False, fontsize=9, labelcolor=INK)
+    style.step_axis(left)
+    left.legend(frameon=False, fontsize=9, labelcolor=style.INK)
     for axes in right:
-        draw_curve(axes, mask, color=GREEN, linewidth=1.6)
-        name_panel(axes, "Unlabelled images used")
-        share_axis(axes, whole=True)
-        step_axis(axes)
+        draw_curve(axes, mask, color=style.GREEN, linewidth=1.6)
+        style.name_panel(axes, "Unlabelled images used")
+        style.share_axis(axes, whole=True)
+        style.step_axis(axes)
     title = "Loss, and use of the unlabelled images" if right else "Loss"
     used = " and more unlabelled images should pass the threshold" if right else ""
-    return chart(figure, title, f"Each part, here before its weight, should settle{used}; a part stuck at zero does no work.")
+    caption = f"Each part, here before its weight, should settle{used}; a part stuck at zero does no work."
+    return style.chart(figure, title, caption)
 
 
-def accuracy_chart(run: RunFolder) -> Chart | None:
+def accuracy_chart(run: RunRecord) -> Chart | None:
     """Draw balanced accuracy and top-1 for each part and head that was measured."""
-    curves = {(part, head): found for part in PARTS for head in HEADS if (found := run.curve(part, head))}
+    curves = {(part, head): entries for part in PARTS for head in HEADS if (entries := run.curve(part, head))}
     if not curves:
         return None
-    figure, both = panels(1, 2, height=3.5)
+    figure, both = style.panels(1, 2, height=3.5)
     chosen = ((run.summary.get("results") or {}).get("best_on_validation") or {}).get("step")
+    validation = {"linestyle": (0, (4, 2)), "markerfacecolor": style.PAPER, "linewidth": 1.3}
     for axes, key in zip(both, ("balanced_accuracy", "top1"), strict=True):
         for (part, head), entries in curves.items():
-            style = {} if part == "test" else {"linestyle": (0, (4, 2)), "markerfacecolor": PAPER, "linewidth": 1.3}
-            name = f"{part}, {HEAD_NAMES[head]}"
-            draw_curve(axes, series(entries, key), **{"label": name, "color": HEAD_COLOURS[head], **style})
+            look = {"label": f"{part}, {HEAD_NAMES[head]}", "color": HEAD_COLOURS[head]}
+            draw_curve(axes, series(entries, key), **look, **(validation if part == "validation" else {}))
         if chosen is not None:
-            axes.axvline(chosen, color=GREY, linestyle=":", linewidth=1.2, label="step chosen on validation")
-        name_panel(axes, metric_name(key))
-        share_axis(axes)
-        step_axis(axes)
-    key_below(figure)
+            axes.axvline(chosen, color=style.GREY, linestyle=":", linewidth=1.2, label="step chosen on validation")
+        style.name_panel(axes, metric_name(key))
+        style.share_axis(axes)
+        style.step_axis(axes)
+    style.key_below(figure)
     caption = "Balanced accuracy counts every class alike: where it lags behind top-1, the rare classes pay for it."
-    return chart(figure, "Accuracy over training", caption)
+    return style.chart(figure, "Accuracy over training", caption)
 
 
-def pseudo_chart(run: RunFolder) -> Chart | None:
+def pseudo_chart(run: RunRecord) -> Chart | None:
     """Draw how many unlabelled images got a pseudo-label, and how many of those were right."""
-    curves = {key: found for key in ("coverage", "precision") if len((found := series(run.pseudo, key))[0])}
+    looks = {
+        "coverage": ("coverage: share of images accepted", style.GREEN),
+        "precision": ("precision: share of accepted ones that are right", style.PURPLE),
+    }
+    curves = {key: curve for key in looks if len((curve := series(run.pseudo, key))[0])}
     if not curves:
         return None
-    figure, (axes,) = panels(1, 1, height=3.0)
-    names = {
-        "coverage": "coverage: share of images accepted",
-        "precision": "precision: share of accepted ones that are right",
-    }
+    figure, (axes,) = style.panels(1, 1, height=3.0)
     for key, curve in curves.items():
-        draw_curve(axes, curve, label=names[key], color={"coverage": GREEN, "precision": PURPLE}[key])
-    name_panel(axes)
-    share_axis(axes, whole=True)
-    step_axis(axes)
-    key_below(figure)
+        draw_curve(axes, curve, label=looks[key][0], color=looks[key][1])
+    style.name_panel(axes)
+    style.share_axis(axes, whole=True)
+    style.step_axis(axes)
+    style.key_below(figure)
     unknown = "" if "precision" in curves else " Precision is not known, as the unlabelled images have no true labels here."
     caption = f"Coverage should rise without precision falling: accepting more but worse labels teaches mistakes.{unknown}"
-    return chart(figure, "Quality of the pseudo-labels", caption)
+    return style.chart(figure, "Quality of the pseudo-labels", caption)
 
 
-def never_finite(entries: Sequence[Entry]) -> list[int]:
-    """Steps at which a training loss was not a finite number."""
-    return [int(entry["step"]) for entry in entries if "loss" in entry and not len(series([entry], "loss")[0])]
-
-
-def draw_curve(axes: Axes, curve: tuple[Floats, Floats], **style: object) -> None:
-    """Draw one curve, thinned if long and with its points marked if short."""
-    steps, values = thin(*curve)
-    marker = {"marker": "o", "markersize": 3.2} if len(steps) <= FEW_POINTS else {}
-    axes.plot(steps, values, **{"linewidth": 1.8, **marker, **style})  # type: ignore[arg-type]
+def draw_curve(axes: Axes, curve: tuple[Floats, Floats], **look: Any) -> None:
+    """Draw steps and values (S,), each pair marked if there are few, and neighbours averaged if there are many."""
+    steps, values = curve
+    if len(steps) > MOST_POINTS:
+        steps, values = (np.array([piece.mean() for piece in np.array_split(numbers, MOST_POINTS)]) for numbers in curve)
+    marks = {"marker": "o", "markersize": 3.2} if len(steps) <= style.FEW_POINTS else {}
+    axes.plot(steps, values, **{"linewidth": 1.8, **marks, **look})

@@ -1,4 +1,4 @@
-"""How every chart of a page looks, and how a figure becomes part of the page.
+"""How pages and their charts look, and how a figure becomes part of a page.
 
 A figure is drawn once and must read on light and on dark paper. So its text, grid and paper are drawn in four inks that
 stand for variables of the page's style sheet, and data are drawn in colours of middle lightness, seen on both.
@@ -22,10 +22,10 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from semigpc import text
 from semigpc.files import write_text
-from semigpc.report.run_record import Floats
+from semigpc.report.run_record import Floats, mean_known
 from semigpc.report.wording import metric_name, number_of
+from semigpc.text import count, duration, percent, points
 
 INK, MUTED, GRID, PAPER = "#222222", "#6b6b6c", "#d8d8d9", "#fefefd"
 THEME = {INK: "currentColor", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
@@ -37,7 +37,8 @@ FADE = LinearSegmentedColormap.from_list("fade", [(0, 0.467, 0.733, 0), (0, 0.46
 
 FULL, FONT = 11.0, 9.0  # inches across the page, points of ordinary text
 NAMED = 40  # up to so many classes are named one by one; more thin out to ranks and running means
-MOST_POINTS = 300  # of a curve
+FEW_POINTS = 30  # up to so many, each point of a curve is marked
+FOLDED = 40  # tables with more rows start folded
 NAMELESS = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # no stamp: equal charts are equal text
 
 
@@ -51,21 +52,37 @@ class Chart:
     width: float
 
 
+def write_page(path: Path, template: str, context: dict[str, Any]) -> Path:
+    """Fill a template and write it: one file with its style and drawings inside, which loads nothing from the network."""
+    environment = Environment(
+        loader=PackageLoader("semigpc.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "points": points, "count": count, "duration": duration}
+    environment.filters |= {"number": number_of, "metric": metric_name}
+    page = environment.get_template(template).render(folded=FOLDED, **context)
+    write_text(path, page)
+    return path
+
+
 def panels(
     rows: int, columns: int, *, width: float = FULL, height: float, ratios: Sequence[float] | None = None
 ) -> tuple[Figure, list[Axes]]:
     """Lay out a bare figure and its panels, row by row; ``ratios`` are those of the rows' heights."""
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
     grid = figure.add_gridspec(rows, columns, height_ratios=ratios)
-    found = [figure.add_subplot(grid[place]) for place in np.ndindex(rows, columns)]
-    for axes in found:
+    every = [figure.add_subplot(grid[place]) for place in np.ndindex(rows, columns)]
+    for axes in every:
         axes.set_facecolor("none")
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(MUTED)
         axes.tick_params(colors=MUTED, labelcolor=INK, labelsize=FONT - 0.5)
         axes.grid(color=GRID, linewidth=0.7)
         axes.set_axisbelow(True)
-    return figure, found
+    return figure, every
 
 
 def name_panel(axes: Axes, title: str = "", *, x: str = "", y: str = "") -> None:
@@ -93,8 +110,8 @@ def share_axis(axes: Axes, *, whole: bool = False) -> None:
 
 def key_below(figure: Figure) -> None:
     """Write one key for all panels below them, with each name once: in a line, or in four columns."""
-    found = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
-    named = {label: handle for pairs in found for handle, label in pairs}
+    pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+    named = {label: handle for panel in pairs for handle, label in panel}
     if named:
         figure.legend(
             named.values(),
@@ -108,19 +125,10 @@ def key_below(figure: Figure) -> None:
         )
 
 
-def thin(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Average neighbours until at most MOST_POINTS are left."""
-    if len(steps) <= MOST_POINTS:
-        return steps, values
-    pieces = np.array_split(np.arange(len(steps)), MOST_POINTS)
-    return np.array([steps[piece].mean() for piece in pieces]), np.array([values[piece].mean() for piece in pieces])
-
-
 def running_mean(values: Floats) -> Floats:
     """Average each value (C,) with its neighbours, about a twentieth of all, leaving nan out."""
     reach = max(2, len(values) // 40)
-    windows = (values[max(0, i - reach) : i + reach + 1] for i in range(len(values)))
-    return np.array([window[known].mean() if (known := np.isfinite(window)).any() else np.nan for window in windows])
+    return np.array([mean_known(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))])
 
 
 def chart(figure: Figure, title: str, caption: str) -> Chart:
@@ -128,9 +136,10 @@ def chart(figure: Figure, title: str, caption: str) -> Chart:
     return Chart(title, caption, _inline(figure, title), float(figure.get_size_inches()[0]))
 
 
-def present(charts: Sequence[Chart | None]) -> list[Chart]:
-    """Drop what could not be drawn."""
-    return [one for one in charts if one is not None]
+def chart_rows(*rows: Sequence[Chart | None]) -> list[list[Chart]]:
+    """Drop the charts that could not be drawn, and rows without any."""
+    kept = [[one for one in row if one is not None] for row in rows]
+    return [row for row in kept if row]
 
 
 def _inline(figure: Figure, title: str) -> Markup:
@@ -153,28 +162,3 @@ def _inline(figure: Figure, title: str) -> Markup:
         svg = svg.replace(f": {ink}", f": {variable}")
     head, body = svg.split(">", 1)
     return Markup(f'{head}><title id="{mark}-name">{escape(title)}</title>{body}')
-
-
-FOLDED = 40  # tables with more rows start folded
-
-
-def write_page(path: Path, template: str, context: dict[str, Any]) -> Path:
-    """Fill a template and write it: one file with its style and drawings inside, which asks nothing of the network."""
-    environment = Environment(
-        loader=PackageLoader("semigpc.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        number=number_of,
-        percent=text.percent,
-        points=text.points,
-        count=text.count,
-        duration=text.duration,
-        metric=metric_name,
-    )
-    page = environment.get_template(template).render(folded=FOLDED, **context)
-    write_text(path, page)
-    return path

@@ -6,28 +6,7 @@ from typing import Any
 
 from semigpc.text import CLASS_GROUPS, printable
 
-METRICS = {
-    "balanced_accuracy": "Balanced accuracy",
-    "top1": "Top-1",
-    "top5": "Top-5",
-    "many": "Many",
-    "medium": "Medium",
-    "few": "Few",
-    "macro_precision": "Macro precision",
-    "macro_recall": "Macro recall",
-    "macro_f1": "Macro F1",
-    "ece": "ECE",
-}
-ALGORITHMS = {
-    "supervised": "Supervised",
-    "fixmatch": "FixMatch",
-    "freematch": "FreeMatch",
-    "remixmatch": "ReMixMatch",
-    "simmatch": "SimMatch",
-    "comatch": "CoMatch",
-    "npmatch": "NP-Match",
-}
-REFINERS = {"gp": "SemiGPC", "similarity": "similarity"}
+METRICS = {"top1": "Top-1", "top5": "Top-5", "macro_f1": "Macro F1", "ece": "ECE"}  # others are named by their key
 HEAD_NAMES = {"linear": "linear head", "gp": "GP head"}
 SCORE_NAMES = {
     "auroc_linear": "largest probability, linear head",
@@ -39,7 +18,7 @@ ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def metric_name(key: str) -> str:
-    """Name a metric as a heading; an unknown one by its key."""
+    """Name a metric as a heading."""
     return METRICS.get(key, key.replace("_", " ").capitalize())
 
 
@@ -58,16 +37,12 @@ def short(name: str, limit: int = 18) -> str:
     return line.replace("$", r"\$")
 
 
-def run_title(config: Mapping[str, Any]) -> str:
-    """Name a run by its algorithm, add-on, refiner, data and seed, as far as they are known."""
-    parts = {key: str((config.get(key) or {}).get("name", "")) for key in ("algorithm", "addon", "refiner", "data")}
-    method = ALGORITHMS.get(parts["algorithm"], parts["algorithm"]) or "Run"
-    if parts["addon"] not in ("", "none"):
-        method += f" + {parts['addon']}"
-    if parts["refiner"] not in ("", "none"):
-        method += f" + {REFINERS.get(parts['refiner'], parts['refiner'])}"
-    on = f" on {parts['data']}" if parts["data"] else ""
-    return method + on + (f", seed {config['seed']}" if "seed" in config else "")
+def run_title(config: Mapping[str, Any], label: str | None = None) -> str:
+    """Name a run by its method, data and seed, as far as they are known; ``label`` is the method's name for people."""
+    names = {part: str((config.get(part) or {}).get("name", "")) for part in ("algorithm", "addon", "refiner", "data")}
+    parts = [names[part] for part in ("algorithm", "addon", "refiner") if names[part] not in ("", "none")]
+    on = f" on {names['data']}" if names["data"] else ""
+    return (label or " + ".join(parts) or "Run") + on + (f", seed {config['seed']}" if "seed" in config else "")
 
 
 def flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:

@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from semigpc.algorithms import ALGORITHMS
 from semigpc.files import altered, locked, write_json
 from semigpc.threads import granted, hold
 from semigpc.training.experiment import Experiment
 from semigpc.training.journal import Listener
-from semigpc.training.loop import Stopped, train
+from semigpc.training.loop import train
 from semigpc.training.metrics import FIGURES, METRIC
+from semigpc.training.processes import Stopped
 from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import REDO_SUMMARY, RunError, RunFolder
 
@@ -261,6 +263,7 @@ def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any
         "addon": cell.experiment.addon_name,
         "refiner": cell.experiment.refiner_name,
         "label": cell.label,
+        "rank": list(ALGORITHMS).index(cell.experiment.algorithm_name),  # by which pages choose a colour
         "runs": runs,
         "mean": {name: float(np.mean(values)) if None not in values else None for name, values in figures.items()},
         "std": {name: float(np.std(values)) if None not in values else None for name, values in figures.items()},

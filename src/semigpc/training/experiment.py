@@ -192,6 +192,12 @@ class Experiment:
         return name_of("refiner", self.refiner)
 
     @property
+    def label(self) -> str:
+        """The method's name in tables and on pages, as in "FixMatch + DARP + SemiGPC"."""
+        parts = (ALGORITHMS[self.algorithm_name], ADDONS[self.addon_name], REFINERS[self.refiner_name])
+        return " + ".join(part.label for part in parts if part.label)
+
+    @property
     def has_threshold(self) -> bool:
         """Whether the algorithm compares confidences with a threshold, so that ``refiner.confidence`` matters."""
         return bool(getattr(self.algorithm, "has_threshold", getattr(self.algorithm, "threshold", 0)))

@@ -51,6 +51,10 @@ class DataCache:
             self._splits = (data, seed), DATASETS[name_of("data", data)].load(data, seed)
         return self._splits[1]
 
+    def keep(self, data: object, seed: int, splits: Splits) -> None:
+        """Keep splits that were made elsewhere, equal to those that this config and seed would load."""
+        self._splits, self._features = ((data, seed), splits), None
+
     def run_data(self, experiment: Experiment, device: torch.device | None = None, progress: Progress | None = None) -> RunData:
         """Return splits and view source of an experiment: images, or in frozen mode features; missing ones are computed.
 
