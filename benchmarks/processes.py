@@ -48,7 +48,9 @@ def compare_processes(algorithm: str, folder: Path, *, devices: int, steps: int,
 
 def _train(algorithm: str, path: Path, *, devices: int, steps: int, settings: Sequence[str]) -> None:
     rare = (f"train.{name}={steps}" for name in ("eval_steps", "checkpoint_steps"))
-    wanted = ["train.log_steps=1", "train.workers=0", *rare, *settings]
+    # A network without batch normalisation, which processes can share on GPUs only.
+    network = ("model.name=test_vit", "model.image_size=8", "model.patch_size=4")
+    wanted = ["train.log_steps=1", "train.workers=0", *rare, *network, *settings]
     command = [sys.executable, "-m", "semigpc", "train", "digits", "--algorithm", algorithm, "--refiner", "gp"]
     command += ["--steps", str(steps), "--devices", str(devices), "--out", str(path)]
     for setting in wanted:

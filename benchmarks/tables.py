@@ -16,7 +16,7 @@ from rich.table import Table
 from benchmarks.problems import OnData, Pool, loaders
 from semigpc.data import DataError
 from semigpc.training import RunError, SettingError
-from semigpc.training.loop import Stopped
+from semigpc.training.processes import Stopped
 
 COLOURS = ("#0072B2", "#56B4E9", "#999999", "#D55E00", "#E69F00", "#CC79A7", "#009E73", "#6A3D9A", "#B15928", "#1A1A1A")
 WIDTH = 140  # columns of tables where there is no terminal

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,12 @@ def check_paragraph(stderr: str, verb: str, words: str) -> None:
     assert "Traceback" not in stderr
 
 
-def start(*arguments: str | Path, cwd: Path, **options: Any) -> "subprocess.Popen[str]":
-    """The real entry point, in a process group of its own, as a terminal would have it."""
+def start(*arguments: str | Path, cwd: Path, module: Sequence[str] = ("semigpc",), **options: Any) -> "subprocess.Popen[str]":
+    """Start the real entry point, in a process group of its own, as a terminal does."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # the background of a script is deaf to it
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "semigpc", *map(str, arguments)],
+            [sys.executable, "-m", *module, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

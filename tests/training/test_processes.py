@@ -3,29 +3,30 @@
 import json
 import os
 import signal
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 
 from semigpc.algorithms import ALGORITHMS
-from semigpc.training import DivergedError, Experiment, Listener, RunFolder, SettingError, Stopped, train
-from semigpc.training.gathered_norm import GatheredBatchNorm, gather_batch_norms
-from semigpc.training.launch import _Rank, _verdict
-from semigpc.training.processes import Processes, ProcessesError, RankError, check_room, lost_contact
+from semigpc.training import Experiment, Listener, RunFolder, SettingError, Stopped, train
+from semigpc.training.processes import (
+    _check_devices,
+    _is_lost_connection,
+    _loss_message,
+    has_rank,
+    own_draws,
+    synchronize_batch_norm,
+)
 from semigpc.training.run_folder import read_checkpoint
-from semigpc.training.shared_network import own_draws
 from tests.training.small_runs import small_run
-from tests.training.together import run_all
+from tests.training.together import WITHOUT_BATCH_NORM, run_all
 
-QUICK = ("train.log_steps=1", "train.eval_steps=50", "train.checkpoint_steps=50")
+QUICK = ("train.log_steps=1", "train.eval_steps=50", "train.checkpoint_steps=50", *WITHOUT_BATCH_NORM)
 LONG, SHORT = 50, 8
 
 
@@ -61,7 +62,7 @@ class Impatient(Listener):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
-    """In float64, where no ReLU is decided by rounding: in float32 one gate that flips changes a gradient by a tenth."""
+    """In float64, so that rounding does not grow over the steps."""
     runs = {name: experiment(name) for name in ALGORITHMS}
     members = ("refiner.engine=ensemble", "refiner.engine.members=3")
     runs["classifier"] = experiment("simmatch", "refiner.role=classifier", *members)
@@ -101,9 +102,9 @@ def test_a_run_goes_on_with_another_number_of_processes_and_differences_are_refu
 
     for number in range(2):  # Ctrl-C reached the first alone
         assert "stopped after step 5 of 8" in (tmp_path / f"two_then_one-{number}.txt").read_text()
-        told = (tmp_path / f"other-{number}.txt").read_text()
-        assert told.startswith("rank 1 was started otherwise than rank 0: hash of the split is ")
-        assert "seed is 1, not 0; train.lr is 0.001, not 0.002" in told
+        message = (tmp_path / f"other-{number}.txt").read_text()
+        assert message.startswith("rank 1 was started differently from rank 0: hash of the split is ")
+        assert "seed is 1, not 0; train.lr is 0.001, not 0.002" in message
     assert not (tmp_path / "other").exists()
 
     assert read_checkpoint(RunFolder(tmp_path / "two_then_one").last).state["step"] == 5
@@ -113,45 +114,24 @@ def test_a_run_goes_on_with_another_number_of_processes_and_differences_are_refu
         assert json.loads(RunFolder(tmp_path / name).summary.read_text())["processes"] == processes
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of one, in this process."""
-    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def test_batch_norm_is_synchronized_on_gpus_with_its_parameters_and_activations() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Sequential(BatchNormAct2d(4, act_layer=nn.Tanh)))
+    before = network.state_dict()
+    synchronize_batch_norm(network, torch.device("cuda"))
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    assert len(layers) == 2
+    assert all(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
+    assert isinstance(layers[1].act, nn.Tanh)
+    assert network.state_dict().keys() == before.keys()
+    assert all(value.data_ptr() == before[name].data_ptr() for name, value in network.state_dict().items())
 
 
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_gathered_batch_norm_is_torchs(momentum: float | None) -> None:
-    torch.manual_seed(0)
-    theirs = nn.Sequential(nn.BatchNorm2d(3, momentum=momentum)).double()
-    ours = nn.Sequential(nn.BatchNorm2d(3, momentum=momentum)).double()
-    gather_batch_norms(ours)
-    assert isinstance(ours[0], GatheredBatchNorm)
-    for mode in ("train", "frozen", "train", "eval"):
-        inputs = [(5 + 2 * torch.randn(4, 3, 2, 2)).double().requires_grad_()]
-        inputs.append(inputs[0].detach().clone().requires_grad_())
-        answers = []
-        for network, rows in zip((theirs, ours), inputs, strict=True):
-            network.train(mode != "eval")
-            for layer in network.children():
-                setattr(layer, "track_running_stats", mode != "frozen")  # noqa: B010 - mypy knows no such attribute
-            answers.append(network(rows))
-            answers[-1].pow(3).sum().backward()
-        torch.testing.assert_close(*answers)
-        torch.testing.assert_close(*(rows.grad for rows in inputs))
-        torch.testing.assert_close(theirs.state_dict(), ours.state_dict())
-    for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
-
-
-def test_batch_norm_of_an_unknown_kind_is_refused() -> None:
-    class Odd(nn.BatchNorm2d):
-        pass
-
-    with pytest.raises(TypeError, match="Odd cannot be computed over several processes"):
-        gather_batch_norms(nn.Sequential(Odd(3)))
+def test_batch_norm_on_a_cpu_is_rejected_with_what_to_do() -> None:
+    synchronize_batch_norm(nn.Sequential(nn.LayerNorm(3)), torch.device("cpu"))
+    with pytest.raises(
+        SettingError, match=r"on GPUs only\. On a CPU train in one process.*--set model\.name=vit_tiny_patch2_32"
+    ):
+        synchronize_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), torch.device("cpu"))
 
 
 def test_random_layers_draw_apart_and_the_generators_move_on_alike() -> None:
@@ -171,50 +151,36 @@ def test_random_layers_draw_apart_and_the_generators_move_on_alike() -> None:
     assert torch.equal(torch.rand(1), expected)  # nothing drawn, nothing moved
 
 
-def rank(number: int, failure: BaseException | None, when: float = 0.0) -> _Rank:
-    summary = {"status": "finished"} if failure is None else None
-    nobody: Any = SimpleNamespace()
-    return _Rank(number, nobody, nobody, nobody, summary, failure, when, ended=True)
-
-
-MEETING: Any = SimpleNamespace(failure_elsewhere=lambda patience=0.0: None, tell_failure=lambda message: None)  # noqa: ARG005
 ECHO = RuntimeError("[third_party/gloo/transport/tcp/pair.cc:1] Connection closed by peer")
 
 
-def test_the_first_error_is_told_with_its_rank_and_not_its_echoes() -> None:
-    assert lost_contact(ECHO)
-    ranks = [rank(0, ECHO, 1.0), rank(1, OSError("disk"), 2.0), rank(2, ValueError("later"), time.time())]
-    with pytest.raises(RankError, match="rank 1: disk") as told:
-        _verdict(ranks, MEETING)
-    assert isinstance(told.value.error, OSError)
-    with pytest.raises(ProcessesError, match="rank 0 lost contact with the others"):
-        _verdict([rank(0, ECHO, 1.0), rank(1, ECHO, 2.0)], MEETING)
+def test_the_message_names_the_process_that_ended() -> None:
+    assert _is_lost_connection(ECHO)
+    assert not _is_lost_connection(RuntimeError("disk"))
+    assert _loss_message(0, {1: 0, 2: -9}, ECHO).startswith(
+        "rank 2 was killed by SIGKILL, as the system does when memory runs out."
+    )
+    assert _loss_message(0, {1: 2}, ECHO).startswith("rank 1 ended with exit code 2; its own message says why.")
+    assert _loss_message(3, {}, ECHO).startswith("rank 3 lost the connection to another process, which has ended or does not")
 
 
-def test_an_error_of_all_processes_is_told_as_it_is() -> None:
-    with pytest.raises(DivergedError, match=r"^no numbers$"):
-        _verdict([rank(number, DivergedError("no numbers")) for number in range(2)], MEETING)
-    with pytest.raises(Stopped, match=r"^stopped after step 3"):
-        _verdict([rank(number, Stopped("stopped after step 3")) for number in range(2)], MEETING)
-    assert _verdict([rank(0, None), rank(1, None)], MEETING) == {"status": "finished"}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"devices": 0}, "--devices and --nodes must be at least 1; got 0 and 1"),
-        ({"nodes": 2, "node_rank": 2, "rendezvous": "a:1"}, r"--node-rank must lie in \[0, 2\), counting nodes from 0; got 2"),
-        ({"nodes": 2}, "several nodes need --rendezvous HOST:PORT"),
-        ({"nodes": 2, "rendezvous": "node0"}, "--rendezvous must be HOST:PORT, such as 10.0.0.1:29500; got 'node0'"),
-        ({"nodes": 2, "rendezvous": "node0:99999"}, "got 'node0:99999'"),
-    ],
-)
-def test_processes_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(SettingError, match=words):
-        Processes(**options)
-
-
-def test_more_processes_than_rows_are_refused() -> None:
-    check_room(experiment("fixmatch"), 15)
+def test_more_processes_than_rows_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    _check_devices(experiment("fixmatch"), 15)
     with pytest.raises(SettingError, match=r"has no row for each of 16\. Use at most 15, or a larger batch"):
-        check_room(experiment("fixmatch"), 16)
+        _check_devices(experiment("fixmatch"), 16)
+    assert not has_rank()
+    monkeypatch.setenv("RANK", "0")
+    assert not has_rank()  # torchrun with one process
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    assert has_rank()
+    with pytest.raises(SettingError, match=r"has no row for each of 16\."):
+        _check_devices(experiment("fixmatch"), 1)
+    with pytest.raises(SettingError, match="leave --devices out"):
+        _check_devices(experiment("fixmatch"), 2)
+
+
+def test_more_processes_than_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(SettingError, match=r"--devices 3 needs as many GPUs, and this machine has 2\. Use at most 2\."):
+        _check_devices(experiment("fixmatch"), 3)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from semigpc.training.interrupt import Interrupt
 from torch import nn
 
 from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
-from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
 from semigpc.training.loop import Run, take_step
 from semigpc.training.run_data import DataCache

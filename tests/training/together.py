@@ -1,4 +1,4 @@
-"""Two processes on gloo that do what they are told, in one start: importing torch twice is what such a test costs most."""
+"""Two processes on gloo that run several jobs in one start: importing torch twice is the largest cost of such a test."""
 
 import json
 import os
@@ -12,18 +12,23 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 280  # of patience with a busy machine; on a quiet one it takes a tenth
+SECONDS = 280  # time limit on a busy machine; on a quiet one it takes a tenth
+# A small network that several processes can share on a CPU, for images of 8 x 8 pixels.
+WITHOUT_BATCH_NORM = ("model.name=test_vit", "model.image_size=8", "model.patch_size=4")
 
 
-def start_all(module: str, *arguments: str, n: int = 2) -> "list[subprocess.Popen[str]]":
-    """``python -m module arguments`` as ranks 0 to n - 1 of one group, as torchrun would start them."""
+def start_all(module: str, *arguments: str, n: int = 2, only_last: Sequence[str] = ()) -> "list[subprocess.Popen[str]]":
+    """Start ``python -m module arguments`` as ranks 0 to n - 1 of one group, as torchrun does.
+
+    ``only_last`` are further arguments of the last rank.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": n, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
     return [
         subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", module, *arguments, *(only_last if rank == n - 1 else ())],
             env=os.environ | {key: str(value) for key, value in (group | {"RANK": rank, "LOCAL_RANK": rank}).items()},
             cwd=ROOT,
             stderr=subprocess.PIPE,
@@ -35,7 +40,7 @@ def start_all(module: str, *arguments: str, n: int = 2) -> "list[subprocess.Pope
 
 
 def finish(processes: "Sequence[subprocess.Popen[str]]") -> list[str]:
-    """Wait for all, and answer with what each said on standard error; none is left behind."""
+    """Wait for all, and return what each wrote to standard error; none is left running."""
     try:
         return [process.communicate(timeout=SECONDS)[1] for process in processes]
     finally:
@@ -47,8 +52,8 @@ def finish(processes: "Sequence[subprocess.Popen[str]]") -> list[str]:
 def run_all(module: str, *arguments: str, n: int = 2) -> None:
     """Start, wait, and insist on success."""
     processes = start_all(module, *arguments, n=n)
-    told = finish(processes)
-    assert [process.returncode for process in processes] == [0] * n, "\n".join(told)
+    errors = finish(processes)
+    assert [process.returncode for process in processes] == [0] * n, "\n".join(errors)
 
 
 def main(jobs: list[dict[str, Any]]) -> None:

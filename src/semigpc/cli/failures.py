@@ -33,7 +33,7 @@ EXIT_CODES = {
     "semigpc.training.run_folder.CheckpointError": FAILURE,
     "semigpc.training.evaluate.DivergedError": FAILURE,
     "semigpc.training.processes.ProcessesError": FAILURE,
-    "semigpc.training.loop.Stopped": STOPPED,
+    "semigpc.training.processes.Stopped": STOPPED,
     "builtins.KeyboardInterrupt": STOPPED,
     "builtins.ImportError": FAILURE,
     "builtins.OSError": FAILURE,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -108,18 +109,10 @@ def train(
     follow_links: FollowLinks = False,
     devices: Annotated[
         int,
-        typer.Option("--devices", metavar="N", min=1, help="Processes that share each batch: one a GPU.", rich_help_panel=MANY),
+        typer.Option(
+            "--devices", metavar="N", min=1, help="Processes that share each batch, one per GPU.", rich_help_panel=MANY
+        ),
     ] = 1,
-    nodes: Annotated[
-        int, typer.Option("--nodes", metavar="M", min=1, help="Machines, with N processes each.", rich_help_panel=MANY)
-    ] = 1,
-    node_rank: Annotated[
-        int, typer.Option("--node-rank", metavar="R", min=0, help="Which of them this is, from 0.", rich_help_panel=MANY)
-    ] = 0,
-    rendezvous: Annotated[
-        str | None,
-        typer.Option("--rendezvous", metavar="HOST:PORT", help="Of node 0, reachable from all.", rich_help_panel=MANY),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
     """Train a classifier from few labels and many unlabelled images.
@@ -135,10 +128,9 @@ def train(
     SEMIGPC_CACHE says), and training takes seconds. The network is
     EfficientNet-Lite0 from the extra 'embedded', or --model of timm's.
 
-    With --devices the batch is shared by so many processes, and the result
-    does not depend on their number but for rounding. Give the same command
-    on each of several --nodes, with its own --node-rank; only node 0 writes
-    the run folder. Under torchrun it joins the processes that are there.
+    With --devices the batch is shared by so many processes on this machine,
+    and the result does not depend on their number but for rounding. For
+    several machines run the same command under torchrun (docs/scale.md).
 
     For example:
 
@@ -152,10 +144,9 @@ def train(
     from semigpc.recipes.lookup import TrainOptions, resolve
     from semigpc.report.run_page import write_run_report
     from semigpc.training import RunFolder
-    from semigpc.training.launch import train_together
-    from semigpc.training.processes import Processes
+    from semigpc.training import train as run_training
+    from semigpc.training.processes import has_rank, process_group
 
-    processes = Processes(devices=devices, nodes=nodes, node_rank=node_rank, rendezvous=rendezvous)
     options = TrainOptions(
         algorithm=algorithm,
         refiner=refiner,
@@ -177,9 +168,12 @@ def train(
     folder = out or Path("runs", f"{name}-{'-'.join(parts)}-seed{experiment.seed}")
 
     console = Console(stderr=as_json)
-    with RunProgress(RunFolder(folder), console) as progress:
-        summary = train_together(experiment, folder, processes, resume=resume, listener=progress)
-    if not processes.write_here:
+    several = devices > 1 or has_rank()
+    group = process_group(experiment, folder, devices, resume=resume) if several else nullcontext()
+    with RunProgress(RunFolder(folder), console) as progress, group as fabric:
+        first = fabric is None or fabric.is_global_zero
+        summary = run_training(experiment, folder, resume=resume, listener=progress if first else None, fabric=fabric)
+    if not first:
         return
     page = write_run_report(folder)
     if as_json:

@@ -3,7 +3,8 @@
 from semigpc.training.evaluate import DivergedError
 from semigpc.training.experiment import Experiment, FrozenConfig, TrainConfig
 from semigpc.training.journal import Listener
-from semigpc.training.loop import Stopped, train
+from semigpc.training.loop import train
+from semigpc.training.processes import Stopped
 from semigpc.training.run_folder import CheckpointError, RunError, RunFolder
 from semigpc.training.settings import SettingError
 

@@ -18,8 +18,9 @@ from semigpc.files import altered, locked, write_json
 from semigpc.threads import granted, hold
 from semigpc.training.experiment import Experiment
 from semigpc.training.journal import Listener
-from semigpc.training.loop import Stopped, train
+from semigpc.training.loop import train
 from semigpc.training.metrics import FIGURES, METRIC
+from semigpc.training.processes import Stopped
 from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import REDO_SUMMARY, RunError, RunFolder
 

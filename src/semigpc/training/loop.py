@@ -23,21 +23,15 @@ from semigpc.refiners import GPConfig, PlacementConfig
 from semigpc.threads import allowed, using
 from semigpc.training.evaluate import DivergedError, evaluate_run, fill, survey
 from semigpc.training.experiment import Experiment, TrainConfig
-from semigpc.training.interrupt import Interrupt
 from semigpc.training.journal import Journal, Listener
 from semigpc.training.optim import set_rate
-from semigpc.training.processes import Bystander, anywhere, check_same_everywhere, first_of_node_first
+from semigpc.training.processes import Interrupt, SilentRunFolder, Stopped, any_process, check_same_everywhere, sum_gradients
 from semigpc.training.run_data import DataCache, RunData
 from semigpc.training.run_folder import Checkpoint, CheckpointError, RunFolder, split_facts, write_checkpoint
-from semigpc.training.shared_network import sum_gradients
 from semigpc.training.state import Trainer, assemble, build_fabric
 from semigpc.types import Batch, Clock, StepOutput
 
 ADVICE = "Start a new run with a lower train.lr, longer train.warmup_steps, train.clip_norm=1, or train.precision=32-true."
-
-
-class Stopped(Exception):  # noqa: N818 - not an error
-    """The run was interrupted and saved; it can be resumed."""
 
 
 def train(
@@ -70,7 +64,7 @@ def train(
         Stopped: after Ctrl-C, once everything is saved.
     """
     cache, listener = cache or DataCache(), listener or Listener()
-    folder = RunFolder(path) if fabric is None or fabric.is_global_zero else Bystander(path)
+    folder = RunFolder(path) if fabric is None or fabric.is_global_zero else SilentRunFolder(path)
     with folder.locked():
         splits = cache.splits(experiment.data, experiment.seed)
         if fabric is not None:
@@ -82,7 +76,7 @@ def train(
             folder.refuse_if_taken()
         with _own_random_numbers(experiment):
             fabric = fabric or build_fabric(experiment)
-            with first_of_node_first(fabric):  # may take minutes, which Ctrl-C ends at once
+            with fabric.rank_zero_first(local=True):  # may take minutes, which Ctrl-C ends at once
                 data = cache.run_data(experiment, fabric.device, listener.features)
             with Interrupt() as interrupt:
                 saved = folder.checkpoint("last", experiment, split_facts(splits)) if begun and folder.last.exists() else None
@@ -204,13 +198,14 @@ class Run:
                 journal.log(done)
             if (done % config.eval_steps == 0 or done == config.steps) and self._evaluate(done):
                 self._save(self.folder.best, done)
-            stop = anywhere(self.fabric, self.interrupt.asked) and done < config.steps
+            stop = any_process(self.fabric, self.interrupt.requested) and done < config.steps
             if done % config.checkpoint_steps == 0 or done == config.steps or stop:
                 journal.log(done)
                 trainer.rebuild_gp()
                 self._save(self.folder.last, done)
             if stop:
                 self._finish(done, "stopped")
+                self.fabric.barrier()  # a launcher may kill all processes once one has ended, so none ends before all is saved
                 raise Stopped(f"stopped after step {done} of {config.steps}; everything is saved in {self.folder.path}.")
 
     def _evaluate(self, step: int) -> bool:

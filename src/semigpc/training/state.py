@@ -17,9 +17,9 @@ from semigpc.models import Adapter, Classifier, build_model
 from semigpc.refiners import REFINERS, GaussianProcessRefiner, Refiner
 from semigpc.training.experiment import Experiment
 from semigpc.training.optim import average_of, build_optimizer, optimizer_tensors, restore_optimizer, update_average
+from semigpc.training.processes import prepare_to_share, shared_networks
 from semigpc.training.run_folder import Checkpoint, CheckpointError
 from semigpc.training.settings import settings_of
-from semigpc.training.shared_network import share, shared
 from semigpc.types import HeadSpec, ModelOutput, Networks, Task
 
 
@@ -214,12 +214,12 @@ def assemble(
         algorithm.to(fabric.device)
 
     if fabric.world_size > 1:
-        share(model.to(fabric.device))
+        prepare_to_share(model, fabric.device)
     average = average_of(model).to(fabric.device) if experiment.train.ema else None
     optimizer = build_optimizer(model, experiment.train)
     student, _ = fabric.setup(model, optimizer)
     teacher = student if average is None else fabric.setup_module(average)
     if average is not None:
         teacher.eval()
-    networks = Networks(student, teacher) if fabric.world_size == 1 else shared(student, teacher, fabric)
+    networks = Networks(student, teacher) if fabric.world_size == 1 else shared_networks(student, teacher, fabric)
     return Trainer(fabric, model, average, optimizer, networks, refiner, addon, algorithm)
