@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from semigpc.training.interrupt import Interrupt
 from torch import nn
 
 from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
 from semigpc.training.journal import Journal, Listener
 from semigpc.training.loop import Run, take_step
+from semigpc.training.processes import Interrupt
 from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import RunFolder
 from semigpc.training.state import build_fabric
