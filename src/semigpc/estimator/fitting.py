@@ -33,7 +33,7 @@ from semigpc.threads import suited_to
 TUNED = 600  # labelled rows that hyper-parameters are tuned on: an eigendecomposition takes a tenth of a second
 POOL = 20_000  # unlabelled rows that class shares are estimated from
 TRAINED = 2000  # labelled rows up to which self-training is worth its cost ...
-FOUND = 2 / 3  # ... and recall, averaged over classes, that left-out labels must reach
+LEAST_RECALL = 2 / 3  # ... and recall, averaged over classes, that left-out labels must reach
 ROUNDS = 3  # of self-training where both hold
 MOST_ROUNDS = 100  # of self-training, each of which is O(N^3)
 SURE = 0.9  # probability from which a row joins in self-training
@@ -211,10 +211,10 @@ def _rounds(scores: Tensor, rows: TrainingRows, options: FitOptions, memory: Mem
         return 0
     if options.self_training is not None or not len(rows.unlabeled):
         return options.self_training if options.self_training and len(rows.unlabeled) else 0
-    found = (scores.argmax(dim=1) == rows.codes).double()
+    right = (scores.argmax(dim=1) == rows.codes).double()
     counts = rows.targets.sum(dim=0)
-    recall = float(((rows.targets.mT @ found)[counts > 0] / counts[counts > 0]).mean())
-    return ROUNDS if recall >= FOUND and len(rows.codes) <= TRAINED else 0
+    recall = float(((rows.targets.mT @ right)[counts > 0] / counts[counts > 0]).mean())
+    return ROUNDS if recall >= LEAST_RECALL and len(rows.codes) <= TRAINED else 0
 
 
 def _shares(memory: Memory, rows: TrainingRows, scale: float, *, variance: bool) -> tuple[Tensor, Decisions]:

@@ -1,8 +1,8 @@
-"""What else one would reach for: scikit-learn's classifiers, each on the same rows with the same preparation.
+"""Classifiers of scikit-learn to compare with, each on the same rows with the same preparation.
 
-One preparation serves all of them. Rows of D >= 128 numbers are taken for embeddings and scaled to unit length, as a network's
-features are compared by angle; narrower rows are taken for columns of a table and standardised, by mean and deviation over the
-labelled and unlabelled rows together. Codes are integers from 0; -1 is for rows without a label.
+Rows of D >= 128 numbers are taken for embeddings and scaled to unit length, since features of a network are compared by angle;
+narrower rows are taken for columns of a table and standardised, by mean and deviation over the labelled and unlabelled rows
+together. Codes are integers from 0; -1 marks rows without a label.
 """
 
 import warnings
@@ -26,7 +26,7 @@ Codes = NDArray[np.int64]  # (n,)
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a classifier is built for: n_l labelled rows, of unit length or standardised."""
+    """The data that a classifier is built for: n_l labelled rows, of unit length or standardised."""
 
     labeled: int
     unit: bool
@@ -38,8 +38,8 @@ class Peer:
 
     Args:
         name: for programs. title: for people.
-        build: makes the scikit-learn classifier, not yet fitted.
-        uses_unlabeled: whether it learns from unlabelled rows too; if not it never sees them.
+        build: returns the scikit-learn classifier, not yet fitted.
+        uses_unlabeled: whether it is fitted on unlabelled rows too.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Peer:
 
 
 class FittedPeer:
-    """A peer that has learned.
+    """A fitted peer.
 
     Args:
-        scaler, classifier: as fitted.
-        remarks: what scikit-learn warned about meanwhile, each once, one line each.
+        scaler, classifier: fitted.
+        remarks: the warnings of scikit-learn, each once, one line each.
     """
 
     def __init__(self, scaler: Any, classifier: Any, remarks: tuple[str, ...]) -> None:
@@ -62,10 +62,9 @@ class FittedPeer:
         self.remarks = remarks
 
     def predict(self, X: Rows) -> Codes:
-        """The class (M,) of rows (M, D), as scikit-learn's own ``predict`` decides it.
+        """Return the classes (M,) of rows (M, D) by scikit-learn's own ``predict``.
 
-        LabelSpreading gives the first class to rows that no label reaches; that is counted as the answer that it is, and
-        its number joins ``remarks``.
+        LabelSpreading returns the first class for rows that no label reaches; how many there are is added to ``remarks``.
         """
         scaled = self.scaler.transform(X)
         with warnings.catch_warnings(record=True), np.errstate(all="ignore"):
@@ -90,7 +89,7 @@ def fit_peer(
         peer: one of PEERS.
         X: (n_l, D) labelled rows. codes: (n_l,) their classes, integers >= 0.
         unlabeled: (u, D) rows without labels, u may be 0. They also count in the means and deviations of the columns.
-        most_unlabeled: of the unlabelled rows the peer gets at most so many, drawn without return by ``seed``.
+        most_unlabeled: at most so many unlabelled rows are used, drawn without replacement by ``seed``.
 
     Raises:
         Exception: whatever scikit-learn raises: a comparison catches it and reports the peer as failed.
@@ -109,12 +108,12 @@ def fit_peer(
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", message="self.within_class_std_dev_")  # only shrunken centroids would use it
         classifier.fit(rows, known)
-    said = (str(warning.message).strip().split("\n")[0].strip() for warning in caught)
-    return FittedPeer(scaler, classifier, tuple(dict.fromkeys(said)))
+    remarks = (str(warning.message).strip().split("\n")[0].strip() for warning in caught)
+    return FittedPeer(scaler, classifier, tuple(dict.fromkeys(remarks)))
 
 
 def _logistic(given: Prepared, *, balanced: bool) -> Any:
-    """Less pull towards zero on unit vectors: their coordinates are small, so weights must be large."""
+    """Return a classifier, with less regularisation for unit vectors: their coordinates are small, so weights are large."""
     return LogisticRegression(C=10.0 if given.unit else 1.0, max_iter=2000, class_weight="balanced" if balanced else None)
 
 

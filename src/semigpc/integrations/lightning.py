@@ -1,4 +1,4 @@
-"""A callback that carries SemiGPC for a LightningModule: it owns the memory, writes it, moves it and saves it."""
+"""A callback with which a LightningModule uses SemiGPC: it holds the memory, writes it, moves it and saves it."""
 
 import importlib
 import sys
@@ -13,7 +13,7 @@ LIGHTNINGS = ("lightning.pytorch", "pytorch_lightning")  # the same library unde
 
 
 def _callback_class() -> Any:
-    """``Callback`` of the Lightning that the program uses: the one imported already, else the first that is installed."""
+    """Return ``Callback`` of the Lightning that the program uses: the one imported already, else the first installed one."""
     for name in sorted(LIGHTNINGS, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name).Callback
@@ -32,20 +32,19 @@ else:
 
 
 class SemiGPCCallback(Callback):
-    """Lends a module SemiGPC's opinion, and remembers the labelled features that the module hands over.
+    """Refines the probabilities of a module, and stores the labelled features that the module passes on.
 
-    The module finds the callback as ``self.semigpc``. In ``training_step`` it asks ``refine`` for the weak view's probabilities
-    and hands over labelled features with ``remember``; they are written when the batch is over, after the optimiser's step. A
-    batch counts as a step of the warm-up, whatever the gradient accumulation. Asking costs O(U N (D + C)), writing O(B N^2).
+    The module finds the callback as ``self.semigpc``. In ``training_step`` it calls ``refine`` for the weak view
+    and ``remember`` with labelled features, which are written at the end of the batch, after the optimiser's step. A batch is
+    a step of the warm-up, whatever the gradient accumulation. ``refine`` costs O(U N (D + C)), writing O(B N^2).
 
-    The memory is part of Lightning's checkpoints, not of the module's ``state_dict``: ``fit(ckpt_path=...)`` goes on with the
-    same labels to the bit. For that the inverse, which is not saved, is made anew at each saving, O(N^3). Where several
-    processes train together each writes the rows of all, so all must hand over the same number of rows, and the memory is
-    the same everywhere.
+    The memory is part of Lightning's checkpoints, not of the module's ``state_dict``: ``fit(ckpt_path=...)`` continues with the
+    same labels, bit for bit. For that the inverse, which is not saved, is computed anew at each saving, O(N^3). With several
+    processes each writes the rows of all, so all must pass on the same number of rows, and the memory is the same everywhere.
 
     Args:
-        config: the switches of SemiGPC.
-        n_features: D, of the features that the module hands over.
+        config: the options of SemiGPC.
+        n_features: D, of the features that the module passes on.
         n_classes: C.
     """
 
@@ -54,36 +53,34 @@ class SemiGPCCallback(Callback):
         self.refiner = GaussianProcessRefiner(config, n_features, n_classes)
         self._waiting: tuple[Tensor, Tensor] | None = None
 
-    # What the module calls ------------------------------------------------------------------------------------------
-
     def refine(self, features: Tensor, probs: Tensor) -> Tensor:
-        """p_GP (U, C) for features (U, D), in place of the module's own ``probs``; these during the warm-up. No gradient."""
+        """Return p_GP (U, C) for features (U, D), or the module's own ``probs`` during the warm-up. No gradient."""
         return self.refiner.probs(features, own=probs.detach())
 
     def remember(self, features: Tensor, labels: Tensor) -> None:
-        """Hand over features (B, D) and labels (B,) of this batch's labelled rows; once a batch."""
+        """Pass on features (B, D) and labels (B,) of this batch's labelled rows; once per batch."""
         if self._waiting is not None:
             raise RuntimeError(
                 f"remember must be called once a batch; {len(self._waiting[1])} rows wait already. Concatenate the rows first."
             )
         self._waiting = features.detach(), labels
 
-    # What the trainer calls -----------------------------------------------------------------------------------------
+    # Called by the trainer ------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Make oneself known to the module."""
+        """Make the callback an attribute of the module."""
         pl_module.semigpc = self  # type: ignore[assignment]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Follow the module to its device."""
+        """Move the memory to the module's device."""
         self.refiner.to(pl_module.device)
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Forget what a sanity check or an interrupted batch may have left."""
+        """Drop rows left by a sanity check or an interrupted batch."""
         self._waiting = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Write what waits."""
+        """Write the rows that the module passed on."""
         if self._waiting is None:
             return
         features, labels = self._waiting
@@ -94,7 +91,7 @@ class SemiGPCCallback(Callback):
         self.refiner.remember(features, labels)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Say so if nobody has handed anything over."""
+        """Warn if the module has passed on nothing."""
         if not len(self.refiner.buffer):
             warnings.warn(
                 "SemiGPC needs labelled features, and an epoch has gone by without any, so the labels are the module's own. "
@@ -103,10 +100,10 @@ class SemiGPCCallback(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The memory, tensors only."""
+        """Return the memory, tensors only."""
         self.refiner.rebuild()
         return dict(self.refiner.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a memory that was saved."""
+        """Load a memory that was saved."""
         self.refiner.load_state_dict(state_dict)

@@ -1,8 +1,8 @@
 """FixMatch and SimMatch of ``semilearn`` (USB) with SemiGPC, added to its registry; none of its files is changed.
 
-Written against semilearn 0.3.2. Its algorithms have no place for a refiner, but three doors stand open: ``compute_prob``, with
-which FixMatch makes probabilities of the weak logits; the call of ``dist_align``, through which SimMatch sends its own; and the
-hooks that run after a step. Features are read with a forward hook of torch, for the length of one ``train_step``.
+Written against semilearn 0.3.2. Its algorithms have no place for a refiner, so three existing calls are used: ``compute_prob``,
+with which FixMatch computes probabilities from the weak logits; the call of ``dist_align``, to which SimMatch passes its own;
+and the hooks that run after a step. Features are read with a forward hook of torch during one ``train_step``.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from semigpc.refiners import GaussianProcessRefiner, GPConfig
 if TYPE_CHECKING:
     from semilearn.core import AlgorithmBase
 else:
-    AlgorithmBase = object  # what follows is mixed into its algorithms
+    AlgorithmBase = object  # the class below is mixed into semilearn's algorithms
 
-STATE = "semigpc"  # where the memory lies in a checkpoint of semilearn
+STATE = "semigpc"  # key of the memory in a checkpoint of semilearn
 OPTIONS: dict[str, type] = {
     "buffer_size": int,
     "balanced": bool,
@@ -33,11 +33,11 @@ OPTIONS: dict[str, type] = {
 
 
 class Refined(AlgorithmBase):  # type: ignore[misc]
-    """What both algorithms gain: a refiner, asked before alignment and mask, told after the optimiser's step (section 3.5).
+    """A refiner for both algorithms: queried before alignment and mask, written after the optimiser's step.
 
-    Once the warm-up is over, the weak view's probabilities become p_GP (U, C). Features h(x) (B, D) of the labelled rows wait
-    with their labels for the end of the step. Beside the base algorithm a step costs O(U N (D + C)) for asking and O(B N^2) for
-    writing. Where several processes train together, each of them writes the rows of all.
+    After the warm-up, the weak view's probabilities become p_GP (U, C). Features h(x) (B, D) of the labelled rows and their
+    labels are kept until the end of the step. Beside the base algorithm a step costs O(U N (D + C)) for the query and O(B N^2)
+    for writing. With several processes, each of them writes the rows of all.
     """
 
     weak_pass: int  # which forward pass of a step is the weak view's, with use_cat=False
@@ -51,26 +51,26 @@ class Refined(AlgorithmBase):  # type: ignore[misc]
         self.waiting: tuple[Tensor, Tensor] | None = None
 
     def set_hooks(self) -> None:
-        """Those of the base algorithm, and one that writes: after the parameters have moved, before anything is saved."""
+        """Register the base algorithm's hooks and one that writes, after the parameters are updated and before any saving."""
         super().set_hooks()
         self.register_hook(_hook(), None, "VERY_HIGH")
 
     def listened_to(self) -> nn.Module:
-        """The module whose calls make features; asked at every step, as semilearn wraps networks when they are made."""
+        """Return the module whose calls return features; called at every step, as semilearn wraps networks later."""
         module: nn.Module = self.model
         return module
 
     def features(self, output: Any, **options: Any) -> Tensor | None:  # noqa: ARG002
-        """h (., D) in what that module returned, called with ``options``; None if this was another kind of call."""
+        """Return h (., D) from that module's output for a call with ``options``; None if this was another kind of call."""
         feature: Tensor = output["feat"]
         return feature
 
     @contextmanager
     def listening(self, labels: Tensor) -> Iterator[None]:
-        """Note features as the network makes them; afterwards those of the labelled rows, which come first, wait."""
+        """Record features as the network computes them; afterwards keep those of the labelled rows, which come first."""
         if isinstance(self.model, nn.DataParallel) and len(self.model.device_ids) > 1:
             raise RuntimeError(
-                "SemiGPC must see a batch in one place, and nn.DataParallel cuts it up; it is in use here with "
+                "SemiGPC must see a whole batch on one device, and nn.DataParallel splits it; it is in use here with "
                 f"{len(self.model.device_ids)} devices. Set gpu to one of them, or multiprocessing_distributed to true."
             )
 
@@ -89,7 +89,7 @@ class Refined(AlgorithmBase):  # type: ignore[misc]
             self.passes = []
 
     def refined(self, probs: Tensor) -> Tensor:
-        """p_GP in place of the weak view's probabilities (U, C), once a step; ``probs`` itself during the warm-up."""
+        """Return p_GP in place of the weak view's probabilities (U, C), once per step; ``probs`` itself during the warm-up."""
         if not self.passes or self.asked:
             return probs
         self.asked = True
@@ -98,24 +98,24 @@ class Refined(AlgorithmBase):  # type: ignore[misc]
         return self.refiner.probs(weak, own=probs)
 
     def get_save_dict(self) -> dict[str, Any]:
-        """What the base algorithm saves, and the GP's memory; not its inverse."""
+        """Return what the base algorithm saves, and the GP's memory without its inverse."""
         saved: dict[str, Any] = super().get_save_dict()
         return saved | {STATE: {name: value.cpu() for name, value in self.refiner.state_dict().items()}}
 
     def load_model(self, load_path: str) -> Any:
-        """What the base algorithm loads, and the GP's memory. The inverse is made anew: O(N^3)."""
+        """Load what the base algorithm loads, and the GP's memory. The inverse is computed anew: O(N^3)."""
         checkpoint = super().load_model(load_path)
         if STATE not in checkpoint:
             raise ValueError(
-                f"a checkpoint to go on from must hold the memory of SemiGPC; {load_path} has none, so another algorithm "
-                f"wrote it. Go on with that one, or start {self.algorithm} anew."
+                f"a checkpoint to resume from must contain the memory of SemiGPC; {load_path} has none, so another algorithm "
+                f"wrote it. Resume with that one, or start {self.algorithm} anew."
             )
         self.refiner.load_state_dict(checkpoint[STATE])
         return checkpoint
 
 
 def register() -> tuple[type, type]:
-    """Add ``semigpc_fixmatch`` and ``semigpc_simmatch`` to semilearn's algorithms, once; answers with both classes."""
+    """Add ``semigpc_fixmatch`` and ``semigpc_simmatch`` to semilearn's algorithms, once; return both classes."""
     try:
         from semilearn.core.utils import ALGORITHMS
     except (ImportError, OSError, RuntimeError) as error:  # torchaudio, which it imports, raises the latter two
@@ -155,12 +155,12 @@ def _simmatch() -> type:
     from semilearn.algorithms.simmatch.simmatch import SimMatch, SimMatch_Net
 
     class SemiGPCSimMatch(Refined, SimMatch):  # type: ignore[misc]
-        """SimMatch whose weak probabilities come from the GP before they are aligned; its own memory bank is as it was."""
+        """SimMatch whose weak probabilities come from the GP before they are aligned; its own memory bank is not changed."""
 
         weak_pass = 1  # labelled, weak, strong
 
         def listened_to(self) -> nn.Module:
-            """The backbone: SimMatch's network answers with projections alone."""
+            """Return the backbone, since SimMatch's network returns projections alone."""
             network = next(module for module in self.model.modules() if isinstance(module, SimMatch_Net))
             backbone: nn.Module = network.backbone
             return backbone
@@ -197,7 +197,7 @@ def _hook() -> Any:
     from semilearn.core.hooks import Hook
 
     class SemiGPCHook(Hook):  # type: ignore[misc]
-        """Follows the network to its device, and writes what waits."""
+        """Moves the refiner to the network's device, and writes the rows of a step."""
 
         def before_run(self, algorithm: Any) -> None:
             algorithm.refiner.to(next(algorithm.model.parameters()).device)

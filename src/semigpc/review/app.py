@@ -33,7 +33,7 @@ from semigpc.data import DataError
 from semigpc.data.images import ImageError
 from semigpc.review.session import MOST_VISIBLE, Session, StaleError, View
 from semigpc.review.thumbnails import SIZES, Thumbnails
-from semigpc.review.waiting import Filters, Sort, Status
+from semigpc.review.waiting import Filters, Text
 
 HOST = "127.0.0.1"
 HOSTS = (HOST, "localhost")
@@ -45,7 +45,6 @@ PAUSE = 0.02  # seconds between two pieces of that work, so that requests are se
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 MOST_BYTES = 2**20  # of a request
-MOST_TEXT = 4096  # characters of a label or a filter, as long as the longest path
 MOST_CARDS = 200  # in a response
 MOST_SEEN = 100_000  # rows that a page has shown already
 MOST_DIGITS = 18  # of a number in a path: less than 2**63
@@ -62,7 +61,6 @@ WRONG_TOKEN = (
 WRONG_HOST = "This server answers to 127.0.0.1 and localhost alone.\n"
 
 Number = Annotated[int, Field(ge=0, lt=2**63)]  # what a column of whole numbers can hold
-Text = Annotated[str, Field(max_length=MOST_TEXT)]
 Numbers = Annotated[list[Number], Field(max_length=MOST_VISIBLE), FailFast()]
 
 
@@ -146,22 +144,11 @@ class Question(BaseModel):
         return View(self.visible, self.since, self.choices)
 
 
-class Cards(Question):
-    """Which cards to show next."""
+class Cards(Question, Filters):
+    """Which cards to show next, without the rows ``seen`` already."""
 
-    status: Status = "unreviewed"
-    label: Text | None = None
-    least: float = 0.0
-    most: float = 1.0
-    text: Text = ""
-    sort: Sort = "need"
     seen: Annotated[list[Number], Field(max_length=MOST_SEEN), FailFast()] = []
     count: Number = 60
-
-    @property
-    def filters(self) -> Filters:
-        """The same for the session."""
-        return Filters(status=self.status, label=self.label, least=self.least, most=self.most, text=self.text, sort=self.sort)
 
 
 class Accept(Question):
@@ -194,7 +181,7 @@ class Undo(Question):
 def make_app(session: Session, token: str) -> ASGIApp:
     """Return the whole application, behind its guard."""
     questions: dict[str, tuple[type[Question], Callable[[Any], dict[str, Any]]]] = {
-        "cards": (Cards, lambda q: session.page(q.filters, seen=q.seen, count=min(q.count, MOST_CARDS))),
+        "cards": (Cards, lambda q: session.page(q, seen=q.seen, count=min(q.count, MOST_CARDS))),
         "accept": (Accept, lambda q: _accept(session, q)),
         "correct": (Correct, lambda q: session.correct(q.row, q.label, version=q.version, view=q.view)),
         "skip": (Skip, lambda q: session.skip(q.row, version=q.version, view=q.view)),
@@ -296,7 +283,7 @@ async def _read(request: Request, form: type[Question]) -> Question:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "This request"
-        raise HTTPException(400, f"{where}: {first['msg']}.") from error
+        raise HTTPException(400, f"{where}: {first['msg'].removeprefix('Value error, ')}.") from error
 
 
 def _accept(session: Session, question: Accept) -> dict[str, Any]:

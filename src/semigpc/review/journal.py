@@ -146,9 +146,7 @@ class ReviewJournal:
         try:
             return validated(parse(line, where), Entry, where, _check)
         except FileError as error:
-            raise DataError(
-                f"{error}. Correct or remove that line, or move the file away to start the review afresh."
-            ) from error
+            raise DataError(f"{error}. Correct or remove that line, or move the file away to start the review anew.") from error
 
 
 def _check(entry: Entry) -> None:
@@ -214,7 +212,7 @@ class History:
         if entry.step <= self.steps:
             raise DataError(
                 f"Step {entry.step} of {NAME} comes after step {self.steps}. Lines must have been moved or written twice: put "
-                "them back, or move the file away to start afresh."
+                "them back, or move the file away to start anew."
             )
         rows = self._undo(entry) if entry.action == "undo" else self._answer(entry)
         self.steps = entry.step
@@ -235,7 +233,7 @@ class History:
         if not self.done or self.done[-1].entry.step != entry.undoes:
             raise DataError(
                 f"Step {entry.step} of {NAME} undoes step {entry.undoes}, which is not the last one that stands. Lines "
-                "must have been removed or moved: put them back, or move the file away to start afresh."
+                "must have been removed or moved: put them back, or move the file away to start anew."
             )
         step = self.done.pop()
         for row, answer in step.previous:

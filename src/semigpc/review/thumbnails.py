@@ -1,4 +1,4 @@
-"""Images of the data set made small: by row number, upright, of bounded size, and only from below its folder."""
+"""Small versions of the images of the data set: by row number, upright, of bounded size, and only from below its folder."""
 
 import io
 import threading
@@ -12,16 +12,16 @@ from semigpc.data.images import ImageError, opened_image, read_image
 from semigpc.labeling.project import Project
 
 SIZES = (96, 384, 1600)  # pixels along the longer side: beside a card, on it, and enlarged
-AT_ONCE = 2
-KEPT_BYTES = 128 * 2**20
-QUALITY = 85
+AT_ONCE = 2  # images decoded at the same time, as a large one takes 700 MB
+KEPT_BYTES = 128 * 2**20  # of JPEG files in memory
+QUALITY = 85  # of JPEG, of 100
 
 
 class Thumbnails:
-    """JPEG files made when they are asked for; the latest are kept in memory.
+    """JPEG files made on request; the latest are kept in memory.
 
     Args:
-        project: whose images.
+        project: of the images.
     """
 
     def __init__(self, project: Project) -> None:
@@ -32,7 +32,7 @@ class Thumbnails:
         self._decoders = threading.Semaphore(AT_ONCE)
 
     def get(self, row: int, size: int) -> bytes:
-        """The image of a row as JPEG, no larger than ``size`` pixels either way.
+        """Return the image of a row as JPEG, no larger than ``size`` pixels either way.
 
         Raises:
             ImageError: there is none, it cannot be read, it is too large to decode, or it lies outside of the folder.
@@ -41,45 +41,37 @@ class Thumbnails:
             if (row, size) in self._kept:
                 self._kept.move_to_end((row, size))
                 return self._kept[row, size]
-        made = self._make(self._path(row), size)
-        with self._lock:
-            if (row, size) not in self._kept:
-                self._kept[row, size] = made
-                self._room -= len(made)
-            while self._room < 0:
-                self._room += len(self._kept.popitem(last=False)[1])
-        return made
-
-    def _path(self, row: int) -> Path:
         path = self.project.image(row)  # never outside of the folder of images, also not by a link
         if path is None:
             raise ImageError("There is no image of this row in the folder of images.")
-        return path
+        content = self._make(path, size)
+        with self._lock:
+            if (row, size) not in self._kept:
+                self._kept[row, size] = content
+                self._room -= len(content)
+            while self._room < 0:
+                self._room += len(self._kept.popitem(last=False)[1])
+        return content
 
     def _make(self, path: Path, size: int) -> bytes:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of odd images that it can read
+        with warnings.catch_warnings(), self._decoders:
+            warnings.simplefilter("ignore")  # Pillow warns about odd images that it can read
             try:
-                image = self._decode(path, size)
-            except ImageError as error:
-                raise ImageError(_in_short(error, path)) from error
+                image = _decode(path, size)
+            except ImageError as error:  # in short, for a card, which does not show the folder
+                if error.__cause__ is None:
+                    raise ImageError(str(error).replace(str(path), path.name)) from error
+                missing = isinstance(error.__cause__, FileNotFoundError)
+                raise ImageError(f"This image {'is no longer there' if missing else 'cannot be read'}.") from error
         image.thumbnail((size, size), Image.Resampling.LANCZOS)
-        made = io.BytesIO()
-        image.save(made, "JPEG", quality=QUALITY)
-        return made.getvalue()
-
-    def _decode(self, path: Path, size: int) -> Image.Image:
-        with self._decoders:
-            with opened_image(path) as opened:
-                if opened.format == "JPEG":
-                    opened.draft("RGB", (size, size))  # the decoder itself can shrink it, up to eight times
-                    return ImageOps.exif_transpose(opened).convert("RGB")
-            return read_image(path)
+        content = io.BytesIO()
+        image.save(content, "JPEG", quality=QUALITY)
+        return content.getvalue()
 
 
-def _in_short(error: ImageError, path: Path) -> str:
-    """As it fits on a card, which need not know the folder."""
-    if error.__cause__ is None:
-        return str(error).replace(str(path), path.name)
-    gone = isinstance(error.__cause__, FileNotFoundError)
-    return "This image is no longer there." if gone else "This image cannot be read."
+def _decode(path: Path, size: int) -> Image.Image:
+    with opened_image(path) as opened:
+        if opened.format == "JPEG":
+            opened.draft("RGB", (size, size))  # the decoder itself can shrink it, up to eight times
+            return ImageOps.exif_transpose(opened).convert("RGB")
+    return read_image(path)

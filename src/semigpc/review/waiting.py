@@ -1,13 +1,12 @@
 """Which rows wait for review, in what order, and how far the review is."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from semigpc.data import DataError
 from semigpc.labeling.evidence import SUSPICION, suspicion, wilson
 from semigpc.review.beliefs import LABELLED, OUTLIER, STATUSES, Beliefs
 from semigpc.review.journal import Answer
@@ -16,6 +15,7 @@ Status = Literal[
     "unreviewed", "labelled", "pseudo", "abstained", "outlier", "suspected", "changed", "reviewed", "skipped", "all"
 ]
 Sort = Literal["need", "least sure", "most sure", "random", "table"]
+Text = Annotated[str, Field(max_length=4096)]  # a label or a part of an id: as long as the longest path
 Mask = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 RAREST, COMMONEST = 3.0, 0.5  # bounds of the weight of a class
@@ -24,23 +24,22 @@ KINDS = (None, "accepted", "corrected", "skipped")
 BINS = 20  # of the histogram of confidences
 
 
-@dataclass(frozen=True, kw_only=True)
-class Filters:
+class Filters(BaseModel):
     """Which cards to show: the name of a class, a range of confidences in [0, 1], text that ids contain; and their order."""
 
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
     status: Status = "unreviewed"
-    label: str | None = None
+    label: Text | None = None
     least: float = 0.0
     most: float = 1.0
-    text: str = ""
+    text: Text = ""
     sort: Sort = "need"
 
-    def __post_init__(self) -> None:
-        for value, known in ((self.status, get_args(Status)), (self.sort, get_args(Sort))):
-            if value not in known:
-                raise DataError(f"There is no filter or order {value!r}. Known: {', '.join(known)}.")
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
         if not 0 <= self.least <= self.most <= 1:
-            raise DataError(f"Confidences run from 0 to 1, the smaller first; got {self.least:g} to {self.most:g}.")
+            raise ValueError(f"confidences run from 0 to 1, the smaller first; got {self.least:g} to {self.most:g}")
+        return self
 
 
 class Waiting:
