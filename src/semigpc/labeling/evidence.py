@@ -298,12 +298,8 @@ def per_class(held: HeldOut, codes: Codes, names: NDArray[np.str_]) -> Iterator[
             "given": int((codes == c).sum()),
             "held_out": int(own.sum()),
             "believed": int(predicted.sum()),
-            "recall": recall.value,
-            "recall_low": recall.low,
-            "recall_high": recall.high,
-            "precision": precision.value,
-            "precision_low": precision.low,
-            "precision_high": precision.high,
+            **dict(zip(("recall", "recall_low", "recall_high"), recall, strict=True)),
+            **dict(zip(("precision", "precision_low", "precision_high"), precision, strict=True)),
         }
 
 
@@ -321,9 +317,7 @@ def accepted(held: HeldOut, threshold: float) -> dict[str, float | int | None]:
         "threshold": threshold,
         "accepted": int(taken.sum()),
         "coverage": float(held.weights[taken].sum() / held.weights.sum()),
-        "precision": precision.value,
-        "low": precision.low,
-        "high": precision.high,
+        **dict(zip(("precision", "low", "high"), precision, strict=True)),
     }
 
 

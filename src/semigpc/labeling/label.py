@@ -15,6 +15,7 @@ import time
 import warnings
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from semigpc.labeling import outputs
 from semigpc.labeling.evidence import gather_evidence, too_few
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, is_image_folder, open_images, table_inputs
 from semigpc.labeling.project import FILE, VERSION, read_settings
-from semigpc.labeling.scan import SAMPLE, LabelLookup, Progress, Scan, scan
+from semigpc.labeling.scan import SAMPLE, LabelLookup, Progress, Scan, scan, silent
 from semigpc.labeling.source import TableSource, open_source
 from semigpc.report.labeling_page import write_labeling_report
 
@@ -39,9 +40,6 @@ DATA = "data content"  # entry of the key that is known only when images are emb
 NETWORK = ("model", "pretrained", "image_size", "precision")  # options that embeddings depend on
 LEARNED = ("length_scale", "noise_std", "logit_scale", "scaling", "self_training")  # parameters that fitting sets
 NO_REPORT = "Nothing was held out, since --no-report left the cross-validation out."
-
-
-# The run --------------------------------------------------------------------------------------------------------------
 
 
 def label_data(settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None) -> dict[str, Any]:
@@ -60,10 +58,10 @@ def label_data(settings: LabelSettings, *, overwrite: bool = False, progress: Pr
     if settings.out.exists() and not settings.out.is_dir():
         raise DataError(f"--out must be a folder; {settings.out} is a file.")
     with locked(settings.out):
-        return _label_data(settings, overwrite, progress)
+        return _label_data(settings, overwrite, progress or silent)
 
 
-def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress | None) -> dict[str, Any]:
+def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) -> dict[str, Any]:
     began = time.monotonic()
     of_images = is_image_folder(settings.data, follow_links=settings.follow_links)
     key = labels_key(settings) | {"network": [getattr(settings.embed, name) for name in NETWORK] if of_images else None}
@@ -83,18 +81,10 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress | N
         return earlier
 
     size = shard_rows(inputs.source, settings.shard)
-    gathered = scan(
-        inputs.source,
-        LabelLookup(inputs.labels),
-        size=size,
-        seed=settings.seed,
-        skip_bad=settings.skip_bad,
-        labels_path=settings.labels,
-        progress=progress,
-    )
+    lookup = LabelLookup(inputs.labels, settings.labels)
+    gathered = scan(inputs.source, lookup, size=size, seed=settings.seed, skip_bad=settings.skip_bad, progress=progress)
     check_classes(gathered.labels, settings.labels or settings.data)
-    if progress is not None:
-        progress("fitting", 0, None)
+    progress("fitting", 0, None)
     model, notes = fit(gathered, settings)
     kept = [name for name in changed if (settings.out / name).exists()]
     inputs.notes.extend(notes)
@@ -154,7 +144,7 @@ def fit(gathered: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list
 
 
 def _label_parts(
-    out: outputs.OutFolder, inputs: Inputs, model: SemiGPClassifier, gathered: Scan, size: int, progress: Progress | None
+    out: outputs.OutFolder, inputs: Inputs, model: SemiGPClassifier, gathered: Scan, size: int, progress: Progress
 ) -> int:
     """Label the shards that do not exist yet; return how many there are in all."""
     parts = [out.part(number) for number in range(-(-gathered.rows // size))]
@@ -164,8 +154,7 @@ def _label_parts(
     for number, batch in enumerate(inputs.source.batches(size)):
         if not parts[number].exists():
             out.write_part(number, labeller.table(batch))
-        if progress is not None:
-            progress("labelling", batch.first + len(batch.ids), gathered.rows)
+        progress("labelling", batch.first + len(batch.ids), gathered.rows)
     return len(parts)
 
 
@@ -220,32 +209,19 @@ def _text(path: Path | None) -> str | None:
     return str(path) if path is not None else None
 
 
-# Its summary ----------------------------------------------------------------------------------------------------------
-
-
 def summarise(
-    settings: LabelSettings,
-    inputs: Inputs,
-    gathered: Scan,
-    model: SemiGPClassifier,
-    tally: outputs.Tally,
-    progress: Progress | None,
+    settings: LabelSettings, inputs: Inputs, gathered: Scan, model: SemiGPClassifier, tally: outputs.Tally, progress: Progress
 ) -> dict[str, Any]:
     """Return summary.json as plain values, with the keys that :mod:`semigpc.report.labeling_page` lists and a few more.
 
     Cross-validates if ``settings.report`` is set.
     """
     labels = np.array(gathered.labels, dtype=object)
-
-    def report(done: int, total: int) -> None:
-        if progress is not None:
-            progress("cross-validating", done, total)
-
     evidence = None
     if settings.report:
-        evidence = gather_evidence(
-            model, gathered.x, labels, gathered.sample_x, folds=FOLDS, seed=settings.seed, progress=report
-        )
+        options = {"folds": FOLDS, "seed": settings.seed}
+        report = partial(progress, "cross-validating")
+        evidence = gather_evidence(model, gathered.x, labels, gathered.sample_x, **options, progress=report)
     classes = [str(name) for name in model.classes_]
     counts = Counter(gathered.labels)
     ids = dict(zip(gathered.labelled.tolist(), gathered.ids, strict=True))

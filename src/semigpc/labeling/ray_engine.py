@@ -46,7 +46,7 @@ from semigpc.labeling.bulk import Address, Partitions, Store
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, table_inputs
 from semigpc.labeling.label import fit, labels_key, shard_rows, summarise
 from semigpc.labeling.outputs import ADVICE, BULK_LABELS, COMPLETE, PARTIAL, WRITTEN, Key, Labeller, Tally, key_difference
-from semigpc.labeling.scan import SAMPLE, Gathered, LabelLookup, Progress, Scan
+from semigpc.labeling.scan import SAMPLE, Gathered, LabelLookup, Progress, Scan, silent
 from semigpc.report.labeling_page import write_labeling_report
 
 OBJECT_STORE = 2**29  # bytes of shared memory for a Ray that this process starts: it holds the model and little else
@@ -73,10 +73,10 @@ def label_on_ray(settings: LabelSettings, *, overwrite: bool = False, progress: 
     """
     _check_apart(settings)
     with nullcontext() if isinstance(settings.out, Address) else locked(settings.out):  # object stores have no locks
-        return _label_on_ray(settings, overwrite, progress)
+        return _label_on_ray(settings, overwrite, progress or silent)
 
 
-def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress | None) -> dict[str, Any]:
+def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress) -> dict[str, Any]:
     began = time.monotonic()
     partitions = Partitions(Store(settings.data), settings.data_columns, follow_links=settings.follow_links)
     inputs = table_inputs(settings, partitions.source, settings.data)
@@ -99,7 +99,7 @@ def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress |
     if earlier is not None:
         return earlier
     with _ray() as ray:
-        engine = _Engine(ray, progress or (lambda *_: None))
+        engine = _Engine(ray, progress)
         kept = None if overwrite else out.load_scan()
         gathered = engine.gather(partitions, inputs, settings) if kept is None else kept
         check_classes(gathered.labels, settings.labels or settings.data)
@@ -132,9 +132,9 @@ class _Engine:
         if len(gathered.sample) < SAMPLE and below < 1:  # most rows have a label, or are bad: use no bound then
             gathered = self._gather(replace(gathering, below=1.0))
         gathering.check(gathered)
-        lookup = LabelLookup(inputs.labels)
+        lookup = LabelLookup(inputs.labels, settings.labels)
         lookup.of([name for _, name, *_ in (*gathered.labelled, *gathered.bad)], None)
-        lookup.check(settings.labels, settings.data, gathered.some_ids)
+        lookup.check(settings.data, gathered.some_ids)
         if not settings.skip_bad:
             gathered.check_finite(partitions.source)
         return gathered.result()
