@@ -70,10 +70,13 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
 
 
 def test_labels_are_matched_as_rows_go_by_and_the_rest_is_told() -> None:
-    lookup = LabelLookup({"b": "cat", "z": "dog", "y": "dog"})
+    lookup = LabelLookup({"b": "cat", "z": "dog", "y": "dog"}, Path("labels.csv"))
     assert lookup.of(["a", "b"], ["ignored", None]) == [None, "cat"]
-    with pytest.raises(DataError, match=r"rows that are not in data.csv, 2 in all: 'z', 'y'\. Ids there look like 'a' and 'b'"):
-        lookup.check(Path("labels.csv"), "data.csv", ["a", "b"])
+    with pytest.raises(
+        DataError,
+        match=r"labels.csv has labels for rows that are not in data.csv, 2 in all: 'z', 'y'\. Ids there look like 'a' and 'b'",
+    ):
+        lookup.check("data.csv", ["a", "b"])
     assert LabelLookup(None).of(["a", "b"], [None, "dog"]) == [None, "dog"]
 
 

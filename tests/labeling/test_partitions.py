@@ -249,11 +249,10 @@ def test_what_the_first_pass_found_is_kept_for_an_identical_run_alone(tmp_path: 
     x = X.copy()
     x[[3, 2650]] = np.inf
     expected = gathered(opened(write_partitions(tmp_path / "data", x=x)), LABELS | {IDS[3]: "bee"}).result()
-    BulkFolder(Store(tmp_path), {"seed": 0}).save_scan(expected, 1.5)
+    BulkFolder(Store(tmp_path), {"seed": 0}).save_scan(expected)
     kept = BulkFolder(Store(tmp_path), {"seed": 0}).load_scan()
     assert kept is not None
-    assert_same_scan(kept[0], expected)
-    assert kept[1] == 1.5
+    assert_same_scan(kept, expected)
     assert BulkFolder(Store(tmp_path), {"seed": 1}).load_scan() is None
 
 

@@ -9,7 +9,6 @@ import copy
 import hashlib
 import json
 import pickle
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -352,7 +351,7 @@ class Labelling:
 
     def __call__(self, number: int) -> dict[str, Any]:
         """Label one partition, write it under the same name, and return its counts, which its footer holds too."""
-        tally, facts, began = Tally(), dict[str, Any](), time.process_time()
+        tally, facts = Tally(), {"digest": self.digest}
 
         def tables() -> Iterator[pyarrow.Table]:
             for batch in self.partitions.batches(number, self.size):
@@ -360,12 +359,9 @@ class Labelling:
                 tally.add(table, self.labeller.schema.names[0])
                 yield table
 
-        def finish() -> dict[str, Any]:
-            facts.update({"digest": self.digest, "core_seconds": time.process_time() - began} | tally.plain())
-            return facts
-
-        self.out.write_table(f"{BULK_LABELS}/{self.partitions.names[number]}", self.labeller.schema, tables(), finish)
-        return facts
+        name = f"{BULK_LABELS}/{self.partitions.names[number]}"
+        self.out.write_table(name, self.labeller.schema, tables(), lambda: facts | tally.plain())
+        return facts | tally.plain()
 
 
 def work_on(item: dict[str, Any], shared: list[Any]) -> dict[str, Any]:
@@ -377,18 +373,16 @@ def work_on(item: dict[str, Any], shared: list[Any]) -> dict[str, Any]:
         item: the ``number`` of the partition. shared: the reference of the task.
 
     Returns:
-        ``number``; ``result``, pickled; ``failed``, a message; ``is_data_error``; and ``core_seconds``.
+        ``number``; ``result``, pickled; ``failed``, a message; and ``is_data_error``.
     """
     number, result, failed, is_data_error = int(item["number"]), None, "", False
-    task, began = _fetch(shared[0]), time.process_time()
     try:
-        result = task(number)
+        result = _fetch(shared[0])(number)
     except DataError as error:
         failed, is_data_error = str(error), True
     except OSError as error:
         failed = f"Partition {number + 1} could not be read or written: {error}. Mend that; the same command goes on."
-    spent, answer = time.process_time() - began, pickle.dumps(result)
-    return {"number": number, "result": answer, "failed": failed, "is_data_error": is_data_error, "core_seconds": spent}
+    return {"number": number, "result": pickle.dumps(result), "failed": failed, "is_data_error": is_data_error}
 
 
 @lru_cache(maxsize=1)

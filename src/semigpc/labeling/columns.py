@@ -79,9 +79,6 @@ class Columns:
         return ColumnsToRead((), self.features)
 
 
-# Choosing columns -----------------------------------------------------------------------------------------------------
-
-
 def choose(schema: pyarrow.Schema, options: ColumnOptions, usual: UsualColumns, path: object) -> Columns:
     """Return the columns to read from a table of this schema.
 
@@ -187,9 +184,6 @@ def _value_type(kind: pyarrow.DataType) -> pyarrow.DataType:
 
 def _is_number(kind: pyarrow.DataType) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind))
-
-
-# Their values ---------------------------------------------------------------------------------------------------------
 
 
 def ids_of(column: pyarrow.Array) -> list[str | None]:

@@ -199,9 +199,6 @@ def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad:
     )
 
 
-# The network ----------------------------------------------------------------------------------------------------------
-
-
 class Network:
     """A frozen network from images to embeddings, on a GPU if there is one.
 
@@ -274,9 +271,6 @@ def _built(config: ModelConfig) -> nn.Module:
         except (ValueError, KeyError, OSError) as error:
             raise DataError(f"The network cannot be built: {error.args[0] if error.args else error}") from error
     return backbone
-
-
-# Its input ------------------------------------------------------------------------------------------------------------
 
 
 class Squares(NamedTuple):

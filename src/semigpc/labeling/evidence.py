@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from semigpc.estimator import STATUSES, LeftOutLabels, SemiGPClassifier
-from semigpc.estimator.peers import EMBEDDING_WIDTH, PEERS, Peer, fit_peer
+from semigpc.estimator.peers import EMBEDDING_WIDTH, PEERS, fit_peer
 
 MOST_LABELS = 10_000  # labels that take part; of more, a like share of every class is drawn
 FEWEST = 10  # labels to hold out; from fewer nothing useful can be estimated
@@ -298,12 +298,8 @@ def per_class(held: HeldOut, codes: Codes, names: NDArray[np.str_]) -> Iterator[
             "given": int((codes == c).sum()),
             "held_out": int(own.sum()),
             "believed": int(predicted.sum()),
-            "recall": recall.value,
-            "recall_low": recall.low,
-            "recall_high": recall.high,
-            "precision": precision.value,
-            "precision_low": precision.low,
-            "precision_high": precision.high,
+            **dict(zip(("recall", "recall_low", "recall_high"), recall, strict=True)),
+            **dict(zip(("precision", "precision_low", "precision_high"), precision, strict=True)),
         }
 
 
@@ -321,9 +317,7 @@ def accepted(held: HeldOut, threshold: float) -> dict[str, float | int | None]:
         "threshold": threshold,
         "accepted": int(taken.sum()),
         "coverage": float(held.weights[taken].sum() / held.weights.sum()),
-        "precision": precision.value,
-        "low": precision.low,
-        "high": precision.high,
+        **dict(zip(("precision", "low", "high"), precision, strict=True)),
     }
 
 
@@ -414,38 +408,30 @@ def compare_peers(
         For each peer ``name, title, uses_unlabeled, seconds, failed`` (None or why), ``remarks`` (of scikit-learn), and
         ``accuracy, balanced_accuracy`` with their ``_std`` over folds, None if it failed.
     """
-    return [_compare(peer, features, codes, unlabeled, fold_of, seed, tick or (lambda: None)) for peer in PEERS.values()]
+    results = []
+    measured = fold_of != STAYS
+    for peer in PEERS.values():
+        predicted = np.full(len(codes), -1, dtype=np.int64)
+        remarks: dict[str, None] = {}
+        failed, start = None, time.perf_counter()
+        for fold in np.unique(fold_of[measured]):
+            out = fold_of == fold
+            try:
+                if failed is None:
+                    fitted = fit_peer(peer, features[~out], codes[~out], unlabeled, most_unlabeled=MOST_UNLABELED, seed=seed)
+                    predicted[out] = fitted.predict(features[out])
+                    remarks |= dict.fromkeys(fitted.remarks)
+            except Exception as error:
+                failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if tick is not None:
+                tick()
+        scores = None if failed else score(codes[measured], predicted[measured], fold_of[measured])
+        facts = {"name": peer.name, "title": peer.title, "uses_unlabeled": peer.uses_unlabeled}
+        facts |= scores._asdict() if scores else dict.fromkeys(Scores._fields)
+        results.append(facts | {"seconds": time.perf_counter() - start, "failed": failed, "remarks": list(remarks)})
+    return results
 
 
 def preparation(width: int) -> str:
     """Return how rows of ``width`` numbers are prepared for the peers: "unit" or "standardised"."""
     return "unit" if width >= EMBEDDING_WIDTH else "standardised"
-
-
-def _compare(
-    peer: Peer, features: Features, codes: Codes, unlabeled: Features, fold_of: Codes, seed: int, tick: Callable[[], None]
-) -> dict[str, Any]:
-    predicted = np.full(len(codes), -1, dtype=np.int64)
-    remarks: dict[str, None] = {}
-    failed, start = None, time.perf_counter()
-    for fold in np.unique(fold_of[fold_of != STAYS]):
-        out = fold_of == fold
-        if failed is None:
-            try:
-                fitted = fit_peer(peer, features[~out], codes[~out], unlabeled, most_unlabeled=MOST_UNLABELED, seed=seed)
-                predicted[out] = fitted.predict(features[out])
-                remarks |= dict.fromkeys(fitted.remarks)
-            except Exception as error:
-                failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        tick()
-    measured = fold_of != STAYS
-    scores = None if failed else score(codes[measured], predicted[measured], fold_of[measured])
-    return {
-        "name": peer.name,
-        "title": peer.title,
-        "uses_unlabeled": peer.uses_unlabeled,
-        **(scores._asdict() if scores else dict.fromkeys(Scores._fields)),
-        "seconds": time.perf_counter() - start,
-        "failed": failed,
-        "remarks": list(remarks),
-    }

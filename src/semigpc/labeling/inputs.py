@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +13,7 @@ from semigpc.data.tables import SUFFIXES, as_label, is_table, path_below, read_p
 from semigpc.labeling.columns import ColumnOptions, unknown_column
 from semigpc.labeling.embed import EmbedConfig, embed_folder
 from semigpc.labeling.outputs import COLUMNS
-from semigpc.labeling.scan import Progress
+from semigpc.labeling.scan import Progress, silent
 from semigpc.labeling.source import TableSource, open_source
 
 EMBEDDINGS = "embeddings.parquet"  # of images, inside the folder of the labels
@@ -85,7 +86,7 @@ def is_image_folder(path: Path, *, follow_links: bool = False) -> bool:
     return path.is_dir() and any(is_image_name(name) for name, _ in walk(path, follow_links=follow_links))
 
 
-def open_images(settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None) -> Inputs:
+def open_images(settings: LabelSettings, *, overwrite: bool = False, progress: Progress = silent) -> Inputs:
     """Check the labels of a folder of images, then embed the images that have no embedding yet, which may take hours.
 
     Raises:
@@ -107,12 +108,9 @@ def open_images(settings: LabelSettings, *, overwrite: bool = False, progress: P
     table = settings.out / EMBEDDINGS
     settings.out.mkdir(parents=True, exist_ok=True)
 
-    def report(done: int, total: int) -> None:
-        if progress is not None:
-            progress("embedding", done, total)
-
     def embed(*, overwrite: bool) -> set[str]:
         options = {"skip_bad": settings.skip_bad, "follow_links": settings.follow_links, "overwrite": overwrite}
+        report = partial(progress, "embedding")
         return {name for name, _ in embed_folder(root, table, settings.embed, **options, progress=report).bad}
 
     try:

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,24 +26,11 @@ from semigpc.data.dataset import DataError, listed
 from semigpc.data.folder import ordered
 from semigpc.estimator import SemiGPClassifier
 from semigpc.files import facts_of, locked, read_json, write_json, write_text
+from semigpc.labeling import outputs
 from semigpc.labeling.evidence import gather_evidence, too_few
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, is_image_folder, open_images, table_inputs
-from semigpc.labeling.outputs import (
-    ADVICE,
-    ALL_STATUSES,
-    CHANGED,
-    WRITTEN,
-    Key,
-    Labeller,
-    LabelStudio,
-    OutFolder,
-    Tally,
-    content_hash,
-    files_hash,
-    write_tables,
-)
 from semigpc.labeling.project import FILE, VERSION, read_settings
-from semigpc.labeling.scan import SAMPLE, LabelLookup, Progress, Scan, scan
+from semigpc.labeling.scan import SAMPLE, LabelLookup, Progress, Scan, scan, silent
 from semigpc.labeling.source import TableSource, open_source
 from semigpc.report.labeling_page import write_labeling_report
 
@@ -52,9 +40,6 @@ DATA = "data content"  # entry of the key that is known only when images are emb
 NETWORK = ("model", "pretrained", "image_size", "precision")  # options that embeddings depend on
 LEARNED = ("length_scale", "noise_std", "logit_scale", "scaling", "self_training")  # parameters that fitting sets
 NO_REPORT = "Nothing was held out, since --no-report left the cross-validation out."
-
-
-# The run --------------------------------------------------------------------------------------------------------------
 
 
 def label_data(settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None) -> dict[str, Any]:
@@ -73,21 +58,21 @@ def label_data(settings: LabelSettings, *, overwrite: bool = False, progress: Pr
     if settings.out.exists() and not settings.out.is_dir():
         raise DataError(f"--out must be a folder; {settings.out} is a file.")
     with locked(settings.out):
-        return _label_data(settings, overwrite, progress)
+        return _label_data(settings, overwrite, progress or silent)
 
 
-def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress | None) -> dict[str, Any]:
+def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) -> dict[str, Any]:
     began = time.monotonic()
     of_images = is_image_folder(settings.data, follow_links=settings.follow_links)
     key = labels_key(settings) | {"network": [getattr(settings.embed, name) for name in NETWORK] if of_images else None}
     if not overwrite:
-        OutFolder(settings.out, key).check(ignoring=DATA)  # before images are embedded
+        outputs.OutFolder(settings.out, key).check(ignoring=DATA)  # before images are embedded
     if of_images:
         inputs = open_images(settings, overwrite=overwrite, progress=progress)
     else:
         source = open_source(settings.data, settings.data_columns, follow_links=settings.follow_links)
         inputs = table_inputs(settings, source, settings.data.resolve())
-    out = OutFolder(settings.out, key | {DATA: files_hash(inputs.source.files)})
+    out = outputs.OutFolder(settings.out, key | {DATA: outputs.files_hash(inputs.source.files)})
     written = {"images": _text(inputs.images), "image_url": settings.image_url, "report": settings.report}
     finished = not overwrite and out.check()
     changed = out.altered() if finished else []
@@ -96,27 +81,19 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress | N
         return earlier
 
     size = shard_rows(inputs.source, settings.shard)
-    gathered = scan(
-        inputs.source,
-        LabelLookup(inputs.labels),
-        size=size,
-        seed=settings.seed,
-        skip_bad=settings.skip_bad,
-        labels_path=settings.labels,
-        progress=progress,
-    )
+    lookup = LabelLookup(inputs.labels, settings.labels)
+    gathered = scan(inputs.source, lookup, size=size, seed=settings.seed, skip_bad=settings.skip_bad, progress=progress)
     check_classes(gathered.labels, settings.labels or settings.data)
-    if progress is not None:
-        progress("fitting", 0, None)
+    progress("fitting", 0, None)
     model, notes = fit(gathered, settings)
     kept = [name for name in changed if (settings.out / name).exists()]
     inputs.notes.extend(notes)
-    inputs.notes.extend(f"{name} was not as it had been written; it is kept as {name}{CHANGED}." for name in kept)
+    inputs.notes.extend(f"{name} was not as it had been written; it is kept as {name}{outputs.CHANGED}." for name in kept)
 
     out.begin(afresh=overwrite or finished)  # not before: input that cannot be labelled must neither replace nor leave anything
     parts = _label_parts(out, inputs, model, gathered, size, progress)
-    studio = LabelStudio(inputs.images, settings.image_url, f"semigpc-{version('semigpc')}")
-    tally = write_tables(map(out.read_part, range(parts)), out.parts, inputs.source.id_name, studio)
+    studio = outputs.LabelStudio(inputs.images, settings.image_url, f"semigpc-{version('semigpc')}")
+    tally = outputs.write_tables(map(out.read_part, range(parts)), out.parts, inputs.source.id_name, studio)
     classes = ordered(set(gathered.labels))
     write_text(out.parts / "label_studio.xml", studio.interface(classes))
     summary = summarise(settings, inputs, gathered, model, tally, progress) | {"seconds": round(time.monotonic() - began, 3)}
@@ -124,22 +101,22 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress | N
     if settings.report:
         write_labeling_report(out.parts / "report.html", summary)
     own = {"classes": classes, "counts": summary["statuses"], "written": written, "key": out.key}
-    files = facts_of(out.parts, (name for name in WRITTEN if name != FILE))
+    files = facts_of(out.parts, (name for name in outputs.WRITTEN if name != FILE))
     write_json(out.parts / FILE, _project(settings, inputs, gathered, model) | own | {"files": files})
     out.publish(kept)
     return summary
 
 
-def _earlier_summary(out: OutFolder, written: dict[str, Any]) -> dict[str, Any] | None:
+def _earlier_summary(out: outputs.OutFolder, written: dict[str, Any]) -> dict[str, Any] | None:
     """Return the summary of a finished folder, whose hash was verified, if it has all outputs that are wanted now."""
     earlier = read_settings(out.path)["written"]
-    needed = [name for name in WRITTEN if name != "report.html" or written["report"]]
+    needed = [name for name in outputs.WRITTEN if name != "report.html" or written["report"]]
     if any(earlier[name] != written[name] for name in ("images", "image_url")):
         return None
     if not all((out.path / name).is_file() for name in needed):
         return None
     out.remove_parts()
-    return read_json(out.path / "summary.json", dict[str, Any], error=DataError, remedy=ADVICE)
+    return read_json(out.path / "summary.json", dict[str, Any], error=DataError, remedy=outputs.ADVICE)
 
 
 def shard_rows(source: TableSource, shard: int | None = None) -> int:
@@ -167,27 +144,26 @@ def fit(gathered: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list
 
 
 def _label_parts(
-    out: OutFolder, inputs: Inputs, model: SemiGPClassifier, gathered: Scan, size: int, progress: Progress | None
+    out: outputs.OutFolder, inputs: Inputs, model: SemiGPClassifier, gathered: Scan, size: int, progress: Progress
 ) -> int:
     """Label the shards that do not exist yet; return how many there are in all."""
     parts = [out.part(number) for number in range(-(-gathered.rows // size))]
     if all(part.exists() for part in parts):
         return len(parts)
-    labeller = Labeller(model, gathered, inputs.source.id_name)
+    labeller = outputs.Labeller(model, gathered, inputs.source.id_name)
     for number, batch in enumerate(inputs.source.batches(size)):
         if not parts[number].exists():
             out.write_part(number, labeller.table(batch))
-        if progress is not None:
-            progress("labelling", batch.first + len(batch.ids), gathered.rows)
+        progress("labelling", batch.first + len(batch.ids), gathered.rows)
     return len(parts)
 
 
-def labels_key(settings: LabelSettings, content: str = "") -> Key:
+def labels_key(settings: LabelSettings, content: str = "") -> outputs.Key:
     """Return what the labels depend on besides the code; ``content`` is a hash of the data."""
     return {
         "data": str(settings.data.resolve()),
         DATA: content,
-        "labels content": [content_hash(path) for path in (settings.labels, *settings.more_labels)],
+        "labels content": [outputs.content_hash(path) for path in (settings.labels, *settings.more_labels)],
         **{f"column of {name}": value for name, value in asdict(settings.columns).items()},
         "target precision": settings.target_precision,
         "abstain": settings.abstain,
@@ -233,27 +209,19 @@ def _text(path: Path | None) -> str | None:
     return str(path) if path is not None else None
 
 
-# Its summary ----------------------------------------------------------------------------------------------------------
-
-
 def summarise(
-    settings: LabelSettings, inputs: Inputs, gathered: Scan, model: SemiGPClassifier, tally: Tally, progress: Progress | None
+    settings: LabelSettings, inputs: Inputs, gathered: Scan, model: SemiGPClassifier, tally: outputs.Tally, progress: Progress
 ) -> dict[str, Any]:
     """Return summary.json as plain values, with the keys that :mod:`semigpc.report.labeling_page` lists and a few more.
 
     Cross-validates if ``settings.report`` is set.
     """
     labels = np.array(gathered.labels, dtype=object)
-
-    def report(done: int, total: int) -> None:
-        if progress is not None:
-            progress("cross-validating", done, total)
-
     evidence = None
     if settings.report:
-        evidence = gather_evidence(
-            model, gathered.x, labels, gathered.sample_x, folds=FOLDS, seed=settings.seed, progress=report
-        )
+        options = {"folds": FOLDS, "seed": settings.seed}
+        report = partial(progress, "cross-validating")
+        evidence = gather_evidence(model, gathered.x, labels, gathered.sample_x, **options, progress=report)
     classes = [str(name) for name in model.classes_]
     counts = Counter(gathered.labels)
     ids = dict(zip(gathered.labelled.tolist(), gathered.ids, strict=True))
@@ -268,7 +236,7 @@ def summarise(
         "given": [counts[name] for name in classes],
         "pseudo": [tally.pseudo[name] for name in classes],
         "believed": [float(share) for share in model.class_shares_],
-        "statuses": {status: tally.statuses[status] for status in ALL_STATUSES},
+        "statuses": {status: tally.statuses[status] for status in outputs.ALL_STATUSES},
         "threshold": float(model.threshold_),
         "target_precision": settings.target_precision,
         "model": _model_facts(model, gathered),

@@ -242,9 +242,6 @@ def _check_settings(settings: ProjectSettings) -> None:
         raise ValueError(f"parameters: {str(error).rstrip('.')}") from error
 
 
-# Tables that people fill in -------------------------------------------------------------------------------------------
-
-
 def write_hand_table(
     path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]], *, blank: str, overwrite: bool = False
 ) -> None:

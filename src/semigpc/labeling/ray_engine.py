@@ -40,27 +40,13 @@ import numpy as np
 
 from semigpc.data.dataset import DataError, listed
 from semigpc.estimator import SemiGPClassifier
-from semigpc.files import facts_of as facts_of_files
-from semigpc.files import locked
-from semigpc.labeling.bulk import (
-    COMPARED_ROWS,
-    FOOTERS,
-    SCHEME,
-    SUFFIX,
-    Address,
-    Gathering,
-    Labelling,
-    Partitions,
-    Store,
-    Task,
-    facts_of,
-    sample_bound,
-    work_on,
-)
+from semigpc.files import facts_of, locked
+from semigpc.labeling import bulk
+from semigpc.labeling.bulk import Address, Partitions, Store
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, table_inputs
 from semigpc.labeling.label import fit, labels_key, shard_rows, summarise
 from semigpc.labeling.outputs import ADVICE, BULK_LABELS, COMPLETE, PARTIAL, WRITTEN, Key, Labeller, Tally, key_difference
-from semigpc.labeling.scan import SAMPLE, Gathered, LabelLookup, Progress, Scan
+from semigpc.labeling.scan import SAMPLE, Gathered, LabelLookup, Progress, Scan, silent
 from semigpc.report.labeling_page import write_labeling_report
 
 OBJECT_STORE = 2**29  # bytes of shared memory for a Ray that this process starts: it holds the model and little else
@@ -87,20 +73,22 @@ def label_on_ray(settings: LabelSettings, *, overwrite: bool = False, progress: 
     """
     _check_apart(settings)
     with nullcontext() if isinstance(settings.out, Address) else locked(settings.out):  # object stores have no locks
-        return _label_on_ray(settings, overwrite, progress)
+        return _label_on_ray(settings, overwrite, progress or silent)
 
 
-def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress | None) -> dict[str, Any]:
+def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress) -> dict[str, Any]:
     began = time.monotonic()
     partitions = Partitions(Store(settings.data), settings.data_columns, follow_links=settings.follow_links)
     inputs = table_inputs(settings, partitions.source, settings.data)
     if partitions.ignored:
-        inputs.notes.append(f"Files of the folder that do not end in {SUFFIX} were ignored: {listed(partitions.ignored, 3)}.")
-    if partitions.source.has_ids and partitions.rows > COMPARED_ROWS:
         inputs.notes.append(
-            f"Only ids of one partition were compared, and those with a label: there are more than {COMPARED_ROWS:,} rows."
+            f"Files of the folder that do not end in {bulk.SUFFIX} were ignored: {listed(partitions.ignored, 3)}."
         )
-    data = str(settings.data if SCHEME in str(settings.data) else settings.data.resolve())
+    if partitions.source.has_ids and partitions.rows > bulk.COMPARED_ROWS:
+        inputs.notes.append(
+            f"Only ids of one partition were compared, and those with a label: there are more than {bulk.COMPARED_ROWS:,} rows."
+        )
+    data = str(settings.data if bulk.SCHEME in str(settings.data) else settings.data.resolve())
     key = labels_key(settings, partitions.content) | {"engine": "ray", "data": data}
     out = BulkFolder(Store(settings.out), key)
     if overwrite:
@@ -111,10 +99,9 @@ def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress |
     if earlier is not None:
         return earlier
     with _ray() as ray:
-        engine = _Engine(ray, progress or (lambda *_: None))
+        engine = _Engine(ray, progress)
         kept = None if overwrite else out.load_scan()
-        gathered = engine.gather(partitions, inputs, settings) if kept is None else kept[0]
-        read_seconds = engine.core_seconds if kept is None else kept[1]
+        gathered = engine.gather(partitions, inputs, settings) if kept is None else kept
         check_classes(gathered.labels, settings.labels or settings.data)
         engine.progress("fitting", 0, None)
         model, notes = fit(gathered, settings)
@@ -122,39 +109,37 @@ def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress |
         out.begin(len(partitions), afresh=overwrite)
         out.store.remove(*altered)  # they are made again
         if kept is None:
-            out.save_scan(gathered, read_seconds)
+            out.save_scan(gathered)
         labeller = _labeller(model, gathered, inputs)
         facts = engine.label(partitions, out, labeller, shard_rows(partitions.source, settings.shard))
     summary = summarise(settings, inputs, gathered, model, Tally.joined(facts), progress)
-    core_seconds = {"reading": read_seconds, "labelling": sum(part["core_seconds"] for part in facts)}
-    summary |= {"engine": "ray", "partitions": len(partitions), "core_seconds": core_seconds}
-    summary["seconds"] = round(time.monotonic() - began, 3)
+    summary |= {"engine": "ray", "partitions": len(partitions), "seconds": round(time.monotonic() - began, 3)}
     out.complete(summary, _page(summary) if settings.report else None)
     return summary
 
 
 class _Engine:
-    """Runs a task for each of many partitions, reports progress, and counts the processor time of the workers."""
+    """Runs a task for each of many partitions and reports progress."""
 
     def __init__(self, ray: Any, progress: Progress) -> None:
-        self.ray, self.progress, self.core_seconds = ray, progress, 0.0
+        self.ray, self.progress = ray, progress
 
     def gather(self, partitions: Partitions, inputs: Inputs, settings: LabelSettings) -> Scan:
         """Run the first pass."""
-        below = sample_bound(partitions.rows, len(inputs.labels or ()))
-        gathering = Gathering(partitions, inputs.labels, settings.seed, below)
+        below = bulk.sample_bound(partitions.rows, len(inputs.labels or ()))
+        gathering = bulk.Gathering(partitions, inputs.labels, settings.seed, below)
         gathered = self._gather(gathering)
         if len(gathered.sample) < SAMPLE and below < 1:  # most rows have a label, or are bad: use no bound then
             gathered = self._gather(replace(gathering, below=1.0))
         gathering.check(gathered)
-        lookup = LabelLookup(inputs.labels)
+        lookup = LabelLookup(inputs.labels, settings.labels)
         lookup.of([name for _, name, *_ in (*gathered.labelled, *gathered.bad)], None)
-        lookup.check(settings.labels, settings.data, gathered.some_ids)
+        lookup.check(settings.data, gathered.some_ids)
         if not settings.skip_bad:
             gathered.check_finite(partitions.source)
         return gathered.result()
 
-    def _gather(self, gathering: Gathering) -> Gathered:
+    def _gather(self, gathering: bulk.Gathering) -> Gathered:
         """Return what was gathered from all partitions, merged in their order, in which they need not arrive."""
         merged = Gathered(gathering.partitions.source.width, gathering.seed, below=gathering.below)
         waiting: dict[int, Gathered] = {}
@@ -175,7 +160,7 @@ class _Engine:
         out.note(len(facts), total)
         noted = time.monotonic()
         try:
-            for number, counts in self._run(Labelling(partitions, labeller, out.store, out.digest, size), missing):
+            for number, counts in self._run(bulk.Labelling(partitions, labeller, out.store, out.digest, size), missing):
                 facts[number] = counts
                 self.progress("labelling", len(facts), total)
                 if time.monotonic() - noted > NOTE_SECONDS:
@@ -185,18 +170,17 @@ class _Engine:
             out.note(len(facts), total)
         return [facts[number] for number in range(total)]
 
-    def _run(self, task: Task, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    def _run(self, task: bulk.Task, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
         """Yield numbers of partitions with the result of the task, as they are done."""
         if not numbers:
             return
         shared = [self.ray.put(task)]  # in a list, so that each worker fetches it once and not each task
         items = self.ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
-        done = items.map(work_on, fn_kwargs={"shared": shared}, num_cpus=1, max_retries=RETRIES)
+        done = items.map(bulk.work_on, fn_kwargs={"shared": shared}, num_cpus=1, max_retries=RETRIES)
         try:
             for row in done.iter_rows():
                 if row["failed"]:
                     raise (DataError if row["is_data_error"] else OSError)(row["failed"])
-                self.core_seconds += row["core_seconds"]
                 yield int(row["number"]), pickle.loads(row["result"])
         except self.ray.exceptions.RayError as error:
             reason = " ".join(str(error).split())[:500]
@@ -252,12 +236,12 @@ def _page(summary: dict[str, Any]) -> bytes:
 
 def _check_apart(settings: LabelSettings) -> None:
     """Raise an error if labels would be written among the data, where the next run would read them as data."""
-    data, out = (place if SCHEME in str(place) else place.resolve() for place in (settings.data, settings.out))
+    data, out = (place if bulk.SCHEME in str(place) else place.resolve() for place in (settings.data, settings.out))
     if out.is_relative_to(data):
         raise DataError(f"--out must not be inside of the data, whose .parquet files are all read; {out} is in {data}.")
     if data.is_relative_to(out):
         raise DataError(f"--out must not hold the data, as it is cleared to make labels again; {data} is in {out}.")
-    if SCHEME not in str(out) and out.exists() and not out.is_dir():
+    if bulk.SCHEME not in str(out) and out.exists() and not out.is_dir():
         raise DataError(f"--out must be a folder; {out} is a file.")
 
 
@@ -291,7 +275,7 @@ class BulkFolder:
         """Raise a DataError if there are partitions that labelling did not write, which must not be deleted."""
         for name in self.store.listed(BULK_LABELS):
             is_draft = name.rpartition("/")[2].startswith(".")  # left by a worker that died
-            if not is_draft and facts_of(self.store, f"{BULK_LABELS}/{name}") is None:
+            if not is_draft and bulk.facts_of(self.store, f"{BULK_LABELS}/{name}") is None:
                 raise DataError(
                     f"{self.store.place} holds {BULK_LABELS}/{name}, which labelling on Ray did not write and will not delete. "
                     "Move it away, or give another --out."
@@ -312,7 +296,7 @@ class BulkFolder:
         sizes = {name: info.size for name, info in self.store.listed().items() if name.startswith(outputs)}
         if self.store.is_remote:
             return {name: {"bytes": size} for name, size in sizes.items()}
-        return facts_of_files(self.store.place, sizes)
+        return facts_of(self.store.place, sizes)
 
     def begin(self, total: int, *, afresh: bool) -> None:
         """Mark the folder as not complete; existing partitions stay, unless all are to be made ``afresh``."""
@@ -330,8 +314,8 @@ class BulkFolder:
         files = self.store.listed(BULK_LABELS)
         self.store.remove(*(f"{BULK_LABELS}/{name}" for name in files if name.rpartition("/")[2].startswith(".")))
         numbers = [number for number, name in enumerate(names) if name in files]
-        with ThreadPoolExecutor(FOOTERS) as pool:
-            footers = pool.map(lambda number: facts_of(self.store, f"{BULK_LABELS}/{names[number]}"), numbers)
+        with ThreadPoolExecutor(bulk.FOOTERS) as pool:
+            footers = pool.map(lambda number: bulk.facts_of(self.store, f"{BULK_LABELS}/{names[number]}"), numbers)
             facts = dict(zip(numbers, footers, strict=True))
         return {
             number: fact
@@ -348,15 +332,15 @@ class BulkFolder:
         self.store.write_json(COMPLETE, counts | {"key": self.key, "files": self._facts()})
         self.store.remove(PARTIAL, GATHERED)
 
-    def save_scan(self, gathered: Scan, core_seconds: float) -> None:
-        """Write the result of pass 1, with the processor time that it took."""
+    def save_scan(self, gathered: Scan) -> None:
+        """Write the result of pass 1."""
         facts = {name: getattr(gathered, name) for name in TEXTS} | {"bad_labels": list(gathered.bad_labels.items())}
-        text = json.dumps(facts | {"digest": self.digest, "core_seconds": core_seconds}).encode()
+        text = json.dumps(facts | {"digest": self.digest}).encode()
         content = io.BytesIO()
         np.savez(content, text=np.frombuffer(text, np.uint8), **{name: getattr(gathered, name) for name in ARRAYS})
         self.store.write_bytes(GATHERED, content.getvalue())
 
-    def load_scan(self) -> tuple[Scan, float] | None:
+    def load_scan(self) -> Scan | None:
         """Return what an identical run has saved; None if there is nothing of the kind."""
         if not self.store.exists(GATHERED):
             return None
@@ -368,4 +352,4 @@ class BulkFolder:
         if facts.get("digest") != self.digest:
             return None
         texts = {name: facts[name] for name in TEXTS} | {"bad_labels": dict(facts["bad_labels"])}
-        return Scan(**texts, **fields), facts["core_seconds"]
+        return Scan(**texts, **fields)

@@ -26,6 +26,10 @@ Mask = NDArray[np.bool_]
 Progress = Callable[[str, int, int | None], None]  # stage, how much is done, of how much if that is known
 
 
+def silent(stage: str, done: int, total: int | None) -> None:
+    """Report no progress."""
+
+
 @dataclass(frozen=True)
 class Scan:
     """The result of the first pass over N rows of width D.
@@ -57,8 +61,7 @@ def scan(
     size: int,
     seed: int = 0,
     skip_bad: bool = False,
-    labels_path: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Scan:
     """Read all rows once, ``size`` at a time.
 
@@ -68,13 +71,12 @@ def scan(
     gathered = Gathered(source.width, seed)
     for batch in source.batches(size):
         gathered.add(batch, lookup.of(batch.ids, batch.labels))
-        if progress is not None:
-            progress("reading", gathered.rows, source.rows)
+        progress("reading", gathered.rows, source.rows)
     if not gathered.rows:
         raise DataError(f"{source.files[0]} holds no rows. Nothing can be labelled.")
     if source.has_ids:
         check_unique_ids(source, np.concatenate(gathered.hashes), size)
-    lookup.check(labels_path, source.files[0] if len(source.files) == 1 else source.files[0].parent, gathered.some_ids)
+    lookup.check(source.files[0] if len(source.files) == 1 else source.files[0].parent, gathered.some_ids)
     if not skip_bad:
         gathered.check_finite(source)
     return gathered.result()
@@ -84,11 +86,11 @@ class LabelLookup:
     """The labels of rows by id, and which labels were used.
 
     Args:
-        labels: by id; None takes them from the data.
+        labels: by id; None takes them from the data. path: of their table, for messages.
     """
 
-    def __init__(self, labels: dict[str, str] | None) -> None:
-        self.labels = labels
+    def __init__(self, labels: dict[str, str] | None, path: Path | None = None) -> None:
+        self.labels, self._path = labels, path
         self._unused = set(labels or ())
 
     def of(self, ids: Sequence[str], own: Sequence[str | None] | None) -> list[str | None]:
@@ -99,14 +101,14 @@ class LabelLookup:
         self._unused.difference_update(name for name, label in zip(ids, labels, strict=True) if label is not None)
         return labels
 
-    def check(self, path: Path | None, data: object, some_ids: Sequence[str]) -> None:
+    def check(self, data: object, some_ids: Sequence[str]) -> None:
         """Raise a DataError if some labels belong to no row."""
         unknown = [name for name in self.labels or () if name in self._unused]
         if unknown:
             raise DataError(
-                f"{path} has labels for rows that are not in {data}, {len(unknown)} in all: {listed(unknown, 3)}. Ids there "
-                f"look like {' and '.join(map(repr, some_ids[:2]))}. Mend the names, name the right column of ids (--id), or "
-                "delete the rows."
+                f"{self._path} has labels for rows that are not in {data}, {len(unknown)} in all: {listed(unknown, 3)}. Ids "
+                f"there look like {' and '.join(map(repr, some_ids[:2]))}. Mend the names, name the right column of ids "
+                "(--id), or delete the rows."
             )
 
 
@@ -205,9 +207,6 @@ def check_unique_ids(source: TableSource, hashes: Rows, size: int) -> None:
             f"Every row needs an id of its own; {len(repeated)} ids occur more than once, such as {name!r} in "
             f"{source.place(first_row[name])} and {source.place(row)}. Rename or remove them, or choose another column by --id."
         )
-
-
-# The sample -----------------------------------------------------------------------------------------------------------
 
 
 def keys_of(first: int, count: int, seed: int) -> NDArray[np.float64]:

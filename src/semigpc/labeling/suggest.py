@@ -72,23 +72,31 @@ def suggest(project: Project, config: SuggestConfig | None = None) -> list[Sugge
 
     Cost for P rows in the pool and n labels: O(P n^2 + P^2 n) for their covariance, then O(count^2 P). Memory: P^2 numbers.
     """
-    config = config or SuggestConfig()
-    table = _LabelTable(project)
-    candidates = table.candidates(outliers=config.outliers == "include")
+    config, status = config or SuggestConfig(), project.table.column("status")
+    excluded = np.asarray(compute.equal(status, "labelled"))
+    excluded[list(project.bad)] = True  # bad rows can neither be predicted nor learned from
+    if config.outliers == "exclude":
+        excluded |= np.asarray(compute.equal(status, "outlier"))
+    candidates = np.flatnonzero(~excluded)
     if not len(candidates):
         rest = "" if config.outliers == "include" else " but outliers"
         raise DataError(f"Nothing is left to label in {project.folder}: it has {len(project.ids)} rows, all labelled{rest}.")
     model = project.model()
-    names = [str(name) for name in model.classes_]
-    counts = table.counts(names)
+    names, outlier_variance = [str(name) for name in model.classes_], max(model.outlier_variance_, 1e-12)
+    labels = project.table.column("label").to_pylist()
+    confidence, variance = (project.table.column(name).to_numpy().astype(np.float64) for name in ("confidence", "variance"))
+    rows_of = Counter(labels)  # given or predicted
+    counts = np.array([rows_of[name] for name in names])
     weights = rare_weights(counts, config.rare)
-    alone = table.worth(candidates, dict(zip(names, weights, strict=True)), model.outlier_variance_)
+    weight_of = dict(zip(names, weights.tolist(), strict=True))
+    alone = variance[candidates] * unsure(confidence[candidates], variance[candidates] / outlier_variance)
+    alone *= np.array([weight_of[labels[row]] for row in candidates.tolist()])  # the worth of each row by itself
     pool, is_random = _pool(candidates, alone, config)
 
     x = project.embeddings(pool)
     probs = model.predict_proba(x).astype(np.float64)
     covariance = model.covariance(x, x).astype(np.float64)
-    far = covariance.diagonal() / max(model.outlier_variance_, 1e-12)
+    far = covariance.diagonal() / outlier_variance
     factors = unsure(probs.max(axis=1), far) * (probs @ weights) * neighbourly(covariance, is_random)
     chosen, worth = choose_diverse(covariance, factors, model.noise_std_**2, config.count)
     rare = {name for name, count in zip(names, counts, strict=True) if 2 * count < counts.mean()}
@@ -96,9 +104,9 @@ def suggest(project: Project, config: SuggestConfig | None = None) -> list[Sugge
         Suggestion(
             row=row,
             id=project.ids[row],
-            believed=table.labels[row],
-            confidence=float(table.confidence[row]),
-            variance=float(table.variance[row]),
+            believed=labels[row],
+            confidence=float(confidence[row]),
+            variance=float(variance[row]),
             worth=value,
             why=_why(float(far[place]), probs[place], names, rare),
         )
@@ -181,34 +189,6 @@ def write_suggestions(project: Project, suggestions: Sequence[Suggestion], *, ov
     ]
     write_hand_table(path, [rank_name, project.id_name, *others], rows, blank="label", overwrite=overwrite)
     return path
-
-
-class _LabelTable:
-    """The columns of labels.parquet."""
-
-    def __init__(self, project: Project) -> None:
-        table = project.table
-        self.labels: list[str] = table.column("label").to_pylist()
-        self.confidence: Floats = table.column("confidence").to_numpy().astype(np.float64)
-        self.variance: Floats = table.column("variance").to_numpy().astype(np.float64)
-        self._excluded = np.asarray(compute.equal(table.column("status"), "labelled"))
-        self._excluded[list(project.bad)] = True  # bad rows can neither be predicted nor learned from
-        self._outlier = np.asarray(compute.equal(table.column("status"), "outlier"))
-        self._counts = Counter(label for label in self.labels if label is not None)
-
-    def candidates(self, *, outliers: bool) -> Rows:
-        return np.flatnonzero(~self._excluded & (outliers | ~self._outlier))
-
-    def counts(self, names: Sequence[str]) -> Rows:
-        """Return the rows of each class, given or predicted."""
-        return np.array([self._counts[name] for name in names], dtype=np.int64)
-
-    def worth(self, rows: Rows, weights: dict[str, float], outlier_variance: float) -> Floats:
-        """Return the worth of each row by itself, from its stored confidence and variance."""
-        of_class = np.array([weights[self.labels[row]] for row in rows.tolist()])
-        variance = self.variance[rows]
-        worth: Floats = variance * unsure(self.confidence[rows], variance / max(outlier_variance, 1e-12)) * of_class
-        return worth
 
 
 def _pool(candidates: Rows, worth: Floats, config: SuggestConfig) -> tuple[Rows, NDArray[np.bool_]]:
