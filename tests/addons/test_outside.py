@@ -125,7 +125,7 @@ def test_an_algorithm_that_asks_no_add_on_is_refused_one(monkeypatch: pytest.Mon
         raise AssertionError(parts)
 
     monkeypatch.setitem(ALGORITHMS, "deaf", AlgorithmEntry(DeafConfig, build, "Deaf"))
-    with pytest.raises(SettingError, match="deaf asks no add-on anything, so abc cannot act; leave it out"):
+    with pytest.raises(SettingError, match="deaf does not use add-ons, so abc cannot act; leave it out"):
         Experiment(algorithm=DeafConfig(), addon=ABCConfig())
     Experiment(algorithm=DeafConfig())
 

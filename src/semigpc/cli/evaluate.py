@@ -70,7 +70,7 @@ def evaluate(
     from semigpc.cli.progress import StageBar
     from semigpc.cli.tables import accuracy_table
     from semigpc.training.evaluate import evaluate as judge
-    from semigpc.training.inference import images_to_judge, load_run
+    from semigpc.training.inference import images_to_evaluate, load_run
 
     loaded = load_run(run, None if checkpoint is None else checkpoint.value)
     if data is None:
@@ -78,7 +78,7 @@ def evaluate(
         loaded, images = loaded.part(chosen.value)
         source = chosen.value
     else:
-        images = images_to_judge(loaded, data, labels, partial=partial, follow_links=follow_links)
+        images = images_to_evaluate(loaded, data, labels, partial=partial, follow_links=follow_links)
         source = str(data)
 
     with StageBar() as bar:

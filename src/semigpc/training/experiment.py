@@ -113,7 +113,7 @@ class Experiment:
 
     ``data``, ``algorithm``, ``addon`` and ``refiner`` are configs out of ``DATASETS``, ``ALGORITHMS``, ``ADDONS`` and
     ``REFINERS``. With ``frozen`` the network keeps its weights and an adapter trains on its features. Combinations that make
-    no sense are refused here, before anything is loaded.
+    no sense raise an error here, before anything is loaded.
 
     Example::
 
@@ -150,7 +150,7 @@ class Experiment:
     def _check_addon(self, addon: AddOnConfig) -> None:
         build = ALGORITHMS[self.algorithm_name].build
         if not getattr(build, "takes_addons", False):
-            raise SettingError(f"{self.algorithm_name} asks no add-on anything, so {self.addon_name} cannot act; leave it out.")
+            raise SettingError(f"{self.algorithm_name} does not use add-ons, so {self.addon_name} cannot act; leave it out.")
         if addon.needs_unlabeled and not getattr(build, "views", ()):
             raise SettingError(
                 f"{self.addon_name} acts on unlabelled images, and {self.algorithm_name} learns from labels alone. Choose "
@@ -203,31 +203,31 @@ class Experiment:
         return bool(getattr(self.algorithm, "has_threshold", getattr(self.algorithm, "threshold", 0)))
 
     def to_plain(self) -> dict[str, Any]:
-        """As nested dictionaries; configs that are chosen by name carry it as ``name``."""
+        """Return nested dictionaries; configs that are chosen by name have it as ``name``."""
         return to_plain(self)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Experiment":
-        """The inverse of :meth:`to_plain`."""
+        """Return the experiment of nested dictionaries: the inverse of :meth:`to_plain`."""
         if not isinstance(frozen := plain.get("frozen"), Mapping | None):
             raise SettingError(NOT_FROZEN.format(frozen))
         experiment: Experiment = from_plain(cls, plain)
         return experiment
 
     def override(self, assignments: Sequence[str]) -> "Experiment":
-        """A copy with settings such as ``train.lr=3e-4`` changed; the error for an unknown one names the nearest."""
+        """Return a copy with settings such as ``train.lr=3e-4`` changed; the error for an unknown one names the nearest."""
         by_name = set(groups_by_name(self)) - set(ROOMS)  # rooms are chosen by options of the command line
         return self.from_plain(override(self.to_plain(), assignments, by_name)) if assignments else self
 
 
 def override_all(experiments: Sequence[Experiment], settings: Sequence[str]) -> list[Experiment]:
-    """Each with the settings changed that it has: those of an algorithm or a refiner concern the experiments with it alone."""
+    """Return each with the settings it has changed: those of an algorithm or a refiner apply to experiments with it alone."""
     unused, changed = set(settings), []
     for experiment in experiments:
         own = [setting for setting in settings if _applies(setting, experiment.to_plain())]
         unused -= set(own)
         changed.append(experiment.override(own))
-    if unused:  # by none at all: the last one says what it does not know
+    if unused:  # by no experiment: the last one raises the error for an unknown setting
         experiments[-1].override(sorted(unused))
     return changed
 
@@ -238,7 +238,7 @@ def _applies(setting: str, plain: Mapping[str, Any]) -> bool:
 
 
 def name_of(room: str, config: Any) -> str:
-    """The name under which a config's class is listed."""
+    """Return the name under which a config's class is listed."""
     name = name_among(ROOMS[room], config)
     if name is None:
         raise SettingError(f"{room} must be a config out of {', '.join(sorted(ROOMS[room]))}; got {config!r}.")
@@ -246,7 +246,7 @@ def name_of(room: str, config: Any) -> str:
 
 
 def config_type(room: str, name: str) -> type[Any]:
-    """The config class listed under a name."""
+    """Return the config class listed under a name."""
     if name not in ROOMS[room]:
         raise SettingError(unknown_name(room, name, ROOMS[room]))
     return config_class(ROOMS[room], name)

@@ -1,4 +1,4 @@
-"""A finished run put to use: its network and its GP, on images of any kind."""
+"""Use a finished run: its network and its GP, on its own test images or on others, with labels or without."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -105,7 +105,7 @@ class LoadedRun:
             raise RunError(
                 f"the {name} images or their classes have changed since {self.folder.path} was trained: "
                 f"{len(self.class_names)} classes and {len(before)} images then, {splits.n_classes} and {len(images)} now. "
-                "Put them back as they were, or give images to judge by with --data."
+                "Put them back as they were, or give images to evaluate on with --data."
             )
         if self.gp is None or not self.gp.config.rebuilt_for_evaluation:
             return self, images
@@ -172,35 +172,35 @@ def _same_backbone(folder: RunFolder, experiment: Experiment, device: torch.devi
     return backbone
 
 
-def images_to_judge(
+def images_to_evaluate(
     run: LoadedRun, data: Path, labels: Path | None = None, *, partial: bool = False, follow_links: bool = False
 ) -> ImageSet:
-    """Labelled images, with their classes found by name among those of the run.
+    """Return labelled images, with their classes looked up by name among those of the run.
 
     Args:
         run: whose classes count.
         data: a folder of class folders, a table beside its images, or an ``.npz`` file with x_test and y_test.
-        labels: a table for a folder whose sub-folders are no classes; rows without a label are passed over.
+        labels: a table for a folder whose sub-folders are no classes; rows without a label are skipped.
         partial: let classes of the run be absent.
         follow_links: use links that lead out of the folder.
     """
-    path = existing(data, "The data to judge by")
+    path = existing(data, "The data to evaluate on")
     images = _from_arrays(run, path, labels) if path.suffix == ".npz" else _from_files(run, path, labels, follow_links)
-    present = set(images.labels.tolist())
-    absent = [name for c, name in enumerate(run.class_names) if c not in present]
+    occurring = set(images.labels.tolist())
+    absent = [name for c, name in enumerate(run.class_names) if c not in occurring]
     if absent and not partial:
         raise DataError(
-            f"the run knows {len(run.class_names)} classes, and {data} has images of {len(present)}: none of "
-            f"{listed(absent)}. Add some, or say --partial to judge by the classes that are there."
+            f"the run knows {len(run.class_names)} classes, and {data} has images of {len(occurring)}: none of "
+            f"{listed(absent)}. Add some, or use --partial to evaluate on the classes that are there."
         )
     return images
 
 
 def images_at(paths: Sequence[Path], *, follow_links: bool = False, skipped: list[Bad] | None = None) -> ImageSet:
-    """Files, and every image below folders, without labels; each once, in the order given.
+    """Return files, and every image below folders, without labels; each once, in this order.
 
     Args:
-        paths: what was asked for.
+        paths: of files and folders.
         follow_links: use links that lead out of a folder.
         skipped: filled with what cannot be used in folders, each with the reason, instead of an error.
     """
@@ -233,7 +233,7 @@ def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: b
         listing = class_folders(path, unlabeled=unlabeled, follow_links=follow_links)
     named = {name: label for name, label in listing.labels.items() if label is not None}
     if not named:
-        raise DataError(f"{labels or path} has no labelled image to judge by. Fill in the labels.")
+        raise DataError(f"{labels or path} has no labelled image to evaluate on. Fill in the labels.")
     numbers = _numbers(run, list(named.values()))
     return ImageSet(FileImages([listing.root / name for name in named]), numbers, list(named))
 
@@ -243,7 +243,7 @@ def _from_arrays(run: LoadedRun, path: Path, labels: Path | None) -> ImageSet:
         raise DataError(f"{path} holds its own labels, y_test; leave --labels out.")
     arrays = read_npz(path, ("x_test", "y_test"))
     if len(arrays) < 2:
-        raise DataError(f"{path} must hold x_test and y_test to judge by; it has {listed(list(arrays)) or 'neither'}.")
+        raise DataError(f"{path} must hold x_test and y_test to evaluate on; it has {listed(list(arrays)) or 'neither'}.")
     x, y = arrays["x_test"], arrays["y_test"]
     if y.ndim != 1 or y.dtype.kind not in "iu" or len(x) != len(y) or not len(y) or y.min() < 0:
         raise DataError(f"y_test must hold one class, 0 or more, for each of the {len(x)} images; got {y.dtype} {y.shape}.")

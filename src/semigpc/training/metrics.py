@@ -1,4 +1,4 @@
-"""What an evaluation says, in total and class by class."""
+"""Metrics of predictions, in total and class by class, and of pseudo-labels."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ BINS = 15  # of the reliability diagram, as in USB
 
 
 def class_groups(labeled_counts: Array, unlabeled_counts: Array | None = None) -> dict[str, list[int]]:
-    """Thirds of the classes by frequency: many, medium, few.
+    """Return thirds of the classes by frequency: many, medium, few.
 
-    By labelled images; classes that are level there by unlabelled ones, where those are known, and then by their order.
+    Classes are ordered by labelled images; ties by unlabelled ones, where those are known, and then by their number.
 
     Args:
         labeled_counts: (C,). unlabeled_counts: (C,).
@@ -30,7 +30,7 @@ def class_groups(labeled_counts: Array, unlabeled_counts: Array | None = None) -
 
 
 def classification_metrics(probs: Array, labels: Array, groups: dict[str, list[int]]) -> dict[str, Any]:
-    """Everything reported about predictions on labelled images, as plain numbers; None where a class has no image.
+    """Return everything reported about predictions on labelled images, as plain numbers; None where a class has no image.
 
     Balanced accuracy is the mean recall of the classes that occur, a group's accuracy the same over its classes, and the
     calibration error sums |accuracy - confidence| over 15 bins of confidence, weighted by their images.
@@ -42,7 +42,7 @@ def classification_metrics(probs: Array, labels: Array, groups: dict[str, list[i
     predicted = probs.argmax(axis=1)
     confusion = np.bincount(labels * n_classes + predicted, minlength=n_classes**2).reshape(n_classes, n_classes)
     true, guessed, right = confusion.sum(axis=1), confusion.sum(axis=0), np.diag(confusion)
-    present = true > 0
+    occurring = true > 0
     recall = right / np.maximum(true, 1)
     precision = right / np.maximum(guessed, 1)
     f1 = 2 * right / np.maximum(true + guessed, 1)
@@ -53,12 +53,12 @@ def classification_metrics(probs: Array, labels: Array, groups: dict[str, list[i
         "loss": float(-np.log(np.maximum(probs[np.arange(len(labels)), labels], 1e-12)).mean()),
         "top1": float((predicted == labels).mean()),
         "top5": float(top5.mean()),
-        "balanced_accuracy": float(recall[present].mean()),
-        "macro_precision": float(precision[present].mean()),
-        "macro_recall": float(recall[present].mean()),
-        "macro_f1": float(f1[present].mean()),
-        "groups": {name: _mean(recall[[c for c in classes if present[c]]]) for name, classes in groups.items()},
-        "per_class_recall": [float(value) if here else None for value, here in zip(recall, present, strict=True)],
+        "balanced_accuracy": float(recall[occurring].mean()),
+        "macro_precision": float(precision[occurring].mean()),
+        "macro_recall": float(recall[occurring].mean()),
+        "macro_f1": float(f1[occurring].mean()),
+        "groups": {name: _mean(recall[[c for c in classes if occurring[c]]]) for name, classes in groups.items()},
+        "per_class_recall": [float(value) if here else None for value, here in zip(recall, occurring, strict=True)],
         "per_class_precision": [float(value) if n else None for value, n in zip(precision, guessed, strict=True)],
         "ece": error,
         "confusion": confusion.tolist(),
@@ -67,7 +67,7 @@ def classification_metrics(probs: Array, labels: Array, groups: dict[str, list[i
 
 
 def calibration(confidence: Array, right: Array) -> tuple[dict[str, list[Any]], float]:
-    """The reliability diagram over 15 equal bins of confidence, and its calibration error."""
+    """Return the reliability diagram over 15 equal bins of confidence, and its calibration error."""
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     count = np.bincount(bins, minlength=BINS)
     sure = np.bincount(bins, weights=confidence, minlength=BINS) / np.maximum(count, 1)
@@ -87,7 +87,7 @@ def _mean(values: Array) -> float | None:
 
 
 class PseudoLabelStats:
-    """Counts over a window of steps.
+    """Counts pseudo-labels over a window of steps, and compares them with the truth where it is known.
 
     Args:
         n_classes: C.
@@ -104,7 +104,7 @@ class PseudoLabelStats:
         self._window: Tensor | None = None  # on the device of the pseudo-labels
 
     def add(self, pseudo: PseudoLabels, view_index: Tensor) -> None:
-        """Take in one step: what was believed of the unlabelled images at these positions (U,). The host does not wait."""
+        """Add the pseudo-labels of one step, of the unlabelled images at these positions (U,). The host does not wait."""
         n_classes, labels = self.n_classes, pseudo.probs.argmax(dim=1)
         if self._window is None:  # of all and of the accepted: true class, the unknown ones last, x pseudo-label
             self._window = labels.new_zeros(2, n_classes + 1, n_classes)
@@ -116,7 +116,7 @@ class PseudoLabelStats:
         self.steps += 1
 
     def flush(self) -> dict[str, Any] | None:
-        """The window as plain numbers, None if it is empty; a new one begins."""
+        """Return the window as plain numbers, None if it is empty, and begin a new one."""
         if self._window is None:
             return None
         every, accepted = self._window.cpu().numpy()

@@ -17,12 +17,12 @@ CHOICES = "choices"  # in the metadata of a field whose config is chosen by name
 
 
 class SettingError(ValueError):
-    """A setting that does not exist or cannot have that value; the message names the way out."""
+    """A setting that does not exist or cannot have that value; the message says what to do."""
 
 
 @contextmanager
 def settings_of(room: str) -> Iterator[None]:
-    """What a room refuses when it is built is a setting too."""
+    """Raise errors of building a part as errors of its settings."""
     try:
         yield
     except (KeyError, ValueError) as error:
@@ -30,7 +30,7 @@ def settings_of(room: str) -> Iterator[None]:
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """A config dataclass as dictionaries, lists, strings and numbers; configs that are chosen by name carry it as ``name``."""
+    """Return a config dataclass as dictionaries, lists, strings and numbers; configs chosen by name have it as ``name``."""
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -40,7 +40,7 @@ def to_plain(config: Any) -> dict[str, Any]:
 
 
 def from_plain(kind: type[Any], values: Mapping[str, Any], where: str = "") -> Any:
-    """The config of class ``kind`` with these values; unknown keys and wrong types are refused by their dotted name."""
+    """Return the config of class ``kind`` with these values; errors name unknown keys and wrong types by their dotted key."""
     hints, fields = get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
     choices = {name: field.metadata[CHOICES] for name, field in fields.items() if CHOICES in field.metadata}
     for key in values:
@@ -60,7 +60,7 @@ def from_plain(kind: type[Any], values: Mapping[str, Any], where: str = "") -> A
 
 
 def override(plain: Mapping[str, Any], assignments: Sequence[str], by_name: Collection[str] = ()) -> dict[str, Any]:
-    """A copy of nested dictionaries with ``train.lr=3e-4`` and the like carried out. Values are JSON, or else text.
+    """Return a copy of nested dictionaries with ``train.lr=3e-4`` and the like applied. Values are JSON, or else text.
 
     A key out of ``by_name``, as in ``refiner.engine=lowrank``, gets another config with its defaults. This comes first, so that
     ``refiner.engine.rank=64`` may stand before it. Keys that a group does not have are left to :func:`from_plain`.
@@ -94,7 +94,7 @@ def _split(assignment: str, by_name: Collection[str]) -> tuple[str, str]:
 
 
 def groups_by_name(config: Any, where: str = "") -> Iterator[str]:
-    """The dotted keys of all configs inside that are chosen by name, as ``refiner`` and ``refiner.engine``."""
+    """Yield the dotted keys of all configs inside that are chosen by name, as ``refiner`` and ``refiner.engine``."""
     for field in dataclasses.fields(config):
         value, key = getattr(config, field.name), f"{where}{field.name}"
         if CHOICES in field.metadata:
@@ -104,23 +104,23 @@ def groups_by_name(config: Any, where: str = "") -> Iterator[str]:
 
 
 def name_among(entries: Mapping[str, Any], config: Any) -> str | None:
-    """The name under which a config's class is listed, if it is."""
+    """Return the name under which a config's class is listed, if it is."""
     return next((name for name in entries if type(config) is config_class(entries, name)), None)
 
 
 def config_class(entries: Mapping[str, Any], name: str) -> type[Any]:
-    """The config class listed under a name: the entry itself, or its ``config``."""
+    """Return the config class listed under a name: the entry itself, or its ``config``."""
     kind: type[Any] = getattr(entries[name], "config", entries[name])
     return kind
 
 
 def _owners(entries: Mapping[str, Any], key: str) -> list[str]:
-    """The names whose configs have this key."""
+    """Return the names whose configs have this key."""
     return [name for name in entries if key in {field.name for field in dataclasses.fields(config_class(entries, name))}]
 
 
 def _choose(entries: Mapping[str, Any], value: Any, where: str) -> Any:
-    """The config that a group of settings names, out of ``entries``."""
+    """Return the config that a group of settings names, out of ``entries``."""
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise SettingError(f"{where} must be a group of settings, of which one is its name; got {value!r:.80}.")
     name, options = value["name"], {key: option for key, option in value.items() if key != "name"}
@@ -143,7 +143,7 @@ def flattened(plain: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def unknown_key(key: str, known: Sequence[str], inside: Sequence[str] = ()) -> SettingError:
-    """What to say of a key that does not exist; ``inside`` are keys of the same name one group further down."""
+    """Return the error for a key that does not exist; ``inside`` are keys of the same name one group further down."""
     last = key.rsplit(".", maxsplit=1)[-1]
     near = [*inside, *similar_names(key, known, cutoff=0.4)]
     near = near or [name for name in known if name.rsplit(".", maxsplit=1)[-1] == last]
