@@ -123,9 +123,7 @@ def test_an_archive_that_lies_there_is_checked_and_unpacked(binary: Path, monkey
     with tarfile.open(fileobj=file, mode="w") as tar:
         tar.add(inner, inner.name)
     content = gzip.compress(file.getvalue(), 1)
-    archive = Archive(
-        "http://127.0.0.1:9/x", "c.tar.gz", hashlib.md5(content).hexdigest(), len(content), inner.name, 60_000 * 3073
-    )
+    archive = Archive("http://127.0.0.1:9/x", "c.tar.gz", hashlib.md5(content).hexdigest(), len(content), inner.name)
     monkeypatch.setitem(FORMS, 10, FORMS[10]._replace(archive=archive))
     for place in (binary, binary / "cifar10"):
         shutil.rmtree(inner)

@@ -215,8 +215,7 @@ def find(root: Path, n_classes: int, *, download: bool) -> Pool:
     for place in places:
         if (place / archive.file_name).is_file():
             check(archive, place / archive.file_name)
-            unpacked = extract(place / archive.file_name, root / form.name, form.folder, archive.unpacked)
-            return _binary(unpacked, n_classes)
+            return _binary(extract(archive, place / archive.file_name, root / form.name), n_classes)
     if download:
         return _binary(fetch(archive, root / form.name), n_classes)
     raise _absent(root, n_classes)
