@@ -2,7 +2,9 @@
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -171,3 +173,21 @@ def with_validation(splits: Splits, fraction: float, seed: int) -> Splits:
     """Return the same splits with a fraction of the labels held out by :func:`carve_validation`; nothing is listed again."""
     kept, carved = carve_validation(splits.labeled.labels, fraction, seed)
     return replace(splits, labeled=splits.labeled.subset(kept), validation=splits.labeled.subset(carved))
+
+
+def put_aside(labels: NDArray[Any], sizes: Sequence[int], seed: int) -> list[Integers]:
+    """Draw parts with equally many images of each class, such as a test part, before a long-tailed split.
+
+    Args:
+        labels: (P,) classes 0 .. C - 1.
+        sizes: images of each class in each part.
+        seed: decides which.
+
+    Returns:
+        Positions of each part, class by class; and last those that are left, in ascending order.
+    """
+    generator = np.random.default_rng([seed, 1])  # not the stream that the split itself is drawn from
+    order = [generator.permutation(np.flatnonzero(labels == c)) for c in range(int(labels.max()) + 1)]
+    ends = [0, *np.cumsum(sizes).tolist()]
+    parts = [np.concatenate([own[first:last] for own in order]) for first, last in pairwise(ends)]
+    return [*parts, np.sort(np.concatenate([own[ends[-1] :] for own in order]))]
