@@ -39,8 +39,8 @@ def binary(small: NDArray[Any], tmp_path: Path) -> Path:
 @pytest.mark.parametrize("n_classes", [10, 100])
 def test_official_files_give_the_counts_of_the_paper(tmp_path: Path, n_classes: Literal[10, 100]) -> None:
     form, labels, pixels = FORMS[n_classes], np.tile(np.arange(n_classes), 60_000 // n_classes), random_pixels(300)
-    write_binary(tmp_path / form.name / form.folder, n_classes, labels, pixels)
-    sizes = [(tmp_path / form.name / form.folder / name).stat().st_size for name in form.files]
+    write_binary(tmp_path / form.name / form.archive.folder, n_classes, labels, pixels)
+    sizes = [(tmp_path / form.name / form.archive.folder / name).stat().st_size for name in form.files]
     assert sizes == ([30_730_000] * 6 if n_classes == 10 else [153_700_000, 30_740_000])
     head = 50_000 // n_classes
     split = SplitConfig(labeled_head=head * 3 // 10, labeled_ratio=100, unlabeled_head=head, unlabeled_ratio=100)
