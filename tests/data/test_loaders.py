@@ -54,9 +54,9 @@ def test_rows_are_the_images_that_the_indices_name() -> None:
     plain = Augment(AugmentConfig(image_size=8, crop_ratio=1.0, flip=False))
     batch = BatchStream(SPLITS, plain, **SETTINGS | {"views": ("weak",)})[5]
     for row, index in enumerate(batch.index.tolist()):
-        assert torch.equal(batch.x[row], plain.evaluate(SPLITS.labeled[index]))
+        assert torch.equal(batch.x[row], plain.plain([SPLITS.labeled[index]])[0])
     for row, index in enumerate(batch.view_index.tolist()):
-        assert torch.equal(batch.views["weak"][row], plain.evaluate(SPLITS.unlabeled[index]))
+        assert torch.equal(batch.views["weak"][row], plain.plain([SPLITS.unlabeled[index]])[0])
 
 
 def test_one_worker_changes_nothing_and_can_be_asked_again() -> None:
@@ -158,7 +158,7 @@ def test_evaluation_sees_every_image_once_in_order(workers: int) -> None:
         assert [len(batch.images) for batch in seen] == [3, 3, 1]
         assert torch.cat([batch.positions for batch in seen]).tolist() == list(range(7))
         assert torch.cat([batch.labels for batch in seen]).tolist() == SPLITS.test.labels.tolist()
-        assert torch.equal(seen[2].images[0], AUGMENT.evaluate(SPLITS.test[6]))
+        assert torch.equal(seen[2].images[0], AUGMENT.plain([SPLITS.test[6]])[0])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -18,8 +18,8 @@ from semigpc.data.published_counts import BENCHMARKS, SPLIT_FILES_AT, Benchmark,
 
 Labels = Literal["l_train_val", "l_train"]
 Unlabeled = Literal["in", "in+out"]
-WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
-SHOWN = 80  # characters of a line that a message shows
+INTEGER = re.compile(r"-?[0-9]{1,9}")
+SHOWN = 80  # characters of a line in a message
 DIGITS = 16  # of a hash, as many as the tables of published hashes have
 
 
@@ -27,16 +27,16 @@ DIGITS = 16  # of a hash, as many as the tables of published hashes have
 class FGVCConfig:
     """Which of the four sets, and where it is.
 
-    The test part is always the whole published test file. Labels of unlabelled images are never trained on: where the
-    files tell them, they are the truth that diagnostics look at; images of U_out belong to none of the C classes.
+    The test part is always the whole published test file. Labels of unlabelled images are never trained on: where the files
+    have them, they are used for diagnostics alone; images of U_out belong to none of the C classes.
 
     Args:
-        benchmark: the set; it is looked for in ``<root>/<benchmark>`` and in ``<root>/semi_fgvc/<benchmark>``.
+        benchmark: the set, in ``<root>/<benchmark>`` or in ``<root>/semi_fgvc/<benchmark>``.
         root: the folder of the sets.
-        labels: "l_train_val" as in the paper, which leaves nothing to validate on; or "l_train", with the rest for validation.
-        unlabeled: U_in alone, or U_in and U_out; every evaluation then also says how well the two are told apart.
+        labels: "l_train_val" as in the paper, without a validation part; or "l_train", with the rest for validation.
+        unlabeled: U_in alone, or U_in and U_out; every evaluation then also reports how well the two are separated.
         splits: a folder with ``<benchmark>/<split>.txt``, if the split files are not in the folder of the set itself.
-        cache_bytes: decoded images that each process keeps, in bytes.
+        cache_bytes: memory for decoded images in each process.
     """
 
     benchmark: Name
@@ -61,13 +61,13 @@ class FGVCConfig:
 
 @dataclass(frozen=True, eq=False)
 class SplitFile:
-    """What a list says: entry i stands on line i + 1.
+    """A published list of images: entry i is line i + 1.
 
     Args:
         path: of the list.
         names: (n,) paths of images relative to their root, with forward slashes, each once.
-        labels: (n,) whatever the label column holds; whether it may be trained on is for the reader to know.
-        sha256: the first digits of the hash of the text with Unix line ends, so that a copy with others has the same.
+        labels: (n,) the label column, which for unlabelled images must not be trained on.
+        sha256: the first digits of the hash of the text with Unix line ends, so that line ends do not matter.
         crlf: whether lines end as on Windows.
     """
 
@@ -81,13 +81,13 @@ class SplitFile:
         return len(self.names)
 
     def class_counts(self) -> dict[int, int]:
-        """Images of each label there is, without those of no class (-1)."""
+        """Return the number of images of each label, without those of no class (-1)."""
         classes, counts = np.unique(self.labels[self.labels >= 0], return_counts=True)
         return dict(zip(classes.tolist(), counts.tolist(), strict=True))
 
 
 def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts are published: nothing is drawn
-    """Read the split files and look whether every image they list is there; none is decoded before it is asked for."""
+    """Read the split files and check that every image they list exists; an image is decoded when it is first used."""
     benchmark = BENCHMARKS[config.benchmark]
     folder = set_folder(Path(config.root), config.benchmark)
     lists = folder if config.splits is None else set_folder(Path(config.splits), config.benchmark)
@@ -99,7 +99,8 @@ def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts a
     parts = {part: _listed(lists, split, config.benchmark) for part, split in wanted.items()}
     _check_apart(parts.values())
     for part in parts.values():
-        _check_there(part, images, benchmark)
+        if missing := missing_images(images, part.names):
+            raise DataError(missing_message(part, missing, images, benchmark))
 
     pool = FileImages([images / name for part in parts.values() for name in part.names], cache_bytes=config.cache_bytes)
     sets: dict[str, ImageSet] = {}
@@ -127,7 +128,7 @@ def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts a
 
 
 def set_folder(root: Path, name: str) -> Path:
-    """The folder of a set, in either layout."""
+    """Return the folder of a set, in either layout."""
     root = root.expanduser()
     places = [root / name, root / "semi_fgvc" / name]
     for place in places:
@@ -136,13 +137,13 @@ def set_folder(root: Path, name: str) -> Path:
     itself = (root / "test.txt").is_file()
     hint = f"{root} seems to be the folder of the set itself; give the folder above it." if itself else "Check the path."
     raise DataError(
-        f"The folder of {BENCHMARKS[name].title} is not there: looked for {places[0]} and {places[1]}. {hint} To come by the "
+        f"The folder of {BENCHMARKS[name].title} is not there: looked for {places[0]} and {places[1]}. {hint} To get the "
         f"set: semigpc data download {name} {root}"
     )
 
 
 def _listed(lists: Path, split: str, name: str) -> SplitFile:
-    """The split file, or where to get it."""
+    """Read a split file, or raise an error that says where to get it."""
     path = lists / f"{split}.txt"
     if not path.is_file():
         raise DataError(
@@ -154,7 +155,7 @@ def _listed(lists: Path, split: str, name: str) -> SplitFile:
 
 
 def _check_apart(parts: Iterable[SplitFile]) -> None:
-    """Refuse an image in two parts: one that is trained on must not be judged by."""
+    """Raise if an image is in two parts: test images must not be trained on."""
     seen: dict[str, tuple[Path, int]] = {}
     for part in parts:
         for line, name in enumerate(part.names, start=1):
@@ -166,14 +167,8 @@ def _check_apart(parts: Iterable[SplitFile]) -> None:
                 )
 
 
-def _check_there(part: SplitFile, images: Path, benchmark: Benchmark) -> None:
-    missing = missing_images(images, part.names)
-    if missing:
-        raise DataError(missing_message(part, missing, images, benchmark))
-
-
 def missing_message(part: SplitFile, missing: list[int], images: Path, benchmark: Benchmark) -> str:
-    """What to say of a list whose images at the indices ``missing`` are not there."""
+    """Return the message for a list whose images at the indices ``missing`` do not exist."""
     name = part.names[missing[0]]
     return (
         f"Line {missing[0] + 1} of {part.path} lists {name}, which is not below {images}; missing are {len(missing)} of "
@@ -183,16 +178,16 @@ def missing_message(part: SplitFile, missing: list[int], images: Path, benchmark
 
 
 def _truth(unlabeled: SplitFile, oracle: Path, benchmark: Benchmark) -> Integers:
-    """(u,) classes of U_in: out of the oracle file, which has an order of its own, or else out of the label column."""
+    """Return the classes (u,) of U_in: from the oracle file, which has an order of its own, or else from the label column."""
     if not oracle.is_file():
         return unlabeled.labels
-    told = read_split(oracle, below=benchmark.classes)
-    classes = dict(zip(told.names, told.labels.tolist(), strict=True))
+    truth = read_split(oracle, below=benchmark.classes)
+    classes = dict(zip(truth.names, truth.labels.tolist(), strict=True))
     return np.array([classes.get(name, -1) for name in unlabeled.names], dtype=np.int64)
 
 
 def _class_names(labeled: SplitFile, benchmark: Benchmark) -> tuple[str, ...]:
-    """The folder that the images of a class are in, if folders have names, else its number."""
+    """Return the name of each class: that of its images' folder if folders have names, else its number."""
     names = {c: str(c) for c in range(benchmark.classes)}
     if benchmark.named_folders:
         names |= {int(c): PurePosixPath(name).parent.name for name, c in zip(labeled.names, labeled.labels, strict=True)}
@@ -204,7 +199,7 @@ def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> Spli
 
     Args:
         path: the list.
-        lowest: smallest label that may stand in it; -1 if images may be of no class.
+        lowest: smallest label allowed; -1 if images may be of no class.
         below: labels must be less than this; None for no limit.
     """
     raw = _read(path)
@@ -219,8 +214,8 @@ def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> Spli
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         name, _, label = line.rpartition(" ")
-        if not name or not WHOLE_NUMBER.fullmatch(label):
-            raise _bad_line(path, number, line, "a line is a path, a space and a whole number")
+        if not name or not INTEGER.fullmatch(label):
+            raise _bad_line(path, number, line, "a line is a path, a space and an integer")
         if not _stays_inside(name):
             raise _bad_line(path, number, line, "a path is relative to the images' root, with forward slashes and no '..'")
         value = int(label)
@@ -234,12 +229,12 @@ def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> Spli
 
 
 def missing_images(root: Path, names: Sequence[str], checked: Callable[[int], None] | None = None) -> list[int]:
-    """Which of the names (n,) are not below ``root``, as indices in ascending order; each folder is listed only once.
+    """Return which of the names (n,) are not below ``root``, as indices in ascending order; each folder is listed once.
 
     Args:
         root: the folder of the images.
         names: relative paths.
-        checked: told after each folder how many names that settled.
+        checked: called after each folder with the number of names in it.
     """
     by_folder: defaultdict[str, list[int]] = defaultdict(list)
     for i, name in enumerate(names):
@@ -265,7 +260,7 @@ def _read(path: Path) -> bytes:
 
 
 def _stays_inside(name: str) -> bool:
-    """Whether a path leads somewhere below the root it is put behind, on any system."""
+    """Return whether a relative path stays below its root, on any system."""
     return "\\" not in name and "\0" not in name and name[1:2] != ":" and not {"", ".", ".."} & set(name.split("/"))
 
 

@@ -1,4 +1,4 @@
-"""What was published of the four fine-grained sets: counts and hashes of their split files, the paper's figures, archives."""
+"""Published facts of the four fine-grained sets: counts and hashes of their split files, the paper's figures, archives."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +11,14 @@ SPLIT_FILES_AT = "https://github.com/cvl-umass/ssl-evaluation"
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """One split file as published, counted and hashed; None where it could not be looked at.
+    """One split file as published, counted and hashed; None where it could not be examined.
 
     Args:
         images: its lines.
-        classes: how many classes its label column names, and the fewest and the most images of one; None if it names none.
+        classes: the number of classes in its label column, and the fewest and the most images of one; None if it has none.
         sha256: the first 16 digits.
-        paper_images: what the paper says of its length.
-        paper_each: what the paper says of the images of each class.
+        paper_images: its length by the paper.
+        paper_each: the number of images of each class by the paper.
     """
 
     images: int | None
@@ -43,16 +43,16 @@ class Benchmark:
     """A fine-grained set.
 
     Args:
-        title: what the paper calls it.
+        title: its name in the paper.
         classes: C. classes_out: how many more the images of ``u_train_out`` belong to.
         image_folder: inside the set's folder, what the paths of the split files are relative to; "" for the folder itself.
         named_folders: whether the folder of an image has the name of its class.
-        files: by split, in the order in which they are told.
+        files: by split, in the order of reports.
         imbalance: the paper's gamma.
         remark: why the paper's figure is wrong, where the files contradict it.
         source: where the images are published.
         archives: by the first folder of a path, which archive has it; "" for any other.
-        layout: what to do with the archives, to be read after "unpack".
+        layout: where to put the archives, to follow the word "unpack".
     """
 
     title: str
@@ -68,7 +68,7 @@ class Benchmark:
     layout: str
 
     def labels_of(self, split: str) -> tuple[int, int | None]:
-        """The smallest label that may stand in a split file, and what they must be less than."""
+        """Return the smallest label allowed in a split file, and what all must be less than."""
         if split == "u_train_out_oracle":
             return self.classes, self.classes + self.classes_out
         if split in ("u_train_out", "u_train"):
@@ -76,11 +76,11 @@ class Benchmark:
         return (-1 if split == "u_train_in" else 0), self.classes
 
     def archive_of(self, name: str) -> str:
-        """The archive that brings an image."""
+        """Return the archive that has an image."""
         return self.archives.get(name.partition("/")[0]) or self.archives.get("", "its archive")
 
     def instructions(self, name: str, root: Path) -> str:
-        """How to come by the set, in a paragraph."""
+        """Return how to get the set, in a paragraph."""
         wanted = list(dict.fromkeys(self.archives.values()))
         return (
             f"{self.title} has to be fetched by hand, under its owners' terms. From {self.source} take {', '.join(wanted)} and "
@@ -145,7 +145,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "l_train_val": PublishedFile(13771, (810, 10, 85), "c75ca656e5f08f07", 13771),
             "u_train_in": PublishedFile(None, None, None, 91336),
             "u_train_out": PublishedFile(None, None, None, 221912),
-            "u_train": PublishedFile(313248, None, None),  # by its owners' account
+            "u_train": PublishedFile(313248, None, None),  # according to its owners
             "test": PublishedFile(16200, (810, 20, 20), "f161c7dc06a88d64", None, 100),
         },
         imbalance=Imbalance(("l_train_val",), 85, 10, "8.5"),
