@@ -87,25 +87,26 @@ def walk(folder: Path, root: Path | None = None, *, follow_links: bool = False) 
     while waiting:
         prefix, place = waiting.pop()
         try:
-            entries = list(os.scandir(place))
+            entries = os.scandir(place)
         except OSError as error:
             yield prefix, f"the folder cannot be read: {error.strerror}"
             continue
-        for entry in entries:
-            name = f"{prefix}{entry.name}"
-            if entry.name.startswith(".") or not (entry.is_dir() or is_image_name(entry.name)):
-                continue
-            path = Path(entry.path)
-            outside = leads_out(path, root) if entry.is_symlink() else None
-            if outside is not None and not follow_links:
-                yield name, outside
-            elif not entry.is_dir():
-                yield name, trouble(path) or ("" if entry.is_file() else "a link to something that is not there")
-            elif not entry.is_symlink():
-                waiting.append((f"{name}/", entry.path))
-            elif outside is not None and (target := path.resolve()) not in seen:
-                seen.add(target)
-                waiting.append((f"{name}/", entry.path))
+        with entries:  # read as they come: a caller that looks for one image does not list a folder of millions
+            for entry in entries:
+                name = f"{prefix}{entry.name}"
+                if entry.name.startswith(".") or not (entry.is_dir() or is_image_name(entry.name)):
+                    continue
+                path = Path(entry.path)
+                outside = leads_out(path, root) if entry.is_symlink() else None
+                if outside is not None and not follow_links:
+                    yield name, outside
+                elif not entry.is_dir():
+                    yield name, trouble(path) or ("" if entry.is_file() else "a link to something that is not there")
+                elif not entry.is_symlink():
+                    waiting.append((f"{name}/", entry.path))
+                elif outside is not None and (target := path.resolve()) not in seen:
+                    seen.add(target)
+                    waiting.append((f"{name}/", entry.path))
 
 
 def is_image_name(name: str) -> bool:
