@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from semigpc.addons import BalancedSamplingConfig
-from semigpc.data import Augment, AugmentConfig, CachedFeatures, ImageSet, Splits, splits_from_arrays, train_loader
+from semigpc.data import Augment, AugmentConfig, BatchStream, CachedFeatures, ImageSet, Splits, splits_from_arrays
 from semigpc.data.feature_cache import join
 from semigpc.data.loaders import drawn_order
 
@@ -76,7 +76,7 @@ def test_a_class_without_images_is_never_drawn() -> None:
 
 
 def batches(power: BalancedSamplingConfig | None, *, balanced: bool = False, seed: int = 0) -> list[torch.Tensor]:
-    loader = train_loader(
+    stream = BatchStream(
         some_splits(),
         Augment(AugmentConfig(image_size=4)),
         views=("weak",),
@@ -84,13 +84,11 @@ def batches(power: BalancedSamplingConfig | None, *, balanced: bool = False, see
         unlabeled_batch=2,
         seed=seed,
         epoch_steps=10,
-        first_step=0,
         total_steps=40,
-        workers=0,
         power=None if power is None else power.sampling_power,
         balanced=balanced,
     )
-    found = list(loader)
+    found = list(stream.batches(first_step=0, workers=0))
     if balanced:
         assert all(batch.balanced is not None and len(batch.balanced.y) == 6 for batch in found)
         return [batch.balanced.y for batch in found if batch.balanced is not None]

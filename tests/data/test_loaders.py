@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.data import Augment, AugmentConfig, BatchStream, DataError, FolderConfig, eval_loader, train_loader
+from semigpc.data import Augment, AugmentConfig, BatchStream, DataError, FolderConfig, eval_loader
 from semigpc.data.folder import load
 from semigpc.data.loaders import epoch_order
 from semigpc.types import Batch
@@ -27,9 +27,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def loader(*, first_step: int = 0, total_steps: int = 16, workers: int = 0, **changes: Any) -> Iterable[Batch]:
-    settings = SETTINGS | changes
-    return train_loader(SPLITS, AUGMENT, first_step=first_step, total_steps=total_steps, workers=workers, **settings)
+def loader(
+    *, first_step: int = 0, total_steps: int = 16, workers: int = 0, prefetch: int = 4, **changes: Any
+) -> Iterable[Batch]:
+    stream = BatchStream(SPLITS, AUGMENT, total_steps=total_steps, **SETTINGS | changes)
+    return stream.batches(first_step=first_step, workers=workers, prefetch=prefetch)
 
 
 def tensors(batch: Batch) -> list[Tensor]:
@@ -166,11 +168,9 @@ def test_an_unreadable_image_stops_the_run_with_its_path(tmp_path: Path, workers
     write_images(tmp_path, {"ant": 4, "bee": 4})
     (tmp_path / "bee" / "2.png").write_bytes(b"no image")
     splits = load(FolderConfig(root=str(tmp_path)), seed=0)
-    batches = train_loader(
-        splits, AUGMENT, **SETTINGS | {"views": (), "labeled_batch": 8}, first_step=0, total_steps=2, workers=workers
-    )
+    stream = BatchStream(splits, AUGMENT, **SETTINGS | {"views": (), "labeled_batch": 8}, total_steps=2)
     with pytest.raises(DataError, match=r"^The image .*bee/2.png cannot be read.* take it out of the data.$"):
-        list(batches)
+        list(stream.batches(first_step=0, workers=workers))
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,19 @@ class BatchStream(Dataset[Batch]):
                 "Add unlabelled images, or train with labels alone: --algorithm supervised."
             )
 
+    def batches(self, *, first_step: int, workers: int, prefetch: int = 4) -> Iterable[Batch]:
+        """Return batches ``first_step`` to ``total_steps - 1``, in order and the same for any number of workers.
+
+        Args:
+            first_step: 0, or where a run resumes.
+            workers: processes that make batches ahead of time, each with its own copy of images held in memory; 0 makes a
+                batch when it is needed, which is fastest for images of a few dozen pixels.
+            prefetch: batches that each worker keeps ready.
+        """
+        if not 0 <= first_step <= self.total_steps:
+            raise DataError(f"first_step must lie in [0, {self.total_steps}], the steps of the run; got {first_step}.")
+        return InOrder(self, range(first_step, self.total_steps), workers, prefetch)
+
     def __getitem__(self, step: int) -> Batch:
         rng = Generator(Philox(key=np.array([self.seed, step], dtype=np.uint64)))
         labeled = self._labeled(LABELED, step, rng)
@@ -175,50 +188,6 @@ class _EvaluationStream(Dataset[EvaluationBatch]):
         positions = torch.arange(first, min(first + self.batch_size, len(self.image_set)))
         views = self.source.plain(self.source.fetch(self.image_set, positions.numpy()))
         return EvaluationBatch(views, torch.from_numpy(self.image_set.labels[positions.numpy()]), positions)
-
-
-def train_loader(
-    splits: Splits,
-    source: ViewSource,
-    *,
-    views: tuple[str, ...],
-    labeled_batch: int,
-    unlabeled_batch: int,
-    seed: int,
-    epoch_steps: int,
-    first_step: int,
-    total_steps: int,
-    workers: int,
-    prefetch: int = 4,
-    usb_order: bool = False,
-    power: Power | None = None,
-    balanced: bool = False,
-) -> Iterable[Batch]:
-    """Return batches ``first_step`` to ``total_steps - 1``, in order and the same for any number of workers; see BatchStream.
-
-    Args:
-        first_step: 0, or where a run resumes.
-        total_steps: of the whole run.
-        workers: processes that make batches ahead of time, each with its own copy of images held in memory; 0 makes a batch
-            when it is needed, which is fastest for images of a few dozen pixels.
-        prefetch: batches that each worker keeps ready.
-    """
-    if not 0 <= first_step <= total_steps:
-        raise DataError(f"first_step must lie in [0, {total_steps}], the steps of the run; got {first_step}.")
-    stream = BatchStream(
-        splits,
-        source,
-        views=views,
-        labeled_batch=labeled_batch,
-        unlabeled_batch=unlabeled_batch,
-        seed=seed,
-        epoch_steps=epoch_steps,
-        usb_order=usb_order,
-        total_steps=total_steps,
-        power=power,
-        balanced=balanced,
-    )
-    return InOrder(stream, range(first_step, total_steps), workers, prefetch)
 
 
 def eval_loader(image_set: ImageSet, source: ViewSource, batch_size: int, workers: int) -> Iterable[EvaluationBatch]:
