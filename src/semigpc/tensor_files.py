@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -24,7 +24,6 @@ KEY = "semigpc"  # a single key: the library writes several in any order, and eq
 # 8 bytes of length come first, then the header, which the library begins with the metadata.
 OPENING = b'{"__metadata__":{"' + KEY.encode() + rb'":"{\"sha256\": \"'
 PLACE = 8 + len(OPENING)
-BLOCK = 2**20  # bytes hashed at a time
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
@@ -76,7 +75,7 @@ def opened(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, 
             raise FileError(f"{path} cannot be read: {error}") from error
 
 
-def _verify(file: IO[bytes], path: Path) -> None:
+def _verify(file: BinaryIO, path: Path) -> None:
     file.seek(8)
     if file.read(len(OPENING)) != OPENING:
         raise FileError(f"{path} cannot be read: it does not begin with a checksum, so it is damaged or by an older version")
@@ -84,11 +83,9 @@ def _verify(file: IO[bytes], path: Path) -> None:
         raise FileError(f"{path} is damaged: its content does not fit its checksum")
 
 
-def _digest(file: IO[bytes]) -> str:
+def _digest(file: BinaryIO) -> str:
     """Return the sha256 of the file with zeros in place of the checksum."""
     file.seek(0)
     digest = hashlib.sha256(file.read(PLACE))
     digest.update(ZEROS[: len(file.read(DIGITS))])
-    while block := file.read(BLOCK):
-        digest.update(block)
-    return digest.hexdigest()
+    return hashlib.file_digest(file, lambda: digest).hexdigest()
