@@ -17,7 +17,7 @@ from semigpc.data.splits import Split, SplitConfig, carve_validation, long_tail_
 
 
 class DatasetEntry(NamedTuple):
-    """A data set that can be asked for by name: its config, and what turns config and seed into splits."""
+    """A data set with a name: its config, and the function that turns config and seed into splits."""
 
     config: type[Any]
     load: Callable[[Any, int], Splits]

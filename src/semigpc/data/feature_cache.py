@@ -242,7 +242,7 @@ class FeatureCache:
         stream = _ViewChunks(chunks, Augment(self.key.augment))
         waiting: list[tuple[_Chunk, dict[str, Tensor]]] = []
         for chunk, views in zip(chunks, InOrder(stream, range(len(chunks)), workers if total > FEW else 0, 2), strict=True):
-            if waiting and (waiting[0][0].views != chunk.views or sum(len(held.indices) for held, _ in waiting) >= SHARD):
+            if waiting and (waiting[0][0].views != chunk.views or sum(len(earlier.indices) for earlier, _ in waiting) >= SHARD):
                 self._write(waiting)
                 waiting = []
             waiting.append((chunk, self._embedded(views, embed)))
@@ -269,14 +269,14 @@ class FeatureCache:
         features = embed(torch.cat(flat)).half().split([len(images) for images in flat])
         return {name: rows.reshape(*views[name].shape[:-3], self.key.width) for name, rows in zip(views, features, strict=True)}
 
-    def _write(self, held: Sequence[tuple[_Chunk, dict[str, Tensor]]]) -> None:
-        """One shard, which appears under its name when it is complete."""
-        tensors = {name: torch.cat([features[name] for _, features in held]) for name in held[0][1]}
+    def _write(self, computed: Sequence[tuple[_Chunk, dict[str, Tensor]]]) -> None:
+        """Write one shard, which appears under its name when it is complete."""
+        tensors = {name: torch.cat([features[name] for _, features in computed]) for name in computed[0][1]}
         if not all(bool(values.isfinite().all()) for values in tensors.values()):
             raise DataError(f"{self.key.network} returns features that are NaN or infinite in 16 bits. Check its weights.")
-        marks = b"".join(mark for chunk, _ in held for mark in chunk.marks)
+        marks = b"".join(mark for chunk, _ in computed for mark in chunk.marks)
         tensors["marks"] = torch.from_numpy(np.frombuffer(marks, np.uint8).reshape(-1, MARK).copy())
-        kind, number = "views" if held[0][0].views else "plain", uuid.uuid4().hex[:12]
+        kind, number = "views" if computed[0][0].views else "plain", uuid.uuid4().hex[:12]
         if not (self.path / "key.json").exists():
             write_json(self.path / "key.json", self.key.plain())
         with replacing(self.path / f"{kind}-{number}.safetensors") as draft:

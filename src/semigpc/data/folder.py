@@ -17,7 +17,7 @@ from semigpc.data.paths import (
     images_below,
     is_image_name,
     leads_out,
-    refuse,
+    reject_bad,
     sorted_images,
     unusable,
 )
@@ -203,7 +203,7 @@ def class_folders(
         names, unread = sorted_images(path, folder, follow_links=follow_links)
         bad += [(f"{printable(path.name)}/{name}", reason) for name, reason in unread]
         labels |= {f"{path.name}/{name}": classes[path.name] for name in names}
-    refuse(bad, folder)
+    reject_bad(bad, folder)
     named = frozenset(name for name in classes.values() if name is not None)
     if not named:
         raise DataError(
@@ -229,7 +229,7 @@ def from_table(table: Path, root: Path, *, unlisted: bool = False, follow_links:
             f"{table} lists {len(missing)} images that are not below {root}: {listed(missing, 3)}. "
             "Names must be relative to that folder; mend them, put the files there or delete the rows."
         )
-    refuse([(printable(name), reason) for name, reason in reasons.items() if reason is not None], table)
+    reject_bad([(printable(name), reason) for name, reason in reasons.items() if reason is not None], table)
     classes = frozenset(label for label in labels.values() if label is not None)
     if unlisted:
         labels |= {name: None for name in images_below(root, follow_links=follow_links) if name not in labels}

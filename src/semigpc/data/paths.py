@@ -53,7 +53,7 @@ def images_below(folder: Path, *, follow_links: bool = False) -> list[str]:
         DataError: some cannot be used; see :func:`walk`.
     """
     names, bad = sorted_images(folder, follow_links=follow_links)
-    refuse(bad, folder)
+    reject_bad(bad, folder)
     return names
 
 
@@ -63,7 +63,7 @@ def sorted_images(folder: Path, root: Path | None = None, *, follow_links: bool 
     return [name for name, reason in images if not reason], [(printable(name), reason) for name, reason in images if reason]
 
 
-def refuse(bad: list[Bad], place: object) -> None:
+def reject_bad(bad: list[Bad], place: object) -> None:
     """Raise a DataError that names the first images that cannot be used, if there are any."""
     if bad:
         few = "; ".join(f"{name}: {reason}" for name, reason in bad[:SHOWN])
