@@ -9,8 +9,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -75,7 +76,7 @@ def opened(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, 
             raise FileError(f"{path} cannot be read: {error}") from error
 
 
-def _verify(file: BinaryIO, path: Path) -> None:
+def _verify(file: BufferedReader | BufferedRandom, path: Path) -> None:
     file.seek(8)
     if file.read(len(OPENING)) != OPENING:
         raise FileError(f"{path} cannot be read: it does not begin with a checksum, so it is damaged or by an older version")
@@ -83,7 +84,7 @@ def _verify(file: BinaryIO, path: Path) -> None:
         raise FileError(f"{path} is damaged: its content does not fit its checksum")
 
 
-def _digest(file: BinaryIO) -> str:
+def _digest(file: BufferedReader | BufferedRandom) -> str:
     """Return the sha256 of the file with zeros in place of the checksum."""
     file.seek(0)
     digest = hashlib.sha256(file.read(PLACE))
