@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.data.archives import ARCHIVES, Archive
+from semigpc.data.cifar import ARCHIVES, Archive
 from tests.cli.calls import semigpc
 from tests.data.fgvc_samples import PUBLISHED, lines, needs_published, write_lines, write_made_up_set
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semigpc.data import DataError
-from semigpc.data.archives import ARCHIVES, Archive, download, fetch
+from semigpc.data.cifar import ARCHIVES, Archive, download, fetch
 from tests.data.tar_samples import CONTENT, names
 
 

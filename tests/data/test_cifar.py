@@ -14,8 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from semigpc.data import DATASETS, CifarConfig, DataError, SplitConfig
-from semigpc.data.archives import Archive
-from semigpc.data.cifar import FORMS, RecordImages, find, load
+from semigpc.data.cifar import FORMS, Archive, RecordImages, find, load
 from tests.data.cifar_samples import FEW_COUNTS, config, counts, random_pixels, write_binary
 
 SMALL_LABELS = np.tile(np.arange(10), 24)

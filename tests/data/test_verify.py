@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from semigpc.data import DataError
-from semigpc.data.archives import ARCHIVES
-from semigpc.data.cifar import FORMS
-from semigpc.data.fgvc import read_split
-from semigpc.data.published_counts import BENCHMARKS
+from semigpc.data.cifar import ARCHIVES, FORMS
+from semigpc.data.fgvc import BENCHMARKS, read_split
 from semigpc.data.verify import CheckedFigure, Figure, Verification, verify_cifar, verify_fgvc
 from tests.data.fgvc_samples import (
     NAMES,

@@ -104,8 +104,8 @@ def download(name: Which, root: Annotated[Path, typer.Argument(help="Folder to p
     to fetch, and where to put it.
     """
     from semigpc.data import DataError
-    from semigpc.data.archives import ARCHIVES, fetch
-    from semigpc.data.published_counts import BENCHMARKS
+    from semigpc.data.cifar import ARCHIVES, fetch
+    from semigpc.data.fgvc import BENCHMARKS
 
     if name.value not in ARCHIVES:
         raise DataError(BENCHMARKS[name.value].instructions(name.value, root))

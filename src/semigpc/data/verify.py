@@ -9,12 +9,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from semigpc.data.archives import md5_of
-from semigpc.data.cifar import FORMS, TEST, TRAINING, Form, find
+from semigpc.data.cifar import FORMS, TEST, TRAINING, Form, find, md5_of
 from semigpc.data.dataset import DataError, ImageSet
-from semigpc.data.fgvc import SplitFile, missing_images, missing_message, read_split, set_folder
+from semigpc.data.fgvc import (
+    BENCHMARKS,
+    SPLIT_FILES_AT,
+    Benchmark,
+    SplitFile,
+    missing_images,
+    missing_message,
+    read_split,
+    set_folder,
+)
 from semigpc.data.images import ImageError, KeptImages, ZipImages, read_image
-from semigpc.data.published_counts import BENCHMARKS, SPLIT_FILES_AT, Benchmark
 from semigpc.data.splits import SplitConfig, long_tail_split
 from semigpc.threads import cores
 
