@@ -1,10 +1,12 @@
-"""Text: class labels from outside, names for a terminal or a spreadsheet, messages for unknown names, formatted numbers."""
+"""Text: class labels, names for a terminal or a spreadsheet, messages for unknown names, formatted numbers, versions."""
 
 import difflib
 import math
+import platform
 import re
 import unicodedata
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how formulas begin in a spreadsheet
@@ -12,6 +14,8 @@ NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", re.IGNORECASE)  # not a form
 APOSTROPHE = "'"
 HIDDEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, lone surrogates, separators of lines and paragraphs
 DIRECTION = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # overrides and isolates reorder a line
+PACKAGES = ("semigpc", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn", "safetensors", "pyarrow")
+MISSING = "not installed"  # in place of a version
 CLASS_GROUPS = ("many", "medium", "few")  # thirds of the classes, by their number of labels
 ABSENT = "\N{EN DASH}"
 MINUS, PLUS_MINUS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
@@ -125,3 +129,17 @@ def duration(seconds: float | None) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def versions(*more: str) -> dict[str, str]:
+    """Return the versions of Python, of the packages that figures depend on and of ``more`` packages, by name.
+
+    None of them is imported, so that a broken installation can be examined too.
+    """
+    installed = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in (*PACKAGES, *more):
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            installed[name] = MISSING
+    return installed
