@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be 
 from benchmarks.tables import Json, Seed, script
 from benchmarks.timing import time_in_turns
 from semigpc.algorithms import ALGORITHMS
-from semigpc.data import Augment, AugmentConfig, Splits, splits_from_arrays, train_loader
+from semigpc.data import Augment, AugmentConfig, BatchStream, Splits, splits_from_arrays
 from semigpc.models import ModelConfig
 from semigpc.refiners import GPConfig, NoRefinerConfig
 from semigpc.text import unknown_name
@@ -110,7 +110,7 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Return the batches of steps ``first`` .. ``first + count - 1`` of a run, from the loader that training uses."""
     config = experiment.train
-    loader = train_loader(
+    stream = BatchStream(
         splits,
         Augment(experiment.augment),
         views=trainer.algorithm.views,
@@ -118,13 +118,11 @@ def load_batches(
         unlabeled_batch=config.unlabeled_batch,
         seed=experiment.seed,
         epoch_steps=config.epoch_steps,
-        first_step=first,
         total_steps=first + count,
-        workers=workers,
         power=experiment.addon.sampling_power,
         balanced=experiment.addon.needs_balanced_batch,
     )
-    return iter(loader)
+    return iter(stream.batches(first_step=first, workers=workers))
 
 
 def _take(trainer: Trainer, batch: Batch, step: int, config: TrainConfig) -> None:

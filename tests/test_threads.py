@@ -3,7 +3,6 @@
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -170,48 +169,7 @@ def test_several_processes_share_the_cores_unless_the_user_says_otherwise(monkey
         assert threads.granted(2) == count
 
 
-def test_cores_are_those_of_the_affinity_and_no_more_than_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
-    for quota, cores in ((None, 6), (16.0, 6), (4.0, 4), (2.9, 2), (0.5, 1)):
-        monkeypatch.setattr(threads, "_quota", lambda *_, quota=quota: quota)
-        assert threads.cores() == cores
-
-
-QUOTAS = {
-    "version 2": ("0::/job\n", {"job/cpu.max": "250000 100000\n", "cpu.max": "max 100000\n"}, 2.5),
-    "version 2, no limit": ("0::/job\n", {"job/cpu.max": "max 100000\n"}, None),
-    "version 2, a tighter parent": ("0::/a/b\n", {"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "150000 100000\n"}, 1.5),
-    "version 2, in a container": ("0::/../of/the/host\n", {"cpu.max": "300000 100000\n"}, 3.0),
-    "version 1": (
-        "3:memory:/m\n2:cpu,cpuacct:/job\n",
-        {"cpu,cpuacct/job/cpu.cfs_quota_us": "200000\n", "cpu,cpuacct/job/cpu.cfs_period_us": "100000\n"},
-        2.0,
-    ),
-    "version 1, in a container": (
-        "2:cpuacct,cpu:/docker/0123\n0::/\n",
-        {"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"},
-        0.5,
-    ),
-    "version 1, no limit": (
-        "2:cpu:/\n",
-        {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
-        None,
-    ),
-    "no cpu controller": ("3:memory:/m\n2:cpuset:/\n", {"cpu.max": "100000 100000\n"}, None),
-    "nothing mounted": ("0::/job\n", {}, None),
-    "nonsense": ("0::/\n", {"cpu.max": "a few\n"}, None),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", QUOTAS)
-def test_the_quota_of_a_cgroup_is_read(case: str, tmp_path: Path) -> None:
-    membership, files, expected = QUOTAS[case]
-    (tmp_path / "membership").write_text(membership)
-    for name, text in files.items():
-        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "cgroup" / name).write_text(text)
-    assert threads._quota(tmp_path / "cgroup", tmp_path / "membership") == expected
-
-
-def test_a_system_without_cgroups_has_no_quota(tmp_path: Path) -> None:
-    assert threads._quota(tmp_path, tmp_path / "membership") is None
+def test_cores_are_those_of_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= threads.cores() <= (os.cpu_count() or 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    assert threads.cores() == 1

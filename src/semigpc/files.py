@@ -1,8 +1,9 @@
-"""Files that are written whole or not at all, folders that one process writes at a time, and outputs that can be verified.
+"""Files that are written completely or not at all, folders that one process writes at a time, outputs that can be verified.
 
-Every file this package writes goes through :func:`replacing`: a draft with a name of its own beside the target is written,
-pushed to the disk and renamed, so a reader, a crash or a full disk never meets half a file, and what was there before stays
-until the new one is complete. A process that writes several files that belong together holds :func:`locked` meanwhile.
+Every file of this package is written by :func:`replacing`: a draft beside the target is written, flushed to the disk and
+renamed, so neither a crash nor a full disk leaves half a file, and the old file stays until the new one is complete. A process
+that writes several files that belong together holds :func:`locked` meanwhile. JSON is read back by :func:`read_json`, which
+checks it against a schema, a ``TypedDict`` or a pydantic dataclass; an error names the file, the key, the value and the remedy.
 """
 
 import errno
@@ -28,19 +29,41 @@ from filelock import BaseFileLock, FileLock, Timeout
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-DRAFT = ".semigpc-draft"
+DRAFT = ".semigpc-draft"  # part of a draft's name, by which drafts of killed processes are found
 LOCK = ".semigpc.lock"  # in a folder that is being written
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what file systems say that have none
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
 POLL = 0.2  # seconds between two attempts, where a process waits for a lock
+SHOWN = 80  # characters of a value in a message
 
+# Schemas are exact: no text for a number, no ``true`` for 1, no NaN. RELAXED allows unknown keys: later versions may add some.
+EXACT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+RELAXED = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
+Positive = Annotated[int, Field(strict=True, ge=1, lt=2**53)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+PathText = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+
+T = TypeVar("T")
 Facts = dict[str, dict[str, Any]]
 
 
+class FileFacts(TypedDict):
+    """Size and hash of an output, as :func:`facts_of` returns them."""
+
+    bytes: Count
+    sha256: Sha256
+
+
+class FileError(ValueError):
+    """A file written by this package that cannot be used; the message names it and the problem."""
+
+
 class WriteError(OSError):
-    """A file that could not be written; what was there before is intact. The message names the path and the way out.
+    """A file that could not be written; the old one is intact. The message names the path and the remedy.
 
     Args:
-        message: for people. passing: whether the same call may succeed later, once there is room or a permission.
+        message: the message. passing: whether the same call may succeed later, once there is room or a permission.
     """
 
     def __init__(self, message: str, *, passing: bool = False) -> None:
@@ -49,7 +72,7 @@ class WriteError(OSError):
 
 
 class InUseError(RuntimeError):
-    """Another process writes there; the message says which one."""
+    """Another process, named in the message, is writing there."""
 
 
 # Writing --------------------------------------------------------------------------------------------------------------
@@ -59,7 +82,7 @@ class InUseError(RuntimeError):
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a draft to write; when the block ends without an error the draft takes the place of ``path``.
 
-    The folder is made if it is not there. The draft ends as ``path`` does, since some writers look at the suffix.
+    The folder is created if necessary. The draft ends as ``path`` does, since some writers look at the suffix.
 
     Raises:
         WriteError: the draft could not be written or moved: a full disk, a folder that is read-only. The old file stays.
@@ -88,7 +111,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an error of writing ``path`` into a :class:`WriteError`, which names it and the way out; others pass."""
+    """Turn an error of writing ``path`` into a :class:`WriteError` that names it and the remedy; other errors pass."""
     try:
         yield
     except OSError as error:
@@ -98,7 +121,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _concerns(error: OSError, path: Path) -> bool:
-    """Whether an error is about a file, its draft or the folders above, and not about something that was read meanwhile."""
+    """Return whether an error is about a file, its draft or the folders above, and not about a file that was read."""
     named = None if error.filename is None else Path(os.fsdecode(error.filename))
     return named is None or named in path.parents or named.parent == path.parent
 
@@ -120,9 +143,9 @@ def _short(name: str) -> str:
 
 
 def push(path: Path) -> None:
-    """Wait until the disk has a file's content, or the names in a folder."""
+    """Wait until a file's content, or the names in a folder, are on the disk."""
     if path.is_dir() and os.name != "posix":
-        return  # nowhere else can folders be opened
+        return  # other systems cannot open folders
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -153,7 +176,7 @@ def _room(path: Path) -> str:
 
 
 def trouble(path: Path) -> str | None:
-    """Why this may not be opened; None for a file, a folder, and what is not there."""
+    """Return why a path may not be opened; None for a file, a folder, and a path that does not exist."""
     if not _is_unicode(str(path)):
         return "its name is not UTF-8; rename it"
     try:
@@ -179,14 +202,14 @@ def _is_unicode(name: str) -> bool:
 
 @contextmanager
 def locked(folder: Path, file: str = "", *, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Be the only process that writes a folder, or one file of it; the operating system ends this with the process.
+    """Be the only process that writes a folder, or one file of it; the operating system releases the lock with the process.
 
-    The lock is a hidden file in the folder that names the process for others. The folder is made if it is not there, and
-    removed again if nothing was written to it.
+    The lock is a hidden file in the folder that names the process for others. The folder is created if necessary, and removed
+    again if nothing was written to it.
 
     Args:
         folder: what is written. file: a file in it, if the rest of the folder is not concerned.
-        waiting: called once with a message that names the other process, which is then waited for.
+        waiting: called once with a message that names the other process; then wait for it.
 
     Raises:
         InUseError: another process writes there, and ``waiting`` is None. WriteError: the folder cannot be written.
@@ -211,7 +234,7 @@ def locked(folder: Path, file: str = "", *, waiting: Callable[[str], None] | Non
 
 
 def _acquire(lock: BaseFileLock, path: Path, target: Path, waiting: Callable[[str], None] | None) -> bool:
-    """Whether the lock is held now; False where the file system has no locks."""
+    """Acquire the lock and return True; False where the file system has no locks."""
     try:
         try:
             lock.acquire(blocking=False)
@@ -238,14 +261,14 @@ def _acquire(lock: BaseFileLock, path: Path, target: Path, waiting: Callable[[st
 
 def _holder(file: Path) -> str:
     try:
-        held = json.loads(file.read_text())
-        return f"{held['command']} (process {held['pid']} on {held['host']}, since {held['since']})"
+        holder = json.loads(file.read_text())
+        return f"{holder['command']} (process {holder['pid']} on {holder['host']}, since {holder['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process that has only just begun"
 
 
 def remove_drafts(folder: Path, file: str = "") -> None:
-    """Delete what a process left that was killed while it wrote a folder, or one file of it; only under its lock."""
+    """Delete the drafts of processes that were killed while they wrote a folder, or one file of it; call it under its lock."""
     for draft in folder.glob(f".{glob.escape(_short(file)) or '*'}.????????{DRAFT}*"):
         with suppress(OSError):
             draft.unlink()
@@ -255,7 +278,7 @@ def remove_drafts(folder: Path, file: str = "") -> None:
 
 
 def facts_of(folder: Path, names: Iterable[str]) -> Facts:
-    """Size and sha256 of those files of a folder that are there, by name."""
+    """Return size and sha256 of those files of a folder that exist, by name."""
     return {
         name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
         for name in names
@@ -264,7 +287,7 @@ def facts_of(folder: Path, names: Iterable[str]) -> Facts:
 
 
 def altered(folder: Path, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Names of the files that are gone or are not what ``facts_of`` saw."""
+    """Return the names of the files that are gone or differ from what ``facts_of`` returned."""
     return [name for name, old in facts.items() if not _same(folder / name, old)]
 
 
@@ -276,18 +299,18 @@ def _same(path: Path, old: Mapping[str, Any]) -> bool:
 
 
 def sha256(path: Path) -> str:
-    """Of a file's content, in hexadecimal."""
+    """Return the sha256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values with a hash of themselves under ``sha256``, by which :func:`is_sealed` knows a change."""
+    """Return plain values with their own hash under ``sha256``, by which :func:`is_sealed` detects a change."""
     return {**values, "sha256": _digest(values)}
 
 
 def is_sealed(values: Mapping[str, Any]) -> bool:
-    """Whether values, read from JSON, are those that were sealed."""
+    """Return whether values, read from JSON, are those that were sealed."""
     return values.get("sha256") == _digest({name: value for name, value in values.items() if name != "sha256"})
 
 
@@ -295,28 +318,7 @@ def _digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-EXACT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-RELAXED = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-SHOWN = 80  # characters of a value that a message shows
-
-Count = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
-Positive = Annotated[int, Field(strict=True, ge=1, lt=2**53)]
-Share = Annotated[float, Field(strict=True, ge=0, le=1)]
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-PathText = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
-
-T = TypeVar("T")
-
-
-class FileFacts(TypedDict):
-    """Size and hash of an output, as :func:`semigpc.files.facts_of` notes them."""
-
-    bytes: Count
-    sha256: Sha256
-
-
-class FileError(ValueError):
-    """A file of ours that cannot be used; the message names it and says what is wrong."""
+# JSON -----------------------------------------------------------------------------------------------------------------
 
 
 def read_json(
@@ -327,14 +329,14 @@ def read_json(
     remedy: str,
     check: Callable[[T], None] | None = None,
 ) -> T:
-    """Read a file as its schema says.
+    """Read a JSON file and check it against a schema.
 
     Args:
-        path: of the file. schema: what it must hold. error: what to raise. remedy: what to do then, in full sentences.
+        path: of the file. schema: its type. error: the exception to raise. remedy: the end of the message, in full sentences.
         check: raises a ValueError for values that do not go together; its message begins with the key.
 
     Raises:
-        FileNotFoundError: it is not there, which every caller has words of its own for.
+        FileNotFoundError: there is no such file; callers have messages of their own for this.
     """
     try:
         must_be_file(path)
@@ -342,36 +344,36 @@ def read_json(
     except FileNotFoundError:
         raise
     except (OSError, FileError) as problem:
-        told = problem if isinstance(problem, FileError) else f"{path} cannot be read: {problem.strerror or problem}"
-        raise error(f"{told}. {remedy}") from problem
+        message = problem if isinstance(problem, FileError) else f"{path} cannot be read: {problem.strerror or problem}"
+        raise error(f"{message}. {remedy}") from problem
 
 
 def must_be_file(path: Path) -> None:
-    """Refuse a folder, a pipe or a device in a file's place."""
+    """Raise a FileError for a folder, a pipe or a device in a file's place."""
     reason = "it is a folder; give a file" if path.is_dir() else trouble(path)
     if reason is not None:
         raise FileError(f"{path} cannot be read: {reason}")
 
 
 def parse(content: bytes, where: Path | str) -> Any:
-    """JSON with each key once; a byte order mark, as some editors leave, is passed over."""
+    """Parse JSON in which each key occurs once; a byte order mark, which some editors write, is skipped."""
     try:
         text = content.decode("utf-8-sig")
         if not text.strip():
             raise FileError(f"{where} cannot be read: it is empty")
         return json.loads(text, object_pairs_hook=functools.partial(_unique, where=where))
     except UnicodeDecodeError as error:
-        raise FileError(f"{where} cannot be read: it is no text in UTF-8 (byte {error.start})") from error
+        raise FileError(f"{where} cannot be read: it is not text in UTF-8 (byte {error.start})") from error
     except RecursionError as error:
         raise FileError(f"{where} cannot be read: it is nested too deeply") from error
     except FileError:
         raise
     except ValueError as error:  # also whole numbers of thousands of digits
-        raise FileError(f"{where} cannot be read: it is no JSON ({error})") from error
+        raise FileError(f"{where} cannot be read: it is not JSON ({error})") from error
 
 
 def validated(value: Any, schema: type[T], where: Path | str, check: Callable[[T], None] | None = None) -> T:
-    """Plain values as a schema has them."""
+    """Return plain values checked against a schema."""
     try:
         typed = cast("T", _adapter(cast("Hashable", schema)).validate_python(value))
         if check is not None:
@@ -389,7 +391,7 @@ def _adapter(schema: Any) -> TypeAdapter[Any]:
 
 
 def problem(error: ValidationError, where: str = "") -> str:
-    """Return the first thing that is wrong: key (below ``where``), rule and value."""
+    """Describe the first error: key (below ``where``), rule and value."""
     first = error.errors(include_url=False)[0]
     key = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
     key = key.lstrip(".")[-SHOWN:] or "the content"
@@ -397,13 +399,13 @@ def problem(error: ValidationError, where: str = "") -> str:
         return f"{key} is missing"
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{key} is not a key of it"
-    told = first["ctx"]["error"] if first["type"] == "value_error" else first["msg"]
-    rule = re.sub(r"^(Input|String|List|Dictionary|Value|Tuple) should ", "must ", str(told))
+    message = first["ctx"]["error"] if first["type"] == "value_error" else first["msg"]
+    rule = re.sub(r"^(Input|String|List|Dictionary|Value|Tuple) should ", "must ", str(message))
     return f"{key} {rule}; got {shown(first['input'])}"
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it."""
+    """Return a value as text for a message."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (ValueError, RecursionError):  # digits without end, or nested too deeply

@@ -13,7 +13,7 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def masked_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    """mean_b m_b H(z_b, t_b), divided by the whole batch and not by what the mask lets through.
+    """mean_b m_b H(z_b, t_b), divided by the size of the batch and not by that of the mask.
 
     Args:
         logits: (U, C) of the strong views.
@@ -26,7 +26,7 @@ def masked_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> Tenso
 def class_weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor, mask: Tensor | None = None) -> Tensor:
     """mean_b m_b ( - sum_c w_c t_bc log softmax(z_b)_c ): a soft target has the weight of each of its classes.
 
-    The mean is over the rows and not over their weights, which would take these out again where a batch has one class.
+    The mean is over the rows and not over their weights, which would cancel the weights where a batch has one class.
 
     Args:
         logits: (M, C). targets: (M,) classes, or (M, C) probabilities, without gradient. weights: (C,). mask: (M,), or none.

@@ -1,4 +1,4 @@
-"""From weak probabilities to targets: sharpening, distribution alignment; and one label for each image.
+"""From predicted probabilities to targets: sharpening, distribution alignment; and helpers for labels of a batch.
 
 Nothing here makes the host wait for a GPU, as ``torch.bincount``, ``unique`` and ``one_hot`` would at every step.
 """
@@ -18,30 +18,30 @@ def sharpen(probs: Tensor, temperature: float) -> Tensor:
 
 
 def align(probs: Tensor, target: Tensor, average: Tensor) -> Tensor:
-    """p (q + 1e-6) / (r + 1e-6), rows renormalised: moves the average r of the model's answers to the target q.
+    """p (q + 1e-6) / (r + 1e-6), rows renormalised: moves the average r of the predictions to the target q.
 
     Args:
         probs: (U, C).
-        target: (C,) the shares q that the answers should have.
-        average: (C,) the shares r that they have had.
+        target: (C,) the shares q that the predictions should have.
+        average: (C,) the shares r that they had so far.
     """
     scaled = probs * (target + EPSILON) / (average + EPSILON)
     return scaled / scaled.sum(dim=1, keepdim=True)
 
 
 def one_hot(labels: Tensor, n_classes: int) -> Tensor:
-    """Labels (M,) as rows of 0 and 1, (M, C) bool; the caller has checked their range."""
+    """Return labels (M,) as rows of 0 and 1, (M, C) bool; the caller has checked their range."""
     return labels.unsqueeze(1) == torch.arange(n_classes, device=labels.device)
 
 
 def count_classes(labels: Tensor, n_classes: int, mask: Tensor | None = None) -> Tensor:
-    """How many of the labels (M,), where the mask (M,) is true, are of each class: (C,) int64."""
+    """Count the labels (M,) of each class where the mask (M,) is true: (C,) int64."""
     ones = torch.ones_like(labels) if mask is None else mask.to(labels.dtype)
     return labels.new_zeros(n_classes).index_add_(0, labels, ones)
 
 
 def last_of_each(index: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return, for each row, the last row with the same value in ``index`` (B,): a batch may show an image twice.
+    """Return, for each row, the last row with the same value in ``index`` (B,): a batch may contain an image twice.
 
     ``table[index] = values[last_of_each(index)]`` writes the same value wherever a position is written twice. With a mask (B,)
     only rows where it is true count; -1 if there is none. O(B^2).
@@ -72,7 +72,7 @@ class EMAAlignment(nn.Module):
 
     @torch.no_grad()
     def forward(self, probs: Tensor) -> Tensor:
-        """Take the batch into r, then align it: (U, C) -> (U, C)."""
+        """Update r with the batch, then align the batch: (U, C) -> (U, C)."""
         mean = probs.mean(dim=0)
         self.average.copy_(torch.where(self.started, self.momentum * self.average + (1 - self.momentum) * mean, mean))
         self.started.fill_(True)
@@ -84,7 +84,7 @@ class QueueAlignment(HostState):
 
     Args:
         target: (C,) q.
-        length: batches remembered.
+        length: number of batches.
     """
 
     def __init__(self, target: Tensor, length: int) -> None:
@@ -100,7 +100,7 @@ class QueueAlignment(HostState):
 
     @torch.no_grad()
     def forward(self, probs: Tensor) -> Tensor:
-        """Take the batch into r, then align it: (U, C) -> (U, C)."""
+        """Update r with the batch, then align the batch: (U, C) -> (U, C)."""
         seen = int(self.seen)
         self.means[seen % len(self.means)] = probs.mean(dim=0).to(self.means)
         self.seen += 1

@@ -1,7 +1,7 @@
-"""Tensors in safetensors files whose every byte is covered by one checksum: what a disk or a copy has damaged is never used.
+"""Tensors in safetensors files with a checksum over every byte, so that a damaged file is never used.
 
 The header of such a file begins with the checksum. It is the sha256 of the whole file (length, header, padding and tensors)
-with zeros in the place of its own digits.
+with zeros in place of its own digits.
 """
 
 import hashlib
@@ -9,8 +9,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -20,11 +21,10 @@ from semigpc.files import FileError, must_be_file, parse
 
 DIGITS = 64
 ZEROS = b"0" * DIGITS
-KEY = "semigpc"  # one key alone: the library writes several in any order, and equal tensors would make unequal files
+KEY = "semigpc"  # a single key: the library writes several in any order, and equal tensors would give different files
 # 8 bytes of length come first, then the header, which the library begins with the metadata.
 OPENING = b'{"__metadata__":{"' + KEY.encode() + rb'":"{\"sha256\": \"'
 PLACE = 8 + len(OPENING)
-BLOCK = 2**20  # bytes hashed at a time
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
@@ -39,28 +39,28 @@ def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
     """
     try:
         save_file(dict(tensors), path, metadata={KEY: json.dumps({"sha256": ZEROS.decode(), **facts})})
-    except SafetensorError as error:  # how the library reports what the disk refuses
+    except SafetensorError as error:  # such as a full disk
         raise OSError(str(error)) from error
     with path.open("rb+") as file:
         digest = _digest(file)
         file.seek(PLACE)
-        assert file.read(DIGITS) == ZEROS, "the library begins its header otherwise"
+        assert file.read(DIGITS) == ZEROS, "the header begins differently in this version of safetensors"
         file.seek(PLACE)
         file.write(digest.encode())
 
 
 def remove_litter(folder: Path) -> None:
-    """Delete what the library leaves in a folder of ours if a process is killed while it writes: ``.tmp`` and six letters."""
+    """Delete the files, ``.tmp`` and six letters, that the library leaves if a process is killed while it writes."""
     for file in folder.glob(".tmp??????"):
         file.unlink(missing_ok=True)
 
 
 @contextmanager
 def opened(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Verify a file, unless that was done; yields a handle with ``keys`` and ``get_tensor``, and the facts.
+    """Verify a file, unless that was done; yield a handle with ``keys`` and ``get_tensor``, and the facts.
 
     Raises:
-        FileError: it is damaged, or is no such file. FileNotFoundError: it is not there.
+        FileError: it is damaged, or of another kind. FileNotFoundError: it does not exist.
     """
     must_be_file(path)
     with path.open("rb") as file:
@@ -76,7 +76,7 @@ def opened(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, 
             raise FileError(f"{path} cannot be read: {error}") from error
 
 
-def _verify(file: IO[bytes], path: Path) -> None:
+def _verify(file: BufferedReader | BufferedRandom, path: Path) -> None:
     file.seek(8)
     if file.read(len(OPENING)) != OPENING:
         raise FileError(f"{path} cannot be read: it does not begin with a checksum, so it is damaged or by an older version")
@@ -84,11 +84,9 @@ def _verify(file: IO[bytes], path: Path) -> None:
         raise FileError(f"{path} is damaged: its content does not fit its checksum")
 
 
-def _digest(file: IO[bytes]) -> str:
-    """Of the file with zeros in place of the checksum."""
+def _digest(file: BufferedReader | BufferedRandom) -> str:
+    """Return the sha256 of the file with zeros in place of the checksum."""
     file.seek(0)
     digest = hashlib.sha256(file.read(PLACE))
     digest.update(ZEROS[: len(file.read(DIGITS))])
-    while block := file.read(BLOCK):
-        digest.update(block)
-    return digest.hexdigest()
+    return hashlib.file_digest(file, lambda: digest).hexdigest()

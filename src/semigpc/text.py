@@ -1,33 +1,37 @@
-"""Text: class labels from outside, names for a terminal or a spreadsheet, messages for unknown names, formatted numbers."""
+"""Text: class labels, names for a terminal or a spreadsheet, messages for unknown names, formatted numbers, versions."""
 
 import difflib
 import math
+import platform
 import re
 import unicodedata
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a spreadsheet recognises something to compute
-NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", re.IGNORECASE)  # computes nothing
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how formulas begin in a spreadsheet
+NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", re.IGNORECASE)  # not a formula
 APOSTROPHE = "'"
 HIDDEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, lone surrogates, separators of lines and paragraphs
 DIRECTION = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # overrides and isolates reorder a line
+PACKAGES = ("semigpc", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn", "safetensors", "pyarrow")
+MISSING = "not installed"  # in place of a version
 CLASS_GROUPS = ("many", "medium", "few")  # thirds of the classes, by their number of labels
 ABSENT = "\N{EN DASH}"
 MINUS, PLUS_MINUS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
-NO_LABEL = re.compile(r"-1(\.0*)?|nan|", re.IGNORECASE)  # what stands for no label where labels are text
+NO_LABEL = re.compile(r"-1(\.0*)?|nan|", re.IGNORECASE)  # text that counts as no label
 
 
 def label_text(value: Any) -> str | None:
-    """The name of a class as text; None where the value stands for no label: one rule for tables, folders, pages and Python.
+    """Return the name of a class as text, or None for no label: one rule for tables, folders, pages and Python.
 
-    No label are None, NaN, pandas.NA, -1 as a number or as text, the text "nan" in any case, and empty text. Spaces around a
-    name do not count. Whole floats lose their fraction, since that is how integers with gaps are often stored.
+    None, NaN, pandas.NA, -1 as a number or as text, the text "nan" in any case, and empty text mean no label. Spaces around a
+    name are removed. A float such as 3.0 becomes "3", since columns of integers with gaps are often stored as floats.
     """
     try:
         if value is None or value != value:  # NaN is not equal to itself ...
             return None
-    except TypeError:  # ... and pandas.NA will not say
+    except TypeError:  # ... and pandas.NA has no truth value
         return None
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
@@ -38,7 +42,7 @@ def label_text(value: Any) -> str | None:
 
 
 def printable(text: object) -> str:
-    """The text with control characters, direction overrides and lone surrogates shown as their escape codes.
+    """Return the text with control characters, direction overrides and lone surrogates as escape codes.
 
     Joiners (U+200C, U+200D) stay, as several scripts and emoji are written with them.
     """
@@ -54,16 +58,16 @@ def _code(letter: str) -> str:
 
 
 def spreadsheet_cell(text: str) -> str:
-    """The text for a CSV file that people open in a spreadsheet: what looks like a formula gets an apostrophe in front.
+    """Return the text for a CSV file that may be opened in a spreadsheet: a formula gets an apostrophe in front.
 
-    So does a text that begins with apostrophes and goes on like a formula, so that :func:`from_spreadsheet_cell` gives the
-    text back. Numbers stay as they are.
+    So does a text of apostrophes followed by a formula, so that :func:`from_spreadsheet_cell` returns the original text.
+    Numbers stay as they are.
     """
     return (APOSTROPHE if _is_formula(text) else "") + as_utf8(text)
 
 
 def from_spreadsheet_cell(text: str) -> str:
-    """The text that :func:`spreadsheet_cell` wrote."""
+    """Return the text from which :func:`spreadsheet_cell` made a cell."""
     return text[1:] if text.startswith(APOSTROPHE) and _is_formula(text) else text
 
 
@@ -73,7 +77,7 @@ def _is_formula(text: str) -> bool:
 
 
 def as_utf8(text: str) -> str:
-    """The text with a question mark for each byte of a file's name that is not UTF-8, so that any file can hold it."""
+    """Return the text with a question mark for each byte of a file's name that is not UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -125,3 +129,17 @@ def duration(seconds: float | None) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def versions(*more: str) -> dict[str, str]:
+    """Return the versions of Python, of the packages that figures depend on and of ``more`` packages, by name.
+
+    None of them is imported, so that a broken installation can be examined too.
+    """
+    installed = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in (*PACKAGES, *more):
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            installed[name] = MISSING
+    return installed

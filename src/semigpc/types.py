@@ -1,4 +1,4 @@
-"""The nouns that data, models, refiners, algorithms and the loop share."""
+"""The types that data, models, refiners, algorithms and the training loop share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,16 +28,16 @@ class Labeled(NamedTuple):
 
     x: Tensor
     y: Tensor
-    index: Tensor  # type: ignore[assignment] # hides tuple.index, which nobody asks of a batch
+    index: Tensor  # type: ignore[assignment] # hides tuple.index, which is not used for batches
 
 
 class Batch(NamedTuple):
-    """What one step sees. Images are normalised floats; no true label of an unlabelled image is in here.
+    """The input of one step. Images are normalised floats; it has no true label of an unlabelled image.
 
     Shapes: ``x`` (B, 3, H, W) weak views of labelled images, ``y`` (B,) their labels, ``index`` (B,) their positions in the
     labelled set; ``views`` maps "weak", "strong", "strong2" to (U, 3, H, W), row by row the same images, and ``view_index``
     (U,) holds their positions in the unlabelled set. ``balanced`` are B more labelled images, of every class equally often on
-    average, where an add-on asks for them.
+    average, where an add-on needs them.
     """
 
     x: Tensor
@@ -49,7 +49,7 @@ class Batch(NamedTuple):
 
 
 class ModelOutput(NamedTuple):
-    """What the network says of M images.
+    """The output of the network for M images.
 
     Shapes: ``logits`` (M, C) of the linear classifier, ``features`` (M, D) of the backbone, ``heads[name]`` (M, width).
     """
@@ -72,7 +72,7 @@ class ModelOutput(NamedTuple):
 class HeadSpec:
     """An extra head on the backbone's feature h: ``linear``, W h + b, or ``projection``, unit(W2 relu(W1 h + b1) + b2).
 
-    Or ``neural_process``, log p(y | h, memory) of the C classes; its width is C, and need not be said.
+    Or ``neural_process``, log p(y | h, memory) of the C classes; its width is C and need not be set.
     """
 
     kind: Literal["linear", "projection", "neural_process"]
@@ -89,13 +89,13 @@ class Networks(NamedTuple):
     teacher: nn.Module
 
     def forward(self, *images: Tensor) -> list[ModelOutput]:
-        """One pass of the student over all images, so that batch normalisation sees every view; then one output each."""
+        """Pass all images through the student at once, so that batch normalisation sees every view; return one output each."""
         output: ModelOutput = self.student(torch.cat(images))
         return output.split([len(part) for part in images])
 
     @torch.no_grad()
     def ask_teacher(self, images: Tensor) -> ModelOutput:
-        """What the teacher says in evaluation mode; neither its statistics nor its mode change."""
+        """Return the teacher's output in evaluation mode; neither its statistics nor its mode change."""
         modes = [(module, module.training) for module in self.teacher.modules()]
         output: ModelOutput = self.teacher.eval()(images)
         for module, training in modes:
@@ -107,7 +107,7 @@ class Networks(NamedTuple):
 class Clock:
     """Where training stands: ``step`` counts from 0, an epoch is a fixed number of steps and not a pass over the data.
 
-    Where a run starts over with more labels, steps are those of one ``generation``, which is counted from 0.
+    Where a run starts over with more labels, the steps are those of one ``generation``, which is counted from 0.
     """
 
     step: int
@@ -117,18 +117,18 @@ class Clock:
 
     @property
     def progress(self) -> float:
-        """Share of training behind us, 0 at the first step."""
+        """Share of training done, 0 at the first step."""
         return self.step / self.total_steps
 
     @property
     def epoch(self) -> int:
-        """Whole epochs behind us."""
+        """Number of finished epochs."""
         return self.step // self.epoch_steps
 
 
 @dataclass(frozen=True)
 class Task:
-    """What an algorithm may know of the data before it starts.
+    """What an algorithm knows of the data before training.
 
     Args:
         class_counts: (C,) labelled images of each class.
@@ -136,7 +136,7 @@ class Task:
         unlabeled_batch: U.
         n_unlabeled: unlabelled images.
         n_features: D, of the backbone's features.
-        original_counts: (C,) before the model's own labels joined, where a run starts over with more of them.
+        original_counts: (C,) without the labels of the model itself, where a run starts over with them.
     """
 
     class_counts: Tensor
@@ -148,7 +148,7 @@ class Task:
 
     @property
     def given_counts(self) -> Tensor:
-        """(C,) labels that people gave, of each class."""
+        """(C,) labels of each class in the data, without those of the model itself."""
         return self.class_counts if self.original_counts is None else self.original_counts
 
     @property
@@ -163,7 +163,7 @@ class Task:
 
 
 class PseudoLabels(NamedTuple):
-    """What a step believed of its unlabelled images: ``probs`` (U, C), and ``mask`` (U,) of those it learnt from."""
+    """Class probabilities of the unlabelled images, ``probs`` (U, C), and the ``mask`` (U,) of those that were used."""
 
     probs: Tensor
     mask: Tensor
@@ -171,7 +171,7 @@ class PseudoLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class StepOutput:
-    """The loss to go down, its named parts (scalars, detached by the loop), and the pseudo-labels for diagnostics."""
+    """The loss to minimise, its named parts (scalars, detached by the loop), and the pseudo-labels for diagnostics."""
 
     loss: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.data.archives import ARCHIVES, Archive
+from semigpc.data.cifar import ARCHIVES, Archive
 from tests.cli.calls import semigpc
 from tests.data.fgvc_samples import PUBLISHED, lines, needs_published, write_lines, write_made_up_set
 
@@ -130,7 +130,7 @@ def test_cifar_is_fetched_and_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
         tar.addfile(entry, io.BytesIO(b"hello"))
     content = packed.read_bytes()
     digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    source = Archive(packed.as_uri(), "cifar-10-binary.tar.gz", digest, len(content), "cifar-10-batches-bin", 60_000 * 3073)
+    source = Archive(packed.as_uri(), "cifar-10-binary.tar.gz", digest, len(content), "cifar-10-batches-bin")
     monkeypatch.setitem(ARCHIVES, "cifar10", source)
     done = semigpc("data", "download", "cifar10", tmp_path / "data")
     assert done.exit_code == 0, done.output
@@ -144,7 +144,7 @@ def test_cifar_is_fetched_and_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_without_a_network_a_download_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = ARCHIVES["cifar100"]
-    nowhere = Archive("http://127.0.0.1:9/cifar.tar.gz", known.file_name, known.md5, known.size, known.folder, known.unpacked)
+    nowhere = Archive("http://127.0.0.1:9/cifar.tar.gz", known.file_name, known.md5, known.size, known.folder)
     monkeypatch.setitem(ARCHIVES, "cifar100", nowhere)
     told = refused("download", "cifar100", tmp_path, words="http://127.0.0.1:9/cifar.tar.gz cannot be reached")
     assert "md5" in told

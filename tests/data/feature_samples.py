@@ -80,7 +80,7 @@ def everything(source: CachedFeatures, splits: Splits) -> dict[str, Tensor]:
         order = np.argsort(image_set.positions, kind="stable")
         fetched = source.fetch(image_set, order)
         found[f"{part} plain"] = source.plain(fetched)
-        if part in CachedFeatures.TRAINING:
+        if part in ("labeled", "unlabeled"):
             for kind in ("weak", "strong"):
                 draws = [source.cut(kind, fetched, np.random.default_rng(seed)) for seed in range(6)]
                 found[f"{part} {kind}"] = torch.stack(draws, dim=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from semigpc.data.published_counts import BENCHMARKS
+from semigpc.data.fgvc import BENCHMARKS
 from tests.data.samples import random_image
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "fgvc_splits"

@@ -31,7 +31,6 @@ GOOD = (
     (entry("set/deep/b.txt"), b"b"),
     (entry("other/c.txt"), b"c"),
 )
-UNPACKED = 650_000  # bytes that it should have, and a little more
 CONTENT = gzip.compress(packed(*GOOD), mtime=0)
 
 

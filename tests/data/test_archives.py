@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from semigpc.data import DataError
-from semigpc.data.archives import ARCHIVES, Archive, download, fetch
-from tests.data.tar_samples import CONTENT, UNPACKED, names
+from semigpc.data.cifar import ARCHIVES, Archive, download, fetch
+from tests.data.tar_samples import CONTENT, names
 
 
 class Server(HTTPServer):
@@ -63,7 +63,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 @pytest.fixture
 def source(server: Server) -> Archive:
     url = f"http://127.0.0.1:{server.server_port}/set.tar.gz"
-    return Archive(url, "set.tar.gz", hashlib.md5(CONTENT).hexdigest(), len(CONTENT), "set", UNPACKED)
+    return Archive(url, "set.tar.gz", hashlib.md5(CONTENT).hexdigest(), len(CONTENT), "set")
 
 
 def test_the_official_archives_are_the_published_ones() -> None:

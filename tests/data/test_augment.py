@@ -30,10 +30,10 @@ def test_every_view_has_the_size_asked_for(style: str, shape: tuple[int, int]) -
     augment = Augment(AugmentConfig(image_size=24, style=style))  # type: ignore[arg-type]
     image = random_image(*shape, default_rng(0))
     for name in ("weak", "strong", "strong2"):
-        view = augment.view(name, image, default_rng(1))
+        view = augment.cut(name, [image], default_rng(1))[0]
         assert view.shape == (3, 24, 24)
         assert view.dtype == torch.float32
-    assert augment.evaluate(image).shape == (3, 24, 24)
+    assert augment.plain([image])[0].shape == (3, 24, 24)
 
 
 def test_a_weak_view_is_a_crop_of_the_reflected_image_maybe_mirrored() -> None:
@@ -139,15 +139,15 @@ def test_a_crop_that_never_fits_is_the_whole_image() -> None:
 def test_photographs_are_evaluated_at_their_centre(shape: tuple[int, int]) -> None:
     image = random_image(*shape, default_rng(0))
     expected = TF.center_crop(TF.resize(image, [32]), [28, 28])
-    actual = Augment(AugmentConfig(image_size=28, style="resize")).evaluate(image)
+    actual = Augment(AugmentConfig(image_size=28, style="resize")).plain([image])[0]
     torch.testing.assert_close(actual, normalised(expected), atol=1e-5, rtol=0)
 
 
 def test_small_images_are_evaluated_as_they_are() -> None:
     augment = Augment(AugmentConfig(image_size=32))
     image, other = random_image(32, 32, default_rng(0)), random_image(40, 25, default_rng(0))
-    torch.testing.assert_close(augment.evaluate(image), normalised(image), atol=1e-5, rtol=0)
-    torch.testing.assert_close(augment.evaluate(other), normalised(TF.resize(other, [32, 32])), atol=1e-5, rtol=0)
+    torch.testing.assert_close(augment.plain([image])[0], normalised(image), atol=1e-5, rtol=0)
+    torch.testing.assert_close(augment.plain([other])[0], normalised(TF.resize(other, [32, 32])), atol=1e-5, rtol=0)
 
 
 def test_stacks_are_normalised_like_single_images() -> None:
@@ -164,13 +164,13 @@ def test_views_follow_from_the_generator(style: str) -> None:
     augment = Augment(AugmentConfig(image_size=16, style=style))  # type: ignore[arg-type]
     copy = pickle.loads(pickle.dumps(augment))  # as a worker gets it
     image = random_image(20, 20, default_rng(0))
-    for view in (augment.weak, augment.strong):
-        assert torch.equal(view(image, default_rng(7)), view(image, default_rng(7)))
-        different = {view(image, default_rng(seed)).numpy().tobytes() for seed in range(10)}
+    for name in ("weak", "strong"):
+        assert torch.equal(augment.cut(name, [image], default_rng(7)), augment.cut(name, [image], default_rng(7)))
+        different = {augment.cut(name, [image], default_rng(seed)).numpy().tobytes() for seed in range(10)}
         assert len(different) > 5
-    assert torch.equal(augment.strong(image, default_rng(7)), copy.strong(image, default_rng(7)))
+    assert torch.equal(augment.cut("strong", [image], default_rng(7))[0], copy.cut("strong", [image], default_rng(7))[0])
     rng = default_rng(7)
-    assert not torch.equal(augment.view("strong", image, rng), augment.view("strong2", image, rng))
+    assert not torch.equal(augment.cut("strong", [image], rng)[0], augment.cut("strong2", [image], rng)[0])
 
 
 def test_images_are_not_changed() -> None:
@@ -178,7 +178,7 @@ def test_images_are_not_changed() -> None:
     before, rng = image.tobytes(), default_rng(0)
     augment = Augment(AugmentConfig(image_size=16))
     for _ in range(100):
-        augment.strong(image, rng)
+        augment.cut("strong", [image], rng)
     assert image.tobytes() == before
 
 
@@ -194,7 +194,7 @@ def test_the_statistics_of_the_recipe() -> None:
 def test_an_unknown_view_is_answered_with_the_known_ones() -> None:
     augment = Augment(AugmentConfig(image_size=8))
     with pytest.raises(ValueError, match="unknown view 'stong'; known: weak, strong, strong2"):
-        augment.view("stong", Image.new("RGB", (8, 8)), default_rng(0))
+        augment.cut("stong", [Image.new("RGB", (8, 8))], default_rng(0))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.data import Augment, AugmentConfig, BatchStream, CachedFeatures, Splits, eval_loader, train_loader
+from semigpc.data import Augment, AugmentConfig, BatchStream, CachedFeatures, Splits, eval_loader
 from semigpc.types import Batch
 from tests.data.samples import small_splits
 
@@ -126,8 +126,8 @@ def test_other_views_and_other_sets_are_refused() -> None:
 
 
 def batches(workers: int = 0, first_step: int = 0, **changes: Any) -> list[Batch]:
-    loader = train_loader(SPLITS, SOURCE, **STREAM | changes, first_step=first_step, total_steps=12, workers=workers)
-    return list(loader)
+    stream = BatchStream(SPLITS, SOURCE, **STREAM | changes, total_steps=12)
+    return list(stream.batches(first_step=first_step, workers=workers))
 
 
 def same(one: Batch, other: Batch) -> bool:

@@ -14,8 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from semigpc.data import DATASETS, CifarConfig, DataError, SplitConfig
-from semigpc.data.archives import Archive
-from semigpc.data.cifar import FORMS, RecordImages, find, load
+from semigpc.data.cifar import FORMS, Archive, RecordImages, find, load
 from tests.data.cifar_samples import FEW_COUNTS, config, counts, random_pixels, write_binary
 
 SMALL_LABELS = np.tile(np.arange(10), 24)
@@ -39,8 +38,8 @@ def binary(small: NDArray[Any], tmp_path: Path) -> Path:
 @pytest.mark.parametrize("n_classes", [10, 100])
 def test_official_files_give_the_counts_of_the_paper(tmp_path: Path, n_classes: Literal[10, 100]) -> None:
     form, labels, pixels = FORMS[n_classes], np.tile(np.arange(n_classes), 60_000 // n_classes), random_pixels(300)
-    write_binary(tmp_path / form.name / form.folder, n_classes, labels, pixels)
-    sizes = [(tmp_path / form.name / form.folder / name).stat().st_size for name in form.files]
+    write_binary(tmp_path / form.name / form.archive.folder, n_classes, labels, pixels)
+    sizes = [(tmp_path / form.name / form.archive.folder / name).stat().st_size for name in form.files]
     assert sizes == ([30_730_000] * 6 if n_classes == 10 else [153_700_000, 30_740_000])
     head = 50_000 // n_classes
     split = SplitConfig(labeled_head=head * 3 // 10, labeled_ratio=100, unlabeled_head=head, unlabeled_ratio=100)
@@ -123,9 +122,7 @@ def test_an_archive_that_lies_there_is_checked_and_unpacked(binary: Path, monkey
     with tarfile.open(fileobj=file, mode="w") as tar:
         tar.add(inner, inner.name)
     content = gzip.compress(file.getvalue(), 1)
-    archive = Archive(
-        "http://127.0.0.1:9/x", "c.tar.gz", hashlib.md5(content).hexdigest(), len(content), inner.name, 60_000 * 3073
-    )
+    archive = Archive("http://127.0.0.1:9/x", "c.tar.gz", hashlib.md5(content).hexdigest(), len(content), inner.name)
     monkeypatch.setitem(FORMS, 10, FORMS[10]._replace(archive=archive))
     for place in (binary, binary / "cifar10"):
         shutil.rmtree(inner)

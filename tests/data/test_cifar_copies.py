@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semigpc.data import Augment, AugmentConfig, CifarConfig, DataError, SplitConfig, train_loader
+from semigpc.data import Augment, AugmentConfig, BatchStream, CifarConfig, DataError, SplitConfig
 from semigpc.data.cifar import find, load
 from tests.data.cifar_samples import CIFAR10, FEW_COUNTS, config, counts, zipped
 from tests.data.samples import write_images
@@ -61,7 +61,7 @@ def test_a_zip_file_is_read_in_worker_processes(copy: Path, tmp_path: Path) -> N
     def batches(workers: int) -> list[list[Any]]:
         settings: dict[str, Any] = {"labeled_batch": 4, "unlabeled_batch": 8, "seed": 0, "epoch_steps": 5, "views": ("weak",)}
         augment = Augment(AugmentConfig(image_size=8))
-        loader = train_loader(data, augment, first_step=0, total_steps=3, workers=workers, **settings)
+        loader = BatchStream(data, augment, total_steps=3, **settings).batches(first_step=0, workers=workers)
         return [[batch.x.tolist(), batch.views["weak"].tolist()] for batch in loader]
 
     assert batches(1) == batches(0)

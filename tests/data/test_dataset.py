@@ -108,7 +108,7 @@ def test_one_class_is_not_enough() -> None:
 def test_labels_of_unlabelled_images_are_refused() -> None:
     data = splits([0, 1, 2])
     labelled = image_set([-1, 1], first=6)
-    with pytest.raises(ValueError, match="must carry no labels"):
+    with pytest.raises(ValueError, match="must have no labels"):
         replace(data, unlabeled=labelled)
     assert replace(data, unlabeled=labelled.without_labels()).unlabeled.labels.tolist() == [-1, -1]
     with pytest.raises(ValueError, match="one entry for each of the 2"):
@@ -119,9 +119,11 @@ def test_images_of_no_class_are_booleans_and_have_no_truth() -> None:
     data = replace(splits([0, 1, 2]), unlabeled_truth=np.array([2, -1]))
     marked = replace(data, unlabeled_out=np.array([False, True]))
     assert marked.sha256 == data.sha256, "what training cannot see"
-    for wrong in (np.array([True]), np.array([0, 1]), np.array([True, True])):
-        with pytest.raises(ValueError, match="unlabeled_out must be 2 booleans, and the truth -1 where they are true"):
+    for wrong in (np.array([True]), np.array([0, 1])):
+        with pytest.raises(DataError, match="unlabeled_out must be booleans, one for each of the 2 unlabelled images"):
             replace(data, unlabeled_out=wrong)
+    with pytest.raises(DataError, match="has no true class; unlabeled_truth names one for 1 of those"):
+        replace(data, unlabeled_out=np.array([True, True]))
 
 
 def test_labels_out_of_range_and_empty_parts_are_refused() -> None:

@@ -224,7 +224,7 @@ def test_a_member_of_a_zip_file_that_changed_is_computed_again(tmp_path: Path) -
 def test_a_zip_file_that_is_gone_is_named(tmp_path: Path) -> None:
     splits = zip_up(tmp_path / "a.zip", [noise(12)[i] for i in range(12)])
     (tmp_path / "a.zip").unlink()
-    with pytest.raises(DataError, match=r"The image .*a.zip/0.bmp cannot be read: .*put a whole and plain one there"):
+    with pytest.raises(DataError, match=r"The image .*a.zip/0.bmp cannot be read: .*restore it"):
         compute(tmp_path / "cache", splits)
 
 

@@ -191,7 +191,7 @@ def test_flipped_bytes_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e6])  # the last is too large for 16 bits
 def test_features_that_are_no_numbers_are_refused_and_not_kept(tmp_path: Path, value: float) -> None:
     splits = splits_of(noise())
-    with pytest.raises(DataError, match=r"^pixels answers with features that are no numbers in 16 bits. Are its weights whole"):
+    with pytest.raises(DataError, match=r"^pixels returns features that are NaN or infinite in 16 bits. Check its weights"):
         compute(tmp_path, splits, lambda images: torch.full((len(images), KEY.width), value))
     assert not shards(tmp_path)
     assert computed(tmp_path, splits) == TRAINED * EACH + JUDGED

@@ -10,8 +10,7 @@ import pytest
 
 from semigpc.algorithms import FixMatchConfig
 from semigpc.data import AugmentConfig, DataError, FGVCConfig, Splits
-from semigpc.data.fgvc import load
-from semigpc.data.published_counts import BENCHMARKS
+from semigpc.data.fgvc import BENCHMARKS, load
 from semigpc.models import ModelConfig
 from semigpc.refiners import GPConfig
 from semigpc.training import Experiment, TrainConfig, train

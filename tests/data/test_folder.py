@@ -119,7 +119,7 @@ def test_a_fraction_of_the_labels_is_held_out(root: Path) -> None:
     assert names(data) != names(load(FolderConfig(root=str(root), validation=0.34), seed=1))
     none = load(FolderConfig(root=str(root), validation=0.1), seed=0)
     assert none.validation is None
-    assert "nothing to validate on" in none.notes[0]
+    assert "there is no validation part" in none.notes[0]
 
 
 def test_a_benchmark_is_cut_from_class_folders(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_tables_without_any_label_are_refused(root: Path) -> None:
 
 def test_held_out_parts_that_do_not_fit_are_refused(root: Path) -> None:
     test = write_table(root.parent / "t.csv", {"cat/0.png": "cat", "ant/0.png": "wasp"})
-    with pytest.raises(DataError, match="test part has images of 'wasp', which is no class of the training labels"):
+    with pytest.raises(DataError, match="test part has images of 'wasp', which is not a class of the training labels"):
         load(FolderConfig(root=str(root), test=test), seed=0)
     bare = write_table(root.parent / "b.csv", {"cat/0.png": "cat", "ant/0.png": ""})
     with pytest.raises(DataError, match=r"validation part needs a label; 1 in .* have none: 'ant/0.png'"):

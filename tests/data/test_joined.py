@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 from semigpc.addons import BalancedSamplingConfig
-from semigpc.data import Augment, AugmentConfig, CachedFeatures, ImageSet, Splits, splits_from_arrays, train_loader
-from semigpc.data.feature_cache import Chain, join
+from semigpc.data import Augment, AugmentConfig, BatchStream, CachedFeatures, ImageSet, Splits, splits_from_arrays
+from semigpc.data.feature_cache import join
 from semigpc.data.loaders import drawn_order
 
 LABELS = np.array([0] * 12 + [1] * 3 + [2] * 1)
@@ -32,13 +32,6 @@ def test_those_that_join_stand_after_the_given_labels_with_their_own() -> None:
     assert larger.class_counts.tolist() == [12, 4, 2]
     assert len(larger.unlabeled) == 5, "they stay among the unlabelled ones"
     assert len(splits.labeled) == 16, "and the splits they came from do not change"
-
-
-def test_two_pools_become_one_chain() -> None:
-    pools = [[Image.new("RGB", (1, 1), (value,) * 3) for value in values] for values in ((1, 2), (), (3,))]
-    chain = Chain(*pools)
-    assert len(chain) == 3
-    assert [colour(chain[i]) for i in range(3)] == [1, 2, 3]
 
 
 def test_cached_features_of_the_larger_set_are_those_of_its_parts() -> None:
@@ -83,7 +76,7 @@ def test_a_class_without_images_is_never_drawn() -> None:
 
 
 def batches(power: BalancedSamplingConfig | None, *, balanced: bool = False, seed: int = 0) -> list[torch.Tensor]:
-    loader = train_loader(
+    stream = BatchStream(
         some_splits(),
         Augment(AugmentConfig(image_size=4)),
         views=("weak",),
@@ -91,13 +84,11 @@ def batches(power: BalancedSamplingConfig | None, *, balanced: bool = False, see
         unlabeled_batch=2,
         seed=seed,
         epoch_steps=10,
-        first_step=0,
         total_steps=40,
-        workers=0,
         power=None if power is None else power.sampling_power,
         balanced=balanced,
     )
-    found = list(loader)
+    found = list(stream.batches(first_step=0, workers=0))
     if balanced:
         assert all(batch.balanced is not None and len(batch.balanced.y) == 6 for batch in found)
         return [batch.balanced.y for batch in found if batch.balanced is not None]

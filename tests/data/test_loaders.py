@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.data import Augment, AugmentConfig, BatchStream, DataError, FolderConfig, eval_loader, train_loader
+from semigpc.data import Augment, AugmentConfig, BatchStream, DataError, FolderConfig, eval_loader
 from semigpc.data.folder import load
 from semigpc.data.loaders import epoch_order
 from semigpc.types import Batch
@@ -27,9 +27,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def loader(*, first_step: int = 0, total_steps: int = 16, workers: int = 0, **changes: Any) -> Iterable[Batch]:
-    settings = SETTINGS | changes
-    return train_loader(SPLITS, AUGMENT, first_step=first_step, total_steps=total_steps, workers=workers, **settings)
+def loader(
+    *, first_step: int = 0, total_steps: int = 16, workers: int = 0, prefetch: int = 4, **changes: Any
+) -> Iterable[Batch]:
+    stream = BatchStream(SPLITS, AUGMENT, total_steps=total_steps, **SETTINGS | changes)
+    return stream.batches(first_step=first_step, workers=workers, prefetch=prefetch)
 
 
 def tensors(batch: Batch) -> list[Tensor]:
@@ -54,9 +56,9 @@ def test_rows_are_the_images_that_the_indices_name() -> None:
     plain = Augment(AugmentConfig(image_size=8, crop_ratio=1.0, flip=False))
     batch = BatchStream(SPLITS, plain, **SETTINGS | {"views": ("weak",)})[5]
     for row, index in enumerate(batch.index.tolist()):
-        assert torch.equal(batch.x[row], plain.evaluate(SPLITS.labeled[index]))
+        assert torch.equal(batch.x[row], plain.plain([SPLITS.labeled[index]])[0])
     for row, index in enumerate(batch.view_index.tolist()):
-        assert torch.equal(batch.views["weak"][row], plain.evaluate(SPLITS.unlabeled[index]))
+        assert torch.equal(batch.views["weak"][row], plain.plain([SPLITS.unlabeled[index]])[0])
 
 
 def test_one_worker_changes_nothing_and_can_be_asked_again() -> None:
@@ -158,7 +160,7 @@ def test_evaluation_sees_every_image_once_in_order(workers: int) -> None:
         assert [len(batch.images) for batch in seen] == [3, 3, 1]
         assert torch.cat([batch.positions for batch in seen]).tolist() == list(range(7))
         assert torch.cat([batch.labels for batch in seen]).tolist() == SPLITS.test.labels.tolist()
-        assert torch.equal(seen[2].images[0], AUGMENT.evaluate(SPLITS.test[6]))
+        assert torch.equal(seen[2].images[0], AUGMENT.plain([SPLITS.test[6]])[0])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -166,11 +168,9 @@ def test_an_unreadable_image_stops_the_run_with_its_path(tmp_path: Path, workers
     write_images(tmp_path, {"ant": 4, "bee": 4})
     (tmp_path / "bee" / "2.png").write_bytes(b"no image")
     splits = load(FolderConfig(root=str(tmp_path)), seed=0)
-    batches = train_loader(
-        splits, AUGMENT, **SETTINGS | {"views": (), "labeled_batch": 8}, first_step=0, total_steps=2, workers=workers
-    )
+    stream = BatchStream(splits, AUGMENT, **SETTINGS | {"views": (), "labeled_batch": 8}, total_steps=2)
     with pytest.raises(DataError, match=r"^The image .*bee/2.png cannot be read.* take it out of the data.$"):
-        list(batches)
+        list(stream.batches(first_step=0, workers=workers))
 
 
 @pytest.mark.parametrize(

@@ -158,8 +158,3 @@ def test_cutouts_always_follow_and_their_sides_are_uniform() -> None:
     assert widths.min() >= 1
     assert widths.max() <= 51
     assert max(inside) > 45
-
-
-def test_a_negative_number_of_operations_is_refused() -> None:
-    with pytest.raises(ValueError, match="operations must be 0 or more; got -1"):
-        RandAugment(-1)

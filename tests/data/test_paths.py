@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from semigpc.data import ArraysConfig, DataError, FolderConfig, folder
-from semigpc.data.archives import extract
 from semigpc.data.arrays import load as load_arrays
 from semigpc.data.fgvc import read_split
 from semigpc.data.folder import class_folders, from_table
@@ -58,7 +57,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "root": lambda path: folder.load(FolderConfig(root=str(path)), 0),
     "pool.zip": zipped_images,
     "split.txt": read_split,
-    "set.tar.gz": lambda path: extract(path, path.parent / "unpacked", "set", 1000),
 }
 
 

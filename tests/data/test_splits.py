@@ -91,13 +91,6 @@ def test_nested_has_exactly_the_counts_asked_for() -> None:
     assert set(split.labeled) <= set(split.unlabeled)
 
 
-def test_topup_adds_to_the_labelled_ones() -> None:
-    split = long_tail_split(LABELS, 10, config("topup"), seed=0)
-    assert len(split.unlabeled) == len(set(split.unlabeled)) == 12403
-    assert set(split.labeled) <= set(split.unlabeled)
-    assert counts(split.unlabeled)[0] == 5000
-
-
 def test_usb_takes_what_is_left_and_misses_the_ratio() -> None:
     split = long_tail_split(LABELS, 10, config("usb"), seed=0)
     vector = counts(split.unlabeled)
@@ -122,7 +115,7 @@ def test_balanced_labels_fit_into_every_tail(ratio: int) -> None:
     assert set(split.labeled) <= set(split.unlabeled)
 
 
-@pytest.mark.parametrize("overlap", ["nested", "topup", "usb", "disjoint"])
+@pytest.mark.parametrize("overlap", ["nested", "usb", "disjoint"])
 def test_a_split_follows_from_its_seed(overlap: Overlap) -> None:
     setting = config(overlap, unlabeled_head=3000)
     first, again, other = (long_tail_split(LABELS, 10, setting, seed) for seed in (3, 3, 4))
@@ -189,13 +182,12 @@ def test_labels_cannot_be_nested_in_fewer_images() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"overlap": "some"}, "overlap must be one of nested, topup, usb, disjoint; got 'some'"),
+        ({"overlap": "some"}, "overlap must be one of nested, usb, disjoint; got 'some'"),
         ({"rng": "mt"}, "rng must be one of pcg64, usb"),
         ({"minimum": 0}, "minimum must be at least 1"),
         ({"labeled_head": 0}, "labeled_head must be at least 1"),
         ({"unlabeled_head": -1}, "got 10 and -1"),
         ({"labeled_ratio": 0.5}, "imbalance_ratio"),
-        ({"overlap": "topup", "unlabeled_head": 5}, "5 < 10"),
     ],
 )
 def test_configs_check_their_ranges(changes: dict[str, object], message: str) -> None:

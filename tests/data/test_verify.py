@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from semigpc.data import DataError
-from semigpc.data.archives import ARCHIVES
-from semigpc.data.cifar import FORMS
-from semigpc.data.fgvc import read_split
-from semigpc.data.published_counts import BENCHMARKS
-from semigpc.data.verify import Finding, Verification, judged, verify_cifar, verify_fgvc
+from semigpc.data.cifar import ARCHIVES, FORMS
+from semigpc.data.fgvc import BENCHMARKS, read_split
+from semigpc.data.verify import CheckedFigure, Figure, Verification, verify_cifar, verify_fgvc
 from tests.data.fgvc_samples import (
     NAMES,
     PUBLISHED,
@@ -58,7 +56,13 @@ def published(name: str) -> Verification:
     return verify_fgvc(name, PUBLISHED)
 
 
-def by_name(found: Verification) -> dict[str, Finding]:
+def judged(*figures: Figure, needed: bool = False) -> CheckedFigure:
+    result = Verification("set")
+    result.compare("a", *figures, needed=needed)
+    return result.findings[0]
+
+
+def by_name(found: Verification) -> dict[str, CheckedFigure]:
     return {finding.what: finding for finding in found.findings}
 
 
@@ -243,17 +247,17 @@ def test_split_files_may_lie_elsewhere(tmp_path: Path) -> None:
 
 
 def test_verdicts() -> None:
-    assert judged("a", 5, 5, 5).verdict == "ok"
-    assert judged("a", 5, 5).verdict == "ok"
-    assert judged("a", 4, 5, 5).verdict == "differs"
-    assert judged("a", 5, 5, 4).verdict == "paper is wrong"
-    assert judged("a", 4, 5, 4).verdict == "differs"
-    assert judged("a", 5, None, 5).verdict == "ok"
-    assert judged("a", 4, None, 5).verdict == "differs"
-    assert judged("a", 4, None).verdict == "ok"
-    assert judged("a", None, 5, 4).verdict == "absent"
-    assert not judged("a", None, 5).fails
-    assert judged("a", None, 5, needed=True).fails
+    assert judged(5, 5, 5).verdict == "ok"
+    assert judged(5, 5).verdict == "ok"
+    assert judged(4, 5, 5).verdict == "differs"
+    assert judged(5, 5, 4).verdict == "paper is wrong"
+    assert judged(4, 5, 4).verdict == "differs"
+    assert judged(5, None, 5).verdict == "ok"
+    assert judged(4, None, 5).verdict == "differs"
+    assert judged(4, None).verdict == "ok"
+    assert judged(None, 5, 4).verdict == "absent"
+    assert not judged(None, 5).fails
+    assert judged(None, 5, needed=True).fails
 
 
 # CIFAR ---------------------------------------------------------------------------------------------------------------
@@ -276,7 +280,7 @@ def test_official_files_of_cifar_pass_and_give_the_printed_totals(tmp_path: Path
     found = verify_cifar(100, tmp_path)
     findings = by_name(found)
     assert found.ok
-    assert found.notes == ()
+    assert not found.notes
     assert (findings["train.bin: bytes"].found, findings["test.bin: bytes"].found) == (153_700_000, 30_740_000)
     assert findings["training: classes"].found == "100 x 500"
     assert findings["test: classes"].found == "100 x 100"

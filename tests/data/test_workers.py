@@ -9,7 +9,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import Dataset
 
 from semigpc.data import DataError
-from semigpc.data.loaders import CAN_TELL_SENDER, InOrder
+from semigpc.data.loaders import KNOWS_SENDER, InOrder
 
 
 class Squares(Dataset[int]):
@@ -19,7 +19,7 @@ class Squares(Dataset[int]):
         return item * item
 
 
-@pytest.mark.skipif(not CAN_TELL_SENDER, reason="the sender of a signal cannot be told here")
+@pytest.mark.skipif(not KNOWS_SENDER, reason="the sender of a signal cannot be told here")
 def test_workers_stop_for_nobody_but_the_main_process() -> None:
     before = set(multiprocessing.active_children())
     squares = InOrder(Squares(), range(12), workers=1, prefetch=1)

@@ -89,5 +89,5 @@ def test_a_file_that_is_no_zip_file_is_named(archive: Path) -> None:
     archive.write_bytes(archive.read_bytes()[:-30])
     with pytest.raises(DataError, match=r"images.zip cannot be read as a zip file: .*fetch it again, or give a folder"):
         zipped_images(archive)
-    with pytest.raises(DataError, match=r"The zip file of the images is not there: .*other.zip. Check the path"):
+    with pytest.raises(DataError, match=r"There is no zip file .*other.zip. Check the path"):
         zipped_images(archive.parent / "other.zip")

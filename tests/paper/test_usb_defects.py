@@ -119,7 +119,7 @@ def test_cifar_10_can_be_normalised_by_its_own_statistics() -> None:
         augment = cifar10_lt(root="/data", algorithm="fixmatch", refiner="none").override(settings).augment
         assert (augment.mean, augment.std) == statistics
         expected = (torch.tensor([125.0, 123.0, 114.0]) / 255 - torch.tensor(statistics[0])) / torch.tensor(statistics[1])
-        torch.testing.assert_close(Augment(augment).evaluate(grey).mean(dim=(1, 2)), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(Augment(augment).plain([grey])[0].mean(dim=(1, 2)), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("key", ["train.clip", "train.clip_grad", "clip", "clip_grad"])

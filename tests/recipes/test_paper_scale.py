@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semigpc.data.published_counts import BENCHMARKS
+from semigpc.data.fgvc import BENCHMARKS
 from semigpc.models.backbones import VITS
 from semigpc.recipes.paper import TABLES, Options, balanced_cifar, cifar10_lt, cifar100_lt, fgvc
 from semigpc.recipes.scales import SUITES

@@ -143,7 +143,7 @@ def test_a_run_killed_before_its_first_line_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "run" / "summary.json").write_text('{"status": "fin')
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     page = page_of(tmp_path / "run")
-    assert "summary.json cannot be read: it is no JSON" in page
+    assert "summary.json cannot be read: it is not JSON" in page
     assert "it has written no metrics" in page
     assert "Nothing was evaluated before the run ended." in page
 

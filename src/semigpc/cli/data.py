@@ -15,7 +15,7 @@ from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say, table, verbatim
 
 if TYPE_CHECKING:
-    from semigpc.data.verify import Finding, Verification
+    from semigpc.data.verify import CheckedFigure, Verification
 
 MEGABYTE = 10**6  # bytes
 CIFAR = {"cifar10": 10, "cifar100": 100}
@@ -104,8 +104,8 @@ def download(name: Which, root: Annotated[Path, typer.Argument(help="Folder to p
     to fetch, and where to put it.
     """
     from semigpc.data import DataError
-    from semigpc.data.archives import ARCHIVES, fetch
-    from semigpc.data.published_counts import BENCHMARKS
+    from semigpc.data.cifar import ARCHIVES, fetch
+    from semigpc.data.fgvc import BENCHMARKS
 
     if name.value not in ARCHIVES:
         raise DataError(BENCHMARKS[name.value].instructions(name.value, root))
@@ -129,7 +129,7 @@ def _tell(found: "Verification") -> None:
     console.print(verdict + (f"; absent: {absent}." if absent else "."), highlight=False)
 
 
-def _table(findings: "tuple[Finding, ...]") -> Table:
+def _table(findings: "list[CheckedFigure]") -> Table:
     made = table("", "what", "found", "expected", "paper says", "verdict")
     for column in made.columns[1:4]:
         column.justify = "right"  # numbers, and hashes that have to be broken into lines

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from semigpc.cli.failures import reported
 from semigpc.cli.tables import verbatim
-from semigpc.versions import MISSING, versions
+from semigpc.text import MISSING, versions
 
 GIGABYTE = 2**30
 LITTLE = 1  # gigabytes, below which disk and memory are worth a warning

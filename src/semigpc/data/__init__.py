@@ -12,12 +12,12 @@ from semigpc.data.digits import DigitsConfig
 from semigpc.data.feature_cache import CachedFeatures, CacheKey, FeatureCache, cache_root, weights_hash
 from semigpc.data.fgvc import FGVCConfig
 from semigpc.data.folder import FolderConfig
-from semigpc.data.loaders import BatchStream, EvaluationBatch, eval_loader, train_loader
+from semigpc.data.loaders import BatchStream, EvaluationBatch, eval_loader
 from semigpc.data.splits import Split, SplitConfig, carve_validation, long_tail_counts, long_tail_split
 
 
 class DatasetEntry(NamedTuple):
-    """A data set that can be asked for by name: its config, and what turns config and seed into splits."""
+    """A data set with a name: its config, and the function that turns config and seed into splits."""
 
     config: type[Any]
     load: Callable[[Any, int], Splits]
@@ -59,6 +59,5 @@ __all__ = [
     "long_tail_counts",
     "long_tail_split",
     "splits_from_arrays",
-    "train_loader",
     "weights_hash",
 ]

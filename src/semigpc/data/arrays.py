@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from semigpc.data.dataset import DataError, ImageSet, Integers, Splits, listed
+from semigpc.data.dataset import DataError, ImageSet, Splits, integers, listed
 from semigpc.data.images import ArrayImages
 from semigpc.data.paths import checked
 from semigpc.data.splits import carve_validation
@@ -24,7 +24,7 @@ from semigpc.data.splits import carve_validation
 REQUIRED = ("x_labeled", "y_labeled", "x_unlabeled")
 OPTIONAL = ("y_unlabeled_truth", "unlabeled_out", "x_val", "y_val", "x_test", "y_test")
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-# What zipfile and NumPy raise for a file that was cut short, changed or encrypted.
+# Exceptions of zipfile and NumPy for a file that was cut short, changed or encrypted.
 DAMAGED = (
     *(OSError, EOFError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, SyntaxError, MemoryError),
     *(tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
@@ -51,26 +51,26 @@ class ArraysConfig:
 
 
 def load(config: ArraysConfig, seed: int) -> Splits:
-    """Read the file; objects that would need unpickling are refused."""
+    """Read the file; objects that would need unpickling are an error."""
     path = Path(config.path).expanduser()
     arrays = read_npz(path)
     missing = [name for name in REQUIRED if name not in arrays]
     unknown = [name for name in arrays if name not in (*REQUIRED, *OPTIONAL)]
     if missing or unknown:
         raise DataError(
-            f"{path} must hold {', '.join(REQUIRED)} and may hold {', '.join(OPTIONAL)}; missing: {listed(missing) or 'none'}, "
+            f"{path} must have {', '.join(REQUIRED)} and may have {', '.join(OPTIONAL)}; missing: {listed(missing) or 'none'}, "
             f"unknown: {listed(unknown) or 'none'}. Rename the arrays, and give an empty x_unlabeled if there are none."
         )
     return splits_from_arrays(**arrays, class_names=config.class_names, validation=config.validation, seed=seed)
 
 
 def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays of a file of ``numpy.savez`` by name, or those of them that are asked for; nothing is unpickled.
+    """Read the arrays of a file of ``numpy.savez`` by name, or ``only`` some of them; nothing is unpickled.
 
-    What a header claims is compared with the bytes that are there, before memory is asked for.
+    The size that a header claims is compared with the bytes of the file before memory is allocated.
 
     Raises:
-        DataError: it is not there, damaged, holds objects, or is larger than the memory of this machine.
+        DataError: it does not exist, is damaged, contains objects, or is larger than the memory of this machine.
     """
     try:
         with zipfile.ZipFile(checked(path)) as file:
@@ -79,7 +79,7 @@ def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, NDArr
             _check_memory(sum(file.getinfo(name).file_size for name in chosen.values()))
             return {name: _read_array(file, member) for name, member in chosen.items()}
     except FileNotFoundError as error:
-        raise DataError(f"The file of arrays is not there: {path}. Check the path.") from error
+        raise DataError(f"There is no file {path}. Check the path.") from error
     except DAMAGED as error:
         if isinstance(error, DataError):
             raise
@@ -91,11 +91,11 @@ def _read_array(file: zipfile.ZipFile, member: str) -> NDArray[Any]:
     with file.open(member) as stream:
         header = HEADERS.get(npy.read_magic(stream))
         if header is None:
-            raise ValueError(f"{member} is of a kind that plain arrays are not written in")
+            raise ValueError(f"{member} is not in the format of plain arrays")
         shape, _, dtype = header(stream)
         claimed, there = math.prod(shape) * dtype.itemsize, file.getinfo(member).file_size - stream.tell()
     if claimed != there and not dtype.hasobject:
-        raise ValueError(f"{member} says it has {claimed} bytes, {dtype} of shape {shape}, and it has {there}")
+        raise ValueError(f"{member} claims {claimed} bytes, {dtype} of shape {shape}, and it has {there}")
     with file.open(member) as stream:
         array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
     return array
@@ -124,7 +124,7 @@ def splits_from_arrays(
     validation: float = 0.0,
     seed: int = 0,
 ) -> Splits:
-    """Splits of images that are already in memory; the arrays are shared, not copied.
+    """Return splits of images that are already in memory; the arrays are shared, not copied.
 
     Unlabelled images are the rows of ``x_labeled`` whose label is -1, or ``x_unlabeled``, but not both.
 
@@ -134,7 +134,7 @@ def splits_from_arrays(
         x_unlabeled: u images.
         y_unlabeled_truth: (u,) for diagnostics only.
         unlabeled_out: (u,) booleans, true where an image belongs to none of the classes; for diagnostics only.
-        x_val, y_val, x_test, y_test: to choose and to judge by.
+        x_val, y_val, x_test, y_test: for validation and test.
         class_names: C of them; the numbers 0 .. max(y) if left out.
         validation: fraction of the labels to hold out, if there is no ``x_val``.
         seed: decides which.
@@ -153,29 +153,28 @@ def splits_from_arrays(
     else:
         pixels = x_labeled[:0] if x_unlabeled is None or not len(x_unlabeled) else x_unlabeled
         unlabeled = _named("unlabeled", pixels, np.full(len(pixels), -1))
-    truth = _truth(y_unlabeled_truth, len(unlabeled))
-    outside = None if unlabeled_out is None else _outside(unlabeled_out, truth)
-    test, held = _image_set("test", x_test, y_test), _image_set("val", x_val, y_val)
-    if held is None and validation > 0:
+    truth = np.full(len(unlabeled), -1) if y_unlabeled_truth is None else y_unlabeled_truth
+    test, held_out = _image_set("test", x_test, y_test), _image_set("val", x_val, y_val)
+    if held_out is None and validation > 0:
         kept, carved = carve_validation(labeled.labels, validation, seed)
-        held = labeled.subset(carved) if len(carved) else None
+        held_out = labeled.subset(carved) if len(carved) else None
         labeled = labeled.subset(kept)
     if not class_names:
-        largest = max(int(part.labels.max(initial=-1)) for part in (labeled, held, test) if part is not None)
+        largest = max(int(part.labels.max(initial=-1)) for part in (labeled, held_out, test) if part is not None)
         class_names = tuple(str(c) for c in range(largest + 1))
     return Splits(
         labeled=labeled,
         unlabeled=unlabeled.without_labels(),
-        unlabeled_truth=truth,
-        validation=held,
+        unlabeled_truth=integers(truth, "y_unlabeled_truth"),
+        validation=held_out,
         test=test,
         class_names=class_names,
-        unlabeled_out=outside,
+        unlabeled_out=None if unlabeled_out is None else np.asarray(unlabeled_out),
     )
 
 
 def _image_set(part: str, x: NDArray[Any] | None, y: NDArray[Any] | None) -> ImageSet | None:
-    """The images of a part with their labels, or None if neither is there."""
+    """Return the images of a part with their labels, or None if both are None."""
     if x is None and y is None:
         return None
     if x is None or y is None or len(x) != len(y):
@@ -184,7 +183,7 @@ def _image_set(part: str, x: NDArray[Any] | None, y: NDArray[Any] | None) -> Ima
     labels = np.asarray(y)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
-            f"y_{part} must be a vector of whole numbers, 0 to classes - 1; got {labels.dtype} of shape {labels.shape}. "
+            f"y_{part} must be a vector of integers, 0 to classes - 1; got {labels.dtype} of shape {labels.shape}. "
             "Number the classes first: numpy.unique(y, return_inverse=True) does."
         )
     if len(labels) and labels.min() < -1:
@@ -194,30 +193,3 @@ def _image_set(part: str, x: NDArray[Any] | None, y: NDArray[Any] | None) -> Ima
 
 def _named(part: str, x: NDArray[Any], labels: NDArray[Any]) -> ImageSet:
     return ImageSet(ArrayImages(x), labels, [f"x_{part}/{i}" for i in range(len(x))])
-
-
-def _truth(values: NDArray[Any] | None, size: int) -> Integers:
-    if values is None:
-        return np.full(size, -1, dtype=np.int64)
-    truth = np.asarray(values)
-    if truth.shape != (size,) or truth.dtype.kind not in "iu":
-        raise DataError(
-            f"y_unlabeled_truth must be whole numbers, one for each of the {size} unlabelled images; "
-            f"got {truth.dtype} of shape {truth.shape}."
-        )
-    return truth.astype(np.int64)
-
-
-def _outside(values: NDArray[Any], truth: Integers) -> NDArray[np.bool_]:
-    outside = np.asarray(values)
-    if outside.shape != truth.shape or outside.dtype != np.bool_:
-        raise DataError(
-            f"unlabeled_out must be booleans, one for each of the {len(truth)} unlabelled images; "
-            f"got {outside.dtype} of shape {outside.shape}."
-        )
-    if (truth[outside] >= 0).any():
-        raise DataError(
-            f"An image that belongs to none of the classes has no true class; y_unlabeled_truth names one for "
-            f"{int((truth[outside] >= 0).sum())} of those that unlabeled_out marks. Put -1 there."
-        )
-    return outside

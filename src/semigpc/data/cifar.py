@@ -1,6 +1,15 @@
-"""CIFAR-10 and CIFAR-100, cut to a long tail: the official binary files, or a copy as image files, in a folder or a zip."""
+"""CIFAR-10 and CIFAR-100, cut to a long tail: the official binary files, or a copy as image files, in a folder or a zip.
 
-from collections.abc import Sequence
+The official archives are downloaded so that a broken download can be resumed, checked against the published hash, and unpacked.
+"""
+
+import hashlib
+import http.client
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -8,11 +17,87 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from semigpc.data.archives import ARCHIVES, Archive, check, extract, fetch
-from semigpc.data.dataset import DataError, Images, ImageSet, Integers, Splits, listed
-from semigpc.data.folder import class_folders
+from semigpc.data.dataset import DataError, Images, ImageSet, Splits, listed
+from semigpc.data.folder import class_folders, ordered
 from semigpc.data.images import FileImages, Pixels, ZipImages, to_image, zipped_images
-from semigpc.data.splits import SplitConfig, long_tail_split
+from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
+
+PARTS = ("train", "test")
+TRAINING, TEST = 50_000, 10_000  # images, equally many of each class
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE  # bytes of an image: its red, green and blue, each row by row
+Progress = Callable[[int, int], None]  # bytes received so far, bytes in all
+BLOCK = 2**18  # bytes read at a time, between two reports of progress
+TIMEOUT = 30.0  # seconds without a response
+_HOST = "https://www.cs.toronto.edu/~kriz"
+_CIFAR10, _CIFAR100 = "cifar-10-binary.tar.gz", "cifar-100-binary.tar.gz"
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A ``.tar.gz`` that its owners publish.
+
+    Args:
+        url: where.
+        file_name: its name on disk.
+        md5: of the file, as published.
+        size: of the file, in bytes.
+        folder: the folder inside that is wanted.
+    """
+
+    url: str
+    file_name: str
+    md5: str
+    size: int
+    folder: str
+
+
+ARCHIVES: dict[str, Archive] = {
+    "cifar10": Archive(
+        f"{_HOST}/{_CIFAR10}", _CIFAR10, "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171, "cifar-10-batches-bin"
+    ),
+    "cifar100": Archive(f"{_HOST}/{_CIFAR100}", _CIFAR100, "03b5dce01913d631647c71ecec9e9cb8", 168_513_733, "cifar-100-binary"),
+}
+
+
+class Form(NamedTuple):
+    """The names and the content of the official files of one CIFAR.
+
+    A record is ``label_bytes``, the last of which is the class, and an image. ``files`` maps names to numbers of records; the
+    last is the test set. ``pickles`` are the folder and the archive of the pickled form, which is not read.
+    """
+
+    name: str
+    archive: Archive
+    files: dict[str, int]
+    label_bytes: int
+    class_names: str
+    pickles: tuple[str, str]
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of labels and image."""
+        return self.label_bytes + PIXELS
+
+
+FORMS: dict[int, Form] = {
+    10: Form(
+        name="cifar10",
+        archive=ARCHIVES["cifar10"],
+        files={f"data_batch_{i}.bin": TRAINING // 5 for i in range(1, 6)} | {"test_batch.bin": TEST},
+        label_bytes=1,
+        class_names="batches.meta.txt",
+        pickles=("cifar-10-batches-py", "cifar-10-python.tar.gz"),
+    ),
+    100: Form(
+        name="cifar100",
+        archive=ARCHIVES["cifar100"],
+        files={"train.bin": TRAINING, "test.bin": TEST},
+        label_bytes=2,  # coarse, fine
+        class_names="fine_label_names.txt",
+        pickles=("cifar-100-python", "cifar-100-python.tar.gz"),
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +106,12 @@ class CifarConfig:
 
     Args:
         root: the folder with ``cifar10/`` or ``cifar100/``, where the official archive lies or is unpacked; or a copy as
-            images, a folder or a ``.zip`` with ``train/<class>/`` and ``test/<class>/``, of which none is decoded before it
-            is asked for.
-        n_classes: 10 or 100, which says which CIFAR it is.
+            images, a folder or a ``.zip`` with ``train/<class>/`` and ``test/<class>/``, decoded
+            when they are first used.
+        n_classes: 10 or 100, which selects the CIFAR.
         split: of the training images; the default is the paper's setting A for CIFAR-10 with a ratio of 100: 3720 labels,
             all of them among 12 406 unlabelled images. The heads for CIFAR-100 are 150 and 500.
-        validation_per_class: training images of each class put aside before the split, by the run's seed, to choose by.
+        validation_per_class: training images of each class put aside before the split, by the run's seed, for validation.
         download: fetch the official archive into root if nothing is there.
     """
 
@@ -53,160 +138,47 @@ class CifarConfig:
 
 
 def load(config: CifarConfig, seed: int) -> Splits:
-    """Find the images, unpacking or fetching them if need be, and draw validation, labelled and unlabelled ones."""
+    """Find the images, unpacking or downloading them if necessary, and draw the validation, labelled and unlabelled ones."""
     images, training, class_names = find(Path(config.root).expanduser(), config.n_classes, download=config.download)
-    left, held = _put_aside(images.labels[:training], config, seed)
-    split = long_tail_split(images.labels[left], config.n_classes, config.split, seed)
-    unlabeled = images.subset(left[split.unlabeled])
+    validation, rest = put_aside(images.labels[:training], (config.validation_per_class,), seed)
+    split = long_tail_split(images.labels[rest], config.n_classes, config.split, seed)
+    unlabeled = images.subset(rest[split.unlabeled])
+    notes = []
     sizes = training, len(images) - training
+    if sizes != (TRAINING, TEST):
+        copy = f"The copy of CIFAR-{config.n_classes} has {sizes[0]} training and {sizes[1]} test images"
+        notes.append(f"{copy}, and not {TRAINING} and {TEST}.")
+    if config.split.overlap == "nested":  # U then takes what there is, and its ratio is not the one requested
+        wanted, drawn = config.split.counts(config.n_classes)[1], np.bincount(unlabeled.labels, minlength=config.n_classes)
+        short = [f"{name} ({n} of {u})" for name, n, u in zip(class_names, drawn, wanted, strict=True) if n < u]
+        if short:
+            notes.append(f"Classes with fewer unlabelled images than asked for, since no more are left: {listed(short)}.")
     return Splits(
-        labeled=images.subset(left[split.labeled]),
+        labeled=images.subset(rest[split.labeled]),
         unlabeled=unlabeled.without_labels(),
         unlabeled_truth=unlabeled.labels,
-        validation=images.subset(held) if len(held) else None,
+        validation=images.subset(validation) if len(validation) else None,
         test=images.subset(np.arange(training, len(images))),
         class_names=class_names,
-        notes=(*_incomplete(sizes, config), *_fewer(unlabeled.labels, class_names, config)),
+        notes=tuple(notes),
     )
 
 
-def _put_aside(labels: Integers, config: CifarConfig, seed: int) -> tuple[Integers, Integers]:
-    """Positions left for the split, ascending, and positions of the validation part."""
-    generator = np.random.default_rng([seed, 1])  # not the stream that the split is drawn from
-    order = [generator.permutation(np.flatnonzero(labels == c)) for c in range(config.n_classes)]
-    size = config.validation_per_class
-    return np.sort(np.concatenate([own[size:] for own in order])), np.concatenate([own[:size] for own in order])
-
-
-def _incomplete(sizes: tuple[int, int], config: CifarConfig) -> tuple[str, ...]:
-    if sizes == (TRAINING, TEST):
-        return ()
-    found = f"{sizes[0]} training and {sizes[1]} test images"
-    return (f"The copy of CIFAR-{config.n_classes} has {found}, and not {TRAINING} and {TEST}.",)
-
-
-def _fewer(truth: Integers, class_names: tuple[str, ...], config: CifarConfig) -> tuple[str, ...]:
-    """Nested, U takes what there is; the ratio is then not the one asked for."""
-    if config.split.overlap != "nested":
-        return ()
-    asked = config.split.counts(config.n_classes)[1]
-    got = np.bincount(truth, minlength=config.n_classes).tolist()
-    short = [f"{name} ({n} of {u})" for name, n, u in zip(class_names, got, asked, strict=True) if n < u]
-    return (f"Classes with fewer unlabelled images than asked for, since no more are left: {listed(short)}.",) if short else ()
-
-
-PARTS = ("train", "test")
-TRAINING, TEST = 50_000, 10_000  # images, equally many of each class
-SIDE = 32
-PIXELS = 3 * SIDE * SIDE  # bytes of an image: its red, green and blue, each row by row
-
-
-class Form(NamedTuple):
-    """What the official files of one CIFAR are called, and what is in them.
-
-    A record is ``label_bytes``, the last of which is the class, and an image. ``files`` have a name and a number of records;
-    the last is the test set. ``pickles`` is the folder, and the archive, of a form that is not read.
-    """
-
-    name: str
-    archive: Archive
-    files: dict[str, int]
-    label_bytes: int
-    class_names: str
-    pickles: tuple[str, str]
-
-    @property
-    def folder(self) -> str:
-        """What the archive unpacks to."""
-        return self.archive.folder
-
-    @property
-    def record_bytes(self) -> int:
-        """Of labels and image."""
-        return self.label_bytes + PIXELS
-
-
-FORMS: dict[int, Form] = {
-    10: Form(
-        name="cifar10",
-        archive=ARCHIVES["cifar10"],
-        files={f"data_batch_{i}.bin": TRAINING // 5 for i in range(1, 6)} | {"test_batch.bin": TEST},
-        label_bytes=1,
-        class_names="batches.meta.txt",
-        pickles=("cifar-10-batches-py", "cifar-10-python.tar.gz"),
-    ),
-    100: Form(
-        name="cifar100",
-        archive=ARCHIVES["cifar100"],
-        files={"train.bin": TRAINING, "test.bin": TEST},
-        label_bytes=2,  # coarse, fine
-        class_names="fine_label_names.txt",
-        pickles=("cifar-100-python", "cifar-100-python.tar.gz"),
-    ),
-}
-
-
 class Pool(NamedTuple):
-    """Every image there is with its class and name, the ``training`` ones first and then those to test on."""
+    """Every image with its class and name: the ``training`` ones first, then the test images."""
 
     images: ImageSet
     training: int
     class_names: tuple[str, ...]
 
 
-class RecordImages:
-    """Images in binary files of equally long records, mapped into memory: processes share them, and none is read in vain.
-
-    Args:
-        files: paths, each with its number of records.
-        record_bytes: of a record, which ends with 3 x 32 x 32 bytes.
-    """
-
-    def __init__(self, files: dict[Path, int], record_bytes: int) -> None:
-        self.files = files
-        self.record_bytes = record_bytes
-        self.first = np.cumsum([0, *files.values()])  # record of each file, and one past the last
-        self._maps: list[Pixels] = []
-
-    def __len__(self) -> int:
-        return int(self.first[-1])
-
-    def __getitem__(self, position: int) -> Image.Image:
-        number = int(np.searchsorted(self.first, position, side="right")) - 1
-        record = self.records()[number][position - self.first[number]]
-        return to_image(record[-PIXELS:].reshape(3, SIDE, SIDE).transpose(1, 2, 0))
-
-    def records(self) -> list[Pixels]:
-        """(records, record_bytes) of each file; its size must be right to the byte."""
-        if not self._maps:
-            self._maps = [self._map(path, count) for path, count in self.files.items()]
-        return self._maps
-
-    def _map(self, path: Path, count: int) -> Pixels:
-        expected = count * self.record_bytes
-        try:
-            size = path.stat().st_size
-            if size == expected:
-                return np.asarray(np.memmap(path, np.uint8, "r", shape=(count, self.record_bytes)))
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error}. {_again(path.parent)}") from error
-        raise DataError(
-            f"{path} must have {expected} bytes, {count} records of {self.record_bytes}; it has {size}. It is cut short or "
-            f"another file. {_again(path.parent)}"
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What goes to a worker process: the paths, and not the bytes."""
-        return self.__dict__ | {"_maps": []}
-
-
 def find(root: Path, n_classes: int, *, download: bool) -> Pool:
-    """Look below ``root`` for binary files, a copy as images, the official archive; then fetch it, if that is allowed."""
+    """Look below ``root`` for binary files, a copy as images, the official archive; then download it, if that is allowed."""
     form = FORMS[n_classes]
     archive, places = form.archive, (root, root / form.name)
     if root.is_file() or (root.suffix.lower() == ".zip" and not root.is_dir()):
         return _copy_in_zip(root, n_classes)
-    for place in (root, *(place / form.folder for place in places)):
+    for place in (root, *(place / form.archive.folder for place in places)):
         if any((place / name).is_file() for name in form.files):
             return _binary(place, n_classes)
     for place in places:
@@ -215,8 +187,7 @@ def find(root: Path, n_classes: int, *, download: bool) -> Pool:
     for place in places:
         if (place / archive.file_name).is_file():
             check(archive, place / archive.file_name)
-            unpacked = extract(place / archive.file_name, root / form.name, form.folder, archive.unpacked)
-            return _binary(unpacked, n_classes)
+            return _binary(extract(archive, place / archive.file_name, root / form.name), n_classes)
     if download:
         return _binary(fetch(archive, root / form.name), n_classes)
     raise _absent(root, n_classes)
@@ -233,13 +204,13 @@ def _absent(root: Path, n_classes: int) -> DataError:
             f"since that can run any code it holds. {way_out}"
         )
     return DataError(
-        f"CIFAR-{n_classes} is not in {root}: there is no folder {form.folder} with {next(iter(form.files))}, no "
+        f"CIFAR-{n_classes} is not in {root}: there is no folder {form.archive.folder} with {next(iter(form.files))}, no "
         f"archive {form.archive.file_name}, and no copy as images in train/<class>/ and test/<class>/. {way_out}"
     )
 
 
 def _binary(folder: Path, n_classes: int) -> Pool:
-    """The official files, in their order."""
+    """Map the official files, in their order."""
     form = FORMS[n_classes]
     missing = [name for name in (*form.files, form.class_names) if not (folder / name).is_file()]
     if missing:
@@ -288,21 +259,199 @@ def _copy_in_zip(archive: Path, n_classes: int) -> Pool:
 
 def _copy(place: Path, images: Images, names: Sequence[str], n_classes: int) -> Pool:
     """A copy as images: classes are its folders in the order of their names, or of their values if all are numbers."""
-    found = {part: {name.split("/")[1] for name in names if name.startswith(f"{part}/")} for part in PARTS}
-    for part, classes in found.items():
+    classes_of = {part: {name.split("/")[1] for name in names if name.startswith(f"{part}/")} for part in PARTS}
+    for part, classes in classes_of.items():
         if len(classes) != n_classes:
             raise DataError(
                 f"A copy of CIFAR-{n_classes} must have {n_classes} class folders with images in {part}/ at its top; {place} "
                 f"has {len(classes)}: {listed(sorted(classes)) or 'none'}. Mend the copy, or set n_classes to what it is."
             )
-    odd = sorted(found["train"] ^ found["test"])
+    odd = sorted(classes_of["train"] ^ classes_of["test"])
     if odd:
         raise DataError(
             f"train/ and test/ of {place} must have the same class folders; only one has {listed(odd)}. Rename them."
         )
-    numbered = all(name.isdecimal() for name in found["train"])
-    class_names = tuple(sorted(found["train"], key=(lambda name: (int(name), name)) if numbered else lambda name: (0, name)))
+    class_names = ordered(classes_of["train"])
     numbers = {name: number for number, name in enumerate(class_names)}
     labels = np.array([numbers[name.split("/")[1]] for name in names], dtype=np.int64)
     training = sum(name.startswith("train/") for name in names)
     return Pool(ImageSet(images, labels, names), training, class_names)
+
+
+class RecordImages:
+    """Images in binary files of equally long records, mapped into memory, so that processes share them.
+
+    Args:
+        files: paths, each with its number of records.
+        record_bytes: of a record, which ends with 3 x 32 x 32 bytes.
+    """
+
+    def __init__(self, files: dict[Path, int], record_bytes: int) -> None:
+        self.files = files
+        self.record_bytes = record_bytes
+        self.first = np.cumsum([0, *files.values()])  # record of each file, and one past the last
+        self._maps: list[Pixels] = []
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    def __getitem__(self, position: int) -> Image.Image:
+        number = int(np.searchsorted(self.first, position, side="right")) - 1
+        record = self.records()[number][position - self.first[number]]
+        return to_image(record[-PIXELS:].reshape(3, SIDE, SIDE).transpose(1, 2, 0))
+
+    def records(self) -> list[Pixels]:
+        """(records, record_bytes) of each file; its size must be right to the byte."""
+        if not self._maps:
+            self._maps = [self._map(path, count) for path, count in self.files.items()]
+        return self._maps
+
+    def _map(self, path: Path, count: int) -> Pixels:
+        expected = count * self.record_bytes
+        try:
+            size = path.stat().st_size
+            if size == expected:
+                return np.asarray(np.memmap(path, np.uint8, "r", shape=(count, self.record_bytes)))
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error}. {_again(path.parent)}") from error
+        raise DataError(
+            f"{path} must have {expected} bytes, {count} records of {self.record_bytes}; it has {size}. It is cut short or "
+            f"another file. {_again(path.parent)}"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Send the paths to a worker process, and not the bytes."""
+        return self.__dict__ | {"_maps": []}
+
+
+def fetch(source: Archive, folder: Path, progress: Progress | None = None) -> Path:
+    """Download an archive into ``folder`` unless it is there, unpack it beside, and return the unpacked folder."""
+    return extract(source, download(source, folder, progress), folder)
+
+
+def download(source: Archive, folder: Path, progress: Progress | None = None) -> Path:
+    """Return the path of the archive in ``folder``, complete and with the right checksum.
+
+    It is written as ``<file_name>.part``, from which a later call resumes, and renamed once size and checksum are right. A
+    file that is there already is checked and not downloaded again. One process at a time.
+
+    Args:
+        source: the archive.
+        folder: where to put it; created if necessary.
+        progress: called after each block.
+    """
+    target = folder / source.file_name
+    if target.exists():
+        check(source, target)
+        return target
+    part = folder / f"{source.file_name}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        received = part.stat().st_size if part.exists() else 0
+        if received < source.size:
+            _receive(source, part, received, progress)
+        if problem := _difference(source, part):
+            part.unlink()  # resuming from it would never mend it
+            raise DataError(f"{target}, fetched from {source.url}, {problem}. It was deleted; fetch it again.")
+        part.replace(target)
+    except OSError as error:
+        raise DataError(
+            f"{source.file_name} cannot be written to {folder}: {error}. Make room or choose another folder; "
+            "a download that was begun goes on where it stopped."
+        ) from error
+    return target
+
+
+def check(source: Archive, path: Path) -> None:
+    """Raise a DataError if a file is not the archive, byte for byte."""
+    if problem := _difference(source, path):
+        raise DataError(f"{path} {problem}. Delete it and fetch it again.")
+
+
+def _difference(source: Archive, path: Path) -> str:
+    """Return what is wrong with a file, or nothing."""
+    size = path.stat().st_size
+    if size != source.size:
+        return f"must have {source.size} bytes and has {size}: it is cut short, or another file"
+    md5 = md5_of(path)
+    return "" if md5 == source.md5 else f"must have the md5 sum {source.md5} and has {md5}: it is not what was published"
+
+
+def md5_of(path: Path) -> str:
+    """Return the md5 sum of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _receive(source: Archive, part: Path, received: int, progress: Progress | None) -> None:
+    """Append to ``part`` until it is complete; a server that cannot send the rest alone sends everything again."""
+    elsewhere = f"Or find {source.file_name} elsewhere and put it into {part.parent}; its md5 sum must be {source.md5}."
+    with _request(source, part, received, elsewhere) as response:
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+            received = 0
+        announced = received + int(response.headers.get("Content-Length", source.size - received))
+        if announced != source.size:
+            raise DataError(
+                f"{source.url} should have {source.size} bytes and has {announced}: it is not the archive that is known. "
+                f"{elsewhere}"
+            )
+        problem = "no more was sent"
+        with part.open("ab" if received else "wb") as file:
+            while received <= source.size:
+                try:
+                    block = response.read(BLOCK)
+                except (OSError, http.client.HTTPException) as error:
+                    block, problem = b"", str(error)
+                if not block:
+                    break
+                received += file.write(block)
+                if progress is not None:
+                    progress(received, source.size)
+    if received < source.size:
+        raise DataError(
+            f"The download of {source.url} broke off after {received} of {source.size} bytes: {problem}. "
+            "Start it again; it goes on where it stopped."
+        )
+
+
+def _request(source: Archive, part: Path, received: int, elsewhere: str) -> http.client.HTTPResponse:
+    """Ask for the bytes that are missing, and return the response with its headers read."""
+    request = urllib.request.Request(source.url, headers={"Range": f"bytes={received}-"} if received else {})
+    try:
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                part.unlink()  # longer than the file there is, so nothing could ever be added to it
+            raise DataError(
+                f"{source.url} answered {error.code} ({error.reason}) instead of sending {source.file_name}. "
+                f"Try again later. {elsewhere}"
+            ) from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise DataError(f"{source.url} cannot be reached: {reason}. Check the connection and try again. {elsewhere}") from error
+    return response
+
+
+def extract(source: Archive, path: Path, folder: Path) -> Path:
+    """Unpack the wanted folder of an archive, whose checksum was checked, into ``folder`` and return where it is.
+
+    The standard library's ``data`` filter rejects entries that could write elsewhere, links that lead out, and devices. A
+    hidden folder is filled first and then renamed, so a folder that is there is complete and is not unpacked again.
+    """
+    target = folder / source.folder
+    if target.exists():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{source.folder}-", dir=folder) as draft:
+            with tarfile.open(path, "r:gz") as tar:
+                tar.extractall(draft, filter="data")
+            Path(draft, source.folder).rename(target)
+    except (OSError, tarfile.TarError) as error:
+        if not target.is_dir():  # another process may have been faster
+            raise DataError(
+                f"{path} cannot be unpacked into {folder}: {error}. Make room or choose another folder; if it is another "
+                "archive or damaged, delete it and fetch it again."
+            ) from error
+    return target

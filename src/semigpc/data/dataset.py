@@ -1,4 +1,4 @@
-"""What every data set becomes: sets of images, and the splits a run trains and is judged on."""
+"""What every data set is loaded as: sets of images, and the splits that a run trains and is evaluated on."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,9 @@ Integers = NDArray[np.int64]
 
 
 class DataError(ValueError):
-    """Something about the data that its owner can mend; the message is one paragraph and says how.
+    """A problem of the data that their owner can mend; the message is one paragraph with the remedy.
 
-    It is made from that one string alone, so that it can travel from a loader's worker process to the main one.
+    It is made from that one string alone, so that it can be sent from a loader's worker process to the main one.
     """
 
 
@@ -31,69 +31,70 @@ class Images(Protocol):
 class ImageSet:
     """Images with their labels and names.
 
-    ``images`` is the whole pool and is shared, with whatever it has decoded, by every set cut from it; ``positions`` are the
-    images of it that belong here. Image i of the set is ``images[positions[i]]``, which is also what ``self[i]`` gives.
+    ``images`` is the whole pool, which all sets that are cut from it share, with what was decoded; ``positions`` are the images
+    of it that belong to this set. Image i of the set, ``self[i]``, is ``images[positions[i]]``.
 
     Args:
         images: the pool, P images.
         labels: (n,) integers, -1 where the class is not known.
-        names: (n,) what each image is called by whoever owns it, such as its path; never a path of this machine alone.
-        positions: (n,) in [0, P): all of the pool, in order, if left out. They name an image for as long as the run lasts.
+        names: (n,) such as paths below the root of the data; never paths of this machine alone.
+        positions: (n,) in [0, P): all of the pool, in order, if left out. They identify an image throughout a run.
     """
 
     def __init__(
         self, images: Images, labels: NDArray[Any], names: Sequence[str], positions: NDArray[Any] | None = None
     ) -> None:
         self.images = images
-        self.positions = _integers(np.arange(len(images)) if positions is None else positions, "positions")
-        self.labels = _integers(labels, "labels")
+        self.positions = integers(np.arange(len(images)) if positions is None else positions, "positions")
+        self.labels = integers(labels, "labels")
         self.names = tuple(names)
         lengths = len(self.positions), len(self.labels), len(self.names)
         if len(set(lengths)) > 1:
             raise ValueError(f"images, labels and names must be equally many; got {lengths}.")
         if len(self) and not 0 <= self.positions.min() <= self.positions.max() < len(images):
             low, high = self.positions.min(), self.positions.max()
-            raise ValueError(f"positions must lie in [0, {len(images)}), the images there are; got {low}..{high}.")
+            raise ValueError(f"positions must lie in [0, {len(images)}), the size of the pool; got {low}..{high}.")
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def __getitem__(self, index: int) -> Image.Image:
-        """Image ``index`` of this set, RGB."""
+        """Return image ``index`` of this set, RGB."""
         return self.images[int(self.positions[index])]
 
     def subset(self, indices: NDArray[Any]) -> "ImageSet":
-        """The images at ``indices`` (m,), in that order, from the same pool."""
-        chosen = _integers(indices, "indices")
+        """Return the images at ``indices`` (m,), in that order, from the same pool."""
+        chosen = integers(indices, "indices")
         return ImageSet(self.images, self.labels[chosen], [self.names[i] for i in chosen], self.positions[chosen])
 
     def without_labels(self) -> "ImageSet":
-        """The same images with every label -1."""
+        """Return the same images with every label -1."""
         return ImageSet(self.images, np.full(len(self), -1), self.names, self.positions)
 
 
-def _integers(values: NDArray[Any], name: str) -> Integers:
+def integers(values: NDArray[Any], name: str) -> Integers:
+    """Return a vector as int64, or raise a DataError that says what ``name`` must be."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(f"{name} must be a vector of integers; got {array.dtype} of shape {array.shape}.")
+        raise DataError(f"{name} must be a vector of integers; got {array.dtype} of shape {array.shape}.")
     return array.astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Splits:
-    """The parts of a data set as one run sees them.
+    """The parts of a data set that one run uses.
 
     Args:
         labeled: n images with labels in [0, C), every class at least once.
         unlabeled: u images whose labels are all -1, so that no true label can reach a loss; may be empty, and may share
             images with ``labeled``.
-        unlabeled_truth: (u,) their classes, for diagnostics only; -1 where nobody knows.
+        unlabeled_truth: (u,) their classes, for diagnostics only; -1 where they are unknown.
         class_names: C of them, in label order.
-        validation: images to choose by, if any.
-        test: images to judge by, if any.
-        notes: what the owner of the data should know though it stops nothing.
-        unlabeled_out: (u,) which of the unlabelled images belong to none of the classes, for diagnostics only; None where
-            nobody knows. Their truth is -1.
+        validation: images to choose a checkpoint by, if any.
+        test: images to report figures on, if any.
+        notes: remarks for the owner of the data.
+        unlabeled_out: (u,) which of the unlabelled images belong to none of the classes, for diagnostics only; None if
+            unknown. Their truth is -1.
     """
 
     labeled: ImageSet
@@ -112,22 +113,15 @@ class Splits:
                 "Label images of two classes or more."
             )
         if (self.unlabeled.labels != -1).any():
-            raise ValueError("unlabeled must carry no labels; pass unlabeled.without_labels(), and the labels as the truth.")
-        if len(self.unlabeled_truth) != len(self.unlabeled):
-            raise ValueError(
+            raise ValueError("unlabeled must have no labels; pass unlabeled.without_labels(), and the labels as the truth.")
+        if self.unlabeled_truth.shape != (len(self.unlabeled),):
+            raise DataError(
                 f"unlabeled_truth must have one entry for each of the {len(self.unlabeled)} unlabelled images; "
                 f"got {len(self.unlabeled_truth)}."
             )
-        if self.unlabeled_out is not None and (
-            self.unlabeled_out.shape != self.unlabeled_truth.shape
-            or self.unlabeled_out.dtype != np.bool_
-            or (self.unlabeled_truth[self.unlabeled_out] != -1).any()
-        ):
-            raise ValueError(
-                f"unlabeled_out must be {len(self.unlabeled)} booleans, and the truth -1 where they are true; got "
-                f"{self.unlabeled_out.dtype} of shape {self.unlabeled_out.shape}."
-            )
-        for part, image_set in self._judged():
+        if self.unlabeled_out is not None:
+            self._check_out(self.unlabeled_out)
+        for part, image_set in self._labeled_parts():
             self._check_labels(part, image_set.labels)
         absent = [name for name, count in zip(self.class_names, self.class_counts, strict=True) if not count]
         if absent:
@@ -152,9 +146,9 @@ class Splits:
 
     @cached_property
     def sha256(self) -> str:
-        """Which images are in which part with which label: the same wherever the data are the same.
+        """A hash of which images are in which part with which label, the same on every machine.
 
-        Names, positions and labels go in; pixels, the truth of unlabelled images and paths of this machine do not.
+        It covers names, positions and labels; not pixels, the truth of unlabelled images, or paths of this machine.
         """
         digest = hashlib.sha256("\n".join(self.class_names).encode())
         for part, image_set in self.parts():
@@ -165,7 +159,7 @@ class Splits:
         return digest.hexdigest()
 
     def parts(self) -> Iterator[tuple[str, ImageSet]]:
-        """Name and images of each part there is."""
+        """Yield name and images of each part that exists."""
         yield "labeled", self.labeled
         yield "unlabeled", self.unlabeled
         if self.validation is not None:
@@ -174,8 +168,8 @@ class Splits:
             yield "test", self.test
 
     def describe(self) -> dict[str, Any]:
-        """Counts of each part and class, the notes and the hash, as JSON can hold them."""
-        counts = {part: self._count(image_set.labels) for part, image_set in self._judged()}
+        """Return counts of each part and class, the notes and the hash as plain values for JSON."""
+        counts = {part: self._count(image_set.labels) for part, image_set in self._labeled_parts()}
         return {
             "n_classes": self.n_classes,
             "class_names": list(self.class_names),
@@ -186,32 +180,44 @@ class Splits:
         }
 
     def indices(self) -> dict[str, NDArray[Any]]:
-        """Positions of each part's images, and their names, as arrays to be saved beside the run's results."""
+        """Return the positions and the names of each part's images, as arrays to be saved beside the run's results."""
         arrays: dict[str, NDArray[Any]] = {}
         for part, image_set in self.parts():
             arrays[part] = image_set.positions
             arrays[f"{part}_names"] = np.array(image_set.names, dtype=np.str_)
         return arrays
 
-    def _judged(self) -> Iterator[tuple[str, ImageSet]]:
-        """The parts whose labels are in use."""
+    def _labeled_parts(self) -> Iterator[tuple[str, ImageSet]]:
         return ((part, image_set) for part, image_set in self.parts() if part != "unlabeled")
 
     def _check_labels(self, part: str, labels: Integers) -> None:
         if not len(labels):
-            raise DataError(f"The {part} part has no images. Give it some, or leave the part out if it is not needed.")
+            raise DataError(f"The {part} part has no images. Add some, or leave the part out if it is not needed.")
         if labels.min() < 0 or labels.max() >= self.n_classes:
             raise DataError(
-                f"Labels of the {part} part must lie in [0, {self.n_classes}), the classes there are; "
+                f"Labels of the {part} part must lie in [0, {self.n_classes}), the number of classes; "
                 f"got {labels.min()}..{labels.max()}."
             )
 
+    def _check_out(self, outside: NDArray[np.bool_]) -> None:
+        if outside.shape != self.unlabeled_truth.shape or outside.dtype != np.bool_:
+            raise DataError(
+                f"unlabeled_out must be booleans, one for each of the {len(self.unlabeled)} unlabelled images; "
+                f"got {outside.dtype} of shape {outside.shape}."
+            )
+        contradictions = int((self.unlabeled_truth[outside] >= 0).sum())
+        if contradictions:
+            raise DataError(
+                "An image that belongs to none of the classes has no true class; unlabeled_truth names one for "
+                f"{contradictions} of those that unlabeled_out marks. Put -1 there."
+            )
+
     def _count(self, labels: Integers) -> list[int]:
-        known: list[int] = np.bincount(labels[labels >= 0], minlength=self.n_classes).tolist()
-        return known
+        counts: list[int] = np.bincount(labels[labels >= 0], minlength=self.n_classes).tolist()
+        return counts
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Names for a message, the first few of them."""
+    """Return the first few of some names, for a message."""
     shown = ", ".join(repr(name) for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -6,7 +6,7 @@ import numpy as np
 
 from semigpc.data.dataset import DataError, ImageSet, Splits
 from semigpc.data.images import ArrayImages
-from semigpc.data.splits import SplitConfig, long_tail_split
+from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
 
 N_CLASSES = 10
 SMALLEST_CLASS = 174  # images of an 8, the rarest digit of the 1797
@@ -22,8 +22,8 @@ class DigitsConfig:
 
     Args:
         split: of the images left; the default gives 106 labels (36 zeros, a single nine) and 369 unlabelled images.
-        test_per_class: images to judge by.
-        validation_per_class: images to choose by; 0 for none.
+        test_per_class: images of the test part.
+        validation_per_class: images of the validation part; 0 for none.
     """
 
     split: SplitConfig = field(
@@ -56,13 +56,8 @@ def load(config: DigitsConfig, seed: int) -> Splits:
     pixels = np.rint(digits.images * (255 / LARGEST_VALUE)).astype(np.uint8)
     pool = ImageSet(ArrayImages(pixels), labels, [f"digits/{i:04d}" for i in range(len(labels))])
 
-    generator = np.random.default_rng([seed, 1])  # not the stream that the split is drawn from
-    order = [generator.permutation(np.flatnonzero(labels == c)) for c in range(N_CLASSES)]
-    test_end, apart = config.test_per_class, config.test_per_class + config.validation_per_class
-    test = np.concatenate([own[:test_end] for own in order])
-    validation = np.concatenate([own[test_end:apart] for own in order])
-    rest = pool.subset(np.sort(np.concatenate([own[apart:] for own in order])))
-
+    test, validation, left = put_aside(labels, (config.test_per_class, config.validation_per_class), seed)
+    rest = pool.subset(left)
     split = long_tail_split(rest.labels, N_CLASSES, config.split, seed)
     unlabeled = rest.subset(split.unlabeled)
     return Splits(

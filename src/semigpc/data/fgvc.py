@@ -1,4 +1,7 @@
-"""SemiAves, SemiFungi, Semi-iNat and SemiCUB: fine-grained images in the parts that published split files list."""
+"""SemiAves, SemiFungi, Semi-iNat and SemiCUB: fine-grained images in the parts that published split files list.
+
+At the end of this file are the published facts of the four sets, by which a copy can be verified.
+"""
 
 import hashlib
 import os
@@ -14,29 +17,31 @@ import numpy as np
 from semigpc.data.dataset import DataError, ImageSet, Integers, Splits
 from semigpc.data.images import MEGABYTE, FileImages
 from semigpc.data.paths import checked
-from semigpc.data.published_counts import BENCHMARKS, SPLIT_FILES_AT, Benchmark, Name
 
 Labels = Literal["l_train_val", "l_train"]
 Unlabeled = Literal["in", "in+out"]
-WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
-SHOWN = 80  # characters of a line that a message shows
+INTEGER = re.compile(r"-?[0-9]{1,9}")
+SHOWN = 80  # characters of a line in a message
 DIGITS = 16  # of a hash, as many as the tables of published hashes have
+SPLIT_FILES_AT = "https://github.com/cvl-umass/ssl-evaluation"
+
+Name = Literal["semi_aves", "semi_fungi", "semi_inat", "cub"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FGVCConfig:
     """Which of the four sets, and where it is.
 
-    The test part is always the whole published test file. Labels of unlabelled images are never trained on: where the
-    files tell them, they are the truth that diagnostics look at; images of U_out belong to none of the C classes.
+    The test part is always the whole published test file. Labels of unlabelled images are never trained on: where the files
+    have them, they are used for diagnostics alone; images of U_out belong to none of the C classes.
 
     Args:
-        benchmark: the set; it is looked for in ``<root>/<benchmark>`` and in ``<root>/semi_fgvc/<benchmark>``.
+        benchmark: the set, in ``<root>/<benchmark>`` or in ``<root>/semi_fgvc/<benchmark>``.
         root: the folder of the sets.
-        labels: "l_train_val" as in the paper, which leaves nothing to validate on; or "l_train", with the rest for validation.
-        unlabeled: U_in alone, or U_in and U_out; every evaluation then also says how well the two are told apart.
+        labels: "l_train_val" as in the paper, without a validation part; or "l_train", with the rest for validation.
+        unlabeled: U_in alone, or U_in and U_out; every evaluation then also reports how well the two are separated.
         splits: a folder with ``<benchmark>/<split>.txt``, if the split files are not in the folder of the set itself.
-        cache_bytes: decoded images that each process keeps, in bytes.
+        cache_bytes: memory for decoded images in each process.
     """
 
     benchmark: Name
@@ -59,35 +64,8 @@ class FGVCConfig:
             raise DataError(f"cache_bytes must be 0 or more; got {self.cache_bytes}.")
 
 
-@dataclass(frozen=True, eq=False)
-class SplitFile:
-    """What a list says: entry i stands on line i + 1.
-
-    Args:
-        path: of the list.
-        names: (n,) paths of images relative to their root, with forward slashes, each once.
-        labels: (n,) whatever the label column holds; whether it may be trained on is for the reader to know.
-        sha256: the first digits of the hash of the text with Unix line ends, so that a copy with others has the same.
-        crlf: whether lines end as on Windows.
-    """
-
-    path: Path
-    names: tuple[str, ...]
-    labels: Integers = field(repr=False)
-    sha256: str
-    crlf: bool = False
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def class_counts(self) -> dict[int, int]:
-        """Images of each label there is, without those of no class (-1)."""
-        classes, counts = np.unique(self.labels[self.labels >= 0], return_counts=True)
-        return dict(zip(classes.tolist(), counts.tolist(), strict=True))
-
-
 def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts are published: nothing is drawn
-    """Read the split files and look whether every image they list is there; none is decoded before it is asked for."""
+    """Read the split files and check that every image they list exists; an image is decoded when it is first used."""
     benchmark = BENCHMARKS[config.benchmark]
     folder = set_folder(Path(config.root), config.benchmark)
     lists = folder if config.splits is None else set_folder(Path(config.splits), config.benchmark)
@@ -99,7 +77,8 @@ def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts a
     parts = {part: _listed(lists, split, config.benchmark) for part, split in wanted.items()}
     _check_apart(parts.values())
     for part in parts.values():
-        _check_there(part, images, benchmark)
+        if missing := missing_images(images, part.names):
+            raise DataError(missing_message(part, missing, images, benchmark))
 
     pool = FileImages([images / name for part in parts.values() for name in part.names], cache_bytes=config.cache_bytes)
     sets: dict[str, ImageSet] = {}
@@ -127,7 +106,7 @@ def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts a
 
 
 def set_folder(root: Path, name: str) -> Path:
-    """The folder of a set, in either layout."""
+    """Return the folder of a set, in either layout."""
     root = root.expanduser()
     places = [root / name, root / "semi_fgvc" / name]
     for place in places:
@@ -136,13 +115,120 @@ def set_folder(root: Path, name: str) -> Path:
     itself = (root / "test.txt").is_file()
     hint = f"{root} seems to be the folder of the set itself; give the folder above it." if itself else "Check the path."
     raise DataError(
-        f"The folder of {BENCHMARKS[name].title} is not there: looked for {places[0]} and {places[1]}. {hint} To come by the "
+        f"The folder of {BENCHMARKS[name].title} is not there: looked for {places[0]} and {places[1]}. {hint} To get the "
         f"set: semigpc data download {name} {root}"
     )
 
 
+@dataclass(frozen=True)
+class PublishedFile:
+    """One split file as published, counted and hashed; None where it could not be examined.
+
+    Args:
+        images: its lines.
+        classes: the number of classes in its label column, and the fewest and the most images of one; None if it has none.
+        sha256: the first 16 digits.
+        paper_images: its length by the paper.
+        paper_each: the number of images of each class by the paper.
+    """
+
+    images: int | None
+    classes: tuple[int, int, int] | None
+    sha256: str | None
+    paper_images: int | None = None
+    paper_each: int | None = None
+
+
+@dataclass(frozen=True)
+class Imbalance:
+    """Most over fewest images of a class, counted over ``files`` together, beside what the paper prints."""
+
+    files: tuple[str, ...]
+    most: int
+    fewest: int
+    paper: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A fine-grained set.
+
+    Args:
+        title: its name in the paper.
+        classes: C. classes_out: how many more the images of ``u_train_out`` belong to.
+        image_folder: inside the set's folder, what the paths of the split files are relative to; "" for the folder itself.
+        named_folders: whether the folder of an image has the name of its class.
+        files: by split, in the order of reports.
+        imbalance: the paper's gamma.
+        remark: why the paper's figure is wrong, where the files contradict it.
+        source: where the images are published.
+        archives: by the first folder of a path, which archive has it; "" for any other.
+        layout: where to put the archives, to follow the word "unpack".
+    """
+
+    title: str
+    classes: int
+    classes_out: int
+    image_folder: str = ""
+    named_folders: bool = False
+    files: dict[str, PublishedFile]
+    imbalance: Imbalance
+    remark: str = ""
+    source: str
+    archives: dict[str, str]
+    layout: str
+
+    def labels_of(self, split: str) -> tuple[int, int | None]:
+        """Return the smallest label allowed in a split file, and what all must be less than."""
+        if split == "u_train_out_oracle":
+            return self.classes, self.classes + self.classes_out
+        if split in ("u_train_out", "u_train"):
+            return -1, None
+        return (-1 if split == "u_train_in" else 0), self.classes
+
+    def archive_of(self, name: str) -> str:
+        """Return the archive that has an image."""
+        return self.archives.get(name.partition("/")[0]) or self.archives.get("", "its archive")
+
+    def instructions(self, name: str, root: Path) -> str:
+        """Return how to get the set, in a paragraph."""
+        wanted = list(dict.fromkeys(self.archives.values()))
+        return (
+            f"{self.title} has to be fetched by hand, under its owners' terms. From {self.source} take {', '.join(wanted)} and "
+            f"unpack {self.layout.format(folder=root / name)}. Put the split files, {SPLIT_FILES_AT}, folder data/{name}, into "
+            f"{root / name} too. Then run: semigpc data verify {name} {root} --images exist"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SplitFile:
+    """A published list of images: entry i is line i + 1.
+
+    Args:
+        path: of the list.
+        names: (n,) paths of images relative to their root, with forward slashes, each once.
+        labels: (n,) the label column, which for unlabelled images must not be trained on.
+        sha256: the first digits of the hash of the text with Unix line ends, so that line ends do not matter.
+        crlf: whether lines end as on Windows.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    labels: Integers = field(repr=False)
+    sha256: str
+    crlf: bool = False
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def class_counts(self) -> dict[int, int]:
+        """Return the number of images of each label, without those of no class (-1)."""
+        classes, counts = np.unique(self.labels[self.labels >= 0], return_counts=True)
+        return dict(zip(classes.tolist(), counts.tolist(), strict=True))
+
+
 def _listed(lists: Path, split: str, name: str) -> SplitFile:
-    """The split file, or where to get it."""
+    """Read a split file, or raise an error that says where to get it."""
     path = lists / f"{split}.txt"
     if not path.is_file():
         raise DataError(
@@ -154,7 +240,7 @@ def _listed(lists: Path, split: str, name: str) -> SplitFile:
 
 
 def _check_apart(parts: Iterable[SplitFile]) -> None:
-    """Refuse an image in two parts: one that is trained on must not be judged by."""
+    """Raise if an image is in two parts: test images must not be trained on."""
     seen: dict[str, tuple[Path, int]] = {}
     for part in parts:
         for line, name in enumerate(part.names, start=1):
@@ -166,14 +252,8 @@ def _check_apart(parts: Iterable[SplitFile]) -> None:
                 )
 
 
-def _check_there(part: SplitFile, images: Path, benchmark: Benchmark) -> None:
-    missing = missing_images(images, part.names)
-    if missing:
-        raise DataError(missing_message(part, missing, images, benchmark))
-
-
 def missing_message(part: SplitFile, missing: list[int], images: Path, benchmark: Benchmark) -> str:
-    """What to say of a list whose images at the indices ``missing`` are not there."""
+    """Return the message for a list whose images at the indices ``missing`` do not exist."""
     name = part.names[missing[0]]
     return (
         f"Line {missing[0] + 1} of {part.path} lists {name}, which is not below {images}; missing are {len(missing)} of "
@@ -183,16 +263,16 @@ def missing_message(part: SplitFile, missing: list[int], images: Path, benchmark
 
 
 def _truth(unlabeled: SplitFile, oracle: Path, benchmark: Benchmark) -> Integers:
-    """(u,) classes of U_in: out of the oracle file, which has an order of its own, or else out of the label column."""
+    """Return the classes (u,) of U_in: from the oracle file, which has an order of its own, or else from the label column."""
     if not oracle.is_file():
         return unlabeled.labels
-    told = read_split(oracle, below=benchmark.classes)
-    classes = dict(zip(told.names, told.labels.tolist(), strict=True))
+    truth = read_split(oracle, below=benchmark.classes)
+    classes = dict(zip(truth.names, truth.labels.tolist(), strict=True))
     return np.array([classes.get(name, -1) for name in unlabeled.names], dtype=np.int64)
 
 
 def _class_names(labeled: SplitFile, benchmark: Benchmark) -> tuple[str, ...]:
-    """The folder that the images of a class are in, if folders have names, else its number."""
+    """Return the name of each class: that of its images' folder if folders have names, else its number."""
     names = {c: str(c) for c in range(benchmark.classes)}
     if benchmark.named_folders:
         names |= {int(c): PurePosixPath(name).parent.name for name, c in zip(labeled.names, labeled.labels, strict=True)}
@@ -204,7 +284,7 @@ def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> Spli
 
     Args:
         path: the list.
-        lowest: smallest label that may stand in it; -1 if images may be of no class.
+        lowest: smallest label allowed; -1 if images may be of no class.
         below: labels must be less than this; None for no limit.
     """
     raw = _read(path)
@@ -219,8 +299,8 @@ def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> Spli
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         name, _, label = line.rpartition(" ")
-        if not name or not WHOLE_NUMBER.fullmatch(label):
-            raise _bad_line(path, number, line, "a line is a path, a space and a whole number")
+        if not name or not INTEGER.fullmatch(label):
+            raise _bad_line(path, number, line, "a line is a path, a space and an integer")
         if not _stays_inside(name):
             raise _bad_line(path, number, line, "a path is relative to the images' root, with forward slashes and no '..'")
         value = int(label)
@@ -234,12 +314,12 @@ def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> Spli
 
 
 def missing_images(root: Path, names: Sequence[str], checked: Callable[[int], None] | None = None) -> list[int]:
-    """Which of the names (n,) are not below ``root``, as indices in ascending order; each folder is listed only once.
+    """Return which of the names (n,) are not below ``root``, as indices in ascending order; each folder is listed once.
 
     Args:
         root: the folder of the images.
         names: relative paths.
-        checked: told after each folder how many names that settled.
+        checked: called after each folder with the number of names in it.
     """
     by_folder: defaultdict[str, list[int]] = defaultdict(list)
     for i, name in enumerate(names):
@@ -265,7 +345,7 @@ def _read(path: Path) -> bytes:
 
 
 def _stays_inside(name: str) -> bool:
-    """Whether a path leads somewhere below the root it is put behind, on any system."""
+    """Return whether a relative path stays below its root, on any system."""
     return "\\" not in name and "\0" not in name and name[1:2] != ":" and not {"", ".", ".."} & set(name.split("/"))
 
 
@@ -275,3 +355,99 @@ def _bad_line(path: Path, number: int, line: str, rule: str) -> DataError:
         f"Line {number} of {path} cannot be used: {rule}; got {shown!r}. "
         "Mend the line, or fetch the file again as it was published."
     )
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "semi_aves": Benchmark(
+        title="SemiAves",
+        classes=200,
+        classes_out=800,
+        files={
+            "l_train": PublishedFile(3959, (200, 5, 43), "219bde6e8accc72d"),
+            "val": PublishedFile(2000, (200, 10, 10), "557a6a40bf52e0e3"),
+            "l_train_val": PublishedFile(5959, (200, 15, 53), "c06c637db93d292d", 5959),
+            "u_train_in": PublishedFile(26640, None, "d5ccd3a6c564d41f", 26640),
+            "u_train_in_oracle": PublishedFile(26640, (200, 16, 229), "3187fceac7d2e4a1"),
+            "u_train_out": PublishedFile(122208, None, "a07ecb36675e1008", 122208),
+            "u_train_out_oracle": PublishedFile(122208, (800, 23, 250), "975b614a5d61c02e"),
+            "u_train": PublishedFile(148848, None, "128d50db61f4aa65"),
+            "test": PublishedFile(8000, (200, 40, 40), "189d591649180f88", None, 40),
+        },
+        imbalance=Imbalance(("l_train_val", "u_train_in_oracle"), 260, 33, "7.9"),
+        source="https://github.com/cvl-umass/semi-inat-2020 (Google Drive or Kaggle; version 2, of 25 March 2020)",
+        archives={
+            "trainval_images": "the labelled training and validation images (533 MB)",
+            "u_train_in": "the in-class unlabelled images (2.3 GB)",
+            "u_train_out": "the out-of-class unlabelled images (11 GB, for U_out only)",
+            "test": "the test images (722 MB)",
+        },
+        layout="them in {folder}, which then has the folders trainval_images, u_train_in, u_train_out and test",
+    ),
+    "semi_fungi": Benchmark(
+        title="SemiFungi",
+        classes=200,
+        classes_out=1194,
+        named_folders=True,
+        files={
+            "l_train": PublishedFile(4141, (200, 6, 78), "3eccc6c58e137469"),
+            "l_train_val": PublishedFile(4141, (200, 6, 78), "3eccc6c58e137469", 4141),
+            "u_train_in": PublishedFile(13166, None, "701ffb0e71c9dc9d", 13166),
+            "u_train_in_oracle": PublishedFile(13166, (200, 16, 276), "93360ad0db8090cf"),
+            "u_train_out": PublishedFile(64871, None, "08953d2558f11de2", 64871),
+            "u_train_out_oracle": PublishedFile(64871, (1194, 3, 439), "12f6e48abd732ced"),
+            "u_train": PublishedFile(None, None, None),
+            "test": PublishedFile(4000, (200, 20, 20), "000905b222fe66fa", None, 20),
+        },
+        imbalance=Imbalance(("l_train_val", "u_train_in_oracle"), 354, 35, "10.1"),
+        source="https://github.com/visipedia/fgvcx_fungi_comp",
+        archives={"": "fungi_train_val.tgz (13 GB, md5 df2b2980835668ed1d9a0e286e4bdadd)"},
+        layout="it in {folder}, which then has the folder images; the split's authors shrank its images to 300 px at most",
+    ),
+    "semi_inat": Benchmark(
+        title="Semi-iNat",
+        classes=810,
+        classes_out=1629,
+        files={
+            "l_train": PublishedFile(9721, (810, 5, 80), "8afd3f4154feee5f"),
+            "val": PublishedFile(4050, (810, 5, 5), "c77b2a9909e7773f"),
+            "l_train_val": PublishedFile(13771, (810, 10, 85), "c75ca656e5f08f07", 13771),
+            "u_train_in": PublishedFile(None, None, None, 91336),
+            "u_train_out": PublishedFile(None, None, None, 221912),
+            "u_train": PublishedFile(313248, None, None),  # according to its owners
+            "test": PublishedFile(16200, (810, 20, 20), "f161c7dc06a88d64", None, 100),
+        },
+        imbalance=Imbalance(("l_train_val",), 85, 10, "8.5"),
+        remark="The paper speaks of 100 test images of each class of Semi-iNat; the published file has 20, the public and "
+        "the private half of 8100 images merged.",
+        source="https://github.com/cvl-umass/semi-inat-2021",
+        archives={
+            "l_train": "l_train.tar.gz (164 MB)",
+            "val": "val.tar.gz (67 MB)",
+            "test": "test.tar.gz (271 MB)",
+            "": "u_train.tar.gz (5.2 GB)",
+        },
+        layout="them in {folder}, which then has the folders l_train, val, test and u_train",
+    ),
+    "cub": Benchmark(
+        title="SemiCUB",
+        classes=100,
+        classes_out=100,
+        image_folder="images",
+        named_folders=True,
+        files={
+            "l_train": PublishedFile(500, (100, 5, 5), "ca16bd836507fc02"),
+            "val": PublishedFile(500, (100, 5, 5), "d68c9ed8d55b655d"),
+            "l_train_val": PublishedFile(1000, (100, 10, 10), "8fc162d820fd88f1", 1000),
+            "u_train_in": PublishedFile(3885, (100, 24, 40), "7452eb62622232ea", 3853),
+            "u_train_out": PublishedFile(5903, None, "7a30b35cb584f846", 5903),
+            "u_train": PublishedFile(9788, (100, 24, 40), "97eca774ad49389f"),
+            "test": PublishedFile(1000, (100, 10, 10), "c3a331d763d8bbbb", 1000),
+        },
+        imbalance=Imbalance(("u_train_in",), 40, 24, "about 2"),
+        remark="The paper gives SemiCUB 3853 images in U_in; the published file lists 3885, and only so do 1000 + 3885 + "
+        "1000 + 5903 make the 11788 images of CUB-200-2011.",
+        source="https://data.caltech.edu/records/65de6-vp158",
+        archives={"": "CUB_200_2011.tgz (md5 97eceeb196236b17998738112f37df78)"},
+        layout="it anywhere, and move its CUB_200_2011/images to {folder}/images",
+    ),
+}

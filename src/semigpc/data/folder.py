@@ -1,4 +1,4 @@
-"""Images in a folder: one sub-folder for each class, or a table that says which image is what."""
+"""Images in a folder: one sub-folder for each class, or a table with the label of each image."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from semigpc.data.paths import (
     images_below,
     is_image_name,
     leads_out,
-    refuse,
+    reject_bad,
     sorted_images,
     unusable,
 )
@@ -33,17 +33,17 @@ class FolderConfig:
     Args:
         root: the folder of the images.
         labels: a CSV or Parquet file with the columns ``file_name`` (relative to root) and ``label`` (empty for none). Without
-            one, every sub-folder of root is a class and all its images are labelled.
-        unlabeled: the sub-folder that is no class but holds unlabelled images; only without ``labels``.
-        unlisted: what an image below root is that ``labels`` does not list: "unlabeled", or "ignored".
+            it, every sub-folder of root is a class and all its images are labelled.
+        unlabeled: the sub-folder that is not a class but has unlabelled images; only without ``labels``.
+        unlisted: whether images below root that ``labels`` does not list are "unlabeled" or "ignored".
         split: makes a long-tailed benchmark of images that are all labelled.
         test: a folder of class folders, or a table like ``labels`` with a label in every row.
         validation: the same, or the fraction of the labels to hold out.
-        cache_bytes: decoded images that each process keeps, in bytes.
+        cache_bytes: memory for decoded images in each process.
         follow_links: use links that lead out of root, which are an error otherwise.
 
     Paths of tables and folders may also be given relative to root. Images of test and validation are never trained on, not
-    even without their labels. Classes are numbered in the order of their names, or of their values if all are whole numbers.
+    even without their labels. Classes are numbered in the order of their names, or of their values if all are integers.
     """
 
     root: str
@@ -66,7 +66,7 @@ class FolderConfig:
 
 
 def load(config: FolderConfig, seed: int) -> Splits:
-    """List the images and their labels; no image is decoded before it is asked for."""
+    """List the images and their labels; an image is decoded when it is first used."""
     parts = _list_parts(config)
     training = parts["training"]
     class_names = ordered(training.classes)
@@ -75,12 +75,12 @@ def load(config: FolderConfig, seed: int) -> Splits:
 
     labeled, unlabeled = np.flatnonzero(pool.labels >= 0), np.flatnonzero(pool.labels < 0)
     if not isinstance(config.validation, str) and config.validation > 0:
-        # Before any split, so that no image held out is among the unlabelled ones.
-        kept, carved = carve_validation(pool.labels[labeled], config.validation, seed)
-        if len(carved):
-            sets["validation"] = pool.subset(labeled[carved])
+        # Before any split, so that no validation image is among the unlabelled ones.
+        kept, validation = carve_validation(pool.labels[labeled], config.validation, seed)
+        if len(validation):
+            sets["validation"] = pool.subset(labeled[validation])
         else:
-            notes.append(f"A fraction of {config.validation} is less than one label of any class: nothing to validate on.")
+            notes.append(f"A fraction of {config.validation} is less than one label of any class: there is no validation part.")
         labeled = labeled[kept]
     if config.split is not None:
         if len(unlabeled):
@@ -106,7 +106,7 @@ def load(config: FolderConfig, seed: int) -> Splits:
 class Listing:
     """Names of images below ``root``, with forward slashes, each with its class or None.
 
-    ``classes`` are all classes that are meant to be there, also those of empty folders; ``notes`` are for the user.
+    ``classes`` are all classes, also those of empty folders; ``notes`` are for the user.
     """
 
     root: Path
@@ -115,55 +115,55 @@ class Listing:
     notes: tuple[str, ...] = ()
 
     def paths(self) -> list[Path]:
-        """The files."""
+        """Return the paths of the images."""
         return [self.root / name for name in self.labels]
 
     def without(self, other: "Listing", part: str) -> "Listing":
-        """What is left when the images of ``other``, a part held out, are taken away."""
-        held = set(other.paths())
-        labels = {name: label for name, label in self.labels.items() if self.root / name not in held}
-        taken = len(self.labels) - len(labels)
-        if not taken:
+        """Return the listing without the images of ``other``, the validation or the test part."""
+        others = set(other.paths())
+        labels = {name: label for name, label in self.labels.items() if self.root / name not in others}
+        removed = len(self.labels) - len(labels)
+        if not removed:
             return self
-        note = f"Images that are not trained on, since they are in the {part} part: {taken}."
+        note = f"Images that are not trained on, since they are in the {part} part: {removed}."
         return replace(self, labels=labels, notes=(*self.notes, note))
 
 
 def _list_parts(config: FolderConfig) -> dict[str, Listing]:
-    """The training images, with whatever else was given as a path; no image is in two of them."""
+    """List the training images, and the parts that were given as a path; no image is in two of them."""
     root = existing(config.root, "The folder of the images")
-    held = {
-        part: held_out(given, root, part, follow_links=config.follow_links)
-        for part, given in (("validation", config.validation), ("test", config.test))
-        if isinstance(given, str)
+    held_out = {
+        part: _list_held_out(place, root, part, follow_links=config.follow_links)
+        for part, place in (("validation", config.validation), ("test", config.test))
+        if isinstance(place, str)
     }
     if config.labels is None:
-        skip = [listing.root for listing in held.values()]  # a test folder inside root is no class
+        skip = [listing.root for listing in held_out.values()]  # a test folder inside root is not a class
         training = class_folders(root, unlabeled=config.unlabeled, skip=skip, follow_links=config.follow_links)
     else:
         table = existing(config.labels, "The table of labels", root)
         training = from_table(table, root, unlisted=config.unlisted == "unlabeled", follow_links=config.follow_links)
-    for part, listing in held.items():
+    for part, listing in held_out.items():
         training = training.without(listing, part)
-    if len(held) == 2:
-        shared = set(held["validation"].paths()) & set(held["test"].paths())
+    if len(held_out) == 2:
+        shared = set(held_out["validation"].paths()) & set(held_out["test"].paths())
         if shared:
             raise DataError(
-                f"Validation and test must not share images, or the test chooses what it judges; {len(shared)} are in "
+                f"Validation and test must not share images, or the test result is biased; {len(shared)} are in "
                 f"both, such as {min(shared)}. Take them out of one."
             )
-    return {"training": training, **held}
+    return {"training": training, **held_out}
 
 
 def ordered(classes: Collection[str]) -> tuple[str, ...]:
-    """Sorted as numbers if all of them are whole numbers, else as text."""
+    """Return class names sorted as numbers if all of them are integers, else as text."""
     if all(name.isdecimal() for name in classes):
         return tuple(sorted(classes, key=lambda name: (int(name), name)))
     return tuple(sorted(classes))
 
 
 def _image_sets(parts: dict[str, Listing], class_names: tuple[str, ...], cache_bytes: int) -> dict[str, ImageSet]:
-    """One set for each part, all of one pool, so that a position means one image and the cache has one limit."""
+    """Return one set for each part, all of one pool, so that a position identifies an image and the cache has one limit."""
     numbers: dict[str | None, int] = {None: -1} | {name: number for number, name in enumerate(class_names)}
     images = FileImages([path for listing in parts.values() for path in listing.paths()], cache_bytes=cache_bytes)
     sets: dict[str, ImageSet] = {}
@@ -172,7 +172,7 @@ def _image_sets(parts: dict[str, Listing], class_names: tuple[str, ...], cache_b
         unknown = sorted({label for label in listing.labels.values() if label is not None and label not in numbers})
         if unknown:
             raise DataError(
-                f"The {part} part has images of {listed(unknown)}, which is no class of the training labels "
+                f"The {part} part has images of {listed(unknown)}, which is not a class of the training labels "
                 f"({listed(class_names)}). Label training images of it, or take it out of the {part} part."
             )
         positions = np.arange(first, first + len(listing.labels))
@@ -185,9 +185,9 @@ def _image_sets(parts: dict[str, Listing], class_names: tuple[str, ...], cache_b
 def class_folders(
     folder: Path, *, unlabeled: str | None = None, skip: Collection[Path] = (), follow_links: bool = False
 ) -> Listing:
-    """Every sub-folder is a class, except ``unlabeled`` and those to ``skip``; images may lie deeper inside.
+    """List images by class: every sub-folder is one, except ``unlabeled`` and those to ``skip``; images may lie deeper inside.
 
-    A sub-folder whose name stands for no label, such as -1, holds unlabelled images, too.
+    A sub-folder whose name stands for no label, such as -1, has unlabelled images, too.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} must be a folder with one sub-folder for each class; it is a file.")
@@ -203,7 +203,7 @@ def class_folders(
         names, unread = sorted_images(path, folder, follow_links=follow_links)
         bad += [(f"{printable(path.name)}/{name}", reason) for name, reason in unread]
         labels |= {f"{path.name}/{name}": classes[path.name] for name in names}
-    refuse(bad, folder)
+    reject_bad(bad, folder)
     named = frozenset(name for name in classes.values() if name is not None)
     if not named:
         raise DataError(
@@ -220,7 +220,7 @@ def class_folders(
 
 
 def from_table(table: Path, root: Path, *, unlisted: bool = False, follow_links: bool = False) -> Listing:
-    """What a table says; with ``unlisted``, every other image below the root as well, without a label."""
+    """List the images of a table; with ``unlisted``, every other image below the root as well, without a label."""
     labels = read_labels(table)
     reasons = {name: unusable(root.resolve(), name, follow_links=follow_links) for name in labels}
     missing = [name for name, reason in reasons.items() if reason == NOT_THERE]
@@ -229,16 +229,16 @@ def from_table(table: Path, root: Path, *, unlisted: bool = False, follow_links:
             f"{table} lists {len(missing)} images that are not below {root}: {listed(missing, 3)}. "
             "Names must be relative to that folder; mend them, put the files there or delete the rows."
         )
-    refuse([(printable(name), reason) for name, reason in reasons.items() if reason is not None], table)
+    reject_bad([(printable(name), reason) for name, reason in reasons.items() if reason is not None], table)
     classes = frozenset(label for label in labels.values() if label is not None)
     if unlisted:
         labels |= {name: None for name in images_below(root, follow_links=follow_links) if name not in labels}
     return Listing(root, labels, classes)
 
 
-def held_out(given: str, root: Path, part: str, *, follow_links: bool = False) -> Listing:
-    """A part to choose or to judge by: a folder of class folders, or a table with a label in every row."""
-    path = existing(given, f"The {part} part", root)
+def _list_held_out(place: str, root: Path, part: str, *, follow_links: bool = False) -> Listing:
+    """List a validation or test part: a folder of class folders, or a table with a label in every row."""
+    path = existing(place, f"The {part} part", root)
     listing = (
         from_table(path, root, follow_links=follow_links) if is_table(path) else class_folders(path, follow_links=follow_links)
     )

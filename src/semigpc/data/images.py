@@ -1,4 +1,4 @@
-"""Where images come from: arrays in memory, and files decoded when they are asked for."""
+"""Pools of images: arrays in memory, files and members of a zip file that are decoded when they are used."""
 
 import io
 import os
@@ -24,7 +24,7 @@ from semigpc.text import printable
 
 Pixels = NDArray[np.uint8]
 MEGABYTE = 2**20
-MOST_PIXELS = 178_000_000  # of one image: 700 MB decoded; Pillow itself stops a little above
+MOST_PIXELS = 178_000_000  # of one image: 700 MB decoded; Pillow's own limit is a little higher
 MOST_BYTES = 8 * MOST_PIXELS  # of one image in a zip file: four channels of 16 bits, not compressed
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, MemoryError, OverflowError, struct.error)  # what Pillow may raise
 
@@ -34,7 +34,7 @@ class ImageError(DataError):
 
 
 class ArrayImages:
-    """Images held as (P, H, W, 3) bytes, or (P, H, W) if grey, which is repeated in all three channels when asked for."""
+    """Images held as (P, H, W, 3) bytes, or (P, H, W) if grey, which is repeated in all three channels."""
 
     def __init__(self, pixels: NDArray[Any]) -> None:
         if pixels.dtype != np.uint8 or not (pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[3] == 3)):
@@ -59,34 +59,34 @@ class ArrayImages:
 
 
 class KeptImages(ABC):
-    """Images that are decoded by ``read`` when they are asked for, and then kept.
+    """Images that are decoded by ``read`` when they are first used, and then kept.
 
-    Decoded images are kept until ``cache_bytes`` of them are held, and none is thrown out for another: which images come
-    next is random, so the first ones are worth as much as the last. Each worker process of a loader keeps its own.
+    Decoded images are kept up to ``cache_bytes``, and none is replaced by another: the order of images is random, so the first
+    ones are worth as much as the last. Each worker process of a loader keeps its own.
     """
 
     def __init__(self, cache_bytes: int) -> None:
         self.cache_bytes = cache_bytes
-        self._held: dict[int, Image.Image] = {}
-        self._room = cache_bytes
+        self._cache: dict[int, Image.Image] = {}
+        self._free_bytes = cache_bytes
 
     @abstractmethod
     def read(self, position: int) -> Image.Image:
-        """Decode an image, whether it is held or not."""
+        """Decode an image, whether it is in the cache or not."""
 
     def __getitem__(self, position: int) -> Image.Image:
-        image = self._held.get(position)
+        image = self._cache.get(position)
         if image is None:
             image = self.read(position)
             size = 4 * image.width * image.height  # Pillow holds RGB in four bytes
-            if size <= self._room:
-                self._room -= size
-                self._held[position] = image
+            if size <= self._free_bytes:
+                self._free_bytes -= size
+                self._cache[position] = image
         return image
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a worker process: where the images are, and not those decoded so far."""
-        return self.__dict__ | {"_held": {}, "_room": self.cache_bytes}
+        """Send a worker process where the images are, and not those decoded so far."""
+        return self.__dict__ | {"_cache": {}, "_free_bytes": self.cache_bytes}
 
 
 class FileImages(KeptImages):
@@ -105,11 +105,11 @@ class FileImages(KeptImages):
         return len(self.paths)
 
     def read(self, position: int) -> Image.Image:
-        """Decode an image, whether it is held or not."""
+        """Decode an image, whether it is in the cache or not."""
         return read_image(self.paths[position])
 
     def fingerprint(self, position: int) -> bytes:
-        """Which file, how large and from when: changes when the image does, without reading it."""
+        """Return path, size and time of the file, which change when the image does, without reading it."""
         path = self.paths[position]
         try:
             facts = path.stat()
@@ -121,7 +121,7 @@ class FileImages(KeptImages):
 
 
 def read_image(path: Path, content: IO[bytes] | None = None) -> Image.Image:
-    """Decode one file, or ``content`` that was found at ``path``; turn it as its EXIF orientation says; convert it to RGB."""
+    """Decode one file, or ``content`` that was read from ``path``; rotate it by its EXIF orientation; convert it to RGB."""
     with opened_image(path, content) as opened:
         opened.load()
         return _to_rgb(ImageOps.exif_transpose(opened))
@@ -129,7 +129,7 @@ def read_image(path: Path, content: IO[bytes] | None = None) -> Image.Image:
 
 @contextmanager
 def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image.Image]:
-    """An image whose header was read, to be decoded within; what goes wrong there becomes an ImageError that names the file.
+    """Open an image and read its header; an error within the block, such as one of decoding, becomes an ImageError.
 
     Raises:
         ImageError: it is not there, is no regular file, has more than MOST_PIXELS, or cannot be decoded.
@@ -139,7 +139,7 @@ def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image
         raise ImageError(f"The image {shown} cannot be read: {reason}.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is stated below
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is checked below
             opened = Image.open(path if content is None else content)
         with opened:
             width, height = opened.size
@@ -155,13 +155,13 @@ def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image
         raise ImageError(f"The image {shown} {_too_large(int(count[0]) if count else 0)}") from None
     except BROKEN as error:
         raise ImageError(
-            f"The image {shown} cannot be read: {error}. It may be truncated or no image at all; "
+            f"The image {shown} cannot be read: {error}. It may be truncated or not an image; "
             "replace it, or take it out of the data."
         ) from error
 
 
 def _too_large(pixels: int, sides: str = "") -> str:
-    """What to say of an image of too many pixels; Pillow, which stops somewhat later, may have been given a lower limit."""
+    """Describe an image of too many pixels; Pillow, whose limit is somewhat higher, may have been set to a lower one."""
     most = min(MOST_PIXELS, 2 * (Image.MAX_IMAGE_PIXELS or MOST_PIXELS))
     return f"has {pixels} pixels{sides}, and {most} is the most. Make it smaller, or take it out of the data."
 
@@ -177,12 +177,12 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def to_pixels(image: Image.Image) -> Pixels:
-    """(H, W, 3) bytes, read-only; through the raw buffer, which costs half of what ``numpy.asarray`` does."""
+    """Return (H, W, 3) bytes, read-only, from the raw buffer, which takes half the time of ``numpy.asarray``."""
     return np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, 3)
 
 
 def to_image(pixels: Pixels) -> Image.Image:
-    """The image of (H, W, 3) bytes, at half of what ``Image.fromarray`` costs."""
+    """Return the image of (H, W, 3) bytes, in half the time of ``Image.fromarray``."""
     height, width, _ = pixels.shape
     return Image.frombytes("RGB", (width, height), pixels.tobytes())
 
@@ -193,8 +193,8 @@ UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zi
 class ZipImages(KeptImages):
     """Images that are members of a zip file, upright and RGB, decoded and kept.
 
-    The zip file is opened when a process first asks for an image: a copy in another process opens it afresh, whether it was
-    sent there or forked, since two processes must not share the position in an open file.
+    Each process opens the zip file for itself when it first reads an image, whether the pool was sent or forked, since two
+    processes must not share the position in an open file.
 
     Args:
         archive: the zip file.
@@ -212,18 +212,18 @@ class ZipImages(KeptImages):
         return len(self.members)
 
     def read(self, position: int) -> Image.Image:
-        """Decode an image, whether it is held or not."""
+        """Decode an image, whether it is in the cache or not."""
         try:
             size = self._zip().getinfo(self.members[position]).file_size
             if size > MOST_BYTES:
-                raise OSError(f"it has {size} bytes unpacked, and no image of a size that is read has more than {MOST_BYTES}")
+                raise OSError(f"it has {size} bytes unpacked, and the largest image that is read has {MOST_BYTES}")
             content = self._zip().read(self.members[position])
         except UNREADABLE as error:
             raise self._unreadable(position, error) from error
         return read_image(self.archive / self.members[position], io.BytesIO(content))
 
     def fingerprint(self, position: int) -> bytes:
-        """Name, size and checksum as the zip file has them: changes when the image does, without reading it."""
+        """Return name, size and checksum from the zip file, which change when the image does, without reading it."""
         try:
             facts = self._zip().getinfo(self.members[position])
         except UNREADABLE as error:
@@ -233,7 +233,7 @@ class ZipImages(KeptImages):
     def _unreadable(self, position: int, error: Exception) -> ImageError:
         return ImageError(
             f"The image {self.archive / self.members[position]} cannot be read: {error}. The zip file may have been "
-            "replaced, cut short or encrypted; put a whole and plain one there."
+            "replaced, cut short or encrypted; restore it."
         )
 
     def _zip(self) -> zipfile.ZipFile:
@@ -242,17 +242,17 @@ class ZipImages(KeptImages):
         return self._opened[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a worker process: names alone, neither images nor the open file."""
+        """Send a worker process names alone, neither images nor the open file."""
         return super().__getstate__() | {"_opened": None}
 
 
 def zipped_images(archive: Path) -> list[str]:
-    """Names of all images in a zip file, sorted; hidden ones are passed over."""
+    """Return the names of all images in a zip file, sorted, without hidden ones."""
     try:
         with zipfile.ZipFile(checked(archive)) as opened:
             names = opened.namelist()
     except FileNotFoundError as error:
-        raise DataError(f"The zip file of the images is not there: {archive}. Check the path.") from error
+        raise DataError(f"There is no zip file {archive}. Check the path.") from error
     except (OSError, NotImplementedError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{archive} cannot be read as a zip file: {error}. It may be cut short; fetch it again, or give a folder."

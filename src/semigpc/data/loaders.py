@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 from multiprocessing import resource_tracker
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -19,14 +20,21 @@ from semigpc.threads import hold
 from semigpc.types import Batch, Labeled
 
 LABELED, UNLABELED, BALANCED = 0, 1, 2  # streams of positions
-Power = Callable[[float], float]  # p of a labelled draw, by the share of training behind
+# A fork copies locks that torch or OpenMP threads may be holding, and can hang. Behind a fork server a worker does not notice
+# that the main process was killed, and would live on. A fresh process costs the seconds that importing torch takes, once a run.
+START_METHOD = "spawn"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+KNOWS_SENDER = hasattr(signal, "sigwaitinfo")  # on Linux
+
+Item = TypeVar("Item")
+Power = Callable[[float], float]  # p of a labelled draw, by the share of training done
 
 
 def epoch_order(size: int, draws: int, *, seed: int, epoch: int, stream: int, usb_order: bool = False) -> Integers:
-    """Positions of one epoch, (draws,): whole random permutations of ``size``, and the beginning of one more.
+    """Return the positions of one epoch, (draws,): whole random permutations of ``size``, and the beginning of one more.
 
-    The permutations depend on (seed, epoch, stream). With ``usb_order`` they depend on the epoch alone, as in the code base of
-    that name, and are the very ones it draws: two seeds then see their images in the same order.
+    The permutations depend on (seed, epoch, stream). With ``usb_order`` they depend on the epoch alone and are those that the
+    code base USB draws: two seeds then see their images in the same order.
     """
     rounds = -(-draws // size)
     if usb_order:
@@ -39,10 +47,10 @@ def epoch_order(size: int, draws: int, *, seed: int, epoch: int, stream: int, us
 
 
 def drawn_order(labels: Integers, draws: int, power: float, *, seed: int, epoch: int, stream: int) -> Integers:
-    """Positions of one epoch, (draws,), of class c with probability n_c^p / sum_j n_j^p.
+    """Return the positions of one epoch, (draws,), of class c with probability n_c^p / sum_j n_j^p.
 
-    Within a class whole random permutations follow each other, so that no image comes up twice before all have come once.
-    p = 1 is the data's own shares, p = 0 draws every class alike.
+    Within a class whole random permutations follow each other, so that no image is drawn twice before all were drawn once.
+    p = 1 gives the shares of the data, p = 0 equal shares.
 
     Args:
         labels: (n,) of the labelled images. power: p.
@@ -60,11 +68,12 @@ def drawn_order(labels: Integers, draws: int, power: float, *, seed: int, epoch:
     return order
 
 
+@dataclass(eq=False)
 class BatchStream(Dataset[Batch]):
-    """Batch k of a run, for any k, whoever asks and in whatever order.
+    """Batch k of a run, for any k, in any order and in any process.
 
-    Positions come from :func:`epoch_order`; views from a counter-based generator with the key (seed, k). Nothing is carried
-    from one batch to the next, so a run resumes from its step number alone: there is no state of a sampler or of a worker's
+    Positions come from :func:`epoch_order`; views from a counter-based generator with the key (seed, k). No state passes from
+    one batch to the next, so a run resumes from its step number alone: there is no state of a sampler or of a worker's
     generator to save, and the number of workers changes nothing.
 
     Args:
@@ -74,87 +83,89 @@ class BatchStream(Dataset[Batch]):
         labeled_batch: B.
         unlabeled_batch: U, not used if there are no views.
         seed: of positions and views, 0 or more.
-        epoch_steps: steps an epoch, which is not a pass over the data.
+        epoch_steps: steps per epoch, which is not a pass over the data.
         usb_order: leave the seed out of the positions.
-        total_steps: of the run, which ``power`` sees shares of.
-        power: of the classes' counts in labelled draws, see :func:`drawn_order`; asked once an epoch. 1 is a plain shuffle.
-        balanced: whether batches bring a second labelled part, of every class alike.
+        total_steps: of the run.
+        power: exponent of the class counts in labelled draws, see :func:`drawn_order`, by the share of training done; called
+            once per epoch. 1 is a plain shuffle.
+        balanced: whether batches have a second labelled part, with every class equally likely.
     """
 
-    def __init__(
-        self,
-        splits: Splits,
-        source: ViewSource,
-        *,
-        views: tuple[str, ...],
-        labeled_batch: int,
-        unlabeled_batch: int,
-        seed: int,
-        epoch_steps: int,
-        usb_order: bool = False,
-        total_steps: int = 1,
-        power: Power | None = None,
-        balanced: bool = False,
-    ) -> None:
-        check_views(views)
-        for name, value, least in (
-            ("labeled_batch", labeled_batch, 1),
-            ("unlabeled_batch", unlabeled_batch, 1 if views else 0),
-            ("epoch_steps", epoch_steps, 1),
-            ("seed", seed, 0),
-        ):
-            if value < least:
-                raise DataError(f"{name} must be at least {least}; got {value}.")
-        if views and not len(splits.unlabeled):
+    splits: InitVar[Splits]  # of which workers get the two training parts
+    source: ViewSource
+    _: KW_ONLY
+    views: tuple[str, ...]
+    labeled_batch: int
+    unlabeled_batch: int
+    seed: int
+    epoch_steps: int
+    usb_order: bool = False
+    total_steps: int = 1
+    power: Power | None = None
+    balanced: bool = False
+
+    def __post_init__(self, splits: Splits) -> None:
+        self.labeled, self.unlabeled = splits.labeled, splits.unlabeled
+        self._orders: dict[int, tuple[int, Integers]] = {}
+        check_views(self.views)
+        least = {"labeled_batch": 1, "unlabeled_batch": 1 if self.views else 0, "epoch_steps": 1, "seed": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise DataError(f"{name} must be at least {bound}; got {getattr(self, name)}.")
+        if self.views and not len(self.unlabeled):
             raise DataError(
-                f"The views {', '.join(views)} are made of unlabelled images, and there are none. "
+                f"The views {', '.join(self.views)} are made of unlabelled images, and there are none. "
                 "Add unlabelled images, or train with labels alone: --algorithm supervised."
             )
-        self.labeled, self.unlabeled, self.source = splits.labeled, splits.unlabeled, source
-        self.views, self.labeled_batch, self.unlabeled_batch = views, labeled_batch, unlabeled_batch if views else 0
-        self.seed, self.epoch_steps, self.usb_order = seed, epoch_steps, usb_order
-        self.total_steps, self.power, self.balanced = total_steps, power, balanced
-        self._orders: dict[int, tuple[int, Integers]] = {}
+
+    def batches(self, *, first_step: int, workers: int, prefetch: int = 4) -> Iterable[Batch]:
+        """Return batches ``first_step`` to ``total_steps - 1``, in order and the same for any number of workers.
+
+        Args:
+            first_step: 0, or where a run resumes.
+            workers: processes that make batches ahead of time, each with its own copy of images held in memory; 0 makes a
+                batch when it is needed, which is fastest for images of a few dozen pixels.
+            prefetch: batches that each worker keeps ready.
+        """
+        if not 0 <= first_step <= self.total_steps:
+            raise DataError(f"first_step must lie in [0, {self.total_steps}], the steps of the run; got {first_step}.")
+        return InOrder(self, range(first_step, self.total_steps), workers, prefetch)
 
     def __getitem__(self, step: int) -> Batch:
-        index = self._positions(step, LABELED, len(self.labeled), self.labeled_batch)
-        view_index = self._positions(step, UNLABELED, len(self.unlabeled), self.unlabeled_batch)
         rng = Generator(Philox(key=np.array([self.seed, step], dtype=np.uint64)))
-        x = self.source.cut("weak", self.source.fetch(self.labeled, index), rng)
+        labeled = self._labeled(LABELED, step, rng)
+        view_index = self._positions(step, UNLABELED, self.unlabeled_batch if self.views else 0)
         images = self.source.fetch(self.unlabeled, view_index)
-        views = {name: self.source.cut(name, images, rng) for name in self.views}
         return Batch(
-            x=x,
-            y=torch.from_numpy(self.labeled.labels[index]),
-            index=torch.from_numpy(index),
-            views=views,
+            *labeled,
+            views={name: self.source.cut(name, images, rng) for name in self.views},
             view_index=torch.from_numpy(view_index),
-            balanced=self._balanced_part(step, rng) if self.balanced else None,
+            balanced=self._labeled(BALANCED, step, rng) if self.balanced else None,
         )
 
-    def _balanced_part(self, step: int, rng: Generator) -> Labeled:
-        """As many labelled images again, of every class alike; their views are drawn after all others."""
-        index = self._positions(step, BALANCED, len(self.labeled), self.labeled_batch)
+    def _labeled(self, stream: int, step: int, rng: Generator) -> Labeled:
+        index = self._positions(step, stream, self.labeled_batch)
         x = self.source.cut("weak", self.source.fetch(self.labeled, index), rng)
         return Labeled(x, torch.from_numpy(self.labeled.labels[index]), torch.from_numpy(index))
 
-    def _positions(self, step: int, stream: int, size: int, batch: int) -> Integers:
+    def _positions(self, step: int, stream: int, batch: int) -> Integers:
         if not batch:
             return np.empty(0, dtype=np.int64)
         epoch, within = divmod(step, self.epoch_steps)
         known, order = self._orders.get(stream, (-1, np.empty(0, dtype=np.int64)))
         if known != epoch:
-            order = self._epoch(epoch, stream, size, self.epoch_steps * batch)
+            order = self._epoch(epoch, stream, self.epoch_steps * batch)
             self._orders[stream] = epoch, order
         return order[within * batch : (within + 1) * batch].copy()
 
-    def _epoch(self, epoch: int, stream: int, size: int, draws: int) -> Integers:
+    def _epoch(self, epoch: int, stream: int, draws: int) -> Integers:
         power = 0.0 if stream == BALANCED else 1.0
         if stream == LABELED and self.power is not None:
             power = self.power(epoch * self.epoch_steps / self.total_steps)
-        if power == 1:
-            return epoch_order(size, draws, seed=self.seed, epoch=epoch, stream=stream, usb_order=self.usb_order)
-        return drawn_order(self.labeled.labels, draws, power, seed=self.seed, epoch=epoch, stream=stream)
+        if power != 1:
+            return drawn_order(self.labeled.labels, draws, power, seed=self.seed, epoch=epoch, stream=stream)
+        size = len(self.unlabeled if stream == UNLABELED else self.labeled)
+        return epoch_order(size, draws, seed=self.seed, epoch=epoch, stream=stream, usb_order=self.usb_order)
 
 
 class EvaluationBatch(NamedTuple):
@@ -179,77 +190,23 @@ class _EvaluationStream(Dataset[EvaluationBatch]):
         return EvaluationBatch(views, torch.from_numpy(self.image_set.labels[positions.numpy()]), positions)
 
 
-def train_loader(
-    splits: Splits,
-    source: ViewSource,
-    *,
-    views: tuple[str, ...],
-    labeled_batch: int,
-    unlabeled_batch: int,
-    seed: int,
-    epoch_steps: int,
-    first_step: int,
-    total_steps: int,
-    workers: int,
-    prefetch: int = 4,
-    usb_order: bool = False,
-    power: Power | None = None,
-    balanced: bool = False,
-) -> Iterable[Batch]:
-    """Batches ``first_step`` to ``total_steps - 1``, in order and the same for any number of workers; see BatchStream.
-
-    Args:
-        first_step: 0, or where a run resumes.
-        total_steps: of the whole run.
-        workers: processes that make batches ahead of time, each with its own copy of images held in memory; 0 makes a batch
-            when it is asked for, which is fastest for images of a few dozen pixels.
-        prefetch: batches that each worker keeps ready.
-        power: of the classes' counts in labelled draws. balanced: bring a class-balanced labelled part too.
-    """
-    if not 0 <= first_step <= total_steps:
-        raise DataError(f"first_step must lie in [0, {total_steps}], the steps of the run; got {first_step}.")
-    stream = BatchStream(
-        splits,
-        source,
-        views=views,
-        labeled_batch=labeled_batch,
-        unlabeled_batch=unlabeled_batch,
-        seed=seed,
-        epoch_steps=epoch_steps,
-        usb_order=usb_order,
-        total_steps=total_steps,
-        power=power,
-        balanced=balanced,
-    )
-    return InOrder(stream, range(first_step, total_steps), workers, prefetch)
-
-
 def eval_loader(image_set: ImageSet, source: ViewSource, batch_size: int, workers: int) -> Iterable[EvaluationBatch]:
-    """Every image of the set once, in order, ``batch_size`` at a time; the last batch may be smaller."""
+    """Return every image of the set once, in order, ``batch_size`` at a time; the last batch may be smaller."""
     if batch_size < 1:
         raise DataError(f"batch_size must be at least 1; got {batch_size}.")
     stream = _EvaluationStream(image_set, source, batch_size)
     return InOrder(stream, range(len(stream)), workers, prefetch=2)
 
 
-Item = TypeVar("Item")
-
-# A fork copies locks that torch or OpenMP threads may be holding, and can hang. Behind a fork server a worker cannot tell that
-# the main process was killed, and would live on. Starting afresh costs the seconds that importing torch takes, once a run.
-START_METHOD = "spawn"
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-CAN_TELL_SENDER = hasattr(signal, "sigwaitinfo")  # on Linux
-
-
 class InOrder(Generic[Item]):
     """``stream[i]`` for i in ``items``, in that order for any number of workers. Workers stay alive between passes.
 
-    A DataError leaves a worker as a value and is raised here, as the paragraph it is; torch would wrap it into two tracebacks.
+    A worker returns a DataError as a value, and it is raised here unchanged; torch would wrap it into two tracebacks.
 
     Args:
-        stream: what makes the items; each worker gets a copy.
-        items: which.
-        workers: processes; with 0 an item is made when it is asked for.
+        stream: makes the items; each worker gets a copy.
+        items: their numbers.
+        workers: processes; with 0 an item is made when it is needed.
         prefetch: items that each worker keeps ready.
     """
 
@@ -299,12 +256,12 @@ def _as_it_is(item: Item) -> Item:
 
 
 def _start(loader: DataLoader[Item]) -> Iterator[Item]:
-    """Begin a pass; workers that are started for it block the stop signals from birth.
+    """Begin a pass; workers that are started for it block the stop signals from the start.
 
-    Ctrl-C reaches every process of a terminal, and a batch system's SIGTERM every process of a job. It is for the main process
-    to decide when to stop; the workers end when it does.
+    Ctrl-C reaches every process of a terminal, and a batch system's SIGTERM every process of a job. The main process decides
+    when to stop; the workers end when it does.
     """
-    if not loader.num_workers or not CAN_TELL_SENDER:
+    if not loader.num_workers or not KNOWS_SENDER:
         return iter(loader)
     resource_tracker.ensure_running()  # first, since it unblocks these signals when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -315,16 +272,16 @@ def _start(loader: DataLoader[Item]) -> Iterator[Item]:
 
 
 def _prepare_worker(_worker: int) -> None:
-    """One thread, since workers share the cores with training; and an ear for the main process alone."""
+    """Use one thread, since workers share the cores with training; and obey SIGTERM from the main process alone."""
     hold(1)
-    if CAN_TELL_SENDER:
-        threading.Thread(target=_end_when_told, daemon=True).start()
+    if KNOWS_SENDER:
+        threading.Thread(target=_wait_for_the_end, daemon=True).start()
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _end_when_told() -> None:
-    """Heed SIGTERM from the main process, which is how it ends a worker that it can no longer reach otherwise."""
+def _wait_for_the_end() -> None:
+    """End on a SIGTERM from the main process, which is how it stops a worker that no longer reads its queue."""
     while signal.sigwaitinfo((signal.SIGTERM,)).si_pid != os.getppid():
         pass
     os._exit(0)

@@ -1,7 +1,7 @@
-"""Paths that come from outside: which may be opened, and which images lie below a folder.
+"""Paths from the user: which may be opened, and which images lie below a folder.
 
-One policy for every verb. A named pipe, a socket or a device is never opened, since reading it may never end. A link that leads
-out of the folder that was given is followed only on request (``--follow-links``). Names are UTF-8, as tables and reports are.
+One policy for every command. A named pipe, a socket or a device is never opened, since reading it may never end. A link that
+leads out of the folder is followed only on request (``--follow-links``). Names are UTF-8, as tables and reports are.
 """
 
 import os
@@ -13,26 +13,21 @@ from semigpc.files import trouble
 from semigpc.text import printable
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-SHOWN = 3
+SHOWN = 3  # images that a message names
 NOT_THERE = "it is not there"
-LINK = "a link that leads out of the folder, to"
 
 Bad = tuple[str, str]  # the name of an image, printable, and why it cannot be used
 
 
 def checked(path: Path) -> Path:
-    """The path itself.
-
-    Raises:
-        DataError: it may not be opened.
-    """
+    """Return the path, or raise a DataError if it may not be opened."""
     if (reason := trouble(path)) is not None:
         raise DataError(f"{printable(path)} cannot be read: {reason}.")
     return path
 
 
 def existing(path: str | Path, what: str, root: Path | None = None) -> Path:
-    """The resolved path, tried as it is and then below ``root``."""
+    """Return the resolved path, tried as it is and then below ``root``; ``what`` describes it in the error."""
     places = [Path(path).expanduser(), *([root / path] if root else [])]
     for place in places:
         if place.exists():
@@ -42,30 +37,34 @@ def existing(path: str | Path, what: str, root: Path | None = None) -> Path:
 
 
 def leads_out(path: Path, root: Path) -> str | None:
-    """For what lies below ``root``, a resolved folder: the reason not to follow a link that leads elsewhere."""
+    """Return the reason not to follow a link below ``root``, a resolved folder, if it leads elsewhere."""
     target = path.resolve()
-    return None if target.is_relative_to(root) else f"{LINK} {printable(target)} (--follow-links permits it)"
+    return (
+        None
+        if target.is_relative_to(root)
+        else f"a link that leads out of the folder, to {printable(target)} (--follow-links permits it)"
+    )
 
 
 def images_below(folder: Path, *, follow_links: bool = False) -> list[str]:
-    """Names of all images, sorted, however deep, with forward slashes; hidden files and folders are left out.
+    """Return the names of all images at any depth, sorted, with forward slashes, without hidden files and folders.
 
     Raises:
         DataError: some cannot be used; see :func:`walk`.
     """
     names, bad = sorted_images(folder, follow_links=follow_links)
-    refuse(bad, folder)
+    reject_bad(bad, folder)
     return names
 
 
 def sorted_images(folder: Path, root: Path | None = None, *, follow_links: bool = False) -> tuple[list[str], list[Bad]]:
-    """Names of the images below a folder that can be used, and those that cannot with the reason; as :func:`walk`."""
-    found = sorted(walk(folder, root, follow_links=follow_links))
-    return [name for name, reason in found if not reason], [(printable(name), reason) for name, reason in found if reason]
+    """Return the names of the images below a folder that can be used, and the others with the reason; see :func:`walk`."""
+    images = sorted(walk(folder, root, follow_links=follow_links))
+    return [name for name, reason in images if not reason], [(printable(name), reason) for name, reason in images if reason]
 
 
-def refuse(bad: list[Bad], place: object) -> None:
-    """Raise a DataError that names the first of the images that cannot be used, if there are any."""
+def reject_bad(bad: list[Bad], place: object) -> None:
+    """Raise a DataError that names the first images that cannot be used, if there are any."""
     if bad:
         few = "; ".join(f"{name}: {reason}" for name, reason in bad[:SHOWN])
         more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
@@ -73,55 +72,56 @@ def refuse(bad: list[Bad], place: object) -> None:
 
 
 def walk(folder: Path, root: Path | None = None, *, follow_links: bool = False) -> Iterator[Bad]:
-    """Name of each image below a folder, in no order, with the reason why it cannot be used, or "".
+    """Yield the name of each image below a folder, in no order, with the reason why it cannot be used, or "".
 
-    A linked folder is entered only if it leads out of ``root``, and that is permitted: what it holds is seen by another name
-    otherwise. Each such folder is entered once, so that links in a circle come to an end.
+    A linked folder is entered only if it leads out of ``root`` and that is permitted: inside root its content has another name
+    already. Each such folder is entered once, so that a circle of links ends.
 
     Args:
         folder: where to look.
-        root: what links must not lead out of; the folder itself unless given.
-        follow_links: permit it.
+        root: the folder that links must not leave; ``folder`` by default.
+        follow_links: permit links to leave it.
     """
     root = (root or folder).resolve()
     waiting, seen = [("", str(folder))], {folder.resolve()}
     while waiting:
         prefix, place = waiting.pop()
         try:
-            entries = list(os.scandir(place))
+            entries = os.scandir(place)
         except OSError as error:
             yield prefix, f"the folder cannot be read: {error.strerror}"
             continue
-        for entry in entries:
-            name = f"{prefix}{entry.name}"
-            if entry.name.startswith(".") or not (entry.is_dir() or is_image_name(entry.name)):
-                continue
-            path = Path(entry.path)
-            outside = leads_out(path, root) if entry.is_symlink() else None
-            if outside is not None and not follow_links:
-                yield name, outside
-            elif not entry.is_dir():
-                yield name, trouble(path) or ("" if entry.is_file() else "a link to something that is not there")
-            elif not entry.is_symlink():
-                waiting.append((f"{name}/", entry.path))
-            elif outside is not None and (target := path.resolve()) not in seen:
-                seen.add(target)
-                waiting.append((f"{name}/", entry.path))
+        with entries:  # read as they come: a caller that looks for one image does not list a folder of millions
+            for entry in entries:
+                name = f"{prefix}{entry.name}"
+                if entry.name.startswith(".") or not (entry.is_dir() or is_image_name(entry.name)):
+                    continue
+                path = Path(entry.path)
+                outside = leads_out(path, root) if entry.is_symlink() else None
+                if outside is not None and not follow_links:
+                    yield name, outside
+                elif not entry.is_dir():
+                    yield name, trouble(path) or ("" if entry.is_file() else "a link to something that is not there")
+                elif not entry.is_symlink():
+                    waiting.append((f"{name}/", entry.path))
+                elif outside is not None and (target := path.resolve()) not in seen:
+                    seen.add(target)
+                    waiting.append((f"{name}/", entry.path))
 
 
 def is_image_name(name: str) -> bool:
-    """By its ending alone; comparing strings, since a pathlib object for each of many names takes longer than the rest."""
+    """Return whether a name ends like an image; by strings, since a pathlib object for each name takes longer than the rest."""
     dot = name.rfind(".")
     return dot > 0 and name[dot:].lower() in EXTENSIONS
 
 
 def unusable(root: Path, name: str, *, follow_links: bool = False) -> str | None:
-    """Why the file that a table names below ``root``, a resolved folder, cannot be used."""
+    """Return why a file that a table names below ``root``, a resolved folder, cannot be used; None if it can."""
     path = root / name
     try:
         if not path.exists():
             return NOT_THERE
         outside = None if follow_links else leads_out(path, root)
         return outside or trouble(path) or (None if path.is_file() else "it is a folder")
-    except (OSError, ValueError):  # a name that no file can have, such as one of 300 letters
+    except (OSError, ValueError):  # a name that no file can have, such as one with 300 letters
         return NOT_THERE

@@ -1,8 +1,10 @@
-"""Long-tailed splits: how many images each class gives, and which of them are labelled."""
+"""Long-tailed splits: how many images of each class are used, and which of them are labelled."""
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -10,12 +12,12 @@ from numpy.typing import NDArray
 
 from semigpc.data.dataset import DataError, Integers, Splits
 
-Overlap = Literal["nested", "topup", "usb", "disjoint"]
+Overlap = Literal["nested", "usb", "disjoint"]
 Shuffler = Literal["pcg64", "usb"]
 
 
 def long_tail_counts(head_count: int, imbalance_ratio: float, n_classes: int) -> list[int]:
-    """Images of each class in a long tail.
+    """Return the number of images of each class in a long tail.
 
         N_c = floor(N_1 gamma^(-c / (C - 1))),  c = 0 .. C - 1
 
@@ -44,9 +46,8 @@ class SplitConfig:
 
     With l_c and u_c the long-tailed counts of class c, and its images in random order:
 
-    * ``nested``: U takes u_c of them (all, if there are fewer), L is the first l_c of U. Exactly the ratio asked for.
-    * ``topup``: L takes l_c; U takes L and as many more as a tail with head ``unlabeled_head - labeled_head`` has.
-    * ``usb``: L takes l_c; U takes L and the next u_c, or as many as are left. The ratio of U is then not the one asked for.
+    * ``nested``: U takes u_c of them (all, if there are fewer), L is the first l_c of U. Exactly the ratio requested.
+    * ``usb``: L takes l_c; U takes L and the next u_c, or as many as are left. The ratio of U is then not the one requested.
     * ``disjoint``: L takes l_c, U the next u_c and none of L.
 
     Args:
@@ -54,7 +55,7 @@ class SplitConfig:
         labeled_ratio: their imbalance ratio; negative for a reversed tail.
         unlabeled_head: unlabelled images of the largest class.
         unlabeled_ratio: their imbalance ratio.
-        overlap: one of the four above.
+        overlap: one of the three above.
         rng: "pcg64", or "usb" for the legacy NumPy generator, whose shuffles replay the splits of that code base.
         minimum: no class gets fewer labels, or fewer unlabelled images, than this: a head of 36 over a ratio of 100 would
             leave the last class with none. The vectors of the paper are all above it.
@@ -79,21 +80,14 @@ class SplitConfig:
                 "labeled_head must be at least 1 and unlabeled_head at least 0; "
                 f"got {self.labeled_head} and {self.unlabeled_head}."
             )
-        if self.overlap == "topup" and self.unlabeled_head < self.labeled_head:
-            raise DataError(
-                f"Topping up, U holds L and more, so unlabeled_head must be at least labeled_head; "
-                f"got {self.unlabeled_head} < {self.labeled_head}."
-            )
         for ratio in (self.labeled_ratio, self.unlabeled_ratio):
             long_tail_counts(1, ratio, 2)
 
     def counts(self, n_classes: int) -> tuple[list[int], list[int]]:
-        """Labels of each class, and unlabelled images of each class that are drawn for U (in ``topup``: besides L)."""
-        pool_head = self.unlabeled_head - (self.labeled_head if self.overlap == "topup" else 0)
+        """Return the labels of each class, and the unlabelled images of each class that are drawn for U."""
         labeled = long_tail_counts(self.labeled_head, self.labeled_ratio, n_classes)
-        unlabeled = long_tail_counts(pool_head, self.unlabeled_ratio, n_classes)
-        # A head of 0 asks for nothing, of any class.
-        floor = self.minimum if pool_head else 0
+        unlabeled = long_tail_counts(self.unlabeled_head, self.unlabeled_ratio, n_classes)
+        floor = self.minimum if self.unlabeled_head else 0  # a head of 0 means no image of any class
         return [max(self.minimum, count) for count in labeled], [max(floor, count) for count in unlabeled]
 
 
@@ -105,7 +99,7 @@ class Split:
     unlabeled: Integers
 
     def sha256(self) -> str:
-        """A hash of both arrays, the same on every machine."""
+        """Return a hash of both arrays, the same on every machine."""
         digest = hashlib.sha256()
         for array in (self.labeled, self.unlabeled):
             digest.update(f"{len(array)}\n".encode())
@@ -133,14 +127,14 @@ def long_tail_split(labels: NDArray[Any], n_classes: int, config: SplitConfig, s
         _check_class(c, len(shuffled), n, u, config.overlap)
         labeled.append(shuffled[:n])
         unlabeled.append(shuffled[:u] if config.overlap == "nested" else shuffled[n : n + u])
-    if config.overlap in ("topup", "usb"):
+    if config.overlap == "usb":
         unlabeled = labeled + unlabeled
     return Split(np.concatenate(labeled), np.concatenate(unlabeled))
 
 
 def _check_class(c: int, available: int, n: int, u: int, overlap: Overlap) -> None:
-    """Refuse counts that a class cannot give; ``nested`` and ``usb`` are content with fewer unlabelled images."""
-    needed = n if overlap in ("nested", "usb") else n + u
+    """Raise if a class has too few images; ``nested`` and ``usb`` accept fewer unlabelled images."""
+    needed = n + u if overlap == "disjoint" else n
     if needed > available:
         raise DataError(
             f"Class {c} has {available} images, and an overlap of {overlap!r} needs {needed} of it ({n} labelled, "
@@ -148,8 +142,8 @@ def _check_class(c: int, available: int, n: int, u: int, overlap: Overlap) -> No
         )
     if overlap == "nested" and n > u:
         raise DataError(
-            f"Nested, L is part of U, but class {c} would have {n} labelled and {u} unlabelled images. Raise unlabeled_head "
-            "or lower labeled_head; if the tails run in opposite directions, choose overlap 'usb' or 'disjoint'."
+            f"With overlap 'nested' L is part of U, but class {c} would have {n} labelled and {u} unlabelled images. Raise "
+            "unlabeled_head or lower labeled_head; if the tails run in opposite directions, choose overlap 'usb' or 'disjoint'."
         )
 
 
@@ -167,15 +161,33 @@ def carve_validation(labels: NDArray[Any], fraction: float, seed: int) -> tuple[
     if not 0 <= fraction < 1:
         raise DataError(f"The fraction held out for validation must lie in [0, 1); got {fraction}.")
     generator = np.random.default_rng([seed, 1])  # not the stream that the split itself is drawn from
-    held = np.zeros(len(labels), dtype=bool)
+    held_out = np.zeros(len(labels), dtype=bool)
     for c in np.unique(labels):
         own = np.flatnonzero(labels == c)
         size = min(math.floor(fraction * len(own) + 1e-9), len(own) - 1)
-        held[generator.permutation(own)[:size]] = True
-    return np.flatnonzero(~held).astype(np.int64), np.flatnonzero(held).astype(np.int64)
+        held_out[generator.permutation(own)[:size]] = True
+    return np.flatnonzero(~held_out).astype(np.int64), np.flatnonzero(held_out).astype(np.int64)
 
 
 def with_validation(splits: Splits, fraction: float, seed: int) -> Splits:
     """Return the same splits with a fraction of the labels held out by :func:`carve_validation`; nothing is listed again."""
     kept, carved = carve_validation(splits.labeled.labels, fraction, seed)
     return replace(splits, labeled=splits.labeled.subset(kept), validation=splits.labeled.subset(carved))
+
+
+def put_aside(labels: NDArray[Any], sizes: Sequence[int], seed: int) -> list[Integers]:
+    """Draw parts with equally many images of each class, such as a test part, before a long-tailed split.
+
+    Args:
+        labels: (P,) classes 0 .. C - 1.
+        sizes: images of each class in each part.
+        seed: decides which.
+
+    Returns:
+        Positions of each part, class by class; and last those that are left, in ascending order.
+    """
+    generator = np.random.default_rng([seed, 1])  # not the stream that the split itself is drawn from
+    order = [generator.permutation(np.flatnonzero(labels == c)) for c in range(int(labels.max()) + 1)]
+    ends = [0, *np.cumsum(sizes).tolist()]
+    parts = [np.concatenate([own[first:last] for own in order]) for first, last in pairwise(ends)]
+    return [*parts, np.sort(np.concatenate([own[ends[-1] :] for own in order]))]

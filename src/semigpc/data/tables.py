@@ -11,20 +11,20 @@ from semigpc.text import from_spreadsheet_cell, label_text, printable
 
 COLUMNS = ("file_name", "label")
 SUFFIXES = (".csv", ".parquet")
-LONGEST_LABEL = 1000  # characters: more is no name but a column of something else
+LONGEST_LABEL = 1000  # characters; a longer text is not a name but another column
 
-Choose = Callable[[Sequence[str], Path], tuple[str, str]]  # the two columns to read, of those that a file has
+Choose = Callable[[Sequence[str], Path], tuple[str, str]]  # selects the two columns to read, given those of a file
 
 
 def is_table(path: Path) -> bool:
-    """Whether the name is that of a table."""
+    """Return whether a path ends like a table."""
     return path.suffix.lower() in SUFFIXES
 
 
 def read_labels(path: Path) -> dict[str, str | None]:
-    """The class of each file a table lists, or None where it has no label, in the order of the table.
+    """Return the class of each file in a table, or None where it has no label, in the order of the table.
 
-    What stands for no label is said by :func:`semigpc.text.label_text`. A row may be repeated, but not with another label.
+    :func:`semigpc.text.label_text` defines what counts as no label. A row may be repeated, but not with another label.
     """
     labels: dict[str, str | None] = {}
     conflicts: dict[str, set[str]] = {}
@@ -33,10 +33,10 @@ def read_labels(path: Path) -> dict[str, str | None]:
         if labels.setdefault(name, label) != label:
             conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")
     if conflicts:
-        first, found = next(iter(conflicts.items()))
+        first, different = next(iter(conflicts.items()))
         raise DataError(
             f"{path} gives different labels to the same image for {len(conflicts)} of its images: {first} has "
-            f"{' and '.join(sorted(found))}. Keep one row for each image."
+            f"{' and '.join(sorted(different))}. Keep one row for each image."
         )
     if not labels:
         raise DataError(f"{path} lists no images. It needs one row for each, with the columns {' and '.join(COLUMNS)}.")
@@ -44,7 +44,7 @@ def read_labels(path: Path) -> dict[str, str | None]:
 
 
 def read_pairs(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
-    """Two columns of a CSV or Parquet file, row by row, as they are written there."""
+    """Yield two columns of a CSV or Parquet file, row by row, as they are written there."""
     checked(path)
     return _parquet_rows(path, choose) if path.suffix.lower() == ".parquet" else _csv_rows(path, choose)
 
@@ -65,32 +65,32 @@ def _cell(value: str | None) -> str | None:
 
 
 def _parquet_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
-    # Here and not above: it takes a third of a second to import, and most data come without a Parquet file.
+    # Imported here since it takes a third of a second, and most data have no Parquet file.
     import pyarrow
     from pyarrow import parquet
 
     try:
         columns = choose(parquet.read_schema(path).names, path)
         table = parquet.read_table(path, columns=list(columns), partitioning=None, page_checksum_verification=True)
-        table.validate(full=True)  # before any value is touched: damaged offsets lead out of the memory that is held
+        table.validate(full=True)  # before any value is read: damaged offsets point outside of the buffers
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise DataError(f"{path} cannot be read as Parquet: {reason}. Write it again, or save it as CSV.") from error
     yield from zip(*(table.column(name).to_pylist() for name in columns), strict=True)
 
 
-def _check_columns(found: Sequence[str], path: Path) -> tuple[str, str]:
-    missing = [name for name in COLUMNS if name not in found]
+def _check_columns(columns: Sequence[str], path: Path) -> tuple[str, str]:
+    missing = [name for name in COLUMNS if name not in columns]
     if missing:
         raise DataError(
-            f"{path} must have the columns {' and '.join(COLUMNS)}; it has {listed(found) or 'none'}, not {listed(missing)}. "
+            f"{path} must have the columns {' and '.join(COLUMNS)}; it has {listed(columns) or 'none'}, not {listed(missing)}. "
             "Rename the columns, and separate them by commas if the file is CSV."
         )
     return COLUMNS
 
 
 def path_below(value: Any, number: int, path: Path) -> str:
-    """The file's path below the root, always with forward slashes."""
+    """Return the file's path below the root, always with forward slashes."""
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"Row {number} of {path} has no file_name. Fill it in, or delete the row.")
     name = PurePosixPath(value.strip())
@@ -107,10 +107,10 @@ def path_below(value: Any, number: int, path: Path) -> str:
 
 
 def as_label(value: Any, where: object = "a table of labels") -> str | None:
-    """The class that a cell names, or None; see :func:`semigpc.text.label_text`.
+    """Return the class in a cell, or None; see :func:`semigpc.text.label_text`.
 
     Raises:
-        DataError: the name is longer than any class should be called.
+        DataError: the name is too long for a class.
     """
     label = label_text(value)
     if label is not None and len(label) > LONGEST_LABEL:

@@ -18,11 +18,11 @@ from semigpc.export.network import FORMATS, INPUT, ONNX_PACKAGES, Answer, Export
 from semigpc.files import replacing, write_json, writing
 from semigpc.gp import NoExpansionError
 from semigpc.refiners import GaussianProcessRefiner
+from semigpc.text import versions
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import LoadedRun, load_run
 from semigpc.training.run_folder import Choice, RunError
 from semigpc.training.settings import SettingError
-from semigpc.versions import versions
 
 Kind = Literal["onnx", "torch"]
 Heads = Literal["both", "linear", "gp"]

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pyarrow import fs, parquet
 
 from semigpc.data.dataset import DataError
-from semigpc.data.paths import refuse, unusable
+from semigpc.data.paths import reject_bad, unusable
 from semigpc.files import FileError, parse, replacing, validated
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.outputs import ADVICE, BULK_LABELS, Labeller, Tally
@@ -190,7 +190,7 @@ class Partitions:
             )
         if not store.is_remote:
             reasons = [(name, unusable(store.place.resolve(), name, follow_links=follow_links)) for name in self.names]
-            refuse([(printable(name), reason) for name, reason in reasons if reason is not None], store.place)
+            reject_bad([(printable(name), reason) for name, reason in reasons if reason is not None], store.place)
         facts = [(name, visible[name].size, visible[name].mtime_ns) for name in self.names]
         self.content = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         with ThreadPoolExecutor(FOOTERS) as pool:

@@ -17,7 +17,7 @@ from pyarrow import compute, csv, fs, ipc, parquet
 
 from semigpc.data.arrays import read_npz
 from semigpc.data.dataset import DataError
-from semigpc.data.paths import checked, refuse, sorted_images, unusable
+from semigpc.data.paths import checked, reject_bad, sorted_images, unusable
 from semigpc.labeling.columns import (
     ColumnOptions,
     Columns,
@@ -285,9 +285,9 @@ def open_source(path: Path, options: ColumnOptions | None = None, *, follow_link
     if path.is_dir():
         shards = sorted(shard for shard in path.glob("*.parquet") if not shard.name.startswith("."))
         reasons = {shard.name: unusable(path.resolve(), shard.name, follow_links=follow_links) for shard in shards}
-        refuse([(printable(name), reason) for name, reason in reasons.items() if reason is not None], path)
+        reject_bad([(printable(name), reason) for name, reason in reasons.items() if reason is not None], path)
         if not shards:
-            refuse(sorted_images(path, follow_links=follow_links)[1], path)
+            reject_bad(sorted_images(path, follow_links=follow_links)[1], path)
             raise DataError(f"There are no images and no .parquet files in {path}. Check the path.")
         return TableSource([ParquetTable(shard) for shard in shards], options or ColumnOptions())
     if not checked(path).exists():

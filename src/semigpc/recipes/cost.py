@@ -10,8 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from semigpc.algorithms import ALGORITHMS, ReMixMatchConfig
 from semigpc.data.cifar import CifarConfig
-from semigpc.data.fgvc import FGVCConfig
-from semigpc.data.published_counts import BENCHMARKS
+from semigpc.data.fgvc import BENCHMARKS, FGVCConfig
 from semigpc.models import Adapter, ModelConfig, build_model
 from semigpc.refiners import GPConfig, PlacementConfig
 from semigpc.training import Experiment

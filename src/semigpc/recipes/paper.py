@@ -16,8 +16,7 @@ from typing_extensions import Unpack
 
 from semigpc.data import SplitConfig
 from semigpc.data.cifar import CifarConfig
-from semigpc.data.fgvc import FGVCConfig
-from semigpc.data.published_counts import BENCHMARKS, Name
+from semigpc.data.fgvc import BENCHMARKS, FGVCConfig, Name
 from semigpc.recipes.published import ENOUGH_SEEDS, NOTES, PUBLISHED, Published
 from semigpc.recipes.scales import SUITES, PaperRun, Pretraining, absolute, paper_experiment, shrink
 from semigpc.text import unknown_name

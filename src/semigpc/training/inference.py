@@ -24,7 +24,7 @@ from semigpc.data.arrays import read_npz
 from semigpc.data.dataset import listed
 from semigpc.data.folder import class_folders, from_table
 from semigpc.data.images import ArrayImages, FileImages
-from semigpc.data.paths import Bad, checked, existing, refuse, sorted_images
+from semigpc.data.paths import Bad, checked, existing, reject_bad, sorted_images
 from semigpc.data.tables import is_table
 from semigpc.models import OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
@@ -209,7 +209,7 @@ def images_at(paths: Sequence[Path], *, follow_links: bool = False, skipped: lis
         if checked(path).is_dir():
             names, bad = sorted_images(path, follow_links=follow_links)
             if skipped is None:
-                refuse(bad, path)
+                reject_bad(bad, path)
             else:
                 skipped += bad
             if not names:

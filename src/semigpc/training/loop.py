@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from semigpc.data import CachedFeatures, Splits, ViewSource, train_loader
+from semigpc.data import BatchStream, CachedFeatures, Splits, ViewSource
 from semigpc.data.dataset import Integers
 from semigpc.data.feature_cache import join
 from semigpc.refiners import GPConfig, PlacementConfig
@@ -159,7 +159,7 @@ class Run:
     def batches(self, first: int) -> Iterable[Batch]:
         """Return the batches of the current generation from a step on."""
         config, addon = self.experiment.train, self.experiment.addon
-        return train_loader(
+        stream = BatchStream(
             self.current.splits,
             self.current.source,
             views=self.current.trainer.algorithm.views,
@@ -167,13 +167,12 @@ class Run:
             unlabeled_batch=config.unlabeled_batch,
             seed=self.experiment.seed,
             epoch_steps=config.epoch_steps,
-            first_step=first,
             total_steps=self.current.last,
-            workers=config.workers,
             usb_order=config.compat_usb_order,
             power=addon.sampling_power,
             balanced=addon.needs_balanced_batch,
         )
+        return stream.batches(first_step=first, workers=config.workers)
 
     # Training -------------------------------------------------------------------------------------------------------
 

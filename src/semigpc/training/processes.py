@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from semigpc.data import Splits
+from semigpc.text import versions
 from semigpc.training.experiment import Experiment
 from semigpc.training.run_folder import RunFolder
 from semigpc.training.settings import SettingError, flattened
 from semigpc.types import ModelOutput, Networks
-from semigpc.versions import versions
 
 # How long a process waits for the others in a collective. They do the same work between two of these, so seconds would do, but
 # for a checkpoint on a slow disk and data that are read for the first time.

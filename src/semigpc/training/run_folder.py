@@ -38,12 +38,11 @@ from semigpc.files import (
     writing,
 )
 from semigpc.run_files import Results, RunSummary, SplitFacts, check_split, check_summary
-from semigpc.text import printable
+from semigpc.text import printable, versions
 from semigpc.threads import cores
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import FIGURES, class_groups
 from semigpc.training.settings import SettingError, flattened
-from semigpc.versions import versions
 
 PUT_BACK = "Put it back as it was, or train anew in another folder."
 REDO_SUMMARY = "Delete it and resume the run: it is written again from the last checkpoint."
