@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import say
+from semigpc.cli.tables import AsJson, say
 
 
 class What(StrEnum):
@@ -34,7 +34,7 @@ def list_command(
     algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="Whose settings to list.")] = "simmatch",
     addon: Annotated[str, typer.Option("--addon", metavar="NAME", help="Whose settings to list.")] = "none",
     refiner: Annotated[str, typer.Option("--refiner", metavar="NAME", help="Whose settings to list.")] = "gp",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List what there is, one line each.
 

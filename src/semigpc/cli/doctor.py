@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import verbatim
+from semigpc.cli.tables import AsJson, verbatim
 from semigpc.versions import MISSING, versions
 
 GIGABYTE = 2**30
@@ -37,7 +37,7 @@ class Diagnosis:
 
 @reported("doctor")
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the installation: versions, devices, and whether training works.
 

@@ -3,18 +3,17 @@
 import csv
 import json
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from semigpc.cli.evaluate import FollowLinks, Run, Which
+from semigpc.cli.evaluate import Run, Which
 from semigpc.cli.failures import reported
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import say, table, verbatim
+from semigpc.cli.tables import AsJson, FollowLinks, say, table, verbatim
 from semigpc.text import as_utf8, percent, spreadsheet_cell
 
 if TYPE_CHECKING:
@@ -28,26 +27,18 @@ SUFFIXES = (".csv", ".parquet", ".json")
 Row = dict[str, Any]
 
 
-class Head(StrEnum):
-    """Who answers."""
-
-    auto = "auto"
-    linear = "linear"
-    gp = "gp"
-
-
 @reported("predict")
 def predict(
     run: Run,
     paths: Annotated[list[Path], typer.Argument(metavar="PATHS...", help="Images, and folders of images.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a .csv, .parquet or .json file.")] = None,
     head: Annotated[
-        Head, typer.Option("--head", help="The linear classifier, the GP, or the one the run was judged by (auto).")
-    ] = Head.auto,
+        Literal["auto", "linear", "gp"], typer.Option("--head", help="linear, gp, or the one the run was judged by (auto).")
+    ] = "auto",
     checkpoint: Which = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Name images that cannot be read, and go on.")] = False,
     follow_links: FollowLinks = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Label images with a trained run.
 
@@ -71,10 +62,10 @@ def predict(
         typer.echo(f"skipped: {name}: {reason}", err=True)
     if skip_bad:
         images = _readable(images)
-    loaded = load_run(run, None if checkpoint is None else checkpoint.value)
-    if head is Head.gp and loaded.gp is None:
+    loaded = load_run(run, checkpoint)
+    if head == "gp" and loaded.gp is None:
         raise SettingError(f"{run} was trained without a GP, so it has no GP head. Leave --head out.")
-    rows = _label(loaded, images, loaded.head if head is Head.auto else head.value)
+    rows = _label(loaded, images, loaded.head if head == "auto" else head)
     if out is not None:
         _write(rows, out)
         say(f"wrote {out}: {len(rows)} images", err=as_json)
