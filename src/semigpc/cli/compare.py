@@ -17,7 +17,7 @@ RATIO = 30.0  # imbalance of a recipe's labels
 
 
 @reported("compare")
-def compare_verb(
+def compare_command(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A recipe, a folder of images, or an .npz file.")] = "digits",
     algorithm: Annotated[list[str], typer.Option("--algorithm", metavar="NAME", help="Repeat for more; all by default.")] = [],  # noqa: B006 - typer reads it once
     refiner: Annotated[

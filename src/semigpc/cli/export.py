@@ -30,11 +30,11 @@ def export(
 ) -> None:
     """Write a run as one file that needs neither semigpc nor its data.
 
-    The whole network is inside, a frozen one too, and the GP with the labels
-    it remembers. RGB images in [0, 1] of the right size go in, any number
-    at a time; probabilities come out. FILE.json beside it says what size,
-    which class is which, and how the file was checked: it must answer 1024
-    images as the run does, to 1e-4, or it is not written.
+    It holds the whole network, also a frozen one, and the GP with its labelled
+    features. Input: any number of RGB images in [0, 1] of the right size;
+    output: probabilities. FILE.json beside it has the size, the classes and
+    the check: predictions for 1024 images must equal the run's to 1e-4, or
+    the file is not written.
 
     For example:
 

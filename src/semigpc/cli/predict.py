@@ -42,8 +42,8 @@ def predict(
 ) -> None:
     """Label images with a trained run.
 
-    For each image: the class, how sure the run is of it, and the second
-    best class. Without --out the table is shown on the screen.
+    For each image: the class with its confidence, and the second best class.
+    Without --out the table is printed.
 
     For example:
 
@@ -76,7 +76,7 @@ def predict(
 
 
 def _readable(images: "ImageSet") -> "ImageSet":
-    """Those that can be decoded; the others are named."""
+    """Return the images that can be decoded; print the others."""
     import numpy as np
 
     from semigpc.data import DataError
@@ -96,7 +96,7 @@ def _readable(images: "ImageSet") -> "ImageSet":
 def _label(run: "LoadedRun", images: "ImageSet", head: str) -> list[Row]:
     with StageBar() as bar:
         probs = run.predict(images, on_batch=bar.counter("Images", len(images))).probs
-    chosen = probs[head] if head in probs else probs["linear"]  # a GP whose buffer is still empty does not answer
+    chosen = probs[head] if head in probs else probs["linear"]  # a GP with an empty buffer gives no probabilities
     rows = []
     for name, row in zip(images.names, chosen, strict=True):
         first, second = (int(c) for c in (-row).argsort(kind="stable")[:2])

@@ -1,4 +1,4 @@
-"""``semigpc review``: labels checked by a human, on a page of this machine."""
+"""``semigpc review``: check labels by hand, on a page served by this machine."""
 
 import importlib.util
 import json
