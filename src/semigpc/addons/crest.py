@@ -33,7 +33,7 @@ class CReSTConfig(AddOnConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CReSTPlusConfig(CReSTConfig):
-    """Options of CReST+, beside those of CReST.
+    """CReST+: CReST with pseudo-labels aligned to class shares that flatten from generation to generation.
 
     Args:
         final_temperature: t of the last generation; the first has 1.

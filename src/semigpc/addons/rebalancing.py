@@ -42,7 +42,7 @@ def known_counts(addon: AddOn, task: Task) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class BalancedSamplingConfig(AddOnConfig):
-    """Options of class-balanced sampling.
+    """Class-balanced sampling (Kang et al., 2020): labelled images are drawn by class, and all classes equally often.
 
     Args:
         power: p in P(class c) ~ n_c^p of a labelled draw: 0 draws every class alike, 1/2 is square-root sampling, 1 is none.
@@ -66,7 +66,7 @@ class BalancedSampling(AddOn):
 
 @dataclass(frozen=True, kw_only=True)
 class EffectiveNumberConfig(AddOnConfig):
-    """Options of re-weighting.
+    """Re-weighting by the effective number of samples (Cui et al., 2019): labels of large classes count less.
 
     Args:
         beta: in (1 - beta) / (1 - beta^n_c): 0 weighs all classes alike, towards 1 by 1 / n_c. The paper tries 0.9 to 0.9999.
@@ -99,7 +99,7 @@ class EffectiveNumber(AddOn):
 
 @dataclass(frozen=True, kw_only=True)
 class DeferredConfig(AddOnConfig):
-    """Options of deferred re-balancing.
+    """Deferred re-balancing (Cao et al., 2019): learn features from the data as they are, and re-balance at the end.
 
     Args:
         start: share of training after which it begins; 160 of 200 epochs in the paper.
@@ -145,7 +145,7 @@ class Deferred(AddOn):
 
 @dataclass(frozen=True, kw_only=True)
 class LogitAdjustmentConfig(AddOnConfig):
-    """Options of logit adjustment.
+    """Logit adjustment (Menon et al., 2021): a margin by class shares, in the labelled loss or in the prediction.
 
     Args:
         strength: tau; 1 is consistent for balanced error.

@@ -1,4 +1,4 @@
-"""The ``semigpc`` command: one file for each verb, which parses, calls and prints."""
+"""The ``semigpc`` command: one file for each verb, or for two that belong together; it parses, calls and prints."""
 
 import warnings
 from importlib.metadata import version
@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from semigpc.cli.catalogue import list_command
-from semigpc.cli.compare import compare_verb
+from semigpc.cli.compare import compare_command
 from semigpc.cli.data import app as data_app
 from semigpc.cli.doctor import doctor
 from semigpc.cli.embed import embed
@@ -27,10 +27,10 @@ from semigpc.text import printable
 
 
 class Verbs(TyperGroup):
-    """All verbs; what typer says of their arguments is printed without anything that could steer the terminal."""
+    """All verbs; what typer prints about their arguments holds no character that could steer the terminal."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run one."""
+        """Run a verb."""
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -47,26 +47,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
 )
-app.command()(demo)
-app.command()(train)
-app.command()(evaluate)
-app.command()(predict)
-app.command()(export)
-app.command("compare")(compare_verb)
-app.command()(embed)
-app.command()(label)
-app.command()(suggest)
-app.command()(audit)
-app.command()(review)
-app.command()(reproduce)
-app.command("list")(list_command)
-app.command()(doctor)
-app.command()(toy)
+PRODUCT = (demo, train, evaluate, predict, export, compare_command, embed, label, suggest, audit, review)
+for verb in (*PRODUCT, reproduce, list_command, doctor, toy):  # in the order of the help
+    app.command(verb.__name__.removesuffix("_command"))(verb)
 app.add_typer(data_app, name="data")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"semigpc {version('semigpc')}")
         raise typer.Exit
 
@@ -82,7 +70,7 @@ def semigpc(
 
 
 def _note(message: Warning | str, category: type[Warning], *place: Any, **where: Any) -> None:
-    """Show a warning as a line for people, without the place in the code."""
+    """Print a warning as one line, without the place in the code."""
     if issubclass(category, UserWarning):
         say(f"note: {message}", err=True)
     else:

@@ -1,40 +1,27 @@
-"""``semigpc list``: what there is, one line each."""
+"""``semigpc list``: algorithms, add-ons, refiners, models, data sets, recipes and settings, one line each."""
 
 import json
 import sys
-from collections.abc import Callable
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import say
+from semigpc.cli.tables import AsJson, say
 
-
-class What(StrEnum):
-    """What can be listed."""
-
-    algorithms = "algorithms"
-    addons = "addons"
-    refiners = "refiners"
-    models = "models"
-    datasets = "datasets"
-    recipes = "recipes"
-    settings = "settings"
+Kind = Literal["algorithms", "addons", "refiners", "models", "datasets", "recipes", "settings"]
 
 
 @reported("list")
 def list_command(
-    what: Annotated[What | None, typer.Argument(help="Which kind; everything but the settings without it.")] = None,
+    kind: Annotated[Kind | None, typer.Argument(metavar="KIND", help="All but the settings by default.")] = None,
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="settings: a recipe or your data, digits by default; models: part of a timm name."),
+        str | None, typer.Argument(metavar="NAME", help="settings: a recipe or your data; models: part of a timm name.")
     ] = None,
     algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="Whose settings to list.")] = "simmatch",
     addon: Annotated[str, typer.Option("--addon", metavar="NAME", help="Whose settings to list.")] = "none",
     refiner: Annotated[str, typer.Option("--refiner", metavar="NAME", help="Whose settings to list.")] = "gp",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List what there is, one line each.
 
@@ -44,125 +31,93 @@ def list_command(
       semigpc list models resnet
       semigpc list settings digits --algorithm simmatch --refiner gp
     """
-    if name is not None and what not in (What.settings, What.models):
+    if name is not None and kind not in ("settings", "models"):
         raise typer.BadParameter("only settings and models take one.", param_hint="NAME")
-    found: dict[str, Any]
-    if what is What.settings:
-        found = _settings(name or "digits", algorithm, addon, refiner)
-        lines = [f"{key}={json.dumps(value)}" for key, value in found.items()]
-    elif what is What.models and name is not None:
-        found = dict.fromkeys(_timm_models(name), "timm")
-        lines = list(found)
+    entries: dict[str, Any]
+    if kind == "settings":
+        entries = _settings(name or "digits", algorithm, addon, refiner)
+        lines = [f"{key}={json.dumps(value)}" for key, value in entries.items()]
+    elif kind == "models" and name is not None:
+        entries = dict.fromkeys(_models_named(name), "timm")
+        lines = list(entries)
+    elif kind is not None:
+        entries = _entries(kind)
+        lines = _aligned(entries)
     else:
-        kinds = [what] if what else [kind for kind in What if kind is not What.settings]
-        found = {kind.value: LISTS[kind]() for kind in kinds}
-        lines = [line for kind, entries in found.items() for line in _block(kind, entries, titled=what is None)]
-        found = found[what.value] if what else found
+        entries = {one: _entries(one) for one in get_args(Kind) if one != "settings"}
+        lines = [line for one in entries for line in (f"{one}:", *(f"  {line}" for line in _aligned(entries[one])), "")]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(entries, indent=2))
     else:
         for line in lines:
             say(line)
 
 
-def _block(title: str, entries: dict[str, str], *, titled: bool) -> list[str]:
+def _aligned(entries: dict[str, str]) -> list[str]:
     width = max(map(len, entries))
-    lines = [f"{name:<{width}}  {line}" for name, line in entries.items()]
-    return [f"{title}:", *(f"  {line}" for line in lines), ""] if titled else lines
+    return [f"{name:<{width}}  {line}" for name, line in entries.items()]
 
 
-def _algorithms() -> dict[str, str]:
-    from semigpc.algorithms import ALGORITHMS
+def _entries(kind: str) -> dict[str, str]:
+    """Return the names of a kind with a line for each: the first of its module's docstring, or of its config's.
 
-    return {name: _first_line(sys.modules[entry.config.__module__]) for name, entry in ALGORITHMS.items()}
-
-
-def _addons() -> dict[str, str]:
+    The module's if it is named after the entry, as algorithms/simmatch.py is; several entries may share another module.
+    """
     from semigpc.addons import ADDONS
-
-    lines = {"none": "The algorithm as it is."}
-    for name, entry in ADDONS.items():
-        line = _first_line(sys.modules[entry.config.__module__])
-        lines.setdefault(name, _first_line(entry.build) if line in lines.values() else line)  # a variant in the same file
-    return lines
-
-
-def _refiners() -> dict[str, str]:
+    from semigpc.algorithms import ALGORITHMS
+    from semigpc.data import DATASETS
+    from semigpc.recipes import RECIPES
     from semigpc.refiners import REFINERS
 
-    return {name: _first_line(sys.modules[entry.config.__module__]) for name, entry in REFINERS.items()}
-
-
-def _datasets() -> dict[str, str]:
-    from semigpc.data import DATASETS
-
-    return {name: _first_line(sys.modules[entry.config.__module__]) for name, entry in DATASETS.items()}
-
-
-def _recipes() -> dict[str, str]:
-    from semigpc.recipes import RECIPES
-
-    return {name: _first_line(recipe) for name, recipe in RECIPES.items()}
+    if kind == "models":
+        return _models()
+    if kind == "recipes":
+        return {name: _first_line(recipe) for name, recipe in RECIPES.items()}
+    registries: dict[str, Any] = {"algorithms": ALGORITHMS, "addons": ADDONS, "refiners": REFINERS, "datasets": DATASETS}
+    lines = {}
+    for name, entry in registries[kind].items():
+        module = entry.config.__module__
+        lines[name] = _first_line(sys.modules[module] if module.endswith(f".{name}") else entry.config)
+    return lines | ({"none": "The algorithm as it is."} if kind == "addons" else {})
 
 
 def _models() -> dict[str, str]:
     from semigpc.models import MODELS
     from semigpc.models.backbones import VITS
 
-    lines = {}
-    for name, build in MODELS.items():
-        if name in VITS:
-            shape = VITS[name]
-            lines[name] = (
-                f"Vision transformer for {shape.image_size} x {shape.image_size}: patches of {shape.patch_size}, "
-                f"width {shape.width}, {shape.depth} blocks."
-            )
-        else:
-            lines[name] = _first_line(getattr(build, "func", build))
+    lines = {name: _first_line(getattr(build, "func", build)) for name, build in MODELS.items()}
+    for name, vit in VITS.items():
+        size = f"{vit.image_size} x {vit.image_size}"
+        lines[name] = f"Vision transformer for {size}: patches of {vit.patch_size}, width {vit.width}, {vit.depth} blocks."
     return lines | {"...": "and every name timm knows; semigpc list models PART finds them."}
 
 
-LISTS: dict[What, Callable[[], dict[str, str]]] = {
-    What.algorithms: _algorithms,
-    What.addons: _addons,
-    What.refiners: _refiners,
-    What.models: _models,
-    What.datasets: _datasets,
-    What.recipes: _recipes,
-}
-
-
-def _timm_models(part: str) -> list[str]:
+def _models_named(part: str) -> list[str]:
     import timm
 
     from semigpc.models import MODELS
     from semigpc.training import SettingError
 
-    ours = [name for name in MODELS if part in name]
-    found: list[str] = ours + timm.list_models(f"*{part}*")
-    if not found:
+    names: list[str] = [name for name in MODELS if part in name] + timm.list_models(f"*{part}*")
+    if not names:
         raise SettingError(f"no model has {part!r} in its name, neither of ours nor of timm's.")
-    return found
+    return names
 
 
 def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, Any]:
-    """Every key that --set knows, with its value. Names of rooms have options of their own; others are set as the group."""
+    """Return every key that --set takes, with its value.
+
+    What has an option of its own, such as algorithm.name, is left out; other parts chosen by name are set as a group.
+    """
     from semigpc.recipes.lookup import TrainOptions, resolve
     from semigpc.training.experiment import ROOMS
     from semigpc.training.settings import flattened, groups_by_name
 
     experiment, _ = resolve(data, TrainOptions(algorithm=algorithm, addon=addon, refiner=refiner))
-    plain, by_name = experiment.to_plain(), {f"{group}.name": group for group in groups_by_name(experiment)}
-    found: dict[str, Any] = {}
-    for key in flattened(plain):
-        if by_name.get(key) in ROOMS:
-            continue
-        value: Any = plain
-        for part in key.split("."):
-            value = value[part]
-        found[by_name.get(key, key)] = value
-    return found
+    by_name = {f"{group}.name": group for group in groups_by_name(experiment)}
+    values = flattened(experiment.to_plain())
+    return {by_name.get(key, key): value for key, value in values.items() if by_name.get(key) not in ROOMS}
 
 
-def _first_line(thing: object) -> str:
-    return (thing.__doc__ or "").strip().partition("\n")[0].replace("``", "")
+def _first_line(documented: object) -> str:
+    return (documented.__doc__ or "").strip().partition("\n")[0].replace("``", "")

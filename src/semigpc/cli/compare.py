@@ -9,49 +9,41 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from semigpc.cli.evaluate import FollowLinks
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import say
-from semigpc.cli.train import FeatureChoice, Features, ImageSize, Labels, ModelName, Test, Validation
+from semigpc.cli.tables import AsJson, comparison_table, pairs_table, say
+from semigpc.cli.train import FeatureChoice, ImageSize, Labels, ModelName, OwnLinks, Test, Validation
 
 RATIO = 30.0  # imbalance of a recipe's labels
 
 
 @reported("compare")
-def compare_verb(
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A recipe (semigpc list recipes), a folder of images, or an .npz file.")
-    ] = "digits",
-    algorithm: Annotated[
-        list[str], typer.Option("--algorithm", metavar="NAME", help="One row each; repeat for more. All of them by default.")
-    ] = [],  # noqa: B006 - typer reads it once
-    refiner: Annotated[list[str], typer.Option("--refiner", metavar="NAME", help="Columns to pair; repeat for more.")] = [  # noqa: B006
-        "none",
-        "gp",
-    ],
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Seeds 0 to N - 1.")] = 3,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for runs, tables and pages.")] = Path("comparison"),
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.")] = 1,
+def compare_command(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A recipe, a folder of images, or an .npz file.")] = "digits",
+    algorithm: Annotated[list[str], typer.Option("--algorithm", metavar="NAME", help="Repeat for more; all by default.")] = [],  # noqa: B006 - typer reads it once
+    refiner: Annotated[
+        list[str],
+        typer.Option("--refiner", metavar="NAME", help="Repeat for more; none and gp by default.", show_default=False),
+    ] = ["none", "gp"],  # noqa: B006
     addon: Annotated[
-        list[str], typer.Option("--addon", metavar="NAME", help="On top of each; repeat for more. See semigpc list addons.")
+        list[str], typer.Option("--addon", metavar="NAME", help="On top of each; see semigpc list addons.", show_default=False)
     ] = ["none"],  # noqa: B006
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Seeds 0 to N - 1.")] = 3,
     ratio: Annotated[
-        list[float],
-        typer.Option(
-            "--ratio", metavar="GAMMA", help=f"Imbalance of a recipe, {RATIO:g} by default; repeat for one comparison each."
-        ),
+        list[float], typer.Option("--ratio", metavar="GAMMA", help=f"Imbalance of a recipe, {RATIO:g}; repeat for more.")
     ] = [],  # noqa: B006
-    features: FeatureChoice = Features.live,
+    features: FeatureChoice = "live",
     settings: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for every run; see semigpc list settings.")
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for every run that has it.")
     ] = [],  # noqa: B006
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.")] = 1,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="For runs, tables and pages.")] = Path("comparison"),
     labels: Labels = None,
     test: Test = None,
     validation: Validation = None,
     model: ModelName = None,
     image_size: ImageSize = None,
-    follow_links: FollowLinks = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    follow_links: OwnLinks = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train several algorithms with and without a refiner, and compare them.
 
@@ -70,7 +62,6 @@ def compare_verb(
       semigpc compare digits --ratio 10 --ratio 100 --seeds 5 --jobs 2
     """
     from semigpc.cli.live import ComparisonProgress
-    from semigpc.cli.tables import comparison_table, pairs_table
     from semigpc.files import write_json
     from semigpc.recipes import RECIPES
     from semigpc.recipes.lookup import TrainOptions, figures_of, make_cells, mean_gain
@@ -89,7 +80,7 @@ def compare_verb(
             validation=validation,
             model=model,
             image_size=image_size,
-            cached=features is Features.cached,
+            cached=features == "cached",
             follow_links=follow_links,
         )
         cells, name = make_cells(data, options, algorithms=algorithm, addons=addon, refiners=refiner, settings=settings)

@@ -1,10 +1,9 @@
-"""``semigpc data``: are the published sets here what was published, and how does one come by them?"""
+"""``semigpc data``: check the published data sets against what was published, and download them."""
 
 import json
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from semigpc.cli.failures import reported
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import say, table, verbatim
+from semigpc.cli.tables import AsJson, say, table, verbatim
 
 if TYPE_CHECKING:
     from semigpc.data.verify import CheckedFigure, Verification
@@ -21,34 +20,17 @@ MEGABYTE = 10**6  # bytes
 CIFAR = {"cifar10": 10, "cifar100": 100}
 STYLES = {"ok": "green", "differs": "bold red", "absent": "yellow", "paper is wrong": "cyan"}
 
-app = typer.Typer(help="Check or fetch the data sets of the paper.", no_args_is_help=True)
+app = typer.Typer(help="Check or download the data sets of the paper.", no_args_is_help=True)
 
 
-class Name(StrEnum):
-    """A published set."""
-
-    semi_aves = "semi_aves"
-    semi_fungi = "semi_fungi"
-    semi_inat = "semi_inat"
-    cub = "cub"
-    cifar10 = "cifar10"
-    cifar100 = "cifar100"
-
-
-class ImageCheck(StrEnum):
-    """How closely to look at the images."""
-
-    none = "none"
-    exist = "exist"
-    decode = "decode"
-
-
-Which = Annotated[Name, typer.Argument(help="The set.")]
+Which = Annotated[
+    Literal["semi_aves", "semi_fungi", "semi_inat", "cub", "cifar10", "cifar100"], typer.Argument(help="The set.")
+]
 
 
 @app.callback()
 def data() -> None:
-    """Check or fetch the data sets of the paper."""
+    """Check or download the data sets of the paper."""
 
 
 @app.command()
@@ -60,14 +42,14 @@ def verify(
         Path | None, typer.Option("--splits", metavar="DIR", help="Folder with NAME/*.txt, if not beside the images.")
     ] = None,
     images: Annotated[
-        ImageCheck, typer.Option("--images", help="Look whether every listed image is there, and can be decoded.")
-    ] = ImageCheck.none,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON on standard output.")] = False,
+        Literal["none", "exist", "decode"], typer.Option("--images", help="Check that images are there, or can be decoded.")
+    ] = "none",
+    as_json: AsJson = False,
 ) -> None:
     """Check a published set: counts, hashes, parts, images.
 
     Every figure stands beside the one counted from the published files and
-    beside the paper's. Files that are not there are told as absent; only
+    beside the paper's. Files that are not there are reported as absent; only
     labels and test are needed. The exit code is 1 if something differs.
 
     For example:
@@ -77,15 +59,15 @@ def verify(
     """
     from semigpc.data.verify import verify_cifar, verify_fgvc
 
-    decode = images is ImageCheck.decode
+    decode = images == "decode"
     with StageBar() as bar:
-        if name.value in CIFAR:
+        if name in CIFAR:
             if splits is not None:
                 raise typer.BadParameter("CIFAR has no split files; leave it out.", param_hint="--splits")
-            found = verify_cifar(CIFAR[name.value], root, decode=decode, report=bar.show)
+            found = verify_cifar(CIFAR[name], root, decode=decode, report=bar.show)
         else:
-            exist = images is not ImageCheck.none
-            found = verify_fgvc(name.value, root, splits=splits, exist=exist, decode=decode, report=bar.show)
+            exist = images != "none"
+            found = verify_fgvc(name, root, splits=splits, exist=exist, decode=decode, report=bar.show)
     if as_json:
         typer.echo(json.dumps({"ok": found.ok, **asdict(found)}, indent=2))
     else:
@@ -97,9 +79,9 @@ def verify(
 @app.command()
 @reported("data download")
 def download(name: Which, root: Annotated[Path, typer.Argument(help="Folder to put a folder of that name into.")]) -> None:
-    """Fetch CIFAR, or say how to come by the fine-grained sets.
+    """Download CIFAR, or say how to get the fine-grained sets.
 
-    A download that broke off goes on where it stopped. The fine-grained sets
+    A download that broke off resumes where it stopped. The fine-grained sets
     are on pages that want a click or an account: for those this prints what
     to fetch, and where to put it.
     """
@@ -107,15 +89,15 @@ def download(name: Which, root: Annotated[Path, typer.Argument(help="Folder to p
     from semigpc.data.cifar import ARCHIVES, fetch
     from semigpc.data.fgvc import BENCHMARKS
 
-    if name.value not in ARCHIVES:
-        raise DataError(BENCHMARKS[name.value].instructions(name.value, root))
-    source, folder = ARCHIVES[name.value], root.expanduser() / name.value
+    if name not in ARCHIVES:
+        raise DataError(BENCHMARKS[name].instructions(name, root))
+    source, folder = ARCHIVES[name], root.expanduser() / name
     if (folder / source.folder).is_dir():
-        say(f"{folder / source.folder} is there already. Check it with: semigpc data verify {name.value} {root}")
+        say(f"{folder / source.folder} is there already. Check it with: semigpc data verify {name} {root}")
         return
     with StageBar("MB") as bar:
         unpacked = fetch(source, folder, lambda done, size: bar.show(source.file_name, done // MEGABYTE, size // MEGABYTE))
-    say(f"{name.value} is in {unpacked}")
+    say(f"{name} is in {unpacked}")
 
 
 def _tell(found: "Verification") -> None:

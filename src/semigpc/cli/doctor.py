@@ -1,4 +1,4 @@
-"""``semigpc doctor``: is the installation sound, and if not, what mends it?"""
+"""``semigpc doctor``: check the installation, and say how to mend what is broken."""
 
 import json
 import shutil
@@ -8,17 +8,17 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import verbatim
+from semigpc.cli.tables import AsJson, verbatim
 from semigpc.text import MISSING, versions
 
 GIGABYTE = 2**30
-LITTLE = 1  # gigabytes, below which disk and memory are worth a warning
+LITTLE = 1  # gigabytes; less disk or memory than that is worth a warning
 MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "bad": "[red]bad [/]"}
 # Builds that do not fit each other say so when the operators of torchvision are registered, which is on import.
 BFLOAT16 = "import torch; torch.nn.Linear(64, 64).bfloat16()(torch.ones(64, 64).bfloat16())"
@@ -27,7 +27,7 @@ PAIR = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing looked at; ``remedy`` is the command or the change that mends it."""
+    """One thing that was checked; ``remedy`` is the command or the change that mends it."""
 
     name: str
     status: Literal["ok", "warn", "bad"]
@@ -37,7 +37,7 @@ class Diagnosis:
 
 @reported("doctor")
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the installation: versions, devices, and whether training works.
 
@@ -63,12 +63,12 @@ def doctor(
 
 
 def examine() -> Iterator[Diagnosis]:
-    """Every finding, in the order in which one depends on the other."""
+    """Yield every check, in the order in which one depends on the other."""
     yield from _versions()
     pair = _pair()
     yield pair
     if pair.status == "bad":
-        return  # whatever else is asked would fail for the same reason
+        return  # all other checks would fail for the same reason
     yield from _machine()
     yield _bfloat16()
     yield _attempt("checkpoints", _write_and_read, "look at the temporary folder (TMPDIR), and at pip show safetensors.")
@@ -87,18 +87,18 @@ def _versions() -> Iterator[Diagnosis]:
 
 
 def _pair() -> Diagnosis:
-    """Import torchvision in a process of its own, where it can neither hide behind nor break what runs here."""
+    """Import torchvision in a process of its own, so that a failure cannot break this one."""
     done = subprocess.run([sys.executable, "-c", PAIR], capture_output=True, text=True)
     if done.returncode == 0:
         return Diagnosis("torch and torchvision", "ok", "fit each other")
-    said = done.stderr.strip().splitlines()
+    errors = done.stderr.strip().splitlines()
     return Diagnosis(
-        "torch and torchvision", "bad", f"do not fit each other: {said[-1] if said else 'no message'}", reinstall_command()
+        "torch and torchvision", "bad", f"do not fit each other: {errors[-1] if errors else 'no message'}", reinstall_command()
     )
 
 
 def reinstall_command() -> str:
-    """Install the torchvision that belongs to this torch: of one index, so that both are for the same CPU or CUDA."""
+    """Return the command that installs the torchvision of this torch, from one index, for the same CPU or CUDA."""
     release, _, build = versions()["torch"].partition("+")
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
     return f"{sys.executable} -m pip install --force-reinstall torch=={release} torchvision{index}"
@@ -130,7 +130,7 @@ def _machine() -> Iterator[Diagnosis]:
 
 
 def _bfloat16() -> Diagnosis:
-    """Some virtual machines announce instructions that their processor does not have; the process then dies on the spot."""
+    """Try bfloat16: some virtual machines announce instructions that the processor lacks, and the process then dies."""
     done = subprocess.run([sys.executable, "-c", BFLOAT16], capture_output=True, text=True)
     if done.returncode == 0:
         return Diagnosis("bfloat16 on the CPU", "ok", "works")
@@ -143,7 +143,7 @@ def _enough(name: str, gigabytes: float, remedy: str) -> Diagnosis:
 
 
 def _free_memory() -> float | None:
-    """In gigabytes, where the system tells."""
+    """Return gigabytes, where the system says so."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -2,29 +2,20 @@
 
 import json
 from dataclasses import asdict
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from semigpc.cli.evaluate import FollowLinks
 from semigpc.cli.failures import reported
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import say
+from semigpc.cli.tables import AsJson, FollowLinks, say
 
 if TYPE_CHECKING:
     from semigpc.labeling.embed import EmbedResult
 
 SHOWN = 10  # images left out that are named on the screen
-
-
-class Precision(StrEnum):
-    """Of the numbers in the table."""
-
-    float16 = "float16"
-    float32 = "float32"
 
 
 @reported("embed")
@@ -37,29 +28,28 @@ def embed(
     pretrained: Annotated[
         str,
         typer.Option(
-            "--pretrained",
-            metavar="SOURCE",
-            help="Weights: embedded (of tf_efficientnet_lite0), timm (from its hub), a file, none (random), "
-            "or auto: embedded if there are such weights, timm otherwise.",
+            "--pretrained", metavar="SOURCE", help="Weights: embedded, timm (its hub), a file, none, or auto: the first it has."
         ),
     ] = "auto",
     image_size: Annotated[
         int | None,
-        typer.Option("--image-size", metavar="PIXELS", min=2, help="Side of what the network sees; its own unless told."),
+        typer.Option("--image-size", metavar="PIXELS", min=2, help="Side of the images; the network's own by default."),
     ] = None,
-    precision: Annotated[Precision, typer.Option("--precision", help="Of the numbers in the table.")] = Precision.float16,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images that go through the network together.")] = 32,
-    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes that decode while the network works.")] = 1,
+    precision: Annotated[
+        Literal["float16", "float32"], typer.Option("--precision", help="Of the numbers in the table.")
+    ] = "float16",
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Images per batch.")] = 32,
+    workers: Annotated[int, typer.Option("--workers", metavar="N", min=0, help="Processes that decode images.")] = 1,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")] = False,
     follow_links: FollowLinks = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a table that is there already.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Turn a folder of images into a table of embeddings, for semigpc label.
 
     Writes one row for each image: file_name, relative to FOLDER, and
-    embedding, what a frozen network says of the square in its middle. Hidden
-    files are passed over. Stopped, the same command goes on.
+    embedding, the features of a frozen network for the square in its middle.
+    Hidden files are left out. Stopped, the same command goes on.
 
     All images that cannot be read are found, and listed in FILE.bad.txt
     with the reason; nothing is then written unless --skip-bad leaves them out.
@@ -72,7 +62,7 @@ def embed(
     from semigpc.labeling.embed import EmbedConfig, embed_folder
 
     config = EmbedConfig(
-        model=model, pretrained=pretrained, image_size=image_size, precision=precision.value, batch=batch, workers=workers
+        model=model, pretrained=pretrained, image_size=image_size, precision=precision, batch=batch, workers=workers
     )
     with StageBar("images", line_at_end=True) as bar:
         show = partial(bar.show, "features")

@@ -1,39 +1,23 @@
 """``semigpc evaluate``: how good a run is, on its own images or on others."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
+from semigpc.cli.progress import StageBar
+from semigpc.cli.tables import AsJson, FollowLinks, accuracy_table
 
-
-class CheckpointChoice(StrEnum):
-    """Which state of a run to take."""
-
-    best = "best"
-    last = "last"
-
-
-class PartChoice(StrEnum):
-    """Which of the run's own images to judge by."""
-
-    test = "test"
-    validation = "validation"
-
-
+Part = Literal["test", "validation"]
 Run = Annotated[
     Path, typer.Argument(metavar="RUN", exists=True, file_okay=False, help="Folder of a run, as semigpc train made it.")
 ]
 Which = Annotated[
-    CheckpointChoice | None,
-    typer.Option("--checkpoint", help="State of the run: best on validation (the default, if there is one) or last."),
-]
-FollowLinks = Annotated[
-    bool, typer.Option("--follow-links", help="Use links that lead out of a given folder, which are an error otherwise.")
+    Literal["best", "last"] | None,
+    typer.Option("--checkpoint", metavar="best|last", help="Best on validation, if there is one, or last."),
 ]
 
 
@@ -48,10 +32,12 @@ def evaluate(
         Path | None, typer.Option("--labels", metavar="FILE", help="CSV or Parquet with the labels of the folder --data.")
     ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Let classes of the run be absent from --data.")] = False,
-    part: Annotated[PartChoice | None, typer.Option("--part", help="Own images: test (the default, if there are any).")] = None,
+    part: Annotated[
+        Part | None, typer.Option("--part", metavar="test|validation", help="Own images; test by default, if there are any.")
+    ] = None,
     follow_links: FollowLinks = False,
     checkpoint: Which = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Judge a run on its own test or validation images, or on others.
 
@@ -67,16 +53,14 @@ def evaluate(
         raise typer.BadParameter("it says something of --data, which is missing.", param_hint="--labels or --partial")
     if data is not None and part is not None:
         raise typer.BadParameter("the run's own part, or other images with --data; not both.", param_hint="--part")
-    from semigpc.cli.progress import StageBar
-    from semigpc.cli.tables import accuracy_table
     from semigpc.training.evaluate import evaluate as judge
     from semigpc.training.inference import images_to_evaluate, load_run
 
-    loaded = load_run(run, None if checkpoint is None else checkpoint.value)
+    loaded = load_run(run, checkpoint)
     if data is None:
-        chosen = part or (PartChoice.test if loaded.has("test") else PartChoice.validation)
-        loaded, images = loaded.part(chosen.value)
-        source = chosen.value
+        part = part or ("test" if loaded.has("test") else "validation")
+        loaded, images = loaded.part(part)
+        source: str = part
     else:
         images = images_to_evaluate(loaded, data, labels, partial=partial, follow_links=follow_links)
         source = str(data)

@@ -1,57 +1,40 @@
-"""``semigpc export``: a run as one file that answers without semigpc."""
+"""``semigpc export``: a run as one file that works without semigpc."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from semigpc.cli.evaluate import Run, Which
 from semigpc.cli.failures import reported
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import say
-
-
-class Kind(StrEnum):
-    """Of file."""
-
-    onnx = "onnx"
-    torch = "torch"
-
-
-class Heads(StrEnum):
-    """Who answers in it."""
-
-    both = "both"
-    linear = "linear"
-    gp = "gp"
+from semigpc.cli.tables import AsJson, say
 
 
 @reported("export")
 def export(
     run: Run,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="RUN/export/model.onnx, or .pt2 for torch, unless told."),
+        Path | None, typer.Option("--out", metavar="FILE", help="RUN/export/model.onnx, or .pt2 for torch, by default.")
     ] = None,
     kind: Annotated[
-        Kind, typer.Option("--format", help="ONNX, for ONNX Runtime and its like, or a program of torch.export.")
-    ] = Kind.onnx,
+        Literal["onnx", "torch"], typer.Option("--format", help="For ONNX Runtime and its like, or a program of torch.export.")
+    ] = "onnx",
     head: Annotated[
-        Heads, typer.Option("--head", help="The linear classifier, the GP, or both as far as the run has them.")
-    ] = Heads.both,
+        Literal["both", "linear", "gp"], typer.Option("--head", help="The linear classifier, the GP, or both if there is one.")
+    ] = "both",
     checkpoint: Which = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there already.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what stands in the .json file, with its path.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run as one file that needs neither semigpc nor its data.
 
-    The whole network is inside, a frozen one too, and the GP with the labels
-    it remembers. RGB images in [0, 1] of the right size go in, any number
-    at a time; probabilities come out. FILE.json beside it says what size,
-    which class is which, and how the file was checked: it must answer 1024
-    images as the run does, to 1e-4, or it is not written.
+    It holds the whole network, also a frozen one, and the GP with its labelled
+    features. Input: any number of RGB images in [0, 1] of the right size;
+    output: probabilities. FILE.json beside it has the size, the classes and
+    the check: predictions for 1024 images must equal the run's to 1e-4, or
+    the file is not written.
 
     For example:
 
@@ -63,10 +46,10 @@ def export(
     with StageBar() as bar:
         done = export_run(
             run,
-            checkpoint=None if checkpoint is None else checkpoint.value,
-            kind=kind.value,
+            checkpoint=checkpoint,
+            kind=kind,
             out=out,
-            heads=head.value,
+            heads=head,
             overwrite=overwrite,
             progress=bar.show,
         )

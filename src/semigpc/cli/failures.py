@@ -1,4 +1,4 @@
-"""What a verb says when it cannot go on: one paragraph and an exit code; the traceback only if ``--debug`` asks for it."""
+"""How verbs report errors: one paragraph and an exit code; the traceback only with ``--debug``."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ import typer
 from semigpc.cli.tables import say
 
 USAGE, FAILURE, STOPPED = 2, 1, 130
-# How to go on after a stop, by an option that only such verbs have.
+# How to go on after a stop, by an option that the verb has; the first that applies.
 GO_ON = {
     "resume": "Give the same command with --resume to go on.",
     "jobs": "Give the same command again to go on.",
@@ -46,9 +46,9 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 def reported(verb: str) -> Callable[[Verb], Verb]:
-    """Decorate a verb: its errors are told on standard error as ``semigpc VERB: ...``, and it understands ``--debug``.
+    """Decorate a verb: print its errors on standard error as ``semigpc VERB: ...``, and add the option ``--debug``.
 
-    ``--debug`` may also stand before the verb. Unexpected errors are told too, with how to report them.
+    ``--debug`` may also stand before the verb. Unexpected errors come with advice on how to report them.
     """
 
     def decorate(function: Verb) -> Verb:
@@ -82,7 +82,7 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
 
 
 def explain(error: BaseException, go_on: str = "") -> tuple[str, int]:
-    """The paragraph for an error, and the exit code; a verb that can be resumed says how when it was stopped."""
+    """Return the paragraph for an error, and the exit code; ``go_on`` is added if the verb was stopped and can resume."""
     if f"{type(error).__module__}.{type(error).__qualname__}" == RANK_ERROR:
         message, decided = explain(error.error, go_on)  # type: ignore[attr-defined]
         return f"rank {error.rank}: {message}", decided  # type: ignore[attr-defined]
@@ -108,5 +108,5 @@ def _paragraph(error: BaseException) -> str:
 
 
 def _belongs_to_typer(error: BaseException) -> bool:
-    """Exits and usage errors, which typer prints itself."""
+    """Whether it is an exit or a usage error, which typer prints itself."""
     return isinstance(error, typer.Exit | typer.Abort | typer.BadParameter) or type(error).__module__.startswith("typer.")

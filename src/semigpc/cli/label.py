@@ -1,155 +1,82 @@
 """``semigpc label``: labels for a table of embeddings or a folder of images, from a few that were given."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from semigpc.cli.evaluate import FollowLinks
 from semigpc.cli.failures import reported
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import say, table, verbatim
+from semigpc.cli.tables import AsJson, option, say, table, verbatim
 from semigpc.text import percent
 
 CLASSES_LISTED = 30  # on the screen
+DECISIONS, COLUMNS, IMAGES, WORK = "Which labels to give out", "Columns of a table", "Images", "How to run"
 
 
-class Prior(StrEnum):
-    """How frequent classes are taken to be."""
-
-    estimated = "estimated"
-    balanced = "balanced"
-
-
-class EngineChoice(StrEnum):
-    """What does the work."""
-
-    local = "local"
-    ray = "ray"
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise typer.BadParameter(f"it must be between 0 and 1; got {text}.")
+    return value
 
 
 @reported("label")
 def label(
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA",
-            help="A .parquet, .arrow, .feather, .csv or .npz file of embeddings, a folder of .parquet shards, "
-            "or a folder of images.",
-        ),
-    ],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Table of embeddings, or folder of images.")],
     out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
     labels: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--labels",
-            metavar="FILE",
-            help="A .csv or .parquet file: the ids and label; empty or -1 is none. Repeat for several; the last word counts.",
-        ),
-    ] = None,
-    id_column: Annotated[
-        str | None, typer.Option("--id", metavar="NAME", help="Column of ids; file_name or id unless told.")
-    ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            "--features",
-            metavar="NAMES",
-            help="A column of lists, or columns of numbers: names and patterns, separated by commas. Unless told: embedding, "
-            "the only column of lists, or all columns of numbers.",
-        ),
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option("--label-column", metavar="NAME", help="Column of labels; label unless told.")
+        list[Path] | None, typer.Option("--labels", metavar="FILE", help="Table of ids and labels; repeat for more.")
     ] = None,
     target_precision: Annotated[
         float,
-        typer.Option(
-            "--target-precision", min=0.0, max=1.0, help="Share of the labels that are to be right; abstains from others."
-        ),
+        option("--target-precision", DECISIONS, "SHARE", "Share of right labels to aim at; 0.95.", parser=_fraction),
     ] = 0.95,
     abstain: Annotated[
-        float | None,
-        typer.Option("--abstain", min=0.0, max=1.0, help="Abstain below this confidence, whatever the precision."),
+        float | None, option("--abstain", DECISIONS, "SHARE", "Give no label below this confidence.", parser=_fraction)
     ] = None,
-    answer_all: Annotated[bool, typer.Option("--answer-all", help="Never abstain; outliers are still marked.")] = False,
+    answer_all: Annotated[bool, option("--answer-all", DECISIONS, None, "Never abstain; outliers are marked.")] = False,
     prior: Annotated[
-        Prior,
-        typer.Option(
-            "--prior",
-            help="Decide for the likeliest class, as frequent as classes seem to be among the rest (estimated), or as if "
-            "all were equally frequent (balanced), which finds more of the rare ones.",
-        ),
-    ] = Prior.estimated,
-    self_training: Annotated[
-        bool,
-        typer.Option(
-            "--self-training",
-            help="Let rows that are sure help to decide: better guesses where labels are few and confidence low.",
-        ),
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sample and of cross-validation.")] = 0,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Go on without images that cannot be read and rows that are not finite.")
-    ] = False,
-    images: Annotated[
-        Path | None, typer.Option("--images", metavar="FOLDER", help="Where the images of a table are, by their ids.")
+        Literal["estimated", "balanced"], option("--prior", DECISIONS, "PRIOR", "estimated, or balanced: finds rare ones.")
+    ] = "estimated",
+    self_training: Annotated[bool, option("--self-training", DECISIONS, None, "Learn from sure rows: for few labels.")] = False,
+    id_column: Annotated[str | None, option("--id", COLUMNS, "NAME", "Of ids; file_name or id by default.")] = None,
+    features: Annotated[
+        str | None, option("--features", COLUMNS, "NAMES", "Of features, as in 'f_*'; separated by commas.")
     ] = None,
-    image_url: Annotated[
-        str | None,
-        typer.Option("--image-url", metavar="PREFIX", help="What Label Studio is to find before the name of an image."),
-    ] = None,
-    follow_links: FollowLinks = False,
+    label_column: Annotated[str | None, option("--label-column", COLUMNS, "NAME", "Of labels; label by default.")] = None,
     model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="The network that sees images: any timm backbone.")
+        str, option("--model", IMAGES, "NAME", "Any timm backbone; tf_efficientnet_lite0.")
     ] = "tf_efficientnet_lite0",
-    pretrained: Annotated[
-        str, typer.Option("--pretrained", metavar="SOURCE", help="Its weights, as for semigpc embed.")
-    ] = "auto",
+    pretrained: Annotated[str, option("--pretrained", IMAGES, "SOURCE", "Its weights, as for semigpc embed.")] = "auto",
+    images: Annotated[Path | None, option("--images", IMAGES, "FOLDER", "Where the images of a table are.")] = None,
+    image_url: Annotated[str | None, option("--image-url", IMAGES, "PREFIX", "Of image names, for Label Studio.")] = None,
+    follow_links: Annotated[bool, option("--follow-links", IMAGES, None, "Use links that lead out of a folder.")] = False,
     engine: Annotated[
-        EngineChoice,
-        typer.Option(
-            "--engine",
-            help="Label in this process (local), or a folder of .parquet partitions by many (ray). RAY_ADDRESS names a "
-            "cluster; DATA and --out may then be addresses such as s3://bucket/folder.",
-        ),
-    ] = EngineChoice.local,
-    report: Annotated[
-        bool, typer.Option("--report/--no-report", help="Cross-validate and write the page, or leave that out to be quick.")
-    ] = True,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace labels that were made otherwise.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
+        Literal["local", "ray"], option("--engine", WORK, "ENGINE", "local, or ray for folders of .parquet files.")
+    ] = "local",
+    no_report: Annotated[bool, option("--no-report", WORK, None, "Skip cross-validation and the page.")] = False,
+    seed: Annotated[int, option("--seed", WORK, "N", "Of sampling and cross-validation; 0.", min=0)] = 0,
+    skip_bad: Annotated[bool, option("--skip-bad", WORK, None, "Leave out unreadable images and infinite rows.")] = False,
+    overwrite: Annotated[bool, option("--overwrite", WORK, None, "Replace labels that were made otherwise.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Label every row from the few that have a label, and say why.
 
-    Writes to --out: labels.parquet and labels.csv (id, label, confidence,
-    variance, status, reasons), report.html with the precision to expect, and
-    label_studio.json to import. The status says what a label is worth:
-    labelled (given by you), pseudo, abstained (a guess below the
-    threshold) or outlier (unlike all that is labelled).
-
-    Rows are streamed: DATA may be larger than memory, except .npz. Stopped,
-    the same command goes on. Images are embedded first, as by semigpc embed.
-
-    With --engine ray every partition of DATA becomes one of --out/labels with
-    the same numbers; _complete.json is there when all are. No CSV, no Label
-    Studio.
-
-    For example:
+    Writes labels.parquet, labels.csv, label_studio.json and report.html. Each
+    row has a label, a confidence and a status: labelled (by you), pseudo,
+    abstained (below the threshold) or outlier. Stopped, the same command
+    goes on. For formats and --engine ray see docs/labeling.md.
 
       semigpc label photos --labels labels.csv --out labelled
-      semigpc label photos --labels labels.csv --labels more.csv --out better
       semigpc label x.parquet --labels labels.csv --out labelled --abstain 0.8
-      semigpc label x.csv --features 'f_*' --label-column kind --out labelled
-      semigpc label parts --labels labels.csv --out labelled --engine ray
     """
     if answer_all and abstain is not None:
         raise typer.BadParameter("--answer-all and --abstain exclude each other.", param_hint="--abstain")
-    if engine is EngineChoice.ray and (images is not None or image_url is not None):
+    if engine == "ray" and (images is not None or image_url is not None):
         raise typer.BadParameter("images and Label Studio are for --engine local.", param_hint="--images, --image-url")
     from semigpc.data.dataset import DataError
     from semigpc.labeling.bulk import Address, place_of
@@ -159,7 +86,7 @@ def label(
     from semigpc.labeling.label import label_data
 
     place, folder = place_of(data), place_of(out)
-    if engine is EngineChoice.local and any(isinstance(path, Address) for path in (place, folder)):
+    if engine == "local" and any(isinstance(path, Address) for path in (place, folder)):
         raise DataError("Addresses are for --engine ray; without it DATA and --out are files and folders of this machine.")
     settings = LabelSettings(
         data=place,
@@ -171,17 +98,17 @@ def label(
         image_url=image_url,
         target_precision=None if answer_all or abstain is not None else target_precision,
         abstain=abstain,
-        class_prior="balanced" if prior is Prior.balanced else "estimated",
+        class_prior=prior,
         self_training=self_training,
         seed=seed,
         skip_bad=skip_bad,
-        report=report,
+        report=not no_report,
         embed=EmbedConfig(model=model, pretrained=pretrained),
         follow_links=follow_links,
     )
     try:
         with StageBar() as bar:
-            if engine is EngineChoice.ray:
+            if engine == "ray":
                 from semigpc.labeling.ray_engine import label_on_ray
 
                 summary = label_on_ray(settings, overwrite=overwrite, progress=bar.show)
@@ -194,13 +121,13 @@ def label(
         typer.echo(json.dumps(summary, indent=2))
     else:
         written = ["labels.parquet", "labels.csv", "label_studio.json"]
-        if engine is EngineChoice.ray:
+        if engine == "ray":
             written = [f"labels/ ({summary['partitions']} partitions)", "summary.json"]
         console = Console()
         for note in summary["notes"]:
             console.print(verbatim(f"note: {note}"))
         console.print(_classes_table(summary))
-        say(f"wrote {', '.join([*written, *(['report.html'] if report else [])])} to {folder}")
+        say(f"wrote {', '.join([*written, *([] if no_report else ['report.html'])])} to {folder}")
 
 
 def _classes_table(summary: dict[str, Any]) -> Table:

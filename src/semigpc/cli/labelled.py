@@ -1,9 +1,8 @@
 """``semigpc suggest`` and ``semigpc audit``: what to label next, and how many labels are right, in a folder of labels."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import say, share, table, verbatim
+from semigpc.cli.tables import AsJson, say, share, table, verbatim
 from semigpc.text import percent
 
 if TYPE_CHECKING:
@@ -20,13 +19,6 @@ if TYPE_CHECKING:
 SUGGESTIONS_SHOWN = 20  # rows on the screen
 CLASSES_LISTED = 30  # and pairs of classes, on the screen
 SAMPLE = 200  # rows to check, which make an interval of some 4 points
-
-
-class Outliers(StrEnum):
-    """What to do with rows unlike all that is labelled."""
-
-    include = "include"
-    exclude = "exclude"
 
 
 @reported("suggest")
@@ -38,11 +30,12 @@ def suggest(
         typer.Option("--rare", min=0.0, max=10.0, help="How much rare classes come first: 0 not at all, 1 very much."),
     ] = 0.5,
     outliers: Annotated[
-        Outliers, typer.Option("--outliers", help="Rows unlike all that is labelled; they may be a new class.")
-    ] = Outliers.include,
+        Literal["include", "exclude"],
+        typer.Option("--outliers", help="Rows unlike all that is labelled; they may be a new class."),
+    ] = "include",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the rows that large data are represented by.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace suggestions that were filled in.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say which rows to label next, so that each label teaches the most.
 
@@ -61,7 +54,7 @@ def suggest(
     from semigpc.labeling.suggest import suggest as find
 
     project = Project.open(out)
-    config = SuggestConfig(count=count, rare=rare, outliers=outliers.value, pool=max(3000, 4 * count), seed=seed)
+    config = SuggestConfig(count=count, rare=rare, outliers=outliers, pool=max(3000, 4 * count), seed=seed)
     suggestions = find(project, config)
     path = write_suggestions(project, suggestions, overwrite=overwrite)
     if as_json:
@@ -85,14 +78,14 @@ def _suggestions_table(suggestions: "list[Suggestion]", id_name: str) -> Table:
 def audit(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder that semigpc label wrote.")],
     sample: Annotated[
-        int | None, typer.Option("--sample", min=1, max=100_000, help=f"Draw so many rows to check; {SAMPLE} unless told.")
+        int | None, typer.Option("--sample", min=1, max=100_000, help=f"Draw so many rows to check; {SAMPLE} by default.")
     ] = None,
     answers: Annotated[
         Path | None, typer.Option("--answers", metavar="FILE", help="The sample with its column truth filled in.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the drawing; 0 unless told.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the drawing; 0 by default.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Draw again, though the last sample has answers.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the precision of the pseudo-labels by checking some of them.
 

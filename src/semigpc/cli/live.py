@@ -16,21 +16,12 @@ from semigpc.training.comparison import Cell, ComparisonListener
 CLASSES_SHOWN = 12  # with their counts, of a split; more would fill the screen
 
 
-class RunProgress(Listener):
-    """Shows steps, time left, the last loss and the last balanced accuracy of one run.
+class _Bars:
+    """Bars for steps, and one before them for features that are computed once."""
 
-    Args:
-        folder: of the run, whose split is printed before the first step.
-        console: to print it on.
-    """
-
-    def __init__(self, folder: RunFolder, console: Console) -> None:
-        self.folder, self.console = folder, console
+    def __init__(self) -> None:
         self.bars = progress_bars()
-        self.task = self.bars.add_task("", total=None, note="")
         self.feature_bar = StageBar("images", line_at_end=True)
-        self.last: dict[str, str] = {}
-        self.total = 0
 
     def __enter__(self) -> Self:
         return self
@@ -42,6 +33,22 @@ class RunProgress(Listener):
     def features(self, done: int, total: int) -> None:
         """Show how many images have their features."""
         self.feature_bar.show("features", done, total)
+
+
+class RunProgress(_Bars, Listener):
+    """Shows steps, time left, the last loss and the last balanced accuracy of one run.
+
+    Args:
+        folder: of the run, whose split is printed before the first step.
+        console: to print it on.
+    """
+
+    def __init__(self, folder: RunFolder, console: Console) -> None:
+        super().__init__()
+        self.folder, self.console = folder, console
+        self.task = self.bars.add_task("", total=None, note="")
+        self.last: dict[str, str] = {}
+        self.total = 0
 
     def begin(self, first_step: int, total_steps: int) -> None:
         """Print the split, and show the bar."""
@@ -92,24 +99,12 @@ def print_split(split: dict[str, Any], console: Console) -> None:
         console.print(verbatim(line), soft_wrap=True)
 
 
-class ComparisonProgress(ComparisonListener):
+class ComparisonProgress(_Bars, ComparisonListener):
     """One bar for all runs of a comparison and one for each that is going on; a line for each finished run elsewhere."""
 
     def __init__(self, total: int, title: str) -> None:
-        self.bars = progress_bars()
+        super().__init__()
         self.all_runs = self.bars.add_task(title, total=total, note="")
-        self.feature_bar = StageBar("images", line_at_end=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.feature_bar.close()
-        self.bars.stop()
-
-    def features(self, done: int, total: int) -> None:
-        """Show how many images have their features, before any run starts."""
-        self.feature_bar.show("features", done, total)
 
     def run(self, cell: Cell, seed: int) -> Listener:
         """Return a bar for this run."""

@@ -3,18 +3,17 @@
 import csv
 import json
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from semigpc.cli.evaluate import FollowLinks, Run, Which
+from semigpc.cli.evaluate import Run, Which
 from semigpc.cli.failures import reported
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import say, table, verbatim
+from semigpc.cli.tables import AsJson, FollowLinks, say, table, verbatim
 from semigpc.text import as_utf8, percent, spreadsheet_cell
 
 if TYPE_CHECKING:
@@ -28,31 +27,23 @@ SUFFIXES = (".csv", ".parquet", ".json")
 Row = dict[str, Any]
 
 
-class Head(StrEnum):
-    """Who answers."""
-
-    auto = "auto"
-    linear = "linear"
-    gp = "gp"
-
-
 @reported("predict")
 def predict(
     run: Run,
     paths: Annotated[list[Path], typer.Argument(metavar="PATHS...", help="Images, and folders of images.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a .csv, .parquet or .json file.")] = None,
     head: Annotated[
-        Head, typer.Option("--head", help="The linear classifier, the GP, or the one the run was judged by (auto).")
-    ] = Head.auto,
+        Literal["auto", "linear", "gp"], typer.Option("--head", help="linear, gp, or the one the run was judged by (auto).")
+    ] = "auto",
     checkpoint: Which = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Name images that cannot be read, and go on.")] = False,
     follow_links: FollowLinks = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Label images with a trained run.
 
-    For each image: the class, how sure the run is of it, and the second
-    best class. Without --out the table is shown on the screen.
+    For each image: the class with its confidence, and the second best class.
+    Without --out the table is printed.
 
     For example:
 
@@ -71,10 +62,10 @@ def predict(
         typer.echo(f"skipped: {name}: {reason}", err=True)
     if skip_bad:
         images = _readable(images)
-    loaded = load_run(run, None if checkpoint is None else checkpoint.value)
-    if head is Head.gp and loaded.gp is None:
+    loaded = load_run(run, checkpoint)
+    if head == "gp" and loaded.gp is None:
         raise SettingError(f"{run} was trained without a GP, so it has no GP head. Leave --head out.")
-    rows = _label(loaded, images, loaded.head if head is Head.auto else head.value)
+    rows = _label(loaded, images, loaded.head if head == "auto" else head)
     if out is not None:
         _write(rows, out)
         say(f"wrote {out}: {len(rows)} images", err=as_json)
@@ -85,7 +76,7 @@ def predict(
 
 
 def _readable(images: "ImageSet") -> "ImageSet":
-    """Those that can be decoded; the others are named."""
+    """Return the images that can be decoded; print the others."""
     import numpy as np
 
     from semigpc.data import DataError
@@ -105,7 +96,7 @@ def _readable(images: "ImageSet") -> "ImageSet":
 def _label(run: "LoadedRun", images: "ImageSet", head: str) -> list[Row]:
     with StageBar() as bar:
         probs = run.predict(images, on_batch=bar.counter("Images", len(images))).probs
-    chosen = probs[head] if head in probs else probs["linear"]  # a GP whose buffer is still empty does not answer
+    chosen = probs[head] if head in probs else probs["linear"]  # a GP with an empty buffer gives no probabilities
     rows = []
     for name, row in zip(images.names, chosen, strict=True):
         first, second = (int(c) for c in (-row).argsort(kind="stable")[:2])

@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from semigpc.cli.failures import USAGE, reported
-from semigpc.cli.tables import say, table, verbatim
+from semigpc.cli.tables import AsJson, say, table, verbatim
 from semigpc.cli.train import Features
 
 if TYPE_CHECKING:
@@ -41,13 +40,6 @@ GP_HEAD = (
     "GP head: the prediction judged is the GP's own, of the base algorithm it is the linear layer's; what SemiGPC adds to the "
     "linear layer stands beside it."
 )
-
-
-class ScaleChoice(StrEnum):
-    """How much is run."""
-
-    paper = "paper"
-    cpu = "cpu"
 
 
 def _help_without_a_table(context: typer.Context, name: str | None) -> str | None:
@@ -87,10 +79,10 @@ def reproduce(
         int | None, typer.Option("--labels-per-class", metavar="N", min=1, help="In setting B; the paper has 4.")
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Seeds 0 to N - 1.")] = 3,
-    scale: Annotated[ScaleChoice, typer.Option("--scale", help="In full, or cut to what a CPU can do.")] = ScaleChoice.paper,
+    scale: Annotated[Literal["paper", "cpu"], typer.Option("--scale", help="In full, or cut to what a CPU can do.")] = "paper",
     features: Annotated[
         Features, typer.Option("--features", help="At scale cpu: a small network, or a frozen one's features, kept.")
-    ] = Features.live,
+    ] = "live",
     weights: Annotated[
         Path | None, typer.Option("--weights", metavar="DIR", help="Folder of pre-trained weights; ROOT/weights by default.")
     ] = None,
@@ -107,7 +99,7 @@ def reproduce(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the recall of every class into this PNG.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a table of the paper, and print our figures beside the published ones.
 
@@ -137,8 +129,8 @@ def reproduce(
     options = Options(
         root=root or Path(),
         weights=weights,
-        scale=scale.value,
-        features=features.value,
+        scale=scale,
+        features=features,
         algorithms=tuple(algorithm),
         refiners=tuple(refiner),
         labels_per_class=labels_per_class,

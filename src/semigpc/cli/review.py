@@ -1,4 +1,4 @@
-"""``semigpc review``: labels checked by a human, on a page of this machine."""
+"""``semigpc review``: check labels by hand, on a page served by this machine."""
 
 import importlib.util
 import json
@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import say
+from semigpc.cli.tables import AsJson, say
 
 if TYPE_CHECKING:
     from semigpc.review.session import Session
@@ -28,7 +28,7 @@ def review(
     export: Annotated[
         bool, typer.Option("--export", help="Write the reviewed tables and end; also while a page is open.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --export: say as JSON what was written.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check labels by hand, on a page that learns from every answer.
 

@@ -1,10 +1,10 @@
-"""What several verbs print: lines, text from outside, and tables.
+"""What several verbs share: options, and how they print lines, text from outside and tables.
 
 Names of classes, files and columns may hold anything. They reach the terminal through :func:`say` or :func:`verbatim` alone.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -14,7 +14,14 @@ from rich.text import Text
 from semigpc.text import CLASS_GROUPS, mean_and_spread, points, printable
 
 HEADS = {"linear": "linear", "gp": "GP"}
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+FollowLinks = Annotated[bool, typer.Option("--follow-links", help="Use links that lead out of a folder.")]
 NUMBER = ">"  # before the heading of a column of numbers
+
+
+def option(name: str, panel: str, metavar: str | None, text: str, **more: Any) -> Any:
+    """Return an option in a named panel of the help; the text mentions the default, so that it fits one line."""
+    return typer.Option(name, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
 def say(line: str, *, err: bool = False) -> None:

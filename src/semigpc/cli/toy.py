@@ -12,7 +12,7 @@ from rich.table import Table
 
 from semigpc.cli.failures import reported
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import comparison_table, say, share, table
+from semigpc.cli.tables import AsJson, comparison_table, say, share, table
 
 if TYPE_CHECKING:
     from semigpc.toy import ToyFigures
@@ -24,7 +24,7 @@ RATIO = 30.0  # imbalance of the demo's labels
 def demo(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the runs and the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Which split and which training.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show on handwritten digits what SemiGPC changes, in about a minute.
 
@@ -70,9 +70,7 @@ def demo(
 def toy(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the two images.")] = Path("toy"),
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**31, help="Which draw of the points.")] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the figures behind the images as JSON on standard output.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw the paper's toy problem, which shows why labels are spread with a GP.
 

@@ -3,17 +3,15 @@
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from semigpc.cli.evaluate import FollowLinks
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import HEADS, accuracy_table, say, table
+from semigpc.cli.tables import HEADS, AsJson, accuracy_table, option, say, table
 
 CHOICES = {"best_on_validation": "best on validation", "best_on_test": "best on test*"}
 OPTIMISTIC = "* chosen on the test set itself, so better than new images will be"
@@ -21,111 +19,54 @@ OWN = "Your own data"
 MANY = "Many processes"
 
 
-class Features(StrEnum):
-    """What is learnt from."""
-
-    live = "live"
-    cached = "cached"
-
-
-# Options of own data, which train and compare share.
-FeatureChoice = Annotated[
-    Features,
-    typer.Option("--features", help="live trains the network; cached keeps it frozen and trains an adapter in seconds."),
-]
-Labels = Annotated[
-    Path | None, typer.Option("--labels", metavar="FILE", help="CSV or Parquet: file_name, label.", rich_help_panel=OWN)
-]
-Test = Annotated[
-    Path | None,
-    typer.Option(
-        "--test",
-        metavar="PATH",
-        help="Labelled images to judge by: such a file, or a folder of class folders.",
-        rich_help_panel=OWN,
-    ),
-]
+# Options that train shares with compare, and the first with reproduce.
+Features = Literal["live", "cached"]
+FeatureChoice = Annotated[Features, typer.Option("--features", help="Train the network, or an adapter on cached features.")]
+Labels = Annotated[Path | None, option("--labels", OWN, "FILE", "CSV or Parquet: file_name, label.")]
+Test = Annotated[Path | None, option("--test", OWN, "PATH", "Labelled images: such a file, or class folders.")]
 Validation = Annotated[
-    str | None,
-    typer.Option(
-        "--validation",
-        metavar="FRACTION|PATH",
-        help="To choose the best step by: part of the labels, or as for --test. 0.2 if every class has 5.",
-        rich_help_panel=OWN,
-    ),
+    str | None, option("--validation", OWN, "PATH", "The same, or a fraction of the labels: 0.2 if each class has 5.")
 ]
-ModelName = Annotated[
-    str | None,
-    typer.Option("--model", metavar="NAME", help="See semigpc list models; small_cnn by default.", rich_help_panel=OWN),
-]
-ImageSize = Annotated[
-    int | None,
-    typer.Option(
-        "--image-size",
-        metavar="PIXELS",
-        min=2,
-        help="Side of the images the network sees; by default what suits it.",
-        rich_help_panel=OWN,
-    ),
-]
+ModelName = Annotated[str | None, option("--model", OWN, "NAME", "See semigpc list models; small_cnn by default.")]
+ImageSize = Annotated[int | None, option("--image-size", OWN, "PIXELS", "Side; by default what suits the network.", min=2)]
+OwnLinks = Annotated[bool, option("--follow-links", OWN, None, "Use links that lead out of a folder.")]
 
 
 @reported("train")
 def train(
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A recipe (semigpc list recipes), a folder of images, or an .npz file.")
-    ],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A recipe, a folder of images, or an .npz file.")],
     algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="See semigpc list algorithms.")] = "simmatch",
-    refiner: Annotated[
-        str, typer.Option("--refiner", metavar="NAME", help="gp is SemiGPC; none is the plain algorithm.")
-    ] = "gp",
-    addon: Annotated[
-        str, typer.Option("--addon", metavar="NAME", help="Against imbalance, on top: see semigpc list addons.")
-    ] = "none",
+    refiner: Annotated[str, typer.Option("--refiner", metavar="NAME", help="gp is SemiGPC; none the plain algorithm.")] = "gp",
+    addon: Annotated[str, typer.Option("--addon", metavar="NAME", help="See semigpc list addons.")] = "none",
     ratio: Annotated[
-        float | None, typer.Option("--ratio", metavar="GAMMA", help="Imbalance ratio of a recipe, head over tail.")
+        float | None, typer.Option("--ratio", metavar="GAMMA", help="Imbalance of a recipe, head over tail.")
     ] = None,
-    features: FeatureChoice = Features.live,
+    features: FeatureChoice = "live",
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of split, weights and order.")] = 0,
-    steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="How long; short for train.steps.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Short for --set train.steps=N.")] = None,
     settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any setting, repeatable, as in refiner.engine=lowrank and refiner.engine.rank=256; see semigpc list settings "
-            "DATA.",
-        ),
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting: see semigpc list settings DATA.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Run folder; by default runs/ and a name made of the above.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder, if there is one.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run folder; runs/NAME by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
     labels: Labels = None,
     test: Test = None,
     validation: Validation = None,
     model: ModelName = None,
     image_size: ImageSize = None,
-    follow_links: FollowLinks = False,
-    devices: Annotated[
-        int,
-        typer.Option(
-            "--devices", metavar="N", min=1, help="Processes that share each batch, one per GPU.", rich_help_panel=MANY
-        ),
-    ] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
+    follow_links: OwnLinks = False,
+    devices: Annotated[int, option("--devices", MANY, "N", "Processes that share each batch, one per GPU; 1.", min=1)] = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Train a classifier from few labels and many unlabelled images.
 
     Settings come from the defaults, then from the recipe, then from --set.
     The run folder keeps them with the split, every figure, the checkpoints
     and report.html. Ctrl-C saves and stops; the same command with --resume
-    goes on. A run that was killed ends with the same bits as one that was
-    not.
+    goes on, and ends with the same bits as a run that was not stopped.
 
     With --features cached a pretrained network stays as it is: features of
-    all images are computed once and kept (in ~/.cache/semigpc, or where
-    SEMIGPC_CACHE says), and training takes seconds. The network is
+    all images are computed once, and training takes seconds. The network is
     EfficientNet-Lite0 from the extra 'embedded', or --model of timm's.
 
     With --devices the batch is shared by so many processes on this machine,
@@ -136,9 +77,7 @@ def train(
 
       semigpc train digits --ratio 30 --algorithm simmatch --refiner gp
       semigpc train photos --labels labels.csv --test test.csv
-      semigpc train photos --labels labels.csv --set train.lr=1e-3
       semigpc train photos --labels labels.csv --features cached
-      semigpc train photos --labels labels.csv --devices 4
     """
     from semigpc.cli.live import RunProgress
     from semigpc.recipes.lookup import TrainOptions, resolve
@@ -159,7 +98,7 @@ def train(
         validation=validation,
         model=model,
         image_size=image_size,
-        cached=features is Features.cached,
+        cached=features == "cached",
         follow_links=follow_links,
     )
     cache = DataCache()

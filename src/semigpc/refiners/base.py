@@ -103,7 +103,7 @@ class Placement(HostState):
 
 @dataclass(frozen=True, kw_only=True)
 class NoRefinerConfig:
-    """No refinement has no options."""
+    """No refinement: the base algorithm."""
 
 
 class NoRefiner(nn.Module):

@@ -209,7 +209,7 @@ ENGINES: dict[str, type[EngineOptions]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class GPConfig(PlacementConfig):
-    """The options of SemiGPC, beside those of :class:`PlacementConfig`.
+    """SemiGPC: the posterior mean of a GP over labelled features, in place of the classifier's opinion.
 
     Args:
         role: ``refine`` replaces the weak view's probabilities and changes no gradient path; ``classifier`` puts the GP in the
