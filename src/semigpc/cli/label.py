@@ -69,7 +69,7 @@ def label(
     Writes labels.parquet, labels.csv, label_studio.json and report.html. Each
     row has a label, a confidence and a status: labelled (by you), pseudo,
     abstained (below the threshold) or outlier. Stopped, the same command
-    goes on. For formats and --engine ray see docs/labeling.md.
+    goes on. For formats and --engine ray see docs/label.md.
 
       semigpc label photos --labels labels.csv --out labelled
       semigpc label x.parquet --labels labels.csv --out labelled --abstain 0.8
