@@ -179,6 +179,7 @@ def test_it_starts_once_and_then_answers_with_the_average_of_its_head() -> None:
     assert not addon.learns, "no second pass over labelled images is asked for"
 
 
+@pytest.mark.slow
 def test_a_head_started_as_long_as_by_default_knows_every_class() -> None:
     survey = a_survey(torch.float32)
     addon = make(torch.float32, **{name: getattr(CoSSLConfig(), name) for name in OPTIONS})

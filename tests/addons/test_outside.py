@@ -103,6 +103,7 @@ def test_one_line_in_the_dictionary_puts_an_add_on_into_every_algorithm(algorith
     assert "loss_humble" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("humble")
 def test_humility_is_seen_in_the_pseudo_labels(tmp_path: Path) -> None:
     """With humility 1 every label is 1/C, so that nothing passes a threshold."""

@@ -1,7 +1,6 @@
 """Batteries over every algorithm with every refiner: it steps, it resumes, and a silent refiner is none at all."""
 
 import copy
-import itertools
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.refiners import REFINERS, NoRefiner, Refiner
 from semigpc.types import Batch, Clock, Labeled, ModelOutput, Networks, StepOutput
 from tests.algorithms.tiny import LABELS, Steppable, TinyNetwork, learn, make_algorithm, make_refiner, pair, seeded, stream
+from tests.batteries import combinations
 
 MEMORY: dict[str, Any] = {"buffer_size": 12, "warmup_steps": 1}
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "remixmatch": {"warmup": 0.3},
 }
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
-every_pair = pytest.mark.parametrize(("name", "setting"), list(itertools.product(ALGORITHMS, SETTINGS)))
+every_pair = pytest.mark.parametrize(("name", "setting"), combinations(list(ALGORITHMS), list(SETTINGS)))
 
 
 def make(name: str, setting: str) -> Steppable:
@@ -122,8 +122,7 @@ def test_the_state_says_all_there_is(name: str, setting: str) -> None:
     assert run(algorithm, pair(), batches) == first
 
 
-@pytest.mark.parametrize("setting", ["similarity", "gp", "gp-classifier"])
-@every_algorithm
+@pytest.mark.parametrize(("name", "setting"), combinations(list(ALGORITHMS), ["similarity", "gp", "gp-classifier"]))
 def test_a_refiner_in_its_warm_up_is_none_at_all(name: str, setting: str) -> None:
     refiner, options = SETTINGS[setting]
     warming = make_algorithm(name, make_refiner(refiner, **{**options, "warmup_steps": 6}), **OPTIONS.get(name, {}))
@@ -137,8 +136,10 @@ def test_a_refiner_in_its_warm_up_is_none_at_all(name: str, setting: str) -> Non
     assert (run(warming, here, batches[6:], 6) != run(bare, there, batches[6:], 6)) == speaks, "and then it speaks"
 
 
-@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting not in ("none", "gp-classifier")])
-@every_algorithm
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    combinations(list(ALGORITHMS), [setting for setting in SETTINGS if setting not in ("none", "gp-classifier")]),
+)
 def test_a_refiner_without_weight_changes_no_bit(name: str, setting: str) -> None:
     refiner, options = SETTINGS[setting]
     mute = make_algorithm(name, make_refiner(refiner, **{**options, "blend": 0.0}), **OPTIONS.get(name, {}))

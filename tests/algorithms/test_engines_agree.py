@@ -24,6 +24,7 @@ def said(features: Tensor) -> ModelOutput:
     return ModelOutput(features.new_zeros(len(features), CLASSES), features, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "spread", "steps", "size"),
     [

@@ -24,6 +24,7 @@ from tests.algorithms.tiny import (
     seeded,
     stream,
 )
+from tests.batteries import combinations
 
 MASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "fixmatch": ("fixmatch", {"threshold": 0.7, "unlabeled_weight": 1.3}),
@@ -119,8 +120,10 @@ def test_the_base_algorithm_follows_its_equations(case: str) -> None:
     assert case in UNMASKED or min(shadow.passed, shadow.stopped) > 0, "no mixed masks, nothing shown"
 
 
-@pytest.mark.parametrize("setting", GP_CASES)
-@pytest.mark.parametrize("case", ["supervised", "fixmatch", "freematch", "remixmatch", "simmatch", "comatch"])
+@pytest.mark.parametrize(
+    ("case", "setting"),
+    combinations(["supervised", "fixmatch", "freematch", "remixmatch", "simmatch", "comatch"], list(GP_CASES)),
+)
 def test_the_algorithm_with_a_gp_follows_its_equations(case: str, setting: str) -> None:
     name, options = {**MASKED, **UNMASKED}[case]
     refiner, slow = gp(**GP_CASES[setting])

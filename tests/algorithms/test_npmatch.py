@@ -198,6 +198,7 @@ def test_a_network_without_a_process_and_a_task_without_images_are_refused() -> 
         NPMatch(CONFIG, Plain(), TASK).step(pair, stream(1)[0], Clock(0, 20, 4))
 
 
+@pytest.mark.slow
 def test_it_learns_long_tailed_digits(tmp_path: Path) -> None:
     experiment = RECIPES["digits"](algorithm="npmatch", refiner="none", seed=0)
     short = experiment.override(["train.steps=60", "train.ema=0.9", "train.eval_steps=60", "train.checkpoint_steps=60"])

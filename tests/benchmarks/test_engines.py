@@ -60,6 +60,7 @@ def test_the_picked_length_scale_is_one_of_the_estimators_grid(study: Study) -> 
     assert 0.05 < study.picked(rows).kernel.length_scale < 10
 
 
+@pytest.mark.slow
 def test_error_falls_with_the_rank_at_every_length_scale(study: Study) -> None:
     record = ranks(study, size=400, wanted=[8, 64, 256])
     assert [curve["factor"] for curve in record["curves"]] == [1, 2, 4]
@@ -69,6 +70,7 @@ def test_error_falls_with_the_rank_at_every_length_scale(study: Study) -> None:
         assert 0 < curve["effective_dimension"] < 400
 
 
+@pytest.mark.slow
 def test_every_engine_is_timed_and_compared_at_every_size(study: Study, tmp_path: Path) -> None:
     records = sizes(study, wanted=[100, 200], rank=50, steps=2)
     assert [record["size"] for record in records] == [100, 200]
@@ -97,6 +99,7 @@ def test_a_warm_start_is_counted_beside_a_cold_one(study: Study) -> None:
     assert np.isfinite(record["warm_over_cold"])
 
 
+@pytest.mark.slow
 def test_the_buffer_of_a_run_is_looked_at_as_it_stands(tmp_path: Path) -> None:
     train(small_run(), tmp_path / "run")
     record = run_buffer(tmp_path / "run", wanted=[8, 64, 512], seed=0)
@@ -108,6 +111,7 @@ def test_the_buffer_of_a_run_is_looked_at_as_it_stands(tmp_path: Path) -> None:
     assert 0 < record["effective_dimension"] < record["rows"]
 
 
+@pytest.mark.slow
 def test_a_run_without_a_gp_has_no_buffer(tmp_path: Path) -> None:
     train(small_run(refiner="none"), tmp_path / "run")
     with pytest.raises(RunError, match="has no GP with rows in its buffer; train one with --refiner gp"):

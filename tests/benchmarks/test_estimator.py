@@ -48,6 +48,7 @@ def test_balanced_accuracy_counts_classes_and_not_rows() -> None:
     assert balanced_accuracy(np.array([0, 0, 0, 1]), np.array([0, 0, 0, 0])) == 0.5
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "study.json"
     loaded: list[str] = []

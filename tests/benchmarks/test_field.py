@@ -37,6 +37,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return out, json.loads((out / "field.json").read_text()), done.stdout
 
 
+@pytest.mark.slow
 def test_the_table_has_every_cell_and_what_stands_beside_them(studied: tuple[Path, dict[str, Any], str]) -> None:
     out, summary, printed = studied
     rows = summary["problems"]["digits_a"]["rows"]
@@ -55,6 +56,7 @@ def test_the_table_has_every_cell_and_what_stands_beside_them(studied: tuple[Pat
     assert (summary["refused"], summary["unfinished"]) == ([], 0)
 
 
+@pytest.mark.slow
 def test_ranks_and_gains_are_those_of_the_rows(studied: tuple[Path, dict[str, Any], str]) -> None:
     _, summary, printed = studied
     table = {
@@ -78,6 +80,7 @@ def test_ranks_and_gains_are_those_of_the_rows(studied: tuple[Path, dict[str, An
     assert summary["by_network"] == {"ranks": summary["ranks"], "with_gp": summary["with_gp"]}  # digits have no GP head
 
 
+@pytest.mark.slow
 def test_what_the_network_itself_says_is_told_beside_the_gp(studied: tuple[Path, dict[str, Any], str], tmp_path: Path) -> None:
     out, summary, _ = studied
     shutil.copytree(out, tmp_path / "copy")
@@ -94,6 +97,7 @@ def test_what_the_network_itself_says_is_told_beside_the_gp(studied: tuple[Path,
     assert "By the network's own answer everywhere instead:" in bench(*call).stdout
 
 
+@pytest.mark.slow
 def test_runs_leave_figures_and_no_weights(studied: tuple[Path, dict[str, Any], str]) -> None:
     out, _, _ = studied
     runs = list(out.glob("*/cells/*/seed0"))
@@ -102,6 +106,7 @@ def test_runs_leave_figures_and_no_weights(studied: tuple[Path, dict[str, Any], 
     assert max(sum(file.stat().st_size for file in run.iterdir()) for run in runs) < 200_000
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_told_without_running_more(studied: tuple[Path, dict[str, Any], str]) -> None:
     out, summary, _ = studied
     more = ("--base", "freematch", "--only-summary", "--json")
@@ -116,6 +121,7 @@ def test_what_is_finished_is_told_without_running_more(studied: tuple[Path, dict
     assert "4 runs are not finished" in told.stdout
 
 
+@pytest.mark.slow
 def test_refused_combinations_are_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(field.addon_steps, "__kwdefaults__", {"repetitions": 1, "advance": lambda _: None})
     few = ("--problem", "digits_a", "--base", "supervised", "--addon", "effective_number", "--addon", "darp")

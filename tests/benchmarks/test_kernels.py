@@ -67,6 +67,7 @@ def test_likelihood_and_accuracy_are_as_written_out(points: Points) -> None:
     assert found["balanced_accuracy"] == pytest.approx(float(np.mean([float(right[truth == c].mean()) for c in range(10)])))
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_where_it_was_and_counts_who_is_better(tmp_path: Path) -> None:
     out, loaded = tmp_path / "study.json", []
 
@@ -96,6 +97,7 @@ def test_a_study_goes_on_where_it_was_and_counts_who_is_better(tmp_path: Path) -
     assert (tmp_path / "study.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_a_study_is_printed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "PROBLEMS", (SMALL,))
     call = ("kernels", "--data", "digits", "--seeds", "1", "--out", tmp_path / "k.json")

@@ -101,6 +101,7 @@ def test_a_peer_that_holds_too_much_is_stopped() -> None:
     assert _answer(ours, os.getpid(), Budget(bytes=2**20)) == "memory"
 
 
+@pytest.mark.slow
 def test_a_real_peer_labels_all_rows_in_a_process_of_its_own() -> None:
     record = largest_size("label_spreading", CLUSTERS, labels=100, rows=400, budget=Budget(seconds=120))
     assert (record["rows"], record["stopped"], record["stopped_at"]) == (400, None, None)

@@ -61,6 +61,7 @@ def test_bad_options_are_refused_before_anything_is_timed(tmp_path: Path, monkey
     refused("engines", "--part", "run", "--out", "e.json", words="the part run needs --run RUN")
 
 
+@pytest.mark.slow
 def test_engines_are_compared_and_a_finished_part_is_not_run_again(tmp_path: Path) -> None:
     out, plot = tmp_path / "engines.json", tmp_path / "engines.png"
     options = ("--part", "sizes", "--size", 100, "--rank", 32, "--steps", 2, "--out", out)

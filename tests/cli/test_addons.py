@@ -20,6 +20,7 @@ def test_its_settings_are_listed_with_its_values() -> None:
     assert "addon.warmup=0.4" in done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_run_with_an_add_on_is_evaluated_and_used_by_its_head(tmp_path: Path) -> None:
     run = tmp_path / "run"
     few = ("--steps", "60", "--set", "train.ema=0.9", *SHORT)
@@ -37,6 +38,7 @@ def test_a_run_with_an_add_on_is_evaluated_and_used_by_its_head(tmp_path: Path) 
     assert json.loads(judged.stdout)["heads"]["linear"]["top1"] == pytest.approx(last["top1"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_without_a_folder_the_name_says_which_add_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = semigpc("train", "digits", "--algorithm", "fixmatch", "--addon", "saw", "--refiner", "none", "--steps", "2")
@@ -44,6 +46,7 @@ def test_without_a_folder_the_name_says_which_add_on(tmp_path: Path, monkeypatch
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-fixmatch-saw-none-seed0"]
 
 
+@pytest.mark.slow
 def test_a_comparison_pairs_an_add_on_with_itself(tmp_path: Path) -> None:
     done = semigpc(
         *("compare", "digits", "--algorithm", "fixmatch", "--addon", "none", "--addon", "logit_adjustment", "--seeds", "1"),

@@ -18,6 +18,7 @@ from tests.cli.own_data import CLASSES, make_class_folders, make_folder, write_t
 QUICK = ("--algorithm", "fixmatch", "--refiner", "none", "--set", "train.threads=1")
 
 
+@pytest.mark.slow
 def test_missing_folders_and_files(trained: Trained, tmp_path: Path) -> None:
     refused("train", tmp_path / "nowhere", code=2, words=f"there is no folder or file {tmp_path / 'nowhere'}")
     refused("train", "digts", code=2, words="Did you mean 'digits'?")
@@ -28,6 +29,7 @@ def test_missing_folders_and_files(trained: Trained, tmp_path: Path) -> None:
     assert semigpc("evaluate", tmp_path / "nowhere").exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["on_00.png", "tw_10.png"])  # a labelled one, an unlabelled one
 def test_a_truncated_image_is_named(tmp_path: Path, name: str) -> None:
     photos = make_folder(tmp_path)
@@ -39,6 +41,7 @@ def test_a_truncated_image_is_named(tmp_path: Path, name: str) -> None:
     assert semigpc(*command, "--resume").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_class_with_a_single_label_is_noted(tmp_path: Path) -> None:
     photos = make_folder(tmp_path, labels=(6, 5, 1))
     done = semigpc("train", photos, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "run", "--steps", "1", *QUICK)
@@ -122,6 +125,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(trained: Trained, tmp_path
     refused("train", "digits", "--out", tmp_path / "file" / "run", "--steps", "1", *QUICK, code=1, words="Not a directory")
 
 
+@pytest.mark.slow
 def test_resuming_with_other_settings(trained: Trained) -> None:
     tables = ("--labels", trained.root / "labels.csv", "--test", trained.root / "test.csv")
     command = ("train", trained.photos, *tables, "--out", trained.run, "--resume", *SHORT)
@@ -142,6 +146,7 @@ def files_no_larger_than(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_checkpointing(tmp_path: Path) -> None:
     """The first half of a run is saved, the next checkpoint finds no room, and later the run goes on from where it was."""
     half = ("train", "digits", "--out", tmp_path, "--steps", "6", "--set", "train.checkpoint_steps=2", *QUICK, "--resume")

@@ -18,6 +18,7 @@ runner = CliRunner()
 SHORT = ("--set", "train.steps=8", "--set", "train.eval_steps=8", "--set", "train.threads=1", "--set", "refiner.warmup_steps=2")
 
 
+@pytest.mark.slow
 def test_compare_writes_tables_and_a_page_for_each_ratio(tmp_path: Path) -> None:
     command = ["compare", "digits", "--algorithm", "fixmatch", "--ratio", "10", "--ratio", "30", "--seeds", "2", *SHORT]
     done = runner.invoke(app, [*command, "--out", str(tmp_path), "--json"])

@@ -14,6 +14,7 @@ from tests.cli.calls import semigpc as call
 doctor = sys.modules["semigpc.cli.doctor"]
 
 
+@pytest.mark.slow
 def test_this_installation_is_sound() -> None:
     done = call("doctor", "--json")
     assert done.exit_code == 0, done.output
@@ -24,6 +25,7 @@ def test_this_installation_is_sound() -> None:
     assert "Everything needed works." in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["torchvision", "torch"])
 def test_a_package_that_cannot_be_imported_comes_with_the_command_that_mends_it(package: str, tmp_path: Path) -> None:
     (tmp_path / f"{package}.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")

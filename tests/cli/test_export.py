@@ -26,6 +26,7 @@ def run(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_it_says_what_was_written_and_how_it_was_checked(run: Path) -> None:
     first, second = (run / "printed").read_text().splitlines()
     outputs = "probabilities (linear), linear_probabilities (linear), gp_probabilities (gp)"
@@ -71,6 +72,7 @@ def test_nothing_is_replaced_unless_asked(run: Path, tmp_path: Path) -> None:
     assert out.stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_images_that_are_gone_are_noted(trained: Trained, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(trained.run, copy)

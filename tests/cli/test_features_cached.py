@@ -60,6 +60,7 @@ def results(run: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @needs_package
 def test_training_computes_features_and_learns_from_them(cached: Cached) -> None:
     assert f"features: {IMAGES} of {IMAGES} images, 0 s left" in cached.lines
@@ -72,6 +73,7 @@ def test_training_computes_features_and_learns_from_them(cached: Cached) -> None
     assert {path.name.partition("-")[0] for path in cached.shards} == {"key.json", "views", "plain"}
 
 
+@pytest.mark.slow
 @needs_package
 def test_the_second_run_starts_without_computing_and_ends_the_same(cached: Cached, tmp_path: Path) -> None:
     before = cached.shards
@@ -82,6 +84,7 @@ def test_the_second_run_starts_without_computing_and_ends_the_same(cached: Cache
     assert results(tmp_path / "again") == results(cached.run)
 
 
+@pytest.mark.slow
 @needs_package
 def test_other_algorithms_share_the_features(cached: Cached, tmp_path: Path) -> None:
     command = cached.command[: -len(SHORT)]  # there is no buffer to set

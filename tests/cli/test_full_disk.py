@@ -69,6 +69,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.slow
 def test_train_before_and_after_the_first_checkpoint(disk: Disk) -> None:
     run = disk.path / "run"
     disk.fill(leave=0)
@@ -80,6 +81,7 @@ def test_train_before_and_after_the_first_checkpoint(disk: Disk) -> None:
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.slow
 def test_label(disk: Disk, tmp_path: Path) -> None:
     data, labels = write(tmp_path, "parquet", X, IDS), write_labels(tmp_path / "labels.csv", LABELS)
     command = ("label", data, "--labels", labels, "--no-report", "--out", disk.path / "out")
@@ -122,6 +124,7 @@ def test_predict(disk: Disk, trained: Trained, name: str) -> None:
     assert sorted(path.name for path in disk.path.iterdir()) == ["filler", name]
 
 
+@pytest.mark.slow
 def test_export(disk: Disk, trained: Trained) -> None:
     pytest.importorskip("onnx", reason="the extra export is not installed")
     command = ("export", trained.run, "--out", disk.path / "model.onnx", "--overwrite")

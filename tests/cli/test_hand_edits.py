@@ -27,6 +27,7 @@ def judge(root: Path, case: Case, number: int) -> str | None:
     return None if found is None else f"{number}: {case.verb[0]} {case.file}, {how}: {found}: {done.output[-600:]}"
 
 
+@pytest.mark.slow
 def test_a_few_edits_by_hand(root: Path) -> None:
     """Each file once, with the last of the verbs that read it."""
     chosen = {case.file: case for case in make_artefacts(root, everything=False)}

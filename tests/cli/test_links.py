@@ -27,6 +27,7 @@ def linked(trained: Trained, tmp_path: Path) -> Path:
     return photos
 
 
+@pytest.mark.slow
 def test_train(linked: Path, tmp_path: Path) -> None:
     command = ("train", linked, "--labels", tmp_path / "labels.csv", "--steps", "2", "--out", tmp_path / "run", *SHORT)
     assert "--follow-links" in refused(*command, code=2, words=WORDS)

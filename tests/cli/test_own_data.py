@@ -113,6 +113,7 @@ def test_images_that_cannot_be_read_stop_or_are_skipped(trained: Trained, tmp_pa
     refused("predict", trained.run, tmp_path / "bad.png", "--skip-bad", code=2, words="none of the 1 images")
 
 
+@pytest.mark.slow
 def test_parquet_labels_mean_the_same_as_csv(trained: Trained, tmp_path: Path) -> None:
     rows = read_csv(trained.root / "labels.csv")
     table = pyarrow.table({"file_name": [r["file_name"] for r in rows], "label": [r["label"] or None for r in rows]})
@@ -143,6 +144,7 @@ def test_class_folders_with_a_validation_part(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output  # the sub-folder that holds no class is left out here too
 
 
+@pytest.mark.slow
 def test_arrays(tmp_path: Path) -> None:
     x = np.concatenate([pixels(name, 12) for name in CLASSES])
     y = np.repeat(np.arange(3), 12)

@@ -48,6 +48,7 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Prices ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_list_prices_every_cell_without_data() -> None:
     shown = semigpc("reproduce", "--list")
     assert shown.exit_code == 0, shown.output
@@ -74,6 +75,7 @@ def test_the_list_of_one_table_can_be_cut_down() -> None:
     assert told["seeds"] == 1
 
 
+@pytest.mark.slow
 def test_the_cpu_scale_has_prices_of_its_own() -> None:
     done = semigpc("reproduce", "cifar10_lt", "--list", "--scale", "cpu", "--json")
     assert done.exit_code == 0, done.output
@@ -127,6 +129,7 @@ def test_missing_weights_are_told_before_anything_runs(tmp_path: Path) -> None:
 # Running -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command: tuple[str | Path, ...] = ("reproduce", "cifar10_lt", "--root", cifar, "--scale", "cpu", "--seeds", "1")
@@ -195,6 +198,7 @@ def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> N
     assert line.startswith("labels only")
 
 
+@pytest.mark.slow
 def test_cached_features_are_a_reproduction_of_their_own(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

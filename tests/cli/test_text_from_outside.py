@@ -59,6 +59,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_label_writes_what_it_means_and_draws_it(labelled: Path) -> None:
     exact = parquet.read_table(labelled / "out/labels.parquet")
     names, labels = exact["file_name"].to_pylist(), exact["label"].to_pylist()
@@ -148,6 +149,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(root, root / "run", done.stdout)
 
 
+@pytest.mark.slow
 def test_train_names_the_classes_and_draws_them(trained: Trained) -> None:
     for name in ("=cmd|' /C calc'!A0", "@SUM(1)", SHOWN, "[/b]", 'a,b"c', "$x_1$"):
         assert f"{name} 3" in trained.stdout
@@ -181,6 +183,7 @@ def test_predict_shows_and_writes_any_name(trained: Trained, monkeypatch: pytest
         assert written[Path(row["file"]).name]["label"] == spreadsheet_cell(row["label"])
 
 
+@pytest.mark.slow
 def test_evaluate_and_export_take_any_name(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     printed("evaluate", trained.run)
     data = trained.root / "new [red]\x1b[1m"

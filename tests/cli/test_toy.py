@@ -40,6 +40,7 @@ def printed(folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_both_images_are_written_and_named(printed: str, folder: Path) -> None:
     for name in ("propagation.png", "confidence_maps.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
@@ -90,6 +91,7 @@ def test_help_says_what_to_look_at() -> None:
         assert words in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_json_stands_alone_on_standard_output_and_holds_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = runner.invoke(semigpc_app, ["toy", "--seed", "3", "--json"])

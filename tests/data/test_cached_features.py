@@ -159,6 +159,7 @@ def test_batches_are_a_function_of_seed_and_step() -> None:
     assert len({tuple(batch.x[:, 2].tolist()) for batch in expected}) > 10, "views are drawn anew at every step"
 
 
+@pytest.mark.slow
 def test_a_worker_changes_nothing() -> None:
     assert all(map(same, batches(workers=1), batches()))
 

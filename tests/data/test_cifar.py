@@ -35,6 +35,7 @@ def binary(small: NDArray[Any], tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_classes", [10, 100])
 def test_official_files_give_the_counts_of_the_paper(tmp_path: Path, n_classes: Literal[10, 100]) -> None:
     form, labels, pixels = FORMS[n_classes], np.tile(np.arange(n_classes), 60_000 // n_classes), random_pixels(300)

@@ -60,7 +60,9 @@ def test_names_with_a_root_stay_in_the_folder(tmp_path: Path) -> None:
     assert not Path("/abs").exists()
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"no tar file" * 100), gzip.compress(packed(GOOD[3]))])
+@pytest.mark.parametrize(
+    "content", [gzip.compress(b"no tar file" * 100), gzip.compress(packed(GOOD[3]))], ids=["no tar", "other tar"]
+)
 def test_another_archive_is_named_and_leaves_nothing_behind(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(DataError, match=r"x.tar.gz cannot be unpacked into .*if it is another archive or damaged, delete it"):
         extract(SOURCE, written(tmp_path, content), tmp_path / "folder")

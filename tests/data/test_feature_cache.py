@@ -102,6 +102,7 @@ def test_views_are_the_same_when_computed_in_two_calls(tmp_path: Path, expected:
     assert same(everything(compute(tmp_path, splits), splits), expected)
 
 
+@pytest.mark.slow
 def test_a_worker_changes_nothing_and_does_not_outlive_the_work(tmp_path: Path) -> None:
     before = set(multiprocessing.active_children())
     splits = splits_of(noise(90), unlabeled=range(80), test=range(80, 90))  # enough for a worker to be worth it

@@ -73,6 +73,7 @@ def die_while_writing(root: str) -> None:
     compute(Path(root), splits_of(noise()))
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_leaves_whole_files(tmp_path: Path, expected: dict[str, Tensor]) -> None:
     code = f"import sys; from {__name__} import die_while_writing; die_while_writing(sys.argv[1])"
     victim = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[2], capture_output=True)

@@ -61,6 +61,7 @@ def test_rows_are_the_images_that_the_indices_name() -> None:
         assert torch.equal(batch.views["weak"][row], plain.plain([SPLITS.unlabeled[index]])[0])
 
 
+@pytest.mark.slow
 def test_one_worker_changes_nothing_and_can_be_asked_again() -> None:
     expected, before = list(loader()), torch.get_rng_state()
     batches = loader(workers=1)
@@ -71,6 +72,7 @@ def test_one_worker_changes_nothing_and_can_be_asked_again() -> None:
     assert torch.equal(torch.get_rng_state(), before)  # the model's random numbers are its own
 
 
+@pytest.mark.slow
 def test_two_workers_change_nothing_when_a_run_resumes() -> None:
     resumed = list(loader(workers=2, first_step=5, total_steps=12))
     assert len(resumed) == 7
@@ -151,6 +153,7 @@ def test_the_global_generator_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_evaluation_sees_every_image_once_in_order(workers: int) -> None:
     assert SPLITS.test is not None

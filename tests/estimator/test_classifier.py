@@ -179,6 +179,7 @@ def test_a_row_far_from_everything_is_an_outlier_and_gets_no_label() -> None:
     assert model.predict_proba(far)[0] == pytest.approx(1 / 3, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_target_precision_is_kept_where_classes_overlap() -> None:
     kept, covered, all_right = [], [], []
     for seed in range(10):

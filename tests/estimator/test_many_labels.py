@@ -92,6 +92,7 @@ def test_scores_and_variance_are_the_average_of_the_members() -> None:
     assert model.covariance(queries, queries).diagonal() == pytest.approx(variance.numpy(), abs=2e-5)
 
 
+@pytest.mark.slow
 def test_labels_are_those_of_one_exact_gp_in_nine_of_ten_rows_and_as_often_right(monkeypatch: pytest.MonkeyPatch) -> None:
     X, codes, truth = noisy()
     queries = codes < 0
@@ -164,6 +165,7 @@ def test_a_model_that_grows_past_the_limit_becomes_an_ensemble(monkeypatch: pyte
     assert model.predict_proba(X) == pytest.approx(SemiGPClassifier(**FIXED).fit(X, codes).predict_proba(X), abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("low_limit")
 def test_self_training_is_left_out_with_a_warning() -> None:
     X, codes, _ = noisy()

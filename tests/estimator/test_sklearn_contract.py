@@ -21,6 +21,7 @@ MINUS_ONE = {"check_classifiers_classes": "it names a class -1, which here means
 NAMES = np.array(["heron", "coot", "wren"])
 
 
+@pytest.mark.slow
 @parametrize_with_checks([SemiGPClassifier()], expected_failed_checks=lambda _: MINUS_ONE)  # type: ignore[untyped-decorator]
 def test_scikit_learn_has_nothing_to_complain_about(estimator: Any, check: Any) -> None:
     check(estimator)

@@ -17,6 +17,7 @@ def brute_force(logits: Tensor, spread: Tensor, classes: Tensor, generator: torc
     return torch.stack(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_classes", [2, 3, 10, 40])
 def test_the_expected_probability_is_that_of_many_draws(n_classes: int, generator: torch.Generator) -> None:
     logits = 3 * torch.randn(8, n_classes, generator=generator, dtype=torch.float64)

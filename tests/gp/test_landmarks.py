@@ -58,6 +58,7 @@ def test_a_rank_beyond_the_rows_takes_all_rows() -> None:
     assert sorted(choose_landmarks(points(9), RBF(length_scale=0.5), 50, generator=seeded()).tolist()) == list(range(9))
 
 
+@pytest.mark.slow
 def test_pivots_are_drawn_in_proportion_to_what_the_earlier_ones_leave() -> None:
     # Two rows almost alike and one apart: after one of the pair, its twin has a residual of 1 - k^2, the third of 1.
     x, kernel = torch.tensor([[0.0], [0.5], [100.0]], dtype=torch.float64), RBF(length_scale=1.0)

@@ -83,6 +83,7 @@ def few_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(tiles_module, "TILE", 16)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_tiles")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_after_hundreds_of_changes_it_equals_the_dense_formulas(dtype: torch.dtype) -> None:
@@ -93,6 +94,7 @@ def test_after_hundreds_of_changes_it_equals_the_dense_formulas(dtype: torch.dty
     assert gp.health.rebuilds == 0
 
 
+@pytest.mark.slow
 def test_without_other_landmarks_it_stays_true_for_thousands_of_rows() -> None:
     gp = LowRankGP(200, D, C, rank=40, kernel=KERNEL, noise_std=0.01, landmark_steps=10**6, dtype=torch.float64)
     gp.replace(torch.arange(200), *rows(200, 0))

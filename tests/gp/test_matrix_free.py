@@ -49,6 +49,7 @@ def assert_within_tolerance(engine: MatrixFreeGP) -> None:
     assert len(engine) == int(held.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "dtype", "tolerance"),
     [("fifo", torch.float32, 1e-3), ("balanced", torch.float64, 1e-6), ("arbitrary", torch.float32, 1e-4)],
@@ -84,6 +85,7 @@ def test_every_positive_definite_kernel_is_solved(kernel: Kernel, generator: tor
     assert_within_tolerance(engine)
 
 
+@pytest.mark.slow
 def test_a_warm_start_takes_less_than_half_of_a_cold_one(generator: torch.Generator) -> None:
     size = 2000
     engine = MatrixFreeGP(size, 32, CLASSES, kernel=RBF(length_scale=0.6), noise_std=0.316, rank=256)

@@ -147,6 +147,7 @@ def test_a_tolerance_beyond_float32_is_an_error_that_names_the_way_out(generator
     assert len(engine) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [60, 400])
 @pytest.mark.parametrize("noise_std", [1e-9, 1e-8, 1e-7, 1e-6])
 def test_noise_that_is_lost_in_rounding_is_one_error_whose_advice_helps(

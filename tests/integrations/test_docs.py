@@ -28,6 +28,7 @@ def run(snippet: str) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 def test_the_plain_loop_runs() -> None:
     names = run(LOOP)
     assert names["targets"].shape == (56, 10)

@@ -40,6 +40,7 @@ def interrupted_after(images: int) -> Any:
     return progress
 
 
+@pytest.mark.slow
 def test_one_row_a_image_sorted_by_name_with_what_made_it(photos: Path, tmp_path: Path) -> None:
     done: list[tuple[int, int]] = []
     result = embed_folder(photos, tmp_path / "x.parquet", TINY, progress=lambda *now: done.append(now))

@@ -70,6 +70,7 @@ def test_classes_that_lie_apart_are_found_again(easy: Gathered) -> None:
     assert [row["given"] for row in found["per_class"]] == [24, 12, 6]
 
 
+@pytest.mark.slow
 def test_evidence_is_plain_json_that_the_page_can_draw(easy: Gathered, tmp_path: Path) -> None:
     found = json.loads(json.dumps(easy.found, allow_nan=False))
     assert found == easy.found

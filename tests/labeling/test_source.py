@@ -57,6 +57,7 @@ def test_no_batch_is_larger_than_asked_for_whatever_the_row_groups(tmp_path: Pat
     assert max(read) == 50
 
 
+@pytest.mark.slow
 def test_a_large_row_group_takes_little_memory(tmp_path: Path) -> None:
     size, width = 200_000, 48
     x = np.random.default_rng(0).normal(size=(size, width)).astype(np.float32)

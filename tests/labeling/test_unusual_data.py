@@ -102,6 +102,7 @@ def test_there_must_be_labels_and_ids_need_a_name_of_their_own(tmp_path: Path) -
         label_data(settings(tmp_path, images=tmp_path / "nowhere", columns=ColumnOptions(features="embedding")))
 
 
+@pytest.mark.slow
 def test_spaces_around_ids_do_not_count(tmp_path: Path) -> None:
     """Neither in the data nor in a table of labels, so that the labels that were written can be given back."""
     np.savez(tmp_path / "data.npz", x=X, ids=np.array([f" {name} " for name in IDS]))

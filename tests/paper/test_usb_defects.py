@@ -129,6 +129,7 @@ def test_a_misspelt_clip_is_refused_by_name(key: str) -> None:
         made.override([f"{key}=1.0"])
 
 
+@pytest.mark.slow
 def test_a_run_sees_its_images_in_the_order_of_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Batch] = []
 

@@ -95,6 +95,7 @@ def groups_by_name(trainer: Trainer) -> dict[str, dict[str, Any]]:
     return {named[id(parameter)]: group for parameter, group in grouped}
 
 
+@pytest.mark.slow
 @every_pair
 def test_positions_and_class_token_never_decay_whatever_heads_there_are(algorithm: str, addon: str) -> None:
     trainer = assembled(algorithm, addon)

@@ -93,6 +93,7 @@ def test_without_run_folders_the_results_still_speak(four: Four, tmp_path: Path)
     assert "Balanced accuracy over training" not in page
 
 
+@pytest.mark.slow
 def test_a_seed_that_failed_is_told(four: Four, tmp_path: Path) -> None:
     record = json.loads(json.dumps(four.record))
     record["cells"][3]["runs"].pop()
@@ -101,6 +102,7 @@ def test_a_seed_that_failed_is_told(four: Four, tmp_path: Path) -> None:
     assert "Means over fewer than the 3 seeds asked for: SimMatch + SemiGPC (2)." in page_of(tmp_path)
 
 
+@pytest.mark.slow
 def test_many_methods_get_a_panel_for_each_algorithm_and_one_seed_has_no_deviation(tmp_path: Path) -> None:
     write_comparison(
         tmp_path, methods=list(itertools.product(("fixmatch", "simmatch", "x<y"), ("none", "similarity", "gp"))), seeds=(0,)

@@ -57,6 +57,7 @@ def test_the_expected_precision_comes_with_its_interval_and_how_it_is_known(page
     assert "a label counts as often as its class is believed to occur" in page
 
 
+@pytest.mark.slow
 def test_which_way_the_figures_lean_is_said(page: str, tmp_path: Path) -> None:
     assert "A rare class misses a good part of its labels while some are held out: this makes figures too low." in page
     facts = make_facts()
@@ -66,6 +67,7 @@ def test_which_way_the_figures_lean_is_said(page: str, tmp_path: Path) -> None:
     assert "So do given labels that are wrong" in written
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_better_is_named_plainly(page: str, tmp_path: Path) -> None:
     assert (
         "the Gaussian process does better than the best of the others, SelfTraining (balanced logistic), by 2.0 points" in page
@@ -76,6 +78,7 @@ def test_a_peer_that_does_better_is_named_plainly(page: str, tmp_path: Path) -> 
     assert re.search(r"Nearest neighbour does better than the Gaussian process, by \d+\.\d points of balanced accuracy", better)
 
 
+@pytest.mark.slow
 def test_a_gap_that_folds_could_make_is_called_so(tmp_path: Path) -> None:
     facts = make_facts()
     ours, peer = facts["evidence"]["peers"][:2]
@@ -97,6 +100,7 @@ def test_suspects_and_outliers_are_listed_by_name(page: str) -> None:
     assert "scans/page_99.png" in page
 
 
+@pytest.mark.slow
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     names = ['<b>&"', "<script>alert(1)</script>", "$a$b$", "猫", "a very long name of a very rare bird", ""]
     facts = make_facts(names=names, title="<i>title</i>", data="<img src=x>.parquet", notes=["<u>note</u>"])
@@ -120,6 +124,7 @@ def test_without_evidence_the_page_says_why(tmp_path: Path) -> None:
     assert "Compared with other methods" not in written
 
 
+@pytest.mark.slow
 def test_without_unlabelled_rows_there_was_nothing_to_label(tmp_path: Path) -> None:
     facts = make_facts(unlabeled=0)
     written = page_of(tmp_path, facts)
@@ -127,12 +132,14 @@ def test_without_unlabelled_rows_there_was_nothing_to_label(tmp_path: Path) -> N
     assert titles(written) == TITLES
 
 
+@pytest.mark.slow
 def test_a_threshold_that_accepts_nothing_claims_nothing(tmp_path: Path) -> None:
     facts = make_facts()
     facts["evidence"]["chosen"].update(coverage=0.0, precision=None, low=None, high=None)
     assert "nothing is known of the precision" in page_of(tmp_path, facts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_classes", [2, 200])
 def test_few_and_many_classes_have_a_page(tmp_path: Path, n_classes: int) -> None:
     written = page_of(tmp_path, make_facts(n_classes=n_classes))
@@ -143,12 +150,14 @@ def test_few_and_many_classes_have_a_page(tmp_path: Path, n_classes: int) -> Non
     assert len(written) < 400_000
 
 
+@pytest.mark.slow
 def test_classes_with_one_label_are_named_as_not_measured(tmp_path: Path) -> None:
     facts = make_facts()
     facts["evidence"]["never_held_out"] = ["class 9"]
     assert "Not measured, as their only label is needed to know them: class 9." in page_of(tmp_path, facts)
 
 
+@pytest.mark.slow
 def test_settings_are_listed_with_numbers_that_can_be_read(tmp_path: Path) -> None:
     written = page_of(tmp_path, make_facts(model={"length_scale": 0.7149314404595359}, settings={"seed": 0, "abstain": None}))
     assert "<td>length_scale</td><td>0.7149</td>" in written

@@ -49,6 +49,7 @@ def test_many_classes_are_counted_and_not_named(figures: dict[str, Any]) -> None
     assert "largest" in class_recall_figure(figures).axes[0].get_xlabel()
 
 
+@pytest.mark.slow
 def test_the_image_is_a_png(figures: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "classes.png"
     draw_class_recall(figures, path)

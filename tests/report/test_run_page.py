@@ -56,6 +56,7 @@ def test_the_page_needs_nothing_else(finished: Finished) -> None:
     assert_self_contained(finished.page)
 
 
+@pytest.mark.slow
 def test_the_same_folder_makes_the_same_page_in_its_place(finished: Finished) -> None:
     path = write_run_report(finished.folder)
     assert path == finished.folder / "report.html"
@@ -102,6 +103,7 @@ def test_charts_follow_the_theme_of_the_page(finished: Finished) -> None:
     assert "DejaVu" not in drawings
 
 
+@pytest.mark.slow
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     names = ['<b>&"', "<script>alert(1)</script>", "$a$b$", "猫", "a very long name of a very rare bird", "", "f", "g"]
     write_run(tmp_path / "run", names=names)
@@ -114,6 +116,7 @@ def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     assert "猫" in page
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_has_a_page_that_says_so(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
@@ -128,6 +131,7 @@ def test_an_interrupted_run_has_a_page_that_says_so(tmp_path: Path) -> None:
     assert "Confusion matrix" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["environment", "split", "summary", "metrics"])
 def test_any_one_file_may_be_missing(tmp_path: Path, name: str) -> None:
     write_run(tmp_path / "run", n_classes=6)
@@ -148,6 +152,7 @@ def test_a_run_killed_before_its_first_line_has_a_page(tmp_path: Path) -> None:
     assert "Nothing was evaluated before the run ended." in page
 
 
+@pytest.mark.slow
 def test_without_true_labels_the_page_says_what_is_not_known(tmp_path: Path) -> None:
     write_run(tmp_path / "run", true_known=False)
     page = page_of(tmp_path / "run")
@@ -156,6 +161,7 @@ def test_without_true_labels_the_page_says_what_is_not_known(tmp_path: Path) -> 
     assert "true, among the unlabelled" not in page
 
 
+@pytest.mark.slow
 def test_an_empty_group_is_a_dash(tmp_path: Path) -> None:
     summary = write_run(tmp_path / "run", n_classes=4)
     few = summary["class_groups"]["few"]
@@ -165,6 +171,7 @@ def test_an_empty_group_is_a_dash(tmp_path: Path) -> None:
     assert ">–</td>" in row[0]  # noqa: RUF001
 
 
+@pytest.mark.slow
 def test_many_classes_thin_out(tmp_path: Path) -> None:
     write_run(tmp_path / "run", n_classes=150)
     path = write_run_report(tmp_path / "run")
@@ -176,6 +183,7 @@ def test_many_classes_thin_out(tmp_path: Path) -> None:
     assert path.stat().st_size < 600_000
 
 
+@pytest.mark.slow
 def test_without_pseudo_labels_the_counts_are_still_shown(tmp_path: Path) -> None:
     write_run(tmp_path / "run", algorithm="supervised", refiner="none")
     path = tmp_path / "run" / "metrics.jsonl"
@@ -185,6 +193,7 @@ def test_without_pseudo_labels_the_counts_are_still_shown(tmp_path: Path) -> Non
     assert "Quality of the pseudo-labels" not in page
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_named(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     with (tmp_path / "run" / "metrics.jsonl").open("a") as lines:

@@ -137,6 +137,7 @@ def refused_requests(client: Client) -> Iterator[tuple[str, bytes]]:
     yield "no request", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200
 
 
+@pytest.mark.slow
 def test_requests_that_make_no_sense_are_refused_and_nothing_is_printed(server: Server, out: Path) -> None:
     client = Client(server.address)
     for name, request in refused_requests(client):
@@ -148,6 +149,7 @@ def test_requests_that_make_no_sense_are_refused_and_nothing_is_printed(server: 
     assert (out / "reviews.jsonl").read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_clients_that_leave_or_take_their_time_disturb_nobody(server: Server) -> None:
     client = Client(server.address)
     body = json.dumps(CARDS).encode()
@@ -206,6 +208,7 @@ def odd_path(rng: random.Random) -> str:
     )
 
 
+@pytest.mark.slow
 def test_mutated_requests_get_no_answer_of_500(server: Server) -> None:
     client, rng = Client(server.address), random.Random(fuzzing.seed())
     statuses: dict[int, int] = {}

@@ -218,6 +218,7 @@ def test_many_cards_are_accepted_at_once_and_undone_at_once(address: str, out: P
     assert page.problems == []
 
 
+@pytest.mark.slow
 def test_a_screen_reader_is_told_what_is_where(address: str, browser: Any) -> None:
     page = open_page(browser, address)
     grid = page.get_by_role("grid", name="Cards")

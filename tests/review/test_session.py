@@ -45,6 +45,7 @@ def act_at_random(session: Session, rng: np.random.Generator) -> None:
         session.undo()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_journal_replayed_gives_the_same_state_and_undoing_all_gives_the_first(out: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -162,6 +162,7 @@ def damaged(finished: Path, tmp_path: Path, *names: str) -> RunFolder:
     return folder
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_stands_in_for_a_damaged_last_one(finished: Path, tmp_path: Path) -> None:
     """What the message says to do works: the run goes on from there to its end."""
     folder = damaged(finished, tmp_path, "last")

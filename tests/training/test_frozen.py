@@ -79,6 +79,7 @@ def marks(root: Path) -> list[bytes]:
 # Training ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refiner", ["none", "gp"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_trains_on_features(algorithm: str, refiner: str, tmp_path: Path) -> None:
@@ -92,12 +93,14 @@ def test_every_algorithm_trains_on_features(algorithm: str, refiner: str, tmp_pa
     assert all(name.startswith(("backbone.hidden.", "classifier.", "heads.")) for name in trained), "nothing of the network"
 
 
+@pytest.mark.slow
 def test_labels_teach_the_adapter(tmp_path: Path) -> None:
     settings = ("train.steps=150", "train.eval_steps=150", "frozen.width=64")
     summary = train(frozen_run("supervised", "none", *QUICK, *settings), tmp_path)
     assert summary["results"]["last"]["balanced_accuracy"] > 0.3  # chance is a tenth
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     experiment = frozen_run("simmatch", "gp")
     features_of(experiment)
@@ -108,6 +111,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert_same_end(tmp_path / "killed", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_whether_features_had_to_be_computed_changes_no_bit(own_cache: Path, tmp_path: Path) -> None:
     experiment, caller = frozen_run("remixmatch", "none"), torch.get_rng_state()
     train(experiment, tmp_path / "first")
@@ -162,6 +166,7 @@ def test_ctrl_c_ends_the_computing_at_once_and_keeps_what_is_done(tmp_path: Path
 # Answering for images --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refiner", ["none", "gp"])
 def test_a_loaded_run_says_of_images_what_it_said_of_their_features(refiner: str, tmp_path: Path) -> None:
     experiment = frozen_run("fixmatch", refiner, *QUICK, "train.steps=100", "train.eval_steps=100")
@@ -181,6 +186,7 @@ def test_a_loaded_run_says_of_images_what_it_said_of_their_features(refiner: str
     assert top1 > 0.2, "or there is nothing to compare"
 
 
+@pytest.mark.slow
 def test_a_run_is_used_with_the_network_it_was_trained_on_and_no_other(tmp_path: Path) -> None:
     weights = tmp_path / "weights.pth"
     torch.save(SmallCNN().state_dict(), weights)
@@ -206,6 +212,7 @@ def test_the_frozen_network_is_the_same_every_time_and_disturbs_nobody() -> None
     assert not any(parameter.requires_grad for parameter in one.parameters())
 
 
+@pytest.mark.slow
 def test_only_what_changes_the_features_has_them_computed_again(own_cache: Path, tmp_path: Path) -> None:
     files = [tmp_path / "a.pt", tmp_path / "b.pt"]
     for file in files:
@@ -315,6 +322,7 @@ def test_a_comparison_computes_features_once_before_its_runs(jobs: int, own_cach
     assert len(held) == len(set(held)) == first.told[-1][1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 def test_a_comparison_that_goes_on_computes_what_is_missing(tmp_path: Path) -> None:
     cells, told = [Cell(frozen_run("fixmatch", "none", "train.steps=1"), "FixMatch")], []

@@ -51,6 +51,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_each_generation_begins_with_more_labels(whole: Path) -> None:
     original = json.loads(RunFolder(whole).split.read_text())["labeled_counts"]
     remarks = [line for line in lines(whole, "note") if line["message"].startswith("Generation")]
@@ -71,6 +72,7 @@ def test_each_generation_has_a_schedule_of_its_own(whole: Path) -> None:
     assert rates[BOUNDARY + 5] > 1.5 * rates[BOUNDARY], "and rises again in the next"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [7, BOUNDARY, 17, 27])
 def test_cut_off_in_any_generation_it_resumes_to_the_same_bits(whole: Path, step: int) -> None:
     cut = whole.with_name(f"cut{step}")
@@ -113,6 +115,7 @@ def test_the_survey_shows_every_image_in_order_by_the_evaluated_network(
     assert not seen[0].unlabeled.logits.requires_grad
 
 
+@pytest.mark.slow
 def test_a_run_is_judged_and_used_by_the_head_that_answers(tmp_path: Path) -> None:
     experiment = replace(small_run("fixmatch", "none"), addon=ABCConfig())
     train(experiment, tmp_path / "run")

@@ -20,6 +20,7 @@ def entries(path: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_a_run_folder_tells_everything(tmp_path: Path) -> None:
     experiment = small_run("simmatch", "gp")
     summary = train(experiment, tmp_path)
@@ -44,6 +45,7 @@ def test_a_run_folder_tells_everything(tmp_path: Path) -> None:
     assert sum(sum(entry["believed_counts"]) for entry in pseudo) == STEPS * experiment.train.unlabeled_batch
 
 
+@pytest.mark.slow
 def test_best_is_chosen_on_validation_and_test_is_named_apart(tmp_path: Path) -> None:
     results = train(small_run(), tmp_path)["results"]
     linear = [entry for entry in entries(tmp_path, "eval") if entry["head"] == "linear"]
@@ -57,12 +59,14 @@ def test_best_is_chosen_on_validation_and_test_is_named_apart(tmp_path: Path) ->
     assert read_checkpoint(RunFolder(tmp_path).best).state["step"] == best
 
 
+@pytest.mark.slow
 def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
     results = train(small_run("fixmatch", "none", "data.validation_per_class=0"), tmp_path)["results"]
     assert results["best_on_validation"] is None
     assert not RunFolder(tmp_path).best.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refiner", REFINERS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_runs_with_every_refiner(algorithm: str, refiner: str, tmp_path: Path) -> None:
@@ -70,6 +74,7 @@ def test_every_algorithm_runs_with_every_refiner(algorithm: str, refiner: str, t
     assert summary["status"] == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -90,6 +95,7 @@ def test_the_switches_work_together(settings: tuple[str, ...], tmp_path: Path) -
     assert summary["results"]["last"]["head"] == head
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 def test_mixed_precision_never_reaches_the_gp(tmp_path: Path) -> None:
     with torch.backends.mkldnn.flags(enabled=False):  # some virtual machines announce bfloat16 instructions they do not have
@@ -121,6 +127,7 @@ def test_a_refiner_that_is_never_used_is_noted(tmp_path: Path) -> None:
     assert any("never used" in entry["message"] for entry in entries(tmp_path, "note"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_end(tmp_path: Path) -> None:
     class Impatient(Listener):
         def step(self, step: int) -> None:
@@ -145,6 +152,7 @@ def test_tensorboard_files_are_written_on_demand(tmp_path: Path) -> None:
     assert list((tmp_path / "tensorboard").iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_says_which_engine_carried_its_gp_and_how_far_it_is_from_exact(tmp_path: Path) -> None:
     exact = train(small_run(), tmp_path / "exact")["gp"]
     assert exact["engine"] == "exact"
@@ -166,6 +174,7 @@ def test_a_run_chooses_its_engine_by_the_memory_of_the_device_it_trains_on(
     assert read_checkpoint(RunFolder(tmp_path).last).tensors["algorithm.refiner.engine.landmarks"].shape[0] == 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ensemble", "matrix_free"])
 def test_a_run_is_carried_by_any_engine(engine: str, tmp_path: Path) -> None:
     losses = {}

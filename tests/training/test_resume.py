@@ -72,6 +72,7 @@ def test_a_killed_run_resumes_to_the_same_bits(algorithm: str, workers: int, tmp
     assert_same_end(tmp_path / "killed", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
     train(small_run("simmatch", "none"), tmp_path / "none")
     train(small_run("simmatch", "none", "train.workers=2"), tmp_path / "two")
@@ -79,6 +80,7 @@ def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
+@pytest.mark.slow
 def test_two_seeds_end_differently(tmp_path: Path) -> None:
     for seed in (0, 1):
         train(small_run(seed=seed), tmp_path / str(seed))
@@ -86,6 +88,7 @@ def test_two_seeds_end_differently(tmp_path: Path) -> None:
     assert not torch.equal(ours["classifier.weight"], theirs["classifier.weight"])
 
 
+@pytest.mark.slow
 def test_the_callers_random_numbers_are_left_alone(tmp_path: Path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
@@ -94,18 +97,21 @@ def test_the_callers_random_numbers_are_left_alone(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
     train(small_run(), tmp_path / "run")
     with pytest.raises(RunError, match="already holds a run"):
         train(small_run(), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None:
     train(small_run(), tmp_path / "run")
     with pytest.raises(RunError, match=r"train\.lr was 0\.002, now 0\.001"):
         train(small_run("fixmatch", "gp", "train.lr=1e-3"), tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_lines_that_are_gone_are_missed(tmp_path: Path) -> None:
     train(small_run(), tmp_path / "run")
     RunFolder(tmp_path / "run").metrics.unlink()
@@ -113,12 +119,14 @@ def test_lines_that_are_gone_are_missed(tmp_path: Path) -> None:
         train(small_run(), tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_another_algorithm_is_named_before_what_follows_from_it(tmp_path: Path) -> None:
     train(small_run("fixmatch", "none"), tmp_path / "run")
     with pytest.raises(RunError, match=r"settings: algorithm\.name was 'fixmatch', now 'simmatch'"):
         train(small_run("simmatch", "none"), tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_trains_no_further(tmp_path: Path) -> None:
     first = train(small_run(), tmp_path / "run")
     before = RunFolder(tmp_path / "run").last.read_bytes()

@@ -55,6 +55,7 @@ def slow_auroc(folder: Path, data: Any) -> float:
     return float(pairs.double().mean())
 
 
+@pytest.mark.slow
 def test_every_evaluation_says_how_well_strangers_are_told_apart(tmp_path: Path) -> None:
     experiment = digits_with_strangers(tmp_path, "train.eval_batch=64", "refiner.confidence=variance")
     train(experiment, tmp_path / "run")
@@ -83,12 +84,14 @@ def test_without_a_gp_only_the_network_is_asked(tmp_path: Path) -> None:
     assert {key for key in entry if key.startswith("auroc_")} == {"auroc_linear"}
 
 
+@pytest.mark.slow
 def test_where_nobody_knows_who_is_a_stranger_nothing_is_said(tmp_path: Path) -> None:
     train(digits_with_strangers(tmp_path, "train.steps=10", marked=False), tmp_path / "run")
     assert not entries(tmp_path / "run", "screening")
     assert "Images of no class" not in write_run_report(tmp_path / "run").read_text()
 
 
+@pytest.mark.slow
 def test_screening_draws_nothing_that_training_would(tmp_path: Path) -> None:
     """The same losses with it and without."""
     losses: list[list[Any]] = []

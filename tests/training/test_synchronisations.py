@@ -51,6 +51,7 @@ def steps_of(algorithm: str, engine: str, folder: Path, *settings: str, addon: s
         yield counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", BUDGET)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_step_with_a_gp_stays_within_its_budget(algorithm: str, engine: str, tmp_path: Path) -> None:
