@@ -19,12 +19,8 @@ class Squares(Dataset[int]):
         return item * item
 
 
-<<<<<<< HEAD
 @pytest.mark.skipif(not KNOWS_SENDER, reason="the sender of a signal cannot be told here")
-=======
 @pytest.mark.slow
-@pytest.mark.skipif(not CAN_TELL_SENDER, reason="the sender of a signal cannot be told here")
->>>>>>> 5ae74028d535dac093c0ea64dfc54d9a25918eb1
 def test_workers_stop_for_nobody_but_the_main_process() -> None:
     before = set(multiprocessing.active_children())
     squares = InOrder(Squares(), range(12), workers=1, prefetch=1)
