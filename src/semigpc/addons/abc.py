@@ -1,4 +1,4 @@
-"""ABC (Lee et al., 2021): a second, balanced classifier on the same features, which hears frequent classes less often."""
+"""ABC (Lee et al., 2021): a second, balanced classifier on the same features, trained on fewer examples of frequent classes."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What an add-on may see and change: one method for each thing, and each of them leaves everything as it is."""
+"""The interface of add-ons: one method per point where an algorithm calls them; the base class changes nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, StepOut
 
 
 class Step(NamedTuple):
-    """What a step has at hand when it asks an add-on."""
+    """The networks, the batch and the clock of a step, as every method of an add-on receives them."""
 
     networks: Networks
     batch: Batch
@@ -41,7 +41,7 @@ class ExtraLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class AddOnConfig:
-    """Options of an add-on, and what it needs: this is known before anything is built, so that misfits are refused early.
+    """Options of an add-on, and what it needs, so that a combination that cannot work is an error before anything is built.
 
     ``needs_unlabeled``: an algorithm that learns from unlabelled images. ``needs_average``: a moving average of the network.
     ``needs_balanced_batch``: ``Batch.balanced``. ``generations``: how often training starts over, with more labels each time.
@@ -73,8 +73,8 @@ class AddOn(nn.Module):
         config: options. task: what is known of the data.
     """
 
-    learns: bool = False  # whether extra_loss wants to be asked, with what the student says of un-mixed labelled images
-    answers: bool = False  # whether evaluation goes by what answer() says
+    learns: bool = False  # whether extra_loss is called, with the student's output for un-mixed labelled images
+    answers: bool = False  # whether evaluation uses answer() instead of the network's logits
 
     def __init__(self, config: AddOnConfig, task: Task) -> None:  # noqa: ARG002
         super().__init__()
@@ -82,21 +82,21 @@ class AddOn(nn.Module):
 
     @classmethod
     def none(cls, task: Task) -> "AddOn":
-        """The one that changes nothing."""
+        """Return the add-on that changes nothing."""
         return AddOn(AddOnConfig(), task)
 
     # Pseudo-labels --------------------------------------------------------------------------------------------------
 
     def weak(self, step: Step, output: ModelOutput) -> ModelOutput:  # noqa: ARG002
-        """What the network says of the weak views (U rows), before a refiner hears it."""
+        """Return the network's output for the weak views (U rows), before the refiner receives it."""
         return output
 
     def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
-        """p_w (U, C), the weak view's probabilities, after the refiner and before the algorithm makes anything of them."""
+        """Return p_w (U, C), the weak view's probabilities, after the refiner and before the algorithm's own alignment."""
         return probs
 
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
-        """The finished pseudo-labels (U, C), from which mask and loss are taken next; only sharpening is still to come."""
+        """Return the finished pseudo-labels (U, C), from which mask and loss are computed; only sharpening follows."""
         return probs
 
     # Losses ---------------------------------------------------------------------------------------------------------
@@ -119,9 +119,9 @@ class AddOn(nn.Module):
         weak: ModelOutput,  # noqa: ARG002
         strong: ModelOutput,  # noqa: ARG002
     ) -> ExtraLoss | None:
-        """A loss beside the algorithm's, of what the student said of labelled (B), weak and strong views (U), un-mixed.
+        """Return a loss beside the algorithm's, from the student's output for labelled (B), weak and strong views (U), un-mixed.
 
-        The gradient may flow into ``x`` and ``strong``. Asked only of add-ons that ``learns``.
+        The gradient may flow into ``x`` and ``strong``. Called only if ``learns`` is true.
         """
         return None
 
@@ -137,29 +137,29 @@ class AddOn(nn.Module):
     # Evaluation -----------------------------------------------------------------------------------------------------
 
     def answer(self, output: ModelOutput) -> Tensor:
-        """Logits (M, C) to judge and to use the network by; plain tensor arithmetic, as it is exported too."""
+        """Return the logits (M, C) for evaluation and prediction; plain tensor operations only, as they are exported too."""
         return output.logits
 
     # Between steps --------------------------------------------------------------------------------------------------
 
     def surveys(self, clock: Clock) -> bool:  # noqa: ARG002
-        """Whether to be shown all training images before this step."""
+        """Return whether ``survey`` is called before this step."""
         return False
 
     def survey(self, survey: Survey) -> None:
-        """Look at all training images."""
+        """Receive the network's output for all training images."""
 
     def relabel(self, survey: Survey) -> Tensor:
-        """(u,) the class of each unlabelled image that joins the labels of the next generation, -1 of those that do not."""
+        """Return the classes (u,) of unlabelled images that join the labels of the next generation; -1 for the others."""
         return torch.full((len(survey.unlabeled.logits),), -1)
 
-    # Telling --------------------------------------------------------------------------------------------------------
+    # Notes ----------------------------------------------------------------------------------------------------------
 
     def note(self, message: str) -> None:
-        """Say something to whoever reads the run: a fallback that was taken, and why."""
+        """Add a note to the run's journal: a fallback that was used, and why."""
         self._notes.append(message)
 
     def take_notes(self) -> list[str]:
-        """What was noted since the last time."""
+        """Return the notes since the last call."""
         notes, self._notes = self._notes, []
         return notes

@@ -55,7 +55,7 @@ class CReST(AddOn):
 
     r is the rank of c by labelled counts, 1 the largest of K; U_c are the images that the evaluated network puts into c. They
     are chosen afresh from all of U each time and added to the labels given by people. The network's own answer decides, also in
-    a run that is judged by a GP. A generation that finds nobody sure, of a class or at all, adds nobody: the run says so and
+    a run that is evaluated by a GP. A generation may add no image, of a class or at all: a note in the run says so, and it
     goes on. A step costs nothing more; between generations every unlabelled image goes through the network once.
     """
 

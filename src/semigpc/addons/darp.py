@@ -102,7 +102,7 @@ class DARP(AddOn):
             self._tell("no labels", f"DARP expects next to no images of the classes {unlabeled}, as they have no labels.")
 
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
-        """Store the labels (U, C); refine all when it is time; answer with the refined rows of this batch."""
+        """Store the labels (U, C), refine all of them every few steps, and return the refined rows of this batch."""
         index, clock = step.batch.view_index, step.clock
         self.stored[index] = probs[last_of_each(index)].to(self.stored)
         self.seen[index] = True

@@ -1,4 +1,4 @@
-"""DASO (Oh et al., 2022): the classes guessed most hear more of what nearby prototypes say."""
+"""DASO (Oh et al., 2022): pseudo-labels are blended with similarities to class prototypes, most for frequently predicted classes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -54,7 +54,7 @@ class DASO(AddOn):
     """p <- (1 - v) p + v q with q = softmax_c(cos(h(u_w), k_c) / T), v = w_{argmax p}; and L + w_a H(q_s, q), q_s that of u_s.
 
     k_c is the mean of the last ``queue`` labelled features of class c, as the moving average sees them; a batch enters before
-    the prototypes are asked. w = (m / max m)^(1/T_d), which is SN(m^(1/T_d)) over its maximum, with m the counts of finished
+    the prototypes are used. w = (m / max m)^(1/T_d), which is SN(m^(1/T_d)) over its maximum, with m the counts of finished
     labels over the last ``every`` steps. p is the weak view's opinion, before an algorithm aligns or smooths it (the authors'
     ReMixMatch blends after that), and q is of the same images. H(q_s, q) waits for the warm-up like the blending, as in the
     authors' code; its gradient flows into h(u_s) alone.
@@ -74,7 +74,7 @@ class DASO(AddOn):
         if task.n_features < 1:
             raise ValueError(f"DASO keeps features and must know their width, n_features of the task; got {task.n_features}.")
         self.config, self._told = config, False
-        self._met = False  # whether the queues have entries, on the host: a batch enters before anything is asked
+        self._met = False  # whether the queues have entries, on the host: a batch enters before they are used
         self.register_buffer("queue", torch.zeros(task.n_classes, config.queue, task.n_features))
         self.register_buffer("written", torch.zeros(task.n_classes, dtype=torch.int64))  # entries ever, of each class
         self.register_buffer("prototypes", torch.zeros(task.n_classes, task.n_features))

@@ -1,4 +1,4 @@
-"""NP-Match (Wang et al., 2022): a neural process in the classifier's place, which knows what it does not know."""
+"""NP-Match (Wang et al., 2022): a neural process in the classifier's place, which estimates its own uncertainty."""
 
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -42,7 +42,7 @@ class NPMatchConfig:
 
 
 class Process(Protocol):
-    """What is asked of the head :class:`semigpc.models.neural_process.NeuralProcess`, where each is explained."""
+    """The methods of the head :class:`semigpc.models.neural_process.NeuralProcess` that are used here."""
 
     def predict(self, features: Tensor) -> Tensor:
         """log p, (U, C), from the memories."""

@@ -92,7 +92,7 @@ class Splits:
         class_names: C of them, in label order.
         validation: images to choose a checkpoint by, if any.
         test: images to report figures on, if any.
-        notes: remarks for the owner of the data.
+        notes: messages for the owner of the data.
         unlabeled_out: (u,) which of the unlabelled images belong to none of the classes, for diagnostics only; None if
             unknown. Their truth is -1.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Kernel(Protocol):
-    """What the engines ask of a kernel."""
+    """The interface of a kernel, as the engines call it."""
 
     @property
     def positive_definite(self) -> bool:
@@ -152,10 +152,10 @@ class NTK:
 
 @dataclass(frozen=True)
 class Clipped:
-    """The epsilon-graph: entries of another kernel below ``threshold`` become 0 (section 3.2 mentions it).
+    """The epsilon-graph: entries of another kernel below ``threshold`` become 0 (section 3.2 of the paper).
 
     Clipping can make K indefinite. The exact engine then inverts K afresh at every change, O(N^3), because an update could pass
-    through a singular matrix; it refuses only a K that is itself singular.
+    through a singular matrix; only a K that is itself singular is an error.
 
     Args:
         kernel: the kernel to clip.

@@ -1,4 +1,4 @@
-"""Recipes: plain functions that answer with an experiment.
+"""Recipes: plain functions that return an experiment.
 
 Each takes ``imbalance_ratio``, ``algorithm``, ``refiner`` and ``seed`` by keyword. To add one, write the function and list it.
 """

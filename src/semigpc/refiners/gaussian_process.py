@@ -1,4 +1,4 @@
-"""SemiGPC: the posterior mean of a Gaussian process over labelled features, in place of the classifier's opinion."""
+"""SemiGPC: the posterior mean of a Gaussian process over labelled features, in place of the classifier's probabilities."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ class Belief(NamedTuple):
 class GaussianProcessRefiner(nn.Module):
     """z(x) = lambda k(h(x), h_Q) K^-1 y_Q over a buffer of labelled features (equation 3 of the paper).
 
-    ``refine`` answers with softmax(z) for the weak view, ``observe`` writes a labelled batch into the buffer and moves the
+    ``refine`` returns softmax(z) for the weak view, ``observe`` writes a labelled batch into the buffer and updates the
     inverse. A query costs O(M N (D + C)), a write O(B N^2). All of it is float32 or float64, whatever the network's precision.
     In a loop of your own, ``probs`` and ``remember`` do the same with plain tensors::
 
@@ -162,7 +162,7 @@ class GaussianProcessRefiner(nn.Module):
 
         What alignment, smoothing and blending made of the GP's answer is in ``probs`` and not in the posterior: ``expected``
         takes the class from ``probs``, and the probability of it from the GP's own mean and variance. ``variance`` says
-        nothing of the class; with ``blend=0`` the GP leaves labels alone and only vouches for them.
+        nothing about the class; with ``blend=0`` the GP changes no label and only decides which are accepted.
         """
         kind = self.config.confidence
         if kind == "max_softmax" or not self.placement.warm:
@@ -261,7 +261,7 @@ class _ClassPrior(NamedTuple):
 
 
 def _said(features: Tensor) -> ModelOutput:
-    """Features as a network's output, whichever of them the config asks for; nobody reads its logits."""
+    """Return features as a network's output, under both names that a config may select; the logits are not used."""
     return ModelOutput(features, features, {"projection": features})
 
 
