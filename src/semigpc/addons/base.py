@@ -119,7 +119,7 @@ class AddOn(nn.Module):
         weak: ModelOutput,  # noqa: ARG002
         strong: ModelOutput,  # noqa: ARG002
     ) -> ExtraLoss | None:
-        """Return a loss beside the algorithm's, from the student's output for labelled (B), weak and strong views (U), un-mixed.
+        """Return a loss beside the algorithm's, from the student's output for un-mixed labelled (B), weak and strong views (U).
 
         The gradient may flow into ``x`` and ``strong``. Called only if ``learns`` is true.
         """

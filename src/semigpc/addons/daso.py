@@ -1,4 +1,4 @@
-"""DASO (Oh et al., 2022): pseudo-labels are blended with similarities to class prototypes, most for frequently predicted classes."""
+"""DASO (Oh et al., 2022): pseudo-labels blended with prototype similarities, most for frequent predictions."""
 
 from dataclasses import dataclass
 from typing import ClassVar
