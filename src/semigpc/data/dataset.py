@@ -130,7 +130,9 @@ class Splits:
                     "An image that belongs to none of the classes has no true class; unlabeled_truth names one for "
                     f"{contradictions} of those that unlabeled_out marks. Put -1 there."
                 )
-        for part, image_set in self._labeled_parts():
+        for part, image_set in self.parts():
+            if part == "unlabeled":
+                continue
             if not len(image_set):
                 raise DataError(f"The {part} part has no images. Add some, or leave the part out if it is not needed.")
             low, high = image_set.labels.min(), image_set.labels.max()
@@ -181,18 +183,6 @@ class Splits:
         if self.test is not None:
             yield "test", self.test
 
-    def describe(self) -> dict[str, Any]:
-        """Return counts of each part and class, the notes and the hash as plain values for JSON."""
-        counts = {part: self._count(image_set.labels) for part, image_set in self._labeled_parts()}
-        return {
-            "n_classes": self.n_classes,
-            "class_names": list(self.class_names),
-            "size": {part: len(image_set) for part, image_set in self.parts()},
-            "class_counts": counts | {"unlabeled_truth": self._count(self.unlabeled_truth)},
-            "notes": list(self.notes),
-            "sha256": self.sha256,
-        }
-
     def indices(self) -> dict[str, NDArray[Any]]:
         """Return the positions and the names of each part's images, as arrays to be saved beside the run's results."""
         arrays: dict[str, NDArray[Any]] = {}
@@ -200,13 +190,6 @@ class Splits:
             arrays[part] = image_set.positions
             arrays[f"{part}_names"] = np.array(image_set.names, dtype=np.str_)
         return arrays
-
-    def _labeled_parts(self) -> Iterator[tuple[str, ImageSet]]:
-        return ((part, image_set) for part, image_set in self.parts() if part != "unlabeled")
-
-    def _count(self, labels: Integers) -> list[int]:
-        counts: list[int] = np.bincount(labels[labels >= 0], minlength=self.n_classes).tolist()
-        return counts
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
