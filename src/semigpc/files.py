@@ -114,16 +114,13 @@ def writing(path: Path) -> Iterator[None]:
     """Turn an error of writing ``path`` into a :class:`WriteError` that names it and the remedy; other errors pass."""
     try:
         yield
+    except WriteError:
+        raise
     except OSError as error:
-        if isinstance(error, WriteError) or not _concerns(error, path):
-            raise
-        raise _unwritable(path, error) from error
-
-
-def _concerns(error: OSError, path: Path) -> bool:
-    """Return whether an error is about a file, its draft or the folders above, and not about a file that was read."""
-    named = None if error.filename is None else Path(os.fsdecode(error.filename))
-    return named is None or named in path.parents or named.parent == path.parent
+        named = None if error.filename is None else Path(os.fsdecode(error.filename))
+        if named is None or named in path.parents or named.parent == path.parent:
+            raise _unwritable(path, error) from error
+        raise  # not about the file, its draft or the folders above, but about a file that was read
 
 
 def write_text(path: Path, text: str) -> None:
@@ -157,19 +154,12 @@ def _unwritable(path: Path, error: OSError) -> WriteError:
     reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
     passing, advice = True, "Make the folder writable, or choose another place"
     if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-        reason, advice = f"the disk is full{_room(path)}", "Make room, or choose another place"
+        folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+        reason = f"the disk is full ({shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder})"
+        advice = "Make room, or choose another place"
     elif error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
         passing, advice = False, "Choose another place, or another name"
     return WriteError(f"{path} could not be written: {reason}. What was there before is intact. {advice}.", passing=passing)
-
-
-def _room(path: Path) -> str:
-    folder = next((parent for parent in path.absolute().parents if parent.is_dir()), None)
-    if folder is None:
-        return ""
-    with suppress(OSError):
-        return f" ({shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder})"
-    return ""
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -177,24 +167,17 @@ def _room(path: Path) -> str:
 
 def trouble(path: Path) -> str | None:
     """Return why a path may not be opened; None for a file, a folder, and a path that does not exist."""
-    if not _is_unicode(str(path)):
-        return "its name is not UTF-8; rename it"
     try:
+        str(path).encode()
         mode = path.stat().st_mode
+    except UnicodeEncodeError:
+        return "its name is not UTF-8; rename it"
     except (OSError, ValueError):  # opening it gives the error; ValueError: a NUL in the name
         return None
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return None
     kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
     return f"it is {kind}, and reading it may never end; give a regular file"
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # Locking --------------------------------------------------------------------------------------------------------------
@@ -379,10 +362,9 @@ def validated(value: Any, schema: type[T], where: Path | str, check: Callable[[T
         if check is not None:
             check(typed)
         return typed
-    except ValidationError as error:
-        raise FileError(f"{where} cannot be used: {problem(error)}") from error
     except ValueError as error:
-        raise FileError(f"{where} cannot be used: {error}") from error
+        reason = problem(error) if isinstance(error, ValidationError) else error
+        raise FileError(f"{where} cannot be used: {reason}") from error
 
 
 @functools.cache

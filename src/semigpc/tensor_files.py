@@ -65,7 +65,12 @@ def opened(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, 
     must_be_file(path)
     with path.open("rb") as file:
         if verify:
-            _verify(file, path)
+            file.seek(8)
+            if file.read(len(OPENING)) != OPENING:
+                reason = "it does not begin with a checksum, so it is damaged or by an older version"
+                raise FileError(f"{path} cannot be read: {reason}")
+            if file.read(DIGITS) != _digest(file).encode():
+                raise FileError(f"{path} is damaged: its content does not fit its checksum")
         try:
             with safe_open(path, framework="pt") as tensors:
                 if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
@@ -74,14 +79,6 @@ def opened(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, 
                 yield tensors, {name: value for name, value in facts.items() if name != "sha256"}
         except SafetensorError as error:
             raise FileError(f"{path} cannot be read: {error}") from error
-
-
-def _verify(file: BufferedReader | BufferedRandom, path: Path) -> None:
-    file.seek(8)
-    if file.read(len(OPENING)) != OPENING:
-        raise FileError(f"{path} cannot be read: it does not begin with a checksum, so it is damaged or by an older version")
-    if file.read(DIGITS) != _digest(file).encode():
-        raise FileError(f"{path} is damaged: its content does not fit its checksum")
 
 
 def _digest(file: BufferedReader | BufferedRandom) -> str:

@@ -46,15 +46,12 @@ def printable(text: object) -> str:
 
     Joiners (U+200C, U+200D) stay, as several scripts and emoji are written with them.
     """
-    return "".join(_code(letter) if _is_hidden(letter) else letter for letter in str(text))
-
-
-def _is_hidden(letter: str) -> bool:
-    return unicodedata.category(letter) in HIDDEN or letter in DIRECTION
-
-
-def _code(letter: str) -> str:
-    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+    return "".join(
+        letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+        if unicodedata.category(letter) in HIDDEN or letter in DIRECTION
+        else letter
+        for letter in str(text)
+    )
 
 
 def spreadsheet_cell(text: str) -> str:

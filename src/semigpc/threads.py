@@ -33,8 +33,9 @@ def suited_to(work: float) -> Iterator[None]:
     Inside another block like this the number depends on the inner work alone, so that the same product is computed by the same
     number of threads, and with the same bits, whatever it is a part of.
     """
+    most = 1 if work < SMALL else granted()
     if _thread.outside is not None:
-        with using(_suited(work, _thread.outside)):
+        with using(min(most, _thread.outside)):
             yield
         return
     with _lock:
@@ -43,17 +44,13 @@ def suited_to(work: float) -> Iterator[None]:
         _inside.append(outside)
     _thread.outside, _thread.known = outside, True
     try:
-        with using(_suited(work, outside)):
+        with using(min(most, outside)):
             yield
     finally:
         _thread.outside = None
         torch.set_num_threads(outside)
         with _lock:
             _inside.remove(outside)
-
-
-def _suited(work: float, outside: int) -> int:
-    return 1 if work < SMALL else min(outside, granted())
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def test_files_are_found_wherever_people_put_them(binary: Path) -> None:
 
 
 def test_every_record_is_the_image_that_was_written(binary: Path) -> None:
-    images = find(binary, 10, download=False).images.images
+    images = find(binary, 10, download=False)[0].images
     assert isinstance(images, RecordImages)
     assert len(images) == 240
     sent = pickle.dumps(images)

@@ -41,9 +41,9 @@ def test_a_copy_is_the_same_in_a_folder_and_in_a_zip_file(copy: Path, tmp_path: 
 
 @pytest.mark.skipif(not JPEG_COPY.is_file(), reason=f"the copy of CIFAR-10 as JPEG files is not there: {JPEG_COPY}")
 def test_the_jpeg_copy_of_cifar10_is_complete() -> None:
-    pool = find(JPEG_COPY, 10, download=False)
-    assert counts(pool.images.labels[: pool.training]) == [5000] * 10
-    assert pool.images.names[0] == "train/airplane/0000.jpg"
+    images, training, _ = find(JPEG_COPY, 10, download=False)
+    assert counts(images.labels[:training]) == [5000] * 10
+    assert images.names[0] == "train/airplane/0000.jpg"
     data = load(CifarConfig(root=str(JPEG_COPY)), seed=0)
     assert (len(data.labeled), len(data.unlabeled)) == (3720, 12406)
     assert data.class_names == CIFAR10

@@ -8,6 +8,7 @@ import pytest
 
 from semigpc.data import DATASETS, DataError, ImageSet, Splits
 from semigpc.data.images import ArrayImages
+from semigpc.training.run_folder import split_facts
 from tests.data.samples import small_splits
 
 POOL = ArrayImages(np.arange(10 * 2 * 2 * 3, dtype=np.uint8).reshape(10, 2, 2, 3))
@@ -56,17 +57,18 @@ def test_sets_that_do_not_fit_together_are_refused() -> None:
         ImageSet(POOL, np.array([0.5]), ["a"], np.array([0]))
 
 
-def test_splits_count_and_describe_themselves() -> None:
+def test_splits_count_their_images() -> None:
     data = splits([0, 1, 2, 0], validation=image_set([1], first=8), test=image_set([2], first=9))
     assert data.n_classes == 3
     assert data.class_counts.tolist() == [2, 1, 1]
-    told = json.loads(json.dumps(data.describe()))
-    assert told["size"] == {"labeled": 4, "unlabeled": 2, "validation": 1, "test": 1}
-    assert told["class_counts"] == {
-        "labeled": [2, 1, 1],
-        "validation": [0, 1, 0],
-        "test": [0, 0, 1],
-        "unlabeled_truth": [0, 0, 1],
+    assert {part: len(images) for part, images in data.parts()} == {"labeled": 4, "unlabeled": 2, "validation": 1, "test": 1}
+    told = json.loads(json.dumps(split_facts(data)))
+    counts = {name: numbers for name, numbers in told.items() if name.endswith("_counts")}
+    assert counts == {
+        "labeled_counts": [2, 1, 1],
+        "validation_counts": [0, 1, 0],
+        "test_counts": [0, 0, 1],
+        "unlabeled_counts": [0, 0, 1],
     }
     assert told["class_names"] == ["ant", "bee", "cat"]
     assert told["sha256"] == data.sha256
@@ -142,4 +144,4 @@ def test_every_data_set_has_a_config_and_a_loader() -> None:
 
 
 def test_a_image_without_classes_in_the_truth_is_not_counted() -> None:
-    assert small_splits().describe()["class_counts"]["unlabeled_truth"] == [0, 0, 0, 0]
+    assert split_facts(small_splits())["unlabeled_counts"] is None

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from semigpc.data import augment
-from semigpc.data.augment import CUTOUT_COLOUR, POOL, Operation, RandAugment, cutout
+from semigpc.data.augment import CUTOUT_COLOUR, POOL, Operation, cutout, rand_augment
 from tests.data.samples import random_image
 
 AFFINE, NEAREST = Image.Transform.AFFINE, Image.Resampling.NEAREST
@@ -102,7 +102,7 @@ def record_draws(monkeypatch: pytest.MonkeyPatch, seed: int, calls: int) -> list
     monkeypatch.setattr(augment, "POOL", tuple(spy(operation) for operation in POOL))
     rng = np.random.default_rng(seed)
     for _ in range(calls):
-        RandAugment(3)(Image.new("RGB", (4, 4)), rng)
+        rand_augment(Image.new("RGB", (4, 4)), rng, 3)
     return seen
 
 
@@ -151,7 +151,7 @@ def test_a_cutout_of_nothing_changes_nothing() -> None:
 def test_cutouts_always_follow_and_their_sides_are_uniform() -> None:
     rng = np.random.default_rng(0)
     blank = Image.new("RGB", (100, 100))
-    painted = [np.asarray(RandAugment(0)(blank, rng)) for _ in range(800)]
+    painted = [np.asarray(rand_augment(blank, rng, 0)) for _ in range(800)]
     assert {tuple(values) for array in painted for values in array.reshape(-1, 3)[::97]} <= {(0, 0, 0), CUTOUT_COLOUR}
     widths = np.array([(array[..., 0] > 0).any(axis=0).sum() for array in painted])
     inside = [w for w, array in zip(widths, painted, strict=True) if not array[:, -1].any() and not array[-1].any()]

@@ -76,7 +76,12 @@ def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, NDArr
         with zipfile.ZipFile(checked(path)) as file:
             members = {name.removesuffix(".npy"): name for name in file.namelist()}
             chosen = members if only is None else {name: members[name] for name in only if name in members}
-            _check_memory(sum(file.getinfo(name).file_size for name in chosen.values()))
+            needed = sum(file.getinfo(name).file_size for name in chosen.values())
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+            if needed > memory:
+                raise MemoryError(
+                    f"its arrays take {needed / 1e9:.1f} GB, more than the memory of this machine ({memory / 1e9:.1f} GB)"
+                )
             return {name: _read_array(file, member) for name, member in chosen.items()}
     except FileNotFoundError as error:
         raise DataError(f"There is no file {path}. Check the path.") from error
@@ -99,14 +104,6 @@ def _read_array(file: zipfile.ZipFile, member: str) -> NDArray[Any]:
     with file.open(member) as stream:
         array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
     return array
-
-
-def _check_memory(needed: int) -> None:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
-    if needed > memory:
-        raise MemoryError(
-            f"its arrays take {needed / 1e9:.1f} GB, more than the memory of this machine ({memory / 1e9:.1f} GB)"
-        )
 
 
 def splits_from_arrays(

@@ -105,7 +105,6 @@ class Augment:
     def __init__(self, config: AugmentConfig) -> None:
         size, ratio = config.image_size, config.crop_ratio
         self.config = config
-        self.policy = RandAugment(config.operations)
         self._large = math.floor(size / ratio)
         pad = int(size * (1 - ratio))
         within = np.abs(np.arange(-pad, size + pad))  # reflected about the first pixel, which is not repeated
@@ -138,7 +137,7 @@ class Augment:
             cropped = self._random_resized_crop(self._resized(image, self._large), rng)
             if self.config.flip and rng.random() < 0.5:
                 cropped = cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return to_pixels(self.policy(cropped, rng))
+        return to_pixels(rand_augment(cropped, rng, self.config.operations))
 
     def evaluation_pixels(self, image: Image.Image) -> Pixels:
         """Return the plain view before normalisation, (s, s, 3)."""
@@ -307,21 +306,14 @@ def cutout(image: Image.Image, fraction: float, centre: tuple[float, float]) -> 
     return painted
 
 
-class RandAugment:
-    """``operations`` draws from the pool, uniform and with replacement, each at a random magnitude; then a cutout.
+def rand_augment(image: Image.Image, rng: Generator, operations: int) -> Image.Image:
+    """Apply ``operations`` draws from the pool, uniform and with replacement, each at a random magnitude; then a cutout.
 
-    Args:
-        operations: 3 in the published recipes.
+    The published recipes have 3. The input is not changed.
     """
-
-    def __init__(self, operations: int = 3) -> None:
-        self.operations = operations
-
-    def __call__(self, image: Image.Image, rng: Generator) -> Image.Image:
-        """Return a new image; the input is not changed."""
-        draws: list[float] = rng.random(2 * self.operations + 3).tolist()  # one call: a scalar draw costs as much as a vector
-        for _ in range(self.operations):
-            operation = POOL[int(draws.pop() * len(POOL))]
-            image = operation.apply(image, operation.low + (operation.high - operation.low) * draws.pop())
-        fraction, x, y = draws
-        return cutout(image, LARGEST_CUTOUT * fraction, (x * image.width, y * image.height))
+    draws: list[float] = rng.random(2 * operations + 3).tolist()  # one call: a scalar draw costs as much as a vector
+    for _ in range(operations):
+        operation = POOL[int(draws.pop() * len(POOL))]
+        image = operation.apply(image, operation.low + (operation.high - operation.low) * draws.pop())
+    fraction, x, y = draws
+    return cutout(image, LARGEST_CUTOUT * fraction, (x * image.width, y * image.height))

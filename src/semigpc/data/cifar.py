@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +28,7 @@ TRAINING, TEST = 50_000, 10_000  # images, equally many of each class
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE  # bytes of an image: its red, green and blue, each row by row
 Progress = Callable[[int, int], None]  # bytes received so far, bytes in all
+Pool = tuple[ImageSet, int, tuple[str, ...]]  # all images, how many of them, the first ones, are for training, class names
 BLOCK = 2**18  # bytes read at a time, between two reports of progress
 TIMEOUT = 30.0  # seconds without a response
 _HOST = "https://www.cs.toronto.edu/~kriz"
@@ -35,15 +37,7 @@ _CIFAR10, _CIFAR100 = "cifar-10-binary.tar.gz", "cifar-100-binary.tar.gz"
 
 @dataclass(frozen=True)
 class Archive:
-    """A ``.tar.gz`` that its owners publish.
-
-    Args:
-        url: where.
-        file_name: its name on disk.
-        md5: of the file, as published.
-        size: of the file, in bytes.
-        folder: the folder inside that is wanted.
-    """
+    """A ``.tar.gz`` that its owners publish: where, its name on disk, its sum and bytes, and the folder inside to unpack."""
 
     url: str
     file_name: str
@@ -106,8 +100,7 @@ class CifarConfig:
 
     Args:
         root: the folder with ``cifar10/`` or ``cifar100/``, where the official archive lies or is unpacked; or a copy as
-            images, a folder or a ``.zip`` with ``train/<class>/`` and ``test/<class>/``, decoded
-            when they are first used.
+            images, a folder or a ``.zip`` with ``train/<class>/`` and ``test/<class>/``, decoded when they are first used.
         n_classes: 10 or 100, which selects the CIFAR.
         split: of the training images; the default is the paper's setting A for CIFAR-10 with a ratio of 100: 3720 labels,
             all of them among 12 406 unlabelled images. The heads for CIFAR-100 are 150 and 500.
@@ -144,9 +137,8 @@ def load(config: CifarConfig, seed: int) -> Splits:
     split = long_tail_split(images.labels[rest], config.n_classes, config.split, seed)
     unlabeled = images.subset(rest[split.unlabeled])
     notes = []
-    sizes = training, len(images) - training
-    if sizes != (TRAINING, TEST):
-        copy = f"The copy of CIFAR-{config.n_classes} has {sizes[0]} training and {sizes[1]} test images"
+    if (training, len(images)) != (TRAINING, TRAINING + TEST):
+        copy = f"The copy of CIFAR-{config.n_classes} has {training} training and {len(images) - training} test images"
         notes.append(f"{copy}, and not {TRAINING} and {TEST}.")
     if config.split.overlap == "nested":  # U then takes what there is, and its ratio is not the one requested
         wanted, drawn = config.split.counts(config.n_classes)[1], np.bincount(unlabeled.labels, minlength=config.n_classes)
@@ -164,48 +156,37 @@ def load(config: CifarConfig, seed: int) -> Splits:
     )
 
 
-class Pool(NamedTuple):
-    """Every image with its class and name: the ``training`` ones first, then the test images."""
-
-    images: ImageSet
-    training: int
-    class_names: tuple[str, ...]
-
-
 def find(root: Path, n_classes: int, *, download: bool) -> Pool:
     """Look below ``root`` for binary files, a copy as images, the official archive; then download it, if that is allowed."""
     form = FORMS[n_classes]
     archive, places = form.archive, (root, root / form.name)
     if root.is_file() or (root.suffix.lower() == ".zip" and not root.is_dir()):
         return _copy_in_zip(root, n_classes)
-    for place in (root, *(place / form.archive.folder for place in places)):
+    for place in (root, *(place / archive.folder for place in places)):
         if any((place / name).is_file() for name in form.files):
             return _binary(place, n_classes)
     for place in places:
         if all((place / part).is_dir() for part in PARTS):
-            return _copy_in_folder(place, n_classes)
+            names = [sorted(class_folders(place / part, follow_links=True).labels) for part in PARTS]
+            members = [f"{part}/{name}" for part, own in zip(PARTS, names, strict=True) for name in own]
+            return _copy(place, FileImages([place / name for name in members]), members, n_classes)
     for place in places:
         if (place / archive.file_name).is_file():
             check(archive, place / archive.file_name)
             return _binary(extract(archive, place / archive.file_name, root / form.name), n_classes)
     if download:
         return _binary(fetch(archive, root / form.name), n_classes)
-    raise _absent(root, n_classes)
-
-
-def _absent(root: Path, n_classes: int) -> DataError:
-    form = FORMS[n_classes]
     way_out = f"Fetch the binary archive with `semigpc data download {form.name} {root}`, or set download=true."
     pickles = [place / name for place in (root.parent, root, root / form.name) for name in form.pickles]
     pickled = [path for path in pickles if path.exists() and path.is_relative_to(root)]
     if pickled:
-        return DataError(
+        raise DataError(
             f"CIFAR-{n_classes} is in {root} as Python pickles only: {pickled[0]}. No pickle is ever opened here, "
             f"since that can run any code it holds. {way_out}"
         )
-    return DataError(
-        f"CIFAR-{n_classes} is not in {root}: there is no folder {form.archive.folder} with {next(iter(form.files))}, no "
-        f"archive {form.archive.file_name}, and no copy as images in train/<class>/ and test/<class>/. {way_out}"
+    raise DataError(
+        f"CIFAR-{n_classes} is not in {root}: there is no folder {archive.folder} with {next(iter(form.files))}, no "
+        f"archive {archive.file_name}, and no copy as images in train/<class>/ and test/<class>/. {way_out}"
     )
 
 
@@ -216,7 +197,7 @@ def _binary(folder: Path, n_classes: int) -> Pool:
     if missing:
         raise DataError(f"{folder} lacks {listed(missing)} of CIFAR-{n_classes}. {_again(folder)}")
     images = RecordImages({folder / name: count for name, count in form.files.items()}, form.record_bytes)
-    labels = [records[:, form.label_bytes - 1].astype(np.int64) for records in images.records()]
+    labels = [records[:, form.label_bytes - 1].astype(np.int64) for records in images.records]
     for name, own in zip(form.files, labels, strict=True):
         if own.max() >= n_classes:
             record = int(np.argmax(own >= n_classes))
@@ -231,19 +212,11 @@ def _binary(folder: Path, n_classes: int) -> Pool:
         )
     sizes = len(images) - len(labels[-1]), len(labels[-1])
     names = [f"{part}/{i:05d}" for part, size in zip(PARTS, sizes, strict=True) for i in range(size)]
-    return Pool(ImageSet(images, np.concatenate(labels), names), sizes[0], class_names)
+    return ImageSet(images, np.concatenate(labels), names), sizes[0], class_names
 
 
 def _again(folder: Path) -> str:
     return f"Delete {folder} and fetch the official archive again."
-
-
-def _copy_in_folder(folder: Path, n_classes: int) -> Pool:
-    names = {
-        part: sorted(f"{part}/{name}" for name in class_folders(folder / part, follow_links=True).labels) for part in PARTS
-    }
-    members = [*names["train"], *names["test"]]
-    return _copy(folder, FileImages([folder / name for name in members]), members, n_classes)
 
 
 def _copy_in_zip(archive: Path, n_classes: int) -> Pool:
@@ -275,7 +248,7 @@ def _copy(place: Path, images: Images, names: Sequence[str], n_classes: int) -> 
     numbers = {name: number for number, name in enumerate(class_names)}
     labels = np.array([numbers[name.split("/")[1]] for name in names], dtype=np.int64)
     training = sum(name.startswith("train/") for name in names)
-    return Pool(ImageSet(images, labels, names), training, class_names)
+    return ImageSet(images, labels, names), training, class_names
 
 
 class RecordImages:
@@ -290,21 +263,19 @@ class RecordImages:
         self.files = files
         self.record_bytes = record_bytes
         self.first = np.cumsum([0, *files.values()])  # record of each file, and one past the last
-        self._maps: list[Pixels] = []
 
     def __len__(self) -> int:
         return int(self.first[-1])
 
     def __getitem__(self, position: int) -> Image.Image:
         number = int(np.searchsorted(self.first, position, side="right")) - 1
-        record = self.records()[number][position - self.first[number]]
+        record = self.records[number][position - self.first[number]]
         return to_image(record[-PIXELS:].reshape(3, SIDE, SIDE).transpose(1, 2, 0))
 
+    @cached_property
     def records(self) -> list[Pixels]:
         """(records, record_bytes) of each file; its size must be right to the byte."""
-        if not self._maps:
-            self._maps = [self._map(path, count) for path, count in self.files.items()]
-        return self._maps
+        return [self._map(path, count) for path, count in self.files.items()]
 
     def _map(self, path: Path, count: int) -> Pixels:
         expected = count * self.record_bytes
@@ -321,7 +292,7 @@ class RecordImages:
 
     def __getstate__(self) -> dict[str, Any]:
         """Send the paths to a worker process, and not the bytes."""
-        return self.__dict__ | {"_maps": []}
+        return {name: value for name, value in self.__dict__.items() if name != "records"}
 
 
 def fetch(source: Archive, folder: Path, progress: Progress | None = None) -> Path:
@@ -386,7 +357,21 @@ def md5_of(path: Path) -> str:
 def _receive(source: Archive, part: Path, received: int, progress: Progress | None) -> None:
     """Append to ``part`` until it is complete; a server that cannot send the rest alone sends everything again."""
     elsewhere = f"Or find {source.file_name} elsewhere and put it into {part.parent}; its md5 sum must be {source.md5}."
-    with _request(source, part, received, elsewhere) as response:
+    request = urllib.request.Request(source.url, headers={"Range": f"bytes={received}-"} if received else {})
+    try:
+        opened: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                part.unlink()  # longer than the file there is, so nothing could ever be added to it
+            raise DataError(
+                f"{source.url} answered {error.code} ({error.reason}) instead of sending {source.file_name}. "
+                f"Try again later. {elsewhere}"
+            ) from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise DataError(f"{source.url} cannot be reached: {reason}. Check the connection and try again. {elsewhere}") from error
+    with opened as response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
             received = 0
         announced = received + int(response.headers.get("Content-Length", source.size - received))
@@ -412,25 +397,6 @@ def _receive(source: Archive, part: Path, received: int, progress: Progress | No
             f"The download of {source.url} broke off after {received} of {source.size} bytes: {problem}. "
             "Start it again; it goes on where it stopped."
         )
-
-
-def _request(source: Archive, part: Path, received: int, elsewhere: str) -> http.client.HTTPResponse:
-    """Ask for the bytes that are missing, and return the response with its headers read."""
-    request = urllib.request.Request(source.url, headers={"Range": f"bytes={received}-"} if received else {})
-    try:
-        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                part.unlink()  # longer than the file there is, so nothing could ever be added to it
-            raise DataError(
-                f"{source.url} answered {error.code} ({error.reason}) instead of sending {source.file_name}. "
-                f"Try again later. {elsewhere}"
-            ) from error
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise DataError(f"{source.url} cannot be reached: {reason}. Check the connection and try again. {elsewhere}") from error
-    return response
 
 
 def extract(source: Archive, path: Path, folder: Path) -> Path:

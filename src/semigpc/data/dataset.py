@@ -119,17 +119,33 @@ class Splits:
                 f"unlabeled_truth must have one entry for each of the {len(self.unlabeled)} unlabelled images; "
                 f"got {len(self.unlabeled_truth)}."
             )
-        if self.unlabeled_out is not None:
-            self._check_out(self.unlabeled_out)
-        for part, image_set in self._labeled_parts():
-            self._check_labels(part, image_set.labels)
-        absent = [name for name, count in zip(self.class_names, self.class_counts, strict=True) if not count]
+        if (outside := self.unlabeled_out) is not None:
+            if outside.shape != self.unlabeled_truth.shape or outside.dtype != np.bool_:
+                raise DataError(
+                    f"unlabeled_out must be booleans, one for each of the {len(self.unlabeled)} unlabelled images; "
+                    f"got {outside.dtype} of shape {outside.shape}."
+                )
+            if contradictions := int((self.unlabeled_truth[outside] >= 0).sum()):
+                raise DataError(
+                    "An image that belongs to none of the classes has no true class; unlabeled_truth names one for "
+                    f"{contradictions} of those that unlabeled_out marks. Put -1 there."
+                )
+        for part, image_set in self.parts():
+            if part == "unlabeled":
+                continue
+            if not len(image_set):
+                raise DataError(f"The {part} part has no images. Add some, or leave the part out if it is not needed.")
+            low, high = image_set.labels.min(), image_set.labels.max()
+            if low < 0 or high >= self.n_classes:
+                raise DataError(
+                    f"Labels of the {part} part must lie in [0, {self.n_classes}), the number of classes; got {low}..{high}."
+                )
+        absent, single = ([self.class_names[c] for c in np.flatnonzero(self.class_counts == n)] for n in (0, 1))
         if absent:
             raise DataError(
                 f"Every class needs at least one labelled image; there is none of {listed(absent)}. Label one, "
                 "or take the class out of the data."
             )
-        single = [name for name, count in zip(self.class_names, self.class_counts, strict=True) if count == 1]
         if single:
             note = f"Classes with a single labelled image: {listed(single)}."
             object.__setattr__(self, "notes", tuple(dict.fromkeys((*self.notes, note))))  # once, also in a copy
@@ -167,18 +183,6 @@ class Splits:
         if self.test is not None:
             yield "test", self.test
 
-    def describe(self) -> dict[str, Any]:
-        """Return counts of each part and class, the notes and the hash as plain values for JSON."""
-        counts = {part: self._count(image_set.labels) for part, image_set in self._labeled_parts()}
-        return {
-            "n_classes": self.n_classes,
-            "class_names": list(self.class_names),
-            "size": {part: len(image_set) for part, image_set in self.parts()},
-            "class_counts": counts | {"unlabeled_truth": self._count(self.unlabeled_truth)},
-            "notes": list(self.notes),
-            "sha256": self.sha256,
-        }
-
     def indices(self) -> dict[str, NDArray[Any]]:
         """Return the positions and the names of each part's images, as arrays to be saved beside the run's results."""
         arrays: dict[str, NDArray[Any]] = {}
@@ -186,35 +190,6 @@ class Splits:
             arrays[part] = image_set.positions
             arrays[f"{part}_names"] = np.array(image_set.names, dtype=np.str_)
         return arrays
-
-    def _labeled_parts(self) -> Iterator[tuple[str, ImageSet]]:
-        return ((part, image_set) for part, image_set in self.parts() if part != "unlabeled")
-
-    def _check_labels(self, part: str, labels: Integers) -> None:
-        if not len(labels):
-            raise DataError(f"The {part} part has no images. Add some, or leave the part out if it is not needed.")
-        if labels.min() < 0 or labels.max() >= self.n_classes:
-            raise DataError(
-                f"Labels of the {part} part must lie in [0, {self.n_classes}), the number of classes; "
-                f"got {labels.min()}..{labels.max()}."
-            )
-
-    def _check_out(self, outside: NDArray[np.bool_]) -> None:
-        if outside.shape != self.unlabeled_truth.shape or outside.dtype != np.bool_:
-            raise DataError(
-                f"unlabeled_out must be booleans, one for each of the {len(self.unlabeled)} unlabelled images; "
-                f"got {outside.dtype} of shape {outside.shape}."
-            )
-        contradictions = int((self.unlabeled_truth[outside] >= 0).sum())
-        if contradictions:
-            raise DataError(
-                "An image that belongs to none of the classes has no true class; unlabeled_truth names one for "
-                f"{contradictions} of those that unlabeled_out marks. Put -1 there."
-            )
-
-    def _count(self, labels: Integers) -> list[int]:
-        counts: list[int] = np.bincount(labels[labels >= 0], minlength=self.n_classes).tolist()
-        return counts
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

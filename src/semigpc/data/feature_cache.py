@@ -111,8 +111,7 @@ class CachedFeatures:
         sets: Sequence[tuple[ImageSet, Integers]],
         origin: Mapping[str, Any] | None = None,
     ) -> None:
-        self._weak, self._strong, self._plain = weak, strong, plain
-        self._sets = list(sets)
+        self._weak, self._strong, self._plain, self._sets = weak, strong, plain, sets
         self.origin = dict(origin or {})
 
     @property
@@ -150,16 +149,8 @@ class CachedFeatures:
         return self._plain[fetched.rows].float()
 
 
-class _Part(NamedTuple):
-    """A part of the splits, the fingerprints of its images, and V, or 0 where the plain view is enough."""
-
-    image_set: ImageSet
-    marks: Sequence[bytes]
-    views: int
-
-
 class _Chunk(NamedTuple):
-    """A few images of a set: their indices and fingerprints, and V as above."""
+    """Some images of a set, or all: their indices and fingerprints, and V, or 0 where the plain view is enough."""
 
     image_set: ImageSet
     indices: Sequence[int]
@@ -207,7 +198,20 @@ class FeatureCache:
         self.key = key
         self.path = root / key.folder_name
         self._verified: set[Path] = set()
-        self._check_key()
+        file = self.path / "key.json"
+        if not file.exists() and not any(self.path.glob("*.safetensors")):
+            return  # nothing was ever finished there
+        remedy = f"Delete the folder {self.path}; it will be made again."
+        try:
+            stored = read_json(file, dict[str, Any], error=DataError, remedy=remedy)
+        except FileNotFoundError as error:
+            raise DataError(f"{file} cannot be read: it is gone. {remedy}") from error
+        for name, wanted in key.plain().items():
+            if stored.get(name) != wanted:
+                raise DataError(
+                    f"{file} says that these features were made otherwise: {name} is {stored.get(name)!r:.80} there and "
+                    f"{wanted!r} here. They are not used; delete the folder, or set {VARIABLE} to another one."
+                )
 
     def features(self, splits: Splits, embed: Embed, *, workers: int = 1, progress: Progress | None = None) -> CachedFeatures:
         """Compute what is missing for these splits, and return all features of them.
@@ -221,10 +225,10 @@ class FeatureCache:
             workers: processes that cut views while the network works.
             progress: called with (images done, images to do) after each chunk.
         """
-        parts = [  # the training ones first
-            _Part(image_set, fingerprints(image_set), self.key.views if name in ("labeled", "unlabeled") else 0)
-            for name, image_set in splits.parts()
-        ]
+        parts = []  # the training ones first
+        for name, image_set in splits.parts():
+            views = self.key.views if name in ("labeled", "unlabeled") else 0
+            parts.append(_Chunk(image_set, range(len(image_set)), fingerprints(image_set), views))
         if any(self._missing(parts)):
             try:
                 with locked(self.path, waiting=warnings.warn):  # then most of it is there
@@ -235,7 +239,7 @@ class FeatureCache:
                 raise DataError(f"Features cannot be written: {error} Or set {VARIABLE}.") from error
         return self._gather(parts)
 
-    def _compute(self, parts: Sequence[_Part], embed: Embed, workers: int, progress: Progress | None) -> None:
+    def _compute(self, parts: Sequence[_Chunk], embed: Embed, workers: int, progress: Progress | None) -> None:
         """Add what is missing, shard by shard."""
         chunks = list(self._missing(parts))
         total, done = sum(len(chunk.indices) for chunk in chunks), 0
@@ -252,16 +256,16 @@ class FeatureCache:
         if waiting:
             self._write(waiting)
 
-    def _missing(self, parts: Sequence[_Part]) -> Iterable[_Chunk]:
+    def _missing(self, parts: Sequence[_Chunk]) -> Iterable[_Chunk]:
         """Cut what is missing into chunks; what parts have in common is computed once."""
         with_views, plain = set(self._index("views")), set(self._index("plain"))
-        for image_set, marks, views in parts:
+        for image_set, indices, marks, views in parts:
             known = with_views if views else with_views | plain
-            missing = [i for i in range(len(image_set)) if marks[i] not in known]
+            missing = [i for i in indices if marks[i] not in known]
             (with_views if views else plain).update(marks[i] for i in missing)
             for first in range(0, len(missing), IMAGES):
-                indices = missing[first : first + IMAGES]
-                yield _Chunk(image_set, indices, [marks[i] for i in indices], views)
+                chosen = missing[first : first + IMAGES]
+                yield _Chunk(image_set, chosen, [marks[i] for i in chosen], views)
 
     def _embedded(self, views: Mapping[str, Tensor], embed: Embed) -> dict[str, Tensor]:
         """Views (n, 3, s, s) and (n, V, 3, s, s) to features (n, D) and (n, V, D), in one pass of the network."""
@@ -283,23 +287,6 @@ class FeatureCache:
             tensor_files.save(draft, tensors)
 
     # Reading ----------------------------------------------------------------------------------------------------------
-
-    def _check_key(self) -> None:
-        file = self.path / "key.json"
-        if not file.exists() and not any(self.path.glob("*.safetensors")):
-            return  # nothing was ever finished there
-        remedy = f"Delete the folder {self.path}; it will be made again."
-        try:
-            stored = read_json(file, dict[str, Any], error=DataError, remedy=remedy)
-        except FileNotFoundError as error:
-            raise DataError(f"{file} cannot be read: it is gone. {remedy}") from error
-        wanted = self.key.plain()
-        other = [name for name in wanted if stored.get(name) != wanted[name]]
-        if other:
-            raise DataError(
-                f"{file} says that these features were made otherwise: {other[0]} is {stored.get(other[0])!r:.80} there and "
-                f"{wanted[other[0]]!r} here. They are not used; delete the folder, or set {VARIABLE} to another one."
-            )
 
     def _index(self, kind: str) -> dict[bytes, Place]:
         """Return where the row of each image is."""
@@ -324,7 +311,7 @@ class FeatureCache:
             )
         return tensor
 
-    def _gather(self, parts: Sequence[_Part]) -> CachedFeatures:
+    def _gather(self, parts: Sequence[_Chunk]) -> CachedFeatures:
         """Read the rows of these parts into memory: those of training images first, each image once."""
         trained = dict.fromkeys(mark for part in parts if part.views for mark in part.marks)
         row = {mark: number for number, mark in enumerate(trained | dict.fromkeys(m for part in parts for m in part.marks))}
@@ -356,16 +343,13 @@ def fingerprints(image_set: ImageSet) -> list[bytes]:
     They are a hash of what ``fingerprint`` of the pool returns, such as a file's size and time or the checksum in a zip file;
     for a pool without that method, of the pixels.
     """
-    own: Callable[[int], bytes] | None = getattr(image_set.images, "fingerprint", None)
-    marks = []
-    for position in image_set.positions.tolist():
-        if own is None:
-            image = image_set.images[position]
-            content = f"{image.size} ".encode() + image.tobytes()
-        else:
-            content = own(position)
-        marks.append(hashlib.blake2b(content, digest_size=MARK).digest())
-    return marks
+
+    def of_pixels(position: int) -> bytes:
+        image = image_set.images[position]
+        return f"{image.size} ".encode() + image.tobytes()
+
+    content: Callable[[int], bytes] = getattr(image_set.images, "fingerprint", of_pixels)
+    return [hashlib.blake2b(content(position), digest_size=MARK).digest() for position in image_set.positions.tolist()]
 
 
 def join(splits: Splits, labels: Integers, source: ViewSource) -> tuple[Splits, ViewSource]:

@@ -86,21 +86,28 @@ def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts a
     for name, part in parts.items():
         sets[name] = ImageSet(pool, part.labels, part.names, np.arange(first, first + len(part)))
         first += len(part)
-    truth = _truth(parts["unlabeled"], lists / "u_train_in_oracle.txt", benchmark)
-    unlabeled, outside = sets["unlabeled"], None
+    unlabeled, outside, truth = sets["unlabeled"], None, sets["unlabeled"].labels
+    if (oracle := lists / "u_train_in_oracle.txt").is_file():  # it has an order of its own
+        known = read_split(oracle, below=benchmark.classes)
+        classes = dict(zip(known.names, known.labels.tolist(), strict=True))
+        truth = np.array([classes.get(name, -1) for name in unlabeled.names], dtype=np.int64)
     if "out" in sets:
         out = sets["out"]
         outside = np.arange(len(unlabeled) + len(out)) >= len(unlabeled)
         truth = np.concatenate([truth, np.full(len(out), -1)])
         positions = np.concatenate([unlabeled.positions, out.positions])
         unlabeled = ImageSet(pool, truth, unlabeled.names + out.names, positions)
+    labeled, class_names = sets["labeled"], [str(c) for c in range(benchmark.classes)]
+    if benchmark.named_folders:
+        for name, label in zip(labeled.names, labeled.labels, strict=True):
+            class_names[label] = PurePosixPath(name).parent.name
     return Splits(
-        labeled=sets["labeled"],
+        labeled=labeled,
         unlabeled=unlabeled.without_labels(),
         unlabeled_truth=truth,
         validation=sets.get("validation"),
         test=sets["test"],
-        class_names=_class_names(parts["labeled"], benchmark),
+        class_names=tuple(class_names),
         unlabeled_out=outside,
     )
 
@@ -122,21 +129,14 @@ def set_folder(root: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """One split file as published, counted and hashed; None where it could not be examined.
+    """One split file as published: its lines, the first 16 digits of its hash, and its lines by the paper.
 
-    Args:
-        images: its lines.
-        classes: the number of classes in its label column, and the fewest and the most images of one; None if it has none.
-        sha256: the first 16 digits.
-        paper_images: its length by the paper.
-        paper_each: the number of images of each class by the paper.
+    None stands for what could not be examined, or what the paper does not say.
     """
 
     images: int | None
-    classes: tuple[int, int, int] | None
     sha256: str | None
     paper_images: int | None = None
-    paper_each: int | None = None
 
 
 @dataclass(frozen=True)
@@ -192,11 +192,11 @@ class Benchmark:
 
     def instructions(self, name: str, root: Path) -> str:
         """Return how to get the set, in a paragraph."""
-        wanted = list(dict.fromkeys(self.archives.values()))
         return (
-            f"{self.title} has to be fetched by hand, under its owners' terms. From {self.source} take {', '.join(wanted)} and "
-            f"unpack {self.layout.format(folder=root / name)}. Put the split files, {SPLIT_FILES_AT}, folder data/{name}, into "
-            f"{root / name} too. Then run: semigpc data verify {name} {root} --images exist"
+            f"{self.title} has to be fetched by hand, under its owners' terms. From {self.source} take "
+            f"{', '.join(self.archives.values())} and unpack {self.layout.format(folder=root / name)}. Put the split files, "
+            f"{SPLIT_FILES_AT}, folder data/{name}, into {root / name} too. Then run: semigpc data verify {name} {root} "
+            "--images exist"
         )
 
 
@@ -262,23 +262,6 @@ def missing_message(part: SplitFile, missing: list[int], images: Path, benchmark
     )
 
 
-def _truth(unlabeled: SplitFile, oracle: Path, benchmark: Benchmark) -> Integers:
-    """Return the classes (u,) of U_in: from the oracle file, which has an order of its own, or else from the label column."""
-    if not oracle.is_file():
-        return unlabeled.labels
-    truth = read_split(oracle, below=benchmark.classes)
-    classes = dict(zip(truth.names, truth.labels.tolist(), strict=True))
-    return np.array([classes.get(name, -1) for name in unlabeled.names], dtype=np.int64)
-
-
-def _class_names(labeled: SplitFile, benchmark: Benchmark) -> tuple[str, ...]:
-    """Return the name of each class: that of its images' folder if folders have names, else its number."""
-    names = {c: str(c) for c in range(benchmark.classes)}
-    if benchmark.named_folders:
-        names |= {int(c): PurePosixPath(name).parent.name for name, c in zip(labeled.names, labeled.labels, strict=True)}
-    return tuple(names.values())
-
-
 def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> SplitFile:
     """Read ``<relative path><space><integer label>`` lines, cut at the last space, since paths may have spaces themselves.
 
@@ -287,7 +270,10 @@ def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> Spli
         lowest: smallest label allowed; -1 if images may be of no class.
         below: labels must be less than this; None for no limit.
     """
-    raw = _read(path)
+    try:
+        raw = checked(path).read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise DataError(f"The list of images {path} is not there. Check the path, or fetch it again.") from error
     unix = raw.replace(b"\r\n", b"\n")
     try:
         lines = unix.decode("utf-8-sig").removesuffix("\n").split("\n")
@@ -301,7 +287,7 @@ def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> Spli
         name, _, label = line.rpartition(" ")
         if not name or not INTEGER.fullmatch(label):
             raise _bad_line(path, number, line, "a line is a path, a space and an integer")
-        if not _stays_inside(name):
+        if "\\" in name or "\0" in name or name[1:2] == ":" or {"", ".", ".."} & set(name.split("/")):  # on any system
             raise _bad_line(path, number, line, "a path is relative to the images' root, with forward slashes and no '..'")
         value = int(label)
         if value < lowest or (below is not None and value >= below):
@@ -337,18 +323,6 @@ def missing_images(root: Path, names: Sequence[str], checked: Callable[[int], No
     return sorted(missing)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return checked(path).read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise DataError(f"The list of images {path} is not there. Check the path, or fetch it again.") from error
-
-
-def _stays_inside(name: str) -> bool:
-    """Return whether a relative path stays below its root, on any system."""
-    return "\\" not in name and "\0" not in name and name[1:2] != ":" and not {"", ".", ".."} & set(name.split("/"))
-
-
 def _bad_line(path: Path, number: int, line: str, rule: str) -> DataError:
     shown = line if len(line) <= SHOWN else f"{line[:SHOWN]}..."
     return DataError(
@@ -363,15 +337,15 @@ BENCHMARKS: dict[str, Benchmark] = {
         classes=200,
         classes_out=800,
         files={
-            "l_train": PublishedFile(3959, (200, 5, 43), "219bde6e8accc72d"),
-            "val": PublishedFile(2000, (200, 10, 10), "557a6a40bf52e0e3"),
-            "l_train_val": PublishedFile(5959, (200, 15, 53), "c06c637db93d292d", 5959),
-            "u_train_in": PublishedFile(26640, None, "d5ccd3a6c564d41f", 26640),
-            "u_train_in_oracle": PublishedFile(26640, (200, 16, 229), "3187fceac7d2e4a1"),
-            "u_train_out": PublishedFile(122208, None, "a07ecb36675e1008", 122208),
-            "u_train_out_oracle": PublishedFile(122208, (800, 23, 250), "975b614a5d61c02e"),
-            "u_train": PublishedFile(148848, None, "128d50db61f4aa65"),
-            "test": PublishedFile(8000, (200, 40, 40), "189d591649180f88", None, 40),
+            "l_train": PublishedFile(3959, "219bde6e8accc72d"),
+            "val": PublishedFile(2000, "557a6a40bf52e0e3"),
+            "l_train_val": PublishedFile(5959, "c06c637db93d292d", 5959),
+            "u_train_in": PublishedFile(26640, "d5ccd3a6c564d41f", 26640),
+            "u_train_in_oracle": PublishedFile(26640, "3187fceac7d2e4a1"),
+            "u_train_out": PublishedFile(122208, "a07ecb36675e1008", 122208),
+            "u_train_out_oracle": PublishedFile(122208, "975b614a5d61c02e"),
+            "u_train": PublishedFile(148848, "128d50db61f4aa65"),
+            "test": PublishedFile(8000, "189d591649180f88", 8000),
         },
         imbalance=Imbalance(("l_train_val", "u_train_in_oracle"), 260, 33, "7.9"),
         source="https://github.com/cvl-umass/semi-inat-2020 (Google Drive or Kaggle; version 2, of 25 March 2020)",
@@ -389,14 +363,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         classes_out=1194,
         named_folders=True,
         files={
-            "l_train": PublishedFile(4141, (200, 6, 78), "3eccc6c58e137469"),
-            "l_train_val": PublishedFile(4141, (200, 6, 78), "3eccc6c58e137469", 4141),
-            "u_train_in": PublishedFile(13166, None, "701ffb0e71c9dc9d", 13166),
-            "u_train_in_oracle": PublishedFile(13166, (200, 16, 276), "93360ad0db8090cf"),
-            "u_train_out": PublishedFile(64871, None, "08953d2558f11de2", 64871),
-            "u_train_out_oracle": PublishedFile(64871, (1194, 3, 439), "12f6e48abd732ced"),
-            "u_train": PublishedFile(None, None, None),
-            "test": PublishedFile(4000, (200, 20, 20), "000905b222fe66fa", None, 20),
+            "l_train": PublishedFile(4141, "3eccc6c58e137469"),
+            "l_train_val": PublishedFile(4141, "3eccc6c58e137469", 4141),
+            "u_train_in": PublishedFile(13166, "701ffb0e71c9dc9d", 13166),
+            "u_train_in_oracle": PublishedFile(13166, "93360ad0db8090cf"),
+            "u_train_out": PublishedFile(64871, "08953d2558f11de2", 64871),
+            "u_train_out_oracle": PublishedFile(64871, "12f6e48abd732ced"),
+            "u_train": PublishedFile(None, None),
+            "test": PublishedFile(4000, "000905b222fe66fa", 4000),
         },
         imbalance=Imbalance(("l_train_val", "u_train_in_oracle"), 354, 35, "10.1"),
         source="https://github.com/visipedia/fgvcx_fungi_comp",
@@ -408,13 +382,13 @@ BENCHMARKS: dict[str, Benchmark] = {
         classes=810,
         classes_out=1629,
         files={
-            "l_train": PublishedFile(9721, (810, 5, 80), "8afd3f4154feee5f"),
-            "val": PublishedFile(4050, (810, 5, 5), "c77b2a9909e7773f"),
-            "l_train_val": PublishedFile(13771, (810, 10, 85), "c75ca656e5f08f07", 13771),
-            "u_train_in": PublishedFile(None, None, None, 91336),
-            "u_train_out": PublishedFile(None, None, None, 221912),
-            "u_train": PublishedFile(313248, None, None),  # according to its owners
-            "test": PublishedFile(16200, (810, 20, 20), "f161c7dc06a88d64", None, 100),
+            "l_train": PublishedFile(9721, "8afd3f4154feee5f"),
+            "val": PublishedFile(4050, "c77b2a9909e7773f"),
+            "l_train_val": PublishedFile(13771, "c75ca656e5f08f07", 13771),
+            "u_train_in": PublishedFile(None, None, 91336),
+            "u_train_out": PublishedFile(None, None, 221912),
+            "u_train": PublishedFile(313248, None),  # according to its owners
+            "test": PublishedFile(16200, "f161c7dc06a88d64", 81000),  # by the paper, 100 of each class
         },
         imbalance=Imbalance(("l_train_val",), 85, 10, "8.5"),
         remark="The paper speaks of 100 test images of each class of Semi-iNat; the published file has 20, the public and "
@@ -435,13 +409,13 @@ BENCHMARKS: dict[str, Benchmark] = {
         image_folder="images",
         named_folders=True,
         files={
-            "l_train": PublishedFile(500, (100, 5, 5), "ca16bd836507fc02"),
-            "val": PublishedFile(500, (100, 5, 5), "d68c9ed8d55b655d"),
-            "l_train_val": PublishedFile(1000, (100, 10, 10), "8fc162d820fd88f1", 1000),
-            "u_train_in": PublishedFile(3885, (100, 24, 40), "7452eb62622232ea", 3853),
-            "u_train_out": PublishedFile(5903, None, "7a30b35cb584f846", 5903),
-            "u_train": PublishedFile(9788, (100, 24, 40), "97eca774ad49389f"),
-            "test": PublishedFile(1000, (100, 10, 10), "c3a331d763d8bbbb", 1000),
+            "l_train": PublishedFile(500, "ca16bd836507fc02"),
+            "val": PublishedFile(500, "d68c9ed8d55b655d"),
+            "l_train_val": PublishedFile(1000, "8fc162d820fd88f1", 1000),
+            "u_train_in": PublishedFile(3885, "7452eb62622232ea", 3853),
+            "u_train_out": PublishedFile(5903, "7a30b35cb584f846", 5903),
+            "u_train": PublishedFile(9788, "97eca774ad49389f"),
+            "test": PublishedFile(1000, "c3a331d763d8bbbb", 1000),
         },
         imbalance=Imbalance(("u_train_in",), 40, 24, "about 2"),
         remark="The paper gives SemiCUB 3853 images in U_in; the published file lists 3885, and only so do 1000 + 3885 + "

@@ -118,16 +118,6 @@ class Listing:
         """Return the paths of the images."""
         return [self.root / name for name in self.labels]
 
-    def without(self, other: "Listing", part: str) -> "Listing":
-        """Return the listing without the images of ``other``, the validation or the test part."""
-        others = set(other.paths())
-        labels = {name: label for name, label in self.labels.items() if self.root / name not in others}
-        removed = len(self.labels) - len(labels)
-        if not removed:
-            return self
-        note = f"Images that are not trained on, since they are in the {part} part: {removed}."
-        return replace(self, labels=labels, notes=(*self.notes, note))
-
 
 def _list_parts(config: FolderConfig) -> dict[str, Listing]:
     """List the training images, and the parts that were given as a path; no image is in two of them."""
@@ -144,7 +134,11 @@ def _list_parts(config: FolderConfig) -> dict[str, Listing]:
         table = existing(config.labels, "The table of labels", root)
         training = from_table(table, root, unlisted=config.unlisted == "unlabeled", follow_links=config.follow_links)
     for part, listing in held_out.items():
-        training = training.without(listing, part)
+        others = set(listing.paths())
+        labels = {name: label for name, label in training.labels.items() if training.root / name not in others}
+        if removed := len(training.labels) - len(labels):
+            note = f"Images that are not trained on, since they are in the {part} part: {removed}."
+            training = replace(training, labels=labels, notes=(*training.notes, note))
     if len(held_out) == 2:
         shared = set(held_out["validation"].paths()) & set(held_out["test"].paths())
         if shared:
@@ -236,12 +230,11 @@ def from_table(table: Path, root: Path, *, unlisted: bool = False, follow_links:
     return Listing(root, labels, classes)
 
 
-def _list_held_out(place: str, root: Path, part: str, *, follow_links: bool = False) -> Listing:
+def _list_held_out(place: str, root: Path, part: str, *, follow_links: bool) -> Listing:
     """List a validation or test part: a folder of class folders, or a table with a label in every row."""
     path = existing(place, f"The {part} part", root)
-    listing = (
-        from_table(path, root, follow_links=follow_links) if is_table(path) else class_folders(path, follow_links=follow_links)
-    )
+    table = is_table(path)
+    listing = from_table(path, root, follow_links=follow_links) if table else class_folders(path, follow_links=follow_links)
     bare = [name for name, label in listing.labels.items() if label is None]
     if bare:
         raise DataError(

@@ -66,9 +66,8 @@ class KeptImages(ABC):
     """
 
     def __init__(self, cache_bytes: int) -> None:
-        self.cache_bytes = cache_bytes
+        self.cache_bytes = self._free_bytes = cache_bytes
         self._cache: dict[int, Image.Image] = {}
-        self._free_bytes = cache_bytes
 
     @abstractmethod
     def read(self, position: int) -> Image.Image:
@@ -105,7 +104,6 @@ class FileImages(KeptImages):
         return len(self.paths)
 
     def read(self, position: int) -> Image.Image:
-        """Decode an image, whether it is in the cache or not."""
         return read_image(self.paths[position])
 
     def fingerprint(self, position: int) -> bytes:
@@ -212,34 +210,28 @@ class ZipImages(KeptImages):
         return len(self.members)
 
     def read(self, position: int) -> Image.Image:
-        """Decode an image, whether it is in the cache or not."""
-        try:
-            size = self._zip().getinfo(self.members[position]).file_size
-            if size > MOST_BYTES:
-                raise OSError(f"it has {size} bytes unpacked, and the largest image that is read has {MOST_BYTES}")
-            content = self._zip().read(self.members[position])
-        except UNREADABLE as error:
-            raise self._unreadable(position, error) from error
+        with self._member(position) as (opened, facts):
+            if facts.file_size > MOST_BYTES:
+                raise OSError(f"it has {facts.file_size} bytes unpacked, and the largest image that is read has {MOST_BYTES}")
+            content = opened.read(facts)
         return read_image(self.archive / self.members[position], io.BytesIO(content))
 
     def fingerprint(self, position: int) -> bytes:
         """Return name, size and checksum from the zip file, which change when the image does, without reading it."""
+        with self._member(position) as (_, facts):
+            return f"{facts.filename} {facts.file_size} {facts.CRC}".encode()
+
+    @contextmanager
+    def _member(self, position: int) -> Iterator[tuple[zipfile.ZipFile, zipfile.ZipInfo]]:
         try:
-            facts = self._zip().getinfo(self.members[position])
+            if self._opened is None or self._opened[0] != os.getpid():
+                self._opened = os.getpid(), zipfile.ZipFile(self.archive)
+            yield self._opened[1], self._opened[1].getinfo(self.members[position])
         except UNREADABLE as error:
-            raise self._unreadable(position, error) from error
-        return f"{facts.filename} {facts.file_size} {facts.CRC}".encode()
-
-    def _unreadable(self, position: int, error: Exception) -> ImageError:
-        return ImageError(
-            f"The image {self.archive / self.members[position]} cannot be read: {error}. The zip file may have been "
-            "replaced, cut short or encrypted; restore it."
-        )
-
-    def _zip(self) -> zipfile.ZipFile:
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), zipfile.ZipFile(self.archive)
-        return self._opened[1]
+            raise ImageError(
+                f"The image {self.archive / self.members[position]} cannot be read: {error}. The zip file may have been "
+                "replaced, cut short or encrypted; restore it."
+            ) from error
 
     def __getstate__(self) -> dict[str, Any]:
         """Send a worker process names alone, neither images nor the open file."""

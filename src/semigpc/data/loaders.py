@@ -152,11 +152,9 @@ class BatchStream(Dataset[Batch]):
         if not batch:
             return np.empty(0, dtype=np.int64)
         epoch, within = divmod(step, self.epoch_steps)
-        known, order = self._orders.get(stream, (-1, np.empty(0, dtype=np.int64)))
-        if known != epoch:
-            order = self._epoch(epoch, stream, self.epoch_steps * batch)
-            self._orders[stream] = epoch, order
-        return order[within * batch : (within + 1) * batch].copy()
+        if stream not in self._orders or self._orders[stream][0] != epoch:
+            self._orders[stream] = epoch, self._epoch(epoch, stream, self.epoch_steps * batch)
+        return self._orders[stream][1][within * batch : (within + 1) * batch].copy()
 
     def _epoch(self, epoch: int, stream: int, draws: int) -> Integers:
         power = 0.0 if stream == BALANCED else 1.0
@@ -176,15 +174,13 @@ class EvaluationBatch(NamedTuple):
     positions: Tensor
 
 
+@dataclass
 class _EvaluationStream(Dataset[EvaluationBatch]):
-    def __init__(self, image_set: ImageSet, source: ViewSource, batch_size: int) -> None:
-        self.image_set, self.source, self.batch_size = image_set, source, batch_size
+    image_set: ImageSet
+    source: ViewSource
+    batch_size: int
 
-    def __len__(self) -> int:
-        return -(-len(self.image_set) // self.batch_size)
-
-    def __getitem__(self, number: int) -> EvaluationBatch:
-        first = number * self.batch_size
+    def __getitem__(self, first: int) -> EvaluationBatch:
         positions = torch.arange(first, min(first + self.batch_size, len(self.image_set)))
         views = self.source.plain(self.source.fetch(self.image_set, positions.numpy()))
         return EvaluationBatch(views, torch.from_numpy(self.image_set.labels[positions.numpy()]), positions)
@@ -194,8 +190,8 @@ def eval_loader(image_set: ImageSet, source: ViewSource, batch_size: int, worker
     """Return every image of the set once, in order, ``batch_size`` at a time; the last batch may be smaller."""
     if batch_size < 1:
         raise DataError(f"batch_size must be at least 1; got {batch_size}.")
-    stream = _EvaluationStream(image_set, source, batch_size)
-    return InOrder(stream, range(len(stream)), workers, prefetch=2)
+    firsts = range(0, len(image_set), batch_size)
+    return InOrder(_EvaluationStream(image_set, source, batch_size), firsts, workers, prefetch=2)
 
 
 class InOrder(Generic[Item]):
@@ -240,9 +236,9 @@ class InOrder(Generic[Item]):
             yield item
 
 
+@dataclass
 class _Guarded(Dataset[Item | DataError]):
-    def __init__(self, stream: Dataset[Item]) -> None:
-        self.stream = stream
+    stream: Dataset[Item]
 
     def __getitem__(self, item: int) -> Item | DataError:
         try:

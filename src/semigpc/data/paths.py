@@ -38,12 +38,9 @@ def existing(path: str | Path, what: str, root: Path | None = None) -> Path:
 
 def leads_out(path: Path, root: Path) -> str | None:
     """Return the reason not to follow a link below ``root``, a resolved folder, if it leads elsewhere."""
-    target = path.resolve()
-    return (
-        None
-        if target.is_relative_to(root)
-        else f"a link that leads out of the folder, to {printable(target)} (--follow-links permits it)"
-    )
+    if (target := path.resolve()).is_relative_to(root):
+        return None
+    return f"a link that leads out of the folder, to {printable(target)} (--follow-links permits it)"
 
 
 def images_below(folder: Path, *, follow_links: bool = False) -> list[str]:

@@ -1,6 +1,5 @@
 """Long-tailed splits: how many images of each class are used, and which of them are labelled."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -97,14 +96,6 @@ class Split:
 
     labeled: Integers
     unlabeled: Integers
-
-    def sha256(self) -> str:
-        """Return a hash of both arrays, the same on every machine."""
-        digest = hashlib.sha256()
-        for array in (self.labeled, self.unlabeled):
-            digest.update(f"{len(array)}\n".encode())
-            digest.update(array.astype("<i8").tobytes())
-        return digest.hexdigest()
 
 
 def long_tail_split(labels: NDArray[Any], n_classes: int, config: SplitConfig, seed: int) -> Split:

@@ -55,13 +55,11 @@ def _csv_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
             reader = csv.DictReader(file)
             reader.fieldnames = [from_spreadsheet_cell(name) for name in reader.fieldnames or []]
             first, second = choose(reader.fieldnames, path)
-            yield from ((_cell(row[first]), _cell(row[second])) for row in reader)
+            for row in reader:
+                name, label = (value and from_spreadsheet_cell(value) for value in (row[first], row[second]))
+                yield name, label
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV: {error}. Save it as comma-separated UTF-8 text.") from error
-
-
-def _cell(value: str | None) -> str | None:
-    return None if value is None else from_spreadsheet_cell(value)
 
 
 def _parquet_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:

@@ -1,6 +1,6 @@
 """Compare a copy of a published set with what was published: counts, hashes and images, beside the figures of the paper."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -83,30 +83,19 @@ class Verification:
         """Whether everything that is there is as published, and everything that is needed is there."""
         return not any(figure.fails for figure in self.findings)
 
-    def compare(
-        self,
-        what: str,
-        found: Figure,
-        expected: Figure,
-        paper: Figure = None,
-        *,
-        paper_agrees: bool | None = None,
-        needed: bool = False,
-    ) -> None:
-        """Add a figure with its verdict. Where nothing was counted, the figure of the paper is expected.
+    def compare(self, what: str, found: Figure, expected: Figure, paper: Figure = None, *, needed: bool = False) -> None:
+        """Add a :class:`CheckedFigure` with its verdict. Where nothing was counted, the figure of the paper is expected.
 
-        Args:
-            what, found, expected, paper, needed: as in :class:`CheckedFigure`.
-            paper_agrees: whether the paper's figure means the same as the expected one, where they are written differently.
+        The paper can be wrong only where it gives a count: ratios are rounded there.
         """
         reference = paper if expected is None else expected
-        if paper_agrees is None:
-            paper_agrees = paper is None or expected is None or paper == expected
-        verdict: Verdict = "ok" if paper_agrees else "paper is wrong"
+        verdict: Verdict = "ok"
         if found is None:
             verdict = "absent"
         elif reference is not None and found != reference:
             verdict = "differs"
+        elif isinstance(paper, int) and paper != reference:
+            verdict = "paper is wrong"
         figure = CheckedFigure(what=what, found=found, expected=expected, paper=paper, verdict=verdict, needed=needed)
         self.findings.append(figure)
 
@@ -167,7 +156,11 @@ def verify_fgvc(
                 result.compare(f"{split}: lines", "malformed", "path and label")
                 result.notes.append(str(error))
                 continue
-        _compare_file(result, split, files.get(split), benchmark)
+        known, file = benchmark.files[split], files.get(split)
+        found = None if file is None else len(file)
+        result.compare(f"{split}: images", found, known.images, known.paper_images, needed=split in NEEDED)
+        if file is not None and known.sha256 is not None:
+            result.compare(f"{split}: sha256{', of its Unix form' if file.crlf else ''}", file.sha256, known.sha256)
     _compare_sums(result, files, benchmark)
     _compare_parts(result, files)
     _compare_imbalance(result, files, benchmark)
@@ -183,36 +176,6 @@ def verify_fgvc(
     return result
 
 
-def _compare_file(result: Verification, split: str, file: SplitFile | None, benchmark: Benchmark) -> None:
-    known = benchmark.files[split]
-    found = None if file is None else len(file)
-    result.compare(f"{split}: images", found, known.images, known.paper_images, needed=split in NEEDED)
-    if file is None:
-        return
-    if known.classes is not None:
-        in_paper = {
-            "l_train_val": benchmark.classes,
-            "u_train_in_oracle": benchmark.classes,
-            "u_train_out_oracle": benchmark.classes_out,
-        }
-        paper, agrees = f"{in_paper[split]} classes" if split in in_paper else None, True
-        if known.paper_each is not None:
-            paper, agrees = f"{known.paper_each} of each", known.classes[1:] == (known.paper_each, known.paper_each)
-        found_classes = _describe_counts(list(file.class_counts().values()))
-        result.compare(f"{split}: classes", found_classes, _describe_classes(*known.classes), paper, paper_agrees=agrees)
-    if known.sha256 is not None:
-        result.compare(f"{split}: sha256{', of its Unix form' if file.crlf else ''}", file.sha256, known.sha256)
-
-
-def _describe_classes(classes: int, fewest: int, most: int) -> str:
-    """``200 x 15..53``: the number of classes, and of images of each."""
-    return f"{classes} x {fewest}" if fewest == most else f"{classes} x {fewest}..{most}"
-
-
-def _describe_counts(counts: Sequence[int]) -> str:
-    return _describe_classes(len(counts), min(counts, default=0), max(counts, default=0))
-
-
 def _compare_sums(result: Verification, files: Files, benchmark: Benchmark) -> None:
     """Lists that must have the same images as others together."""
     for whole, parts in (SUMS | {oracle: (split,) for oracle, split in ORACLES.items()}).items():
@@ -220,11 +183,11 @@ def _compare_sums(result: Verification, files: Files, benchmark: Benchmark) -> N
         if whole not in benchmark.files:
             continue
         what = f"{whole} = {' + '.join(part.removeprefix(f'{whole}_') for part in published)}"
-        if any(split not in files for split in (whole, *published)):
-            result.compare(what, None, "equal")
-            continue
-        odd = set(files[whole].names) ^ {name for part in published for name in files[part].names}
-        result.compare(what, f"{len(odd)} differ" if odd else "equal", "equal")
+        found = None
+        if all(split in files for split in (whole, *published)):
+            odd = set(files[whole].names) ^ {name for part in published for name in files[part].names}
+            found = f"{len(odd)} differ" if odd else "equal"
+        result.compare(what, found, "equal")
 
 
 def _compare_parts(result: Verification, files: Files) -> None:
@@ -253,7 +216,7 @@ def _compare_imbalance(result: Verification, files: Files, benchmark: Benchmark)
         found = f"{most}/{fewest} = {most / fewest:.2f}" if fewest else f"{most}/0"
     what = f"gamma over {' + '.join(PAPER_NAMES[split] for split in known.files)}"
     expected = f"{known.most}/{known.fewest} = {known.most / known.fewest:.2f}"
-    result.compare(what, found, expected, known.paper, paper_agrees=True)
+    result.compare(what, found, expected, known.paper)
 
 
 def _find_images(result: Verification, files: Files, folder: Path, benchmark: Benchmark, report: Report | None) -> list[Path]:
@@ -311,10 +274,10 @@ def verify_cifar(n_classes: int, root: Path, *, decode: bool = False, report: Re
             workers = 1 if isinstance(images.images, ZipImages) else None  # threads cannot share an open zip file
             result.decode(images.images.read, len(images), report, workers=workers)
     for part, labels, total in (("training", images.labels[:training], TRAINING), ("test", images.labels[training:], TEST)):
-        each = total // n_classes
         result.compare(f"{part}: images", len(labels), total, needed=True)
-        counts = _describe_counts(np.bincount(labels).tolist())
-        result.compare(f"{part}: classes", counts, _describe_classes(n_classes, each, each))
+        counts = np.bincount(labels)
+        each = "..".join(map(str, sorted({counts.min(), counts.max()})))
+        result.compare(f"{part}: classes", f"{len(counts)} x {each}", f"{n_classes} x {total // n_classes}")
     _compare_totals(result, images, training, n_classes)
     return result
 
@@ -337,9 +300,7 @@ def _compare_totals(result: Verification, images: ImageSet, training: int, n_cla
     """What the splitter gives in the paper's setting A."""
     head = TRAINING // n_classes
     for gamma, (labels, unlabeled) in TOTALS[n_classes].items():
-        config = SplitConfig(
-            labeled_head=head * 3 // 10, labeled_ratio=gamma, unlabeled_head=head, unlabeled_ratio=gamma, overlap="nested"
-        )
+        config = SplitConfig(labeled_head=head * 3 // 10, labeled_ratio=gamma, unlabeled_head=head, unlabeled_ratio=gamma)
         try:
             split = long_tail_split(images.labels[:training], n_classes, config, seed=0)
         except DataError as error:  # a copy that lacks images
