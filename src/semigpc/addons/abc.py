@@ -7,7 +7,7 @@ from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step
 from semigpc.losses import masked_cross_entropy
-from semigpc.types import HeadSpec, ModelOutput, Task
+from semigpc.types import HeadSpec, ModelOutput, Task, check_ranges
 
 HEAD = "abc"
 
@@ -30,12 +30,7 @@ class ABCConfig(AddOnConfig):
     abc_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold must lie in [0, 1]; got {self.threshold}. ABC's own is 0.95.")
-        if not self.abc_weight >= 0:
-            raise ValueError(
-                f"abc_weight must not be negative; got {self.abc_weight}. ABC's own is 1; 0 trains no second head."
-            )
+        check_ranges(self, fractions=("threshold",))
 
     def heads(self, n_classes: int) -> dict[str, HeadSpec]:
         """The second classifier."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step, Survey
-from semigpc.types import Clock, HostState, ModelOutput, Task
+from semigpc.types import Clock, HostState, ModelOutput, Task, check_ranges
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, for the balanced head
 BETA = 0.75  # both parameters of the Beta distribution that mixing weights are drawn from
@@ -43,15 +43,13 @@ class CoSSLConfig(AddOnConfig):
     start_steps: int = 5000
 
     def __post_init__(self) -> None:
-        for name, own in (("warmup", 0.8), ("head_momentum", 0.999), ("least_own", 0.6)):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1]; got {getattr(self, name)}. CoSSL's own is {own}.")
-        if not self.head_rate > 0:
-            raise ValueError(f"head_rate must be positive; got {self.head_rate}. CoSSL's own is 0.002.")
-        if not self.head_decay >= 0:
-            raise ValueError(f"head_decay must not be negative; got {self.head_decay}. CoSSL's own is 5e-4.")
-        if self.start_steps < 1:
-            raise ValueError(f"start_steps must be at least 1; got {self.start_steps}. The original takes 5000.")
+        check_ranges(
+            self,
+            fractions=("warmup", "head_momentum", "least_own"),
+            positive=("head_rate",),
+            not_negative=("head_decay",),
+            at_least_one=("start_steps",),
+        )
 
 
 class BalancedHead(HostState):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step
 from semigpc.pseudo_labels import count_classes, last_of_each
-from semigpc.types import Clock, ModelOutput, Task
+from semigpc.types import Clock, ModelOutput, Task, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +38,8 @@ class DASOConfig(AddOnConfig):
     alignment_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("queue", "every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"DASO's {name} must be at least 1; got {getattr(self, name)}.")
-        for name in ("temperature", "distribution_temperature"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"DASO's {name} must be positive; got {getattr(self, name)}.")
-        if not 0 <= self.warmup <= 1:
-            raise ValueError(f"DASO's warmup is a share of training and must lie in [0, 1]; got {self.warmup}.")
-        if not self.alignment_weight >= 0:
-            raise ValueError(f"DASO's alignment_weight must not be negative; got {self.alignment_weight}.")
+        positive = ("temperature", "distribution_temperature")
+        check_ranges(self, fractions=("warmup",), positive=positive, at_least_one=("queue", "every"))
 
 
 class DASO(AddOn):

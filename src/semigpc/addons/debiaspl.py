@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step
-from semigpc.types import ModelOutput, Task
+from semigpc.types import ModelOutput, Task, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,20 +15,15 @@ class DebiasPLConfig(AddOnConfig):
 
     Args:
         strength: lambda, of the debiasing and of the margin alike; 0 leaves the algorithm as it is.
-        share_momentum: m of the running shares r, which has nothing to do with that of the network's moving average.
+        share_momentum: m of the running shares r, below 1, at which they would stay uniform; it has nothing to do with that of
+            the network's moving average.
     """
 
     strength: float = 0.4
     share_momentum: float = 0.999
 
     def __post_init__(self) -> None:
-        if not self.strength >= 0:
-            raise ValueError(f"strength must not be negative; got {self.strength}. DebiasPL's own is 0.4; 0 switches it off.")
-        if not 0 <= self.share_momentum < 1:
-            raise ValueError(
-                f"share_momentum must lie in [0, 1); got {self.share_momentum}. At 1 the shares would stay uniform, and "
-                "debiasing would do nothing."
-            )
+        check_ranges(self, not_negative=("strength",), below_one=("share_momentum",))
 
 
 class DebiasPL(AddOn):

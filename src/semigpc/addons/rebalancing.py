@@ -12,7 +12,7 @@ from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step
 from semigpc.losses import class_weighted_cross_entropy
-from semigpc.types import ModelOutput, Task
+from semigpc.types import ModelOutput, Task, check_ranges
 
 
 def effective_number_weights(counts: Tensor, beta: float) -> Tensor:
@@ -52,8 +52,7 @@ class BalancedSamplingConfig(AddOnConfig):
     power: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.power <= 1:
-            raise ValueError(f"power must lie in [0, 1], from every class alike to the data's own shares; got {self.power}.")
+        check_ranges(self, fractions=("power",))
 
     def sampling_power(self, progress: float) -> float:  # noqa: ARG002
         """The same throughout."""
@@ -76,8 +75,7 @@ class EffectiveNumberConfig(AddOnConfig):
     beta: float = 0.999
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta must lie in [0, 1); got {self.beta}.")
+        check_ranges(self, below_one=("beta",))
 
 
 class EffectiveNumber(AddOn):
@@ -113,10 +111,7 @@ class DeferredConfig(AddOnConfig):
     beta: float = 0.9999
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start <= 1:
-            raise ValueError(f"start must lie in [0, 1], a share of training; got {self.start}.")
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta must lie in [0, 1); got {self.beta}.")
+        check_ranges(self, fractions=("start",), below_one=("beta",))
 
     def sampling_power(self, progress: float) -> float:
         """0 from ``start`` on, where sampling is what is deferred; decided at the beginning of an epoch."""
@@ -157,8 +152,7 @@ class LogitAdjustmentConfig(AddOnConfig):
     place: Literal["loss", "answer"] = "loss"
 
     def __post_init__(self) -> None:
-        if self.strength < 0:
-            raise ValueError(f"strength must not be negative, which would favour frequent classes; got {self.strength}.")
+        check_ranges(self, not_negative=("strength",))
 
 
 class LogitAdjustment(AddOn):

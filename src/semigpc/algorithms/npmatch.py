@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.base import check_ranges
 from semigpc.losses import mean_log_probs
 from semigpc.pseudo_labels import align, count_classes, last_of_each
 from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
+from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task, check_ranges
 
 HEAD = "neural_process"
 
@@ -83,7 +82,6 @@ class NPMatch(nn.Module):
         self.register_buffer("last_class", torch.full((task.n_unlabeled,), -1))  # (u,), -1: none yet
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """Return the loss of one batch."""
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
         process = process_of(networks.student)

@@ -40,7 +40,6 @@ class Supervised(nn.Module):
         self.refiner, self.addon = refiner, addon or AddOn.none(task)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """Return the loss of one batch."""
         (x,) = networks.forward(batch.x)
         self.refiner.observe("before", networks, x, batch)
         loss = self.addon.labeled_loss(Step(networks, batch, clock), self.refiner.classify(x, batch.index).logits, batch.y)
