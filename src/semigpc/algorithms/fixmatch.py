@@ -1,6 +1,7 @@
 """FixMatch (Sohn et al., 2020): the weak view's confident opinion is the strong view's label."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ class FixMatchConfig:
         temperature: T, for soft targets only.
     """
 
+    heads: ClassVar[dict[str, HeadSpec]] = {}
     threshold: float = 0.95
     unlabeled_weight: float = 1.0
     hard_labels: bool = True
@@ -29,11 +31,6 @@ class FixMatchConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, fractions=("threshold",), positive=("temperature",))
-
-    @property
-    def heads(self) -> dict[str, HeadSpec]:
-        """Extra heads of the network."""
-        return {}
 
 
 class FixMatch(nn.Module):

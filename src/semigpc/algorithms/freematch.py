@@ -24,6 +24,7 @@ class FreeMatchConfig:
         clip: range that the global threshold is kept in; (0, 0.95) for SVHN in USB.
     """
 
+    heads: ClassVar[dict[str, HeadSpec]] = {}
     has_threshold: ClassVar[bool] = True
 
     unlabeled_weight: float = 1.0
@@ -34,11 +35,6 @@ class FreeMatchConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, fractions=("momentum",))
-
-    @property
-    def heads(self) -> dict[str, HeadSpec]:
-        """Extra heads of the network."""
-        return {}
 
 
 class FreeMatch(nn.Module):

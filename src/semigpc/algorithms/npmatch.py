@@ -1,7 +1,7 @@
 """NP-Match (Wang et al., 2022): a neural process in the classifier's place, which estimates its own uncertainty."""
 
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ class NPMatchConfig:
         divergence_weight: w_d.
     """
 
+    heads: ClassVar[dict[str, HeadSpec]] = {HEAD: HeadSpec("neural_process")}
     threshold: float = 0.95
     entropy: float = 0.4
     unlabeled_weight: float = 1.0
@@ -33,11 +34,6 @@ class NPMatchConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, fractions=("threshold",), positive=("entropy",))
-
-    @property
-    def heads(self) -> dict[str, HeadSpec]:
-        """Extra heads of the network."""
-        return {HEAD: HeadSpec("neural_process")}
 
 
 class Process(Protocol):

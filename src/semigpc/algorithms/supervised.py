@@ -1,6 +1,7 @@
 """Labels only: the floor that every semi-supervised algorithm has to beat."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -13,10 +14,7 @@ from semigpc.types import Batch, Clock, HeadSpec, Networks, StepOutput, Task
 class SupervisedConfig:
     """Nothing to choose."""
 
-    @property
-    def heads(self) -> dict[str, HeadSpec]:
-        """Extra heads of the network."""
-        return {}
+    heads: ClassVar[dict[str, HeadSpec]] = {}
 
 
 class Supervised(nn.Module):

@@ -77,10 +77,18 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
     """
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it reports what uvicorn raises on malformed requests
     token = secrets.token_urlsafe(24)
-    listener = _listen(port)
+    try:
+        listener = socket.create_server((HOST, port), backlog=128)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise DataError(
+            f"Port {port} of {HOST} cannot be used: {reason}. Give another --port, or leave it out to have a free one chosen."
+        ) from error
     config = uvicorn.Config(make_app(session, token), **OPTIONS, timeout_graceful_shutdown=2)
     worker = Background(session)
-    before = signal.signal(signal.SIGTERM, _interrupt)  # the server stops for either signal, and then raises it again
+    before = signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # the server stops for either signal, and then raises it again
     try:
         worker.start()
         ready(f"http://{HOST}:{listener.getsockname()[1]}/{token}/")
@@ -91,20 +99,6 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
         signal.signal(signal.SIGTERM, before)
         worker.stop()
         listener.close()
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def _listen(port: int) -> socket.socket:
-    try:
-        return socket.create_server((HOST, port), backlog=128)
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise DataError(
-            f"Port {port} of {HOST} cannot be used: {reason}. Give another --port, or leave it out to have a free one chosen."
-        ) from error
 
 
 class Background(threading.Thread):

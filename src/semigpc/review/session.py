@@ -180,8 +180,8 @@ class Session:
             "first": beliefs.names[first] if first >= 0 else None,
             "suspected": bool(self.waiting.suspected[row]) and answer is None,
             "reasons": [
-                {"row": r.row, "id": self.project.ids[r.row], "label": beliefs.label(r.row), "weight": r.weight}
-                for r in beliefs.reasons(row)
+                {"row": reason, "id": self.project.ids[reason], "label": beliefs.label(reason), "weight": weight}
+                for reason, weight in beliefs.reasons.get(row, ())
             ],
         }
         if self.project.images is None:
