@@ -33,7 +33,6 @@ class ABCConfig(AddOnConfig):
         check_ranges(self, fractions=("threshold",))
 
     def heads(self, n_classes: int) -> dict[str, HeadSpec]:
-        """The second classifier."""
         return {HEAD: HeadSpec("linear", n_classes)}
 
 
@@ -63,7 +62,6 @@ class ABC(AddOn):
         self.register_buffer("keep", rarest / counts.clamp_min(rarest))  # (C,) n_min / n_c
 
     def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss:
-        """The second head's loss: of labelled (B), weak and strong views (U)."""
         batch, config = step.batch, self.config
         kept_x = self._draw(self.keep[batch.y])  # (B,)
         probs = torch.softmax(weak.heads[HEAD].detach(), dim=1)  # (U, C)
@@ -78,10 +76,8 @@ class ABC(AddOn):
         )
 
     def answer(self, output: ModelOutput) -> Tensor:
-        """What the second head says, (M, C)."""
         return output.heads[HEAD]
 
     @staticmethod
     def _draw(probs: Tensor) -> Tensor:
-        """True with these probabilities, (M,)."""
         return torch.rand(len(probs), device=probs.device) < probs

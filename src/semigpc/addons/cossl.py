@@ -140,12 +140,10 @@ class CoSSL(AddOn):
         self.register_load_state_dict_post_hook(_look_again)  # type: ignore[no-untyped-call]
 
     def surveys(self, clock: Clock) -> bool:
-        """Once, before the first step after the warm-up."""
         return clock.progress >= self.config.warmup and not self._has_started()
 
     @torch.no_grad()
     def survey(self, survey: Survey) -> None:
-        """Start the head on all features, each class alike."""
         labeled, y, unlabeled = survey.labeled.features, survey.y, survey.unlabeled.features
         n_classes = self.task.n_classes
         if missing := (torch.bincount(y, minlength=n_classes) == 0).nonzero().flatten().tolist():

@@ -62,7 +62,6 @@ class CReST(AddOn):
         known_counts(self, task)  # tells of classes without labels
 
     def relabel(self, survey: Survey) -> Tensor:
-        """(u,) classes of those that join, -1 of the others."""
         probs = torch.softmax(survey.unlabeled.logits.double(), dim=1)
         confidence, predicted = probs.max(dim=1)
         counts = torch.bincount(survey.y, minlength=probs.shape[1])
@@ -97,7 +96,6 @@ class CReSTPlus(CReST):
         return 1 - (1 - self.config.final_temperature) * generation / (self.config.generations - 1)
 
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
-        """Labels (U, C) moved towards the shares of this generation."""
         flattened = self.shares ** self.temperature(step.clock.generation)
         self.alignment.target.copy_(flattened / flattened.sum())
         aligned: Tensor = self.alignment(probs)

@@ -145,8 +145,7 @@ class DARP(AddOn):
         missing = (self.labeled_mass < FLOOR).nonzero().flatten().tolist()
         if missing:
             self._tell(
-                "not met",
-                f"DARP has met no labelled image of the classes {missing} yet: it goes by the shares of the labels.",
+                "not met", f"DARP has met no labelled image of the classes {missing} yet: it goes by the shares of the labels."
             )
             return self.shares.double()
         rates = (self.confusion / self.labeled_mass.unsqueeze(1)).double()  # K

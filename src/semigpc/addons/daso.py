@@ -74,7 +74,6 @@ class DASO(AddOn):
         self.register_buffer("counts", torch.zeros(task.n_classes, dtype=torch.int64))  # m
 
     def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
-        """Take the labelled batch into the queues, then blend (U, C)."""
         self._push(step.networks.ask_teacher(step.batch.x).features, step.batch.y)
         if not self._speaks(step.clock):
             return probs
@@ -84,7 +83,6 @@ class DASO(AddOn):
         return (1 - v) * probs + v * q
 
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
-        """Count the finished labels."""
         self.tally += count_classes(probs.argmax(dim=1), probs.shape[1])
         if (step.clock.step + 1) % self.config.every == 0:
             self.counts.copy_(self.tally)
@@ -92,7 +90,6 @@ class DASO(AddOn):
         return probs
 
     def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss | None:  # noqa: ARG002
-        """w_a mean_b - sum_c q_bc log q_s,bc, over the classes that have a prototype."""
         if not self.config.alignment_weight or not self._speaks(step.clock):
             return None
         q = torch.softmax(self._similarities(weak.features.detach()), dim=1)

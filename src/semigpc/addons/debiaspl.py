@@ -46,13 +46,11 @@ class DebiasPL(AddOn):
         self.register_buffer("shares", torch.full((task.n_classes,), 1 / task.n_classes))
 
     def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
-        """The debiased opinion (U, C); then r takes in what came."""
         debiased = torch.softmax(probs.log() - self._bias(probs), dim=1)
         self.shares.lerp_(probs.mean(dim=0).to(self.shares), 1 - self.config.share_momentum)
         return debiased
 
     def unlabeled_loss(self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The loss with its margin: a class with a small share has to win by more."""
         return super().unlabeled_loss(step, logits + self._bias(logits), targets, mask)
 
     def _bias(self, like: Tensor) -> Tensor:

@@ -55,7 +55,6 @@ class BalancedSamplingConfig(AddOnConfig):
         check_ranges(self, fractions=("power",))
 
     def sampling_power(self, progress: float) -> float:  # noqa: ARG002
-        """The same throughout."""
         return self.power
 
 
@@ -91,7 +90,6 @@ class EffectiveNumber(AddOn):
         self.register_buffer("weights", effective_number_weights(known_counts(self, task), config.beta).float())
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
-        """The weighted mean over labelled rows (B, C); a mixed label's classes have a weight each."""
         return class_weighted_cross_entropy(logits, targets, self.weights)
 
 
@@ -132,7 +130,6 @@ class Deferred(AddOn):
         self.register_buffer("weights", effective_number_weights(known_counts(self, task), config.beta).float())
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:
-        """The plain mean over labelled rows (B, C), later the weighted one."""
         if self.config.by == "sampling" or step.clock.progress < self.config.start:
             return super().labeled_loss(step, logits, targets)
         return class_weighted_cross_entropy(logits, targets, self.weights)
@@ -170,9 +167,7 @@ class LogitAdjustment(AddOn):
         self.register_buffer("margin", (config.strength * (counts / counts.sum()).log()).float())
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:
-        """The cross-entropy of shifted logits (B, C)."""
         return super().labeled_loss(step, logits + self.margin.to(logits) if self.in_loss else logits, targets)
 
     def answer(self, output: ModelOutput) -> Tensor:
-        """z - tau log pi, (M, C)."""
         return output.logits - self.margin.to(output.logits)

@@ -110,7 +110,6 @@ class NPMatch(nn.Module):
         return addon.with_extra_loss(output, step, x, weak, strong)
 
     def answer(self, output: ModelOutput) -> Tensor:
-        """Logits to judge the network by, (M, C): those of the process."""
         return output.heads[HEAD]
 
     def class_thresholds(self) -> Tensor:

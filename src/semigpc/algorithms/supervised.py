@@ -27,13 +27,7 @@ class Supervised(nn.Module):
     sites = ("semantic",)
     takes_addons = True
 
-    def __init__(
-        self,
-        config: SupervisedConfig,  # noqa: ARG002
-        refiner: Refiner,
-        task: Task,
-        addon: AddOn | None = None,
-    ) -> None:
+    def __init__(self, config: SupervisedConfig, refiner: Refiner, task: Task, addon: AddOn | None = None) -> None:  # noqa: ARG002
         super().__init__()
         self.refiner, self.addon = refiner, addon or AddOn.none(task)
 

@@ -277,10 +277,11 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             codes = (self._helped or self._memory).score(points, bias=self._calibration().bias()).classes
         else:
             names = np.broadcast_to(np.asarray(classes), (len(points),))
-            codes = torch.from_numpy(np.searchsorted(self.classes_, names).clip(0, len(self.classes_) - 1))
-            unknown = self.classes_[codes] != names
+            places = np.searchsorted(self.classes_, names).clip(0, len(self.classes_) - 1)
+            unknown = self.classes_[places] != names
             if unknown.any():
                 raise ValueError(f"classes must be among classes_; {names[unknown].tolist()[0]!r} is not.")
+            codes = torch.from_numpy(places)
         slots, weights, scores = self._memory.reasons(points, codes, top)
         return Explanation(
             codes=codes.numpy(),

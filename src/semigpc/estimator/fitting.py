@@ -279,12 +279,7 @@ def balanced_subset(codes: NDArray[np.int64], size: int, rng: np.random.Generato
 
 
 def tune(
-    points: Mapping[str, Tensor],
-    codes: Tensor,
-    *,
-    kernel: str,
-    length_scale: float | None,
-    noise_std: float | None,
+    points: Mapping[str, Tensor], codes: Tensor, *, kernel: str, length_scale: float | None, noise_std: float | None
 ) -> Setting:
     """Return the setting of least leave-one-out error, in closed form and with every class counting the same.
 

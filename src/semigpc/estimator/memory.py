@@ -75,7 +75,9 @@ class Memory:
         fit = exact.exact_fits(capacity_for(len(rows)), matrices=2)  # K^-1, and a factor of K for the variance of many rows
         parts = [np.arange(len(rows))]
         if not fit.fits:
-            parts = deal(targets.argmax(dim=1).numpy(), member_size(len(rows)), np.random.default_rng(self.seed))
+            affordable = int(exact.memory_budget() * DEALT / (4 * len(rows)))  # K^-1 takes 4 bytes for each of its cells
+            size = max(2, min(int(MEMBER_SHARE * exact.EXACT_ROWS), affordable))
+            parts = deal(targets.argmax(dim=1).numpy(), size, np.random.default_rng(self.seed))
         self._fit = fit
         self.members = [Member(self.kernel, self.noise_std, points[part], targets[part], rows[part]) for part in parts]
         self._changed()
@@ -141,7 +143,7 @@ class Memory:
     def _places(self) -> list[Tensor]:
         """Return for each member the positions (n,) of its slots among the rows held."""
         rows = self.row_numbers()
-        return [torch.from_numpy(np.searchsorted(rows, member.rows[member.slots])) for member in self.members]
+        return [torch.from_numpy(np.searchsorted(rows, member.rows[member.slots.numpy()])) for member in self.members]
 
     @property
     def _view(self) -> _Combined:
@@ -377,12 +379,6 @@ class Member:
             with suited_to(len(slots) * len(self) ** 2):
                 self.engine.remove(torch.tensor(slots))
             self.rows[slots] = -1
-
-
-def member_size(rows: int) -> int:
-    """Return the rows of one member, given all rows: fewer where members would take more than half of the machine's memory."""
-    affordable = int(exact.memory_budget() * DEALT / (4 * max(rows, 1)))  # K^-1 takes 4 bytes for each of its cells
-    return max(2, min(int(MEMBER_SHARE * exact.EXACT_ROWS), affordable))
 
 
 def deal(codes: Integers, size: int, rng: np.random.Generator) -> list[Integers]:

@@ -176,10 +176,7 @@ def open_torch(path: Path) -> Answer:
     return answer
 
 
-FORMATS = {
-    "onnx": Format(".onnx", ONNX_PACKAGES, write_onnx, open_onnx),
-    "torch": Format(".pt2", (), write_torch, open_torch),
-}
+FORMATS = {"onnx": Format(".onnx", ONNX_PACKAGES, write_onnx, open_onnx), "torch": Format(".pt2", (), write_torch, open_torch)}
 
 
 def _reason(error: BaseException) -> str:
