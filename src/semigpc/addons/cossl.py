@@ -95,11 +95,6 @@ class BalancedHead(HostState):
         self.weights.addcdiv_(self.first, scale, value=-config.head_rate / (1 - beta1**steps))
         self.average.lerp_(self.weights, 1 - config.head_momentum)
 
-    def forget_moments(self) -> None:
-        """A fresh Adam from here."""
-        for moment in (self.first, self.second, self.updates):
-            moment.zero_()
-
 
 def affine(weights: Tensor, features: Tensor) -> Tensor:
     """W h + b, (M, C), where b is the last column of weights (C, D + 1) and features are (M, D)."""
@@ -157,7 +152,8 @@ class CoSSL(AddOn):
                 batches = list(torch.randperm(len(features)).to(y.device)[: len(features) // size * size].split(size))
             rows = batches.pop(0)
             self.head.learn(features[rows], classes[rows])
-        self.head.forget_moments()
+        for moment in (self.head.first, self.head.second, self.head.updates):  # a fresh Adam from here
+            moment.zero_()
         self.active.fill_(True)
 
     def weak(self, step: Step, output: ModelOutput) -> ModelOutput:

@@ -90,7 +90,8 @@ class NPMatch(nn.Module):
             probs_w = addon.opinion(step, weak_output, probs_w)
             probs = align(probs_w, torch.full_like(probs_w[0], 1 / self.n_classes), probs_w.mean(dim=0))
             probs = addon.targets(step, weak_output, probs)
-            mask = self._select(probs, refiner.confidence(weak_output, probs), entropies(probs_w), batch.view_index)  # (U,)
+            entropy = torch.special.entr(probs_w).sum(dim=1)
+            mask = self._select(probs, refiner.confidence(weak_output, probs), entropy, batch.view_index)  # (U,)
             targets = probs.argmax(dim=1)
 
         samples_x, samples_s, loss_d = process.study(x.features, batch.y, strong.features, targets, mask)
@@ -134,12 +135,6 @@ def process_of(network: nn.Module) -> Process:
         if name == f"heads.{HEAD}" or name.endswith(f".heads.{HEAD}"):
             return cast("Process", module)
     raise ValueError(f"NP-Match needs a network with a head {HEAD!r}; this one has none. Build it with the config's heads.")
-
-
-def entropies(probs: Tensor) -> Tensor:
-    """- sum_c p_c log p_c, (U, C) -> (U,)."""
-    terms: Tensor = torch.special.entr(probs)
-    return terms.sum(dim=1)
 
 
 def unless_replaced(samples: Tensor, asked: ModelOutput, answered: ModelOutput) -> Tensor:

@@ -87,7 +87,6 @@ class Memory:
         self._left_out: LeftOut | None = None
 
     def __len__(self) -> int:
-        """Return the number of rows held."""
         return len(self._codes)
 
     @property
@@ -325,7 +324,6 @@ class Member:
                 self.engine.replace(torch.arange(len(rows)), points.double(), targets.double())
 
     def __len__(self) -> int:
-        """Return the number of rows held."""
         return len(self._slot)
 
     @property

@@ -18,7 +18,6 @@ from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
 EMBEDDING_WIDTH = 128  # features from which rows are scaled to unit length instead of column by column
-UNLABELED = -1
 
 Rows = NDArray[Any]  # (n, D)
 Codes = NDArray[np.int64]  # (n,)
@@ -86,7 +85,7 @@ def fit_peer(
     rows, known = scaler.transform(X), np.asarray(codes, dtype=np.int64)
     if peer.uses_unlabeled and len(unlabeled):
         rows = np.concatenate([rows, scaler.transform(unlabeled)])
-        known = np.concatenate([known, np.full(len(unlabeled), UNLABELED, dtype=np.int64)])
+        known = np.concatenate([known, np.full(len(unlabeled), -1, dtype=np.int64)])
     classifier = peer.build(len(X), unit)
     with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
         warnings.simplefilter("always")

@@ -46,11 +46,6 @@ class Scored(NamedTuple):
     slots: Tensor
     reasons: Tensor
 
-    def part(self, rows: slice) -> "Scored":
-        """Return some of the rows, as views."""
-        variance = None if self.variance is None else self.variance[rows]
-        return Scored(self.mean[rows], variance, self.classes[rows], self.slots[rows], self.reasons[rows])
-
 
 class Posterior:
     """A GP posterior over N labelled rows that no longer changes, for scoring many rows.
@@ -82,7 +77,6 @@ class Posterior:
         self._factor: Tensor | None = None
 
     def __len__(self) -> int:
-        """N, labelled rows."""
         return len(self.features)
 
     def row_work(self, *, variance: bool) -> int:
@@ -117,10 +111,10 @@ class Posterior:
             self.weights.new_empty(chunk if variance else 0, len(self)),
         )
         for start in range(0, rows, max(1, chunk)):
-            part = slice(start, start + chunk)
-            points = queries[part].detach()
+            points = queries[start : start + chunk].detach()
+            part = Scored(*(None if column is None else column[start : start + chunk] for column in result))
             with suited_to(len(points) * self.row_work(variance=variance)):  # by the chunk: equal chunks give equal bits
-                self._score_chunk(points, result.part(part), start, bias, *(memory[: len(points)] for memory in space))
+                self._score_chunk(points, part, start, bias, *(memory[: len(points)] for memory in space))
         return result
 
     def _score_chunk(
@@ -130,7 +124,8 @@ class Posterior:
         e = values[:, : len(self)]
         r = self._scaled.write(chunk, e, start)
         strip = max(64, STRIP_CELLS // max(1, len(self)))
-        bounded = isinstance(self.kernel, RBF | Laplace) and result.slots.shape[1] > 0  # others may be negative
+        top = min(result.slots.shape[1], len(self))
+        bounded = isinstance(self.kernel, RBF | Laplace) and top > 0  # others may be negative
         for part, mean, whole, maxima in zip(*(x.split(strip) for x in (e, result.mean, values, largest)), strict=True):
             torch.mm(part if r is None else part.exp_(), self._weights, out=mean)
             if bounded:
@@ -138,22 +133,16 @@ class Posterior:
         if r is not None:
             result.mean.mul_(r.unsqueeze(1))
         torch.argmax(result.mean if bias is None else result.mean + bias, dim=1, out=result.classes)
-        self._explain(values, largest if bounded else None, r, result)
+        if top:
+            if bounded:
+                places, best = self._search.find(values, largest, result.classes, top)
+            else:
+                places, best = self._search.find_among_all(values, result.classes, top)
+            result.slots[:, :top] = self._order[places]
+            result.reasons[:, :top] = best if r is None else best.mul_(r.unsqueeze(1))
         if result.variance is not None:
             prior, explained = self.kernel.diagonal(chunk.to(torch.float32)), self._explained(e, solved)
             torch.sub(prior, explained if r is None else explained.mul_(r.square_()), out=result.variance).clamp_min_(0)
-
-    def _explain(self, values: Tensor, largest: Tensor | None, r: Tensor | None, result: Scored) -> None:
-        """Fill in slots and reasons from kernel values (m, N rounded up) and, if none is negative, their maxima (m, groups)."""
-        top = min(result.slots.shape[1], len(self))
-        if not top:
-            return
-        if largest is None:
-            places, best = self._search.find_among_all(values, result.classes, top)
-        else:
-            places, best = self._search.find(values, largest, result.classes, top)
-        result.slots[:, :top] = self._order[places]
-        result.reasons[:, :top] = best if r is None else best.mul_(r.unsqueeze(1))
 
     def _explained(self, e: Tensor, out: Tensor) -> Tensor:
         """Return |L^-1 k|^2 / r^2, (m,), for e (m, N); ``out`` (m, N) receives L^-1 k / r. O(m N^2)."""
