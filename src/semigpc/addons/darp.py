@@ -160,7 +160,6 @@ class DARP(AddOn):
         return nearest_shares(torch.linalg.solve(rates.mT, (self.said_mass / self.said_mass.sum()).double()))
 
     def _tell(self, kind: str, message: str) -> None:
-        """Note a fallback, the first time it is taken."""
         if kind not in self._told:
             self._told.add(kind)
             self.note(message)

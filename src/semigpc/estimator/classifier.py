@@ -243,8 +243,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         variance = variance or self.confidence != "probability"
         with self._threads(X, variance=variance):
             parts = self._scored(X, self._memory, variance=variance, top=top)
-            columns = zip(*(self._answered(points, scored, top) for points, scored in parts), strict=True)
-            return Answers(*(None if column[0] is None else np.concatenate(column) for column in columns))
+            columns: Any = zip(*(self._answered(points, scored, top) for points, scored in parts), strict=True)
+            joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
+            return Answers(*joined)
 
     def _answered(self, points: Tensor, scored: Scored, top: int) -> Answers:
         codes, slots, weights = scored.classes, scored.slots, scored.reasons

@@ -5,7 +5,7 @@
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,9 +112,9 @@ class Posterior:
         )
         for start in range(0, rows, max(1, chunk)):
             points = queries[start : start + chunk].detach()
-            part = Scored(*(None if column is None else column[start : start + chunk] for column in result))
+            part: list[Any] = [None if column is None else column[start : start + chunk] for column in result]
             with suited_to(len(points) * self.row_work(variance=variance)):  # by the chunk: equal chunks give equal bits
-                self._score_chunk(points, part, start, bias, *(memory[: len(points)] for memory in space))
+                self._score_chunk(points, Scored(*part), start, bias, *(memory[: len(points)] for memory in space))
         return result
 
     def _score_chunk(

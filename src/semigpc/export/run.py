@@ -113,7 +113,6 @@ def export_run(
 
 
 def _check_free(path: Path, form: Format, *, overwrite: bool) -> None:
-    """Raise unless the file can be written there."""
     if path.suffix != form.suffix:
         raise SettingError(f"the name of the file must end in {form.suffix} for this --format; got {path.name!r}.")
     for file in (path, _beside(path)):
@@ -129,7 +128,6 @@ def _beside(path: Path) -> Path:
 
 
 def _chosen_heads(run: LoadedRun, heads: Heads) -> tuple[str, ...]:
-    """Return the heads to put inside, the headline one first."""
     trained = run.gp is not None and len(run.gp.engine) > 0
     if heads == "gp" and run.gp is None:
         raise SettingError(f"{run.folder.path} was trained without a GP, so it has no GP head. Leave --head out.")
