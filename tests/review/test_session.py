@@ -158,7 +158,7 @@ def test_with_many_labels_outliers_follow_exactly_and_other_variances_are_upper_
     monkeypatch.setattr(beliefs_module, "FEW_LABELS", 1)
     rows = waiting_rows(session)[:50]
     session.beliefs.varied[:] = -1
-    session.beliefs._reasons.clear()
+    session.beliefs.reasons.clear()
     session.beliefs.score(np.array(rows))
     before = session.beliefs.variance[rows]
     outlier = next(row for row in rows if session.beliefs.status[row] == OUTLIER)
