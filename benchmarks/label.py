@@ -122,7 +122,7 @@ class Floor:
     """
 
     def __init__(self, model: SemiGPClassifier) -> None:
-        posterior: Posterior = model._memory.posterior
+        posterior: Posterior = model._memory._view.posterior
         scale = KERNEL.length_scale**-2
         factor = torch.linalg.cholesky(kernel_matrix(posterior.features.double(), KERNEL, NOISE_STD))
         self.columns = (posterior.features * scale).mT

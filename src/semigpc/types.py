@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -176,3 +176,27 @@ class StepOutput:
     loss: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     pseudo: PseudoLabels | None = None
+
+
+def check_ranges(
+    config: Any,
+    *,
+    fractions: tuple[str, ...] = (),
+    below_one: tuple[str, ...] = (),
+    positive: tuple[str, ...] = (),
+    not_negative: tuple[str, ...] = (),
+    at_least_one: tuple[str, ...] = (),
+) -> None:
+    """Raise ValueError for options, by name, outside [0, 1], [0, 1) or another range, and for negative weights of losses."""
+    rules: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+        (fractions, lambda value: 0 <= value <= 1, "lie in [0, 1]"),
+        (below_one, lambda value: 0 <= value < 1, "lie in [0, 1)"),
+        (positive, lambda value: value > 0, "be positive"),
+        (not_negative, lambda value: value >= 0, "not be negative"),
+        (tuple(name for name in vars(config) if name.endswith("_weight")), lambda value: value >= 0, "not be negative"),
+        (at_least_one, lambda value: value >= 1, "be at least 1"),
+    )
+    for names, allowed, rule in rules:
+        for name in names:
+            if not allowed(getattr(config, name)):
+                raise ValueError(f"{name} must {rule}; got {getattr(config, name)}.")

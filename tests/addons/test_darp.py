@@ -246,14 +246,14 @@ def test_a_class_without_labels_is_noted_and_gets_next_to_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "DARP's every must be at least 1; got 0"),
-        ({"alternations": 0}, "DARP's alternations must be at least 1; got 0"),
-        ({"newton_steps": 0}, "DARP's newton_steps must be at least 1; got 0"),
-        ({"keep": 0.0}, "DARP's keep must be positive; got 0.0"),
-        ({"tolerance": -1.0}, "DARP's tolerance must be positive; got -1.0"),
-        ({"warmup": 1.5}, r"DARP's warmup is a share of training and must lie in \[0, 1\]; got 1.5"),
-        ({"momentum": 1.0}, r"DARP's momentum must lie in \[0, 1\); got 1.0"),
-        ({"counts": "true"}, "DARP's counts must be 'labeled' or 'estimated'; got 'true'"),
+        ({"every": 0}, "every must be at least 1; got 0"),
+        ({"alternations": 0}, "alternations must be at least 1; got 0"),
+        ({"newton_steps": 0}, "newton_steps must be at least 1; got 0"),
+        ({"keep": 0.0}, "keep must be positive; got 0.0"),
+        ({"tolerance": -1.0}, "tolerance must be positive; got -1.0"),
+        ({"warmup": 1.5}, r"warmup must lie in \[0, 1\]; got 1.5"),
+        ({"momentum": 1.0}, r"momentum must lie in \[0, 1\); got 1.0"),
+        ({"counts": "true"}, "counts must be 'labeled' or 'estimated'; got 'true'"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

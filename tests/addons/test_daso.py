@@ -196,12 +196,12 @@ def test_of_more_images_than_a_ring_holds_the_newest_are_kept() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queue": 0}, "DASO's queue must be at least 1; got 0"),
-        ({"every": 0}, "DASO's every must be at least 1; got 0"),
-        ({"temperature": 0.0}, "DASO's temperature must be positive; got 0.0"),
-        ({"distribution_temperature": math.nan}, "DASO's distribution_temperature must be positive; got nan"),
-        ({"warmup": 2.0}, r"DASO's warmup is a share of training and must lie in \[0, 1\]; got 2.0"),
-        ({"alignment_weight": -1.0}, "DASO's alignment_weight must not be negative; got -1.0"),
+        ({"queue": 0}, "queue must be at least 1; got 0"),
+        ({"every": 0}, "every must be at least 1; got 0"),
+        ({"temperature": 0.0}, "temperature must be positive; got 0.0"),
+        ({"distribution_temperature": math.nan}, "distribution_temperature must be positive; got nan"),
+        ({"warmup": 2.0}, r"warmup must lie in \[0, 1\]; got 2.0"),
+        ({"alignment_weight": -1.0}, "alignment_weight must not be negative; got -1.0"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

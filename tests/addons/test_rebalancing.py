@@ -133,7 +133,7 @@ def somewhere(progress: float = 0.0) -> Step:
         (BalancedSamplingConfig, {"power": 1.5}, r"power must lie in \[0, 1\]"),
         (EffectiveNumberConfig, {"beta": 1.0}, r"beta must lie in \[0, 1\); got 1.0"),
         (LogitAdjustmentConfig, {"strength": -1.0}, "strength must not be negative"),
-        (DeferredConfig, {"start": 2.0}, r"start must lie in \[0, 1\], a share of training"),
+        (DeferredConfig, {"start": 2.0}, r"start must lie in \[0, 1\]; got 2.0"),
         (DeferredConfig, {"beta": -0.1}, r"beta must lie in \[0, 1\)"),
     ],
 )

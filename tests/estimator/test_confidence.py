@@ -37,7 +37,7 @@ def test_the_expected_confidence_is_that_of_many_draws(prior: str, generator: to
     model, rows, _ = fitted(confidence="expected", class_prior=prior, length_scale=1.0, scaling="unit", self_training=0)
     rows = rows[::12]
     points = model._scaling(rows)
-    mean = model._memory.posterior.score(points).mean.double() / model._memory.scales()
+    mean = model._memory._view.posterior.score(points).mean.double() / model._memory.scales()
     logits = model.confidence_scale_ * mean + torch.from_numpy(model.class_shares_).log()
     variance = torch.from_numpy(model.predict_variance(rows)).double()
     spread = (model.confidence_scale_ * variance.sqrt()).unsqueeze(1).expand_as(logits)

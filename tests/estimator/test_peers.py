@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.semi_supervised import LabelSpreading
 
-from semigpc.estimator.peers import PEERS, Peer, Prepared, fit_peer
+from semigpc.estimator.peers import PEERS, Peer, fit_peer
 
 
 def two_groups(width: int, *, scale: float = 1.0) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
@@ -46,8 +46,8 @@ def test_the_length_of_an_embedding_does_not_matter() -> None:
     x, codes, unlabeled = two_groups(130)
     fitted = fit_peer(PEERS["class_mean"], x, codes, unlabeled)
     assert (fitted.predict(x) == fitted.predict(50 * x)).all()
-    assert PEERS["logistic"].build(Prepared(24, True)).C == 10
-    assert PEERS["logistic"].build(Prepared(24, False)).C == 1
+    assert PEERS["logistic"].build(24, True).C == 10
+    assert PEERS["logistic"].build(24, False).C == 1
 
 
 def test_unlabelled_rows_can_be_capped() -> None:

@@ -34,7 +34,7 @@ def test_every_peer_finds_classes_that_lie_apart() -> None:
 
 
 def test_a_peer_that_fails_is_reported_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: object) -> Any:
+    def broken(*_: object) -> Any:
         raise RuntimeError("out of\n luck")
 
     monkeypatch.setattr(compared, "PEERS", {"bad": Peer("bad", "Bad", broken), "knn1": PEERS["knn1"]})

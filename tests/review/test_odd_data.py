@@ -26,7 +26,7 @@ def test_of_a_row_without_an_embedding_a_human_alone_can_say_something(tmp_path:
     assert (card["label"], card["status"], card["reasons"]) == (None, "abstained", [])
     assert 50 in [each["row"] for each in session.page(Filters(), count=200)["cards"]]
     labelled = set(session.beliefs.model.labeled_rows_)
-    session.correct(50, "square", view=View([50]))
+    session.correct(50, "square", view=View(visible=[50]))
     assert session.card(50)["label"] == "square"
     assert set(session.beliefs.model.labeled_rows_) == labelled, "the model cannot learn from it"
     session.close()

@@ -111,10 +111,10 @@ def test_the_model_learns_from_a_correction(session: Session) -> None:
 
 def test_a_correction_answers_with_the_visible_cards_that_changed_and_no_others(session: Session) -> None:
     rows = waiting_rows(session)[:40]
-    clock = session.refresh(View(rows))["clock"]
-    assert session.refresh(View(rows, clock))["cards"] == []
+    clock = session.refresh(View(visible=rows))["clock"]
+    assert session.refresh(View(visible=rows, since=clock))["cards"] == []
     before = {row: session.card(row) for row in rows}
-    reply = session.correct(rows[0], "square", view=View(rows, clock, rows[:2]))
+    reply = session.correct(rows[0], "square", view=View(visible=rows, since=clock, choices=rows[:2]))
     changed = {card["row"]: card for card in reply["cards"]}
     assert rows[0] in changed
     assert set(changed) <= set(rows)
@@ -136,7 +136,7 @@ def test_the_variance_follows_each_answer_exactly(out: Path, self_training: int)
     session = open_session(out)
     rows = waiting_rows(session)[:50]
     session.beliefs.varied[:] = -1
-    view = View(rows)
+    view = View(visible=rows)
     session.refresh(view)
     acts: list[Callable[[], Any]] = [
         lambda: session.accept([rows[0]], view=view),
@@ -158,7 +158,7 @@ def test_with_many_labels_outliers_follow_exactly_and_other_variances_are_upper_
     monkeypatch.setattr(beliefs_module, "FEW_LABELS", 1)
     rows = waiting_rows(session)[:50]
     session.beliefs.varied[:] = -1
-    session.beliefs._reasons.clear()
+    session.beliefs.reasons.clear()
     session.beliefs.score(np.array(rows))
     before = session.beliefs.variance[rows]
     outlier = next(row for row in rows if session.beliefs.status[row] == OUTLIER)
@@ -166,13 +166,13 @@ def test_with_many_labels_outliers_follow_exactly_and_other_variances_are_upper_
     added = next(
         row for row in others if session.beliefs.model.covariance(*session.beliefs.embeddings([outlier, row])[:, None]) > 0.02
     )
-    session.accept([added], view=View(rows))
+    session.accept([added], view=View(visible=rows))
     exact = session.beliefs.model.predict_variance(session.beliefs.embeddings(rows))
     at = rows.index(outlier)
     assert session.beliefs.variance[outlier] == pytest.approx(exact[at], abs=2e-4)
     assert session.beliefs.variance[outlier] < before[at]
     assert (session.beliefs.variance[rows] >= exact - 2e-4).all()
-    session.undo(view=View(rows))
+    session.undo(view=View(visible=rows))
     np.testing.assert_allclose(session.beliefs.variance[rows], before, atol=2e-4)
 
 

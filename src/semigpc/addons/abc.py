@@ -7,7 +7,7 @@ from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step
 from semigpc.losses import masked_cross_entropy
-from semigpc.types import HeadSpec, ModelOutput, Task
+from semigpc.types import HeadSpec, ModelOutput, Task, check_ranges
 
 HEAD = "abc"
 
@@ -30,15 +30,9 @@ class ABCConfig(AddOnConfig):
     abc_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold must lie in [0, 1]; got {self.threshold}. ABC's own is 0.95.")
-        if not self.abc_weight >= 0:
-            raise ValueError(
-                f"abc_weight must not be negative; got {self.abc_weight}. ABC's own is 1; 0 trains no second head."
-            )
+        check_ranges(self, fractions=("threshold",))
 
     def heads(self, n_classes: int) -> dict[str, HeadSpec]:
-        """The second classifier."""
         return {HEAD: HeadSpec("linear", n_classes)}
 
 
@@ -68,7 +62,6 @@ class ABC(AddOn):
         self.register_buffer("keep", rarest / counts.clamp_min(rarest))  # (C,) n_min / n_c
 
     def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss:
-        """The second head's loss: of labelled (B), weak and strong views (U)."""
         batch, config = step.batch, self.config
         kept_x = self._draw(self.keep[batch.y])  # (B,)
         probs = torch.softmax(weak.heads[HEAD].detach(), dim=1)  # (U, C)
@@ -83,10 +76,8 @@ class ABC(AddOn):
         )
 
     def answer(self, output: ModelOutput) -> Tensor:
-        """What the second head says, (M, C)."""
         return output.heads[HEAD]
 
     @staticmethod
     def _draw(probs: Tensor) -> Tensor:
-        """True with these probabilities, (M,)."""
         return torch.rand(len(probs), device=probs.device) < probs

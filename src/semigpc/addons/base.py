@@ -112,13 +112,7 @@ class AddOn(nn.Module):
         """
         return soft_cross_entropy(logits, targets) if mask is None else masked_cross_entropy(logits, targets, mask)
 
-    def extra_loss(
-        self,
-        step: Step,  # noqa: ARG002
-        x: ModelOutput,  # noqa: ARG002
-        weak: ModelOutput,  # noqa: ARG002
-        strong: ModelOutput,  # noqa: ARG002
-    ) -> ExtraLoss | None:
+    def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss | None:  # noqa: ARG002
         """Return a loss beside the algorithm's, from the student's output for un-mixed labelled (B), weak and strong views (U).
 
         The gradient may flow into ``x`` and ``strong``. Called only if ``learns`` is true.

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step, Survey
-from semigpc.types import Clock, HostState, ModelOutput, Task
+from semigpc.types import Clock, HostState, ModelOutput, Task, check_ranges
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, for the balanced head
 BETA = 0.75  # both parameters of the Beta distribution that mixing weights are drawn from
@@ -43,15 +43,13 @@ class CoSSLConfig(AddOnConfig):
     start_steps: int = 5000
 
     def __post_init__(self) -> None:
-        for name, own in (("warmup", 0.8), ("head_momentum", 0.999), ("least_own", 0.6)):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1]; got {getattr(self, name)}. CoSSL's own is {own}.")
-        if not self.head_rate > 0:
-            raise ValueError(f"head_rate must be positive; got {self.head_rate}. CoSSL's own is 0.002.")
-        if not self.head_decay >= 0:
-            raise ValueError(f"head_decay must not be negative; got {self.head_decay}. CoSSL's own is 5e-4.")
-        if self.start_steps < 1:
-            raise ValueError(f"start_steps must be at least 1; got {self.start_steps}. The original takes 5000.")
+        check_ranges(
+            self,
+            fractions=("warmup", "head_momentum", "least_own"),
+            positive=("head_rate",),
+            not_negative=("head_decay",),
+            at_least_one=("start_steps",),
+        )
 
 
 class BalancedHead(HostState):
@@ -97,11 +95,6 @@ class BalancedHead(HostState):
         self.weights.addcdiv_(self.first, scale, value=-config.head_rate / (1 - beta1**steps))
         self.average.lerp_(self.weights, 1 - config.head_momentum)
 
-    def forget_moments(self) -> None:
-        """A fresh Adam from here."""
-        for moment in (self.first, self.second, self.updates):
-            moment.zero_()
-
 
 def affine(weights: Tensor, features: Tensor) -> Tensor:
     """W h + b, (M, C), where b is the last column of weights (C, D + 1) and features are (M, D)."""
@@ -142,12 +135,10 @@ class CoSSL(AddOn):
         self.register_load_state_dict_post_hook(_look_again)  # type: ignore[no-untyped-call]
 
     def surveys(self, clock: Clock) -> bool:
-        """Once, before the first step after the warm-up."""
         return clock.progress >= self.config.warmup and not self._has_started()
 
     @torch.no_grad()
     def survey(self, survey: Survey) -> None:
-        """Start the head on all features, each class alike."""
         labeled, y, unlabeled = survey.labeled.features, survey.y, survey.unlabeled.features
         n_classes = self.task.n_classes
         if missing := (torch.bincount(y, minlength=n_classes) == 0).nonzero().flatten().tolist():
@@ -161,7 +152,8 @@ class CoSSL(AddOn):
                 batches = list(torch.randperm(len(features)).to(y.device)[: len(features) // size * size].split(size))
             rows = batches.pop(0)
             self.head.learn(features[rows], classes[rows])
-        self.head.forget_moments()
+        for moment in (self.head.first, self.head.second, self.head.updates):  # a fresh Adam from here
+            moment.zero_()
         self.active.fill_(True)
 
     def weak(self, step: Step, output: ModelOutput) -> ModelOutput:

@@ -8,7 +8,7 @@ from torch import Tensor
 from semigpc.addons.base import AddOn, AddOnConfig, Step, Survey
 from semigpc.addons.rebalancing import known_counts
 from semigpc.pseudo_labels import EMAAlignment
-from semigpc.types import ModelOutput, Task
+from semigpc.types import ModelOutput, Task, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,7 @@ class CReSTConfig(AddOnConfig):
     def __post_init__(self) -> None:
         if self.generations < 2:
             raise ValueError(f"generations must be at least 2, or nothing ever joins; got {self.generations}.")
-        if self.power < 0:
-            raise ValueError(f"power must not be negative; got {self.power}.")
+        check_ranges(self, not_negative=("power",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +44,7 @@ class CReSTPlusConfig(CReSTConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("final_temperature", "momentum"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1]; got {getattr(self, name)}.")
+        check_ranges(self, fractions=("final_temperature", "momentum"))
 
 
 class CReST(AddOn):
@@ -65,7 +62,6 @@ class CReST(AddOn):
         known_counts(self, task)  # tells of classes without labels
 
     def relabel(self, survey: Survey) -> Tensor:
-        """(u,) classes of those that join, -1 of the others."""
         probs = torch.softmax(survey.unlabeled.logits.double(), dim=1)
         confidence, predicted = probs.max(dim=1)
         counts = torch.bincount(survey.y, minlength=probs.shape[1])
@@ -100,7 +96,6 @@ class CReSTPlus(CReST):
         return 1 - (1 - self.config.final_temperature) * generation / (self.config.generations - 1)
 
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
-        """Labels (U, C) moved towards the shares of this generation."""
         flattened = self.shares ** self.temperature(step.clock.generation)
         self.alignment.target.copy_(flattened / flattened.sum())
         aligned: Tensor = self.alignment(probs)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step
 from semigpc.pseudo_labels import last_of_each, one_hot
-from semigpc.types import ModelOutput, Task
+from semigpc.types import ModelOutput, Task, check_ranges
 
 FLOOR = 1e-6  # what an entry that is not kept still has, and the least share of a class
 CONDITION = 100.0  # of the confusion matrix, above which an estimate is not believed, as in the authors' code
@@ -45,18 +45,10 @@ class DARPConfig(AddOnConfig):
     momentum: float = 0.999
 
     def __post_init__(self) -> None:
-        for name in ("every", "alternations", "newton_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"DARP's {name} must be at least 1; got {getattr(self, name)}.")
-        for name in ("keep", "tolerance"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"DARP's {name} must be positive; got {getattr(self, name)}.")
-        if not 0 <= self.warmup <= 1:
-            raise ValueError(f"DARP's warmup is a share of training and must lie in [0, 1]; got {self.warmup}.")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"DARP's momentum must lie in [0, 1); got {self.momentum}.")
+        counts = ("every", "alternations", "newton_steps")
+        check_ranges(self, fractions=("warmup",), below_one=("momentum",), positive=("keep", "tolerance"), at_least_one=counts)
         if self.counts not in ("labeled", "estimated"):
-            raise ValueError(f"DARP's counts must be 'labeled' or 'estimated'; got {self.counts!r}.")
+            raise ValueError(f"counts must be 'labeled' or 'estimated'; got {self.counts!r}.")
 
 
 class DARP(AddOn):
@@ -153,8 +145,7 @@ class DARP(AddOn):
         missing = (self.labeled_mass < FLOOR).nonzero().flatten().tolist()
         if missing:
             self._tell(
-                "not met",
-                f"DARP has met no labelled image of the classes {missing} yet: it goes by the shares of the labels.",
+                "not met", f"DARP has met no labelled image of the classes {missing} yet: it goes by the shares of the labels."
             )
             return self.shares.double()
         rates = (self.confusion / self.labeled_mass.unsqueeze(1)).double()  # K
@@ -169,7 +160,6 @@ class DARP(AddOn):
         return nearest_shares(torch.linalg.solve(rates.mT, (self.said_mass / self.said_mass.sum()).double()))
 
     def _tell(self, kind: str, message: str) -> None:
-        """Note a fallback, the first time it is taken."""
         if kind not in self._told:
             self._told.add(kind)
             self.note(message)

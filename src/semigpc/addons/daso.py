@@ -9,7 +9,7 @@ from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step
 from semigpc.pseudo_labels import count_classes, last_of_each
-from semigpc.types import Clock, ModelOutput, Task
+from semigpc.types import Clock, ModelOutput, Task, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +38,8 @@ class DASOConfig(AddOnConfig):
     alignment_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("queue", "every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"DASO's {name} must be at least 1; got {getattr(self, name)}.")
-        for name in ("temperature", "distribution_temperature"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"DASO's {name} must be positive; got {getattr(self, name)}.")
-        if not 0 <= self.warmup <= 1:
-            raise ValueError(f"DASO's warmup is a share of training and must lie in [0, 1]; got {self.warmup}.")
-        if not self.alignment_weight >= 0:
-            raise ValueError(f"DASO's alignment_weight must not be negative; got {self.alignment_weight}.")
+        positive = ("temperature", "distribution_temperature")
+        check_ranges(self, fractions=("warmup",), positive=positive, at_least_one=("queue", "every"))
 
 
 class DASO(AddOn):
@@ -82,7 +74,6 @@ class DASO(AddOn):
         self.register_buffer("counts", torch.zeros(task.n_classes, dtype=torch.int64))  # m
 
     def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
-        """Take the labelled batch into the queues, then blend (U, C)."""
         self._push(step.networks.ask_teacher(step.batch.x).features, step.batch.y)
         if not self._speaks(step.clock):
             return probs
@@ -92,7 +83,6 @@ class DASO(AddOn):
         return (1 - v) * probs + v * q
 
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
-        """Count the finished labels."""
         self.tally += count_classes(probs.argmax(dim=1), probs.shape[1])
         if (step.clock.step + 1) % self.config.every == 0:
             self.counts.copy_(self.tally)
@@ -100,7 +90,6 @@ class DASO(AddOn):
         return probs
 
     def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss | None:  # noqa: ARG002
-        """w_a mean_b - sum_c q_bc log q_s,bc, over the classes that have a prototype."""
         if not self.config.alignment_weight or not self._speaks(step.clock):
             return None
         q = torch.softmax(self._similarities(weak.features.detach()), dim=1)

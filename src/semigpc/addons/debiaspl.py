@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step
-from semigpc.types import ModelOutput, Task
+from semigpc.types import ModelOutput, Task, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,20 +15,15 @@ class DebiasPLConfig(AddOnConfig):
 
     Args:
         strength: lambda, of the debiasing and of the margin alike; 0 leaves the algorithm as it is.
-        share_momentum: m of the running shares r, which has nothing to do with that of the network's moving average.
+        share_momentum: m of the running shares r, below 1, at which they would stay uniform; it has nothing to do with that of
+            the network's moving average.
     """
 
     strength: float = 0.4
     share_momentum: float = 0.999
 
     def __post_init__(self) -> None:
-        if not self.strength >= 0:
-            raise ValueError(f"strength must not be negative; got {self.strength}. DebiasPL's own is 0.4; 0 switches it off.")
-        if not 0 <= self.share_momentum < 1:
-            raise ValueError(
-                f"share_momentum must lie in [0, 1); got {self.share_momentum}. At 1 the shares would stay uniform, and "
-                "debiasing would do nothing."
-            )
+        check_ranges(self, not_negative=("strength",), below_one=("share_momentum",))
 
 
 class DebiasPL(AddOn):
@@ -51,13 +46,11 @@ class DebiasPL(AddOn):
         self.register_buffer("shares", torch.full((task.n_classes,), 1 / task.n_classes))
 
     def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
-        """The debiased opinion (U, C); then r takes in what came."""
         debiased = torch.softmax(probs.log() - self._bias(probs), dim=1)
         self.shares.lerp_(probs.mean(dim=0).to(self.shares), 1 - self.config.share_momentum)
         return debiased
 
     def unlabeled_loss(self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The loss with its margin: a class with a small share has to win by more."""
         return super().unlabeled_loss(step, logits + self._bias(logits), targets, mask)
 
     def _bias(self, like: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step
 from semigpc.losses import class_weighted_cross_entropy
-from semigpc.types import ModelOutput, Task
+from semigpc.types import ModelOutput, Task, check_ranges
 
 
 def effective_number_weights(counts: Tensor, beta: float) -> Tensor:
@@ -52,11 +52,9 @@ class BalancedSamplingConfig(AddOnConfig):
     power: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.power <= 1:
-            raise ValueError(f"power must lie in [0, 1], from every class alike to the data's own shares; got {self.power}.")
+        check_ranges(self, fractions=("power",))
 
     def sampling_power(self, progress: float) -> float:  # noqa: ARG002
-        """The same throughout."""
         return self.power
 
 
@@ -76,8 +74,7 @@ class EffectiveNumberConfig(AddOnConfig):
     beta: float = 0.999
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta must lie in [0, 1); got {self.beta}.")
+        check_ranges(self, below_one=("beta",))
 
 
 class EffectiveNumber(AddOn):
@@ -93,7 +90,6 @@ class EffectiveNumber(AddOn):
         self.register_buffer("weights", effective_number_weights(known_counts(self, task), config.beta).float())
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
-        """The weighted mean over labelled rows (B, C); a mixed label's classes have a weight each."""
         return class_weighted_cross_entropy(logits, targets, self.weights)
 
 
@@ -113,10 +109,7 @@ class DeferredConfig(AddOnConfig):
     beta: float = 0.9999
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start <= 1:
-            raise ValueError(f"start must lie in [0, 1], a share of training; got {self.start}.")
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta must lie in [0, 1); got {self.beta}.")
+        check_ranges(self, fractions=("start",), below_one=("beta",))
 
     def sampling_power(self, progress: float) -> float:
         """0 from ``start`` on, where sampling is what is deferred; decided at the beginning of an epoch."""
@@ -137,7 +130,6 @@ class Deferred(AddOn):
         self.register_buffer("weights", effective_number_weights(known_counts(self, task), config.beta).float())
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:
-        """The plain mean over labelled rows (B, C), later the weighted one."""
         if self.config.by == "sampling" or step.clock.progress < self.config.start:
             return super().labeled_loss(step, logits, targets)
         return class_weighted_cross_entropy(logits, targets, self.weights)
@@ -157,8 +149,7 @@ class LogitAdjustmentConfig(AddOnConfig):
     place: Literal["loss", "answer"] = "loss"
 
     def __post_init__(self) -> None:
-        if self.strength < 0:
-            raise ValueError(f"strength must not be negative, which would favour frequent classes; got {self.strength}.")
+        check_ranges(self, not_negative=("strength",))
 
 
 class LogitAdjustment(AddOn):
@@ -176,9 +167,7 @@ class LogitAdjustment(AddOn):
         self.register_buffer("margin", (config.strength * (counts / counts.sum()).log()).float())
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:
-        """The cross-entropy of shifted logits (B, C)."""
         return super().labeled_loss(step, logits + self.margin.to(logits) if self.in_loss else logits, targets)
 
     def answer(self, output: ModelOutput) -> Tensor:
-        """z - tau log pi, (M, C)."""
         return output.logits - self.margin.to(output.logits)

@@ -62,11 +62,9 @@ class SAW(AddOn):
         return probs
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
-        """mean_b w_y H(z_b, y_b), or the same of soft targets."""
         return class_weighted_cross_entropy(logits, targets, self.labeled_weights)
 
     def unlabeled_loss(self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """mean_b m_b ( - sum_c w_c t_bc log p_bc )."""
         return class_weighted_cross_entropy(logits, targets, self.unlabeled_weights, mask)
 
 

@@ -1,4 +1,4 @@
-"""What every algorithm has in common: the interface that the training loop calls, and range checks of options."""
+"""The interface of an algorithm."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -27,16 +27,3 @@ class Algorithm(Protocol):
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> Any:
         """Restore the state."""
-
-
-def check_ranges(config: Any, *, fractions: tuple[str, ...] = (), positive: tuple[str, ...] = ()) -> None:
-    """Raise ValueError for options outside [0, 1] or not above 0, and for negative weights of losses."""
-    for name in fractions:
-        if not 0 <= getattr(config, name) <= 1:
-            raise ValueError(f"{name} must lie in [0, 1]; got {getattr(config, name)}.")
-    for name in positive:
-        if not getattr(config, name) > 0:
-            raise ValueError(f"{name} must be positive; got {getattr(config, name)}.")
-    for name, value in vars(config).items():
-        if name.endswith("_weight") and not value >= 0:
-            raise ValueError(f"{name} must not be negative; got {value}.")

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.base import check_ranges
 from semigpc.pseudo_labels import QueueAlignment, one_hot
 from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, HeadSpec, HostState, ModelOutput, Networks, PseudoLabels, StepOutput, Task
+from semigpc.types import Batch, Clock, HeadSpec, HostState, ModelOutput, Networks, PseudoLabels, StepOutput, Task, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,6 @@ class CoMatch(HostState):
         self.register_buffer("pushed", torch.tensor(0))
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """Return the loss of one batch."""
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong, strong2 = networks.forward(batch.x, *(batch.views[name] for name in self.views))
 

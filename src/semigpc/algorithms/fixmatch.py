@@ -1,15 +1,15 @@
 """FixMatch (Sohn et al., 2020): the weak view's confident opinion is the strong view's label."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.base import check_ranges
 from semigpc.pseudo_labels import sharpen
 from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
+from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,7 @@ class FixMatchConfig:
         temperature: T, for soft targets only.
     """
 
+    heads: ClassVar[dict[str, HeadSpec]] = {}
     threshold: float = 0.95
     unlabeled_weight: float = 1.0
     hard_labels: bool = True
@@ -30,11 +31,6 @@ class FixMatchConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, fractions=("threshold",), positive=("temperature",))
-
-    @property
-    def heads(self) -> dict[str, HeadSpec]:
-        """Extra heads of the network."""
-        return {}
 
 
 class FixMatch(nn.Module):
@@ -49,7 +45,6 @@ class FixMatch(nn.Module):
         self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """Return the loss of one batch."""
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
 

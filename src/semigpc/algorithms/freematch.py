@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.base import check_ranges
 from semigpc.pseudo_labels import count_classes
 from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
+from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +24,7 @@ class FreeMatchConfig:
         clip: range that the global threshold is kept in; (0, 0.95) for SVHN in USB.
     """
 
+    heads: ClassVar[dict[str, HeadSpec]] = {}
     has_threshold: ClassVar[bool] = True
 
     unlabeled_weight: float = 1.0
@@ -35,11 +35,6 @@ class FreeMatchConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, fractions=("momentum",))
-
-    @property
-    def heads(self) -> dict[str, HeadSpec]:
-        """Extra heads of the network."""
-        return {}
 
 
 class FreeMatch(nn.Module):
@@ -66,7 +61,6 @@ class FreeMatch(nn.Module):
         self.register_buffer("histogram", uniform.clone())
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """Return the loss of one batch."""
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
 

@@ -1,17 +1,16 @@
 """NP-Match (Wang et al., 2022): a neural process in the classifier's place, which estimates its own uncertainty."""
 
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.base import check_ranges
 from semigpc.losses import mean_log_probs
 from semigpc.pseudo_labels import align, count_classes, last_of_each
 from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
+from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task, check_ranges
 
 HEAD = "neural_process"
 
@@ -27,6 +26,7 @@ class NPMatchConfig:
         divergence_weight: w_d.
     """
 
+    heads: ClassVar[dict[str, HeadSpec]] = {HEAD: HeadSpec("neural_process")}
     threshold: float = 0.95
     entropy: float = 0.4
     unlabeled_weight: float = 1.0
@@ -34,11 +34,6 @@ class NPMatchConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, fractions=("threshold",), positive=("entropy",))
-
-    @property
-    def heads(self) -> dict[str, HeadSpec]:
-        """Extra heads of the network."""
-        return {HEAD: HeadSpec("neural_process")}
 
 
 class Process(Protocol):
@@ -83,7 +78,6 @@ class NPMatch(nn.Module):
         self.register_buffer("last_class", torch.full((task.n_unlabeled,), -1))  # (u,), -1: none yet
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """Return the loss of one batch."""
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
         process = process_of(networks.student)
@@ -96,7 +90,8 @@ class NPMatch(nn.Module):
             probs_w = addon.opinion(step, weak_output, probs_w)
             probs = align(probs_w, torch.full_like(probs_w[0], 1 / self.n_classes), probs_w.mean(dim=0))
             probs = addon.targets(step, weak_output, probs)
-            mask = self._select(probs, refiner.confidence(weak_output, probs), entropies(probs_w), batch.view_index)  # (U,)
+            entropy = torch.special.entr(probs_w).sum(dim=1)
+            mask = self._select(probs, refiner.confidence(weak_output, probs), entropy, batch.view_index)  # (U,)
             targets = probs.argmax(dim=1)
 
         samples_x, samples_s, loss_d = process.study(x.features, batch.y, strong.features, targets, mask)
@@ -116,7 +111,6 @@ class NPMatch(nn.Module):
         return addon.with_extra_loss(output, step, x, weak, strong)
 
     def answer(self, output: ModelOutput) -> Tensor:
-        """Logits to judge the network by, (M, C): those of the process."""
         return output.heads[HEAD]
 
     def class_thresholds(self) -> Tensor:
@@ -141,12 +135,6 @@ def process_of(network: nn.Module) -> Process:
         if name == f"heads.{HEAD}" or name.endswith(f".heads.{HEAD}"):
             return cast("Process", module)
     raise ValueError(f"NP-Match needs a network with a head {HEAD!r}; this one has none. Build it with the config's heads.")
-
-
-def entropies(probs: Tensor) -> Tensor:
-    """- sum_c p_c log p_c, (U, C) -> (U,)."""
-    terms: Tensor = torch.special.entr(probs)
-    return terms.sum(dim=1)
 
 
 def unless_replaced(samples: Tensor, asked: ModelOutput, answered: ModelOutput) -> Tensor:

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.base import check_ranges
 from semigpc.pseudo_labels import EMAAlignment, one_hot, sharpen
 from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
+from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,6 @@ class ReMixMatch(nn.Module):
         self.alignment = EMAAlignment(task.class_counts / task.n_labeled, config.alignment_momentum)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """Return the loss of one batch."""
         config, student, addon, step = self.config, networks.student, self.addon, Step(networks, batch, clock)
         strong, strong2 = batch.views["strong"], batch.views["strong2"]
 
@@ -83,14 +81,11 @@ class ReMixMatch(nn.Module):
             if x is not None:
                 self.refiner.observe("before", networks, x, batch)
             weak_output = addon.weak(step, weak)
-            probs = self.refiner.refine(
-                "semantic", weak_output, self.refiner.classify(weak_output).logits.softmax(dim=1)
-            )  # (U, C)
+            logits_w = self.refiner.classify(weak_output).logits
+            probs = self.refiner.refine("semantic", weak_output, logits_w.softmax(dim=1))  # (U, C)
             aligned = addon.targets(step, weak_output, self.alignment(addon.opinion(step, weak_output, probs)))
             targets, mask = sharpen(aligned, config.temperature), self._mask(weak_output, aligned)  # (U, C), (U,)
-            masked_targets = targets * mask.unsqueeze(
-                1
-            )  # H is linear in the label, so a row of zeros adds nothing, mixed or not
+            masked_targets = targets * mask.unsqueeze(1)  # H is linear in the label: zeros add nothing, mixed or not
             turns = torch.randint(4, (len(strong),), device=strong.device)
             images = torch.cat([batch.x, strong, strong2, batch.views["weak"]])
             labels = torch.cat([one_hot(batch.y, probs.shape[1]).to(targets), masked_targets, masked_targets, masked_targets])

@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from semigpc.addons import AddOn, Step
-from semigpc.algorithms.base import check_ranges
 from semigpc.pseudo_labels import QueueAlignment, last_of_each
 from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task
+from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +84,6 @@ class SimMatch(nn.Module):
         self.register_load_state_dict_post_hook(_restore_readable)  # type: ignore[no-untyped-call]
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """Return the loss of one batch."""
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
         weak_view = networks.ask_teacher(batch.views["weak"]) if config.bank == "full_teacher" else weak

@@ -1,6 +1,7 @@
 """Labels only: the floor that every semi-supervised algorithm has to beat."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -13,10 +14,7 @@ from semigpc.types import Batch, Clock, HeadSpec, Networks, StepOutput, Task
 class SupervisedConfig:
     """Nothing to choose."""
 
-    @property
-    def heads(self) -> dict[str, HeadSpec]:
-        """Extra heads of the network."""
-        return {}
+    heads: ClassVar[dict[str, HeadSpec]] = {}
 
 
 class Supervised(nn.Module):
@@ -29,18 +27,11 @@ class Supervised(nn.Module):
     sites = ("semantic",)
     takes_addons = True
 
-    def __init__(
-        self,
-        config: SupervisedConfig,  # noqa: ARG002
-        refiner: Refiner,
-        task: Task,
-        addon: AddOn | None = None,
-    ) -> None:
+    def __init__(self, config: SupervisedConfig, refiner: Refiner, task: Task, addon: AddOn | None = None) -> None:  # noqa: ARG002
         super().__init__()
         self.refiner, self.addon = refiner, addon or AddOn.none(task)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """Return the loss of one batch."""
         (x,) = networks.forward(batch.x)
         self.refiner.observe("before", networks, x, batch)
         loss = self.addon.labeled_loss(Step(networks, batch, clock), self.refiner.classify(x, batch.index).logits, batch.y)

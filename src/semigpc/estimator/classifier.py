@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from semigpc.estimator.confidence import (
     LeftOutLabels,
     left_out_scores,
 )
-from semigpc.estimator.fitting import FitOptions, Fitted, fit_memory
+from semigpc.estimator.fitting import FitOptions, fit_memory
 from semigpc.estimator.memory import Memory, row_numbers
 from semigpc.estimator.posterior import Scored
 from semigpc.text import label_text
@@ -136,21 +136,18 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"none of the {len(X)} rows is labelled: all of y is -1, None or NaN. Label some rows of at least two classes."
             )
         with suited_to(X.size):  # for passes over the rows; larger work sets its own number of threads
-            self._adopt(fit_memory(X, codes, numbers, len(self.classes_), options))
-        self._rows_seen = int(numbers.max()) + 1
-        self._fitted_rows = {int(number): position for position, number in enumerate(numbers)}
-        self.transduction_ = self._transduce(X, codes)
-        return self
-
-    def _adopt(self, fitted: Fitted) -> None:
+            fitted = fit_memory(X, codes, numbers, len(self.classes_), options)
         self._memory, self._helped, self._scaling = fitted.memory, fitted.helped, fitted.scaling
         self.scaling_, self.kernel_ = fitted.scaling.name, fitted.memory.kernel
         self.length_scale_, self.noise_std_ = fitted.length_scale, fitted.memory.noise_std
         self.logit_scale_, self.confidence_scale_ = fitted.logit_scale, fitted.confidence_scale
-        self.self_training_ = fitted.rounds
+        self.self_training_, self.outlier_variance_ = fitted.rounds, fitted.outlier_variance
         self.class_shares_, self.threshold_ = fitted.shares, fitted.threshold
-        self.outlier_variance_ = fitted.outlier_variance
         self._count()
+        self._rows_seen = int(numbers.max()) + 1
+        self._fitted_rows = {int(number): position for position, number in enumerate(numbers)}
+        self.transduction_ = self._transduce(X, codes)
+        return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, *, rows: Any = None) -> Self:
         """Add, replace or withdraw labels online: O(B N^2) for B rows.
@@ -184,17 +181,12 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             memory.forget(numbers[~labelled])
             memory.put(numbers[labelled], points[torch.from_numpy(labelled)], targets, codes[labelled])
         self._count()
-        self._amend(X[keep], numbers, codes)
-        return self
-
-    def _amend(self, X: Floats, numbers: Integers, codes: Integers) -> None:
-        """Update ``transduction_`` for rows whose labels have changed."""
         ours = np.array([number in self._fitted_rows for number in numbers.tolist()], dtype=bool)
         if ours.any():
-            places = [self._fitted_rows[number] for number in numbers[ours].tolist()]
-            labels = self._transduce(X[ours], codes[ours])
+            labels = self._transduce(X[keep][ours], codes[ours])
             self.transduction_ = self.transduction_.astype(np.result_type(self.transduction_, labels))
-            self.transduction_[places] = labels
+            self.transduction_[[self._fitted_rows[number] for number in numbers[ours].tolist()]] = labels
+        return self
 
     def _add_classes(self, known: NDArray[Any]) -> None:
         places = np.searchsorted(known, self.classes_)
@@ -251,16 +243,18 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         variance = variance or self.confidence != "probability"
         with self._threads(X, variance=variance):
             parts = self._scored(X, self._memory, variance=variance, top=top)
-            return Answers.join([self._answered(points, scored, top) for points, scored in parts])
+            columns: Any = zip(*(self._answered(points, scored, top) for points, scored in parts), strict=True)
+            joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
+            return Answers(*joined)
 
     def _answered(self, points: Tensor, scored: Scored, top: int) -> Answers:
         codes, slots, weights = scored.classes, scored.slots, scored.reasons
         if self._helped is not None:
             codes = self._helped.score(points, bias=self._calibration().bias()).classes
             other = (codes != scored.classes).nonzero().squeeze(1)
-            reasons = self._memory.reasons(points[other], codes[other], top)
-            slots = slots.index_copy(0, other, reasons.slots)
-            weights = weights.index_copy(0, other, reasons.weights.float())
+            other_slots, other_weights, _ = self._memory.reasons(points[other], codes[other], top)
+            slots = slots.index_copy(0, other, other_slots)
+            weights = weights.index_copy(0, other, other_weights.float())
         logits = self._calibration().pool_logits(scored.mean)
         confidence = Decisions(logits, codes, scored.variance).confidence(self.confidence, self.confidence_scale_).numpy()
         status = np.where(confidence < self.threshold_, ABSTAINED, 0).astype(np.uint8)
@@ -277,21 +271,26 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             X: (M, D). top: labelled rows to list, largest weight first; the others are summed up. With the number of labels,
                 all are listed, down to those of the most negative weight.
-            classes: (M,) classes to explain; the predicted ones if left out.
+            classes: (M,) classes to explain, or one for all rows; the predicted ones if left out.
         """
         points = self._scaling(self._checked(X))
         if classes is None:
             codes = (self._helped or self._memory).score(points, bias=self._calibration().bias()).classes
         else:
-            codes = torch.from_numpy(codes_of(classes, self.classes_, len(points)))
-        reasons = self._memory.reasons(points, codes, top)
+            names = np.broadcast_to(np.asarray(classes), (len(points),))
+            places = np.searchsorted(self.classes_, names).clip(0, len(self.classes_) - 1)
+            unknown = self.classes_[places] != names
+            if unknown.any():
+                raise ValueError(f"classes must be among classes_; {names[unknown].tolist()[0]!r} is not.")
+            codes = torch.from_numpy(places)
+        slots, weights, scores = self._memory.reasons(points, codes, top)
         return Explanation(
             codes=codes.numpy(),
-            rows=np.append(self._memory.row_numbers(), -1)[reasons.slots.numpy()],
-            weights=reasons.weights.float().numpy(),
-            differences=self._memory.differences(points, codes, reasons.slots).float().numpy(),
-            rest=(reasons.scores - reasons.weights.sum(dim=1)).float().numpy(),
-            scores=reasons.scores.float().numpy(),
+            rows=np.append(self._memory.row_numbers(), -1)[slots.numpy()],
+            weights=weights.float().numpy(),
+            differences=self._memory.differences(points, codes, slots).float().numpy(),
+            rest=(scores - weights.sum(dim=1)).float().numpy(),
+            scores=scores.float().numpy(),
         )
 
     def covariance(self, X1: Any, X2: Any) -> Floats:
@@ -332,10 +331,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Set the number of threads for all work on a block of rows."""
         return suited_to(min(len(X), CHUNK) * self._memory.row_work(variance=variance))
 
-    def _memories(self) -> Iterator[Memory]:
-        yield self._memory
-        if self._helped is not None:
-            yield self._helped
+    def _memories(self) -> list[Memory]:
+        return [self._memory] if self._helped is None else [self._memory, self._helped]
 
     def _calibration(self) -> Calibration:
         return Calibration(
@@ -368,15 +365,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
 
-class Targets(NamedTuple):
-    """Labels of n rows: their codes (n,), -1 where there is none, and the classes (C,) that codes count in."""
-
-    codes: NDArray[np.int64]
-    classes: NDArray[Any]
-
-
-def read_targets(y: Any, classes: NDArray[Any] | None = None) -> Targets:
-    """Return codes and classes of labels in any of the forms that scikit-learn accepts.
+def read_targets(y: Any, classes: NDArray[Any] | None = None) -> tuple[Integers, NDArray[Any]]:
+    """Return codes (n,), -1 where there is no label, and classes (C,), of labels in any form that scikit-learn accepts.
 
     Unlabelled rows are marked as in :func:`semigpc.text.label_text`: by -1, NaN, None or empty text. A sparse matrix of one
     column is read as a vector; one of several columns is an indicator, whose rows without an entry are unlabelled.
@@ -401,17 +391,7 @@ def read_targets(y: Any, classes: NDArray[Any] | None = None) -> Targets:
     classes = np.unique(labels if classes is None else np.concatenate([classes, labels]))
     codes = np.full(len(values), -1, dtype=np.int64)
     codes[known] = np.searchsorted(classes, labels)
-    return Targets(codes, classes)
-
-
-def codes_of(wanted: Any, classes: NDArray[Any], count: int) -> NDArray[np.int64]:
-    """Return the codes (count,) of one class for all rows, or one class per row."""
-    names = np.broadcast_to(np.asarray(wanted), (count,))
-    codes = np.searchsorted(classes, names).clip(0, len(classes) - 1)
-    unknown = classes[codes] != names
-    if unknown.any():
-        raise ValueError(f"classes must be among classes_; {names[unknown].tolist()[0]!r} is not.")
-    return codes.astype(np.int64)
+    return codes, classes
 
 
 def _dense(y: Any) -> NDArray[Any]:
@@ -433,12 +413,8 @@ def _dense(y: Any) -> NDArray[Any]:
 
 def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Return a mask (n,) of the entries that are no label."""
-    if values.dtype.kind == "f":
+    if values.dtype.kind in "fiub":
         return np.asarray(np.isnan(values) | (values == -1))
-    if values.dtype.kind in "iu":
-        return np.asarray(values == -1)
-    if values.dtype.kind == "b":
-        return np.zeros(len(values), dtype=bool)
     if values.dtype.kind == "O":
         return np.array([label_text(value) is None for value in values], dtype=bool)
     names, places = np.unique(values, return_inverse=True)

@@ -1,8 +1,7 @@
 """What the estimator returns, and how scores become calibrated probabilities, confidences and a threshold to abstain below."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -44,12 +43,6 @@ class Answers(NamedTuple):
     rows: Integers
     weights: Floats
     scores: Floats
-
-    @classmethod
-    def join(cls, parts: "Sequence[Answers]") -> "Answers":
-        """Concatenate the parts."""
-        joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in zip(*parts, strict=True)]
-        return cls(*joined)
 
 
 class Explanation(NamedTuple):
@@ -150,21 +143,21 @@ def class_scales(counts: Tensor) -> Tensor:
 
 
 def left_out_scores(
-    mean: Tensor, ones: Tensor, codes: Tensor, counts: Tensor, held: Tensor | None = None, *, equalised: bool = True
+    mean: Tensor, ones: Tensor, codes: Tensor, counts: Tensor, held: Tensor, *, equalised: bool = True
 ) -> Tensor:
     """Return scores (n, C) of labelled rows as if each had never been labelled: its class has one label less, too.
 
     Args:
         mean: (n, C) leave-one-out means of the one-hot targets. ones: (n,) those of a target of ones.
         codes: (n,) given classes. counts: (C,) labels of each class, with every row counted.
-        held: (n,) what a row adds to ``counts``; 1 if left out.
+        held: (n,) what a row adds to ``counts``.
         equalised: whether classes are given equal evidence.
 
     Returns:
         The scores; -inf for the class of a row that was alone in it.
     """
     own = torch.nn.functional.one_hot(codes, len(counts)).to(counts)
-    others = counts - (own if held is None else own * held.unsqueeze(1))  # (n, C)
+    others = counts - own * held.unsqueeze(1)  # (n, C)
     shares = others / others.sum(dim=1, keepdim=True).clamp_min(1)
     scores = mean - ones.unsqueeze(1) * shares
     if equalised:
@@ -199,19 +192,20 @@ def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
     return min(LOGIT_SCALES, key=loss)
 
 
-def estimate_shares(probs: Tensor, present: Tensor, *, prior: float = 1.0) -> Tensor:
+def estimate_shares(probs: Tensor, present: Tensor) -> Tensor:
     """Return class shares of unlabelled rows by expectation-maximisation. O(n C) per round.
 
-        r_ic ~ pi_c p_ic          pi_c ~ prior + sum_i r_ic
+        r_ic ~ pi_c p_ic          pi_c ~ 1 + sum_i r_ic
+
+    where the 1 is a pseudo-row of each class, so that no share becomes 0.
 
     Args:
         probs: (n, C) under equal shares. present: (C,) bool, classes that have labels.
-        prior: pseudo-rows of each class, so that no share becomes 0.
     """
     shares = present.to(probs) / present.sum()
     for _ in range(EM_ROUNDS):
         joint = probs * shares
-        counts = (joint / joint.sum(dim=1, keepdim=True).clamp_min(1e-30)).sum(dim=0) + prior * present.to(probs)
+        counts = (joint / joint.sum(dim=1, keepdim=True).clamp_min(1e-30)).sum(dim=0) + present.to(probs)
         before, shares = shares, counts / counts.sum()
         if float((shares - before).abs().max()) < CONVERGED:
             break

@@ -163,15 +163,15 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
     rounds, helped = _rounds(equalised, rows, options, memory), None
     if rounds:
         solver = Solver(kernel, setting.noise_std, logit_scale)
-        joined = self_train(solver, rows.points, rows.targets, rows.unlabeled, rounds=rounds)
-        if len(joined.positions):
+        joined, soft = self_train(solver, rows.points, rows.targets, rows.unlabeled, rounds=rounds)
+        if len(joined):
             helped = Memory(
                 kernel,
                 setting.noise_std,
-                torch.cat([rows.points, rows.unlabeled[joined.positions]]),
-                torch.cat([rows.targets, joined.targets]),
-                np.concatenate([numbers[labelled], numbers[pool][joined.positions.numpy()]]),
-                np.concatenate([codes[labelled], np.full(len(joined.positions), -1)]),
+                torch.cat([rows.points, rows.unlabeled[joined]]),
+                torch.cat([rows.targets, soft]),
+                np.concatenate([numbers[labelled], numbers[pool][joined.numpy()]]),
+                np.concatenate([codes[labelled], np.full(len(joined), -1)]),
                 equalised=balanced,
             )
     shares, pooled = _shares(memory, rows, confidence_scale, variance=options.confidence != "probability")
@@ -279,12 +279,7 @@ def balanced_subset(codes: NDArray[np.int64], size: int, rng: np.random.Generato
 
 
 def tune(
-    points: Mapping[str, Tensor],
-    codes: Tensor,
-    *,
-    kernel: str,
-    length_scale: float | None,
-    noise_std: float | None,
+    points: Mapping[str, Tensor], codes: Tensor, *, kernel: str, length_scale: float | None, noise_std: float | None
 ) -> Setting:
     """Return the setting of least leave-one-out error, in closed form and with every class counting the same.
 
@@ -331,13 +326,6 @@ def _lengths(points: Tensor) -> list[float]:
 # Self-training ------------------------------------------------------------------------------------------------------
 
 
-class Joined(NamedTuple):
-    """Positions (P,) among the unlabelled rows of those that joined, and their probabilities (P, C) as soft labels."""
-
-    positions: Tensor
-    targets: Tensor
-
-
 class Solver(NamedTuple):
     """The GP of a few thousand rows, solved anew each time."""
 
@@ -368,7 +356,7 @@ class Solver(NamedTuple):
             return torch.cat([self.kernel(chunk, points) @ thin for chunk in queries.split(CHUNK)])
 
 
-def self_train(solver: Solver, points: Tensor, targets: Tensor, unlabeled: Tensor, *, rounds: int) -> Joined:
+def self_train(solver: Solver, points: Tensor, targets: Tensor, unlabeled: Tensor, *, rounds: int) -> tuple[Tensor, Tensor]:
     """Let confident rows join for some rounds; each round chooses anew among all unlabelled rows. O(rounds N^3).
 
     Confidence is taken under the class shares of the unlabelled rows, estimated each round, so that the rows of a large class
@@ -377,31 +365,34 @@ def self_train(solver: Solver, points: Tensor, targets: Tensor, unlabeled: Tenso
     Args:
         solver: the GP. points: (n, D) labelled. targets: (n, C) one-hot. unlabeled: (u, D).
         rounds: at least 1.
+
+    Returns:
+        Positions (P,) among the unlabelled rows of those that joined, and their probabilities (P, C) as soft labels.
     """
     present = targets.sum(dim=0) > 0
     quota = max(1, MOST_JOINED // int(present.sum()))
     weights, _ = solver.weights(points, targets)
     scores = solver.scores(unlabeled, points, weights)
-    joined = Joined(torch.zeros(0, dtype=torch.int64), targets[:0])
     for _ in range(rounds):
         balanced = torch.softmax((solver.logit_scale * scores).masked_fill(~present, -torch.inf), dim=1)
         probs = balanced * estimate_shares(balanced, present)
-        joined = _most_confident(probs / probs.sum(dim=1, keepdim=True), quota)
-        if not len(joined.positions):
+        probs = probs / probs.sum(dim=1, keepdim=True)
+        joined = _most_confident(probs, quota)
+        soft = probs[joined].double()
+        if not len(joined):
             break
-        together = torch.cat([points, unlabeled[joined.positions]])
-        weights, left_out = solver.weights(together, torch.cat([targets, joined.targets]))
+        together = torch.cat([points, unlabeled[joined]])
+        weights, left_out = solver.weights(together, torch.cat([targets, soft]))
         scores = solver.scores(unlabeled, together, weights)
-        scores[joined.positions] = left_out[len(points) :].float()
-    return joined
+        scores[joined] = left_out[len(points) :].float()
+    return joined, soft
 
 
-def _most_confident(probs: Tensor, quota: int) -> Joined:
-    """Return the rows of highest confidence of every class, at most ``quota`` each."""
+def _most_confident(probs: Tensor, quota: int) -> Tensor:
+    """Return the positions (P,) of the rows of highest confidence of every class, at most ``quota`` each."""
     confidence, codes = probs.max(dim=1)
     chosen = []
     for c in range(probs.shape[1]):
         sure = ((codes == c) & (confidence >= SURE)).nonzero().squeeze(1)
         chosen.append(sure[confidence[sure].argsort(descending=True, stable=True)[:quota]])
-    positions = torch.cat(chosen)
-    return Joined(positions, probs[positions].double())
+    return torch.cat(chosen)

@@ -24,14 +24,6 @@ SPARE = 256  # free slots beyond the rows, or a quarter of the rows if that is m
 FEW = 6  # times fewer points than rows: a factor then costs more, n^3 / 3, than it saves, about 2 n^2 per point
 
 
-class Reasons(NamedTuple):
-    """Places (M, top) among the rows held, -1 where there are fewer; weights (M, top); scores (M,), the sums of all."""
-
-    slots: Tensor
-    weights: Tensor
-    scores: Tensor
-
-
 class _Combined(NamedTuple):
     """The rows of all members as one sum of kernels.
 
@@ -83,7 +75,9 @@ class Memory:
         fit = exact.exact_fits(capacity_for(len(rows)), matrices=2)  # K^-1, and a factor of K for the variance of many rows
         parts = [np.arange(len(rows))]
         if not fit.fits:
-            parts = deal(targets.argmax(dim=1).numpy(), member_size(len(rows)), np.random.default_rng(self.seed))
+            affordable = int(exact.memory_budget() * DEALT / (4 * len(rows)))  # K^-1 takes 4 bytes for each of its cells
+            size = max(2, min(int(MEMBER_SHARE * exact.EXACT_ROWS), affordable))
+            parts = deal(targets.argmax(dim=1).numpy(), size, np.random.default_rng(self.seed))
         self._fit = fit
         self.members = [Member(self.kernel, self.noise_std, points[part], targets[part], rows[part]) for part in parts]
         self._changed()
@@ -93,13 +87,7 @@ class Memory:
         self._left_out: LeftOut | None = None
 
     def __len__(self) -> int:
-        """Return the number of rows held."""
         return len(self._codes)
-
-    @property
-    def n_classes(self) -> int:
-        """C."""
-        return self.members[0].engine.n_classes
 
     @property
     def engine(self) -> Literal["exact", "ensemble"]:
@@ -139,7 +127,7 @@ class Memory:
 
     def scales(self) -> Tensor:
         """Return the factors (C,) of the scores: sqrt(nbar / n_c) if equalised, and 1 otherwise."""
-        return class_scales(self.counts()) if self.equalised else torch.ones(self.n_classes, dtype=torch.float64)
+        return class_scales(self.counts()) if self.equalised else torch.ones_like(self.counts())
 
     def _contents(self) -> tuple[Integers, Tensor, Tensor]:
         """Return row numbers (N,), points (N, D) and targets (N, C)."""
@@ -154,7 +142,7 @@ class Memory:
     def _places(self) -> list[Tensor]:
         """Return for each member the positions (n,) of its slots among the rows held."""
         rows = self.row_numbers()
-        return [torch.from_numpy(np.searchsorted(rows, member.slot_rows())) for member in self.members]
+        return [torch.from_numpy(np.searchsorted(rows, member.rows[member.slots.numpy()])) for member in self.members]
 
     @property
     def _view(self) -> _Combined:
@@ -163,16 +151,12 @@ class Memory:
             _, points, _ = self._contents()
             places, counts = self._places(), self.counts()
             offset, scales = counts / counts.sum().clamp_min(1e-9), self.scales()
-            parts = [member.weights(offset) * scales / len(self.members) for member in self.members]
+            solutions = [member.solution() for member in self.members]  # K^-1 (y, 1), from which K^-1 (y - 1 offset^T)
+            parts = [(each[:, :-1] - each[:, -1:] * offset) * scales / len(solutions) for each in solutions]
             weights = self._sum(parts, places)
             posterior = Posterior(points, weights.float(), kernel=self.kernel, noise_std=self.noise_std)
             self._cached_view = _Combined(places, parts, weights, posterior)
         return self._cached_view
-
-    @property
-    def posterior(self) -> Posterior:
-        """All rows as one sum of kernels. Its variance is that of one exact GP over all of them."""
-        return self._view.posterior
 
     def _sum(self, parts: list[Tensor], places: list[Tensor] | None = None) -> Tensor:
         """Return the sum (N, K), by row, of one part (n, K) per member; float64."""
@@ -199,11 +183,14 @@ class Memory:
         squares = sum(len(member) ** 2 for member in self.members) if variance else 0
         return self._view.posterior.row_work(variance=False) + squares
 
-    def reasons(self, points: Tensor, codes: Tensor, top: int) -> Reasons:
+    def reasons(self, points: Tensor, codes: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return what each row adds to the score of a class, k(h, h_i) a[i, c], the largest first; float64. O(M N D).
 
         Args:
             points: (M, D). codes: (M,) the class to explain for each.
+
+        Returns:
+            Places (M, top) among the rows held, -1 where there are fewer; weights (M, top); scores (M,), the sums of all.
         """
         view = self._view
         with suited_to(len(points) * len(self) * points.shape[1]):
@@ -211,7 +198,7 @@ class Memory:
         order = weights.argsort(dim=1, descending=True, stable=True)[:, :top]
         missing = top - order.shape[1]
         slots = torch.nn.functional.pad(order, (0, missing), value=-1)
-        return Reasons(slots, torch.nn.functional.pad(weights.gather(1, order), (0, missing)), weights.sum(dim=1))
+        return slots, torch.nn.functional.pad(weights.gather(1, order), (0, missing)), weights.sum(dim=1)
 
     def differences(self, points: Tensor, codes: Tensor, slots: Tensor) -> Tensor:
         """Return how much lower each score (M,) would be had a row never been labelled, (M, top), all else equal.
@@ -337,7 +324,6 @@ class Member:
                 self.engine.replace(torch.arange(len(rows)), points.double(), targets.double())
 
     def __len__(self) -> int:
-        """Return the number of rows held."""
         return len(self._slot)
 
     @property
@@ -345,20 +331,10 @@ class Member:
         """Slots in use, ascending."""
         return self.engine.occupied.nonzero().squeeze(1)
 
-    def slot_rows(self) -> Integers:
-        """Return the row numbers (n,) of the slots in use."""
-        numbers: Integers = self.rows[self.slots.numpy()]
-        return numbers
-
     def solution(self) -> Tensor:
         """Return K^-1 (y, 1) of the slots in use, (n, C + 1); float64. Targets sum to 1, and so K^-1 1 is a sum."""
         alpha = self.engine.alpha[self.slots]
         return torch.cat([alpha, alpha.sum(dim=1, keepdim=True)], dim=1)
-
-    def weights(self, offset: Tensor) -> Tensor:
-        """Return K^-1 (y - 1 offset^T) of the slots in use, (n, C), float64."""
-        solution = self.solution()
-        return solution[:, :-1] - solution[:, -1:] * offset
 
     def has_room_for(self, rows: Integers) -> bool:
         """Return whether :meth:`put` has a slot for each of the rows."""
@@ -401,12 +377,6 @@ class Member:
             with suited_to(len(slots) * len(self) ** 2):
                 self.engine.remove(torch.tensor(slots))
             self.rows[slots] = -1
-
-
-def member_size(rows: int) -> int:
-    """Return the rows of one member, given all rows: fewer where members would take more than half of the machine's memory."""
-    affordable = int(exact.memory_budget() * DEALT / (4 * max(rows, 1)))  # K^-1 takes 4 bytes for each of its cells
-    return max(2, min(int(MEMBER_SHARE * exact.EXACT_ROWS), affordable))
 
 
 def deal(codes: Integers, size: int, rng: np.random.Generator) -> list[Integers]:

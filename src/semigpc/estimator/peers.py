@@ -18,18 +18,9 @@ from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
 EMBEDDING_WIDTH = 128  # features from which rows are scaled to unit length instead of column by column
-UNLABELED = -1
 
 Rows = NDArray[Any]  # (n, D)
 Codes = NDArray[np.int64]  # (n,)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The data that a classifier is built for: n_l labelled rows, of unit length or standardised."""
-
-    labeled: int
-    unit: bool
 
 
 @dataclass(frozen=True)
@@ -38,28 +29,23 @@ class Peer:
 
     Args:
         name: for programs. title: for people.
-        build: returns the scikit-learn classifier, not yet fitted.
+        build: returns the scikit-learn classifier, not yet fitted, for n_l labelled rows, of unit length or standardised.
         uses_unlabeled: whether it is fitted on unlabelled rows too.
     """
 
     name: str
     title: str
-    build: Callable[[Prepared], Any]
+    build: Callable[[int, bool], Any]
     uses_unlabeled: bool = False
 
 
+@dataclass
 class FittedPeer:
-    """A fitted peer.
+    """A fitted peer; ``remarks`` are the warnings of scikit-learn, each once, one line each."""
 
-    Args:
-        scaler, classifier: fitted.
-        remarks: the warnings of scikit-learn, each once, one line each.
-    """
-
-    def __init__(self, scaler: Any, classifier: Any, remarks: tuple[str, ...]) -> None:
-        self.scaler = scaler
-        self.classifier = classifier
-        self.remarks = remarks
+    scaler: Any
+    classifier: Any
+    remarks: tuple[str, ...]
 
     def predict(self, X: Rows) -> Codes:
         """Return the classes (M,) of rows (M, D) by scikit-learn's own ``predict``.
@@ -73,10 +59,7 @@ class FittedPeer:
             if isinstance(self.classifier, LabelSpreading):
                 unreached = int((~np.isfinite(self.classifier.predict_proba(scaled))).any(1).sum())
                 if unreached:
-                    self.remarks = (
-                        *self.remarks,
-                        f"no label reaches {unreached} of {len(codes)} rows: they get the first class",
-                    )
+                    self.remarks += (f"no label reaches {unreached} of {len(codes)} rows: they get the first class",)
         return codes
 
 
@@ -102,8 +85,8 @@ def fit_peer(
     rows, known = scaler.transform(X), np.asarray(codes, dtype=np.int64)
     if peer.uses_unlabeled and len(unlabeled):
         rows = np.concatenate([rows, scaler.transform(unlabeled)])
-        known = np.concatenate([known, np.full(len(unlabeled), UNLABELED, dtype=np.int64)])
-    classifier = peer.build(Prepared(len(X), unit))
+        known = np.concatenate([known, np.full(len(unlabeled), -1, dtype=np.int64)])
+    classifier = peer.build(len(X), unit)
     with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", message="self.within_class_std_dev_")  # only shrunken centroids would use it
@@ -112,29 +95,29 @@ def fit_peer(
     return FittedPeer(scaler, classifier, tuple(dict.fromkeys(remarks)))
 
 
-def _logistic(given: Prepared, *, balanced: bool) -> Any:
+def _logistic(unit: bool, *, balanced: bool) -> Any:
     """Return a classifier, with less regularisation for unit vectors: their coordinates are small, so weights are large."""
-    return LogisticRegression(C=10.0 if given.unit else 1.0, max_iter=2000, class_weight="balanced" if balanced else None)
+    return LogisticRegression(C=10.0 if unit else 1.0, max_iter=2000, class_weight="balanced" if balanced else None)
 
 
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
-        Peer("knn1", "Nearest neighbour", lambda _: KNeighborsClassifier(n_neighbors=1)),
-        Peer("knn5", "5 nearest neighbours", lambda given: KNeighborsClassifier(n_neighbors=min(5, given.labeled))),
-        Peer("class_mean", "Nearest class mean", lambda _: NearestCentroid()),
-        Peer("logistic", "Logistic regression", lambda given: _logistic(given, balanced=False)),
-        Peer("logistic_balanced", "Logistic regression, balanced", lambda given: _logistic(given, balanced=True)),
+        Peer("knn1", "Nearest neighbour", lambda *_: KNeighborsClassifier(n_neighbors=1)),
+        Peer("knn5", "5 nearest neighbours", lambda labeled, _: KNeighborsClassifier(n_neighbors=min(5, labeled))),
+        Peer("class_mean", "Nearest class mean", lambda *_: NearestCentroid()),
+        Peer("logistic", "Logistic regression", lambda _, unit: _logistic(unit, balanced=False)),
+        Peer("logistic_balanced", "Logistic regression, balanced", lambda _, unit: _logistic(unit, balanced=True)),
         Peer(
             "label_spreading",
             "LabelSpreading",
-            lambda _: LabelSpreading(kernel="knn", n_neighbors=7, max_iter=100),
+            lambda *_: LabelSpreading(kernel="knn", n_neighbors=7, max_iter=100),
             uses_unlabeled=True,
         ),
         Peer(
             "self_training",
             "SelfTraining (balanced logistic)",
-            lambda given: SelfTrainingClassifier(_logistic(given, balanced=True), threshold=0.75),
+            lambda _, unit: SelfTrainingClassifier(_logistic(unit, balanced=True), threshold=0.75),
             uses_unlabeled=True,
         ),
     )

@@ -5,7 +5,7 @@
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,19 +46,6 @@ class Scored(NamedTuple):
     slots: Tensor
     reasons: Tensor
 
-    def part(self, rows: slice) -> "Scored":
-        """Return some of the rows, as views."""
-        variance = None if self.variance is None else self.variance[rows]
-        return Scored(self.mean[rows], variance, self.classes[rows], self.slots[rows], self.reasons[rows])
-
-
-class _Workspace(NamedTuple):
-    """Memory for one chunk of m queries: kernel values (m, N rounded up), their maxima (m, groups), and L^-1 k (m, N)."""
-
-    values: Tensor
-    largest: Tensor
-    solved: Tensor
-
 
 class Posterior:
     """A GP posterior over N labelled rows that no longer changes, for scoring many rows.
@@ -90,7 +77,6 @@ class Posterior:
         self._factor: Tensor | None = None
 
     def __len__(self) -> int:
-        """N, labelled rows."""
         return len(self.features)
 
     def row_work(self, *, variance: bool) -> int:
@@ -119,25 +105,27 @@ class Posterior:
             reasons=self.weights.new_zeros(rows, top),
         )
         chunk = min(CHUNK, max(SMALLEST_CHUNK, CHUNK_CELLS // max(1, len(self))), rows)
-        space = _Workspace(  # allocated once, since the system must clear new memory
-            values=self._search.workspace(chunk),
-            largest=self.weights.new_empty(chunk, self._search.groups),
-            solved=self.weights.new_empty(chunk if variance else 0, len(self)),
+        space = (  # for kernel values, their maxima and L^-1 k; allocated once, since the system must clear new memory
+            self._search.workspace(chunk),
+            self.weights.new_empty(chunk, self._search.groups),
+            self.weights.new_empty(chunk if variance else 0, len(self)),
         )
         for start in range(0, rows, max(1, chunk)):
-            part = slice(start, start + chunk)
-            points = queries[part].detach()
+            points = queries[start : start + chunk].detach()
+            part: list[Any] = [None if column is None else column[start : start + chunk] for column in result]
             with suited_to(len(points) * self.row_work(variance=variance)):  # by the chunk: equal chunks give equal bits
-                self._score_chunk(points, result.part(part), start, bias, space)
+                self._score_chunk(points, Scored(*part), start, bias, *(memory[: len(points)] for memory in space))
         return result
 
-    def _score_chunk(self, chunk: Tensor, result: Scored, start: int, bias: Tensor | None, space: _Workspace) -> None:
+    def _score_chunk(
+        self, chunk: Tensor, result: Scored, start: int, bias: Tensor | None, values: Tensor, largest: Tensor, solved: Tensor
+    ) -> None:
         """Fill in the result for a chunk (m, D) of the queries, which begins at row ``start`` of them."""
-        values, largest = space.values[: len(chunk)], space.largest[: len(chunk)]
         e = values[:, : len(self)]
         r = self._scaled.write(chunk, e, start)
         strip = max(64, STRIP_CELLS // max(1, len(self)))
-        bounded = isinstance(self.kernel, RBF | Laplace) and result.slots.shape[1] > 0  # others may be negative
+        top = min(result.slots.shape[1], len(self))
+        bounded = isinstance(self.kernel, RBF | Laplace) and top > 0  # others may be negative
         for part, mean, whole, maxima in zip(*(x.split(strip) for x in (e, result.mean, values, largest)), strict=True):
             torch.mm(part if r is None else part.exp_(), self._weights, out=mean)
             if bounded:
@@ -145,22 +133,16 @@ class Posterior:
         if r is not None:
             result.mean.mul_(r.unsqueeze(1))
         torch.argmax(result.mean if bias is None else result.mean + bias, dim=1, out=result.classes)
-        self._explain(values, largest if bounded else None, r, result)
+        if top:
+            if bounded:
+                places, best = self._search.find(values, largest, result.classes, top)
+            else:
+                places, best = self._search.find_among_all(values, result.classes, top)
+            result.slots[:, :top] = self._order[places]
+            result.reasons[:, :top] = best if r is None else best.mul_(r.unsqueeze(1))
         if result.variance is not None:
-            prior, explained = self.kernel.diagonal(chunk.to(torch.float32)), self._explained(e, space.solved[: len(chunk)])
+            prior, explained = self.kernel.diagonal(chunk.to(torch.float32)), self._explained(e, solved)
             torch.sub(prior, explained if r is None else explained.mul_(r.square_()), out=result.variance).clamp_min_(0)
-
-    def _explain(self, values: Tensor, largest: Tensor | None, r: Tensor | None, result: Scored) -> None:
-        """Fill in slots and reasons from kernel values (m, N rounded up) and, if none is negative, their maxima (m, groups)."""
-        top = min(result.slots.shape[1], len(self))
-        if not top:
-            return
-        if largest is None:
-            places, best = self._search.find_among_all(values, result.classes, top)
-        else:
-            places, best = self._search.find(values, largest, result.classes, top)
-        result.slots[:, :top] = self._order[places]
-        result.reasons[:, :top] = best if r is None else best.mul_(r.unsqueeze(1))
 
     def _explained(self, e: Tensor, out: Tensor) -> Tensor:
         """Return |L^-1 k|^2 / r^2, (m,), for e (m, N); ``out`` (m, N) receives L^-1 k / r. O(m N^2)."""
@@ -262,14 +244,6 @@ def grouping_order(weights: Tensor) -> Tensor:
     return order[own[order].argsort(stable=True)]
 
 
-class _Groups(NamedTuple):
-    """For every class: groups of largest weights (C, looked), their weights (C, looked * 64), bounds of others (C, groups)."""
-
-    groups: Tensor
-    weights: Tensor
-    others: Tensor
-
-
 class ReasonSearch:
     """Finds the largest of e(h, h_i) a[i, c] over i for every query h and its class c, where no e is below 0.
 
@@ -292,7 +266,7 @@ class ReasonSearch:
         self.by_class = weights.new_full((classes, self.groups * GROUP), -math.inf)  # padding is never chosen
         self.by_class[:, : self.count] = weights.mT
         self.bounds = self.by_class.view(classes, self.groups, GROUP).amax(dim=2).clamp_min_(0)  # (C, groups)
-        self._top_groups: dict[int, _Groups] = {}
+        self._top_groups: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def workspace(self, rows: int) -> Tensor:
         """Return memory for kernel values (rows, N rounded up to whole groups).
@@ -315,13 +289,13 @@ class ReasonSearch:
         looked = top + SPARE if looked is None else looked
         if self.groups <= looked:
             return self.find_among_all(values, classes, top)
-        top_groups = self._largest(looked)
-        groups = top_groups.groups.index_select(0, classes)  # (m, looked)
+        class_groups, weights, others = self._largest(looked)
+        groups = class_groups.index_select(0, classes)  # (m, looked)
         first = torch.arange(0, len(values) * self.groups, self.groups, device=values.device).unsqueeze(1)
         seen = values.view(-1, GROUP).index_select(0, (first + groups).view(-1)).view(len(values), -1)
-        best, places = seen.mul_(top_groups.weights.index_select(0, classes)).topk(top, dim=1)
+        best, places = seen.mul_(weights.index_select(0, classes)).topk(top, dim=1)
         places = groups.gather(1, places // GROUP).mul_(GROUP).add_(places % GROUP)
-        unseen = top_groups.others.index_select(0, classes).mul_(largest).amax(dim=1)
+        unseen = others.index_select(0, classes).mul_(largest).amax(dim=1)
         doubtful = (best[:, -1] < unseen).nonzero().squeeze(1)
         if len(doubtful):
             rest = self.find(values[doubtful], largest[doubtful], classes[doubtful], top, looked=WIDER * looked)
@@ -333,10 +307,11 @@ class ReasonSearch:
         best, places = self.by_class.index_select(0, classes).mul_(values).topk(top, dim=1)
         return places, best
 
-    def _largest(self, looked: int) -> _Groups:
+    def _largest(self, looked: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return for every class its best groups (C, looked), their weights (C, looked * 64), bounds of others (C, groups)."""
         if looked not in self._top_groups:
             groups = self.bounds.topk(looked, dim=1).indices
             cells = self.by_class.view(len(self.by_class), self.groups, GROUP)
             weights = cells.gather(1, groups.unsqueeze(2).expand(-1, -1, GROUP)).flatten(1)
-            self._top_groups[looked] = _Groups(groups, weights, self.bounds.scatter(1, groups, 0))
+            self._top_groups[looked] = groups, weights, self.bounds.scatter(1, groups, 0)
         return self._top_groups[looked]

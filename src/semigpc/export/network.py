@@ -74,21 +74,15 @@ class ExportedNetwork(nn.Module):
         features = self.backbone(images * self.scale + self.shift)
         probs: dict[str, Tensor] = {}
         if self.linear is not None:
-            probs["linear"] = torch.softmax(self._logits(features), dim=1)
+            logits: Tensor = self.linear(features)
+            if self.answering is not None:  # an add-on replaces the logits of the linear head
+                heads = {name: head(features) for name, head in self.answering.network.heads.items()}  # type: ignore[union-attr,operator]
+                logits = self.answering.replaced(ModelOutput(logits, features, heads)).logits
+            probs["linear"] = torch.softmax(logits, dim=1)
         if self.gp is not None:
             queries = features if self.projection is None else self.projection(features)
             probs["gp"] = torch.softmax(self.gp(queries), dim=1).float()
         return {name: probs[head] for name, head in self.outputs.items()}
-
-    def _logits(self, features: Tensor) -> Tensor:
-        """Return the logits (M, C) of the linear head, or of the add-on that replaces them."""
-        assert self.linear is not None
-        logits: Tensor = self.linear(features)
-        if self.answering is None:
-            return logits
-        classifier = self.answering.network
-        heads = {name: head(features) for name, head in classifier.heads.items()}  # type: ignore[union-attr,operator]
-        return self.answering.replaced(ModelOutput(logits, features, heads)).logits
 
 
 def bare(network: nn.Module) -> Classifier | EvaluationNetwork | OnFrozen:
@@ -182,10 +176,7 @@ def open_torch(path: Path) -> Answer:
     return answer
 
 
-FORMATS = {
-    "onnx": Format(".onnx", ONNX_PACKAGES, write_onnx, open_onnx),
-    "torch": Format(".pt2", (), write_torch, open_torch),
-}
+FORMATS = {"onnx": Format(".onnx", ONNX_PACKAGES, write_onnx, open_onnx), "torch": Format(".pt2", (), write_torch, open_torch)}
 
 
 def _reason(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from semigpc.data import Augment, AugmentConfig, DataError
+from semigpc.data import Augment, DataError
 from semigpc.data.images import Pixels
 from semigpc.export.network import FORMATS, INPUT, ONNX_PACKAGES, Answer, ExportedNetwork, Format, NotExportableError, bare
 from semigpc.files import replacing, write_json, writing
@@ -113,7 +113,6 @@ def export_run(
 
 
 def _check_free(path: Path, form: Format, *, overwrite: bool) -> None:
-    """Raise unless the file can be written there."""
     if path.suffix != form.suffix:
         raise SettingError(f"the name of the file must end in {form.suffix} for this --format; got {path.name!r}.")
     for file in (path, _beside(path)):
@@ -129,7 +128,6 @@ def _beside(path: Path) -> Path:
 
 
 def _chosen_heads(run: LoadedRun, heads: Heads) -> tuple[str, ...]:
-    """Return the heads to put inside, the headline one first."""
     trained = run.gp is not None and len(run.gp.engine) > 0
     if heads == "gp" and run.gp is None:
         raise SettingError(f"{run.folder.path} was trained without a GP, so it has no GP head. Leave --head out.")
@@ -229,6 +227,10 @@ def _insist(largest: dict[str, float]) -> None:
 def _facts(run: LoadedRun, exported: ExportedNetwork, images: CheckImages, largest: dict[str, float]) -> dict[str, Any]:
     """Return what a user of the file must know and what its check showed, for JSON."""
     augment, gp, size = run.experiment.augment, exported.gp, run.experiment.augment.image_size
+    preparation = f"resize to {size} x {size} pixels, bilinear"
+    if augment.style != "pad":
+        large = math.floor(size / augment.crop_ratio)
+        preparation = f"resize the shorter side to {large} pixels, bilinear; cut {size} x {size} out of the middle"
     return {
         "run": str(run.folder.path),
         "checkpoint": run.checkpoint,
@@ -239,7 +241,7 @@ def _facts(run: LoadedRun, exported: ExportedNetwork, images: CheckImages, large
             "shape": ["M", 3, size, size],
             "dtype": "float32",
             "values": "RGB, a byte / 255, in [0, 1]; not normalised: that is done inside",
-            "preparation": _preparation(augment),
+            "preparation": preparation,
         },
         "image_size": size,
         "normalised_inside_by": {"mean": list(augment.mean), "std": list(augment.std)},
@@ -271,11 +273,3 @@ def _notes(run: LoadedRun, exported: ExportedNetwork, images: CheckImages) -> li
     if precision != "32-true":
         notes.append(f"Computes in float32, and is compared with the run in float32; it trained with {precision}.")
     return notes
-
-
-def _preparation(augment: AugmentConfig) -> str:
-    size = augment.image_size
-    if augment.style == "pad":
-        return f"resize to {size} x {size} pixels, bilinear"
-    large = math.floor(size / augment.crop_ratio)
-    return f"resize the shorter side to {large} pixels, bilinear; cut {size} x {size} out of the middle"

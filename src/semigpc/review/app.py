@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from h11 import LocalProtocolError
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import FailFast, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semigpc.data import DataError
 from semigpc.data.images import ImageError
-from semigpc.review.session import MOST_VISIBLE, Session, StaleError, View
+from semigpc.review.session import MOST_VISIBLE, Number, Numbers, Session, StaleError, View
 from semigpc.review.thumbnails import SIZES, Thumbnails
 from semigpc.review.waiting import Filters, Text
 
@@ -60,9 +60,6 @@ WRONG_TOKEN = (
 )
 WRONG_HOST = "This server answers to 127.0.0.1 and localhost alone.\n"
 
-Number = Annotated[int, Field(ge=0, lt=2**63)]  # what a column of whole numbers can hold
-Numbers = Annotated[list[Number], Field(max_length=MOST_VISIBLE), FailFast()]
-
 
 def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C or SIGTERM.
@@ -77,10 +74,18 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
     """
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it reports what uvicorn raises on malformed requests
     token = secrets.token_urlsafe(24)
-    listener = _listen(port)
+    try:
+        listener = socket.create_server((HOST, port), backlog=128)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise DataError(
+            f"Port {port} of {HOST} cannot be used: {reason}. Give another --port, or leave it out to have a free one chosen."
+        ) from error
     config = uvicorn.Config(make_app(session, token), **OPTIONS, timeout_graceful_shutdown=2)
     worker = Background(session)
-    before = signal.signal(signal.SIGTERM, _interrupt)  # the server stops for either signal, and then raises it again
+    before = signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # the server stops for either signal, and then raises it again
     try:
         worker.start()
         ready(f"http://{HOST}:{listener.getsockname()[1]}/{token}/")
@@ -91,20 +96,6 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
         signal.signal(signal.SIGTERM, before)
         worker.stop()
         listener.close()
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def _listen(port: int) -> socket.socket:
-    try:
-        return socket.create_server((HOST, port), backlog=128)
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise DataError(
-            f"Port {port} of {HOST} cannot be used: {reason}. Give another --port, or leave it out to have a free one chosen."
-        ) from error
 
 
 class Background(threading.Thread):
@@ -130,28 +121,14 @@ class Background(threading.Thread):
         self.join()
 
 
-class Question(BaseModel):
-    """The body of a request: what the page shows. Nothing is converted: "1" and true are not numbers."""
-
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
-    visible: Numbers = []
-    since: Number = 0
-    choices: Numbers = []
-
-    @property
-    def view(self) -> View:
-        """The same for the session."""
-        return View(self.visible, self.since, self.choices)
-
-
-class Cards(Question, Filters):
+class Cards(View, Filters):
     """Which cards to show next, without the rows ``seen`` already."""
 
-    seen: Annotated[list[Number], Field(max_length=MOST_SEEN), FailFast()] = []
+    seen: Annotated[list[Number], Field(default_factory=list, max_length=MOST_SEEN), FailFast()]
     count: Number = 60
 
 
-class Accept(Question):
+class Accept(View):
     """Rows whose labels are right: each once, with its version and with the label that was shown."""
 
     rows: Numbers
@@ -159,7 +136,7 @@ class Accept(Question):
     labels: Annotated[list[Text], Field(max_length=MOST_VISIBLE), FailFast()]
 
 
-class Skip(Question):
+class Skip(View):
     """A row whose class cannot be told."""
 
     row: Number
@@ -172,7 +149,7 @@ class Correct(Skip):
     label: Text
 
 
-class Undo(Question):
+class Undo(View):
     """The step that is believed to be the last."""
 
     step: Number
@@ -180,14 +157,14 @@ class Undo(Question):
 
 def make_app(session: Session, token: str) -> ASGIApp:
     """Return the whole application, behind its guard."""
-    questions: dict[str, tuple[type[Question], Callable[[Any], dict[str, Any]]]] = {
+    questions: dict[str, tuple[type[View], Callable[[Any], dict[str, Any]]]] = {
         "cards": (Cards, lambda q: session.page(q, seen=q.seen, count=min(q.count, MOST_CARDS))),
         "accept": (Accept, lambda q: _accept(session, q)),
-        "correct": (Correct, lambda q: session.correct(q.row, q.label, version=q.version, view=q.view)),
-        "skip": (Skip, lambda q: session.skip(q.row, version=q.version, view=q.view)),
-        "undo": (Undo, lambda q: session.undo(q.step, view=q.view)),
-        "refresh": (Question, lambda q: session.refresh(q.view)),
-        "export": (Question, lambda _: session.export()),
+        "correct": (Correct, lambda q: session.correct(q.row, q.label, version=q.version, view=q)),
+        "skip": (Skip, lambda q: session.skip(q.row, version=q.version, view=q)),
+        "undo": (Undo, lambda q: session.undo(q.step, view=q)),
+        "refresh": (View, lambda q: session.refresh(q)),
+        "export": (View, lambda _: session.export()),
     }
     thumbnails = Thumbnails(session.project)
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in MEDIA_TYPES}
@@ -252,7 +229,7 @@ def _number(text: str) -> int:
 
 
 def _endpoint(
-    session: Session, form: type[Question], respond: Callable[[Any], dict[str, Any]]
+    session: Session, form: type[View], respond: Callable[[Any], dict[str, Any]]
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return the endpoint for requests of one form; errors become responses with a message."""
 
@@ -261,7 +238,7 @@ def _endpoint(
         try:
             return _json(await run_in_threadpool(respond, question))
         except StaleError as error:
-            fresh = await run_in_threadpool(session.refresh, question.view._replace(since=-1, visible=error.rows))
+            fresh = await run_in_threadpool(session.refresh, question.model_copy(update={"since": -1, "visible": error.rows}))
             return _json(fresh | {"error": str(error)}, 409)
         except DataError as error:
             return _json({"error": str(error)}, 400)
@@ -272,7 +249,7 @@ def _endpoint(
     return endpoint
 
 
-async def _read(request: Request, form: type[Question]) -> Question:
+async def _read(request: Request, form: type[View]) -> View:
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
@@ -290,7 +267,7 @@ def _accept(session: Session, question: Accept) -> dict[str, Any]:
     rows, versions, labels = question.rows, question.versions, question.labels
     if not len(rows) == len(versions) == len(labels) or len(set(rows)) < len(rows):
         raise DataError("Each row comes once, with its version and with the label that was shown.")
-    return session.accept(rows, labels=labels, versions=versions, view=question.view)
+    return session.accept(rows, labels=labels, versions=versions, view=question)
 
 
 class Guard:

@@ -7,7 +7,7 @@ when no request is waiting. ``generation`` counts the changes of the model, so t
 
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,13 +31,6 @@ CHUNK_PRODUCTS = 4e9  # multiplications before the next request is served, about
 LONGEST = 100  # characters of the name of a class
 
 
-class Reason(NamedTuple):
-    """A labelled row, and what it added to the score."""
-
-    row: int
-    weight: float
-
-
 class Beliefs:
     """Label, confidence, variance and status of n rows.
 
@@ -49,7 +42,7 @@ class Beliefs:
     def __init__(self, project: Project, model: SemiGPClassifier) -> None:
         self.project, self.model = project, model
         self.names: list[str] = []  # of classes; only ever extended, so that codes keep their meaning
-        self._codes_by_name: dict[str, int] = {}
+        self.codes_by_name: dict[str, int] = {}
         table = project.table
         for name in project.classes:
             self.code(name)
@@ -68,7 +61,7 @@ class Beliefs:
         self.scored = np.zeros(n, np.int64)  # generation of the model at which a row was scored
         self.varied = np.zeros(n, np.int64)  # the same for its variance
         self.moved = np.zeros(n, np.int64)  # tick of the clock at which a row last changed
-        self._reasons: dict[int, tuple[Reason, ...]] = {}
+        self.reasons: dict[int, list[tuple[int, float]]] = {}  # of rows shown: labelled rows and what each adds to the score
         self._embeddings: dict[int, Floats] = {}
         self._read_ahead: tuple[Rows, Floats] = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
 
@@ -79,23 +72,15 @@ class Beliefs:
         """Return the number of a class, which may be new; -1 for None."""
         if name is None:
             return -1
-        if name not in self._codes_by_name:
-            self._codes_by_name[name] = len(self.names)
+        if name not in self.codes_by_name:
+            self.codes_by_name[name] = len(self.names)
             self.names.append(name)
-        return self._codes_by_name[name]
-
-    def known_code(self, name: str) -> int:
-        """Return the number of a class; -2, which no row has, if there is none of that name."""
-        return self._codes_by_name.get(name, -2)
+        return self.codes_by_name[name]
 
     def label(self, row: int) -> str | None:
         """Return the label of a row, given or predicted."""
         code = int(self.codes[row])
         return self.names[code] if code >= 0 else None
-
-    def reasons(self, row: int) -> tuple[Reason, ...]:
-        """Return the reasons of a row that has been scored to be shown."""
-        return self._reasons.get(row, ())
 
     def label_counts(self) -> NDArray[np.int64]:
         """Return how many rows of each class are labelled in the table or on the page, (C,)."""
@@ -144,7 +129,7 @@ class Beliefs:
             self.varied[fresh] = self.generation
         for row in rows:  # one whose label is removed is scored when it is next shown
             code = self.taught[row] = self.code(labels[row])
-            self._reasons.pop(row, None)
+            self.reasons.pop(row, None)
             if code >= 0:
                 self.codes[row], self.confidence[row], self.status[row] = code, 1, LABELLED
                 self.scored[row] = self.generation
@@ -171,7 +156,7 @@ class Beliefs:
     def score(self, rows: Rows, *, variance: bool = True) -> None:
         """Bring rows up to date, with their reasons and optionally their variance; those of this generation cost nothing."""
         sound = [row for row in rows.tolist() if self.sound[row]]
-        stale = [row for row in sound if self.scored[row] < self.generation or row not in self._reasons]
+        stale = [row for row in sound if self.scored[row] < self.generation or row not in self.reasons]
         if not stale:
             return
         features = self.embeddings(stale)
@@ -209,7 +194,7 @@ class Beliefs:
                 self.varied[some] = self.generation
             self._take(some, features, top=1)
             for row in some.tolist():
-                self._reasons.pop(row, None)
+                self.reasons.pop(row, None)
         return len(some) < len(stale)
 
     def _ahead(self, rows: Rows, coming: Rows) -> Floats:
@@ -236,9 +221,9 @@ class Beliefs:
         if top > 1:
             for i, row in enumerate(rows):
                 pairs = zip(answers.rows[i].tolist(), answers.weights[i].tolist(), strict=True)
-                reasons = tuple(Reason(r, round(w, 2)) for r, w in pairs if r not in (-1, int(row)))[:REASONS]
-                differs[i] |= reasons != self._reasons.get(int(row))
-                self._reasons[int(row)] = reasons
+                reasons = [(r, round(w, 2)) for r, w in pairs if r not in (-1, int(row))][:REASONS]
+                differs[i] |= reasons != self.reasons.get(int(row))
+                self.reasons[int(row)] = reasons
         self.codes[rows], self.confidence[rows], self.status[rows] = codes, confidence, status
         self.scored[rows] = self.generation
         if differs.any():

@@ -221,7 +221,13 @@ class History:
         return rows
 
     def _answer(self, entry: Entry) -> list[int]:
-        rows = [self._row(change.id, entry) for change in entry.changes]
+        unknown = [change.id for change in entry.changes if change.id not in self._rows]
+        if unknown:
+            raise DataError(
+                f"Step {entry.step} of {NAME} is about {unknown[0]!r:.80}, which is not among the data that were labelled. "
+                "Were other data labelled into the same folder? Label them into one of their own, or move reviews.jsonl away."
+            )
+        rows = [self._rows[change.id] for change in entry.changes]
         self.done.append(ReviewStep(entry, tuple((row, self.answers.get(row)) for row in rows)))
         for row, change in zip(rows, entry.changes, strict=True):
             first = self.answers.get(row)
@@ -242,12 +248,3 @@ class History:
             else:
                 self.answers[row] = answer
         return [row for row, _ in step.previous]
-
-    def _row(self, name: str, entry: Entry) -> int:
-        row = self._rows.get(name)
-        if row is None:
-            raise DataError(
-                f"Step {entry.step} of {NAME} is about {name!r:.80}, which is not among the data that were labelled. Were "
-                "other data labelled into the same folder? Label them into a folder of their own, or move reviews.jsonl away."
-            )
-        return row

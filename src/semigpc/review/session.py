@@ -7,12 +7,13 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from semigpc.data import DataError
 from semigpc.files import locked, replacing
@@ -26,6 +27,8 @@ MOST_VISIBLE = 1000  # rows on a page
 MOST_CHOICES = 32  # rows whose classes are ranked at once
 CHOICES = 9  # classes per row, one for each digit key
 VALUES = 32  # of an embedding, for a row without an image
+Number = Annotated[int, Field(ge=0, lt=2**63)]  # what a column of whole numbers can hold
+Numbers = Annotated[list[Number], Field(max_length=MOST_VISIBLE), FailFast()]
 TABLES = ("reviewed.parquet", "reviewed.csv")
 LABELS = "reviewed_labels.csv"
 
@@ -38,12 +41,16 @@ class StaleError(Exception):
         self.rows = list(rows)
 
 
-class View(NamedTuple):
-    """What a page shows: rows on the screen, the tick of the clock up to which it is current, rows whose classes to rank."""
+class View(BaseModel):
+    """What a page shows: rows on the screen, the tick of the clock up to which it is current, rows whose classes to rank.
 
-    visible: Sequence[int] = ()
-    since: int = 0
-    choices: Sequence[int] = ()
+    It is part of every request. Nothing is converted: "1" and true are not numbers.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+    visible: Numbers = []
+    since: Number = 0
+    choices: Numbers = []
 
 
 NOTHING = View()
@@ -180,8 +187,8 @@ class Session:
             "first": beliefs.names[first] if first >= 0 else None,
             "suspected": bool(self.waiting.suspected[row]) and answer is None,
             "reasons": [
-                {"row": r.row, "id": self.project.ids[r.row], "label": beliefs.label(r.row), "weight": r.weight}
-                for r in beliefs.reasons(row)
+                {"row": reason, "id": self.project.ids[reason], "label": beliefs.label(reason), "weight": weight}
+                for reason, weight in beliefs.reasons.get(row, ())
             ],
         }
         if self.project.images is None:
@@ -258,10 +265,9 @@ class Session:
         self.journal.append(entry)
         rows = self.history.apply(entry)
         self._update(rows, view)
-        return self.refresh(view._replace(visible=[*rows, *view.visible]))
+        return self.refresh(view.model_copy(update={"visible": [*rows, *view.visible]}))
 
     def _update(self, rows: Sequence[int], view: View) -> None:
-        """Update the model and the rows themselves from the answers to them."""
         labels: dict[int, str | None] = {}
         for row in rows:
             answer = self.history.answers.get(row)

@@ -85,11 +85,6 @@ class Waiting:
         """(n,) whether a row should be reviewed, or has been."""
         return np.asarray(~self.given | self.suspected | (self.kinds != UNASKED))
 
-    @property
-    def unlabelled(self) -> Mask:
-        """(n,) rows without a label from the table or from the review."""
-        return np.asarray(self.beliefs.status != LABELLED)
-
     def need(self) -> NDArray[np.float32]:
         """Return the need (n,), see the equation above."""
         beliefs = self.beliefs
@@ -121,7 +116,7 @@ class Waiting:
         beliefs = self.beliefs
         mask = self.mask(filters.status)
         if filters.label is not None:
-            mask = mask & (beliefs.codes == beliefs.known_code(filters.label))
+            mask = mask & (beliefs.codes == beliefs.codes_by_name.get(filters.label, -2))  # -2, which no row has
         if filters.least > 0 or filters.most < 1:
             mask = mask & (beliefs.confidence >= filters.least) & (beliefs.confidence <= filters.most)
         if matching is not None:
@@ -140,7 +135,7 @@ class Waiting:
 def progress(waiting: Waiting, answers: dict[int, Answer]) -> dict[str, Any]:
     """Return everything that the page shows about the review as a whole, for JSON."""
     beliefs = waiting.beliefs
-    free = waiting.unlabelled & (waiting.kinds == UNASKED)
+    free = (beliefs.status != LABELLED) & (waiting.kinds == UNASKED)
     bins = np.minimum((beliefs.confidence[free] * BINS).astype(int), BINS - 1)
     return {
         "reviewed": len(answers),
@@ -170,7 +165,7 @@ def _classes(waiting: Waiting, answers: dict[int, Answer]) -> list[dict[str, Any
     pseudo = waiting.mask("pseudo") & (beliefs.codes >= 0)
     n_pseudo = np.bincount(beliefs.codes[pseudo], minlength=n_classes)
     confidence = np.bincount(beliefs.codes[pseudo], beliefs.confidence[pseudo], minlength=n_classes)
-    believed = np.bincount(beliefs.codes[waiting.unlabelled & (beliefs.codes >= 0)], minlength=n_classes)
+    believed = np.bincount(beliefs.codes[(beliefs.status != LABELLED) & (beliefs.codes >= 0)], minlength=n_classes)
     rows = []
     for code, name in enumerate(beliefs.names):
         if not (labels[code] or believed[code] or name in beliefs.project.classes):
