@@ -22,7 +22,6 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow
-from numpy.typing import NDArray
 from pyarrow import fs, parquet
 
 from semigpc.data.dataset import DataError
@@ -31,7 +30,7 @@ from semigpc.files import FileError, parse, replacing, validated
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.outputs import ADVICE, BULK_LABELS, Labeller, Tally
 from semigpc.labeling.scan import SAMPLE, Gathered, LabelLookup, check_unique_ids
-from semigpc.labeling.source import CHUNK, ParquetTable, RowBatch, Rows, TableSource
+from semigpc.labeling.source import CHUNK, ParquetTable, RowBatch, TableSource
 from semigpc.text import printable
 from semigpc.threads import hold
 
@@ -218,9 +217,8 @@ class Partitions:
             raise DataError(
                 f"Labelling on Ray takes a folder of .parquet files; {store.place} is a file. Leave out --engine ray."
             )
-        hidden = (".", "_")
         files = store.listed().items()
-        return {name: info for name, info in files if not any(part.startswith(hidden) for part in PurePosixPath(name).parts)}
+        return {name: info for name, info in files if not any(part[0] in "._" for part in PurePosixPath(name).parts)}
 
     def __len__(self) -> int:
         """Return P."""
@@ -293,7 +291,7 @@ class Gathering:
             DataError: an id occurs twice, a list has another length, or the file cannot be read.
         """
         partitions, source, lookup = self.partitions, self.partitions.source, LabelLookup(self.labels)
-        gathered = Gathered(source.width, self.seed, below=self.below, hashed=lasting_hashes)
+        gathered = Gathered(source.width, self.seed, below=self.below)
         for batch in partitions.batches(number, CHUNK):
             gathered.add(batch, lookup.of(batch.ids, batch.labels))
         if source.has_ids and gathered.rows:
@@ -324,14 +322,6 @@ def sample_bound(rows: int, labels: int) -> float:
     few, however many rows there are.
     """
     return float(min(1.0, (SPARE * SAMPLE + labels) / max(rows, 1)))
-
-
-def lasting_hashes(ids: list[str]) -> Rows:
-    """Return hashes (M,) of ids that are the same in every process, unlike Python's."""
-    from pandas.util import hash_array
-
-    hashes: NDArray[np.uint64] = hash_array(np.array(ids, dtype=object), categorize=False)
-    return hashes.view(np.int64)
 
 
 @dataclass(frozen=True)

@@ -109,13 +109,14 @@ def embed_folder(
     with locked(out.parent, out.name):
         remove_drafts(out.parent, out.name)
         root, marks, bad = _images_below(folder, follow_links)
-        digest = _digest(marks, bad)
+        digest = hashlib.sha256("".join(f"{name}\n{fact}\n" for name, fact in (*marks.items(), *bad)).encode()).hexdigest()
         network = Network(config.model, config.pretrained, config.image_size)
         key = TableKey(config.model, network.weights, network.image_size, config.precision, network.width)
         if not overwrite and (finished := table.finished(key, digest)) is not None:
             table.remove_parts()  # left by a stop at the very end
-            _list_bad(finished.bad, finished.rows, table, skip_bad=skip_bad)
-            return EmbedResult(table.path, finished.rows, finished.bad, None, key)
+            rows, bad = finished
+            _list_bad(bad, rows, table, skip_bad=skip_bad)
+            return EmbedResult(table.path, rows, bad, None, key)
         parts = EmbeddingParts(table.parts, key, overwrite=overwrite)
         missing = parts.missing(marks)
         broken = _embed(network, root, missing, marks, parts, config, progress) if missing else []
@@ -141,14 +142,6 @@ def _images_below(folder: Path, follow_links: bool) -> tuple[Path, dict[str, str
     return root, marks, bad
 
 
-def _digest(marks: Mapping[str, str], bad: Sequence[Bad]) -> str:
-    """Return a hash of the images as they are now."""
-    digest = hashlib.sha256()
-    for name, fact in (*marks.items(), *bad):
-        digest.update(f"{name}\n{fact}\n".encode())
-    return digest.hexdigest()
-
-
 def _embed(
     network: "Network",
     root: Path,
@@ -163,15 +156,13 @@ def _embed(
     bad: list[Bad] = []
     with using(granted()), _workers_end_first():
         workers = config.workers if len(names) > FEW else 0
-        for number, squares in enumerate(InOrder(stream, range(len(stream)), workers, 2)):
-            first = number * config.batch
-            good = [names[first + place] for place in squares.places]
-            bad += squares.bad
+        for number, (good, pixels, unread) in enumerate(InOrder(stream, range(len(stream)), workers, 2), start=1):
+            bad += unread
             if good:
-                rows = _rounded(network.embed(squares.pixels), config.precision, network.name)
+                rows = _rounded(network.embed(pixels), config.precision, network.name)
                 parts.add(good, [marks[name] for name in good], rows.numpy())
             if progress is not None:
-                progress(min(first + config.batch, len(names)), len(names))
+                progress(min(number * config.batch, len(names)), len(names))
     parts.flush()
     return bad
 
@@ -227,7 +218,7 @@ class Network:
         self._backbone = backbone.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         mean, std = input_statistics(name)
         self._augment = Augment(AugmentConfig(image_size=self.image_size, style="resize", mean=mean, std=std))
-        self.width = self._find_width()
+        self.width = self._width()
 
     @torch.inference_mode()
     def embed(self, pixels: Pixels) -> Tensor:
@@ -236,11 +227,10 @@ class Network:
         features: Tensor = self._backbone(images)
         return features.float().cpu()
 
-    def _find_width(self) -> int:
-        """Return D, by embedding a black image."""
+    def _width(self) -> int:
         size = self.image_size
         try:
-            features = self.embed(torch.zeros(1, size, size, 3, dtype=torch.uint8).numpy())
+            features = self.embed(np.zeros((1, size, size, 3), dtype=np.uint8))
         except (RuntimeError, ValueError, AssertionError) as error:
             raise DataError(
                 f"{self.name} cannot see images of {size} x {size} pixels: {error}. Give another image size."
@@ -273,16 +263,10 @@ def _built(config: ModelConfig) -> nn.Module:
     return backbone
 
 
-class Squares(NamedTuple):
-    """The images of a batch that could be read, their places in it (n,) and pixels (n, s, s, 3); and the others."""
-
-    places: list[int]
-    pixels: Pixels
-    bad: list[Bad]
-
-
-class SquareImages(Dataset[Squares]):
+class SquareImages(Dataset[tuple[list[str], Pixels, list[Bad]]]):
     """Batch i of the named images: the largest square in the middle of each, resized to s x s.
+
+    A batch has the n names that could be read, their pixels (n, s, s, 3), and the other names with the reasons.
 
     Args:
         root: a folder. names: of images below it.
@@ -295,16 +279,15 @@ class SquareImages(Dataset[Squares]):
     def __len__(self) -> int:
         return -(-len(self.names) // self.batch)
 
-    def __getitem__(self, number: int) -> Squares:
-        places, squares, bad = [], [], []
-        first = number * self.batch
-        for place, name in enumerate(self.names[first : first + self.batch]):
+    def __getitem__(self, number: int) -> tuple[list[str], Pixels, list[Bad]]:
+        good, squares, bad = [], [], []
+        for name in self.names[number * self.batch : (number + 1) * self.batch]:
             try:
                 squares.append(self._square(self.root / name))
-                places.append(place)
+                good.append(name)
             except ImageError as error:
                 bad.append((name, str(error)))
-        return Squares(places, np.array(squares, np.uint8).reshape(-1, self.size, self.size, 3), bad)
+        return good, np.array(squares, np.uint8).reshape(-1, self.size, self.size, 3), bad
 
     def _square(self, path: Path) -> Pixels:
         with warnings.catch_warnings():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -64,13 +64,6 @@ def _short(value: Any) -> str:
     return f"{value[:12]}..." if isinstance(value, str) and len(value) == 64 else repr(value)
 
 
-class FinishedTable(NamedTuple):
-    """The number of rows of a finished table, and the images that it leaves out."""
-
-    rows: int
-    bad: list[Bad]
-
-
 class EmbeddingTable:
     """The finished file, which has its name only when it is complete."""
 
@@ -84,8 +77,8 @@ class EmbeddingTable:
             raise DataError(f"{path} cannot be written: {reason}.")
         self.path, self.parts = path, path.with_name(path.name + ".parts")
 
-    def finished(self, key: TableKey, images: str) -> FinishedTable | None:
-        """Return the facts of the file; None if there is none, an error if it was made otherwise, or of other images."""
+    def finished(self, key: TableKey, images: str) -> tuple[int, list[Bad]] | None:
+        """Return the number of rows and the images left out; None without a file, an error if it was made otherwise."""
         if not self.path.exists():
             return None
         facts, rows = _facts(self.path)
@@ -101,7 +94,7 @@ class EmbeddingTable:
         with _named_errors(self.path), parquet.ParquetFile(self.path, page_checksum_verification=True) as file:
             for _ in file.iter_batches(GROUP):  # reading verifies the checksums
                 pass
-        return FinishedTable(rows, [(name, reason) for name, reason in facts["bad"]])
+        return rows, [(name, reason) for name, reason in facts["bad"]]
 
     def write(self, groups: Iterator[tuple[list[str], Matrix]], key: TableKey, *, images: str, bad: list[Bad]) -> None:
         """Write names and embeddings, a row group at a time."""
@@ -143,14 +136,14 @@ class EmbeddingParts:
             self.folder.mkdir(exist_ok=True)
         remove_drafts(folder)
         for file in self._files():
-            difference = key.difference(_facts(file)[0] or {})
-            if difference is not None and not overwrite:
+            if (difference := key.difference(_facts(file)[0] or {})) is None:
+                continue
+            if not overwrite:
                 raise DataError(
                     f"{self.folder} holds parts of a table that was made otherwise: {difference}. Give the settings of then to "
                     "go on with it, or delete that folder or ask to overwrite it (--overwrite) to begin again."
                 )
-            if difference is not None:
-                file.unlink()
+            file.unlink()
 
     def missing(self, marks: Mapping[str, str]) -> list[str]:
         """Return the names of images that no part has as they are now, in the order of ``marks``."""
@@ -186,17 +179,18 @@ class EmbeddingParts:
 
     def _index(self, marks: Mapping[str, str]) -> dict[str, tuple[Path, int]]:
         """Return the part, and the row in it, of each image that has not changed since."""
-        index: dict[str, tuple[Path, int]] = {}
-        for file in self._files():
-            columns = (column.to_pylist() for column in _read(file, ["file_name", "mark"]).columns)
-            rows = enumerate(zip(*columns, strict=True))
-            index |= {name: (file, row) for row, (name, mark) in rows if marks.get(name) == mark}
-        return index
+        return {
+            entry["file_name"]: (file, row)
+            for file in self._files()
+            for row, entry in enumerate(_read(file, ["file_name", "mark"]).to_pylist())
+            if marks.get(entry["file_name"]) == entry["mark"]
+        }
 
     def _embeddings(self, file: Path) -> Matrix:
-        values = _read(file, ["embedding"]).column("embedding").combine_chunks().flatten()
-        matrix: Matrix = values.to_numpy(zero_copy_only=False).reshape(-1, self.key.width)
-        return matrix
+        values: Matrix = (
+            _read(file, ["embedding"]).column("embedding").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        )
+        return values.reshape(-1, self.key.width)
 
 
 def _table(schema: Any, names: list[str], embeddings: Matrix, *extra: list[str]) -> Any:

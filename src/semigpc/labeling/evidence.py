@@ -11,6 +11,7 @@ and intervals are those of (sum w)^2 / sum w^2 labels. Accuracy, recall and conf
 import math
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +26,9 @@ FEWEST = 10  # labels to hold out; from fewer nothing useful can be estimated
 # By so much another class must be more probable than the given one. On long-tailed digits with 2% of the labels wrong it finds
 # 90% of these, but only 59% of what it finds is wrong (with 5%: 78% and 79%); of labels that are all right it lists about 1%.
 SUSPICION = 0.5
+FOLDS = 5  # of the cross-validation
 STAYS = -1  # the fold of a label that is never held out
-Z95 = 1.959964  # normal quantile of a two-sided 95% interval
+Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
 POINTS, BINS = 50, 10  # of the curve of coverage against precision, and of the reliability diagram
 MOST_UNLABELED = 5000  # rows for peers that use them: LabelSpreading's graph and SelfTraining's rounds grow with them
 
@@ -85,7 +87,6 @@ def gather_evidence(
     labels: NDArray[Any],
     unlabeled: Features,
     *,
-    folds: int = 5,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any] | None:
@@ -98,7 +99,7 @@ def gather_evidence(
     Args:
         model: fitted on all the labels.
         features: (n, D) labelled rows. labels: (n,) text. unlabeled: (u, D) sample of the other rows, u may be 0.
-        folds, seed: how labels are held out.
+        seed: decides which labels are held out in which of the FOLDS.
         progress: called with (steps done, steps in all); a step is one fold of one method.
 
     Returns:
@@ -112,8 +113,13 @@ def gather_evidence(
     features, labels = features[drawn], labels[drawn].astype(str)
     names = np.unique(labels)
     codes = np.searchsorted(names, labels).astype(np.int64)
-    fold_of = assign_folds(codes, folds, seed)
-    tick = _ticker(progress, len(np.unique(fold_of[fold_of != STAYS])))
+    fold_of = assign_folds(codes, FOLDS, seed)
+    steps, total = count(1), len(np.unique(fold_of[fold_of != STAYS])) * (1 + len(PEERS))
+
+    def tick() -> None:
+        if progress is not None:
+            progress(next(steps), total)
+
     held = _hold_out(model, features, codes, names, unlabeled, fold_of, tick)
     own_seconds = time.perf_counter() - start
     held = held._replace(weights=_weights(model, held.codes, names, len(unlabeled)))
@@ -152,18 +158,6 @@ def _draw(labels: NDArray[Any], seed: int) -> Codes:
     _, codes, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
     wanted = np.maximum(2, counts * MOST_LABELS // len(labels))
     return np.sort(np.concatenate([rng.permutation(np.flatnonzero(codes == c))[:n] for c, n in enumerate(wanted.tolist())]))
-
-
-def _ticker(progress: Progress | None, folds: int) -> Callable[[], None]:
-    total, done = folds * (1 + len(PEERS)), 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
-
-    return tick
 
 
 # Holding labels out ---------------------------------------------------------------------------------------------------
@@ -209,8 +203,8 @@ def _hold_out(
         answers = fitted.answer(features[out], top=1)
         known = np.searchsorted(names, fitted.classes_.astype(str)).astype(np.int64)
         is_outlier = answers.status == STATUSES.index("outlier")
-        count, confidence = int(out.sum()), answers.confidence.astype(np.float64)
-        parts.append(HeldOut(codes[out], known[answers.codes], confidence, is_outlier, np.full(count, fold), np.ones(count)))
+        confidence, ones = answers.confidence.astype(np.float64), np.ones(int(out.sum()))
+        parts.append(HeldOut(codes[out], known[answers.codes], confidence, is_outlier, fold_of[out], ones))
         tick()
     return HeldOut(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
@@ -325,7 +319,6 @@ def reliability(held: HeldOut) -> dict[str, Any]:
     """Return accuracy and mean confidence in bins of confidence, and the expected calibration error."""
     edges = np.linspace(0, 1, BINS + 1)
     place = np.clip(np.digitize(held.confidence, edges[1:-1], right=True), 0, BINS - 1)
-    count = np.bincount(place, minlength=BINS)
     weight = np.bincount(place, weights=held.weights, minlength=BINS)
     sums = [np.bincount(place, weights=held.weights * values, minlength=BINS) for values in (held.right, held.confidence)]
     accuracy, confidence = (np.divide(total, weight, out=np.full(BINS, np.nan), where=weight > 0) for total in sums)
@@ -334,7 +327,12 @@ def reliability(held: HeldOut) -> dict[str, Any]:
     def plain(values: Floats) -> list[float | None]:
         return [None if np.isnan(value) else float(value) for value in values]
 
-    bins = {"edges": edges.tolist(), "accuracy": plain(accuracy), "confidence": plain(confidence), "count": count.tolist()}
+    bins = {
+        "edges": edges.tolist(),
+        "accuracy": plain(accuracy),
+        "confidence": plain(confidence),
+        "count": np.bincount(place, minlength=BINS).tolist(),
+    }
     return {"reliability": bins, "ece": float((weight / weight.sum()) @ gap)}
 
 
@@ -360,8 +358,8 @@ def suspicion(left: LeftOutLabels) -> NDArray[np.float64]:
     return np.where(is_only, -1.0, left.proba.max(axis=1) - p_given)
 
 
-def find_suspects(model: SemiGPClassifier, *, bar: float = SUSPICION) -> list[dict[str, Any]]:
-    """Return given labels that the other labels contradict, the most suspicious first: p(predicted) - p(given) >= ``bar``.
+def find_suspects(model: SemiGPClassifier) -> list[dict[str, Any]]:
+    """Return given labels that the other labels contradict, the most suspicious first: p(predicted) - p(given) >= SUSPICION.
 
     Returns:
         For each ``row`` (number), ``given, believed`` (text), ``p_given, p_believed, variance``.
@@ -370,7 +368,7 @@ def find_suspects(model: SemiGPClassifier, *, bar: float = SUSPICION) -> list[di
     places = np.arange(len(left.codes))
     predicted = left.proba.argmax(axis=1)
     p_given, p_predicted = left.proba[places, left.codes], left.proba[places, predicted]
-    suspicious = suspicion(left) >= bar
+    suspicious = suspicion(left) >= SUSPICION
     return [
         {
             "row": int(left.rows[i]),

@@ -27,7 +27,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 import pyarrow
 from numpy.typing import NDArray
-from pyarrow import parquet
+from pyarrow import compute, parquet
 from pydantic import with_config
 from typing_extensions import TypedDict
 
@@ -145,14 +145,11 @@ class Tally:
 
     def add(self, table: pyarrow.Table, id_name: str) -> None:
         """Count a part of the table of labels."""
-        outliers = []
-        for name, label, confidence, variance, status in _rows_of(table, id_name):
-            if status == "outlier":
-                outliers.append({"id": name, "label": label, "confidence": confidence, "variance": variance})
-            elif status == "pseudo":
-                self.pseudo[label] += 1
-        self.statuses.update(table.column("status").to_pylist())
-        self._list(outliers)
+        status = table.column("status")
+        self.statuses.update(status.to_pylist())
+        self.pseudo.update(table.filter(compute.equal(status, "pseudo")).column("label").to_pylist())
+        outliers = table.filter(compute.equal(status, "outlier")).select([id_name, *COLUMNS[:3]])
+        self._list(outliers.rename_columns(["id", *COLUMNS[:3]]).to_pylist())
 
     def _list(self, outliers: Iterable[dict[str, Any]]) -> None:
         self.outliers = sorted([*self.outliers, *outliers], key=lambda entry: -entry["variance"])[:LISTED]

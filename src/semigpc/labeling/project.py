@@ -39,15 +39,6 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
 @with_config(EXACT)
-class SavedColumns(TypedDict):
-    """A :class:`semigpc.labeling.columns.ColumnOptions` in project.json."""
-
-    id: Name | None
-    features: Annotated[str, StringConstraints(max_length=100_000)] | None  # may name many columns
-    label: Name | None
-
-
-@with_config(EXACT)
 class SavedOutputs(TypedDict):
     """Options that the outputs depend on, and the labels do not."""
 
@@ -63,7 +54,7 @@ class ProjectSettings(TypedDict):
     version: int
     data: PathText
     labels: PathText | None
-    columns: SavedColumns
+    columns: ColumnOptions
     files: dict[str, FileFacts]
     follow_links: bool
     id_name: Name
@@ -96,9 +87,8 @@ class Project:
         self.classes: list[str] = list(settings["classes"])
         self.ids: list[str] = table.column(self.id_name).to_pylist()
         self.bad: frozenset[int] = frozenset(settings["bad_rows"])
-        columns = (table.column(name).to_pylist() for name in ("label", "status"))
-        pairs = enumerate(zip(*columns, strict=True))
-        self.given: dict[int, str] = {row: label for row, (label, status) in pairs if status == LABELLED}
+        rows = enumerate(table.select(["label", "status"]).to_pylist())
+        self.given: dict[int, str] = {number: row["label"] for number, row in rows if row["status"] == LABELLED}
         self._source: TableSource | None = None
         self._embeddings: Floats | None = None
 
@@ -137,11 +127,6 @@ class Project:
         return project
 
     @property
-    def follows_links(self) -> bool:
-        """Return whether links that lead out of the data were allowed when they were labelled."""
-        return self.settings["follow_links"]
-
-    @property
     def source(self) -> TableSource:
         """Return the data, which are opened when first needed."""
         if self._source is None:
@@ -151,7 +136,7 @@ class Project:
                     f"The data that {self.folder} was made from are not there: {path}, by {FILE}. Put them back. Or: {AGAIN}"
                 )
             try:
-                self._source = open_source(path, ColumnOptions(**self.settings["columns"]), follow_links=self.follows_links)
+                self._source = open_source(path, self.settings["columns"], follow_links=self.settings["follow_links"])
             except DataError as error:
                 raise DataError(f"The data of {self.folder / FILE} cannot be opened again: {error} {REMAKE}") from error
             if self._source.width != self.settings["width"] or self._source.rows not in (None, len(self.ids)):
@@ -197,7 +182,7 @@ class Project:
         try:
             name = PurePosixPath(self.ids[row])
             path = (self.images / name).resolve()
-            by_link = self.follows_links and not name.is_absolute() and ".." not in name.parts
+            by_link = self.settings["follow_links"] and not name.is_absolute() and ".." not in name.parts
             return path if (path.is_relative_to(self.images) or by_link) and path.is_file() else None
         except (OSError, ValueError):  # no name that a file could have
             return None

@@ -39,7 +39,6 @@ from typing import Any
 import numpy as np
 
 from semigpc.data.dataset import DataError, listed
-from semigpc.estimator import SemiGPClassifier
 from semigpc.files import facts_of, locked
 from semigpc.labeling import bulk
 from semigpc.labeling.bulk import Address, Partitions, Store
@@ -110,7 +109,10 @@ def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress) 
         out.store.remove(*altered)  # they are made again
         if kept is None:
             out.save_scan(gathered)
-        labeller = _labeller(model, gathered, inputs)
+        labeller = Labeller(model, gathered, inputs.source.id_name)
+        model.answer(gathered.x[:1])  # computes what scoring needs once, and not in each worker
+        nothing = np.empty((0, gathered.x.shape[1]), dtype=np.float32)
+        labeller.scan = replace(gathered, x=nothing, sample_x=nothing)  # workers need no sample
         facts = engine.label(partitions, out, labeller, shard_rows(partitions.source, settings.shard))
     summary = summarise(settings, inputs, gathered, model, Tally.joined(facts), progress)
     summary |= {"engine": "ray", "partitions": len(partitions), "seconds": round(time.monotonic() - began, 3)}
@@ -217,15 +219,6 @@ def _ray() -> Iterator[Any]:
         finally:
             if ours:
                 ray.shutdown()
-
-
-def _labeller(model: SemiGPClassifier, gathered: Scan, inputs: Inputs) -> Labeller:
-    """Return a labeller to send to workers: what scoring needs is computed once, and the sample is left out."""
-    labeller = Labeller(model, gathered, inputs.source.id_name)
-    model.answer(gathered.x[:1])
-    nothing = np.empty((0, gathered.x.shape[1]), dtype=np.float32)
-    labeller.scan = replace(gathered, x=nothing, sample_x=nothing)
-    return labeller
 
 
 def _page(summary: dict[str, Any]) -> bytes:
