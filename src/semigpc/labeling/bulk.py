@@ -174,7 +174,7 @@ class Partitions:
     """The partitions of a store. Schemas are compared before any row is read; a partition without rows may have any.
 
     Attributes:
-        names: of all P partitions, sorted. starts: (P + 1,) number of the first row of each, and of all rows.
+        names: of all P partitions, sorted. starts: (P + 1,) number of the first row of each, and ``rows``, the number of all.
         source: the partitions that have rows, as one table. content: a hash that changes when a file does.
         ignored: names of files that are not partitions.
     """
@@ -195,6 +195,7 @@ class Partitions:
         with ThreadPoolExecutor(FOOTERS) as pool:
             tables = list(pool.map(lambda n: ParquetTable(store.shown(n), store.files, store.path(n)), self.names))
         self.starts = np.cumsum([0, *(table.rows or 0 for table in tables)])
+        self.rows = int(self.starts[-1])
         filled = {name: table for name, table in zip(self.names, tables, strict=True) if table.rows}
         if not filled:
             raise DataError(f"The {len(tables)} partitions of {store.place} hold no rows. Nothing can be labelled.")
@@ -223,11 +224,6 @@ class Partitions:
     def __len__(self) -> int:
         """Return P."""
         return len(self.names)
-
-    @property
-    def rows(self) -> int:
-        """Return the rows of all partitions."""
-        return int(self.starts[-1])
 
     def rows_of(self, number: int) -> int:
         """Return the rows of one partition."""

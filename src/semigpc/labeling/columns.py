@@ -13,11 +13,10 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute, types
-from pydantic import with_config
+from pydantic import ConfigDict, with_config
 
 from semigpc.data.dataset import DataError, listed
 from semigpc.data.tables import as_label
-from semigpc.files import EXACT
 from semigpc.text import similar_names
 
 WILDCARDS = "*?["  # any of these makes a feature name a pattern
@@ -25,7 +24,7 @@ WILDCARDS = "*?["  # any of these makes a feature name a pattern
 Floats = NDArray[np.float32]
 
 
-@with_config(EXACT)
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
     """Columns named by the user; None where the usual names decide.

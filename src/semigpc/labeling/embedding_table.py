@@ -4,7 +4,6 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,12 +17,14 @@ from pyarrow import parquet
 from semigpc.data import DataError
 from semigpc.data.paths import Bad
 from semigpc.files import remove_drafts, replacing, trouble, write_text, writing
+from semigpc.labeling.source import readable
 from semigpc.text import printable
 
 PART = 512  # rows that a stop loses at most: half a minute or so of work
 GROUP = 4096  # rows that are written to the table together
 METADATA = b"semigpc"  # key of our facts in the metadata of a file
 OPEN_PARTS = 16  # parts whose embeddings are in memory while the table is written
+MADE_AGAIN = "Delete that file; its embeddings will be made again."
 REMEDY = "Ask to overwrite it (--overwrite), or write to another file."
 # Embeddings look like noise to a compressor; checksums make damage known when a file is read.
 STORED: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
@@ -91,7 +92,10 @@ class EmbeddingTable:
                 f"{self.path} is there already, with {rows} rows, and was made of other images: some were added, "
                 f"taken away or changed since. {REMEDY}"
             )
-        with _named_errors(self.path), parquet.ParquetFile(self.path, page_checksum_verification=True) as file:
+        with (
+            readable(self.path, "Parquet", MADE_AGAIN),
+            parquet.ParquetFile(self.path, page_checksum_verification=True) as file,
+        ):
             for _ in file.iter_batches(GROUP):  # reading verifies the checksums
                 pass
         return rows, [(name, reason) for name, reason in facts["bad"]]
@@ -200,21 +204,13 @@ def _table(schema: Any, names: list[str], embeddings: Matrix, *extra: list[str])
     )
 
 
-@contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Delete that file; its embeddings will be made again.") from error
-
-
 def _facts(path: Path) -> tuple[dict[str, Any] | None, int]:
     """Return the facts in the metadata of a file, None if it has none, and its number of rows."""
-    with _named_errors(path), parquet.ParquetFile(path) as file:
+    with readable(path, "Parquet", MADE_AGAIN), parquet.ParquetFile(path) as file:
         facts = json.loads((file.schema_arrow.metadata or {}).get(METADATA, b"null"))
         return (facts if isinstance(facts, dict) else None), file.metadata.num_rows
 
 
 def _read(path: Path, columns: list[str]) -> Any:
-    with _named_errors(path):
+    with readable(path, "Parquet", MADE_AGAIN):
         return parquet.read_table(path, columns=columns, partitioning=None, page_checksum_verification=True)

@@ -27,6 +27,7 @@ FEWEST = 10  # labels to hold out; from fewer nothing useful can be estimated
 # 90% of these, but only 59% of what it finds is wrong (with 5%: 78% and 79%); of labels that are all right it lists about 1%.
 SUSPICION = 0.5
 FOLDS = 5  # of the cross-validation
+SCORES = ("accuracy", "accuracy_std", "balanced_accuracy", "balanced_accuracy_std")  # deviations are over the folds
 STAYS = -1  # the fold of a label that is never held out
 Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
 POINTS, BINS = 50, 10  # of the curve of coverage against precision, and of the reliability diagram
@@ -125,7 +126,7 @@ def gather_evidence(
     held = held._replace(weights=_weights(model, held.codes, names, len(unlabeled)))
     peers = compare_peers(features, codes, unlabeled, fold_of, seed=seed, tick=tick)
     scores = score(held.codes, held.predicted, held.folds)
-    own = {"name": "semigpc", "title": "SemiGPC", "uses_unlabeled": True, **scores._asdict(), "seconds": own_seconds}
+    own = {"name": "semigpc", "title": "SemiGPC", "uses_unlabeled": True, **scores, "seconds": own_seconds}
     return {
         "folds": len(np.unique(held.folds)),
         "seed": seed,
@@ -135,8 +136,8 @@ def gather_evidence(
         "never_held_out": names[np.unique(codes[fold_of == STAYS])].tolist(),
         "hyper_parameters": "per fold",
         "weighted": len(unlabeled) > 0,
-        "accuracy": {**wilson(float(held.right.sum()), len(held.codes))._asdict(), "std": scores.accuracy_std},
-        "balanced_accuracy": {**balanced_recall(held)._asdict(), "std": scores.balanced_accuracy_std},
+        "accuracy": {**wilson(float(held.right.sum()), len(held.codes))._asdict(), "std": scores["accuracy_std"]},
+        "balanced_accuracy": {**balanced_recall(held)._asdict(), "std": scores["balanced_accuracy_std"]},
         "per_class": list(per_class(held, codes, names)),
         "curve": [accepted(held, float(at)) for at in thresholds(held)],
         "chosen": accepted(held, float(model.threshold_)),
@@ -246,22 +247,14 @@ def weighted_share(right: NDArray[np.bool_], weights: Floats) -> Interval95:
     return wilson(float(weights[right].sum()) / total * trials, trials)
 
 
-class Scores(NamedTuple):
-    """Accuracy and balanced accuracy over all held-out labels, and the deviation of each over the folds."""
-
-    accuracy: float
-    accuracy_std: float
-    balanced_accuracy: float
-    balanced_accuracy_std: float
-
-
-def score(codes: Codes, predicted: Codes, fold_of: Codes) -> Scores:
-    """Return the scores of predictions (n,) for held-out labels (n,); balanced, each class counts the same."""
+def score(codes: Codes, predicted: Codes, fold_of: Codes) -> dict[str, float]:
+    """Return the SCORES of predictions (n,) for held-out labels (n,); balanced, each class counts the same."""
     right = codes == predicted
     by_fold = [fold_of == fold for fold in np.unique(fold_of)]
     plain = [float(right[out].mean()) for out in by_fold]
     balanced = [_balanced(codes[out], right[out]) for out in by_fold]
-    return Scores(float(right.mean()), float(np.std(plain)), _balanced(codes, right), float(np.std(balanced)))
+    values = (float(right.mean()), float(np.std(plain)), _balanced(codes, right), float(np.std(balanced)))
+    return dict(zip(SCORES, values, strict=True))
 
 
 def _balanced(codes: Codes, right: NDArray[np.bool_]) -> float:
@@ -425,7 +418,7 @@ def compare_peers(
                 tick()
         scores = None if failed else score(codes[measured], predicted[measured], fold_of[measured])
         facts = {"name": peer.name, "title": peer.title, "uses_unlabeled": peer.uses_unlabeled}
-        facts |= scores._asdict() if scores else dict.fromkeys(Scores._fields)
+        facts |= scores or dict.fromkeys(SCORES)
         results.append(facts | {"seconds": time.perf_counter() - start, "failed": failed, "remarks": list(remarks)})
     return results
 

@@ -109,9 +109,8 @@ def _earlier_summary(out: outputs.OutFolder, written: dict[str, Any]) -> dict[st
     """Return the summary of a finished folder, whose hash was verified, if it has all outputs that are wanted now."""
     earlier = read_settings(out.path)["written"]
     needed = [name for name in outputs.WRITTEN if name != "report.html" or written["report"]]
-    if any(earlier[name] != written[name] for name in ("images", "image_url")):
-        return None
-    if not all((out.path / name).is_file() for name in needed):
+    same = all(earlier.get(name) == written[name] for name in ("images", "image_url"))
+    if not same or not all((out.path / name).is_file() for name in needed):
         return None
     out.remove_parts()
     return read_json(out.path / "summary.json", dict[str, Any], error=DataError, remedy=outputs.ADVICE)

@@ -22,7 +22,7 @@ from semigpc.data.dataset import DataError
 from semigpc.data.paths import checked
 from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.fitting import FitOptions
-from semigpc.files import EXACT, RELAXED, Count, FileFacts, PathText, Positive, altered, read_json, replacing, shown
+from semigpc.files import RELAXED, Count, FileFacts, PathText, Positive, altered, read_json, replacing, shown
 from semigpc.labeling.columns import ColumnOptions, Floats
 from semigpc.labeling.outputs import BULK_LABELS, COLUMNS, COMPLETE, LABELLED, PARTIAL
 from semigpc.labeling.scan import sample_rows
@@ -38,18 +38,12 @@ REMAKE = "Put it back as it was, or give the same semigpc label command again wi
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
-@with_config(EXACT)
-class SavedOutputs(TypedDict):
-    """Options that the outputs depend on, and the labels do not."""
-
-    images: PathText | None
-    image_url: str | None
-    report: bool
-
-
 @with_config(RELAXED)
 class ProjectSettings(TypedDict):
-    """``project.json``: ``parameters`` are those of the estimator, ``key`` is all that the labels depend on."""
+    """``project.json``: ``parameters`` are those of the estimator, ``key`` is all that the labels depend on.
+
+    ``written`` holds the options that the outputs depend on, and the labels do not.
+    """
 
     version: int
     data: PathText
@@ -66,7 +60,7 @@ class ProjectSettings(TypedDict):
     seed: Count
     parameters: dict[str, Any]
     classes: list[str]
-    written: SavedOutputs
+    written: dict[str, Any]
     key: dict[str, Any]
 
 

@@ -53,7 +53,6 @@ RETRIES = 5  # of a task whose worker died
 NOTE_SECONDS = 10.0  # between updates of _partial.json
 GATHERED, SUMMARY, REPORT = "_gathered.npz", "summary.json", "report.html"
 ARRAYS = ("labelled", "x", "sample", "sample_x", "bad")  # fields of a Scan that are arrays; the others go into JSON
-TEXTS = ("rows", "ids", "labels", "sample_ids")
 
 
 def label_on_ray(settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None) -> dict[str, Any]:
@@ -327,9 +326,8 @@ class BulkFolder:
 
     def save_scan(self, gathered: Scan) -> None:
         """Write the result of pass 1."""
-        facts = {name: getattr(gathered, name) for name in TEXTS} | {"bad_labels": list(gathered.bad_labels.items())}
-        text = json.dumps(facts | {"digest": self.digest}).encode()
-        content = io.BytesIO()
+        facts = {name: value for name, value in vars(gathered).items() if name not in ARRAYS} | {"digest": self.digest}
+        text, content = json.dumps(facts).encode(), io.BytesIO()
         np.savez(content, text=np.frombuffer(text, np.uint8), **{name: getattr(gathered, name) for name in ARRAYS})
         self.store.write_bytes(GATHERED, content.getvalue())
 
@@ -342,7 +340,7 @@ class BulkFolder:
                 facts, fields = json.loads(arrays["text"].tobytes()), {name: arrays[name] for name in ARRAYS}
         except (OSError, ValueError, KeyError, zipfile.BadZipFile):
             return None
-        if facts.get("digest") != self.digest:
+        if facts.pop("digest", None) != self.digest:
             return None
-        texts = {name: facts[name] for name in TEXTS} | {"bad_labels": dict(facts["bad_labels"])}
-        return Scan(**texts, **fields)
+        facts["bad_labels"] = {int(row): label for row, label in facts["bad_labels"].items()}
+        return Scan(**facts, **fields)

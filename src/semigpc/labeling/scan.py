@@ -56,13 +56,7 @@ class Scan:
 
 
 def scan(
-    source: TableSource,
-    lookup: "LabelLookup",
-    *,
-    size: int,
-    seed: int = 0,
-    skip_bad: bool = False,
-    progress: Progress = silent,
+    source: TableSource, lookup: "LabelLookup", *, size: int, seed: int = 0, skip_bad: bool = False, progress: Progress = silent
 ) -> Scan:
     """Read all rows once, ``size`` at a time.
 

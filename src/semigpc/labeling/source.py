@@ -6,7 +6,7 @@ of their names; messages count them from 1 in the file that holds them. Files ar
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -262,7 +262,6 @@ class RowBatch(NamedTuple):
 
 
 def _joined(batches: list[RowBatch]) -> RowBatch:
-    """Return consecutive batches as one."""
     ids = [name for batch in batches for name in batch.ids]
     labels = None if batches[0].labels is None else [label for batch in batches for label in batch.labels or ()]
     return RowBatch(batches[0].first, ids, np.concatenate([batch.x for batch in batches]), labels)
@@ -381,7 +380,7 @@ class TableSource:
         first = int(self.starts[number]) + start
         ids = [str(row) for row in range(first, first + len(record))]
         if self.columns.id is not None:
-            with self._converting(number, self.columns.id):
+            with readable(self.files[number], "a table", f"Mend the column {self.columns.id!r}, or name another."):
                 values = ids_of(record.column(self.columns.id))
             ids = [value for value in values if value is not None]
             if len(ids) < len(values):
@@ -389,12 +388,9 @@ class TableSource:
                 raise DataError(f"Every row needs an id; there is none in {place}, column {self.id_name!r}. Fill it in.")
         labels = None
         if self.columns.label is not None:
-            with self._converting(number, self.columns.label):
+            with readable(self.files[number], "a table", f"Mend the column {self.columns.label!r}, or name another."):
                 labels = labels_of(record.column(self.columns.label), self.files[number])
         return RowBatch(first, ids, self._values(number, start, record), labels)
-
-    def _converting(self, number: int, column: str) -> AbstractContextManager[None]:
-        return readable(self.files[number], "a table", f"Mend the column {column!r}, or name another.")
 
     def _values(self, number: int, start: int, record: pyarrow.RecordBatch) -> Floats:
         if not self.columns.as_list:
