@@ -52,7 +52,8 @@ def test_of_a_class_without_an_answer_nothing_is_known() -> None:
     strata = strata_of({"a": (900,), "b": (100,)})
     alone = precision(strata[:1], counts(27), counts(30))
     both = precision(strata, counts(27, 0), counts(30, 0))
-    assert alone is not None
+    assert alone.low is not None
+    assert alone.high is not None
     assert both == pytest.approx((0.9, 0.9 * alone.low, 0.9 * alone.high + 0.1))
     assert precision(strata, counts(0, 0), counts(0, 0)) == (None, None, None)
 

@@ -23,7 +23,6 @@ from semigpc.data.tables import SUFFIXES, as_label, is_table, read_pairs
 from semigpc.files import RELAXED, Count, Positive, Share, read_json, shown, write_json
 from semigpc.labeling.evidence import Z95, Interval95
 from semigpc.labeling.project import Project, own_names, write_hand_table
-from semigpc.labeling.source import Rows
 from semigpc.text import similar_names
 
 TABLE, FACTS = "audit.csv", "audit.json"
@@ -35,6 +34,7 @@ BANDS = {1: ("all",), 2: ("low", "high"), 3: ("low", "middle", "high")}  # names
 FEW = 5  # rows to check in every class, if there are that many
 SURE = 0.9  # a stratum with more confidence than this is checked no less than one with this
 
+Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
@@ -117,8 +117,8 @@ def _check_facts(facts: AuditFacts) -> None:
 class PseudoRows(NamedTuple):
     """All rows with the status "pseudo": numbers (n,), class codes (n,) in ``classes``, and confidences (n,)."""
 
-    rows: Rows
-    codes: Rows
+    rows: Integers
+    codes: Integers
     confidence: Floats
     classes: list[str]
 
@@ -142,7 +142,7 @@ class PseudoRows(NamedTuple):
         quantiles = np.quantile(self.confidence, np.arange(1, bands) / bands)
         return sorted({float(edge) for edge in quantiles if edge > self.confidence.min()})
 
-    def strata(self, edges: Sequence[float]) -> tuple[list[Stratum], Rows]:
+    def strata(self, edges: Sequence[float]) -> tuple[list[Stratum], Integers]:
         """Return the strata that have rows, by class and then by confidence, and (n,) the stratum of each row."""
         names = BANDS[len(edges) + 1]
         keys = self.codes * len(names) + np.searchsorted(edges, self.confidence, side="right")
@@ -262,7 +262,7 @@ def judge(project: Project, path: Path) -> dict[str, Any]:
     return result
 
 
-def _figures(design: Design, right: Rows, checked: Rows, chosen: NDArray[np.bool_]) -> dict[str, Any]:
+def _figures(design: Design, right: Integers, checked: Integers, chosen: NDArray[np.bool_]) -> dict[str, Any]:
     """Return for some of the strata: rows, answers, precision with its interval, and the mean confidence."""
     strata = [stratum for stratum, wanted in zip(design.strata, chosen.tolist(), strict=True) if wanted]
     rows = sum(stratum.rows for stratum in strata)
@@ -279,7 +279,7 @@ def read_answers(path: Path, project: Project, design: Design) -> dict[str, str 
     """Return the right class of each row that was answered, by its id; None if it is only known that the label is wrong.
 
     An answer is a class, a word for "right", which stands for the label, or one for "wrong". A class of such a name is meant
-    before the word. Rows may be in any order; those left empty or missing are not answered.
+    before the word. Integers may be in any order; those left empty or missing are not answered.
     """
     if not path.is_file():
         raise DataError(f"The answers are not there: {path}. Check the path.")
@@ -352,7 +352,7 @@ def _true_class(answer: str, label: str, classes: Sequence[str], path: Path) -> 
 # Precision ------------------------------------------------------------------------------------------------------------
 
 
-def precision(strata: Sequence[Stratum], right: Rows, checked: Rows) -> Interval95:
+def precision(strata: Sequence[Stratum], right: Integers, checked: Integers) -> Interval95:
     """Return the precision of all rows of these strata.
 
         P = sum_h W_h k_h / n_h       W_h = N_h / N       1 / n_eff = sum_h W_h^2 / n_h (N_h - n_h) / (N_h - 1)

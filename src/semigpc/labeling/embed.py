@@ -19,7 +19,7 @@ from semigpc.data import Augment, AugmentConfig, DataError, weights_hash
 from semigpc.data.images import ImageError, Pixels, read_image, to_pixels
 from semigpc.data.loaders import InOrder
 from semigpc.data.paths import EXTENSIONS, Bad, checked, sorted_images
-from semigpc.files import locked, remove_drafts
+from semigpc.files import locked, remove_drafts, write_text, writing
 from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, TableKey
 from semigpc.models import MODELS, ModelConfig, build_model
 from semigpc.models.backbones import EMBEDDED, EMBEDDED_MODEL, VITS, input_statistics
@@ -159,7 +159,11 @@ def _embed(
         for number, (good, pixels, unread) in enumerate(InOrder(stream, range(len(stream)), workers, 2), start=1):
             bad += unread
             if good:
-                rows = _rounded(network.embed(pixels), config.precision, network.name)
+                features = network.embed(pixels)
+                rows = features.half() if config.precision == "float16" else features
+                if not rows.isfinite().all():
+                    remedy = "Try precision float32." if features.isfinite().all() else "Check its weights."
+                    raise DataError(f"The embeddings of {network.name} contain NaN or infinity in {config.precision}. {remedy}")
                 parts.add(good, [marks[name] for name in good], rows.numpy())
             if progress is not None:
                 progress(min(number * config.batch, len(names)), len(names))
@@ -167,18 +171,15 @@ def _embed(
     return bad
 
 
-def _rounded(features: Tensor, precision: str, network: str) -> Tensor:
-    rounded = features.half() if precision == "float16" else features
-    if not bool(rounded.isfinite().all()):
-        remedy = "Try precision float32." if bool(features.isfinite().all()) else "Check its weights."
-        raise DataError(f"The embeddings of {network} contain NaN or infinity in {precision}. {remedy}")
-    return rounded
-
-
 def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad: bool) -> None:
-    """Write the list of images that cannot be read; raise an error unless they may be left out."""
-    listing = table.write_bad(bad)
-    if not bad or (skip_bad and rows):
+    """List images that cannot be read, one per line: name, tab, reason; raise an error unless they may be left out."""
+    listing = table.path.with_name(table.path.name + ".bad.txt")
+    if not bad:
+        with writing(listing):
+            listing.unlink(missing_ok=True)
+        return
+    write_text(listing, "".join(f"{printable(name)}\t{reason}\n" for name, reason in bad))
+    if skip_bad and rows:
         return
     few = "; ".join(f"{printable(name)}: {reason}" for name, reason in bad[:3])
     more = "" if len(bad) <= 3 else f"; and {len(bad) - 3} more"
@@ -213,7 +214,12 @@ class Network:
             image_size=self.image_size if is_fixed and self.image_size != own_size else None,
             pretrained=None if pretrained == NO_WEIGHTS else pretrained,
         )
-        backbone = _built(config).eval().requires_grad_(False)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)  # so that a network without weights is the same one every time
+            try:
+                backbone: nn.Module = build_model(config, 2).backbone.eval().requires_grad_(False)
+            except (ValueError, KeyError, OSError) as error:
+                raise DataError(f"The network cannot be built: {error.args[0] if error.args else error}") from error
         self.weights = weights_hash(backbone.state_dict())
         self._backbone = backbone.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         mean, std = input_statistics(name)
@@ -251,16 +257,6 @@ def _own_size(name: str) -> tuple[int, bool]:
         return VITS[name].image_size, True
     known = None if name in MODELS or not timm.is_model(name.partition(".")[0]) else timm.get_pretrained_cfg(name)
     return (SIZE, False) if known is None else (int(known.input_size[-1]), bool(known.fixed_input_size))
-
-
-def _built(config: ModelConfig) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)  # so that a network without weights is the same one every time
-        try:
-            backbone: nn.Module = build_model(config, 2).backbone
-        except (ValueError, KeyError, OSError) as error:
-            raise DataError(f"The network cannot be built: {error.args[0] if error.args else error}") from error
-    return backbone
 
 
 class SquareImages(Dataset[tuple[list[str], Pixels, list[Bad]]]):

@@ -16,9 +16,8 @@ from pyarrow import parquet
 
 from semigpc.data import DataError
 from semigpc.data.paths import Bad
-from semigpc.files import remove_drafts, replacing, trouble, write_text, writing
+from semigpc.files import remove_drafts, replacing, trouble, writing
 from semigpc.labeling.source import readable
-from semigpc.text import printable
 
 PART = 512  # rows that a stop loses at most: half a minute or so of work
 GROUP = 4096  # rows that are written to the table together
@@ -106,16 +105,6 @@ class EmbeddingTable:
         with replacing(self.path) as draft, parquet.ParquetWriter(draft, schema, **STORED) as writer:
             for names, embeddings in groups:
                 writer.write_table(_table(schema, names, embeddings))
-
-    def write_bad(self, bad: Sequence[Bad]) -> Path:
-        """List images that cannot be used beside the table, one per line: name, tab, reason; no file if there are none."""
-        path = self.path.with_name(self.path.name + ".bad.txt")
-        if bad:
-            write_text(path, "".join(f"{printable(name)}\t{reason}\n" for name, reason in bad))
-        else:
-            with writing(path):
-                path.unlink(missing_ok=True)
-        return path
 
     def remove_parts(self) -> None:
         """Delete the parts, once the table is complete."""

@@ -358,21 +358,18 @@ def find_suspects(model: SemiGPClassifier) -> list[dict[str, Any]]:
         For each ``row`` (number), ``given, believed`` (text), ``p_given, p_believed, variance``.
     """
     left = model.leave_one_out()
-    places = np.arange(len(left.codes))
-    predicted = left.proba.argmax(axis=1)
-    p_given, p_predicted = left.proba[places, left.codes], left.proba[places, predicted]
-    suspicious = suspicion(left) >= SUSPICION
+    margin = suspicion(left)
     return [
         {
             "row": int(left.rows[i]),
             "given": str(model.classes_[left.codes[i]]),
-            "believed": str(model.classes_[predicted[i]]),
-            "p_given": float(p_given[i]),
-            "p_believed": float(p_predicted[i]),
+            "believed": str(model.classes_[left.proba[i].argmax()]),
+            "p_given": float(left.proba[i, left.codes[i]]),
+            "p_believed": float(left.proba[i].max()),
             "variance": float(left.variance[i]),
         }
-        for i in np.argsort(p_given - p_predicted, kind="stable")
-        if suspicious[i]
+        for i in np.argsort(-margin, kind="stable")
+        if margin[i] >= SUSPICION
     ]
 
 

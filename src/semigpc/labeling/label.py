@@ -98,9 +98,28 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) ->
     write_json(out.parts / "summary.json", summary)
     if settings.report:
         write_labeling_report(out.parts / "report.html", summary)
-    own = {"classes": classes, "counts": summary["statuses"], "written": written, "key": out.key}
-    files = facts_of(out.parts, (name for name in outputs.WRITTEN if name != FILE))
-    write_json(out.parts / FILE, _project(settings, inputs, gathered, model) | own | {"files": files})
+    inside = inputs.path.is_relative_to(settings.out.resolve())
+    project = {
+        "version": VERSION,
+        "data": str(inputs.path.relative_to(settings.out.resolve()) if inside else inputs.path),
+        "labels": settings.labels and str(settings.labels.resolve()),
+        "columns": asdict(inputs.columns),
+        "id_name": inputs.source.id_name,
+        "images": written["images"],
+        "rows": gathered.rows,
+        "width": inputs.source.width,
+        "bad_rows": gathered.bad.tolist(),
+        "sample": SAMPLE,
+        "seed": settings.seed,
+        "follow_links": settings.follow_links,
+        "parameters": parameters(model),
+        "classes": classes,
+        "counts": summary["statuses"],
+        "written": written,
+        "key": out.key,
+        "files": facts_of(out.parts, (name for name in outputs.WRITTEN if name != FILE)),
+    }
+    write_json(out.parts / FILE, project)
     out.publish(kept)
     return summary
 
@@ -170,26 +189,6 @@ def labels_key(settings: LabelSettings, content: str = "") -> outputs.Key:
         "skip_bad": settings.skip_bad,
         "shard": settings.shard,
         "semigpc": version("semigpc"),
-    }
-
-
-def _project(settings: LabelSettings, inputs: Inputs, gathered: Scan, model: SemiGPClassifier) -> dict[str, Any]:
-    """Return the part of project.json by which the folder is opened again."""
-    inside = inputs.path.is_relative_to(settings.out.resolve())
-    return {
-        "version": VERSION,
-        "data": str(inputs.path.relative_to(settings.out.resolve()) if inside else inputs.path),
-        "labels": settings.labels and str(settings.labels.resolve()),
-        "columns": asdict(inputs.columns),
-        "id_name": inputs.source.id_name,
-        "images": inputs.images and str(inputs.images),
-        "rows": gathered.rows,
-        "width": inputs.source.width,
-        "bad_rows": gathered.bad.tolist(),
-        "sample": SAMPLE,
-        "seed": settings.seed,
-        "follow_links": settings.follow_links,
-        "parameters": parameters(model),
     }
 
 

@@ -9,6 +9,7 @@ whose embedding contains NaN or infinity have none; project.json lists them as `
 
 import csv
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -83,7 +84,6 @@ class Project:
         self.bad: frozenset[int] = frozenset(settings["bad_rows"])
         rows = enumerate(table.select(["label", "status"]).to_pylist())
         self.given: dict[int, str] = {number: row["label"] for number, row in rows if row["status"] == LABELLED}
-        self._source: TableSource | None = None
         self._embeddings: Floats | None = None
 
     @classmethod
@@ -120,24 +120,23 @@ class Project:
             )
         return project
 
-    @property
+    @cached_property
     def source(self) -> TableSource:
         """Return the data, which are opened when first needed."""
-        if self._source is None:
-            path = self.folder / self.settings["data"]  # an absolute path stays itself
-            if not path.exists():
-                raise DataError(
-                    f"The data that {self.folder} was made from are not there: {path}, by {FILE}. Put them back. Or: {AGAIN}"
-                )
-            try:
-                self._source = open_source(path, self.settings["columns"], follow_links=self.settings["follow_links"])
-            except DataError as error:
-                raise DataError(f"The data of {self.folder / FILE} cannot be opened again: {error} {REMAKE}") from error
-            if self._source.width != self.settings["width"] or self._source.rows not in (None, len(self.ids)):
-                raise DataError(
-                    f"{path} has changed since it was labelled: other rows or columns than {self.folder / FILE} says. {AGAIN}"
-                )
-        return self._source
+        path = self.folder / self.settings["data"]  # an absolute path stays itself
+        if not path.exists():
+            raise DataError(
+                f"The data that {self.folder} was made from are not there: {path}, by {FILE}. Put them back. Or: {AGAIN}"
+            )
+        try:
+            source = open_source(path, self.settings["columns"], follow_links=self.settings["follow_links"])
+        except DataError as error:
+            raise DataError(f"The data of {self.folder / FILE} cannot be opened again: {error} {REMAKE}") from error
+        if source.width != self.settings["width"] or source.rows not in (None, len(self.ids)):
+            raise DataError(
+                f"{path} has changed since it was labelled: other rows or columns than {self.folder / FILE} says. {AGAIN}"
+            )
+        return source
 
     def embeddings(self, rows: Rows) -> Floats:
         """Return the embeddings (M, D) of rows in any order; zeros for rows that have none.
