@@ -108,7 +108,13 @@ def embed_folder(
     table, config = EmbeddingTable(out), config or EmbedConfig()
     with locked(out.parent, out.name):
         remove_drafts(out.parent, out.name)
-        root, marks, bad = _images_below(folder, follow_links)
+        if not checked(folder).is_dir():
+            raise DataError(f"{folder} is {'a file' if folder.exists() else 'not there'}. Give a folder of images.")
+        root = folder.resolve()
+        names, bad = sorted_images(root, follow_links=follow_links)
+        if not names and not bad:
+            raise DataError(f"There are no images below {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}.")
+        marks = {name: f"{stat.st_size} {stat.st_mtime_ns}" for name in names for stat in [(root / name).stat()]}
         digest = hashlib.sha256("".join(f"{name}\n{fact}\n" for name, fact in (*marks.items(), *bad)).encode()).hexdigest()
         network = Network(config.model, config.pretrained, config.image_size)
         key = TableKey(config.model, network.weights, network.image_size, config.precision, network.width)
@@ -126,20 +132,6 @@ def embed_folder(
         table.write(parts.groups(good, marks), key, images=digest, bad=bad)
         table.remove_parts()
         return EmbedResult(table.path, len(good), bad, len(missing) - len(broken), key)
-
-
-def _images_below(folder: Path, follow_links: bool) -> tuple[Path, dict[str, str], list[Bad]]:
-    """Return the resolved folder; size and time of each image below it, by name; and images that must not be opened."""
-    if not checked(folder).is_dir():
-        raise DataError(f"{folder} is {'a file' if folder.exists() else 'not there'}. Give a folder of images.")
-    root, marks = folder.resolve(), dict[str, str]()
-    names, bad = sorted_images(root, follow_links=follow_links)
-    for name in names:
-        facts = (root / name).stat()
-        marks[name] = f"{facts.st_size} {facts.st_mtime_ns}"
-    if not marks and not bad:
-        raise DataError(f"There are no images below {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}.")
-    return root, marks, bad
 
 
 def _embed(

@@ -123,7 +123,6 @@ def gather_evidence(
 
     held = _hold_out(model, features, codes, names, unlabeled, fold_of, tick)
     own_seconds = time.perf_counter() - start
-    held = held._replace(weights=_weights(model, held.codes, names, len(unlabeled)))
     peers = compare_peers(features, codes, unlabeled, fold_of, seed=seed, tick=tick)
     scores = score(held.codes, held.predicted, held.folds)
     own = {"name": "semigpc", "title": "SemiGPC", "uses_unlabeled": True, **scores, "seconds": own_seconds}
@@ -194,8 +193,8 @@ def _hold_out(
     fold_of: Codes,
     tick: Callable[[], None],
 ) -> HeldOut:
-    """Return predictions for the labels of each fold by a model fitted on the others; weights are 1."""
-    parts: list[HeldOut] = []
+    """Return predictions for the labels of each fold by a model fitted on the others."""
+    parts: list[tuple[NDArray[Any], ...]] = []
     template = clone(model).set_params(abstain=None, target_precision=None)  # a fold needs no threshold
     for fold in np.unique(fold_of[fold_of != STAYS]):
         out = fold_of == fold
@@ -204,10 +203,11 @@ def _hold_out(
         answers = fitted.answer(features[out], top=1)
         known = np.searchsorted(names, fitted.classes_.astype(str)).astype(np.int64)
         is_outlier = answers.status == STATUSES.index("outlier")
-        confidence, ones = answers.confidence.astype(np.float64), np.ones(int(out.sum()))
-        parts.append(HeldOut(codes[out], known[answers.codes], confidence, is_outlier, fold_of[out], ones))
+        parts.append((codes[out], known[answers.codes], answers.confidence.astype(np.float64), is_outlier, fold_of[out]))
         tick()
-    return HeldOut(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    arrays = [np.concatenate(array) for array in zip(*parts, strict=True)]
+    arrays.append(_weights(model, arrays[0], names, len(unlabeled)))
+    return HeldOut(*arrays)
 
 
 def _weights(model: SemiGPClassifier, codes: Codes, names: NDArray[np.str_], unlabeled: int) -> Floats:
