@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,7 @@ def test_answers_become_a_precision_with_an_interval(birds: tuple[Project, NDArr
     told = {(pair["label"], pair["truth"]): pair["count"] for pair in result["confusions"]}
     assert told == {pair: wrong.count(pair) for pair in set(wrong)}
     facts = json.loads((project.folder / "audit.json").read_text())
-    assert facts == {"sample": json.loads(json.dumps(design.plain())), "result": result}
+    assert facts == {"sample": json.loads(json.dumps(asdict(design))), "result": result}
 
 
 def test_words_for_right_and_wrong_mean_the_same_as_classes(birds: tuple[Project, NDArray[np.str_]]) -> None:

@@ -127,7 +127,7 @@ def test_a_damaged_part_is_named(photos: Path, tmp_path: Path, monkeypatch: pyte
         embed_folder(photos, tmp_path / "x.parquet", TINY, progress=interrupted_after(3))
     part = next((tmp_path / "x.parquet.parts").glob("part-*.parquet"))
     part.write_bytes(part.read_bytes()[:50])
-    with pytest.raises(DataError, match=rf"{part.name} cannot be read: .*Delete that file"):
+    with pytest.raises(DataError, match=rf"{part.name} cannot be read as Parquet: .*Delete that file"):
         embed_folder(photos, tmp_path / "x.parquet", TINY)
 
 

@@ -73,6 +73,6 @@ def test_unequal_weights_count_as_fewer_labels() -> None:
 def test_balanced_accuracy_counts_classes_and_not_labels() -> None:
     codes = np.array([0] * 8 + [1] * 2)
     found = score(codes, np.zeros(10, dtype=np.int64), np.arange(10) % 2)
-    assert found.accuracy == pytest.approx(0.8)
-    assert found.balanced_accuracy == pytest.approx(0.5)
-    assert found.accuracy_std == pytest.approx(0)
+    assert found["accuracy"] == pytest.approx(0.8)
+    assert found["balanced_accuracy"] == pytest.approx(0.5)
+    assert found["accuracy_std"] == pytest.approx(0)

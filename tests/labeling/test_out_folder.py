@@ -79,7 +79,7 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     content = bytearray(out.part(0).read_bytes())
     content[len(content) // 3] ^= 255  # in the middle of a page
     out.part(0).write_bytes(content)
-    with pytest.raises(DataError, match=r"00000\.parquet is damaged: .*the same command makes it again"):
+    with pytest.raises(DataError, match=r"00000\.parquet cannot be read as Parquet: .*the same command makes it again"):
         out.read_part(0)
 
 

@@ -30,8 +30,9 @@ def test_the_interval_is_that_of_agresti_and_coull_where_there_is_one_large_stra
 def test_strata_count_by_their_size_and_not_by_how_often_they_were_drawn() -> None:
     strata = strata_of({"a": (9000,), "b": (1000,)})
     found = precision(strata, counts(10, 45), counts(10, 90))
-    assert found is not None
-    assert found.estimate == pytest.approx(0.95)
+    assert found.value == pytest.approx(0.95)
+    assert found.low is not None
+    assert found.high is not None
     assert found.low < 0.95 < found.high
 
 
@@ -51,9 +52,10 @@ def test_of_a_class_without_an_answer_nothing_is_known() -> None:
     strata = strata_of({"a": (900,), "b": (100,)})
     alone = precision(strata[:1], counts(27), counts(30))
     both = precision(strata, counts(27, 0), counts(30, 0))
-    assert alone is not None
+    assert alone.low is not None
+    assert alone.high is not None
     assert both == pytest.approx((0.9, 0.9 * alone.low, 0.9 * alone.high + 0.1))
-    assert precision(strata, counts(0, 0), counts(0, 0)) is None
+    assert precision(strata, counts(0, 0), counts(0, 0)) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,8 @@ def test_intervals_of_95_percent_cover_about_that(classes: int, sample: int, rat
         right = rng.hypergeometric(all_right, rows - all_right, checked)
         for where, found in ((slice(None), covered), (first, of_class)):
             interval = precision(strata[where], right[where], checked[where])
-            assert interval is not None
+            assert interval.low is not None
+            assert interval.high is not None
             found.append(interval.low - 1e-9 <= all_right[where].sum() / rows[where].sum() <= interval.high + 1e-9)
     assert 0.93 <= np.mean(covered) <= 0.995
     assert np.mean(of_class) >= 0.93

@@ -1,6 +1,7 @@
 """``semigpc suggest`` and ``semigpc audit``: what to label next, and how many labels are right, in a folder of labels."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -110,7 +111,7 @@ def audit(
         path, design = draw_sample(project, sample or SAMPLE, seed=seed or 0, overwrite=overwrite)
         rows = sum(stratum.rows for stratum in design.strata)
         if as_json:
-            typer.echo(json.dumps({"path": str(path), "pseudo_labels": rows} | design.plain(), indent=2))
+            typer.echo(json.dumps({"path": str(path), "pseudo_labels": rows} | asdict(design), indent=2))
         sizes = f"{len(design.rows)} of {rows} pseudo-labels, from {len(design.strata)} strata of class and confidence"
         say(f"wrote {path}: {sizes}", err=as_json)
         command = f"semigpc audit {out} --answers {path}"

@@ -6,7 +6,8 @@ audit.json. People write the right classes into audit.csv, and ``judge`` compute
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -20,6 +21,7 @@ from typing_extensions import TypedDict
 from semigpc.data.dataset import DataError, listed
 from semigpc.data.tables import SUFFIXES, as_label, is_table, read_pairs
 from semigpc.files import RELAXED, Count, Positive, Share, read_json, shown, write_json
+from semigpc.labeling.evidence import Z95, Interval95
 from semigpc.labeling.project import Project, own_names, write_hand_table
 from semigpc.text import similar_names
 
@@ -28,14 +30,12 @@ AGAIN = "Draw a new sample (semigpc audit OUT --sample N --overwrite)."
 TRUTH, LABEL = "truth", "label"  # columns of audit.csv
 RIGHT = frozenset(("y", "yes", "correct", "right", "true", "ok"))  # answers that confirm the label
 WRONG = frozenset(("n", "no", "wrong", "false"))
-LEVEL, Z = 0.95, 1.959963984540054  # of the intervals, and its two-sided normal quantile
 BANDS = {1: ("all",), 2: ("low", "high"), 3: ("low", "middle", "high")}  # names of the bands of confidence, by their number
 FEW = 5  # rows to check in every class, if there are that many
 SURE = 0.9  # a stratum with more confidence than this is checked no less than one with this
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Truths = dict[str, str | None]  # the right class by id; None if it is only known that the label is wrong
 
 
 # The design of a sample -----------------------------------------------------------------------------------------------
@@ -74,10 +74,6 @@ class Design:
     strata: list[Stratum]
     rows: dict[str, tuple[str, Count]]
 
-    def plain(self) -> dict[str, Any]:
-        """Return the design as JSON holds it."""
-        return asdict(self)
-
     @classmethod
     def read(cls, project: Project) -> "Design":
         """Read audit.json; raise a DataError if there is none, or if the labels were made again since."""
@@ -85,23 +81,18 @@ class Design:
             facts = read_json(project.folder / FACTS, AuditFacts, error=DataError, remedy=AGAIN, check=_check_facts)
         except FileNotFoundError as error:
             raise DataError(f"No sample was drawn from {project.folder}: it has no {FACTS}. {AGAIN}") from error
-        facts["sample"].check(project)
-        return facts["sample"]
-
-    def check(self, project: Project) -> None:
-        """Raise a DataError unless rows have the labels that they were drawn with, and strata as many rows."""
-        numbers = {name: row for row, name in enumerate(project.ids) if name in self.rows}
-        labels, status = (project.table.column(name) for name in ("label", "status"))
-        current = {name: labels[row].as_py() for name, row in numbers.items() if status[row].as_py() == "pseudo"}
-        changed = [name for name, (label, _) in self.rows.items() if current.get(name) != label]
+        design, pseudo = facts["sample"], PseudoRows.of(project)
+        current = {project.ids[row]: pseudo.classes[code] for row, code in zip(pseudo.rows, pseudo.codes, strict=True)}
+        changed = [name for name, (label, _) in design.rows.items() if current.get(name) != label]
         if changed:
             raise DataError(
                 f"{len(changed)} rows of the sample in {FACTS} have another label or status in labels.parquet than when "
                 f"it was drawn: {listed(changed, 3)}. Answers about the old labels say nothing of the new ones. {AGAIN}"
             )
-        strata, _ = PseudoRows.of(project).strata(self.edges)
-        if [(s.label, s.band, s.rows) for s in strata] != [(s.label, s.band, s.rows) for s in self.strata]:
+        strata, _ = pseudo.strata(design.edges)
+        if [(s.label, s.band, s.rows) for s in strata] != [(s.label, s.band, s.rows) for s in design.strata]:
             raise DataError(f"{project.folder} was labelled again since the sample of {FACTS} was drawn. {AGAIN}")
+        return design
 
 
 @with_config(RELAXED)
@@ -184,8 +175,7 @@ def allocate(strata: Sequence[Stratum], sample: int) -> list[int]:
     weights = sizes * np.sqrt(confidence * (1 - confidence))
     for _ in range(sample - int(counts.sum())):
         counts[int(np.where(counts < sizes, weights / (counts + 0.5), -1.0).argmax())] += 1
-    allocated: list[int] = counts.tolist()
-    return allocated
+    return list(map(int, counts))
 
 
 def draw_sample(project: Project, sample: int = 200, *, seed: int = 0, overwrite: bool = False) -> tuple[Path, Design]:
@@ -222,7 +212,7 @@ def draw_sample(project: Project, sample: int = 200, *, seed: int = 0, overwrite
         for i, (name, (label, h)) in zip(order, rows.items(), strict=True)
     ]
     write_hand_table(path, [project.id_name, *others], table, blank=TRUTH, overwrite=overwrite)
-    write_json(project.folder / FACTS, {"sample": design.plain()})
+    write_json(project.folder / FACTS, {"sample": asdict(design)})
     return path, design
 
 
@@ -254,7 +244,7 @@ def judge(project: Project, path: Path) -> dict[str, Any]:
             confusions[label, truth] += 1
     labels = np.array([stratum.label for stratum in design.strata])
     result = {
-        "level": LEVEL,
+        "level": 0.95,
         "answered": len(truths),
         "unanswered": len(design.rows) - len(truths),
         "all": _figures(design, right, checked, np.ones(len(labels), dtype=bool)),
@@ -268,7 +258,7 @@ def judge(project: Project, path: Path) -> dict[str, Any]:
             for (label, truth), count in sorted(confusions.items(), key=lambda item: (-item[1], str(item[0])))
         ],
     }
-    write_json(project.folder / FACTS, {"sample": design.plain(), "result": result})
+    write_json(project.folder / FACTS, {"sample": asdict(design), "result": result})
     return result
 
 
@@ -276,21 +266,20 @@ def _figures(design: Design, right: Integers, checked: Integers, chosen: NDArray
     """Return for some of the strata: rows, answers, precision with its interval, and the mean confidence."""
     strata = [stratum for stratum, wanted in zip(design.strata, chosen.tolist(), strict=True) if wanted]
     rows = sum(stratum.rows for stratum in strata)
-    interval = precision(strata, right[chosen], checked[chosen]) or (None, None, None)
     return {
         "rows": rows,
         "checked": int(checked[chosen].sum()),
         "right": int(right[chosen].sum()),
-        **dict(zip(("precision", "low", "high"), interval, strict=True)),
+        **dict(zip(("precision", "low", "high"), precision(strata, right[chosen], checked[chosen]), strict=True)),
         "confidence": sum(stratum.rows * stratum.confidence for stratum in strata) / rows,
     }
 
 
-def read_answers(path: Path, project: Project, design: Design) -> Truths:
-    """Return the right class of each row that was answered, by its id.
+def read_answers(path: Path, project: Project, design: Design) -> dict[str, str | None]:
+    """Return the right class of each row that was answered, by its id; None if it is only known that the label is wrong.
 
     An answer is a class, a word for "right", which stands for the label, or one for "wrong". A class of such a name is meant
-    before the word. Rows may be in any order; those left empty or missing are not answered.
+    before the word. Integers may be in any order; those left empty or missing are not answered.
     """
     if not path.is_file():
         raise DataError(f"The answers are not there: {path}. Check the path.")
@@ -307,27 +296,18 @@ def read_answers(path: Path, project: Project, design: Design) -> Truths:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise DataError(f"{path} has {len(repeated)} ids more than once: {listed(repeated, 3)}. Keep one row for each.")
-    _check_labels(path, project, design)
-    true_class = _answer_reader(project.classes, path)
-    return {name: true_class(value, design.rows[name][0]) for name, value in pairs if value is not None}
+    with suppress(_ColumnError):  # that column is not needed, but somebody may have corrected it instead of writing the truth
+        other = [name for name, label in _pairs(path, project.id_name, LABEL) if label != design.rows[name][0]]
+        if other:
+            raise DataError(
+                f"{len(other)} rows of {path} have another label than when the sample was drawn: {listed(other, 3)}. Leave the "
+                f"column {LABEL} as it was, and write the right class into {TRUTH}."
+            )
+    return {name: _true_class(value, design.rows[name][0], project.classes, path) for name, value in pairs if value is not None}
 
 
 class _ColumnError(DataError):
     """A column that does not exist."""
-
-
-def _check_labels(path: Path, project: Project, design: Design) -> None:
-    """Raise an error if somebody has corrected the label instead of writing the truth."""
-    try:
-        labels = _pairs(path, project.id_name, LABEL)
-    except _ColumnError:
-        return
-    other = [name for name, label in labels if label != design.rows[name][0]]
-    if other:
-        raise DataError(
-            f"{len(other)} rows of {path} have another label than when the sample was drawn: {listed(other, 3)}. Leave the "
-            f"column {LABEL} as it was, and write the right class into {TRUTH}."
-        )
 
 
 def _pairs(path: Path, id_name: str, second: str) -> list[tuple[str, str | None]]:
@@ -341,8 +321,7 @@ def _pairs(path: Path, id_name: str, second: str) -> list[tuple[str, str | None]
             )
         return id_name, second
 
-    cells = read_pairs(path, choose)
-    pairs = [("" if name is None else str(name).strip(), as_label(value)) for name, value in cells]
+    pairs = [("" if name is None else str(name).strip(), as_label(value)) for name, value in read_pairs(path, choose)]
     for number, (name, value) in enumerate(pairs, start=1):
         if not name and value is not None:
             raise DataError(
@@ -351,43 +330,30 @@ def _pairs(path: Path, id_name: str, second: str) -> list[tuple[str, str | None]
     return [(name, value) for name, value in pairs if name]
 
 
-def _answer_reader(classes: Sequence[str], path: Path) -> Callable[[str, str], str | None]:
-    """Return a function that turns an answer, and the label that it is about, into the true class."""
-    folded = Counter(name.casefold() for name in classes)
-    by_folded = {name.casefold(): name for name in classes if folded[name.casefold()] == 1}
-
-    def read(answer: str, label: str) -> str | None:
-        word = answer.casefold()
-        for name in (answer, answer.removesuffix(".0")):  # spreadsheets write whole numbers with a fraction
-            if name in classes:
-                return name
-        if word in by_folded:
-            return by_folded[word]
-        if word in RIGHT or word in WRONG:
-            return label if word in RIGHT else None
-        similar = similar_names(answer, classes)
-        hint = f"did you mean {similar[0]!r}?" if similar else f"known: {listed(list(classes))}."
-        raise DataError(
-            f"{path} has the answer {answer!r}, which is no class; {hint} Write a class, or y if the label is right and n if "
-            "it is wrong, also where the truth is a class that has no label yet."
-        )
-
-    return read
+def _true_class(answer: str, label: str, classes: Sequence[str], path: Path) -> str | None:
+    """Return the class that an answer about a label means; None if it is only known that the label is wrong."""
+    for name in (answer, answer.removesuffix(".0")):  # spreadsheets write whole numbers with a fraction
+        if name in classes:
+            return name
+    word = answer.casefold()
+    alike = [name for name in classes if name.casefold() == word]
+    if len(alike) == 1:
+        return alike[0]
+    if word in RIGHT or word in WRONG:
+        return label if word in RIGHT else None
+    similar = similar_names(answer, classes)
+    hint = f"did you mean {similar[0]!r}?" if similar else f"known: {listed(list(classes))}."
+    raise DataError(
+        f"{path} has the answer {answer!r}, which is no class; {hint} Write a class, or y if the label is right and n if "
+        "it is wrong, also where the truth is a class that has no label yet."
+    )
 
 
 # Precision ------------------------------------------------------------------------------------------------------------
 
 
-class Interval(NamedTuple):
-    """A precision with its interval of confidence LEVEL."""
-
-    estimate: float
-    low: float
-    high: float
-
-
-def precision(strata: Sequence[Stratum], right: Integers, checked: Integers) -> Interval | None:
-    """Return the precision of all rows of these strata; None if nothing was answered.
+def precision(strata: Sequence[Stratum], right: Integers, checked: Integers) -> Interval95:
+    """Return the precision of all rows of these strata.
 
         P = sum_h W_h k_h / n_h       W_h = N_h / N       1 / n_eff = sum_h W_h^2 / n_h (N_h - n_h) / (N_h - 1)
 
@@ -404,7 +370,7 @@ def precision(strata: Sequence[Stratum], right: Integers, checked: Integers) -> 
         strata: H of them. right: (H,) answers that confirm the label, k_h. checked: (H,) all answers, n_h.
     """
     if not checked.any():
-        return None
+        return Interval95(None, None, None)
     sizes, labels = np.array([stratum.rows for stratum in strata], float), np.array([stratum.label for stratum in strata])
     answered, weights = checked > 0, np.zeros(len(strata))
     for name in np.unique(labels[answered]):
@@ -415,7 +381,7 @@ def precision(strata: Sequence[Stratum], right: Integers, checked: Integers) -> 
     estimate = float(w @ (k / n))
     unseen = (size - n) / np.maximum(size - 1, 1)
     low, high = agresti_coull(estimate, float((w**2 / n) @ unseen))
-    return Interval(estimate, known * low, known * high + 1 - known)
+    return Interval95(estimate, known * low, known * high + 1 - known)
 
 
 def agresti_coull(share: float, inverse_size: float) -> tuple[float, float]:
@@ -423,7 +389,7 @@ def agresti_coull(share: float, inverse_size: float) -> tuple[float, float]:
 
     c +- z sqrt(c (1 - c) / (n + z^2))       c = (n share + z^2 / 2) / (n + z^2)
     """
-    z2 = Z**2 * inverse_size
+    z2 = Z95**2 * inverse_size
     centre = (share + z2 / 2) / (1 + z2)
     half = math.sqrt(z2 * centre * (1 - centre) / (1 + z2))
     return max(0.0, centre - half), min(1.0, centre + half)

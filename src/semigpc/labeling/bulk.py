@@ -22,7 +22,6 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow
-from numpy.typing import NDArray
 from pyarrow import fs, parquet
 
 from semigpc.data.dataset import DataError
@@ -31,7 +30,7 @@ from semigpc.files import FileError, parse, replacing, validated
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.outputs import ADVICE, BULK_LABELS, Labeller, Tally
 from semigpc.labeling.scan import SAMPLE, Gathered, LabelLookup, check_unique_ids
-from semigpc.labeling.source import CHUNK, ParquetTable, RowBatch, Rows, TableSource
+from semigpc.labeling.source import CHUNK, ParquetTable, RowBatch, TableSource
 from semigpc.text import printable
 from semigpc.threads import hold
 
@@ -175,7 +174,7 @@ class Partitions:
     """The partitions of a store. Schemas are compared before any row is read; a partition without rows may have any.
 
     Attributes:
-        names: of all P partitions, sorted. starts: (P + 1,) number of the first row of each, and of all rows.
+        names: of all P partitions, sorted. starts: (P + 1,) number of the first row of each, and ``rows``, the number of all.
         source: the partitions that have rows, as one table. content: a hash that changes when a file does.
         ignored: names of files that are not partitions.
     """
@@ -196,6 +195,7 @@ class Partitions:
         with ThreadPoolExecutor(FOOTERS) as pool:
             tables = list(pool.map(lambda n: ParquetTable(store.shown(n), store.files, store.path(n)), self.names))
         self.starts = np.cumsum([0, *(table.rows or 0 for table in tables)])
+        self.rows = int(self.starts[-1])
         filled = {name: table for name, table in zip(self.names, tables, strict=True) if table.rows}
         if not filled:
             raise DataError(f"The {len(tables)} partitions of {store.place} hold no rows. Nothing can be labelled.")
@@ -218,18 +218,12 @@ class Partitions:
             raise DataError(
                 f"Labelling on Ray takes a folder of .parquet files; {store.place} is a file. Leave out --engine ray."
             )
-        hidden = (".", "_")
         files = store.listed().items()
-        return {name: info for name, info in files if not any(part.startswith(hidden) for part in PurePosixPath(name).parts)}
+        return {name: info for name, info in files if not any(part[0] in "._" for part in PurePosixPath(name).parts)}
 
     def __len__(self) -> int:
         """Return P."""
         return len(self.names)
-
-    @property
-    def rows(self) -> int:
-        """Return the rows of all partitions."""
-        return int(self.starts[-1])
 
     def rows_of(self, number: int) -> int:
         """Return the rows of one partition."""
@@ -293,7 +287,7 @@ class Gathering:
             DataError: an id occurs twice, a list has another length, or the file cannot be read.
         """
         partitions, source, lookup = self.partitions, self.partitions.source, LabelLookup(self.labels)
-        gathered = Gathered(source.width, self.seed, below=self.below, hashed=lasting_hashes)
+        gathered = Gathered(source.width, self.seed, below=self.below)
         for batch in partitions.batches(number, CHUNK):
             gathered.add(batch, lookup.of(batch.ids, batch.labels))
         if source.has_ids and gathered.rows:
@@ -324,14 +318,6 @@ def sample_bound(rows: int, labels: int) -> float:
     few, however many rows there are.
     """
     return float(min(1.0, (SPARE * SAMPLE + labels) / max(rows, 1)))
-
-
-def lasting_hashes(ids: list[str]) -> Rows:
-    """Return hashes (M,) of ids that are the same in every process, unlike Python's."""
-    from pandas.util import hash_array
-
-    hashes: NDArray[np.uint64] = hash_array(np.array(ids, dtype=object), categorize=False)
-    return hashes.view(np.int64)
 
 
 @dataclass(frozen=True)

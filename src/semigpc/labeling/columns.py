@@ -7,12 +7,13 @@ cell becomes NaN and a value beyond the range becomes infinity, which the first 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute, types
+from pydantic import ConfigDict, with_config
 
 from semigpc.data.dataset import DataError, listed
 from semigpc.data.tables import as_label
@@ -23,6 +24,7 @@ WILDCARDS = "*?["  # any of these makes a feature name a pattern
 Floats = NDArray[np.float32]
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
     """Columns named by the user; None where the usual names decide.
@@ -47,18 +49,6 @@ class UsualColumns:
     labels: tuple[str, ...] = ("label",)
 
 
-class ColumnsToRead(NamedTuple):
-    """Columns to read as text, whatever their type, and columns to read as numbers."""
-
-    text: tuple[str, ...]
-    features: tuple[str, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """Return both."""
-        return [*self.text, *self.features]
-
-
 @dataclass(frozen=True)
 class Columns:
     """The columns of a table; ``id`` and ``label`` may be missing. ``as_list``: the features are one column of lists."""
@@ -69,14 +59,9 @@ class Columns:
     as_list: bool
 
     @property
-    def all(self) -> ColumnsToRead:
-        """Return all of them."""
-        return ColumnsToRead(tuple(name for name in (self.id, self.label) if name is not None), self.features)
-
-    @property
-    def only_features(self) -> ColumnsToRead:
-        """Return the features alone."""
-        return ColumnsToRead((), self.features)
+    def names(self) -> list[str]:
+        """Return the names of all of them, the features last."""
+        return [*(name for name in (self.id, self.label) if name is not None), *self.features]
 
 
 def choose(schema: pyarrow.Schema, options: ColumnOptions, usual: UsualColumns, path: object) -> Columns:
@@ -97,11 +82,11 @@ def choose(schema: pyarrow.Schema, options: ColumnOptions, usual: UsualColumns, 
         features = _named_features(options.features, known, path, taken=(id_column, label))
     else:
         features = _usual_features(schema, usual, path, taken=(id_column, label))
-    has_list = any(is_list(schema.field(name).type) for name in features)
+    has_list = any(_is_list(schema.field(name).type) for name in features)
     if has_list and len(features) > 1:
         raise DataError(
             f"Features must be one column of lists, or columns of numbers; {listed(features)} of {path} mix the two, or are "
-            f"several lists. Name one column of lists by --features."
+            "several lists. Name one column of lists by --features."
         )
     check_types(schema, features, path)
     return Columns(id_column, tuple(features), label, has_list)
@@ -139,7 +124,7 @@ def _named_features(text: str, known: Sequence[str], path: object, taken: Sequen
 def _usual_features(schema: pyarrow.Schema, usual: UsualColumns, path: object, taken: Sequence[str | None]) -> list[str]:
     """Return the usual column of lists, else the only one, else all columns of numbers; other columns are then an error."""
     rest = [name for name in schema.names if name not in taken]
-    lists = [name for name in rest if is_list(schema.field(name).type)]
+    lists = [name for name in rest if _is_list(schema.field(name).type)]
     named = next((name for name in usual.features if name in lists), None)
     if named is not None or len(lists) == 1:
         return [named or lists[0]]
@@ -171,13 +156,11 @@ def check_types(schema: pyarrow.Schema, features: Sequence[str], path: object) -
             )
 
 
-def is_list(kind: pyarrow.DataType) -> bool:
-    """Return whether a column of this type holds lists."""
+def _is_list(kind: pyarrow.DataType) -> bool:
     return _value_type(kind) is not kind
 
 
 def _value_type(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Return the type of the values of a list, or the type itself."""
     kind = kind.storage_type if isinstance(kind, pyarrow.BaseExtensionType) else kind
     return kind.value_type if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) else kind
 

@@ -19,7 +19,7 @@ from semigpc.data import Augment, AugmentConfig, DataError, weights_hash
 from semigpc.data.images import ImageError, Pixels, read_image, to_pixels
 from semigpc.data.loaders import InOrder
 from semigpc.data.paths import EXTENSIONS, Bad, checked, sorted_images
-from semigpc.files import locked, remove_drafts
+from semigpc.files import locked, remove_drafts, write_text, writing
 from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, TableKey
 from semigpc.models import MODELS, ModelConfig, build_model
 from semigpc.models.backbones import EMBEDDED, EMBEDDED_MODEL, VITS, input_statistics
@@ -108,14 +108,21 @@ def embed_folder(
     table, config = EmbeddingTable(out), config or EmbedConfig()
     with locked(out.parent, out.name):
         remove_drafts(out.parent, out.name)
-        root, marks, bad = _images_below(folder, follow_links)
-        digest = _digest(marks, bad)
+        if not checked(folder).is_dir():
+            raise DataError(f"{folder} is {'a file' if folder.exists() else 'not there'}. Give a folder of images.")
+        root = folder.resolve()
+        names, bad = sorted_images(root, follow_links=follow_links)
+        if not names and not bad:
+            raise DataError(f"There are no images below {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}.")
+        marks = {name: f"{stat.st_size} {stat.st_mtime_ns}" for name in names for stat in [(root / name).stat()]}
+        digest = hashlib.sha256("".join(f"{name}\n{fact}\n" for name, fact in (*marks.items(), *bad)).encode()).hexdigest()
         network = Network(config.model, config.pretrained, config.image_size)
         key = TableKey(config.model, network.weights, network.image_size, config.precision, network.width)
         if not overwrite and (finished := table.finished(key, digest)) is not None:
             table.remove_parts()  # left by a stop at the very end
-            _list_bad(finished.bad, finished.rows, table, skip_bad=skip_bad)
-            return EmbedResult(table.path, finished.rows, finished.bad, None, key)
+            rows, bad = finished
+            _list_bad(bad, rows, table, skip_bad=skip_bad)
+            return EmbedResult(table.path, rows, bad, None, key)
         parts = EmbeddingParts(table.parts, key, overwrite=overwrite)
         missing = parts.missing(marks)
         broken = _embed(network, root, missing, marks, parts, config, progress) if missing else []
@@ -125,28 +132,6 @@ def embed_folder(
         table.write(parts.groups(good, marks), key, images=digest, bad=bad)
         table.remove_parts()
         return EmbedResult(table.path, len(good), bad, len(missing) - len(broken), key)
-
-
-def _images_below(folder: Path, follow_links: bool) -> tuple[Path, dict[str, str], list[Bad]]:
-    """Return the resolved folder; size and time of each image below it, by name; and images that must not be opened."""
-    if not checked(folder).is_dir():
-        raise DataError(f"{folder} is {'a file' if folder.exists() else 'not there'}. Give a folder of images.")
-    root, marks = folder.resolve(), dict[str, str]()
-    names, bad = sorted_images(root, follow_links=follow_links)
-    for name in names:
-        facts = (root / name).stat()
-        marks[name] = f"{facts.st_size} {facts.st_mtime_ns}"
-    if not marks and not bad:
-        raise DataError(f"There are no images below {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}.")
-    return root, marks, bad
-
-
-def _digest(marks: Mapping[str, str], bad: Sequence[Bad]) -> str:
-    """Return a hash of the images as they are now."""
-    digest = hashlib.sha256()
-    for name, fact in (*marks.items(), *bad):
-        digest.update(f"{name}\n{fact}\n".encode())
-    return digest.hexdigest()
 
 
 def _embed(
@@ -163,31 +148,30 @@ def _embed(
     bad: list[Bad] = []
     with using(granted()), _workers_end_first():
         workers = config.workers if len(names) > FEW else 0
-        for number, squares in enumerate(InOrder(stream, range(len(stream)), workers, 2)):
-            first = number * config.batch
-            good = [names[first + place] for place in squares.places]
-            bad += squares.bad
+        for number, (good, pixels, unread) in enumerate(InOrder(stream, range(len(stream)), workers, 2), start=1):
+            bad += unread
             if good:
-                rows = _rounded(network.embed(squares.pixels), config.precision, network.name)
+                features = network.embed(pixels)
+                rows = features.half() if config.precision == "float16" else features
+                if not rows.isfinite().all():
+                    remedy = "Try precision float32." if features.isfinite().all() else "Check its weights."
+                    raise DataError(f"The embeddings of {network.name} contain NaN or infinity in {config.precision}. {remedy}")
                 parts.add(good, [marks[name] for name in good], rows.numpy())
             if progress is not None:
-                progress(min(first + config.batch, len(names)), len(names))
+                progress(min(number * config.batch, len(names)), len(names))
     parts.flush()
     return bad
 
 
-def _rounded(features: Tensor, precision: str, network: str) -> Tensor:
-    rounded = features.half() if precision == "float16" else features
-    if not bool(rounded.isfinite().all()):
-        remedy = "Try precision float32." if bool(features.isfinite().all()) else "Check its weights."
-        raise DataError(f"The embeddings of {network} contain NaN or infinity in {precision}. {remedy}")
-    return rounded
-
-
 def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad: bool) -> None:
-    """Write the list of images that cannot be read; raise an error unless they may be left out."""
-    listing = table.write_bad(bad)
-    if not bad or (skip_bad and rows):
+    """List images that cannot be read, one per line: name, tab, reason; raise an error unless they may be left out."""
+    listing = table.path.with_name(table.path.name + ".bad.txt")
+    if not bad:
+        with writing(listing):
+            listing.unlink(missing_ok=True)
+        return
+    write_text(listing, "".join(f"{printable(name)}\t{reason}\n" for name, reason in bad))
+    if skip_bad and rows:
         return
     few = "; ".join(f"{printable(name)}: {reason}" for name, reason in bad[:3])
     more = "" if len(bad) <= 3 else f"; and {len(bad) - 3} more"
@@ -222,12 +206,17 @@ class Network:
             image_size=self.image_size if is_fixed and self.image_size != own_size else None,
             pretrained=None if pretrained == NO_WEIGHTS else pretrained,
         )
-        backbone = _built(config).eval().requires_grad_(False)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)  # so that a network without weights is the same one every time
+            try:
+                backbone: nn.Module = build_model(config, 2).backbone.eval().requires_grad_(False)
+            except (ValueError, KeyError, OSError) as error:
+                raise DataError(f"The network cannot be built: {error.args[0] if error.args else error}") from error
         self.weights = weights_hash(backbone.state_dict())
         self._backbone = backbone.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         mean, std = input_statistics(name)
         self._augment = Augment(AugmentConfig(image_size=self.image_size, style="resize", mean=mean, std=std))
-        self.width = self._find_width()
+        self.width = self._width()
 
     @torch.inference_mode()
     def embed(self, pixels: Pixels) -> Tensor:
@@ -236,11 +225,10 @@ class Network:
         features: Tensor = self._backbone(images)
         return features.float().cpu()
 
-    def _find_width(self) -> int:
-        """Return D, by embedding a black image."""
+    def _width(self) -> int:
         size = self.image_size
         try:
-            features = self.embed(torch.zeros(1, size, size, 3, dtype=torch.uint8).numpy())
+            features = self.embed(np.zeros((1, size, size, 3), dtype=np.uint8))
         except (RuntimeError, ValueError, AssertionError) as error:
             raise DataError(
                 f"{self.name} cannot see images of {size} x {size} pixels: {error}. Give another image size."
@@ -263,26 +251,10 @@ def _own_size(name: str) -> tuple[int, bool]:
     return (SIZE, False) if known is None else (int(known.input_size[-1]), bool(known.fixed_input_size))
 
 
-def _built(config: ModelConfig) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)  # so that a network without weights is the same one every time
-        try:
-            backbone: nn.Module = build_model(config, 2).backbone
-        except (ValueError, KeyError, OSError) as error:
-            raise DataError(f"The network cannot be built: {error.args[0] if error.args else error}") from error
-    return backbone
-
-
-class Squares(NamedTuple):
-    """The images of a batch that could be read, their places in it (n,) and pixels (n, s, s, 3); and the others."""
-
-    places: list[int]
-    pixels: Pixels
-    bad: list[Bad]
-
-
-class SquareImages(Dataset[Squares]):
+class SquareImages(Dataset[tuple[list[str], Pixels, list[Bad]]]):
     """Batch i of the named images: the largest square in the middle of each, resized to s x s.
+
+    A batch has the n names that could be read, their pixels (n, s, s, 3), and the other names with the reasons.
 
     Args:
         root: a folder. names: of images below it.
@@ -295,16 +267,15 @@ class SquareImages(Dataset[Squares]):
     def __len__(self) -> int:
         return -(-len(self.names) // self.batch)
 
-    def __getitem__(self, number: int) -> Squares:
-        places, squares, bad = [], [], []
-        first = number * self.batch
-        for place, name in enumerate(self.names[first : first + self.batch]):
+    def __getitem__(self, number: int) -> tuple[list[str], Pixels, list[Bad]]:
+        good, squares, bad = [], [], []
+        for name in self.names[number * self.batch : (number + 1) * self.batch]:
             try:
                 squares.append(self._square(self.root / name))
-                places.append(place)
+                good.append(name)
             except ImageError as error:
                 bad.append((name, str(error)))
-        return Squares(places, np.array(squares, np.uint8).reshape(-1, self.size, self.size, 3), bad)
+        return good, np.array(squares, np.uint8).reshape(-1, self.size, self.size, 3), bad
 
     def _square(self, path: Path) -> Pixels:
         with warnings.catch_warnings():

@@ -4,11 +4,10 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -17,13 +16,14 @@ from pyarrow import parquet
 
 from semigpc.data import DataError
 from semigpc.data.paths import Bad
-from semigpc.files import remove_drafts, replacing, trouble, write_text, writing
-from semigpc.text import printable
+from semigpc.files import remove_drafts, replacing, trouble, writing
+from semigpc.labeling.source import readable
 
 PART = 512  # rows that a stop loses at most: half a minute or so of work
 GROUP = 4096  # rows that are written to the table together
 METADATA = b"semigpc"  # key of our facts in the metadata of a file
 OPEN_PARTS = 16  # parts whose embeddings are in memory while the table is written
+MADE_AGAIN = "Delete that file; its embeddings will be made again."
 REMEDY = "Ask to overwrite it (--overwrite), or write to another file."
 # Embeddings look like noise to a compressor; checksums make damage known when a file is read.
 STORED: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
@@ -64,13 +64,6 @@ def _short(value: Any) -> str:
     return f"{value[:12]}..." if isinstance(value, str) and len(value) == 64 else repr(value)
 
 
-class FinishedTable(NamedTuple):
-    """The number of rows of a finished table, and the images that it leaves out."""
-
-    rows: int
-    bad: list[Bad]
-
-
 class EmbeddingTable:
     """The finished file, which has its name only when it is complete."""
 
@@ -84,8 +77,8 @@ class EmbeddingTable:
             raise DataError(f"{path} cannot be written: {reason}.")
         self.path, self.parts = path, path.with_name(path.name + ".parts")
 
-    def finished(self, key: TableKey, images: str) -> FinishedTable | None:
-        """Return the facts of the file; None if there is none, an error if it was made otherwise, or of other images."""
+    def finished(self, key: TableKey, images: str) -> tuple[int, list[Bad]] | None:
+        """Return the number of rows and the images left out; None without a file, an error if it was made otherwise."""
         if not self.path.exists():
             return None
         facts, rows = _facts(self.path)
@@ -98,10 +91,13 @@ class EmbeddingTable:
                 f"{self.path} is there already, with {rows} rows, and was made of other images: some were added, "
                 f"taken away or changed since. {REMEDY}"
             )
-        with _named_errors(self.path), parquet.ParquetFile(self.path, page_checksum_verification=True) as file:
+        with (
+            readable(self.path, "Parquet", MADE_AGAIN),
+            parquet.ParquetFile(self.path, page_checksum_verification=True) as file,
+        ):
             for _ in file.iter_batches(GROUP):  # reading verifies the checksums
                 pass
-        return FinishedTable(rows, [(name, reason) for name, reason in facts["bad"]])
+        return rows, [(name, reason) for name, reason in facts["bad"]]
 
     def write(self, groups: Iterator[tuple[list[str], Matrix]], key: TableKey, *, images: str, bad: list[Bad]) -> None:
         """Write names and embeddings, a row group at a time."""
@@ -109,16 +105,6 @@ class EmbeddingTable:
         with replacing(self.path) as draft, parquet.ParquetWriter(draft, schema, **STORED) as writer:
             for names, embeddings in groups:
                 writer.write_table(_table(schema, names, embeddings))
-
-    def write_bad(self, bad: Sequence[Bad]) -> Path:
-        """List images that cannot be used beside the table, one per line: name, tab, reason; no file if there are none."""
-        path = self.path.with_name(self.path.name + ".bad.txt")
-        if bad:
-            write_text(path, "".join(f"{printable(name)}\t{reason}\n" for name, reason in bad))
-        else:
-            with writing(path):
-                path.unlink(missing_ok=True)
-        return path
 
     def remove_parts(self) -> None:
         """Delete the parts, once the table is complete."""
@@ -143,14 +129,14 @@ class EmbeddingParts:
             self.folder.mkdir(exist_ok=True)
         remove_drafts(folder)
         for file in self._files():
-            difference = key.difference(_facts(file)[0] or {})
-            if difference is not None and not overwrite:
+            if (difference := key.difference(_facts(file)[0] or {})) is None:
+                continue
+            if not overwrite:
                 raise DataError(
                     f"{self.folder} holds parts of a table that was made otherwise: {difference}. Give the settings of then to "
                     "go on with it, or delete that folder or ask to overwrite it (--overwrite) to begin again."
                 )
-            if difference is not None:
-                file.unlink()
+            file.unlink()
 
     def missing(self, marks: Mapping[str, str]) -> list[str]:
         """Return the names of images that no part has as they are now, in the order of ``marks``."""
@@ -186,17 +172,18 @@ class EmbeddingParts:
 
     def _index(self, marks: Mapping[str, str]) -> dict[str, tuple[Path, int]]:
         """Return the part, and the row in it, of each image that has not changed since."""
-        index: dict[str, tuple[Path, int]] = {}
-        for file in self._files():
-            columns = (column.to_pylist() for column in _read(file, ["file_name", "mark"]).columns)
-            rows = enumerate(zip(*columns, strict=True))
-            index |= {name: (file, row) for row, (name, mark) in rows if marks.get(name) == mark}
-        return index
+        return {
+            entry["file_name"]: (file, row)
+            for file in self._files()
+            for row, entry in enumerate(_read(file, ["file_name", "mark"]).to_pylist())
+            if marks.get(entry["file_name"]) == entry["mark"]
+        }
 
     def _embeddings(self, file: Path) -> Matrix:
-        values = _read(file, ["embedding"]).column("embedding").combine_chunks().flatten()
-        matrix: Matrix = values.to_numpy(zero_copy_only=False).reshape(-1, self.key.width)
-        return matrix
+        values: Matrix = (
+            _read(file, ["embedding"]).column("embedding").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        )
+        return values.reshape(-1, self.key.width)
 
 
 def _table(schema: Any, names: list[str], embeddings: Matrix, *extra: list[str]) -> Any:
@@ -206,21 +193,13 @@ def _table(schema: Any, names: list[str], embeddings: Matrix, *extra: list[str])
     )
 
 
-@contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Delete that file; its embeddings will be made again.") from error
-
-
 def _facts(path: Path) -> tuple[dict[str, Any] | None, int]:
     """Return the facts in the metadata of a file, None if it has none, and its number of rows."""
-    with _named_errors(path), parquet.ParquetFile(path) as file:
+    with readable(path, "Parquet", MADE_AGAIN), parquet.ParquetFile(path) as file:
         facts = json.loads((file.schema_arrow.metadata or {}).get(METADATA, b"null"))
         return (facts if isinstance(facts, dict) else None), file.metadata.num_rows
 
 
 def _read(path: Path, columns: list[str]) -> Any:
-    with _named_errors(path):
+    with readable(path, "Parquet", MADE_AGAIN):
         return parquet.read_table(path, columns=columns, partitioning=None, page_checksum_verification=True)

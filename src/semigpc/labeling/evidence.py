@@ -11,6 +11,7 @@ and intervals are those of (sum w)^2 / sum w^2 labels. Accuracy, recall and conf
 import math
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +26,10 @@ FEWEST = 10  # labels to hold out; from fewer nothing useful can be estimated
 # By so much another class must be more probable than the given one. On long-tailed digits with 2% of the labels wrong it finds
 # 90% of these, but only 59% of what it finds is wrong (with 5%: 78% and 79%); of labels that are all right it lists about 1%.
 SUSPICION = 0.5
+FOLDS = 5  # of the cross-validation
+SCORES = ("accuracy", "accuracy_std", "balanced_accuracy", "balanced_accuracy_std")  # deviations are over the folds
 STAYS = -1  # the fold of a label that is never held out
-Z95 = 1.959964  # normal quantile of a two-sided 95% interval
+Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
 POINTS, BINS = 50, 10  # of the curve of coverage against precision, and of the reliability diagram
 MOST_UNLABELED = 5000  # rows for peers that use them: LabelSpreading's graph and SelfTraining's rounds grow with them
 
@@ -85,7 +88,6 @@ def gather_evidence(
     labels: NDArray[Any],
     unlabeled: Features,
     *,
-    folds: int = 5,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any] | None:
@@ -98,7 +100,7 @@ def gather_evidence(
     Args:
         model: fitted on all the labels.
         features: (n, D) labelled rows. labels: (n,) text. unlabeled: (u, D) sample of the other rows, u may be 0.
-        folds, seed: how labels are held out.
+        seed: decides which labels are held out in which of the FOLDS.
         progress: called with (steps done, steps in all); a step is one fold of one method.
 
     Returns:
@@ -112,14 +114,18 @@ def gather_evidence(
     features, labels = features[drawn], labels[drawn].astype(str)
     names = np.unique(labels)
     codes = np.searchsorted(names, labels).astype(np.int64)
-    fold_of = assign_folds(codes, folds, seed)
-    tick = _ticker(progress, len(np.unique(fold_of[fold_of != STAYS])))
+    fold_of = assign_folds(codes, FOLDS, seed)
+    steps, total = count(1), len(np.unique(fold_of[fold_of != STAYS])) * (1 + len(PEERS))
+
+    def tick() -> None:
+        if progress is not None:
+            progress(next(steps), total)
+
     held = _hold_out(model, features, codes, names, unlabeled, fold_of, tick)
     own_seconds = time.perf_counter() - start
-    held = held._replace(weights=_weights(model, held.codes, names, len(unlabeled)))
     peers = compare_peers(features, codes, unlabeled, fold_of, seed=seed, tick=tick)
     scores = score(held.codes, held.predicted, held.folds)
-    own = {"name": "semigpc", "title": "SemiGPC", "uses_unlabeled": True, **scores._asdict(), "seconds": own_seconds}
+    own = {"name": "semigpc", "title": "SemiGPC", "uses_unlabeled": True, **scores, "seconds": own_seconds}
     return {
         "folds": len(np.unique(held.folds)),
         "seed": seed,
@@ -129,8 +135,8 @@ def gather_evidence(
         "never_held_out": names[np.unique(codes[fold_of == STAYS])].tolist(),
         "hyper_parameters": "per fold",
         "weighted": len(unlabeled) > 0,
-        "accuracy": {**wilson(float(held.right.sum()), len(held.codes))._asdict(), "std": scores.accuracy_std},
-        "balanced_accuracy": {**balanced_recall(held)._asdict(), "std": scores.balanced_accuracy_std},
+        "accuracy": {**wilson(float(held.right.sum()), len(held.codes))._asdict(), "std": scores["accuracy_std"]},
+        "balanced_accuracy": {**balanced_recall(held)._asdict(), "std": scores["balanced_accuracy_std"]},
         "per_class": list(per_class(held, codes, names)),
         "curve": [accepted(held, float(at)) for at in thresholds(held)],
         "chosen": accepted(held, float(model.threshold_)),
@@ -152,18 +158,6 @@ def _draw(labels: NDArray[Any], seed: int) -> Codes:
     _, codes, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
     wanted = np.maximum(2, counts * MOST_LABELS // len(labels))
     return np.sort(np.concatenate([rng.permutation(np.flatnonzero(codes == c))[:n] for c, n in enumerate(wanted.tolist())]))
-
-
-def _ticker(progress: Progress | None, folds: int) -> Callable[[], None]:
-    total, done = folds * (1 + len(PEERS)), 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
-
-    return tick
 
 
 # Holding labels out ---------------------------------------------------------------------------------------------------
@@ -199,8 +193,8 @@ def _hold_out(
     fold_of: Codes,
     tick: Callable[[], None],
 ) -> HeldOut:
-    """Return predictions for the labels of each fold by a model fitted on the others; weights are 1."""
-    parts: list[HeldOut] = []
+    """Return predictions for the labels of each fold by a model fitted on the others."""
+    parts: list[tuple[NDArray[Any], ...]] = []
     template = clone(model).set_params(abstain=None, target_precision=None)  # a fold needs no threshold
     for fold in np.unique(fold_of[fold_of != STAYS]):
         out = fold_of == fold
@@ -209,10 +203,11 @@ def _hold_out(
         answers = fitted.answer(features[out], top=1)
         known = np.searchsorted(names, fitted.classes_.astype(str)).astype(np.int64)
         is_outlier = answers.status == STATUSES.index("outlier")
-        count, confidence = int(out.sum()), answers.confidence.astype(np.float64)
-        parts.append(HeldOut(codes[out], known[answers.codes], confidence, is_outlier, np.full(count, fold), np.ones(count)))
+        parts.append((codes[out], known[answers.codes], answers.confidence.astype(np.float64), is_outlier, fold_of[out]))
         tick()
-    return HeldOut(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    arrays = [np.concatenate(array) for array in zip(*parts, strict=True)]
+    arrays.append(_weights(model, arrays[0], names, len(unlabeled)))
+    return HeldOut(*arrays)
 
 
 def _weights(model: SemiGPClassifier, codes: Codes, names: NDArray[np.str_], unlabeled: int) -> Floats:
@@ -252,22 +247,14 @@ def weighted_share(right: NDArray[np.bool_], weights: Floats) -> Interval95:
     return wilson(float(weights[right].sum()) / total * trials, trials)
 
 
-class Scores(NamedTuple):
-    """Accuracy and balanced accuracy over all held-out labels, and the deviation of each over the folds."""
-
-    accuracy: float
-    accuracy_std: float
-    balanced_accuracy: float
-    balanced_accuracy_std: float
-
-
-def score(codes: Codes, predicted: Codes, fold_of: Codes) -> Scores:
-    """Return the scores of predictions (n,) for held-out labels (n,); balanced, each class counts the same."""
+def score(codes: Codes, predicted: Codes, fold_of: Codes) -> dict[str, float]:
+    """Return the SCORES of predictions (n,) for held-out labels (n,); balanced, each class counts the same."""
     right = codes == predicted
     by_fold = [fold_of == fold for fold in np.unique(fold_of)]
     plain = [float(right[out].mean()) for out in by_fold]
     balanced = [_balanced(codes[out], right[out]) for out in by_fold]
-    return Scores(float(right.mean()), float(np.std(plain)), _balanced(codes, right), float(np.std(balanced)))
+    values = (float(right.mean()), float(np.std(plain)), _balanced(codes, right), float(np.std(balanced)))
+    return dict(zip(SCORES, values, strict=True))
 
 
 def _balanced(codes: Codes, right: NDArray[np.bool_]) -> float:
@@ -325,7 +312,6 @@ def reliability(held: HeldOut) -> dict[str, Any]:
     """Return accuracy and mean confidence in bins of confidence, and the expected calibration error."""
     edges = np.linspace(0, 1, BINS + 1)
     place = np.clip(np.digitize(held.confidence, edges[1:-1], right=True), 0, BINS - 1)
-    count = np.bincount(place, minlength=BINS)
     weight = np.bincount(place, weights=held.weights, minlength=BINS)
     sums = [np.bincount(place, weights=held.weights * values, minlength=BINS) for values in (held.right, held.confidence)]
     accuracy, confidence = (np.divide(total, weight, out=np.full(BINS, np.nan), where=weight > 0) for total in sums)
@@ -334,7 +320,12 @@ def reliability(held: HeldOut) -> dict[str, Any]:
     def plain(values: Floats) -> list[float | None]:
         return [None if np.isnan(value) else float(value) for value in values]
 
-    bins = {"edges": edges.tolist(), "accuracy": plain(accuracy), "confidence": plain(confidence), "count": count.tolist()}
+    bins = {
+        "edges": edges.tolist(),
+        "accuracy": plain(accuracy),
+        "confidence": plain(confidence),
+        "count": np.bincount(place, minlength=BINS).tolist(),
+    }
     return {"reliability": bins, "ece": float((weight / weight.sum()) @ gap)}
 
 
@@ -360,28 +351,25 @@ def suspicion(left: LeftOutLabels) -> NDArray[np.float64]:
     return np.where(is_only, -1.0, left.proba.max(axis=1) - p_given)
 
 
-def find_suspects(model: SemiGPClassifier, *, bar: float = SUSPICION) -> list[dict[str, Any]]:
-    """Return given labels that the other labels contradict, the most suspicious first: p(predicted) - p(given) >= ``bar``.
+def find_suspects(model: SemiGPClassifier) -> list[dict[str, Any]]:
+    """Return given labels that the other labels contradict, the most suspicious first: p(predicted) - p(given) >= SUSPICION.
 
     Returns:
         For each ``row`` (number), ``given, believed`` (text), ``p_given, p_believed, variance``.
     """
     left = model.leave_one_out()
-    places = np.arange(len(left.codes))
-    predicted = left.proba.argmax(axis=1)
-    p_given, p_predicted = left.proba[places, left.codes], left.proba[places, predicted]
-    suspicious = suspicion(left) >= bar
+    margin = suspicion(left)
     return [
         {
             "row": int(left.rows[i]),
             "given": str(model.classes_[left.codes[i]]),
-            "believed": str(model.classes_[predicted[i]]),
-            "p_given": float(p_given[i]),
-            "p_believed": float(p_predicted[i]),
+            "believed": str(model.classes_[left.proba[i].argmax()]),
+            "p_given": float(left.proba[i, left.codes[i]]),
+            "p_believed": float(left.proba[i].max()),
             "variance": float(left.variance[i]),
         }
-        for i in np.argsort(p_given - p_predicted, kind="stable")
-        if suspicious[i]
+        for i in np.argsort(-margin, kind="stable")
+        if margin[i] >= SUSPICION
     ]
 
 
@@ -427,7 +415,7 @@ def compare_peers(
                 tick()
         scores = None if failed else score(codes[measured], predicted[measured], fold_of[measured])
         facts = {"name": peer.name, "title": peer.title, "uses_unlabeled": peer.uses_unlabeled}
-        facts |= scores._asdict() if scores else dict.fromkeys(Scores._fields)
+        facts |= scores or dict.fromkeys(SCORES)
         results.append(facts | {"seconds": time.perf_counter() - start, "failed": failed, "remarks": list(remarks)})
     return results
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from semigpc.data.dataset import DataError, listed
 from semigpc.data.images import ImageError
@@ -106,21 +106,15 @@ def open_images(settings: LabelSettings, *, overwrite: bool = False, progress: P
         )
     check_classes(list(labels.values()), settings.labels)
     table = settings.out / EMBEDDINGS
-    settings.out.mkdir(parents=True, exist_ok=True)
-
-    def embed(*, overwrite: bool) -> set[str]:
-        options = {"skip_bad": settings.skip_bad, "follow_links": settings.follow_links, "overwrite": overwrite}
-        report = partial(progress, "embedding")
-        return {name for name, _ in embed_folder(root, table, settings.embed, **options, progress=report).bad}
-
+    options = {"skip_bad": settings.skip_bad, "follow_links": settings.follow_links}
+    embed = partial(embed_folder, root, table, settings.embed, **options, progress=partial(progress, "embedding"))
     try:
-        bad = embed(overwrite=False)  # also to overwrite labels: embeddings that still fit are used again
-    except ImageError:
-        raise
-    except DataError:
-        if not overwrite:
+        result = embed()  # also to overwrite labels: embeddings that still fit are used again
+    except DataError as error:
+        if isinstance(error, ImageError) or not overwrite:
             raise
-        bad = embed(overwrite=True)
+        result = embed(overwrite=True)
+    bad = {name for name, _ in result.bad}
     notes = [f"Images that could not be read and were left out: {len(bad)}; {EMBEDDINGS}.bad.txt names them."] if bad else []
     labels = {name: label for name, label in labels.items() if name not in bad}
     return Inputs(open_source(table), table.resolve(), ColumnOptions(), labels, root, notes)
@@ -178,12 +172,25 @@ def read_label_table(path: Path, id_name: str, *, label_column: str | None = Non
         raise DataError(f"Labels must be in a file that ends in {' or '.join(SUFFIXES)}; got {path.name}.")
 
     def choose(names: Sequence[str], where: Path) -> tuple[str, str]:
-        return _label_columns(names, where, id_name, label_column)
+        id_names = list(dict.fromkeys((id_name, *ID_NAMES)))
+        ids = next((name for name in id_names if name in names), None)
+        if ids is None:
+            raise DataError(
+                f"{where} must have a column of ids, called {' or '.join(repr(name) for name in id_names)}; it has "
+                f"{listed(names, 8) or 'none'}. Rename one, and separate columns by commas if the file is CSV."
+            )
+        label = label_column or LABEL
+        if label not in names:
+            option = "--label-column" if label_column else "a table of labels must have: --label-column"
+            raise DataError(unknown_column(label, names, where, option))
+        return ids, label
 
     labels: dict[str, str | None] = {}
     conflicts: dict[str, set[str]] = {}
     for number, (value, cell) in enumerate(read_pairs(path, choose), start=1):
-        name = path_below(value, number, path) if images else _id(value, number, path)
+        name = path_below(value, number, path) if images else "" if value is None else str(value).strip()
+        if not name:
+            raise DataError(f"Row {number} of {path} has no id. Fill it in, or delete the row.")
         label = as_label(cell, path)
         if labels.setdefault(name, label) != label:
             conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")
@@ -194,29 +201,6 @@ def read_label_table(path: Path, id_name: str, *, label_column: str | None = Non
             f"{' and '.join(sorted(both))}. Keep one row for each id."
         )
     return {name: label for name, label in labels.items() if label is not None}
-
-
-def _label_columns(names: Sequence[str], path: Path, id_name: str, label_column: str | None) -> tuple[str, str]:
-    """Return the column of ids, by the name in the data or a usual one, and that of labels."""
-    id_names = list(dict.fromkeys((id_name, *ID_NAMES)))
-    ids = next((name for name in id_names if name in names), None)
-    if ids is None:
-        raise DataError(
-            f"{path} must have a column of ids, called {' or '.join(repr(name) for name in id_names)}; it has "
-            f"{listed(names, 8) or 'none'}. Rename one, and separate columns by commas if the file is CSV."
-        )
-    label = label_column or LABEL
-    if label not in names:
-        option = "--label-column" if label_column else "a table of labels must have: --label-column"
-        raise DataError(unknown_column(label, names, path, option))
-    return ids, label
-
-
-def _id(value: Any, number: int, path: Path) -> str:
-    text = "" if value is None else str(value).strip()
-    if not text:
-        raise DataError(f"Row {number} of {path} has no id. Fill it in, or delete the row.")
-    return text
 
 
 def check_classes(labels: Sequence[str], where: object) -> None:

@@ -17,7 +17,6 @@ from collections import Counter
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,6 @@ from semigpc.labeling.source import TableSource, open_source
 from semigpc.report.labeling_page import write_labeling_report
 
 SHARD, SHARD_BYTES = 65_536, 2**28  # most rows, and bytes of embeddings, that are labelled at a time
-FOLDS = 5  # of the cross-validation
 DATA = "data content"  # entry of the key that is known only when images are embedded
 NETWORK = ("model", "pretrained", "image_size", "precision")  # options that embeddings depend on
 LEARNED = ("length_scale", "noise_std", "logit_scale", "scaling", "self_training")  # parameters that fitting sets
@@ -73,7 +71,7 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) ->
         source = open_source(settings.data, settings.data_columns, follow_links=settings.follow_links)
         inputs = table_inputs(settings, source, settings.data.resolve())
     out = outputs.OutFolder(settings.out, key | {DATA: outputs.files_hash(inputs.source.files)})
-    written = {"images": _text(inputs.images), "image_url": settings.image_url, "report": settings.report}
+    written = {"images": inputs.images and str(inputs.images), "image_url": settings.image_url, "report": settings.report}
     finished = not overwrite and out.check()
     changed = out.altered() if finished else []
     earlier = _earlier_summary(out, written) if finished and not changed else None
@@ -100,9 +98,28 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) ->
     write_json(out.parts / "summary.json", summary)
     if settings.report:
         write_labeling_report(out.parts / "report.html", summary)
-    own = {"classes": classes, "counts": summary["statuses"], "written": written, "key": out.key}
-    files = facts_of(out.parts, (name for name in outputs.WRITTEN if name != FILE))
-    write_json(out.parts / FILE, _project(settings, inputs, gathered, model) | own | {"files": files})
+    inside = inputs.path.is_relative_to(settings.out.resolve())
+    project = {
+        "version": VERSION,
+        "data": str(inputs.path.relative_to(settings.out.resolve()) if inside else inputs.path),
+        "labels": settings.labels and str(settings.labels.resolve()),
+        "columns": asdict(inputs.columns),
+        "id_name": inputs.source.id_name,
+        "images": written["images"],
+        "rows": gathered.rows,
+        "width": inputs.source.width,
+        "bad_rows": gathered.bad.tolist(),
+        "sample": SAMPLE,
+        "seed": settings.seed,
+        "follow_links": settings.follow_links,
+        "parameters": parameters(model),
+        "classes": classes,
+        "counts": summary["statuses"],
+        "written": written,
+        "key": out.key,
+        "files": facts_of(out.parts, (name for name in outputs.WRITTEN if name != FILE)),
+    }
+    write_json(out.parts / FILE, project)
     out.publish(kept)
     return summary
 
@@ -111,9 +128,8 @@ def _earlier_summary(out: outputs.OutFolder, written: dict[str, Any]) -> dict[st
     """Return the summary of a finished folder, whose hash was verified, if it has all outputs that are wanted now."""
     earlier = read_settings(out.path)["written"]
     needed = [name for name in outputs.WRITTEN if name != "report.html" or written["report"]]
-    if any(earlier[name] != written[name] for name in ("images", "image_url")):
-        return None
-    if not all((out.path / name).is_file() for name in needed):
+    same = all(earlier.get(name) == written[name] for name in ("images", "image_url"))
+    if not same or not all((out.path / name).is_file() for name in needed):
         return None
     out.remove_parts()
     return read_json(out.path / "summary.json", dict[str, Any], error=DataError, remedy=outputs.ADVICE)
@@ -147,15 +163,15 @@ def _label_parts(
     out: outputs.OutFolder, inputs: Inputs, model: SemiGPClassifier, gathered: Scan, size: int, progress: Progress
 ) -> int:
     """Label the shards that do not exist yet; return how many there are in all."""
-    parts = [out.part(number) for number in range(-(-gathered.rows // size))]
-    if all(part.exists() for part in parts):
-        return len(parts)
+    total = -(-gathered.rows // size)
+    if all(out.part(number).exists() for number in range(total)):
+        return total
     labeller = outputs.Labeller(model, gathered, inputs.source.id_name)
     for number, batch in enumerate(inputs.source.batches(size)):
-        if not parts[number].exists():
+        if not out.part(number).exists():
             out.write_part(number, labeller.table(batch))
         progress("labelling", batch.first + len(batch.ids), gathered.rows)
-    return len(parts)
+    return total
 
 
 def labels_key(settings: LabelSettings, content: str = "") -> outputs.Key:
@@ -176,37 +192,12 @@ def labels_key(settings: LabelSettings, content: str = "") -> outputs.Key:
     }
 
 
-def _project(settings: LabelSettings, inputs: Inputs, gathered: Scan, model: SemiGPClassifier) -> dict[str, Any]:
-    """Return the part of project.json by which the folder is opened again."""
-    inside = inputs.path.is_relative_to(settings.out.resolve())
-    return {
-        "version": VERSION,
-        "data": str(inputs.path.relative_to(settings.out.resolve()) if inside else inputs.path),
-        "labels": _text(settings.labels.resolve() if settings.labels else None),
-        "columns": asdict(inputs.columns),
-        "id_name": inputs.source.id_name,
-        "images": _text(inputs.images),
-        "rows": gathered.rows,
-        "width": inputs.source.width,
-        "bad_rows": gathered.bad.tolist(),
-        "sample": SAMPLE,
-        "seed": settings.seed,
-        "follow_links": settings.follow_links,
-        "parameters": parameters(model),
-    }
-
-
 def parameters(model: SemiGPClassifier) -> dict[str, Any]:
     """Return the parameters that make the same model without tuning: the learned values in place of "auto"."""
     learned = {name: getattr(model, f"{name}_") for name in LEARNED}
-    threshold = float(model.threshold_)
-    fixed = {"abstain": threshold if threshold > 0 else None, "target_precision": None}
+    fixed = {"abstain": float(model.threshold_) or None, "target_precision": None}
     plain: dict[str, Any] = json.loads(json.dumps(model.get_params() | learned | fixed, default=float))
     return plain
-
-
-def _text(path: Path | None) -> str | None:
-    return str(path) if path is not None else None
 
 
 def summarise(
@@ -219,13 +210,12 @@ def summarise(
     labels = np.array(gathered.labels, dtype=object)
     evidence = None
     if settings.report:
-        options = {"folds": FOLDS, "seed": settings.seed}
         report = partial(progress, "cross-validating")
-        evidence = gather_evidence(model, gathered.x, labels, gathered.sample_x, **options, progress=report)
+        evidence = gather_evidence(model, gathered.x, labels, gathered.sample_x, seed=settings.seed, progress=report)
     classes = [str(name) for name in model.classes_]
     counts = Counter(gathered.labels)
     ids = dict(zip(gathered.labelled.tolist(), gathered.ids, strict=True))
-    summary = {
+    return {
         "title": f"Labels for {settings.data.name}",
         "data": str(settings.data),
         "rows": gathered.rows,
@@ -239,34 +229,23 @@ def summarise(
         "statuses": {status: tally.statuses[status] for status in outputs.ALL_STATUSES},
         "threshold": float(model.threshold_),
         "target_precision": settings.target_precision,
-        "model": _model_facts(model, gathered),
+        "model": {
+            "kernel": str(model.get_params()["kernel"]),
+            "scaling": str(model.scaling_),
+            "length_scale": float(model.length_scale_),
+            "noise_std": float(model.noise_std_),
+            "logit_scale": float(model.logit_scale_),
+            "self_training": int(model.self_training_),
+            "engine": str(model.engine_),
+            "labels used": len(model.labeled_rows_),
+            "rows in the sample": len(gathered.sample),
+        },
         "settings": _settings_facts(settings, inputs.source),
         "notes": _notes(inputs, gathered),
         "outliers": tally.outliers,
         "suspects": [{"id": ids[entry["row"]]} | entry for entry in (evidence or {}).get("suspects", [])],
         "evidence": evidence,
         "why_none": too_few(labels) if settings.report else NO_REPORT,
-    }
-    plain: dict[str, Any] = json.loads(json.dumps(summary, default=_plain))
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    """Return a NumPy value as JSON holds it."""
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
-
-
-def _model_facts(model: SemiGPClassifier, gathered: Scan) -> dict[str, Any]:
-    return {
-        "kernel": str(model.get_params()["kernel"]),
-        "scaling": str(model.scaling_),
-        "length_scale": float(model.length_scale_),
-        "noise_std": float(model.noise_std_),
-        "logit_scale": float(model.logit_scale_),
-        "self_training": int(model.self_training_),
-        "engine": str(model.engine_),
-        "labels used": len(model.labeled_rows_),
-        "rows in the sample": len(gathered.sample),
     }
 
 

@@ -27,7 +27,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 import pyarrow
 from numpy.typing import NDArray
-from pyarrow import parquet
+from pyarrow import compute, parquet
 from pydantic import with_config
 from typing_extensions import TypedDict
 
@@ -35,7 +35,7 @@ from semigpc.data.dataset import DataError
 from semigpc.estimator import STATUSES, Answers, SemiGPClassifier
 from semigpc.files import RELAXED, FileFacts, altered, push, read_json, remove_drafts, replacing, write_json, writing
 from semigpc.labeling.scan import Scan
-from semigpc.labeling.source import RowBatch
+from semigpc.labeling.source import RowBatch, readable
 from semigpc.text import spreadsheet_cell
 
 LABELLED = "labelled"  # status of rows whose label was given
@@ -85,6 +85,7 @@ class Labeller:
     def __init__(self, model: SemiGPClassifier, scan: Scan, id_name: str) -> None:
         self.model, self.scan, self.schema = model, scan, schema_of(id_name)
         self.names = np.array([str(name) for name in model.classes_], dtype=object)
+        self._given = dict(zip(scan.labelled.tolist(), scan.labels, strict=True)) | scan.bad_labels
         # Self-training may have added rows of the sample to the labelled ones, so they can be reasons too.
         codes = model.answer(scan.sample_x, variance=False, top=0).codes if len(scan.sample) else np.empty(0, dtype=np.int64)
         rows = np.concatenate([scan.labelled, scan.sample])
@@ -95,9 +96,9 @@ class Labeller:
 
     def table(self, batch: RowBatch) -> pyarrow.Table:
         """Return one row for each row of the batch, in its order."""
-        low, high = np.searchsorted(self.scan.bad, (batch.first, batch.first + len(batch.ids)))
-        bad = self.scan.bad[low:high] - batch.first
-        x = batch.x.copy() if len(bad) else batch.x
+        numbers = range(batch.first, batch.first + len(batch.ids))
+        bad = np.isin(numbers, self.scan.bad)
+        x = batch.x.copy() if bad.any() else batch.x
         x[bad] = 0.0
         answers = self.model.answer(x, variance=True, top=TOP)
         assert answers.variance is not None
@@ -105,20 +106,12 @@ class Labeller:
         confidence, variance = answers.confidence.copy(), answers.variance.copy()
         status = np.array(STATUSES, dtype=object)[answers.status]
         labels[bad], confidence[bad], variance[bad], status[bad] = None, 0.0, 1.0, "abstained"
-        for row, label in self._given(batch):
-            labels[row], confidence[row], status[row] = label, 1.0, LABELLED
+        for row, number in enumerate(numbers):
+            if number in self._given:
+                labels[row], confidence[row], status[row] = self._given[number], 1.0, LABELLED
         columns = [batch.ids, labels.tolist(), confidence, variance, status.tolist()]
         arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self.schema, strict=False)]
-        reasons = self._reasons(answers, np.isin(np.arange(len(batch.ids)), bad))
-        return pyarrow.Table.from_arrays([*arrays, reasons], schema=self.schema)
-
-    def _given(self, batch: RowBatch) -> list[tuple[int, str]]:
-        """Return the rows of the batch that have a label, counted from its first one."""
-        low, high = np.searchsorted(self.scan.labelled, (batch.first, batch.first + len(batch.ids)))
-        rows = (self.scan.labelled[low:high] - batch.first).tolist()
-        good = list(zip(rows, self.scan.labels[low:high], strict=True))
-        bad = [(row - batch.first, label) for row, label in self.scan.bad_labels.items()]
-        return good + [(row, label) for row, label in bad if 0 <= row < len(batch.ids)]
+        return pyarrow.Table.from_arrays([*arrays, self._reasons(answers, bad)], schema=self.schema)
 
     def _reasons(self, answers: Answers, is_bad: NDArray[np.bool_]) -> pyarrow.Array:
         """Return for each row a list of the labelled rows that weigh most."""
@@ -145,14 +138,11 @@ class Tally:
 
     def add(self, table: pyarrow.Table, id_name: str) -> None:
         """Count a part of the table of labels."""
-        outliers = []
-        for name, label, confidence, variance, status in _rows_of(table, id_name):
-            if status == "outlier":
-                outliers.append({"id": name, "label": label, "confidence": confidence, "variance": variance})
-            elif status == "pseudo":
-                self.pseudo[label] += 1
-        self.statuses.update(table.column("status").to_pylist())
-        self._list(outliers)
+        status = table.column("status")
+        self.statuses.update(status.to_pylist())
+        self.pseudo.update(table.filter(compute.equal(status, "pseudo")).column("label").to_pylist())
+        outliers = table.filter(compute.equal(status, "outlier")).select([id_name, *COLUMNS[:3]])
+        self._list(outliers.rename_columns(["id", *COLUMNS[:3]]).to_pylist())
 
     def _list(self, outliers: Iterable[dict[str, Any]]) -> None:
         self.outliers = sorted([*self.outliers, *outliers], key=lambda entry: -entry["variance"])[:LISTED]
@@ -380,18 +370,9 @@ class OutFolder:
             parquet.write_table(table, draft, write_page_checksum=True)
 
     def read_part(self, number: int) -> pyarrow.Table:
-        """Return a finished shard.
-
-        Raises:
-            DataError: it was damaged since.
-        """
-        try:
+        """Return a finished shard; raise a DataError if it was damaged since."""
+        with readable(self.part(number), "Parquet", "Delete that file; the same command makes it again."):
             return parquet.read_table(self.part(number), partitioning=None, page_checksum_verification=True)
-        except (OSError, pyarrow.ArrowException) as error:
-            reason = " ".join(str(error).split())
-            raise DataError(
-                f"{self.part(number)} is damaged: {reason}. Delete that file; the same command makes it again."
-            ) from error
 
     def remove_parts(self) -> None:
         """Delete all shards."""

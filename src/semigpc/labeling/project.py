@@ -9,6 +9,7 @@ whose embedding contains NaN or infinity have none; project.json lists them as `
 
 import csv
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ from semigpc.data.dataset import DataError
 from semigpc.data.paths import checked
 from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.fitting import FitOptions
-from semigpc.files import EXACT, RELAXED, Count, FileFacts, PathText, Positive, altered, read_json, replacing, shown
+from semigpc.files import RELAXED, Count, FileFacts, PathText, Positive, altered, read_json, replacing, shown
 from semigpc.labeling.columns import ColumnOptions, Floats
 from semigpc.labeling.outputs import BULK_LABELS, COLUMNS, COMPLETE, LABELLED, PARTIAL
 from semigpc.labeling.scan import sample_rows
@@ -38,32 +39,17 @@ REMAKE = "Put it back as it was, or give the same semigpc label command again wi
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
-@with_config(EXACT)
-class SavedColumns(TypedDict):
-    """A :class:`semigpc.labeling.columns.ColumnOptions` in project.json."""
-
-    id: Name | None
-    features: Annotated[str, StringConstraints(max_length=100_000)] | None  # may name many columns
-    label: Name | None
-
-
-@with_config(EXACT)
-class SavedOutputs(TypedDict):
-    """Options that the outputs depend on, and the labels do not."""
-
-    images: PathText | None
-    image_url: str | None
-    report: bool
-
-
 @with_config(RELAXED)
 class ProjectSettings(TypedDict):
-    """``project.json``: ``parameters`` are those of the estimator, ``key`` is all that the labels depend on."""
+    """``project.json``: ``parameters`` are those of the estimator, ``key`` is all that the labels depend on.
+
+    ``written`` holds the options that the outputs depend on, and the labels do not.
+    """
 
     version: int
     data: PathText
     labels: PathText | None
-    columns: SavedColumns
+    columns: ColumnOptions
     files: dict[str, FileFacts]
     follow_links: bool
     id_name: Name
@@ -75,7 +61,7 @@ class ProjectSettings(TypedDict):
     seed: Count
     parameters: dict[str, Any]
     classes: list[str]
-    written: SavedOutputs
+    written: dict[str, Any]
     key: dict[str, Any]
 
 
@@ -96,10 +82,8 @@ class Project:
         self.classes: list[str] = list(settings["classes"])
         self.ids: list[str] = table.column(self.id_name).to_pylist()
         self.bad: frozenset[int] = frozenset(settings["bad_rows"])
-        columns = (table.column(name).to_pylist() for name in ("label", "status"))
-        pairs = enumerate(zip(*columns, strict=True))
-        self.given: dict[int, str] = {row: label for row, (label, status) in pairs if status == LABELLED}
-        self._source: TableSource | None = None
+        rows = enumerate(table.select(["label", "status"]).to_pylist())
+        self.given: dict[int, str] = {number: row["label"] for number, row in rows if row["status"] == LABELLED}
         self._embeddings: Floats | None = None
 
     @classmethod
@@ -136,29 +120,23 @@ class Project:
             )
         return project
 
-    @property
-    def follows_links(self) -> bool:
-        """Return whether links that lead out of the data were allowed when they were labelled."""
-        return self.settings["follow_links"]
-
-    @property
+    @cached_property
     def source(self) -> TableSource:
         """Return the data, which are opened when first needed."""
-        if self._source is None:
-            path = self.folder / self.settings["data"]  # an absolute path stays itself
-            if not path.exists():
-                raise DataError(
-                    f"The data that {self.folder} was made from are not there: {path}, by {FILE}. Put them back. Or: {AGAIN}"
-                )
-            try:
-                self._source = open_source(path, ColumnOptions(**self.settings["columns"]), follow_links=self.follows_links)
-            except DataError as error:
-                raise DataError(f"The data of {self.folder / FILE} cannot be opened again: {error} {REMAKE}") from error
-            if self._source.width != self.settings["width"] or self._source.rows not in (None, len(self.ids)):
-                raise DataError(
-                    f"{path} has changed since it was labelled: other rows or columns than {self.folder / FILE} says. {AGAIN}"
-                )
-        return self._source
+        path = self.folder / self.settings["data"]  # an absolute path stays itself
+        if not path.exists():
+            raise DataError(
+                f"The data that {self.folder} was made from are not there: {path}, by {FILE}. Put them back. Or: {AGAIN}"
+            )
+        try:
+            source = open_source(path, self.settings["columns"], follow_links=self.settings["follow_links"])
+        except DataError as error:
+            raise DataError(f"The data of {self.folder / FILE} cannot be opened again: {error} {REMAKE}") from error
+        if source.width != self.settings["width"] or source.rows not in (None, len(self.ids)):
+            raise DataError(
+                f"{path} has changed since it was labelled: other rows or columns than {self.folder / FILE} says. {AGAIN}"
+            )
+        return source
 
     def embeddings(self, rows: Rows) -> Floats:
         """Return the embeddings (M, D) of rows in any order; zeros for rows that have none.
@@ -197,7 +175,7 @@ class Project:
         try:
             name = PurePosixPath(self.ids[row])
             path = (self.images / name).resolve()
-            by_link = self.follows_links and not name.is_absolute() and ".." not in name.parts
+            by_link = self.settings["follow_links"] and not name.is_absolute() and ".." not in name.parts
             return path if (path.is_relative_to(self.images) or by_link) and path.is_file() else None
         except (OSError, ValueError):  # no name that a file could have
             return None

@@ -39,7 +39,6 @@ from typing import Any
 import numpy as np
 
 from semigpc.data.dataset import DataError, listed
-from semigpc.estimator import SemiGPClassifier
 from semigpc.files import facts_of, locked
 from semigpc.labeling import bulk
 from semigpc.labeling.bulk import Address, Partitions, Store
@@ -54,7 +53,6 @@ RETRIES = 5  # of a task whose worker died
 NOTE_SECONDS = 10.0  # between updates of _partial.json
 GATHERED, SUMMARY, REPORT = "_gathered.npz", "summary.json", "report.html"
 ARRAYS = ("labelled", "x", "sample", "sample_x", "bad")  # fields of a Scan that are arrays; the others go into JSON
-TEXTS = ("rows", "ids", "labels", "sample_ids")
 
 
 def label_on_ray(settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None) -> dict[str, Any]:
@@ -110,7 +108,10 @@ def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress) 
         out.store.remove(*altered)  # they are made again
         if kept is None:
             out.save_scan(gathered)
-        labeller = _labeller(model, gathered, inputs)
+        labeller = Labeller(model, gathered, inputs.source.id_name)
+        model.answer(gathered.x[:1])  # computes what scoring needs once, and not in each worker
+        nothing = np.empty((0, gathered.x.shape[1]), dtype=np.float32)
+        labeller.scan = replace(gathered, x=nothing, sample_x=nothing)  # workers need no sample
         facts = engine.label(partitions, out, labeller, shard_rows(partitions.source, settings.shard))
     summary = summarise(settings, inputs, gathered, model, Tally.joined(facts), progress)
     summary |= {"engine": "ray", "partitions": len(partitions), "seconds": round(time.monotonic() - began, 3)}
@@ -219,15 +220,6 @@ def _ray() -> Iterator[Any]:
                 ray.shutdown()
 
 
-def _labeller(model: SemiGPClassifier, gathered: Scan, inputs: Inputs) -> Labeller:
-    """Return a labeller to send to workers: what scoring needs is computed once, and the sample is left out."""
-    labeller = Labeller(model, gathered, inputs.source.id_name)
-    model.answer(gathered.x[:1])
-    nothing = np.empty((0, gathered.x.shape[1]), dtype=np.float32)
-    labeller.scan = replace(gathered, x=nothing, sample_x=nothing)
-    return labeller
-
-
 def _page(summary: dict[str, Any]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         write_labeling_report(Path(folder) / REPORT, summary)
@@ -334,9 +326,8 @@ class BulkFolder:
 
     def save_scan(self, gathered: Scan) -> None:
         """Write the result of pass 1."""
-        facts = {name: getattr(gathered, name) for name in TEXTS} | {"bad_labels": list(gathered.bad_labels.items())}
-        text = json.dumps(facts | {"digest": self.digest}).encode()
-        content = io.BytesIO()
+        facts = {name: value for name, value in vars(gathered).items() if name not in ARRAYS} | {"digest": self.digest}
+        text, content = json.dumps(facts).encode(), io.BytesIO()
         np.savez(content, text=np.frombuffer(text, np.uint8), **{name: getattr(gathered, name) for name in ARRAYS})
         self.store.write_bytes(GATHERED, content.getvalue())
 
@@ -349,7 +340,7 @@ class BulkFolder:
                 facts, fields = json.loads(arrays["text"].tobytes()), {name: arrays[name] for name in ARRAYS}
         except (OSError, ValueError, KeyError, zipfile.BadZipFile):
             return None
-        if facts.get("digest") != self.digest:
+        if facts.pop("digest", None) != self.digest:
             return None
-        texts = {name: facts[name] for name in TEXTS} | {"bad_labels": dict(facts["bad_labels"])}
-        return Scan(**texts, **fields)
+        facts["bad_labels"] = {int(row): label for row, label in facts["bad_labels"].items()}
+        return Scan(**facts, **fields)

@@ -10,6 +10,7 @@ the sample of all, and the same rows can be drawn again later.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -55,13 +56,7 @@ class Scan:
 
 
 def scan(
-    source: TableSource,
-    lookup: "LabelLookup",
-    *,
-    size: int,
-    seed: int = 0,
-    skip_bad: bool = False,
-    progress: Progress = silent,
+    source: TableSource, lookup: "LabelLookup", *, size: int, seed: int = 0, skip_bad: bool = False, progress: Progress = silent
 ) -> Scan:
     """Read all rows once, ``size`` at a time.
 
@@ -112,22 +107,14 @@ class LabelLookup:
             )
 
 
-def quick_hashes(ids: list[str]) -> Rows:
-    """Return hashes (M,) of ids that are valid in this process alone."""
-    return np.fromiter(map(hash, ids), np.int64, len(ids))
-
-
 class Gathered:
     """What the first pass has gathered so far.
 
     Args:
         width: D. seed: of the sample. below: see ``Sample``.
-        hashed: returns whole numbers (M,) for M ids, by which they are compared.
     """
 
-    def __init__(
-        self, width: int, seed: int, *, below: float = np.inf, hashed: Callable[[list[str]], Rows] = quick_hashes
-    ) -> None:
+    def __init__(self, width: int, seed: int, *, below: float = np.inf) -> None:
         self.rows = 0
         self.some_ids: list[str] = []
         self.hashes: list[Rows] = []
@@ -135,7 +122,6 @@ class Gathered:
         self.labelled: list[tuple[int, str, str]] = []  # row number, id, label
         self.sample = Sample(SAMPLE, width, seed, below)
         self._x: list[Floats] = [np.empty((0, width), dtype=np.float32)]
-        self._hashed = hashed
 
     def add(self, batch: RowBatch, labels: list[str | None]) -> None:
         """Add the next rows."""
@@ -146,7 +132,8 @@ class Gathered:
         self.labelled += [(batch.first + int(i), batch.ids[i], str(labels[i])) for i in chosen]
         self._x.append(batch.x[chosen])
         self.bad += [(batch.first + int(i), batch.ids[i], labels[i]) for i in np.flatnonzero(~finite)]
-        self.hashes.append(self._hashed(batch.ids))
+        digests = (blake2b(name.encode(), digest_size=8).digest() for name in batch.ids)  # the same in every process
+        self.hashes.append(np.frombuffer(b"".join(digests), np.int64))
         self.some_ids = self.some_ids or batch.ids[:SHOWN]
         self.rows += len(batch.ids)
 

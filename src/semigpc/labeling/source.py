@@ -6,7 +6,8 @@ of their names; messages count them from 1 in the file that holds them. Files ar
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ from semigpc.data.paths import checked, reject_bad, sorted_images, unusable
 from semigpc.labeling.columns import (
     ColumnOptions,
     Columns,
-    ColumnsToRead,
     Floats,
     UsualColumns,
     check_types,
@@ -38,7 +38,6 @@ CHUNK = 8192  # rows read from a file at a time; batches are put together from t
 BUFFER = 2**20  # bytes of a Parquet column read at a time, so that a row group of any size takes little memory
 BLOCK = 2**24  # bytes of a CSV file parsed at a time; no row may be longer
 ROW_NUMBER = "id"  # name of the ids where there is no column of ids
-CHECKED = {"page_checksum_verification": True}  # verifies Parquet pages that have a checksum
 # OverflowError and LookupError: dates and time zones that Python cannot represent.
 UNREADABLE = (pyarrow.ArrowException, OSError, ValueError, OverflowError, LookupError)
 
@@ -62,7 +61,7 @@ class TableFile:
     rows: int | None = None
     usual = UsualColumns()
 
-    def batches(self, columns: ColumnsToRead, size: int, within: Rows | None = None) -> NumberedBatches:
+    def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:
         """Yield all rows in order, at most ``size`` at a time; batches without a row of ``within`` (sorted) may be left out."""
         raise NotImplementedError
 
@@ -129,15 +128,14 @@ class ParquetTable(TableFile):
     def _open(self, **options: Any) -> parquet.ParquetFile:
         return parquet.ParquetFile(self._location, filesystem=self._store, **options)
 
-    def batches(self, columns: ColumnsToRead, size: int, within: Rows | None = None) -> NumberedBatches:
-        """Yield batches row group by row group; groups without a row of ``within`` are not read."""
+    def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:
         groups = range(len(self.starts) - 1)
         if within is not None:
             within = within[within < self.starts[-1]]
             groups = np.unique(np.searchsorted(self.starts, within, side="right") - 1).tolist()
         is_local = self._store is None or isinstance(self._store, fs.LocalFileSystem)
-        buffering = {"pre_buffer": False, "buffer_size": BUFFER} if is_local else {"pre_buffer": True}
-        with readable(self.path, "Parquet", self._advice), self._open(**CHECKED, **buffering) as file:
+        reading = {"page_checksum_verification": True, "pre_buffer": not is_local, "buffer_size": BUFFER if is_local else 0}
+        with readable(self.path, "Parquet", self._advice), self._open(**reading) as file:
             for group in groups:
                 first = int(self.starts[group])
                 for batch in file.iter_batches(size, row_groups=[group], columns=columns.names):
@@ -158,8 +156,7 @@ class ArrowTable(TableFile):
             file.seek(0)
             self.schema = _decoded((ipc.open_stream(file) if self._is_stream else ipc.open_file(file)).schema)
 
-    def batches(self, columns: ColumnsToRead, size: int, within: Rows | None = None) -> NumberedBatches:  # noqa: ARG002
-        """Yield the batches of the file, cut to size."""
+    def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:  # noqa: ARG002
         first = 0
         with readable(self.path, "Arrow", self._advice), pyarrow.memory_map(str(self.path)) as file:
             reader = ipc.open_stream(file) if self._is_stream else ipc.open_file(file)
@@ -188,9 +185,8 @@ class CsvTable(TableFile):
         if all(pyarrow.types.is_null(field.type) for field in self.schema):
             raise DataError(f"{path} holds no rows. Nothing can be labelled.")
 
-    def batches(self, columns: ColumnsToRead, size: int, within: Rows | None = None) -> NumberedBatches:  # noqa: ARG002
-        """Yield batches from the beginning, numbers as float32 and the rest as text, so that an id of 007 stays one."""
-        types = dict.fromkeys(columns.text, pyarrow.string())
+    def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:  # noqa: ARG002
+        types = dict.fromkeys(columns.names, pyarrow.string())  # so that an id of 007 stays one
         for name in columns.features:
             kind = self.schema.field(name).type
             types[name] = kind if pyarrow.types.is_boolean(kind) else pyarrow.float32()
@@ -228,8 +224,7 @@ class NpzTable(TableFile):
         self._batch = pyarrow.RecordBatch.from_pydict({name: _npz_column(values) for name, values in arrays.items()})
         self.schema, self.rows = self._batch.schema, self._batch.num_rows
 
-    def batches(self, columns: ColumnsToRead, size: int, within: Rows | None = None) -> NumberedBatches:  # noqa: ARG002
-        """Yield slices of the arrays."""
+    def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:  # noqa: ARG002
         return _slices(self._batch.select(columns.names), size)
 
 
@@ -267,7 +262,6 @@ class RowBatch(NamedTuple):
 
 
 def _joined(batches: list[RowBatch]) -> RowBatch:
-    """Return consecutive batches as one."""
     ids = [name for batch in batches for name in batch.ids]
     labels = None if batches[0].labels is None else [label for batch in batches for label in batch.labels or ()]
     return RowBatch(batches[0].first, ids, np.concatenate([batch.x for batch in batches]), labels)
@@ -308,16 +302,20 @@ class TableSource:
         tables, files: the tables and their paths. columns: those that are read. width: D.
         id_name: name of the ids. has_ids, has_labels: whether there is such a column.
         rows: how many; None where only reading all of them would show it (Arrow, CSV).
-        starts: number of the first row of each table; used only if there are several, which are then all Parquet.
+        starts: number of the first row of each table, and of all rows if that is known.
     """
 
     def __init__(self, tables: Sequence[TableFile], options: ColumnOptions) -> None:
         self.tables = list(tables)
         self.files = [table.path for table in tables]
         first = tables[0]
-        self.columns: Columns = choose(first.schema, options, first.usual, first.path)
+        self.columns = choose(first.schema, options, first.usual, first.path)
+        self._features = replace(self.columns, id=None, label=None)
         for table in tables[1:]:
-            self._check_shard(table)
+            for name in self.columns.names:
+                if name not in table.schema.names:
+                    raise DataError(unknown_column(name, table.schema.names, table.path, f"the first shard {first.path.name}"))
+            check_types(table.schema, self.columns.features, table.path)
         self.has_ids, self.has_labels = self.columns.id is not None, self.columns.label is not None
         self.id_name = self.columns.id or ROW_NUMBER
         known = [table.rows for table in tables if table.rows is not None]
@@ -325,17 +323,11 @@ class TableSource:
         self.starts = np.cumsum([0, *known])
         self.width = self._find_width()
 
-    def _check_shard(self, table: TableFile) -> None:
-        for name in self.columns.all.names:
-            if name not in table.schema.names:
-                raise DataError(unknown_column(name, table.schema.names, table.path, f"the first shard {self.files[0].name}"))
-        check_types(table.schema, self.columns.features, table.path)
-
     def _find_width(self) -> int:
         if not self.columns.as_list:
             return len(self.columns.features)
         for table in self.tables:
-            for _, batch in table.batches(self.columns.only_features, 1):
+            for _, batch in table.batches(self._features, 1):
                 column = batch.column(0)
                 lengths = compute.list_value_length(column.storage if isinstance(column, pyarrow.ExtensionArray) else column)
                 if lengths[0].as_py():
@@ -346,7 +338,7 @@ class TableSource:
         """Yield all rows in order, ``size`` at a time and the rest at the end, however the files are divided."""
         waiting: list[RowBatch] = []
         for number, table in enumerate(self.tables):
-            for start, record in table.batches(self.columns.all, min(size, CHUNK)):
+            for start, record in table.batches(self.columns, min(size, CHUNK)):
                 batch = self._batch(number, start, record)
                 while (room := size - sum(len(part.ids) for part in waiting)) <= len(batch.ids):
                     yield _joined([*waiting, batch.rows(0, room)])
@@ -363,10 +355,10 @@ class TableSource:
         done = 0
         for number, table in enumerate(self.tables):
             end = np.searchsorted(ordered, self.starts[number + 1]) if len(self.tables) > 1 else len(ordered)
-            within = ordered[done:end] - self._start(number)
+            within = ordered[done:end] - self.starts[number]
             if not len(within):
                 continue
-            for start, record in table.batches(self.columns.only_features, CHUNK, within):
+            for start, record in table.batches(self._features, CHUNK, within):
                 low, high = np.searchsorted(within, (start, start + len(record)))
                 if high > low:
                     values = self._values(number, start, record)
@@ -380,18 +372,15 @@ class TableSource:
 
     def place(self, row: int) -> str:
         """Return where a row is, for a message: its number, counted from 1, in the file that holds it."""
-        number = int(np.searchsorted(self.starts, row, side="right")) - 1 if len(self.tables) > 1 else 0
-        return f"row {row - self._start(number) + 1} of {self.files[number]}"
-
-    def _start(self, number: int) -> int:
-        return int(self.starts[number]) if len(self.tables) > 1 else 0
+        number = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return f"row {row - self.starts[number] + 1} of {self.files[number]}"
 
     def _batch(self, number: int, start: int, record: pyarrow.RecordBatch) -> RowBatch:
         """Return the rows of a record batch of a table; ``start`` is its first row in that table."""
-        first = self._start(number) + start
+        first = int(self.starts[number]) + start
         ids = [str(row) for row in range(first, first + len(record))]
         if self.columns.id is not None:
-            with self._converting(number, self.columns.id):
+            with readable(self.files[number], "a table", f"Mend the column {self.columns.id!r}, or name another."):
                 values = ids_of(record.column(self.columns.id))
             ids = [value for value in values if value is not None]
             if len(ids) < len(values):
@@ -399,15 +388,12 @@ class TableSource:
                 raise DataError(f"Every row needs an id; there is none in {place}, column {self.id_name!r}. Fill it in.")
         labels = None
         if self.columns.label is not None:
-            with self._converting(number, self.columns.label):
+            with readable(self.files[number], "a table", f"Mend the column {self.columns.label!r}, or name another."):
                 labels = labels_of(record.column(self.columns.label), self.files[number])
         return RowBatch(first, ids, self._values(number, start, record), labels)
-
-    def _converting(self, number: int, column: str) -> AbstractContextManager[None]:
-        return readable(self.files[number], "a table", f"Mend the column {column!r}, or name another.")
 
     def _values(self, number: int, start: int, record: pyarrow.RecordBatch) -> Floats:
         if not self.columns.as_list:
             return np.stack([floats_of(record.column(name)) for name in self.columns.features], axis=1)
-        first = self._start(number) + start
+        first = int(self.starts[number]) + start
         return matrix_of(record.column(self.columns.features[0]), self.width, lambda row: self.place(first + row))

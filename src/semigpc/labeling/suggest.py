@@ -204,7 +204,6 @@ def _pool(candidates: Rows, worth: Floats, config: SuggestConfig) -> tuple[Rows,
 
 
 def _why(far: float, probs: Floats, names: Sequence[str], rare: set[str]) -> str:
-    """Return the reason for a suggestion as a short phrase."""
     first, second = (int(c) for c in (-probs).argsort(kind="stable")[:2])
     reasons = []
     if far > FAR:
