@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from semigpc.data import DATASETS
 from semigpc.gp import KERNELS, RBF
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
 from semigpc.training import train
-from tests.training.small_runs import small_run
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "extend.md").read_text()
 LOOP, LIGHTNING, USB, KERNEL, DATASET, _ADDON = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -71,8 +69,7 @@ def test_the_kernel_of_the_page_works_in_a_refiner(monkeypatch: pytest.MonkeyPat
 
 def test_the_data_set_of_the_page_trains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(DATASETS, "stripes", DATASETS["digits"])
-    config = run(DATASET)["StripesConfig"]()
-    experiment = replace(small_run("fixmatch", "none", "train.steps=3"), data=config)
+    experiment = run(DATASET)["stripes"](algorithm="fixmatch").override(["train.steps=3", "train.eval_steps=3"])
     summary = train(experiment, tmp_path / "run")
     assert summary["results"]["last"]["n"] == 100
     assert len(summary["results"]["last"]["per_class_recall"]) == 2

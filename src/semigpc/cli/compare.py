@@ -32,6 +32,7 @@ def compare_command(
         list[float], typer.Option("--ratio", metavar="GAMMA", help=f"Imbalance of a recipe, {RATIO:g}; repeat for more.")
     ] = [],  # noqa: B006
     features: FeatureChoice = "live",
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Length of every run.")] = None,
     settings: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for every run that has it.")
     ] = [],  # noqa: B006
@@ -53,24 +54,26 @@ def compare_command(
     always run beside them. Without test images the figures are those of the
     labels held out for validation.
 
-    A comparison that was stopped goes on where it was: call it again. The
+    If it is stopped, run it again to continue. The
     figures of all runs are in figures.json, class by class in the reports.
 
     For example:
 
-      semigpc compare photos --labels labels.csv --algorithm fixmatch --seeds 2
+      semigpc compare photos --labels labels.csv --algorithm fixmatch --steps 500
       semigpc compare digits --ratio 10 --ratio 100 --seeds 5 --jobs 2
     """
     from semigpc.cli.live import ComparisonProgress
     from semigpc.files import write_json
     from semigpc.recipes import RECIPES
     from semigpc.recipes.lookup import TrainOptions, figures_of, make_cells, mean_gain
+    from semigpc.refiners import PlacementConfig
     from semigpc.report.comparison import write_comparison_report
     from semigpc.training.comparison import compare
 
     console = Console(stderr=as_json, width=None if Console().is_terminal else 120)  # a file has no edge to fit into
     command = shlex.join(["semigpc", *sys.argv[1:]])
     comparisons = {}
+    settings = settings if steps is None else [*settings, f"train.steps={steps}"]
     ratios: list[float] | list[None] = ratio or ([RATIO] if data in RECIPES else [None])
     for gamma in ratios:
         options = TrainOptions(
@@ -84,6 +87,10 @@ def compare_command(
             follow_links=follow_links,
         )
         cells, name = make_cells(data, options, algorithms=algorithm, addons=addon, refiners=refiner, settings=settings)
+        for cell in cells:
+            refined = cell.experiment.refiner
+            if isinstance(refined, PlacementConfig) and refined.warmup_steps >= cell.experiment.train.steps:
+                say(f"Note: {cell.label} never uses its refiner: lower refiner.warmup_steps or raise --steps.", err=True)
         folder = out / f"ratio{gamma:g}" if len(ratios) > 1 else out
         tail = "" if gamma is None else f", imbalance ratio {gamma:g}"
         title = f"{name}{tail}, {seeds} seeds"

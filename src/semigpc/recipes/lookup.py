@@ -264,12 +264,12 @@ def make_cells(
 
 
 def figures_of(comparison: dict[str, Any]) -> dict[str, Any]:
-    """Return a comparison without its figures class by class: one number per seed, in percent."""
+    """Return a comparison without its figures class by class: percent per seed; None for a group without classes."""
     cells = {
         cell["name"]: {
             "label": cell["label"],
             "balanced_accuracy": [round(100 * run["result"]["balanced_accuracy"], 2) for run in cell["runs"]],
-            "groups": {name: round(100 * cell["mean"][name], 2) for name in CLASS_GROUPS},
+            "groups": {name: None if (mean := cell["mean"][name]) is None else round(100 * mean, 2) for name in CLASS_GROUPS},
             "seconds": round(sum(run["seconds"] for run in cell["runs"]) / len(cell["runs"]), 1),
         }
         for cell in comparison["cells"]

@@ -179,7 +179,7 @@ def _verdict(methods: Sequence[Entry]) -> str:
     by = f"by {100 * abs(gap):.1f} points of balanced accuracy"
     caution = ", which is less than folds differ among themselves" if abs(gap) < spread else ""
     if gap < -0.0005:
-        return f"On these labels {best['title']} does better than the Gaussian process, {by}{caution}. Consider it."
+        return f"On these labels {best['title']} does better than the Gaussian process, {by}{caution}."
     if gap > 0.0005:
         return f"On these labels the Gaussian process does better than the best of the others, {best['title']}, {by}{caution}."
     return f"On these labels the Gaussian process and the best of the others, {best['title']}, do equally well."
