@@ -11,6 +11,7 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from semigpc.cli import app
+from semigpc.training.run_folder import CheckpointError, read_checkpoint
 
 runner = CliRunner(env={"COLUMNS": "100"})
 SHORT = ("--set", "refiner.buffer_size=64", "--set", "train.eval_batch=64", "--set", "train.threads=1")
@@ -51,3 +52,14 @@ def start(*arguments: str | Path, cwd: Path, module: Sequence[str] = ("semigpc",
         )
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a checkpoint that another process may be replacing; 0 if there is none yet."""
+    while checkpoint.exists():
+        try:
+            return int(read_checkpoint(checkpoint).state["step"])
+        except CheckpointError as error:
+            if "was replaced while it was read" not in str(error):
+                raise
+    return 0

@@ -54,7 +54,9 @@ def test_a_class_absent_from_the_labels(trained: Trained, tmp_path: Path) -> Non
     rows = [line.split(",") for line in (trained.root / "labels.csv").read_text().split()[1:]]
     write_table(tmp_path / "labels.csv", [(name, "" if label == "two" else label) for name, label in rows])
     command = ("train", trained.photos, "--labels", tmp_path / "labels.csv", "--test", trained.root / "test.csv")
-    refused(*command, "--out", tmp_path / "run", code=2, words="has images of 'two', which is no class of the training labels")
+    refused(
+        *command, "--out", tmp_path / "run", code=2, words="has images of 'two', which is not a class of the training labels"
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.training.run_folder import CheckpointError, read_checkpoint
-from tests.cli.calls import check_paragraph, start
+from tests.cli.calls import check_paragraph, start, step_of
 
 COMMAND = (
     *("train", "digits", "--out", "run", "--algorithm", "fixmatch", "--refiner", "none", "--resume", "--steps", "120"),
@@ -29,16 +28,6 @@ def stop_group(process: "subprocess.Popen[str]", number: int, ready: Callable[[]
     check_paragraph(stderr, "train", "everything is saved in run. Give the same command with --resume to go on.")
     assert "Error" not in stderr  # nor from a worker
     return stderr
-
-
-def step_of(last: Path) -> int:
-    """Return the step of the last checkpoint; 0 if there is none, or while the running process is replacing it."""
-    try:
-        return int(read_checkpoint(last).state["step"])
-    except CheckpointError as error:
-        if "was replaced while it was read" in str(error) or "there is no checkpoint" in str(error):
-            return 0
-        raise
 
 
 @pytest.mark.slow

@@ -11,8 +11,7 @@ import pytest
 from semigpc.cli.failures import explain
 from semigpc.data import DataError
 from semigpc.training.processes import RankError
-from semigpc.training.run_folder import read_checkpoint
-from tests.cli.calls import check_paragraph, refused, start
+from tests.cli.calls import check_paragraph, refused, start, step_of
 from tests.training.together import WITHOUT_BATCH_NORM, finish, start_all
 
 STEPS = 4000  # far more than any of these tests waits for
@@ -26,10 +25,6 @@ def command() -> list[str]:
     options = [word for setting in settings for word in ("--set", setting)]
     run = ["train", "digits", "--out", "run", "--algorithm", "fixmatch", "--refiner", "none", "--resume"]
     return [*run, "--steps", str(STEPS), *options]
-
-
-def step_of(last: Path) -> int:
-    return int(read_checkpoint(last).state["step"]) if last.exists() else 0
 
 
 def wait_for(last: Path, step: int, process: "subprocess.Popen[str]") -> None:
