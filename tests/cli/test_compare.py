@@ -85,7 +85,7 @@ def test_compare_works_with_two_classes_and_notes_a_refiner_that_is_never_used(t
     x = (rng.integers(0, 60, (24, 8, 8)) + 150 * y[:, None, None]).astype(np.uint8)
     np.savez(tmp_path / "two.npz", x_labeled=x[:8], y_labeled=y[:8], x_unlabeled=x[8:16], x_test=x[16:], y_test=y[16:])
     out = tmp_path / "out"
-    done = semigpc("compare", tmp_path / "two.npz", "--algorithm", "fixmatch", "--seeds", 1, "--steps", 3, "--out", out)
+    done = semigpc("compare", tmp_path / "two.npz", "--algorithm", "fixmatch", "--seeds", "1", "--steps", "3", "--out", out)
     assert done.exit_code == 0, done.output
     assert "Note: FixMatch + SemiGPC never uses its refiner: lower refiner.warmup_steps or raise --steps." in done.stderr
     (comparison,) = json.loads((out / "figures.json").read_text())["comparisons"].values()
