@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SEED   ?= 0
-PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-cpus fuzz lint check format toy bench docs wheel
@@ -15,7 +14,7 @@ run: $(VENV)/ready     ## train on long-tailed digits with and without SemiGPC, 
 	$(BIN)/semigpc demo --out demo
 
 test: $(VENV)/ready     ## all tests, a process a core
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # One processor's instruction set, rounding and threads in the place of another's, as far as these libraries can be told to.
 CPU_as-it-is    := OMP_NUM_THREADS=1
@@ -28,7 +27,7 @@ TESTS ?= $(addprefix tests/,gp buffers refiners algorithms addons estimator pape
 
 test-cpus: $(VENV)/ready     ## the tests whose results are numbers, as on other processors (CPUS=avx2 TESTS=tests/gp for some)
 	@failed=; $(foreach cpu,$(CPUS),echo "== $(cpu)"; \
-	env $(CPU_$(cpu)) $(BIN)/python -m pytest $(PARALLEL) $(TESTS) || failed="$$failed $(cpu)";) \
+	env $(CPU_$(cpu)) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(TESTS) || failed="$$failed $(cpu)";) \
 	test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
 
 fuzz: $(VENV)/ready     ## damage, kills, edits, two processes and hostile requests, many times (half an hour; SEED=1 for others)
@@ -44,7 +43,7 @@ lint: $(VENV)/ready     ## format, lint, types
 	$(BIN)/mypy
 
 check: lint     ## the same and the fast tests: what pre-commit runs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(PARALLEL)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
 
 format: $(VENV)/ready     ## format and fix what can be fixed
 	$(BIN)/ruff format
