@@ -11,10 +11,11 @@ A config may also have a method ``conflict(frozen, average)``, which returns why
 or without a moving average, and ``has_threshold = True`` if confidences are compared with a threshold that is no option.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
-from semigpc.algorithms.base import Algorithm
+from torch import Tensor
+
 from semigpc.algorithms.comatch import CoMatch, CoMatchConfig
 from semigpc.algorithms.fixmatch import FixMatch, FixMatchConfig
 from semigpc.algorithms.freematch import FreeMatch, FreeMatchConfig
@@ -22,6 +23,28 @@ from semigpc.algorithms.npmatch import NPMatch, NPMatchConfig
 from semigpc.algorithms.remixmatch import ReMixMatch, ReMixMatchConfig
 from semigpc.algorithms.simmatch import SimMatch, SimMatchConfig
 from semigpc.algorithms.supervised import Supervised, SupervisedConfig
+from semigpc.types import Batch, Clock, Networks, StepOutput
+
+
+class Algorithm(Protocol):
+    """The interface of an algorithm, as the training loop calls it."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Names of the views of unlabelled images that a batch must contain; empty if it learns from labels alone."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names of the places where a refiner may replace the pseudo-labels."""
+
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
+        """Return the loss of one batch. Calls no ``backward()`` and moves no tensor between devices."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all state, the refiner's included."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> Any:
+        """Restore the state."""
 
 
 class AlgorithmEntry(NamedTuple):

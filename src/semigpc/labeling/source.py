@@ -5,6 +5,7 @@ of their names; messages count them from 1 in the file that holds them. Files ar
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -48,7 +49,7 @@ NumberedBatches = Iterator[tuple[int, pyarrow.RecordBatch]]  # each with the num
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-class TableFile:
+class TableFile(ABC):
     """One file with a table; a subclass for each kind of file.
 
     Attributes:
@@ -61,9 +62,9 @@ class TableFile:
     rows: int | None = None
     usual = UsualColumns()
 
+    @abstractmethod
     def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:
         """Yield all rows in order, at most ``size`` at a time; batches without a row of ``within`` (sorted) may be left out."""
-        raise NotImplementedError
 
 
 @contextmanager
