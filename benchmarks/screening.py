@@ -9,10 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
-import typer
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.table import Table
@@ -26,8 +25,10 @@ from benchmarks.tables import (
     COLOURS,
     DataNames,
     Embeddings,
+    Jobs,
     Json,
     Plot,
+    Seeds,
     StudyFile,
     dress,
     name_rows,
@@ -171,7 +172,8 @@ def screening(
     out: StudyFile,
     embeddings: Embeddings = None,
     data: DataNames = None,
-    seeds: Annotated[int, typer.Option(help="Draws of each problem.", min=1)] = 10,
+    seeds: Seeds = "0:10",
+    jobs: Jobs = 1,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
@@ -188,7 +190,7 @@ def screening(
       python benchmarks/screening.py --data digits --seeds 5 --out screening.json
       python benchmarks/screening.py --embeddings cifar10.parquet --out screening.json
     """
-    summary = study(PROBLEMS, screen, summarise, out=out, plot=plot, embeddings=embeddings, data=data, seeds=seeds)
+    summary = study(PROBLEMS, screen, summarise, out=out, plot=plot, embeddings=embeddings, data=data, seeds=seeds, jobs=jobs)
     if plot is not None:
         draw_screening(summary, SCORES, plot)
     show(summary, lambda: _tables(summary), as_json=as_json)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import joblib
 import typer
 from matplotlib.axes import Axes
 from rich import box
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.problems import OnData, Pool, loaders
+from benchmarks.problems import NEEDS, OnData, Pool, loaders
 from semigpc.data import DataError
 from semigpc.training import RunError, SettingError
 from semigpc.training.processes import Stopped
@@ -33,7 +34,21 @@ Embeddings = Annotated[
     Path | None,
     typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Of train/CLASS and test/CLASS images, by semigpc embed."),
 ]
+Mnist = Annotated[
+    Path | None,
+    typer.Option(metavar="NPZ", exists=True, dir_okay=False, help="Pixels of MNIST: x_train, y_train, x_test, y_test."),
+]
+Seeds = Annotated[str, typer.Option(metavar="FROM:TO", help="Draws of each problem; 5 is 0:5.")]
+Jobs = Annotated[int, typer.Option(help="Processes; with several, each has one thread.", min=1)]
 DataNames = Annotated[list[str] | None, typer.Option(help="Only this data set; repeat for several.", metavar="NAME")]
+
+
+def read_seeds(text: str) -> range:
+    """Return the seeds of FROM:TO, of which TO is not one, or 0:N for a number N."""
+    first, _, last = text.rpartition(":")
+    if not (last.isdecimal() and (first or "0").isdecimal() and int(first or "0") < int(last)):
+        raise typer.BadParameter(f"{text!r} is not FROM:TO with FROM < TO, such as 0:20.", param_hint="--seeds")
+    return range(int(first or "0"), int(last))
 
 
 def script(command: Callable[..., None]) -> typer.Typer:
@@ -119,12 +134,14 @@ def study(
     out: Path,
     plot: Path | None,
     embeddings: Path | None,
+    mnist: Path | None = None,
     data: list[str] | None,
-    seeds: int,
+    seeds: str,
+    jobs: int = 1,
 ) -> Record:
     """Check the options of a study, run what ``out`` lacks with a progress bar, and return the summary."""
     check_folders(out=out, plot=plot)
-    at_hand = loaders(embeddings)
+    at_hand, drawn = loaders(embeddings, mnist), read_seeds(seeds)
     names = {problem.data for problem in problems}
     unknown = [name for name in data or [] if name not in names]
     if unknown:
@@ -132,45 +149,55 @@ def study(
     chosen = [problem for problem in problems if problem.data in (data or at_hand)]
     missing = [problem.data for problem in chosen if problem.data not in at_hand]
     if missing:
-        raise typer.BadParameter(f"{missing[0]} needs --embeddings.", param_hint="--data")
+        raise typer.BadParameter(f"{missing[0]} needs {NEEDS[missing[0]]}.", param_hint="--data")
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("problems", total=len(chosen) * seeds)
+        task = bar.add_task("problems", total=len(chosen) * len(drawn))
 
         def advance(name: str) -> None:
             bar.update(task, advance=1, description=name)
 
-        return summarise(run_study(chosen, at_hand, seeds, out, measure=measure, summarise=summarise, advance=advance))
+        return summarise(
+            run_study(chosen, at_hand, drawn, out, jobs=jobs, measure=measure, summarise=summarise, advance=advance)
+        )
 
 
 def run_study(
     problems: Sequence[Case],
     loaders: Mapping[str, Callable[[], Pool]],
-    seeds: int,
+    seeds: range,
     out: Path,
     *,
     measure: Callable[[Case, Pool, int], Record],
     summarise: Callable[[Sequence[Record]], Record],
     advance: Callable[[str], object],
+    jobs: int = 1,
 ) -> list[Record]:
     """Measure every problem and seed that ``out`` does not hold yet; ``out`` is written after each of them.
 
     Args:
-        problems: to measure. loaders: of their data sets. seeds: of each problem, from 0. out: JSON of summary and records.
+        problems: to measure. loaders: of their data sets. seeds: of each problem. out: JSON of summary and records.
         measure: returns a record, with ``problem`` and ``seed``, for a problem, its data and a seed.
         summarise: of all records. advance: called with the name of a problem whenever a seed of it is done.
+        jobs: processes that measure at the same time, each with one thread if there are several.
     """
     records: list[Record] = json.loads(out.read_text())["records"] if out.exists() else []
     done = {(record["problem"], record["seed"]) for record in records}
-    pools: dict[str, Pool] = {}
-    for problem in problems:
-        for seed in range(seeds):
-            if (problem.name, seed) not in done:
-                if problem.data not in pools:
-                    pools = {problem.data: loaders[problem.data]()}
-                records.append(measure(problem, pools[problem.data], seed))
+    for name in dict.fromkeys(problem.data for problem in problems):
+        cells = [(problem, seed) for problem in problems if problem.data == name for seed in seeds]
+        missing = [(problem, seed) for problem, seed in cells if (problem.name, seed) not in done]
+        for problem, seed in cells:
+            if (problem, seed) not in missing:
+                advance(problem.name)
+        if not missing:
+            continue
+        pool = loaders[name]()
+        with joblib.parallel_config("loky", inner_max_num_threads=1 if jobs > 1 else None):
+            parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")
+            for record in parallel(joblib.delayed(measure)(problem, pool, seed) for problem, seed in missing):
+                records.append(record)
                 draft = out.with_name(out.name + ".part")
                 draft.write_text(json.dumps({"summary": summarise(records), "records": records}, indent=1) + "\n")
                 draft.replace(out)
-            advance(problem.name)
+                advance(record["problem"])
     return records

@@ -75,12 +75,12 @@ def test_a_study_goes_on_where_it_was_and_counts_who_is_better(tmp_path: Path) -
         loaded.append("digits")
         return load_digits_pool()
 
-    run_study([SMALL], {"digits": load}, 1, out, measure=study_on, summarise=summarise, advance=lambda _: None)
-    records = run_study([SMALL], {"digits": load}, 2, out, measure=study_on, summarise=summarise, advance=lambda _: None)
+    run_study([SMALL], {"digits": load}, range(1), out, measure=study_on, summarise=summarise, advance=lambda _: None)
+    records = run_study([SMALL], {"digits": load}, range(2), out, measure=study_on, summarise=summarise, advance=lambda _: None)
     assert [record["seed"] for record in records] == [0, 1]
     assert json.loads(out.read_text())["records"] == records
     assert (
-        run_study([SMALL], {}, 2, out, measure=study_on, summarise=summarise, advance=lambda _: None) == records
+        run_study([SMALL], {}, range(2), out, measure=study_on, summarise=summarise, advance=lambda _: None) == records
     )  # all is there, nothing is loaded
     assert len(loaded) == 2
     summary = summarise(records)
@@ -114,7 +114,7 @@ def test_a_study_is_printed_and_resumed(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--data", "mnist"), "unknown data 'mnist'; known: cifar10, digits, segments"),
+        (("--data", "fashion"), "unknown data 'fashion'; known: cifar10, digits, letter"),
         (("--data", "cifar10"), "cifar10 needs --embeddings"),
         (("--plot", "nowhere/k.png"), "there is no folder nowhere"),
     ],

@@ -54,12 +54,12 @@ def test_a_screening_goes_on_where_it_was_and_finds_far_clouds(tmp_path: Path) -
         return clouds()
 
     seen: list[str] = []
-    run_study([SMALL], {"clouds": load}, 1, out, measure=screen, summarise=summarise, advance=seen.append)
-    records = run_study([SMALL], {"clouds": load}, 2, out, measure=screen, summarise=summarise, advance=seen.append)
+    run_study([SMALL], {"clouds": load}, range(1), out, measure=screen, summarise=summarise, advance=seen.append)
+    records = run_study([SMALL], {"clouds": load}, range(2), out, measure=screen, summarise=summarise, advance=seen.append)
     assert [record["seed"] for record in records] == [0, 1]
     assert json.loads(out.read_text())["records"] == records
     assert (
-        run_study([SMALL], {}, 2, out, measure=screen, summarise=summarise, advance=seen.append) == records
+        run_study([SMALL], {}, range(2), out, measure=screen, summarise=summarise, advance=seen.append) == records
     )  # all is there, nothing is loaded
     assert loaded == ["clouds"] * 2
     assert seen == [SMALL.name] * 5
@@ -77,7 +77,7 @@ def test_a_screening_goes_on_where_it_was_and_finds_far_clouds(tmp_path: Path) -
 
 def test_a_study_is_told_as_tables_and_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screening, "PROBLEMS", (SMALL,))
-    monkeypatch.setattr(tables, "loaders", lambda _embeddings: {"clouds": clouds})
+    monkeypatch.setattr(tables, "loaders", lambda *_: {"clouds": clouds})
     out, plot = tmp_path / "s.json", tmp_path / "s.png"
     done = bench("screening", "--seeds", "1", "--out", out, "--plot", plot)
     assert done.exit_code == 0, done.output
