@@ -2,6 +2,7 @@
 
 from semigpc.estimator.classifier import SemiGPClassifier
 from semigpc.estimator.confidence import STATUSES, Answers, Explanation, LeftOutLabels
+from semigpc.estimator.promise import Promise
 from semigpc.estimator.scaling import SCALINGS, Scaling
 
-__all__ = ["SCALINGS", "STATUSES", "Answers", "Explanation", "LeftOutLabels", "Scaling", "SemiGPClassifier"]
+__all__ = ["SCALINGS", "STATUSES", "Answers", "Explanation", "LeftOutLabels", "Promise", "Scaling", "SemiGPClassifier"]

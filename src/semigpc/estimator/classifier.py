@@ -16,9 +16,9 @@ from torch import Tensor
 from semigpc.estimator.confidence import (
     ABSTAINED,
     OUTLIER,
+    PSEUDO,
     Answers,
     Calibration,
-    Confidence,
     Decisions,
     Explanation,
     Floats,
@@ -62,21 +62,23 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scaling: "unit", "centered", "standard", "rank" or "none", see :class:`semigpc.estimator.Scaling`; "auto" chooses.
         class_prior: "balanced" decides as if all classes were equally frequent, which is best for rare classes; "estimated"
             decides under the estimated shares of the unlabelled rows, which makes the fewest errors.
-        self_training: rounds in which unlabelled rows of high confidence join the labelled ones; "auto" is three if recall of
-            left-out labels, averaged over classes, is at least two thirds, and 0 otherwise. Rows that joined are used for
-            the class, in ``predict`` and ``predict_proba``, but not for its confidence, its variance and its reasons,
+        self_training: rounds in which unlabelled rows of high confidence join the labelled ones; False is 0; "auto" is three if
+            recall of left-out labels, averaged over classes, is at least two thirds, and 0 otherwise. Rows that joined are used
+            for the class, in ``predict`` and ``predict_proba``, but not for its confidence, its variance and its reasons,
             which come from given labels alone.
-        confidence: what is compared with the threshold: the "probability" above; that "expected" over the posterior, lower
-            where the variance is large; or the "variance" explained, 1 - var, whatever the class. The two cost O(n) more.
-        abstain: confidence below which no label is given; above 1, none ever is.
-        target_precision: in place of ``abstain``: the share of the labels given out that should be right; sets the threshold.
+        abstain: confidence below which no label is given out, in place of ``target_precision``; above 1, none ever is.
+        target_precision: with probability 90 % over the labels drawn, at least this share of the labels given out is right, if
+            the labels of each class are a random sample of that class. It sets the threshold; ``promise_`` has what came of it.
+            None gives out a label for every row.
+        per_class: whether the promise is made for the labels of each class by itself.
         outlier_quantile: rows of a larger variance than this share of the labelled ones (left out) are called outliers.
         random_state: seed for subsets of many labels.
 
     Attributes:
         classes_: (C,) sorted. class_counts_: (C,) given labels. class_shares_: (C,) estimated shares among the unlabelled rows.
-        transduction_: (n,) labels of the rows that were fitted: the given ones, and predictions for the others.
-        threshold_: confidence below which a label is withheld; 0 if none ever is.
+        transduction_: (n,) labels of the rows that were fitted: the given ones, and those given out for the others.
+        thresholds_: (C,) confidence below which a label of each class is withheld; 0 if none ever is.
+        promise_: what can be said of the labels given out, see :class:`semigpc.estimator.Promise`.
         outlier_variance_: variance above which a row is an outlier.
         scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen. confidence_scale_: lambda'.
         labeled_rows_: numbers of the rows with a given label. n_features_in_: D.
@@ -92,10 +94,10 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         logit_scale: float | Literal["auto"] = "auto",
         scaling: str = "auto",
         class_prior: Literal["balanced", "estimated"] = "balanced",
-        self_training: int | Literal["auto"] = "auto",
-        confidence: Confidence = "probability",
+        self_training: int | bool | Literal["auto"] = "auto",
         abstain: float | None = None,
-        target_precision: float | None = None,
+        target_precision: float | None = 0.95,
+        per_class: bool = False,
         outlier_quantile: float = 0.99,
         random_state: int | None = None,
     ) -> None:
@@ -106,9 +108,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.scaling = scaling
         self.class_prior = class_prior
         self.self_training = self_training
-        self.confidence = confidence
         self.abstain = abstain
         self.target_precision = target_precision
+        self.per_class = per_class
         self.outlier_quantile = outlier_quantile
         self.random_state = random_state
 
@@ -142,7 +144,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.length_scale_, self.noise_std_ = fitted.length_scale, fitted.memory.noise_std
         self.logit_scale_, self.confidence_scale_ = fitted.logit_scale, fitted.confidence_scale
         self.self_training_, self.outlier_variance_ = fitted.rounds, fitted.outlier_variance
-        self.class_shares_, self.threshold_ = fitted.shares, fitted.threshold
+        self.class_shares_, self.promise_, self.thresholds_ = fitted.shares, fitted.promise, fitted.promise.thresholds
         self._count()
         self._rows_seen = int(numbers.max()) + 1
         self._fitted_rows = {int(number): position for position, number in enumerate(numbers)}
@@ -194,7 +196,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             memory.rename_classes(torch.from_numpy(places), len(known))
         shares = np.full(len(known), 1 / (len(self.transduction_) + len(known)))  # rare, since no row has it yet
         shares[places] = self.class_shares_ * (1 - (len(known) - len(places)) * shares[0])
-        self.classes_, self.class_shares_ = known, shares
+        thresholds = np.full(len(known), self.thresholds_.max())
+        thresholds[places] = self.thresholds_
+        self.classes_, self.class_shares_, self.thresholds_ = known, shares, thresholds
         if self.transduction_.dtype.kind in "US" or known.dtype.kind in "US":
             self.transduction_ = self.transduction_.astype(np.result_type(self.transduction_.dtype, known.dtype))
 
@@ -207,15 +211,15 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # Prediction ------------------------------------------------------------------------------------------------------
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the classes (M,) of rows (M, D); -1, NaN or (beside text) None where it abstains. O(M n (D + C))."""
-        answers = self.answer(X, variance=False, top=0)
-        return self._named(answers.codes, withheld=answers.confidence < self.threshold_)
+        """Return the classes (M,) of rows (M, D), of every row however unsure. O(M n (D + C))."""
+        codes = self.answer(X, variance=False, top=0).codes
+        labels: NDArray[Any] = self.classes_[codes]
+        return labels
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the accuracy on rows (M, D); abstaining counts as an error."""
-        pairs = zip(self.predict(X).tolist(), np.asarray(y).tolist(), strict=True)
-        right = [label is not None and bool(label == wanted) for label, wanted in pairs]
-        return float(np.average(right, weights=sample_weight))
+    def label(self, X: Any) -> NDArray[Any]:
+        """Return the labels (M,) given out for rows (M, D); -1, NaN or (beside text) None where it abstains. O(M n (D + C))."""
+        answers = self.answer(X, variance=False, top=0)
+        return self._named(answers.codes, withheld=answers.status == ABSTAINED)
 
     def predict_proba(self, X: Any) -> Floats:
         """Return probabilities (M, C) under the class prior; rows sum to 1. O(M n (D + C))."""
@@ -234,13 +238,11 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def answer(self, X: Any, *, variance: bool = True, top: int = 3) -> Answers:
         """Return class, confidence, variance, status and the largest ``top`` reasons of rows (M, D), in bounded memory.
 
-        Without ``variance``, unless the confidence needs it, no row is called an outlier. O(M n (D + C)), with the variance
-        O(M n (D + C + n)).
+        Without ``variance`` no row is called an outlier. O(M n (D + C)), with the variance O(M n (D + C + n)).
         """
         return self._answer(self._checked(X), variance=variance, top=top)
 
     def _answer(self, X: Floats, *, variance: bool, top: int) -> Answers:
-        variance = variance or self.confidence != "probability"
         with self._threads(X, variance=variance):
             parts = self._scored(X, self._memory, variance=variance, top=top)
             columns: Any = zip(*(self._answered(points, scored, top) for points, scored in parts), strict=True)
@@ -255,15 +257,18 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             other_slots, other_weights, _ = self._memory.reasons(points[other], codes[other], top)
             slots = slots.index_copy(0, other, other_slots)
             weights = weights.index_copy(0, other, other_weights.float())
-        logits = self._calibration().pool_logits(scored.mean)
-        confidence = Decisions(logits, codes, scored.variance).confidence(self.confidence, self.confidence_scale_).numpy()
-        status = np.where(confidence < self.threshold_, ABSTAINED, 0).astype(np.uint8)
+        decisions = Decisions(torch.softmax(self._calibration().pool_logits(scored.mean), dim=1), codes)
+        largest, likeliest = decisions.probs.max(dim=1)
+        confidence, thresholds = decisions.confidence.numpy(), self.thresholds_[codes.numpy()]
+        withheld = (confidence < thresholds) | ((confidence < largest.numpy()) & (thresholds > 0))
+        status = np.where(withheld, ABSTAINED, PSEUDO).astype(np.uint8)
         variance = None if scored.variance is None else scored.variance.numpy()
         if variance is not None:
             status[variance > self.outlier_variance_] = OUTLIER
         rows = np.append(self._memory.row_numbers(), -1)[slots.numpy()]
         scores = scored.mean.gather(1, codes.unsqueeze(1)).squeeze(1).numpy()
-        return Answers(codes.numpy(), confidence, variance, status, rows, weights.numpy(), scores)
+        found = (codes.numpy(), confidence, likeliest.numpy(), largest.numpy(), variance, status)
+        return Answers(*found, rows, weights.numpy(), scores)
 
     def explain(self, X: Any, top: int = 3, classes: Any = None) -> Explanation:
         """Return the labelled rows of largest weight; weights are signed and add up to the score. O(M n (D + n)), for few rows.
@@ -300,7 +305,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return covariance
 
     def leave_one_out(self) -> LeftOutLabels:
-        """Return what the other labels predict for each given label, under equal class priors.
+        """Return what the other labels predict for each given label; rows that joined in self-training take no part.
 
         In closed form: O(n^2 + n C), or O(n^2 (D + C)) where ``engine_`` is "ensemble". The variance of an ensemble is then
         that of the GPs which hold the row, without it; the others hold as many similar rows.
@@ -309,9 +314,20 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows, codes, positions = self._memory.given()
         left_out = self._memory.left_out()
         mean, ones, held = left_out.mean[positions], left_out.ones[positions], self._memory.held_shares()[positions]
-        scores = left_out_scores(mean, ones, torch.from_numpy(codes), self._memory.counts(), held)
-        probs = torch.softmax(self.logit_scale_ * scores, dim=1)
-        return LeftOutLabels(rows, codes, probs.float().numpy(), left_out.variance[positions].clamp(0, 1).float().numpy())
+        about = (mean, ones, torch.from_numpy(codes), self._memory.counts(), held)
+        even, plain = left_out_scores(*about), left_out_scores(*about, equalised=False)
+        log_shares = torch.from_numpy(self.class_shares_).clamp_min(1e-12).log()
+        probs = torch.softmax(self.confidence_scale_ * plain + log_shares, dim=1)
+        decisions = Decisions(probs, (even if self.class_prior == "balanced" else probs).argmax(dim=1))
+        return LeftOutLabels(
+            rows=rows,
+            codes=codes,
+            proba=torch.softmax(self.logit_scale_ * even, dim=1).float().numpy(),
+            decided=decisions.classes.numpy(),
+            confidence=decisions.confidence.float().numpy(),
+            likeliest=probs.argmax(dim=1).numpy(),
+            variance=left_out.variance[positions].clamp(0, 1).float().numpy(),
+        )
 
     # Helpers ---------------------------------------------------------------------------------------------------------
 
@@ -360,9 +376,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _transduce(self, X: NDArray[np.float32], codes: Integers) -> NDArray[Any]:
         answers = self._answer(X, variance=False, top=0)
         labelled = codes >= 0
-        return self._named(
-            np.where(labelled, codes, answers.codes), withheld=~labelled & (answers.confidence < self.threshold_)
-        )
+        return self._named(np.where(labelled, codes, answers.codes), withheld=~labelled & (answers.status == ABSTAINED))
 
 
 def read_targets(y: Any, classes: NDArray[Any] | None = None) -> tuple[Integers, NDArray[Any]]:

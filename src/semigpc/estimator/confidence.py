@@ -1,25 +1,25 @@
-"""What the estimator returns, and how scores become calibrated probabilities, confidences and a threshold to abstain below."""
+"""What the estimator returns, and how scores become calibrated probabilities and class shares."""
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import gammaln
 from torch import Tensor
-
-from semigpc.gp.certainty import expected_probability
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-Confidence = Literal["probability", "expected", "variance"]
 STATUSES = ("pseudo", "abstained", "outlier")  # what a code in ``Answers.status`` stands for
 PSEUDO, ABSTAINED, OUTLIER = range(3)
 LOGIT_SCALES = tuple(float(x) for x in np.geomspace(1.0, 80.0, 40))
 EM_ROUNDS = 200  # of expectation-maximisation at most
 CONVERGED = 1e-6  # change of a share below which it stops
-FEW_LABELS = 30  # with so many labels, half of the errors that the target allows are allowed
-NEVER = 1.0 + 1e-6  # a confidence that no row reaches
+SHARPER = 2.0  # times lambda: left-out scores are less sure than those of unlabelled rows, and shares from soft ones collapse
+RELIED = 0.15  # unlabelled rows are so many times fewer to the prior, since their classes are guessed
+STRENGTHS = np.geomspace(1, 1e5, 41)  # of the prior in proportion to the labels, in labels
+UNEVEN = 1.5  # largest over smallest count of labels up to which they were chosen evenly, and say nothing about shares
 
 
 class Answers(NamedTuple):
@@ -27,8 +27,9 @@ class Answers(NamedTuple):
 
     Attributes:
         codes: (M,) the class, as an index into ``classes_``.
-        confidence: (M,) the probability that the label is right for a row like the unlabelled ones, or what the estimator's
-            parameter ``confidence`` names in its place.
+        confidence: (M,) the probability that this class is right for a row like the unlabelled ones.
+        likeliest, likeliest_confidence: (M,) the class of largest probability, and that probability. Where it is another class,
+            the row is not given a label.
         variance: (M,) posterior over prior variance, 0 (known) to 1 (unlike all labelled rows); None if not requested.
         status: (M,) uint8, an index into :data:`STATUSES`.
         rows: (M, top) numbers of the labelled rows that contribute most to the class, -1 where there are fewer.
@@ -38,6 +39,8 @@ class Answers(NamedTuple):
 
     codes: Integers
     confidence: Floats
+    likeliest: Integers
+    likeliest_confidence: Floats
     variance: Floats | None
     status: NDArray[np.uint8]
     rows: Integers
@@ -70,36 +73,36 @@ class LeftOutLabels(NamedTuple):
 
     Attributes:
         rows: (n,) row numbers. codes: (n,) the given classes.
-        proba: (n, C) by the other labels. variance: (n,) posterior over prior variance without the row itself.
+        proba: (n, C) by the other labels, under equal class priors.
+        decided: (n,) the class that they decide for. confidence: (n,) its probability under the estimated shares.
+        likeliest: (n,) the class of largest probability under these.
+        variance: (n,) posterior over prior variance without the row itself.
     """
 
     rows: Integers
     codes: Integers
     proba: Floats
+    decided: Integers
+    confidence: Floats
+    likeliest: Integers
     variance: Floats
 
 
 class Decisions(NamedTuple):
-    """The classes (M,) chosen for M rows, from which :meth:`confidence` is computed.
+    """The classes (M,) decided for M rows, and the probabilities (M, C) of all classes under the estimated shares."""
 
-    Attributes:
-        logits: (M, C) z = lambda' mu + log shares. classes: (M,).
-        variance: (M,) of mu, over the prior variance; None if only probabilities are needed.
-    """
-
-    logits: Tensor
+    probs: Tensor
     classes: Tensor
-    variance: Tensor | None
 
-    def confidence(self, kind: Confidence, scale: float) -> Tensor:
-        """Return (M,) softmax(z)_c, its expectation over the posterior with lambda' = ``scale``, or 1 - variance."""
-        if kind == "probability":
-            return torch.softmax(self.logits, dim=1).gather(1, self.classes.unsqueeze(1)).squeeze(1)
-        assert self.variance is not None
-        if kind == "variance":
-            return (1 - self.variance).clamp(0, 1)
-        spread = (scale * self.variance.clamp_min(0).sqrt()).to(self.logits).unsqueeze(1)
-        return expected_probability(self.logits, spread.expand_as(self.logits), self.classes)
+    @property
+    def confidence(self) -> Tensor:
+        """Return the probability (M,) that the class is right."""
+        return self.probs.gather(1, self.classes.unsqueeze(1)).squeeze(1)
+
+    @property
+    def is_likeliest(self) -> Tensor:
+        """Return where (M,) no other class has a larger probability."""
+        return self.confidence >= self.probs.amax(dim=1)
 
 
 class Calibration(NamedTuple):
@@ -192,58 +195,40 @@ def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
     return min(LOGIT_SCALES, key=loss)
 
 
-def estimate_shares(probs: Tensor, present: Tensor) -> Tensor:
-    """Return class shares of unlabelled rows by expectation-maximisation. O(n C) per round.
+def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
+    """Return class shares of unlabelled rows by expectation-maximisation, with a prior in proportion to the labels.
 
-        r_ic ~ pi_c p_ic          pi_c ~ 1 + sum_i r_ic
+        r_ic ~ pi_c softmax(2 lambda s_i)_c          pi_c ~ 1 + kappa n_c / n + sum_i r_ic
 
-    where the 1 is a pseudo-row of each class, so that no share becomes 0.
+    The 1 is a pseudo-row of each class. kappa is chosen each round: it maximises the likelihood of the counts sum_i r_ic, of
+    which 15 % are relied on, under a Dirichlet-multinomial distribution around n_c / n. Labels that are drawn like the other
+    rows thus decide about rare classes, and labels that are not have little weight. Where all classes have about as many
+    labels, somebody chose them so, and kappa is 0. O(u C) a round.
 
     Args:
-        probs: (n, C) under equal shares. present: (C,) bool, classes that have labels.
+        scores: (u, C) of the unlabelled rows, with equal evidence for every class. scale: lambda.
+        counts: (C,) labels of each class; a class without labels has no share.
     """
-    shares = present.to(probs) / present.sum()
+    present = counts > 0
+    if not len(scores):
+        return counts / counts.sum()
+    probs = torch.softmax((SHARPER * scale * scores.double()).masked_fill(~present, -math.inf), dim=1)
+    likely, pseudo = (counts / counts.sum()).numpy(), present.double().numpy()
+    even = float(counts.max() / counts[present].min()) <= UNEVEN
+    shares = present.double() / present.sum()
     for _ in range(EM_ROUNDS):
         joint = probs * shares
-        counts = (joint / joint.sum(dim=1, keepdim=True).clamp_min(1e-30)).sum(dim=0) + present.to(probs)
-        before, shares = shares, counts / counts.sum()
+        rows = (joint / joint.sum(dim=1, keepdim=True).clamp_min(1e-30)).sum(dim=0).numpy()
+        kappa = 0.0 if even else _strength(RELIED * rows[pseudo > 0], likely[pseudo > 0]) / RELIED
+        total = rows + kappa * likely + pseudo
+        before, shares = shares, torch.from_numpy(total / total.sum())
         if float((shares - before).abs().max()) < CONVERGED:
             break
     return shares
 
 
-def precision_threshold(
-    confidence: Tensor, right: Tensor, weights: Tensor, believed: Tensor, target: float, *, chances: Tensor | None = None
-) -> float:
-    """Return the least confidence t such that labels of confidence >= t are right with probability ``target``.
-
-    The strictest of three estimates is taken. Two are from the labelled rows, each left out: how often their labels are right,
-    weighted by the estimated shares of their classes among the unlabelled rows, and unweighted, since the shares of classes
-    with few labels may be quite wrong. The third is the mean probability of the unlabelled rows. It guards against a threshold
-    learned from a handful of labels, and must reach 1 - (1 - target) n / (n + 30), which is stricter the fewer labels n there
-    are. O(n log n + u log u).
-
-    Args:
-        confidence: (n,) of labelled rows that did not take part. right: (n,) 1 where their label is predicted. weights: (n,).
-        believed: (u,) confidence of unlabelled rows.
-        target: precision to reach.
-        chances: (u,) the probabilities that these are right, if the confidence is something else.
-
-    Returns:
-        The threshold; above 1 if no threshold reaches the target.
-    """
-    thresholds = [_least(confidence, right, each, target) for each in (weights, torch.ones_like(weights))]
-    if len(believed):
-        stricter = 1 - (1 - target) * len(right) / (len(right) + FEW_LABELS)
-        thresholds.append(_least(believed, believed if chances is None else chances, torch.ones_like(believed), stricter))
-    return max(thresholds)
-
-
-def _least(confidence: Tensor, right: Tensor, weights: Tensor, target: float) -> float:
-    """Return the least confidence such that rows of at least that confidence are right with probability ``target``."""
-    order = confidence.argsort(descending=True)
-    falling = confidence[order]
-    precision = (weights * right)[order].cumsum(0) / weights[order].cumsum(0)
-    last_of_equals = torch.cat([falling[:-1] > falling[1:], torch.ones(min(1, len(falling)), dtype=torch.bool)])
-    enough = ((precision >= target) & last_of_equals).nonzero()
-    return float(falling[enough[-1, 0]]) if len(enough) else NEVER
+def _strength(rows: NDArray[np.float64], likely: NDArray[np.float64]) -> float:
+    """Return the kappa of largest Dirichlet-multinomial likelihood of counts (C,) around shares (C,)."""
+    prior = STRENGTHS[:, None] * likely
+    evidence = gammaln(STRENGTHS) - gammaln(STRENGTHS + rows.sum()) + (gammaln(prior + rows) - gammaln(prior)).sum(axis=1)
+    return float(STRENGTHS[evidence.argmax()])

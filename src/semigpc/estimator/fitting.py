@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -13,17 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from semigpc.estimator.confidence import (
-    NEVER,
-    Confidence,
     Decisions,
     Integers,
     best_logit_scale,
     class_scales,
     estimate_shares,
     left_out_scores,
-    precision_threshold,
 )
 from semigpc.estimator.memory import Memory
+from semigpc.estimator.promise import Promise, make_promise
 from semigpc.estimator.scaling import SCALINGS, Scaling, fit_scalings
 from semigpc.gp import KERNELS, Kernel, LeftOut
 from semigpc.gp.certainty import auto_logit_scale
@@ -55,9 +53,9 @@ class FitOptions:
     scaling: str
     class_prior: Literal["balanced", "estimated"]
     self_training: int | None
-    confidence: Confidence
     abstain: float | None
     target_precision: float | None
+    per_class: bool
     outlier_quantile: float
     random_state: int
 
@@ -72,7 +70,6 @@ class FitOptions:
             "kernel": UNIT_KERNELS,
             "scaling": ("auto", *SCALINGS),
             "class_prior": ("balanced", "estimated"),
-            "confidence": get_args(Confidence),
         }
         for name, known in names.items():
             value = parameters[name]
@@ -83,9 +80,11 @@ class FitOptions:
             optional = name != "outlier_quantile" and value is None
             if not optional and not (isinstance(value, Real) and 0 <= float(value) <= most):
                 raise ValueError(f"{name} must lie in [0, 1]; got {value!r}.")
-        if parameters["abstain"] is not None and parameters["target_precision"] is not None:
-            raise ValueError("abstain is a threshold and target_precision chooses one; give one of the two.")
+        if not isinstance(parameters["per_class"], bool | np.bool_):
+            raise ValueError(f"per_class must be True or False; got {parameters['per_class']!r}.")
         rounds = parameters["self_training"]
+        if isinstance(rounds, bool | np.bool_):
+            rounds = "auto" if rounds else 0
         numbers = {
             "length_scale": _positive("length_scale", parameters["length_scale"]),
             "noise_std": _positive("noise_std", parameters["noise_std"]),
@@ -126,7 +125,7 @@ class Fitted:
     confidence_scale: float
     rounds: int
     shares: NDArray[np.float64]
-    threshold: float
+    promise: Promise
     outlier_variance: float
 
 
@@ -161,9 +160,11 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
     logit_scale = options.logit_scale or best_logit_scale(equalised, rows.codes, default)
     confidence_scale = best_logit_scale(plain, rows.codes, default)
     rounds, helped = _rounds(equalised, rows, options, memory), None
+    scores = memory.score(rows.unlabeled).mean
+    classes = scores.masked_fill(memory.counts() <= 0, -math.inf).argmax(dim=1)
     if rounds:
         solver = Solver(kernel, setting.noise_std, logit_scale)
-        joined, soft = self_train(solver, rows.points, rows.targets, rows.unlabeled, rounds=rounds)
+        joined, soft, classes = self_train(solver, rows.points, rows.targets, rows.unlabeled, rounds=rounds)
         if len(joined):
             helped = Memory(
                 kernel,
@@ -174,21 +175,20 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
                 np.concatenate([codes[labelled], np.full(len(joined), -1)]),
                 equalised=balanced,
             )
-    shares, pooled = _shares(memory, rows, confidence_scale, variance=options.confidence != "probability")
-    threshold = options.abstain or 0.0
-    if options.target_precision is not None:
-        logits = confidence_scale * plain + shares.log()
-        decisions = Decisions(logits, (equalised if balanced else logits).argmax(dim=1), left_out.variance)
-        threshold = precision_threshold(
-            decisions.confidence(options.confidence, confidence_scale),
-            (decisions.classes == rows.codes).double(),
-            shares[rows.codes] / torch.bincount(rows.codes, minlength=n_classes)[rows.codes],
-            pooled.confidence(options.confidence, confidence_scale),
+    even = scores * (class_scales(memory.counts()) / memory.scales().clamp_min(1e-9))
+    shares = estimate_shares(even, logit_scale, rows.targets.sum(dim=0))
+    promise = Promise(np.full(n_classes, options.abstain or 0.0))
+    if options.abstain is None and options.target_precision is not None:
+        left_probs = torch.softmax(confidence_scale * plain + shares.log(), dim=1)
+        probs = torch.softmax(confidence_scale * scores / memory.scales().clamp_min(1e-9) + shares.log(), dim=1)
+        promise = make_promise(
+            Decisions(left_probs, (equalised if balanced else left_probs).argmax(dim=1)),
+            rows.codes,
+            Decisions(probs, classes if balanced else probs.argmax(dim=1)),
+            shares,
             options.target_precision,
-            chances=pooled.confidence("probability", confidence_scale),
+            per_class=bool(options.per_class),
         )
-        if len(rows.codes.unique()) < 2:
-            threshold = NEVER  # nothing is known of rows outside of this class
     return Fitted(
         memory=memory,
         helped=helped,
@@ -198,7 +198,7 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
         confidence_scale=confidence_scale,
         rounds=rounds,
         shares=shares.numpy(),
-        threshold=threshold,
+        promise=promise,
         outlier_variance=float(left_out.variance.quantile(options.outlier_quantile)),
     )
 
@@ -215,21 +215,6 @@ def _rounds(scores: Tensor, rows: TrainingRows, options: FitOptions, memory: Mem
     counts = rows.targets.sum(dim=0)
     recall = float(((rows.targets.mT @ right)[counts > 0] / counts[counts > 0]).mean())
     return ROUNDS if recall >= LEAST_RECALL and len(rows.codes) <= TRAINED else 0
-
-
-def _shares(memory: Memory, rows: TrainingRows, scale: float, *, variance: bool) -> tuple[Tensor, Decisions]:
-    """Return class shares (C,) of the unlabelled rows, and what the given labels alone decide for these."""
-    counts = rows.targets.sum(dim=0)
-    present = counts > 0
-    if not len(rows.unlabeled):
-        return counts / counts.sum(), Decisions(rows.targets[:0], rows.codes[:0], counts[:0])
-    scored = memory.score(rows.unlabeled, variance=variance)
-    scores = scored.mean.double()
-    logits = (scale * scores / memory.scales().clamp_min(1e-9)).masked_fill(~present, -math.inf)
-    shares = estimate_shares(torch.softmax(logits, dim=1), present)
-    logits = logits + shares.log()
-    classes = (scores.masked_fill(~present, -math.inf) if memory.equalised else logits).argmax(dim=1)
-    return shares, Decisions(logits, classes, None if scored.variance is None else scored.variance.double())
 
 
 # Hyper-parameters ---------------------------------------------------------------------------------------------------
@@ -356,7 +341,9 @@ class Solver(NamedTuple):
             return torch.cat([self.kernel(chunk, points) @ thin for chunk in queries.split(CHUNK)])
 
 
-def self_train(solver: Solver, points: Tensor, targets: Tensor, unlabeled: Tensor, *, rounds: int) -> tuple[Tensor, Tensor]:
+def self_train(
+    solver: Solver, points: Tensor, targets: Tensor, unlabeled: Tensor, *, rounds: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Let confident rows join for some rounds; each round chooses anew among all unlabelled rows. O(rounds N^3).
 
     Confidence is taken under the class shares of the unlabelled rows, estimated each round, so that the rows of a large class
@@ -367,15 +354,17 @@ def self_train(solver: Solver, points: Tensor, targets: Tensor, unlabeled: Tenso
         rounds: at least 1.
 
     Returns:
-        Positions (P,) among the unlabelled rows of those that joined, and their probabilities (P, C) as soft labels.
+        Positions (P,) among the unlabelled rows of those that joined, their probabilities (P, C) as soft labels, and the
+        classes (u,) of all unlabelled rows.
     """
-    present = targets.sum(dim=0) > 0
+    counts = targets.sum(dim=0)
+    present = counts > 0
     quota = max(1, MOST_JOINED // int(present.sum()))
     weights, _ = solver.weights(points, targets)
     scores = solver.scores(unlabeled, points, weights)
     for _ in range(rounds):
         balanced = torch.softmax((solver.logit_scale * scores).masked_fill(~present, -torch.inf), dim=1)
-        probs = balanced * estimate_shares(balanced, present)
+        probs = balanced * estimate_shares(scores, solver.logit_scale, counts)
         probs = probs / probs.sum(dim=1, keepdim=True)
         joined = _most_confident(probs, quota)
         soft = probs[joined].double()
@@ -385,7 +374,7 @@ def self_train(solver: Solver, points: Tensor, targets: Tensor, unlabeled: Tenso
         weights, left_out = solver.weights(together, torch.cat([targets, soft]))
         scores = solver.scores(unlabeled, together, weights)
         scores[joined] = left_out[len(points) :].float()
-    return joined, soft
+    return joined, soft, scores.masked_fill(~present, -torch.inf).argmax(dim=1)
 
 
 def _most_confident(probs: Tensor, quota: int) -> Tensor:
