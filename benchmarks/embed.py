@@ -1,9 +1,12 @@
-"""How many images per second are embedded, beside bare batches through the same network?"""
+"""How many images per second does a network embed in torch and in ONNX Runtime, and how many from files?"""
 
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,78 +20,130 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be 
 
 from benchmarks.tables import Json, Seed, new_table, script, show
 from semigpc.labeling.embed import EmbedConfig, Network, embed_folder
+from semigpc.models import ModelConfig, build_model
+from semigpc.text import versions
 from semigpc.threads import granted, using
 
 Record = dict[str, Any]
+SIZES = (96, 160, 224)  # pixels a side
+EAGER, CHANNELS_LAST, ONNX = "torch", "torch, channels last", "ONNX Runtime"
 
 
-def bench_embed(config: EmbedConfig, *, images: int, side: int, seed: int = 0) -> Record:
-    """Time ``embed_folder`` on generated JPEG files, and the network alone on as many batches that are in memory.
+def bench_engines(model: str, pretrained: str, image_size: int, *, batch: int, rounds: int, seed: int = 0) -> list[Record]:
+    """Time one network in each engine on batches in memory; every round measures all engines, one after the other.
 
-    Args:
-        config: which network, and how. images: how many. side: pixels of the files, which are then scaled for the network.
+    In each round every engine embeds one batch per core: torch one after the other with all cores, ONNX Runtime all at once
+    with one core each, as the product does.
 
     Returns:
-        ``images_per_s`` of the product's path, from files to a table; ``network_images_per_s`` of the network; and the
-        ``ratio`` of their times, which is what reading, decoding, scaling and writing cost that is not hidden.
+        For each engine its median ``images_per_s``, the ``ratio`` to torch as it is, and ``prepare_s`` to set it up.
     """
-    rng = np.random.default_rng(seed)
-    network = Network(config.model, config.pretrained, config.image_size)
-    batch = rng.integers(0, 256, (config.batch, network.image_size, network.image_size, 3), dtype=np.uint8)
-    with using(granted()):
-        network.embed(batch)  # warms up
-        began = time.perf_counter()
-        for _ in range(0, images, config.batch):
-            network.embed(batch)
-        network_s = (time.perf_counter() - began) * images / (-(-images // config.batch) * config.batch)
+    cores = granted()
+    pixels = np.random.default_rng(seed).integers(0, 256, (batch, image_size, image_size, 3), dtype=np.uint8)
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255).contiguous()
+    plain = build_model(ModelConfig(name=model), 2).backbone.eval().requires_grad_(False)  # any weights are as fast
+    last, onnx = (Network(model, pretrained, image_size) for _ in range(2))
+    began = time.perf_counter()
+    note = onnx.accelerate()
+    prepare_s = time.perf_counter() - began
+    with torch.inference_mode(), using(cores), ThreadPoolExecutor(cores) as pool:
+        engines: dict[str, Callable[[], Any]] = {
+            EAGER: lambda: [plain(images) for _ in range(cores)],
+            CHANNELS_LAST: lambda: [last.embed(pixels) for _ in range(cores)],
+        }
+        if onnx.in_threads:
+            engines[ONNX] = lambda: list(pool.map(onnx.embed, [pixels] * cores))
+        seconds: dict[str, list[float]] = {name: [] for name in engines}
+        for number in range(rounds + 1):
+            for name, run in engines.items():
+                began = time.perf_counter()
+                run()
+                if number:  # the first round warms up
+                    seconds[name].append(time.perf_counter() - began)
+    rates = {name: batch * cores / median(times) for name, times in seconds.items()}
+    return [
+        {
+            "image_size": image_size,
+            "engine": name,
+            "images_per_s": rate,
+            "ratio": rate / rates[EAGER],
+            "prepare_s": prepare_s if name == ONNX else 0.0,
+            "note": note,
+        }
+        for name, rate in rates.items()
+    ]
+
+
+def bench_folder(config: EmbedConfig, *, images: int, side: int, seed: int = 0) -> Record:
+    """Time :func:`embed_folder` on generated JPEG files: ``seconds`` in all, of which ``prepare_s`` before the first batch."""
+    rng, moments, lines = np.random.default_rng(seed), [], []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(images):
             coarse = Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8))
             coarse.resize((side, side), Image.Resampling.BICUBIC).save(Path(folder) / f"{number:06d}.jpg", quality=90)
+
+        def progress(stage: str, _done: int, total: int | None) -> None:
+            if total == 0:
+                moments.append(time.perf_counter())
+                lines.append(stage)
+
         began = time.perf_counter()
-        embed_folder(Path(folder), Path(folder) / "embeddings.parquet", config)
+        embed_folder(Path(folder), Path(folder) / "embeddings.parquet", config, progress=progress)
         seconds = time.perf_counter() - began
+    prepare_s = moments[0] - began
+    after_first = images - min(config.batch, images)
     return {
-        "model": config.model,
+        "line": lines[0],
         "images": images,
         "side": side,
-        "image_size": network.image_size,
-        "batch": config.batch,
-        "workers": config.workers,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "images_per_s": images / seconds,
-        "network_images_per_s": images / network_s,
-        "ratio": seconds / network_s,
+        "seconds": seconds,
+        "prepare_s": prepare_s,
+        "images_per_s": after_first / (seconds - prepare_s),
     }
 
 
 def embed(
-    images: Annotated[int, typer.Option(help="Files to embed.", min=1)] = 512,
+    images: Annotated[int, typer.Option(help="Files to embed.", min=1)] = 1000,
     side: Annotated[int, typer.Option(help="Pixels of a file's side.", min=16)] = 500,
     model: Annotated[str, typer.Option(help="Any timm backbone.", metavar="NAME")] = EmbedConfig.model,
     pretrained: Annotated[str, typer.Option(help="Weights, as in semigpc embed; none is as fast.")] = EmbedConfig.pretrained,
-    image_size: Annotated[int | None, typer.Option(help="Pixels that the network sees.", min=2)] = None,
+    image_size: Annotated[list[int] | None, typer.Option(help="Pixels that the network sees; repeat for more.", min=2)] = None,
     batch: Annotated[int, typer.Option(help="Images that go through the network together.", min=1)] = EmbedConfig.batch,
-    workers: Annotated[int, typer.Option(help="Processes that decode images.", min=0)] = EmbedConfig.workers,
+    rounds: Annotated[int, typer.Option(help="Measurements of each engine; the median counts.", min=1)] = 9,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Time semigpc embed on generated JPEG files against the bare network.
+    """Time a network in torch and ONNX Runtime, and semigpc embed on generated JPEG files.
 
-    python benchmarks/embed.py --images 2000 --image-size 96
+    python benchmarks/embed.py --images 3000
     """
-    config = EmbedConfig(model=model, pretrained=pretrained, image_size=image_size, batch=batch, workers=workers)
-    with Console(stderr=True).status(f"{images} images through {model}"):
-        record = bench_embed(config, images=images, side=side, seed=seed)
+    sizes = image_size or list(SIZES)
+    with Console(stderr=True).status(model) as status:
+        engines = []
+        for size in sizes:
+            status.update(f"{model} at {size} px")
+            engines += bench_engines(model, pretrained, size, batch=batch, rounds=rounds, seed=seed)
+        status.update(f"{images} files of {side} px")
+        config = EmbedConfig(model=model, pretrained=pretrained, image_size=image_size[-1] if image_size else None, batch=batch)
+        folder = bench_folder(config, images=images, side=side, seed=seed)
+    record = {"model": model, "batch": batch, "cores": granted(), "engines": engines, "folder": folder}
+    record["versions"] = versions("onnxruntime")
     show(record, lambda: [_table(record)], as_json=as_json)
 
 
 def _table(record: Record) -> Table:
-    title = f"{record['model']}, {record['images']} files of {record['side']} pixels seen at {record['image_size']}"
-    table = new_table(title, "", "images per second", caption=f"time / time of the network alone: {record['ratio']:.2f}")
-    table.add_row("semigpc embed, from files to a table", f"{record['images_per_s']:,.1f}")
-    table.add_row("the network alone, batches in memory", f"{record['network_images_per_s']:,.1f}")
+    folder = record["folder"]
+    caption = (
+        f"{folder['images']} files of {folder['side']} px: {folder['seconds']:.1f} s, of which {folder['prepare_s']:.1f} s "
+        f"until the first batch, then {folder['images_per_s']:,.0f} images per second"
+    )
+    table = new_table(
+        f"{record['model']}, {record['cores']} cores, images per second", "pixels", EAGER, CHANNELS_LAST, ONNX, caption=caption
+    )
+    rates = {(entry["image_size"], entry["engine"]): entry for entry in record["engines"]}
+    for size in dict.fromkeys(size for size, _ in rates):
+        cells = [rates.get((size, name)) for name in (EAGER, CHANNELS_LAST, ONNX)]
+        table.add_row(str(size), *(f"{cell['images_per_s']:,.0f} ({cell['ratio']:.1f}x)" if cell else "-" for cell in cells))
     return table
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.embed import bench_embed
-from semigpc.labeling.embed import EmbedConfig
 from tests.benchmarks.calls import ROOT, SCRIPTS, bench, refused, start
 
 
@@ -85,11 +83,18 @@ def test_a_step_is_measured_with_the_gp_and_without_and_so_is_the_wait() -> None
     assert 0 <= found["data_wait_share"] < 1
 
 
-def test_embedding_is_timed_beside_the_bare_network() -> None:
-    config = EmbedConfig(model="small_cnn", pretrained="none", image_size=32, batch=4, workers=0)
-    record = bench_embed(config, images=10, side=40)
-    assert record["ratio"] == pytest.approx(record["network_images_per_s"] / record["images_per_s"])
-    assert (record["images"], record["image_size"], record["batch"]) == (10, 32, 4)
+def test_embedding_is_timed_in_every_engine_and_from_files() -> None:
+    options = ("--model", "test_resnet", "--pretrained", "none", "--image-size", 32, "--batch", 4, "--rounds", 2)
+    run = bench("embed", *options, "--images", 10, "--side", 40, "--json")
+    assert run.exit_code == 0, run.output
+    record = json.loads(run.stdout)
+    assert [entry["engine"] for entry in record["engines"]] == ["torch", "torch, channels last", "ONNX Runtime"]
+    assert all(entry["image_size"] == 32 and entry["images_per_s"] > 0 for entry in record["engines"])
+    assert record["engines"][0]["ratio"] == 1
+    folder = record["folder"]
+    assert (folder["images"], folder["side"]) == (10, 40)
+    assert folder["line"].startswith("embedding 10 images at 32 px with test_resnet on torch")
+    assert 0 < folder["prepare_s"] < folder["seconds"]
 
 
 @pytest.mark.slow

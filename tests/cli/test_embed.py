@@ -12,7 +12,7 @@ from pyarrow import parquet
 from tests.cli.calls import check_paragraph, refused, semigpc, start
 from tests.data.samples import write_images
 
-TINY = ("--model", "test_resnet", "--pretrained", "none", "--image-size", "32", "--workers", "0")
+TINY = ("--model", "test_resnet", "--pretrained", "none", "--image-size", "32")
 
 
 @pytest.fixture
@@ -25,6 +25,7 @@ def test_embed_writes_a_table_and_says_what_it_holds(photos: Path, tmp_path: Pat
     done = semigpc("embed", photos, "--out", tmp_path / "x.parquet", *TINY)
     assert done.exit_code == 0, done.output
     assert done.stdout == f"wrote {tmp_path / 'x.parquet'}: 4 images, 96 numbers each (test_resnet, 32 px, float16)\n"
+    assert done.stderr.startswith("embedding 4 images at 32 px with test_resnet on torch, about ")
     names = parquet.read_table(tmp_path / "x.parquet").column("file_name").to_pylist()
     assert names == ["a/0.png", "a/1.png", "b/0.png", "b/1.png"]
     again = semigpc("embed", photos, "--out", tmp_path / "x.parquet", *TINY)
@@ -79,7 +80,7 @@ def interrupt_when_there_is(pattern: str, folder: Path) -> str:
 @pytest.mark.slow
 def test_ctrl_c_is_quiet_at_any_time_and_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(tmp_path / "photos", {"a": 1200}, size=(32, 32))
-    interrupt_when_there_is("x.parquet.parts", tmp_path)  # the worker is still starting
+    interrupt_when_there_is("x.parquet.parts", tmp_path)  # the network is being prepared
     interrupt_when_there_is("x.parquet.parts/part-*", tmp_path)
     monkeypatch.chdir(tmp_path)
     done = semigpc(*COMMAND, "--json")

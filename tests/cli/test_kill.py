@@ -107,8 +107,6 @@ def test_embed(tmp_path: Path) -> None:
         "none",
         "--image-size",
         "96",
-        "--workers",
-        "1",
         "--out",
     )
     seconds = run_whole((*embed, "whole.parquet"), tmp_path)

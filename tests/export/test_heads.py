@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from semigpc.data import Augment
-from semigpc.export.network import FORMATS, ExportedNetwork, NotExportableError
+from semigpc.export.network import FORMATS, ExportedNetwork
 from semigpc.export.run import TOLERANCE, DifferenceError, differences
 from semigpc.gp import EnsembleGP, ExactGP, LowRankGP, MatrixFreeGP, NoExpansionError, PerClassGP
 from semigpc.models import Classifier
+from semigpc.models.onnx import NotExportableError
 from semigpc.refiners import EnsembleOptions, GaussianProcessRefiner, LowRankOptions, MatrixFreeOptions
 from tests.export.clusters import AUGMENT, SIDE, gp, images, network
 

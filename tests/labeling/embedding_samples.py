@@ -6,7 +6,7 @@ from pyarrow import parquet
 
 from semigpc.labeling.embed import EmbedConfig
 
-TINY = EmbedConfig(model="test_resnet", pretrained="none", image_size=32, batch=3, workers=0)
+TINY = EmbedConfig(model="test_resnet", pretrained="none", image_size=32, batch=3)
 
 
 def rows_of(path: Path) -> dict[str, list[float]]:

@@ -1,8 +1,10 @@
 """Embedding a folder: what the table holds, stops, bad images, and tables that are in the way."""
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,11 @@ from PIL import Image, ImageOps
 from pyarrow import parquet
 
 from semigpc.data import DataError
+from semigpc.data.images import read_image
 from semigpc.files import WriteError
-from semigpc.labeling import embedding_table
-from semigpc.labeling.embed import EmbedConfig, EmbedResult, Network, embed_folder
+from semigpc.labeling import embed, embedding_table
+from semigpc.labeling.embed import EmbedConfig, EmbedResult, Network, embed_folder, read_squares
+from semigpc.models import onnx
 from tests.data.samples import random_image, write_images
 from tests.labeling.embedding_samples import TINY, leftovers, rows_of
 
@@ -33,17 +37,16 @@ def check_same(one: Path, other: Path) -> None:
 
 
 def interrupted_after(images: int) -> Any:
-    def progress(done: int, _total: int) -> None:
+    def progress(_stage: str, done: int, _total: int | None) -> None:
         if done >= images:
             raise KeyboardInterrupt
 
     return progress
 
 
-@pytest.mark.slow
 def test_one_row_a_image_sorted_by_name_with_what_made_it(photos: Path, tmp_path: Path) -> None:
-    done: list[tuple[int, int]] = []
-    result = embed_folder(photos, tmp_path / "x.parquet", TINY, progress=lambda *now: done.append(now))
+    progress: list[tuple[str, int, int | None]] = []
+    result = embed_folder(photos, tmp_path / "x.parquet", TINY, progress=lambda *now: progress.append(now))
     table = parquet.read_table(result.path)
     assert table.column_names == ["file_name", "embedding"]
     names = ["a/deep/0.png", "a/deep/1.png", "a/deep/2.png", "b/0.png", "b/1.png", "b/2.png", "b/3.png"]
@@ -55,13 +58,17 @@ def test_one_row_a_image_sorted_by_name_with_what_made_it(photos: Path, tmp_path
     assert facts | asdict(result.key) == facts
     assert (facts["network"], facts["image_size"], facts["precision"], facts["bad"]) == ("test_resnet", 32, "float16", [])
     assert len(facts["weights"]) == 64
-    assert done == [(3, 7), (6, 7), (7, 7)]
+    begin, line, *batches = progress
+    assert begin == ("preparing test_resnet", 0, None)
+    assert re.fullmatch(r"embedding 7 images at 32 px with test_resnet on torch, about \d+ s", line[0])
+    assert line[1:] == (0, 0)
+    assert batches == [("embedding", 3, 7), ("embedding", 6, 7), ("embedding", 7, 7)]
     assert result[1:4] == (7, [], 7)
     assert leftovers(tmp_path) == []
 
 
 def test_a_row_is_what_the_network_says_of_the_middle_square(photos: Path, tmp_path: Path) -> None:
-    config = EmbedConfig(model="test_resnet", pretrained="none", image_size=32, precision="float32", workers=0)
+    config = EmbedConfig(model="test_resnet", pretrained="none", image_size=32, precision="float32")
     rows = rows_of(embed_folder(photos, tmp_path / "x.parquet", config).path)
     square = ImageOps.fit(Image.open(photos / "b/2.png"), (32, 32), Image.Resampling.BILINEAR)
     alone = Network("test_resnet", "none", 32).embed(np.asarray(square)[None])[0]
@@ -114,7 +121,7 @@ def test_parts_of_other_settings_are_refused_until_told_to_overwrite(
     monkeypatch.setattr(embedding_table, "PART", 3)
     with pytest.raises(KeyboardInterrupt):
         embed_folder(photos, tmp_path / "x.parquet", TINY, progress=interrupted_after(3))
-    other = EmbedConfig(model="test_resnet", pretrained="none", image_size=64, workers=0)
+    other = EmbedConfig(model="test_resnet", pretrained="none", image_size=64)
     with pytest.raises(DataError, match=r"x.parquet.parts holds parts .* its image_size is 32 and not 64\. .* begin again"):
         embed_folder(photos, tmp_path / "x.parquet", other)
     assert embed_folder(photos, tmp_path / "x.parquet", other, overwrite=True).made == 7
@@ -156,15 +163,90 @@ def test_a_file_that_is_no_table_of_ours_is_not_touched(photos: Path, tmp_path: 
     assert out.read_text() == "precious"
 
 
+def in_onnx_runtime_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embed, "WORTHWHILE", 0)
+
+
+def announced(photos: Path, out: Path, config: EmbedConfig = TINY) -> str:
+    """Embed, and return the line with the number of images, the network and the engine."""
+    lines: list[str] = []
+    embed_folder(photos, out, config, progress=lambda stage, _, total: lines.append(stage) if total == 0 else None)
+    (line,) = lines
+    return line
+
+
+def test_onnx_runtime_and_torch_give_the_same_rows(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EmbedConfig(**asdict(TINY) | {"precision": "float32"})
+    assert " on torch, about " in announced(photos, tmp_path / "x.parquet", config)
+    in_onnx_runtime_always(monkeypatch)
+    monkeypatch.setattr(embed, "granted", lambda: 2)
+    assert " on ONNX Runtime, about " in announced(photos, tmp_path / "y.parquet", config)
+    one, other = (rows_of(tmp_path / name) for name in ("x.parquet", "y.parquet"))
+    assert list(one) == list(other)
+    torch_rows, onnx_rows = (np.array(list(rows.values())) for rows in (one, other))
+    assert np.abs(torch_rows - onnx_rows).max() <= 1e-3 * np.sqrt(np.square(torch_rows).mean())
+    assert np.ptp(torch_rows, axis=0).max() > 1e-2  # images differ by more
+
+
 @pytest.mark.slow
-def test_worker_processes_give_the_same_rows(tmp_path: Path) -> None:
-    write_images(tmp_path / "photos", {"a": 70}, size=(8, 8))
-    (tmp_path / "photos/bad.png").write_text("no image")
-    alone = embed_folder(tmp_path / "photos", tmp_path / "x.parquet", TINY, skip_bad=True)
-    config = EmbedConfig(**asdict(TINY) | {"workers": 1})
-    helped = embed_folder(tmp_path / "photos", tmp_path / "y.parquet", config, skip_bad=True)
-    assert alone[1:] == helped[1:]
-    assert rows_of(alone.path) == rows_of(helped.path)
+def test_the_embedded_network_is_the_same_in_onnx_runtime() -> None:
+    network = Network("tf_efficientnet_lite0", "embedded", 96)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 96, 96, 3), dtype=np.uint8)
+    expected = network.embed(pixels)
+    assert network.accelerate() is None
+    assert network.engine == "ONNX Runtime"
+    assert (network.embed(pixels) - expected).abs().max() <= 1e-3 * expected.square().mean().sqrt()
+    assert torch.allclose(network.embed(pixels[2:3])[0], expected[2], rtol=1e-3, atol=1e-3)  # any number of images
+
+
+def test_without_onnx_runtime_torch_embeds_with_a_note(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_onnx_runtime_always(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx, "ONNX_PACKAGES", ("onnx", "onnxruntime_of_nowhere"))
+        line = announced(photos, tmp_path / "x.parquet")
+    assert " on torch, about " in line
+    assert line.endswith(
+        "; not on ONNX Runtime, which is faster: onnxruntime_of_nowhere not installed: pip install 'semigpc[embedded]'."
+    )
+
+
+def test_an_onnx_form_that_differs_is_not_used(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_onnx_runtime_always(monkeypatch)
+    honest = onnx.open_onnx
+
+    def wrong(path: Path, threads: int) -> Any:
+        run = honest(path, threads)
+        return lambda images: {name: 1.01 * values for name, values in run(images).items()}
+
+    monkeypatch.setattr(onnx, "open_onnx", wrong)
+    assert "on torch, about " in (line := announced(photos, tmp_path / "x.parquet"))
+    assert "which is faster: ONNX Runtime differs from torch by " in line
+    monkeypatch.undo()
+    check_same(tmp_path / "x.parquet", embed_folder(photos, tmp_path / "y.parquet", TINY).path)
+
+
+def test_a_network_without_onnx_form_is_embedded_by_torch(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Moody(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images.flatten(1) if float(images.sum()) > 0 else -images.flatten(1)
+
+    in_onnx_runtime_always(monkeypatch)
+    monkeypatch.setattr(embed, "build_model", lambda *_: SimpleNamespace(backbone=Moody()))
+    assert "which is faster: the network cannot be traced: " in announced(photos, tmp_path / "x.parquet")
+    assert len(rows_of(tmp_path / "x.parquet")) == 7
+
+
+def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    coarse = Image.fromarray(rng.integers(0, 256, (30, 40, 3), dtype=np.uint8))
+    coarse.resize((1600, 1200), Image.Resampling.BICUBIC).save(tmp_path / "a.jpg", quality=90)
+    whole = ImageOps.fit(Image.open(tmp_path / "a.jpg"), (96, 96), Image.Resampling.BILINEAR)
+    assert read_image(tmp_path / "a.jpg", at_least=192).size == (400, 300)
+    _, pixels, _ = read_squares(tmp_path, ["a.jpg"], 96)
+    difference = np.abs(pixels[0].astype(float) - np.asarray(whole, dtype=float))
+    assert 0 < difference.mean() < 0.05 * np.asarray(whole).std()
 
 
 def test_embeddings_that_do_not_fit_in_sixteen_bits_are_an_error(

@@ -17,7 +17,7 @@ from semigpc.labeling.label import label_data
 from semigpc.labeling.project import Project
 from tests.labeling.samples import write_labels
 
-TINY = EmbedConfig(model="test_resnet", pretrained="none", image_size=32, workers=0)
+TINY = EmbedConfig(model="test_resnet", pretrained="none", image_size=32)
 COLOURS = {"red": (200, 30, 30), "blue": (30, 30, 200)}
 
 
@@ -38,9 +38,12 @@ def wanted(tmp_path: Path) -> LabelSettings:
 
 
 def test_images_are_embedded_and_labelled(wanted: LabelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    summary = label_data(wanted, progress=lambda stage, done, total: told.append(stage))  # noqa: ARG005
-    assert list(dict.fromkeys(told)) == ["embedding", "reading", "fitting", "labelling"]
+    stages: list[str] = []
+    summary = label_data(wanted, progress=lambda stage, done, total: stages.append(stage))  # noqa: ARG005
+    prepare, line, *others = dict.fromkeys(stages)
+    assert prepare == "preparing test_resnet"
+    assert " images at 32 px with test_resnet on torch, about " in line
+    assert others == ["embedding", "reading", "fitting", "labelling"]
     assert summary["rows_noun"] == "images"
     rows = parquet.read_table(wanted.out / "labels.parquet").to_pylist()
     assert len(rows) == 24

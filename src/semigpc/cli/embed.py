@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -38,8 +37,7 @@ def embed(
     precision: Annotated[
         Literal["float16", "float32"], typer.Option("--precision", help="Of the numbers in the table.")
     ] = "float16",
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Images per batch.")] = 32,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", min=0, help="Processes that decode images.")] = 1,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Images per batch.")] = 16,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")] = False,
     follow_links: FollowLinks = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a table that is there already.")] = False,
@@ -49,7 +47,8 @@ def embed(
 
     Writes one row for each image: file_name, relative to FOLDER, and
     embedding, the features of a frozen network for the square in its middle.
-    Hidden files are left out. Stopped, the same command goes on.
+    Hidden files are left out. Stopped, the same command goes on. Without a
+    GPU the network runs in ONNX Runtime; OMP_NUM_THREADS sets the threads.
 
     All images that cannot be read are found, and listed in FILE.bad.txt
     with the reason; nothing is then written unless --skip-bad leaves them out.
@@ -61,14 +60,11 @@ def embed(
     """
     from semigpc.labeling.embed import EmbedConfig, embed_folder
 
-    config = EmbedConfig(
-        model=model, pretrained=pretrained, image_size=image_size, precision=precision, batch=batch, workers=workers
-    )
+    config = EmbedConfig(model=model, pretrained=pretrained, image_size=image_size, precision=precision, batch=batch)
     with StageBar("images", line_at_end=True) as bar:
-        show = partial(bar.show, "features")
         try:
             result = embed_folder(
-                folder, out, config, skip_bad=skip_bad, overwrite=overwrite, follow_links=follow_links, progress=show
+                folder, out, config, skip_bad=skip_bad, overwrite=overwrite, follow_links=follow_links, progress=bar.show
             )
         except KeyboardInterrupt:
             say("finished parts are kept; the same command goes on with them", err=True)

@@ -52,7 +52,11 @@ class StageBar:
         self.close()
 
     def show(self, stage: str, done: int, total: int | None) -> None:
-        """Show how much of a stage is done, and of how much if that is known."""
+        """Show how much of a stage is done, and of how much if that is known; with 0 its name is a message that stays."""
+        if total == 0:
+            self.close()
+            say(stage, err=True)
+            return
         now = time.monotonic()
         if stage != self.stage or self.task is None:
             self.close()

@@ -1,6 +1,7 @@
 """The exported network, from images to probabilities, and the two formats in which it is written and read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -13,16 +14,15 @@ from torch import Tensor, nn
 from semigpc.data import AugmentConfig
 from semigpc.gp import KernelHead
 from semigpc.models import Classifier, OnFrozen
+from semigpc.models import onnx as onnx_form
+from semigpc.models.onnx import ONNX_PACKAGES, NotExportableError, trace
 from semigpc.threads import allowed
 from semigpc.training.state import EvaluationNetwork
 from semigpc.types import ModelOutput
 
-INPUT = "images"
 HEADLINE = "probabilities"
 Floats = NDArray[np.float32]
 Answer = Callable[[Floats], dict[str, Floats]]
-ANY_NUMBER = {INPUT: {0: torch.export.Dim("M", min=1)}}
-ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 
 
 class ExportedNetwork(nn.Module):
@@ -101,10 +101,6 @@ def bare(network: nn.Module) -> Classifier | EvaluationNetwork | OnFrozen:
     return unwrapped.to("cpu", memory_format=torch.contiguous_format).eval().requires_grad_(False)  # type: ignore[call-overload,no-any-return]
 
 
-class NotExportableError(RuntimeError):
-    """A run that cannot be exported in this form; the message says what can be exported instead."""
-
-
 class Format(NamedTuple):
     """A kind of file: its ``suffix``, the packages it ``needs``, and functions that write it and open it for inference."""
 
@@ -120,49 +116,35 @@ class Format(NamedTuple):
             raise ImportError(f"This format needs {', '.join(missing)}, an extra: pip install 'semigpc[export]'.")
 
 
-def trace(network: ExportedNetwork, size: int) -> torch.export.ExportedProgram:
-    """Return the network as a graph for any number of images."""
+@contextmanager
+def _other_ways() -> Iterator[None]:
+    """Add to an error about ONNX what can be exported instead."""
     try:
-        shown = (torch.zeros(2, 3, size, size),)  # the tracer would take a batch of one for a constant
-        return torch.export.export(network, shown, dynamic_shapes=ANY_NUMBER, strict=False)
-    except Exception as error:  # whatever a network's own code raises on symbolic shapes
-        raise NotExportableError(f"the network cannot be traced: {_reason(error)}. Another model may do.") from error
+        yield
+    except NotExportableError as error:
+        raise NotExportableError(f"{error} --format torch may do, or --head linear.") from error
 
 
 def write_onnx(network: ExportedNetwork, size: int, path: Path) -> None:
-    """Write one ONNX file; weights are beside it only if they exceed the 2 GB that a file of this format can hold."""
-    names = list(network.outputs)
-    try:
-        program = torch.onnx.export(
-            trace(network, size), dynamo=True, dynamic_shapes=ANY_NUMBER, input_names=[INPUT], output_names=names, verbose=False
-        )
-    except torch.onnx.OnnxExporterError as error:
-        raise NotExportableError(
-            f"the network has no ONNX form: {_reason(error)}. --format torch may do, or --head linear."
-        ) from error
-    assert program is not None
-    program.save(path)
+    """Write one ONNX file, as :func:`semigpc.models.onnx.write_onnx`."""
+    graph = trace(network, _examples(size))
+    with _other_ways():
+        onnx_form.write_onnx(graph, list(network.outputs), path)
 
 
 def open_onnx(path: Path) -> Answer:
     """Open the file in ONNX Runtime on a CPU."""
-    import onnxruntime
+    with _other_ways():
+        return onnx_form.open_onnx(path, allowed())
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = allowed()
-    try:
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
-        raise NotExportableError(
-            f"ONNX Runtime lacks what the network needs: {_reason(error)}. --format torch may do, or --head linear."
-        ) from error
-    names = [output.name for output in session.get_outputs()]
-    return lambda images: dict(zip(names, session.run(names, {INPUT: images}), strict=True))
+
+def _examples(size: int) -> Tensor:
+    return torch.zeros(2, 3, size, size)
 
 
 def write_torch(network: ExportedNetwork, size: int, path: Path) -> None:
     """Write one file of torch.export."""
-    torch.export.save(trace(network, size), path)
+    torch.export.save(trace(network, _examples(size)), path)
 
 
 def open_torch(path: Path) -> Answer:
@@ -177,11 +159,3 @@ def open_torch(path: Path) -> Answer:
 
 
 FORMATS = {"onnx": Format(".onnx", ONNX_PACKAGES, write_onnx, open_onnx), "torch": Format(".pt2", (), write_torch, open_torch)}
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first line of the error that caused all others."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

@@ -14,9 +14,10 @@ from torch import nn
 
 from semigpc.data import Augment, DataError
 from semigpc.data.images import Pixels
-from semigpc.export.network import FORMATS, INPUT, ONNX_PACKAGES, Answer, ExportedNetwork, Format, NotExportableError, bare
+from semigpc.export.network import FORMATS, Answer, ExportedNetwork, Format, bare
 from semigpc.files import replacing, write_json, writing
 from semigpc.gp import NoExpansionError
+from semigpc.models.onnx import INPUT, ONNX_PACKAGES, NotExportableError
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.text import versions
 from semigpc.training.evaluate import predict

@@ -1,36 +1,43 @@
 """Images below a folder to a Parquet table of embeddings, resumable and in bounded memory."""
 
 import hashlib
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing import active_children
+from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from semigpc.data import Augment, AugmentConfig, DataError, weights_hash
+from semigpc.data import DataError, weights_hash
 from semigpc.data.images import ImageError, Pixels, read_image, to_pixels
-from semigpc.data.loaders import InOrder
 from semigpc.data.paths import EXTENSIONS, Bad, checked, sorted_images
 from semigpc.files import locked, remove_drafts, write_text, writing
 from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, TableKey
+from semigpc.labeling.scan import Progress, silent
 from semigpc.models import MODELS, ModelConfig, build_model
 from semigpc.models.backbones import EMBEDDED, EMBEDDED_MODEL, VITS, input_statistics
-from semigpc.text import printable
+from semigpc.models.onnx import NotExportableError, in_onnx_runtime
+from semigpc.text import duration, printable
 from semigpc.threads import granted, using
 
-FEW = 64  # images; for fewer, starting a worker process takes longer than decoding
+# Pixels that the network must see before ONNX Runtime saves the seven seconds that it takes to get the network there: on two
+# cores torch takes 24 ms for an image of 224 x 224 and ONNX Runtime 8.
+WORTHWHILE = 400 * 224**2
+SHARP = 2  # a JPEG may be decoded at a fraction of its size while it has this many pixels for each that the network sees
 SIZE = 224  # pixels a side, for networks that do not say what they were trained with
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 HUB, NO_WEIGHTS, AUTO = "timm", "none", "auto"  # values of EmbedConfig.pretrained
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,23 +51,21 @@ class EmbedConfig:
         image_size: pixels a side of the network's input; None takes the size that it was trained with.
         precision: of the numbers in the table.
         batch: images that go through the network together.
-        workers: processes that decode while the network works.
     """
 
     model: str = EMBEDDED_MODEL
     pretrained: str = AUTO
     image_size: int | None = None
     precision: Literal["float16", "float32"] = "float16"
-    batch: int = 32
-    workers: int = 1
+    batch: int = 16
 
     def __post_init__(self) -> None:
         if self.precision not in ("float16", "float32"):
             raise DataError(f"precision must be float16 or float32; got {self.precision!r}.")
         if self.image_size is not None and self.image_size < 2:
             raise DataError(f"The image size must be at least 2 pixels; got {self.image_size}.")
-        if self.batch < 1 or self.workers < 0:
-            raise DataError(f"batch must be 1 or more and workers 0 or more; got {self.batch} and {self.workers}.")
+        if self.batch < 1:
+            raise DataError(f"batch must be 1 or more; got {self.batch}.")
 
 
 class EmbedResult(NamedTuple):
@@ -85,13 +90,17 @@ def embed_folder(
     skip_bad: bool = False,
     overwrite: bool = False,
     follow_links: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> EmbedResult:
     """Write the embeddings of all images below ``folder`` to ``out``, sorted by name; hidden files are left out.
 
     Finished parts are kept in a folder beside ``out``, of its name and ".parts", until all are finished; after a stop the same
     call continues. All images that cannot be read, and links that lead out of the folder, are listed in a file beside ``out``,
-    of its name and ".bad.txt". Memory: the names, and some thousand rows.
+    of its name and ".bad.txt". Memory: the names, some thousand rows, and a few batches of images for each core.
+
+    The network runs on a GPU if there is one, otherwise in ONNX Runtime, or in torch if the images are few or ONNX Runtime
+    cannot be used. These agree to 1e-3 of the size of the embeddings, which is about the precision of float16, so a table may
+    have rows of several: what is continued on another machine need not begin again.
 
     Args:
         folder: of images, at any depth. out: a .parquet file.
@@ -99,7 +108,8 @@ def embed_folder(
         skip_bad: leave out images that cannot be read instead of failing at the end.
         overwrite: replace an existing table, and parts that were made otherwise.
         follow_links: use links that lead out of the folder.
-        progress: called with (images done, images to do) after every batch.
+        progress: called with the stage, images done and images to do after every batch, and once with a line that says how
+            many images go through which network, how, and about how long that takes.
 
     Raises:
         ImageError: some images cannot be read. The embeddings of the others are kept for the next call.
@@ -141,26 +151,65 @@ def _embed(
     marks: Mapping[str, str],
     parts: EmbeddingParts,
     config: EmbedConfig,
-    progress: Progress | None,
+    progress: Progress,
 ) -> list[Bad]:
     """Add the embeddings of these images to the parts; return the images that cannot be read."""
-    stream = SquareImages(root, names, network.image_size, config.batch)
+    progress(f"preparing {network.name}", 0, None)
     bad: list[Bad] = []
-    with using(granted()), _workers_end_first():
-        workers = config.workers if len(names) > FEW else 0
-        for number, (good, pixels, unread) in enumerate(InOrder(stream, range(len(stream)), workers, 2), start=1):
-            bad += unread
-            if good:
-                features = network.embed(pixels)
-                rows = features.half() if config.precision == "float16" else features
-                if not rows.isfinite().all():
-                    remedy = "Try precision float32." if features.isfinite().all() else "Check its weights."
-                    raise DataError(f"The embeddings of {network.name} contain NaN or infinity in {config.precision}. {remedy}")
-                parts.add(good, [marks[name] for name in good], rows.numpy())
-            if progress is not None:
-                progress(min(number * config.batch, len(names)), len(names))
+    done = 0
+    with warnings.catch_warnings(), using(granted()):
+        warnings.simplefilter("ignore")  # about defects of a file that can be read all the same; for all threads at once
+        note = network.accelerate() if len(names) * network.image_size**2 >= WORTHWHILE else None
+
+        def read(batch: Sequence[str]) -> tuple[list[str], Pixels, list[Bad], Tensor | None]:
+            good, pixels, unread = read_squares(root, batch, network.image_size)
+            return good, pixels, unread, network.embed(pixels) if good and network.in_threads else None
+
+        batches = [names[first : first + config.batch] for first in range(0, len(names), config.batch)]
+        began = time.perf_counter()
+        with closing(_ahead(read, batches[1:], granted())) as ahead:
+            for good, pixels, unread, computed in chain([read(batches[0])], ahead):
+                if good:
+                    features = network.embed(pixels) if computed is None else computed
+                    parts.add(good, [marks[name] for name in good], _stored(features, network, config.precision))
+                if not done:
+                    seconds = (time.perf_counter() - began) * len(batches) / (granted() if network.in_threads else 1)
+                    progress(_announcement(network, len(names), seconds, note), 0, 0)
+                bad += unread
+                done += len(good) + len(unread)
+                progress("embedding", done, len(names))
     parts.flush()
     return bad
+
+
+def _stored(features: Tensor, network: "Network", precision: str) -> NDArray[np.floating[Any]]:
+    """Return embeddings in the precision of the table; raise unless all are finite."""
+    rows = features.half() if precision == "float16" else features
+    if not rows.isfinite().all():
+        remedy = "Try precision float32." if features.isfinite().all() else "Check its weights."
+        raise DataError(f"The embeddings of {network.name} contain NaN or infinity in {precision}. {remedy}")
+    return rows.numpy()
+
+
+def _announcement(network: "Network", images: int, seconds: float, note: str | None) -> str:
+    about = duration(seconds) if seconds >= 100 else f"{max(1, round(seconds))} s"
+    what = f"embedding {images:,} images at {network.image_size} px with {network.name} on {network.engine}, about {about}"
+    return f"{what}; not on ONNX Runtime, which is faster: {note}" if note else what
+
+
+def _ahead(function: Callable[[Item], Made], items: Sequence[Item], threads: int) -> Generator[Made, None, None]:
+    """Yield ``function(item)`` for each item, in order, computed by threads that are a few items ahead of the caller."""
+    waiting: deque[Future[Made]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad: bool) -> None:
@@ -184,7 +233,7 @@ def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad:
 
 
 class Network:
-    """A frozen network from images to embeddings, on a GPU if there is one.
+    """A frozen network from images to embeddings, in torch, on a GPU if there is one.
 
     Args:
         name: of any timm model, or one of ours.
@@ -213,16 +262,40 @@ class Network:
             except (ValueError, KeyError, OSError) as error:
                 raise DataError(f"The network cannot be built: {error.args[0] if error.args else error}") from error
         self.weights = weights_hash(backbone.state_dict())
-        self._backbone = backbone.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        mean, std = input_statistics(name)
-        self._augment = Augment(AugmentConfig(image_size=self.image_size, style="resize", mean=mean, std=std))
+        normalised = _Normalised(backbone, *input_statistics(name))
+        self._network = normalised.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._in_onnx_runtime: Callable[[NDArray[Any]], NDArray[np.float32]] | None = None
         self.width = self._width()
+
+    @property
+    def engine(self) -> str:
+        """What computes, for a message."""
+        where = "" if self.device.type == "cpu" else f" ({self.device})"
+        return "ONNX Runtime" if self.in_threads else f"torch{where}"
+
+    @property
+    def in_threads(self) -> bool:
+        """Whether :meth:`embed` uses one core, and several threads should call it at once."""
+        return self._in_onnx_runtime is not None
+
+    def accelerate(self) -> str | None:
+        """Go over to ONNX Runtime, in some seconds, unless there is a GPU; return the reason if that cannot be done."""
+        if self.device.type != "cpu":
+            return None
+        size = self.image_size
+        noise = np.random.default_rng(0).integers(0, 256, (2, size, size, 3), dtype=np.uint8)
+        try:
+            self._in_onnx_runtime = in_onnx_runtime(self._network, torch.from_numpy(noise), threads=1)
+        except NotExportableError as error:
+            return str(error)
+        return None
 
     @torch.inference_mode()
     def embed(self, pixels: Pixels) -> Tensor:
         """Return float32 embeddings (M, D) of images (M, s, s, 3)."""
-        images = self._augment.normalise(pixels).to(self.device, memory_format=torch.channels_last)
-        features: Tensor = self._backbone(images)
+        if self._in_onnx_runtime is not None:
+            return torch.from_numpy(self._in_onnx_runtime(pixels))
+        features: Tensor = self._network(torch.from_numpy(np.require(pixels, requirements="W")).to(self.device))
         return features.float().cpu()
 
     def _width(self) -> int:
@@ -241,6 +314,24 @@ class Network:
         return features.shape[1]
 
 
+class _Normalised(nn.Module):
+    """The network of (v / 255 - mean) / std for bytes v (M, s, s, 3)."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.network = network
+        m, d = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (mean, std))
+        self.register_buffer("scale", (1 / (255 * d)).float())
+        self.register_buffer("shift", (-m / d).float())
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.network(images.permute(0, 3, 1, 2).float() * self.scale + self.shift)
+        return features
+
+
 def _own_size(name: str) -> tuple[int, bool]:
     """Return the pixels a side that a network was trained with, and whether it must be built for another size."""
     import timm
@@ -251,41 +342,33 @@ def _own_size(name: str) -> tuple[int, bool]:
     return (SIZE, False) if known is None else (int(known.input_size[-1]), bool(known.fixed_input_size))
 
 
-class SquareImages(Dataset[tuple[list[str], Pixels, list[Bad]]]):
-    """Batch i of the named images: the largest square in the middle of each, resized to s x s.
-
-    A batch has the n names that could be read, their pixels (n, s, s, 3), and the other names with the reasons.
+def read_squares(root: Path, names: Sequence[str], size: int) -> tuple[list[str], Pixels, list[Bad]]:
+    """Return the largest square in the middle of each image, resized to s x s.
 
     Args:
-        root: a folder. names: of images below it.
-        size: s. batch: images in a batch; the last may have fewer.
+        root: a folder. names: of images below it. size: s, in pixels.
+
+    Returns:
+        The n names that could be read, their pixels (n, s, s, 3), and the other names with the reasons.
     """
+    good, squares, bad = [], [], []
+    for name in names:
+        try:
+            squares.append(_square(root / name, size))
+            good.append(name)
+        except ImageError as error:
+            bad.append((name, str(error)))
+    return good, np.array(squares, np.uint8).reshape(-1, size, size, 3), bad
 
-    def __init__(self, root: Path, names: Sequence[str], size: int, batch: int) -> None:
-        self.root, self.names, self.size, self.batch = root, names, size, batch
 
-    def __len__(self) -> int:
-        return -(-len(self.names) // self.batch)
-
-    def __getitem__(self, number: int) -> tuple[list[str], Pixels, list[Bad]]:
-        good, squares, bad = [], [], []
-        for name in self.names[number * self.batch : (number + 1) * self.batch]:
-            try:
-                squares.append(self._square(self.root / name))
-                good.append(name)
-            except ImageError as error:
-                bad.append((name, str(error)))
-        return good, np.array(squares, np.uint8).reshape(-1, self.size, self.size, 3), bad
-
-    def _square(self, path: Path) -> Pixels:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about defects of a file that can be read all the same
-            try:
-                return to_pixels(ImageOps.fit(read_image(path), (self.size, self.size), Image.Resampling.BILINEAR))
-            except ImageError as error:
-                raise ImageError(_reason(error.__cause__ or error, path)) from error
-            except Exception as error:  # a decoder may raise any error for a damaged file
-                raise ImageError(f"{type(error).__name__}: {_reason(error, path)}") from error
+def _square(path: Path, size: int) -> Pixels:
+    try:
+        image = read_image(path, at_least=SHARP * size)
+        return to_pixels(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))
+    except ImageError as error:
+        raise ImageError(_reason(error.__cause__ or error, path)) from error
+    except Exception as error:  # a decoder may raise any error for a damaged file
+        raise ImageError(f"{type(error).__name__}: {_reason(error, path)}") from error
 
 
 def _reason(error: BaseException, path: Path) -> str:
@@ -294,20 +377,3 @@ def _reason(error: BaseException, path: Path) -> str:
         return error.strerror
     text = str(error).replace(f" {str(path)!r}", "").removeprefix(f"The image {printable(path)} ")
     return " ".join(text.split())
-
-
-@contextmanager
-def _workers_end_first() -> Iterator[None]:
-    """Kill worker processes that were started inside if an error, such as Ctrl-C, ends the block.
-
-    A worker that is still starting would otherwise miss what the main process has removed by then, and show a traceback.
-    """
-    before = set(active_children())
-    try:
-        yield
-    except BaseException:
-        for worker in set(active_children()) - before:
-            worker.kill()  # they hold nothing that could be lost, and ignore other signals before they have started
-            with suppress(RuntimeError):  # torch reports that a worker died
-                worker.join()
-        raise

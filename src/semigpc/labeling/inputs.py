@@ -107,7 +107,7 @@ def open_images(settings: LabelSettings, *, overwrite: bool = False, progress: P
     check_classes(list(labels.values()), settings.labels)
     table = settings.out / EMBEDDINGS
     options = {"skip_bad": settings.skip_bad, "follow_links": settings.follow_links}
-    embed = partial(embed_folder, root, table, settings.embed, **options, progress=partial(progress, "embedding"))
+    embed = partial(embed_folder, root, table, settings.embed, **options, progress=progress)
     try:
         result = embed()  # also to overwrite labels: embeddings that still fit are used again
     except DataError as error:

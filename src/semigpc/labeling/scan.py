@@ -24,7 +24,8 @@ SAMPLE = 20_000  # unlabelled rows that the estimator is fitted on
 SHOWN = 3  # rows that a message names
 
 Mask = NDArray[np.bool_]
-Progress = Callable[[str, int, int | None], None]  # stage, how much is done, of how much if that is known
+# The stage, how much of it is done, and of how much if that is known; with 0 the first is a message that should stay visible.
+Progress = Callable[[str, int, int | None], None]
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
