@@ -21,7 +21,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
 
-from benchmarks.estimator import balanced_accuracy
+from benchmarks.peers import balanced_accuracy
 from benchmarks.problems import PROBLEMS, Pool, Problem, Task, cut
 from benchmarks.tables import (
     COLOURS,

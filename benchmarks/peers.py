@@ -1,15 +1,17 @@
-"""What semigpc is compared with: other ways to update a GP, scikit-learn's labellers, and methods without training.
+"""What semigpc is compared with: other ways to update a GP, scikit-learn's labellers, and classifiers tuned like semigpc.
 
-All have options that are fixed beforehand: those of their papers, or the defaults of scikit-learn.
+Those without a grid have options that are fixed beforehand: those of their papers, or the defaults of scikit-learn.
 """
 
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
+from itertools import product
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,15 +19,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.linalg import cho_factor, cho_solve
 from scipy.sparse.linalg import cg
+from scipy.spatial.distance import pdist
+from sklearn.gaussian_process import GaussianProcessClassifier, kernels
+from sklearn.gaussian_process.kernels import ConstantKernel
 from sklearn.kernel_ridge import KernelRidge
-from sklearn.neighbors import NearestNeighbors
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import recall_score
+from sklearn.neighbors import KNeighborsClassifier, NearestCentroid, NearestNeighbors
+from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from torch import Tensor
 
 from benchmarks.problems import Clusters
 from benchmarks.references import append_rows, drop_oldest_rows, kernel_matrix
 from benchmarks.timing import Step, resident_bytes
 from semigpc.estimator.peers import PEERS, fit_peer
+from semigpc.estimator.scaling import SCALINGS, fit_scalings
 from semigpc.gp.kernels import RBF
 
 GPYTORCH_INSTALLED = find_spec("gpytorch") is not None
@@ -33,6 +43,11 @@ LABELLERS = ("label_spreading", "self_training")  # peers that label a table, ou
 LOOK_SECONDS = 0.05  # between looks at the memory of a peer's process
 NEIGHBOURS, POWER, ALPHA = 50, 3.0, 0.99  # k, gamma and a of label propagation for deep learning (Iscen et al., 2019)
 ITERATIONS = 1000  # of conjugate gradients at most
+DENSE = 3000  # rows of a graph up to which one dense factor is used for all labels, 36 MB and a second at most
+FOLDS = 5  # of the inner cross-validation
+TUNED_UNLABELED = 1500  # unlabelled rows at most while a peer is tuned, and ...
+TRAINED_UNLABELED = 2000  # ... in self-training, which fits a regression on all of them in each round
+GP_LABELS = 400  # labels up to which GaussianProcessClassifier is tuned and fitted within a minute
 
 Record = dict[str, Any]
 Rows = NDArray[Any]  # (n, D)
@@ -240,7 +255,270 @@ def _label_more_and_more(connection: Connection, name: str, clusters: Clusters, 
             connection.send(f"{type(error).__name__}: {error}")
 
 
-# Methods on features of a frozen network that take no steps: label propagation and neighbours. -----------------------
+# Classifiers of rows of which some are labelled, tuned by cross-validation -------------------------------------------
+
+
+class Points:
+    """Rows under one scaling: labelled ones (n, D), and these before the unlabelled ones (n + u, D)."""
+
+    def __init__(self, labeled: Rows, unlabeled: Rows) -> None:
+        self.labeled, self.all = labeled, np.concatenate([labeled, unlabeled])
+
+    @cached_property
+    def median(self) -> float:
+        """The median distance between labelled rows that differ, 1 if none do."""
+        distances = pdist(self.labeled)
+        return float(np.median(distances[distances > 0])) if distances.any() else 1.0
+
+    def known(self, codes: Codes) -> tuple[Rows, Codes]:
+        """The labelled rows whose codes (n,) are not -1, and these codes."""
+        return self.labeled[codes >= 0], codes[codes >= 0]
+
+
+Learn = Callable[[Codes], Predict]  # from codes (n,) of the labelled rows, -1 for those that are held out
+
+
+@dataclass(frozen=True)
+class TunedPeer:
+    """A classifier with one parameter, chosen together with the scaling of the rows.
+
+    Args:
+        title: for people.
+        prepare: returns how to learn, for points and a value of the parameter; what depends on these alone is done once.
+        grid: values of the parameter.
+        most_labels: it takes too long with more.
+        most_unlabeled: of more unlabelled rows, so many are drawn.
+    """
+
+    title: str
+    prepare: Callable[[Points, Any], Learn]
+    grid: tuple[Any, ...] = (None,)
+    most_labels: int | None = None
+    most_unlabeled: int | None = None
+
+
+def fit_tuned(peer: TunedPeer, X: Rows, codes: Codes, unlabeled: Rows, *, seed: int) -> tuple[Predict, Record]:
+    """Fit a peer with the scaling and the parameter of the best balanced accuracy on held-out labels.
+
+    All pairs are tried in one stratified cross-validation of FOLDS folds, whose predictions are pooled. Of equal pairs the
+    first is taken: scalings that semigpc itself would choose from come first. Held-out rows stay as unlabelled ones.
+
+    Args:
+        peer: to fit. X: (n, D) labelled rows. codes: (n,) 0 .. C - 1. unlabeled: (u, D). seed: of the folds and of draws.
+
+    Returns:
+        How to predict rows (M, D), and the ``scaling`` and ``parameter`` chosen with their ``score``.
+    """
+    rng = np.random.default_rng(seed)
+    everything = np.concatenate([X, unlabeled])
+    scalings = fit_scalings(everything, labels=len(X))
+    scalings |= {name: fit_scalings(everything, name)[name] for name in SCALINGS if name not in scalings}
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # of classes with fewer labels than folds, of rows that no label reaches
+        held = _stratified(codes, rng)
+        few = _drawn(unlabeled, TUNED_UNLABELED, rng)
+        best: Record = {"score": -1.0}
+        for name, scaling in scalings.items():
+            points = Points(scaling(X).numpy(), scaling(few).numpy())
+            for parameter in peer.grid:
+                score = _held_out_score(peer.prepare(points, parameter), points, codes, held)
+                if score > best["score"]:
+                    best = {"scaling": name, "parameter": parameter, "score": score}
+        scaling = scalings[best["scaling"]]
+        rest = _drawn(unlabeled, peer.most_unlabeled or len(unlabeled), rng)
+        predict = peer.prepare(Points(scaling(X).numpy(), scaling(rest).numpy()), best["parameter"])(codes)
+
+    def scaled(rows: Rows) -> Codes:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            return np.asarray(predict(scaling(rows).numpy()), dtype=np.int64)
+
+    return scaled, best
+
+
+def _stratified(codes: Codes, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+    """Return the labels of each fold: those of each class are dealt in turn. scikit-learn refuses classes of fewer labels."""
+    order = rng.permutation(len(codes))
+    order = order[codes[order].argsort(kind="stable")]
+    return [order[fold::FOLDS] for fold in range(FOLDS) if fold < len(order)]
+
+
+def _drawn(rows: Rows, most: int, rng: np.random.Generator) -> Rows:
+    return rows if len(rows) <= most else rows[np.sort(rng.choice(len(rows), most, replace=False))]
+
+
+def _held_out_score(learn: Learn, points: Points, codes: Codes, held: Sequence[NDArray[np.int64]]) -> float:
+    """Return the balanced accuracy of the labels, each predicted while its fold is held out."""
+    found = np.full(len(codes), -1, dtype=np.int64)
+    for out in held:
+        kept = codes.copy()
+        kept[out] = -1
+        found[out] = learn(kept)(points.labeled[out])
+    return balanced_accuracy(codes, found)
+
+
+def balanced_accuracy(truth: NDArray[np.int64], found: NDArray[Any]) -> float:
+    """Return the mean over the classes of the share of their rows that is found."""
+    return float(recall_score(truth, found, labels=np.unique(truth), average="macro"))
+
+
+def _classifier(build: Callable[[Points, Any], Any]) -> Callable[[Points, Any], Learn]:
+    """Return how to prepare a classifier of scikit-learn that uses labelled rows alone."""
+
+    def prepare(points: Points, parameter: Any) -> Learn:
+        return lambda codes: build(points, parameter).fit(*points.known(codes)).predict
+
+    return prepare
+
+
+def _logistic(C: float) -> Any:
+    return LogisticRegression(C=C, class_weight="balanced", max_iter=500, tol=1e-3)
+
+
+def _neighbours(points: Points, k: int) -> Learn:
+    def learn(codes: Codes) -> Predict:
+        rows, known = points.known(codes)
+        return KNeighborsClassifier(n_neighbors=min(k, len(rows))).fit(rows, known).predict  # type: ignore[no-any-return]
+
+    return learn
+
+
+def _gp_classifier(points: Points, parameter: tuple[float, float]) -> Any:
+    length, variance = parameter
+    kernel = ConstantKernel(variance) * kernels.RBF(length * points.median)
+    return GaussianProcessClassifier(kernel, optimizer=None)
+
+
+def _self_training(points: Points, C: float) -> Learn:
+    def learn(codes: Codes) -> Predict:
+        every = np.full(len(points.all), -1, dtype=np.int64)
+        every[: len(codes)] = codes
+        return SelfTrainingClassifier(_logistic(C)).fit(points.all, every).predict  # type: ignore[no-any-return]
+
+    return learn
+
+
+def _label_spreading(points: Points, parameter: tuple[int, float, float]) -> Learn:
+    """LabelSpreading with w_ij = exp(-g d_ij^2 / m^2) between a row and its k nearest, m the median distance of labelled rows.
+
+    With g = 0 this is scikit-learn's kNN kernel; otherwise its RBF kernel, cut off so that the graph stays sparse.
+    """
+    k, g, alpha = parameter
+    k = min(k, len(points.all) - 1)
+    index = NearestNeighbors(n_neighbors=k).fit(points.all)
+
+    def weights(nearest: tuple[Rows, Rows]) -> sparse.csr_matrix:
+        distances, places = nearest
+        values = np.exp(-g * np.square(distances / points.median)) + 1e-12
+        own = np.repeat(np.arange(len(places)), places.shape[1])
+        return sparse.csr_matrix((values.ravel(), (own, places.ravel())), shape=(len(places), len(points.all)))
+
+    graph = weights(index.kneighbors())
+
+    def kernel(_: Rows, queries: Rows) -> sparse.csr_matrix:
+        return graph if queries is points.all else weights(index.kneighbors(queries)).T
+
+    def learn(codes: Codes) -> Predict:
+        every = np.full(len(points.all), -1, dtype=np.int64)
+        every[: len(codes)] = codes
+        return LabelSpreading(kernel=kernel, alpha=alpha, max_iter=100).fit(points.all, every).predict  # type: ignore[no-any-return]
+
+    return learn
+
+
+class Diffusion:
+    """Label propagation on a kNN graph: Z = (I - a S)^-1 Y over labelled and unlabelled rows, with S = D^-1/2 W D^-1/2.
+
+    w_ij = max(0, cos(x_i, x_j))^g between a row and its k nearest, made symmetric by W + W^T. Column c of Y is 1 / n_c at the
+    labels of class c, so that every class sends out the same mass whatever its size; rows of Z are then normalised. Up to
+    DENSE rows one Cholesky factor, O((n + u)^3), is used for all Y; of more, conjugate gradients, O(k (n + u) C) an iteration.
+    No test row is in the graph: one gets the mean of its k nearest rows of Z, weighted by w.
+
+    Args:
+        rows: (n + u, D), the n labelled ones first.
+        neighbours: k, or as many as there are. power: g. alpha: a.
+    """
+
+    def __init__(
+        self, rows: Rows, *, neighbours: int = NEIGHBOURS, power: float = POWER, alpha: float = ALPHA, dense: int = DENSE
+    ) -> None:
+        rows = unit(rows)
+        self.power = power
+        self.index = NearestNeighbors(n_neighbors=min(neighbours, len(rows) - 1), algorithm="brute").fit(rows)
+        distances, nearest = self.index.kneighbors()  # of each row, without itself
+        own = np.repeat(np.arange(len(rows)), nearest.shape[1])
+        W = sparse.csr_matrix((affinity(distances, power).ravel(), (own, nearest.ravel())), shape=(len(rows), len(rows)))
+        W = W + W.T
+        scale = sparse.diags(1 / np.sqrt(np.maximum(np.asarray(W.sum(axis=1)).ravel(), 1e-12)))
+        system = sparse.identity(len(rows), format="csr") - alpha * (scale @ W @ scale)
+        if len(rows) <= dense:
+            factor: Any = cho_factor(system.toarray(), overwrite_a=True, check_finite=False)
+            self.solve: Callable[[Rows], Rows] = lambda Y: cho_solve(factor, Y)
+        else:
+            self.solve = lambda Y: np.stack([_solve(system, column) for column in Y.T], axis=1)
+        self.rows = len(rows)
+
+    def learn(self, codes: Codes) -> Predict:
+        """Return how to predict rows (M, D), for the codes (n,) of the first rows, -1 where there is no label."""
+        known = np.flatnonzero(codes >= 0)
+        Y = np.zeros((self.rows, int(codes.max()) + 1))
+        Y[known, codes[known]] = 1 / np.bincount(codes[known])[codes[known]]
+        Z = self.solve(Y)
+        shares = Z / np.maximum(Z.sum(axis=1, keepdims=True), 1e-12)
+
+        def predict(rows: Rows) -> Codes:
+            distances, nearest = self.index.kneighbors(unit(rows))
+            mean = np.einsum("mk,mkc->mc", affinity(distances, self.power), shares[nearest])
+            return np.asarray(mean.argmax(axis=1), dtype=np.int64)
+
+        return predict
+
+
+def _diffusion(points: Points, parameter: tuple[int, float, float]) -> Learn:
+    k, power, alpha = parameter
+    return Diffusion(points.all, neighbours=k, power=power, alpha=alpha).learn
+
+
+def unit(rows: Rows) -> Rows:
+    """Rows of unit length."""
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12))
+
+
+def affinity(distances: Rows, power: float) -> Rows:
+    """max(0, cos)^g from distances between unit rows: cos = 1 - d^2 / 2."""
+    return np.asarray(np.maximum(0, 1 - distances**2 / 2) ** power)
+
+
+def _solve(system: Any, column: NDArray[np.float64]) -> NDArray[np.float64]:
+    solution, left = cg(system, column, maxiter=ITERATIONS)
+    if left:
+        raise RuntimeError(f"label propagation did not converge in {ITERATIONS} iterations; are features finite?")
+    return np.asarray(solution)
+
+
+TUNED_PEERS: Mapping[str, TunedPeer] = {
+    "knn": TunedPeer("Nearest neighbours", _neighbours, (1, 3, 5, 10, 20)),
+    "class_mean": TunedPeer("Nearest class mean", _classifier(lambda *_: NearestCentroid())),
+    "logistic": TunedPeer(
+        "Logistic regression, balanced", _classifier(lambda _, C: _logistic(C)), (1.0, 0.01, 0.1, 10.0, 100.0)
+    ),
+    "gp_classifier": TunedPeer(
+        "GaussianProcessClassifier",
+        _classifier(_gp_classifier),
+        ((1.0, 1.0), (1.0, 30.0), (0.5, 30.0), (0.25, 30.0)),
+        most_labels=GP_LABELS,
+    ),
+    "label_spreading": TunedPeer(
+        "LabelSpreading", _label_spreading, tuple((k, g, a) for k, g in ((7, 0.0), (30, 2.0), (30, 8.0)) for a in (0.2, 0.8))
+    ),
+    "diffusion": TunedPeer("Label propagation, kNN graph", _diffusion, tuple(product((10, 5, 30), (12.0, 3.0), (0.9, 0.99)))),
+    "self_training": TunedPeer(
+        "SelfTraining (balanced logistic)", _self_training, (1.0, 0.1, 10.0), most_unlabeled=TRAINED_UNLABELED
+    ),
+}
+
+
+# Methods on features of a frozen network that take no steps, with fixed options --------------------------------------
 
 
 @dataclass(frozen=True)
@@ -251,58 +529,6 @@ class GraphBaseline:
     fit: Callable[[Rows, Codes, Rows, int], Predict]
 
 
-class Diffusion:
-    """Z = (I - a S)^-1 Y over labelled and unlabelled rows, with S = D^-1/2 W D^-1/2.
-
-    w_ij = max(0, cos(x_i, x_j))^g between a row and its k nearest, made symmetric by W + W^T. Column c of Y is 1 / n_c at the
-    labels of class c, so that every class sends out the same mass whatever its size; rows of Z are then normalised. Solved
-    by conjugate gradients, O(k (n + u) C) an iteration; no test row is in the graph: one gets the mean of its k nearest
-    rows of Z, weighted by w.
-
-    Args:
-        labeled: (n, D). codes: (n,). unlabeled: (u, D). n_classes: C.
-        neighbours: k, or as many as there are.
-    """
-
-    def __init__(self, labeled: Rows, codes: Codes, unlabeled: Rows, n_classes: int, *, neighbours: int = NEIGHBOURS) -> None:
-        rows = unit(np.concatenate([labeled, unlabeled]))
-        self.neighbours = min(neighbours, len(rows) - 1)
-        self.index = NearestNeighbors(n_neighbors=self.neighbours, algorithm="brute").fit(rows)
-        distances, nearest = self.index.kneighbors()  # of each row, without itself
-        own = np.repeat(np.arange(len(rows)), self.neighbours)
-        W = sparse.csr_matrix((affinity(distances).ravel(), (own, nearest.ravel())), shape=(len(rows), len(rows)))
-        W = W + W.T
-        scale = sparse.diags(1 / np.sqrt(np.maximum(np.asarray(W.sum(axis=1)).ravel(), 1e-12)))
-        system = sparse.identity(len(rows), format="csr") - ALPHA * (scale @ W @ scale)
-        sent = np.zeros((len(rows), n_classes))
-        sent[np.arange(len(codes)), codes] = 1 / np.bincount(codes, minlength=n_classes)[codes]
-        Z = np.stack([_solve(system, column) for column in sent.T], axis=1)
-        self.shares = Z / np.maximum(Z.sum(axis=1, keepdims=True), 1e-12)
-
-    def __call__(self, rows: Rows) -> Codes:
-        """The class (M,) of rows (M, D)."""
-        distances, nearest = self.index.kneighbors(unit(rows))
-        said = np.einsum("mk,mkc->mc", affinity(distances), self.shares[nearest])
-        return np.asarray(said.argmax(axis=1), dtype=np.int64)
-
-
-def unit(rows: Rows) -> Rows:
-    """Rows of unit length."""
-    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12))
-
-
-def affinity(distances: Rows) -> Rows:
-    """max(0, cos)^g from distances between unit rows: cos = 1 - d^2 / 2."""
-    return np.asarray(np.maximum(0, 1 - distances**2 / 2) ** POWER)
-
-
-def _solve(system: Any, column: NDArray[np.float64]) -> NDArray[np.float64]:
-    solution, left = cg(system, column, maxiter=ITERATIONS)
-    if left:
-        raise RuntimeError(f"label propagation did not converge in {ITERATIONS} iterations; are features finite?")
-    return np.asarray(solution)
-
-
 def _peer(name: str) -> Callable[[Rows, Codes, Rows, int], Predict]:
     return lambda labeled, codes, unlabeled, _: fit_peer(PEERS[name], labeled, codes, unlabeled).predict
 
@@ -310,5 +536,5 @@ def _peer(name: str) -> Callable[[Rows, Codes, Rows, int], Predict]:
 GRAPH_BASELINES: Mapping[str, GraphBaseline] = {
     "knn": GraphBaseline("5 nearest labels", _peer("knn5")),
     "label_spreading": GraphBaseline("LabelSpreading", _peer("label_spreading")),
-    "diffusion": GraphBaseline("diffusion", Diffusion),
+    "diffusion": GraphBaseline("diffusion", lambda x, codes, u, _: Diffusion(np.concatenate([x, u])).learn(codes)),
 }

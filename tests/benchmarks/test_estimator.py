@@ -1,6 +1,7 @@
 """The study of the estimator: its problems, and that it goes on where it was."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.estimator import OURS, balanced_accuracy, compare_on, summarise
+from benchmarks import estimator
+from benchmarks.estimator import (
+    OURS,
+    TARGETS,
+    calibration_error,
+    compare_on,
+    kept_promises,
+    share_errors,
+    summarise,
+)
+from benchmarks.peers import TUNED_PEERS, balanced_accuracy
 from benchmarks.problems import (
     KEEL,
     NEEDS,
@@ -21,10 +32,10 @@ from benchmarks.problems import (
     loaders,
 )
 from benchmarks.tables import read_seeds, run_study
-from semigpc.estimator.peers import PEERS
-from tests.benchmarks.calls import refused
+from tests.benchmarks.calls import bench, refused
 
 SMALL = Problem("digits", "B", 5, 4, unlabeled=20)
+FAST = ("knn", "class_mean")
 
 
 def tails(setting: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -140,7 +151,6 @@ def test_two_processes_measure_what_one_does(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "2.json").read_text())["summary"] == {"cells": 4}
 
 
-@pytest.mark.slow
 def test_a_study_goes_on_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "study.json"
     loaded: list[str] = []
@@ -149,15 +159,65 @@ def test_a_study_goes_on_where_it_was(tmp_path: Path) -> None:
         loaded.append("digits")
         return load_digits_pool()
 
-    how: dict[str, Any] = {"measure": compare_on, "summarise": summarise, "advance": lambda _: None}
+    how: dict[str, Any] = {"measure": partial(compare_on, peers=FAST), "summarise": summarise, "advance": lambda _: None}
     run_study([SMALL], {"digits": load}, range(1), out, **how)
     records = run_study([SMALL], {"digits": load}, range(2), out, **how)
     assert [record["seed"] for record in records] == [0, 1]
     assert json.loads(out.read_text())["records"] == records
     assert run_study([SMALL], {}, range(2), out, **how) == records  # all is there, nothing is loaded
     assert loaded == ["digits", "digits"]
-    assert set(records[0]["methods"]) == {OURS, *PEERS}
+    assert set(records[0]["methods"]) == {OURS, *FAST}
     summary = summarise(records)
-    best = max(value for name, value in summary["overall"].items() if name != OURS)
-    assert summary["ahead_of_best_peer"] == pytest.approx(summary["overall"][OURS] - best)
+    assert summary["ahead"][summary["best_peer"]] == pytest.approx(
+        summary["overall"][OURS] - max(summary["overall"][name] for name in FAST)
+    )
     assert summary["problems"][SMALL.name]["seeds"] == 2
+    assert not summary["bars"]["coverage over that before"]["reached"], "there was nothing before"
+
+
+def test_peers_are_taken_from_an_earlier_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    monkeypatch.setattr(estimator, "PROBLEMS", (SMALL,))
+    monkeypatch.setattr(estimator, "TUNED_PEERS", {name: TUNED_PEERS[name] for name in FAST})
+    assert bench("estimator", "--seeds", "1", "--out", first, "--plot", tmp_path / "e.png").exit_code == 0
+    monkeypatch.setattr(estimator, "measure_peer", None)  # fails if it is called
+    done = bench("estimator", "--seeds", "1", "--out", second, "--before", first)
+    assert done.exit_code == 0, done.output
+    assert "error of shares over that before" in done.stdout
+    before, after = (json.loads(path.read_text()) for path in (first, second))
+    assert all(before["records"][0]["methods"][name] == after["records"][0]["methods"][name] for name in FAST)
+    assert after["summary"]["before"]["share_error"] == pytest.approx(1)
+    assert (tmp_path / "e.png").stat().st_size > 10_000
+
+
+def run(given: int, right: int) -> dict[str, Any]:
+    """A record with one promise about 100 unlabelled rows."""
+    figures = {"given": given, "right": right, "precision": right / given, "coverage": given / 100}
+    return {"promise": [{"target": 0.9, **figures}]}
+
+
+def test_a_promise_is_judged_by_runs_that_give_out_thirty_labels() -> None:
+    found = kept_promises([run(30, 27), run(50, 44), run(29, 10)], 0.9)
+    assert found == {"runs": 2, "kept": 0.5, "precision": 81 / 109, "coverage": pytest.approx(109 / 300)}
+    assert kept_promises([run(29, 10)], 0.9)["kept"] is None
+
+
+def test_errors_of_shares_are_ratios_to_the_truth() -> None:
+    truth = np.repeat([0, 1, 2], (50, 40, 10))
+    found = share_errors(np.array([0.25, 0.7, 0.05]), np.array([4, 9, 1]), truth)
+    assert found["error"] == pytest.approx(np.mean(np.log([2, 0.7 / 0.4, 2])))
+    assert found["ratios"] == [pytest.approx(0.7 / 0.4), pytest.approx(0.5), None]
+
+
+def test_the_calibration_error_weights_bins_by_their_rows() -> None:
+    confidence, right = np.array([0.95, 0.95, 0.95, 0.25]), np.array([True, True, False, True])
+    assert calibration_error(confidence, right) == pytest.approx((3 * (0.95 - 2 / 3) + 0.75) / 4)
+
+
+def test_every_target_is_promised() -> None:
+    record = compare_on(SMALL, load_digits_pool(), 0)
+    assert [one["target"] for one in record["promise"]] == list(TARGETS)
+    given = [one["given"] for one in record["promise"]]
+    assert given == sorted(given, reverse=True)
+    assert all(one["right"] <= one["given"] <= record["unlabeled"] for one in record["promise"])
+    assert set(record["methods"]) == {OURS}

@@ -1,4 +1,4 @@
-"""Graph baselines against a dense solve written from the equation, and against scikit-learn."""
+"""Graph baselines against a dense solve written from the equation and scikit-learn, and how peers are tuned."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,19 @@ from numpy.typing import NDArray
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.semi_supervised import LabelSpreading
 
-from benchmarks.peers import GRAPH_BASELINES, Diffusion, Rows
+from benchmarks.peers import (
+    GRAPH_BASELINES,
+    TUNED_PEERS,
+    Codes,
+    Diffusion,
+    Learn,
+    Points,
+    Predict,
+    Rows,
+    TunedPeer,
+    balanced_accuracy,
+    fit_tuned,
+)
 
 CLASSES = 3
 
@@ -51,16 +63,17 @@ def slow_diffusion(labeled: Rows, codes: NDArray[np.int64], unlabeled: Rows, tes
     return np.array(answers)
 
 
+@pytest.mark.parametrize("dense", [0, 1000])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_diffusion_is_the_dense_solve(seed: int) -> None:
+def test_diffusion_is_the_dense_solve(seed: int, dense: int) -> None:
     labeled, codes, unlabeled, test, _ = clouds(seed)
-    found = Diffusion(labeled, codes, unlabeled, CLASSES, neighbours=6)(test)
+    found = Diffusion(np.concatenate([labeled, unlabeled]), neighbours=6, dense=dense).learn(codes)(test)
     assert (found == slow_diffusion(labeled, codes, unlabeled, test, 6)).all()
 
 
 def test_few_rows_are_all_neighbours() -> None:
     labeled, codes, unlabeled, test, truth = clouds()
-    found = Diffusion(labeled, codes, unlabeled[:4], CLASSES)(test)
+    found = Diffusion(np.concatenate([labeled, unlabeled[:4]])).learn(codes)(test)
     assert (found == truth).mean() > 0.5
 
 
@@ -73,3 +86,42 @@ def test_peers_are_scikit_learns_on_unit_rows() -> None:
     both = np.concatenate([codes, np.full(len(u), -1)])
     spread = LabelSpreading(kernel="knn", n_neighbors=7, max_iter=100).fit(np.concatenate([x, u]), both).predict(t)
     assert (GRAPH_BASELINES["label_spreading"].fit(labeled, codes, unlabeled, CLASSES)(test) == spread).all()
+
+
+@pytest.mark.parametrize("name", TUNED_PEERS)
+def test_a_tuned_peer_finds_classes_under_a_scaling_that_it_chose(name: str) -> None:
+    labeled, codes, unlabeled, test, truth = clouds(width=12)
+    rng = np.random.default_rng(9)
+    rows = [np.append(x, 1e4 * rng.normal(size=(len(x), 1)), axis=1) for x in (labeled, unlabeled, test)]
+    predict, chosen = fit_tuned(TUNED_PEERS[name], rows[0], codes, rows[1], seed=0)
+    assert chosen["scaling"] in ("standard", "rank"), "one column is loud noise"
+    assert chosen["parameter"] in TUNED_PEERS[name].grid
+    assert balanced_accuracy(truth, predict(rows[2])) > 0.5
+
+
+def test_a_parameter_is_chosen_by_labels_that_are_held_out() -> None:
+    asked: list[tuple[float, int]] = []
+
+    def prepare(_: Points, right: float) -> Learn:
+        def learn(codes: Codes) -> Predict:
+            asked.append((right, int((codes < 0).sum())))
+            return lambda rows: np.where(np.arange(len(rows)) < right * len(rows), rows[:, 0] - 2, -1).astype(np.int64)
+
+        return learn
+
+    codes = np.repeat([0, 1], 10)
+    X = codes[:, None] + np.float32(2)
+    _, chosen = fit_tuned(TunedPeer("by the first column", prepare, (0.0, 1.0, 0.5)), X, codes, X[:0], seed=0)
+    assert (chosen["parameter"], chosen["score"]) == (1.0, 1.0)
+    assert chosen["scaling"] == "none", "the only scaling that keeps the column"
+    assert {held for _, held in asked[:-1]} == {4}
+    assert asked[-1] == (1.0, 0)
+
+
+def test_label_spreading_without_a_width_is_scikit_learns_knn_kernel() -> None:
+    labeled, codes, unlabeled, test, _ = clouds(width=6)
+    points = Points(labeled, unlabeled)
+    both = np.concatenate([codes, np.full(len(unlabeled), -1)])
+    theirs = LabelSpreading(kernel="knn", n_neighbors=7, alpha=0.2, max_iter=100).fit(points.all, both)
+    ours = TUNED_PEERS["label_spreading"].prepare(points, (7, 0.0, 0.2))(codes)
+    assert (ours(test) == theirs.predict(test)).mean() > 0.95
