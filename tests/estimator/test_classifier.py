@@ -175,7 +175,7 @@ def test_a_row_far_from_everything_is_an_outlier_and_gets_no_label() -> None:
     far = np.full((1, X.shape[1]), 60, np.float32)
     assert STATUSES[int(model.answer(far).status[0])] == "outlier"
     assert model.predict_variance(far)[0] > 0.99
-    assert model.predict(far)[0] == -1
+    assert model.label(far)[0] == -1
     assert model.predict_proba(far)[0] == pytest.approx(1 / 3, abs=1e-3)
 
 
@@ -253,16 +253,6 @@ def test_rows_that_joined_help_to_decide_but_do_not_vouch() -> None:
     same = helped.answer(X).codes == alone.answer(X).codes
     assert helped.answer(X).confidence[same] == pytest.approx(alone.answer(X).confidence[same], abs=1e-6)
     assert same.mean() > 0.9
-
-
-def test_scores_count_a_withheld_label_as_wrong() -> None:
-    X, codes, truth = blobs()
-    names = np.where(codes < 0, None, np.array(["coot", "heron", "wren"], dtype=object)[codes])
-    model = SemiGPClassifier(abstain=0.9).fit(X, names)
-    labels = model.predict(X)
-    expected = np.mean([label == ("coot", "heron", "wren")[c] for label, c in zip(labels, truth, strict=True)])
-    assert any(label is None for label in labels)
-    assert model.score(X, np.array(["coot", "heron", "wren"])[truth]) == pytest.approx(expected)
 
 
 def test_a_withdrawn_correction_leaves_no_trace() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from semigpc.estimator.classifier import read_targets
-from semigpc.estimator.confidence import best_logit_scale, class_scales, estimate_shares, left_out_scores, precision_threshold
+from semigpc.estimator.confidence import best_logit_scale, class_scales, estimate_shares, left_out_scores
 from semigpc.estimator.fitting import NOISES, SURE, Solver, balanced_subset, make_kernel, self_train, tune
 from semigpc.estimator.scaling import fit_scalings
 from semigpc.gp import RBF, ExactGP
@@ -70,7 +70,7 @@ def test_the_online_engine_leaves_rows_out_as_fresh_ones_would() -> None:
 
 def test_left_out_scores_count_one_label_less() -> None:
     counts = torch.tensor([3.0, 2.0, 1.0])
-    scores = left_out_scores(torch.ones(2, 3), torch.zeros(2), torch.tensor([0, 2]), counts, torch.ones(2))
+    scores = left_out_scores(torch.ones(2, 3), torch.zeros(2), counts, torch.eye(3)[[0, 2]])
     assert scores[0] == pytest.approx(class_scales(torch.tensor([2.0, 2.0, 1.0])))
     assert scores[1, 2] == -torch.inf
     assert scores[1, :2] == pytest.approx(torch.tensor([(2.5 / 3) ** 0.5, (2.5 / 2) ** 0.5]))
@@ -90,34 +90,24 @@ def test_shares_are_found_from_calibrated_probabilities() -> None:
     truth = rng.choice(3, size=20_000, p=shares)
     x = torch.from_numpy(rng.standard_normal(len(truth)) + 1.5 * truth)
     log_density = -((x[:, None] - 1.5 * torch.arange(3)) ** 2) / 2
-    probs = torch.softmax(log_density, dim=1)
-    found = estimate_shares(probs, torch.tensor([True, True, True]))
+    found = estimate_shares(log_density, 0.5, torch.tensor([9.0, 9.0, 9.0], dtype=torch.float64))  # 0.5: it sharpens twice
     assert found.numpy() == pytest.approx(shares, abs=0.02)
 
 
-def test_the_threshold_keeps_its_promise_on_calibrated_rows() -> None:
-    rng = torch.Generator().manual_seed(1)
-    logits = 3 * torch.randn(4000, 3, generator=rng, dtype=torch.float64)
-    codes = torch.multinomial(torch.softmax(logits, dim=1), 1, generator=rng).squeeze(1)
-    confidence, decided = torch.softmax(logits, dim=1).max(dim=1)
-    right, even = (decided == codes).double(), torch.ones(len(codes), dtype=torch.float64)
-    for target in (0.8, 0.9, 0.97):
-        given = confidence >= precision_threshold(confidence, right, even, confidence, target)
-        assert float(right[given].mean()) == pytest.approx(target, abs=0.02)
-
-
-def test_equal_confidences_are_accepted_or_refused_together() -> None:
-    same, right = torch.full((9,), 0.6), (torch.arange(9) % 3 == 0).double()
-    assert precision_threshold(same, right, torch.ones(9), same[:0], 0.5) > 1
-    assert precision_threshold(same, right, torch.ones(9), same[:0], 0.3) == pytest.approx(0.6)
-
-
-def test_unlabelled_rows_that_are_unsure_raise_the_threshold() -> None:
-    confidence, right = torch.linspace(0.5, 1, 100), torch.ones(100)
-    believed = torch.linspace(0, 1, 1000)
-    assert precision_threshold(confidence, right, torch.ones(100), believed[:0], 0.9) == pytest.approx(0.5)
-    threshold = precision_threshold(confidence, right, torch.ones(100), believed, 0.9)
-    assert float(believed[believed >= threshold].mean()) == pytest.approx(1 - 0.1 * 100 / 130, abs=1e-3)
+def test_no_share_collapses_where_labels_are_few() -> None:
+    rng = np.random.default_rng(0)
+    shares = np.array([0.9, 0.08, 0.02])
+    truth = rng.choice(3, size=3000, p=shares)
+    scores = torch.from_numpy(np.eye(3)[truth] + rng.normal(0, 0.4, (3000, 3)))
+    tail = estimate_shares(scores, 2.0, torch.tensor([90.0, 8.0, 2.0], dtype=torch.float64))
+    even = estimate_shares(scores, 2.0, torch.tensor([5.0, 5.0, 5.0], dtype=torch.float64))
+    ratio = (tail.numpy() / shares).tolist()
+    assert min(ratio) > 0.5
+    assert max(ratio) < 2
+    assert abs(np.log(ratio)).mean() < abs(np.log(even.numpy() / shares)).mean(), "labels that are drawn like the rest help"
+    other = estimate_shares(scores, 2.0, torch.tensor([2.0, 8.0, 90.0], dtype=torch.float64))
+    assert float(other[0]) > 0.5, "labels that are not drawn like the rest do not decide"
+    assert float(estimate_shares(scores, 2.0, torch.tensor([9.0, 0.0, 1.0], dtype=torch.float64))[1]) == 0
 
 
 @pytest.mark.parametrize(("name", "expected"), [("unit", 1.0), ("centered", 1.0)])
@@ -159,8 +149,9 @@ def test_only_sure_rows_join_and_no_class_more_than_its_share() -> None:
     points = {side: torch.from_numpy(X[rows]) for side, rows in (("labelled", known), ("bare", ~known))}
     solver = Solver(make_kernel("rbf", 6.0), 0.2, 8.0)
     targets = torch.nn.functional.one_hot(torch.from_numpy(codes[known])).double()
-    positions, soft = self_train(solver, points["labelled"], targets, points["bare"], rounds=3)
+    positions, soft, classes = self_train(solver, points["labelled"], targets, points["bare"], rounds=3)
     assert len(positions)
+    assert (classes.numpy() == truth[~known]).mean() > 0.95
     assert len(positions.unique()) == len(positions)
     assert (soft.max(dim=1).values >= SURE).all()
     assert (soft.argmax(dim=1).numpy() == truth[~known][positions]).mean() > 0.95

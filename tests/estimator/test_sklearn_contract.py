@@ -99,7 +99,7 @@ def test_a_fitted_model_can_be_fitted_again_from_what_it_learned() -> None:
         logit_scale=model.logit_scale_,
         scaling=model.scaling_,
         self_training=model.self_training_,
-        abstain=model.threshold_,
+        abstain=float(model.threshold_[0]),
     ).fit(X, codes)
     assert again.predict_proba(X) == pytest.approx(model.predict_proba(X), abs=1e-6)
     assert (again.transduction_ == model.transduction_).all()

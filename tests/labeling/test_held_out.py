@@ -13,7 +13,7 @@ NAMES = np.array(["ant", "bee", "cat"])
 def held(codes: list[int], predicted: list[int], confidence: list[float], **changes: Any) -> HeldOut:
     n = len(codes)
     known = {
-        "outlier": np.zeros(n, dtype=bool),
+        "open": np.zeros(n, dtype=bool),
         "folds": np.arange(n) % 2,
         "weights": np.ones(n),
     }
@@ -21,24 +21,24 @@ def held(codes: list[int], predicted: list[int], confidence: list[float], **chan
 
 
 def test_a_threshold_accepts_what_is_confident_and_no_outlier() -> None:
-    some = held([0, 0, 1, 1], [0, 1, 1, 1], [0.9, 0.5, 0.7, 0.95], outlier=np.array([False, False, False, True]))
-    found = accepted(some, 0.6)
+    some = held([0, 0, 1, 1], [0, 1, 1, 1], [0.9, 0.5, 0.7, 0.95], open=np.array([False, False, False, True]))
+    found = accepted(some, np.full(3, 0.6))
     assert found["accepted"] == 2
     assert found["coverage"] == pytest.approx(0.5)
     assert found["precision"] == pytest.approx(1)
-    assert accepted(some, 0.99)["precision"] is None
+    assert accepted(some, np.full(3, 0.99))["precision"] is None
 
 
 def test_precision_counts_classes_by_their_believed_share() -> None:
     some = held([0, 0, 0, 1], [0, 0, 0, 0], [0.8] * 4, weights=np.array([0.5, 0.5, 0.5, 2.5]))
-    assert accepted(some, 0.0)["precision"] == pytest.approx(1.5 / 4)
+    assert accepted(some, np.zeros(3))["precision"] == pytest.approx(1.5 / 4)
 
 
 def test_the_curve_goes_from_everything_to_little() -> None:
     rng = np.random.default_rng(0)
     some = held([0] * 400, [0] * 400, rng.random(400).tolist())
     at = thresholds(some)
-    coverage = [accepted(some, float(t))["coverage"] for t in at]
+    coverage = [accepted(some, np.full(3, t))["coverage"] for t in at]
     assert 40 <= len(at) <= 50
     assert coverage[0] == pytest.approx(1)
     assert coverage[-1] is not None

@@ -33,16 +33,16 @@ def label(
     ] = None,
     target_precision: Annotated[
         float,
-        option("--target-precision", DECISIONS, "SHARE", "Share of right labels to aim at; 0.95.", parser=_fraction),
+        option("--target-precision", DECISIONS, "SHARE", "Share of labels that is right; 0.95.", parser=_fraction),
     ] = 0.95,
+    per_class: Annotated[bool, option("--per-class", DECISIONS, None, "Promise that for each class by itself.")] = False,
     abstain: Annotated[
         float | None, option("--abstain", DECISIONS, "SHARE", "Give no label below this confidence.", parser=_fraction)
     ] = None,
     answer_all: Annotated[bool, option("--answer-all", DECISIONS, None, "Never abstain; outliers are marked.")] = False,
     prior: Annotated[
-        Literal["estimated", "balanced"], option("--prior", DECISIONS, "PRIOR", "estimated, or balanced: finds rare ones.")
-    ] = "estimated",
-    self_training: Annotated[bool, option("--self-training", DECISIONS, None, "Learn from sure rows: for few labels.")] = False,
+        Literal["balanced", "estimated"], option("--prior", DECISIONS, "PRIOR", "balanced, or estimated: misses rare ones.")
+    ] = "balanced",
     id_column: Annotated[str | None, option("--id", COLUMNS, "NAME", "Of ids; file_name or id by default.")] = None,
     features: Annotated[
         str | None, option("--features", COLUMNS, "NAMES", "Of features, as in 'f_*'; separated by commas.")
@@ -98,8 +98,8 @@ def label(
         image_url=image_url,
         target_precision=None if answer_all or abstain is not None else target_precision,
         abstain=abstain,
+        per_class=per_class,
         class_prior=prior,
-        self_training=self_training,
         seed=seed,
         skip_bad=skip_bad,
         report=not no_report,

@@ -63,7 +63,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         class_prior: "balanced" decides as if all classes were equally frequent, which is best for rare classes; "estimated"
             decides under the estimated shares of the unlabelled rows, which makes the fewest errors.
         self_training: rounds in which unlabelled rows of high confidence join the labelled ones; False is 0; "auto" is three if
-            recall of left-out labels, averaged over classes, is at least two thirds, and 0 otherwise. Rows that joined are used
+            recall of left-out labels, averaged over classes, is at least a half, and 0 otherwise. Rows that joined are used
             for the class, in ``predict`` and ``predict_proba``, but not for its confidence, its variance and its reasons,
             which come from given labels alone.
         abstain: confidence below which no label is given out, in place of ``target_precision``; above 1, none ever is.
@@ -77,7 +77,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes:
         classes_: (C,) sorted. class_counts_: (C,) given labels. class_shares_: (C,) estimated shares among the unlabelled rows.
         transduction_: (n,) labels of the rows that were fitted: the given ones, and those given out for the others.
-        thresholds_: (C,) confidence below which a label of each class is withheld; 0 if none ever is.
+        threshold_: (C,) confidence below which a label of each class is withheld; 0 if none ever is.
         promise_: what can be said of the labels given out, see :class:`semigpc.estimator.Promise`.
         outlier_variance_: variance above which a row is an outlier.
         scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen. confidence_scale_: lambda'.
@@ -144,7 +144,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.length_scale_, self.noise_std_ = fitted.length_scale, fitted.memory.noise_std
         self.logit_scale_, self.confidence_scale_ = fitted.logit_scale, fitted.confidence_scale
         self.self_training_, self.outlier_variance_ = fitted.rounds, fitted.outlier_variance
-        self.class_shares_, self.promise_, self.thresholds_ = fitted.shares, fitted.promise, fitted.promise.thresholds
+        self.class_shares_, self.promise_, self.threshold_ = fitted.shares, fitted.promise, fitted.promise.thresholds
         self._count()
         self._rows_seen = int(numbers.max()) + 1
         self._fitted_rows = {int(number): position for position, number in enumerate(numbers)}
@@ -196,9 +196,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             memory.rename_classes(torch.from_numpy(places), len(known))
         shares = np.full(len(known), 1 / (len(self.transduction_) + len(known)))  # rare, since no row has it yet
         shares[places] = self.class_shares_ * (1 - (len(known) - len(places)) * shares[0])
-        thresholds = np.full(len(known), self.thresholds_.max())
-        thresholds[places] = self.thresholds_
-        self.classes_, self.class_shares_, self.thresholds_ = known, shares, thresholds
+        thresholds = np.full(len(known), self.threshold_.max())
+        thresholds[places] = self.threshold_
+        self.classes_, self.class_shares_, self.threshold_ = known, shares, thresholds
         if self.transduction_.dtype.kind in "US" or known.dtype.kind in "US":
             self.transduction_ = self.transduction_.astype(np.result_type(self.transduction_.dtype, known.dtype))
 
@@ -217,9 +217,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return labels
 
     def label(self, X: Any) -> NDArray[Any]:
-        """Return the labels (M,) given out for rows (M, D); -1, NaN or (beside text) None where it abstains. O(M n (D + C))."""
-        answers = self.answer(X, variance=False, top=0)
-        return self._named(answers.codes, withheld=answers.status == ABSTAINED)
+        """Return the labels (M,) given out for rows (M, D); -1, NaN or (beside text) None for others. O(M n (D + C + n))."""
+        answers = self.answer(X, top=0)
+        return self._named(answers.codes, withheld=answers.status != PSEUDO)
 
     def predict_proba(self, X: Any) -> Floats:
         """Return probabilities (M, C) under the class prior; rows sum to 1. O(M n (D + C))."""
@@ -259,7 +259,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             weights = weights.index_copy(0, other, other_weights.float())
         decisions = Decisions(torch.softmax(self._calibration().pool_logits(scored.mean), dim=1), codes)
         largest, likeliest = decisions.probs.max(dim=1)
-        confidence, thresholds = decisions.confidence.numpy(), self.thresholds_[codes.numpy()]
+        confidence, thresholds = decisions.confidence.numpy(), self.threshold_[codes.numpy()]
         withheld = (confidence < thresholds) | ((confidence < largest.numpy()) & (thresholds > 0))
         status = np.where(withheld, ABSTAINED, PSEUDO).astype(np.uint8)
         variance = None if scored.variance is None else scored.variance.numpy()
@@ -304,17 +304,27 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         covariance: Floats = self._memory.covariance(points, others).float().numpy()
         return covariance
 
-    def leave_one_out(self) -> LeftOutLabels:
+    def leave_one_out(self, folds: Integers | None = None) -> LeftOutLabels:
         """Return what the other labels predict for each given label; rows that joined in self-training take no part.
 
         In closed form: O(n^2 + n C), or O(n^2 (D + C)) where ``engine_`` is "ensemble". The variance of an ensemble is then
         that of the GPs which hold the row, without it; the others hold as many similar rows.
+
+        Args:
+            folds: (n,) where given, in the order of ``labeled_rows_``: all labels of a fold are left out together, in
+                O(n^3 / F^2) for F folds, and those of fold -1 never, with NaN for probabilities. For one exact GP only.
         """
         check_is_fitted(self)
         rows, codes, positions = self._memory.given()
-        left_out = self._memory.left_out()
-        mean, ones, held = left_out.mean[positions], left_out.ones[positions], self._memory.held_shares()[positions]
-        about = (mean, ones, torch.from_numpy(codes), self._memory.counts(), held)
+        own = torch.nn.functional.one_hot(torch.from_numpy(codes), len(self.classes_)).double()
+        if folds is None:
+            left_out, removed = self._memory.left_out(), own * self._memory.held_shares()[positions].unsqueeze(1)
+        else:
+            left_out = self._memory.left_out_together(folds)
+            removed = own.new_zeros(len(np.unique(folds)), own.shape[1])
+            places = torch.from_numpy(np.unique(folds, return_inverse=True)[1])
+            removed = removed.index_add(0, places, own)[places]
+        about = (left_out.mean[positions], left_out.ones[positions], self._memory.counts(), removed)
         even, plain = left_out_scores(*about), left_out_scores(*about, equalised=False)
         log_shares = torch.from_numpy(self.class_shares_).clamp_min(1e-12).log()
         probs = torch.softmax(self.confidence_scale_ * plain + log_shares, dim=1)

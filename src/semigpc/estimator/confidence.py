@@ -145,22 +145,19 @@ def class_scales(counts: Tensor) -> Tensor:
     return torch.where(present, (n_bar / counts.clamp_min(1e-9)).sqrt(), 0.0)
 
 
-def left_out_scores(
-    mean: Tensor, ones: Tensor, codes: Tensor, counts: Tensor, held: Tensor, *, equalised: bool = True
-) -> Tensor:
-    """Return scores (n, C) of labelled rows as if each had never been labelled: its class has one label less, too.
+def left_out_scores(mean: Tensor, ones: Tensor, counts: Tensor, removed: Tensor, *, equalised: bool = True) -> Tensor:
+    """Return scores (n, C) of labelled rows as if they had never been labelled: their class has fewer labels, too.
 
     Args:
-        mean: (n, C) leave-one-out means of the one-hot targets. ones: (n,) those of a target of ones.
-        codes: (n,) given classes. counts: (C,) labels of each class, with every row counted.
-        held: (n,) what a row adds to ``counts``.
+        mean: (n, C) left-out means of the one-hot targets. ones: (n,) those of a target of ones.
+        counts: (C,) labels of each class, with every row counted.
+        removed: (n, C) labels of each class that were left out: of the row itself, or of all rows of its fold.
         equalised: whether classes are given equal evidence.
 
     Returns:
-        The scores; -inf for the class of a row that was alone in it.
+        The scores; -inf for a class of which no label is left.
     """
-    own = torch.nn.functional.one_hot(codes, len(counts)).to(counts)
-    others = counts - own * held.unsqueeze(1)  # (n, C)
+    others = counts - removed
     shares = others / others.sum(dim=1, keepdim=True).clamp_min(1)
     scores = mean - ones.unsqueeze(1) * shares
     if equalised:

@@ -31,10 +31,10 @@ from semigpc.threads import suited_to
 TUNED = 600  # labelled rows that hyper-parameters are tuned on: an eigendecomposition takes a tenth of a second
 POOL = 20_000  # unlabelled rows that class shares are estimated from
 TRAINED = 2000  # labelled rows up to which self-training is worth its cost ...
-LEAST_RECALL = 2 / 3  # ... and recall, averaged over classes, that left-out labels must reach
+LEAST_RECALL = 1 / 2  # ... and recall, averaged over classes, that left-out labels must reach
 ROUNDS = 3  # of self-training where both hold
 MOST_ROUNDS = 100  # of self-training, each of which is O(N^3)
-SURE = 0.9  # probability from which a row joins in self-training
+SURE = 0.8  # probability from which a row joins in self-training
 MOST_JOINED = 1500  # rows that join, shared evenly by the classes
 CHUNK = 4096  # rows scored at a time in self-training
 UNIT_KERNELS = ("rbf", "laplace", "cosine")  # k(h, h) = 1: variances are shares of the prior variance
@@ -154,7 +154,7 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
     memory = Memory(kernel, setting.noise_std, *contents, equalised=balanced, seed=options.random_state)
     places = torch.from_numpy(numbers[labelled].argsort().argsort())  # a memory has its rows by ascending number
     left_out = LeftOut(*(values[places] for values in memory.left_out()))
-    about = (left_out.mean, left_out.ones, rows.codes, memory.counts(), memory.held_shares()[places])
+    about = (left_out.mean, left_out.ones, memory.counts(), rows.targets * memory.held_shares()[places].unsqueeze(1))
     equalised, plain = left_out_scores(*about), left_out_scores(*about, equalised=False)
     default = auto_logit_scale(n_classes)
     logit_scale = options.logit_scale or best_logit_scale(equalised, rows.codes, default)

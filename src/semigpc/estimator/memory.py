@@ -5,6 +5,7 @@ members would be worse on small classes than one GP over far fewer rows: on MNIS
 from 0.952 to 0.939.
 """
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -251,6 +252,22 @@ class Memory:
             means = whole.score(points, variance=False, top=0).mean - self._sum(own)
         self._left_out = LeftOut(means[:, :-1], means[:, -1], variance.squeeze(1))
         return self._left_out
+
+    def left_out_together(self, folds: Integers) -> LeftOut:
+        """Return the posterior at every row without the labels of all rows of its fold (N,), for one exact GP. O(N^3 / F^2).
+
+        Rows whose fold is below 0 are never left out, and have NaN.
+        """
+        (member,), rows = self.members, self.row_numbers()
+        order = np.argsort(member.rows[member.slots.numpy()])
+        slots, count = member.slots[torch.from_numpy(order)], len(rows)  # by ascending row number
+        mean = torch.full((count, member.engine.n_classes), math.nan, dtype=torch.float64)
+        ones, variance = mean[:, 0].clone(), mean[:, 0].clone()
+        for fold in np.unique(folds[folds >= 0]):
+            places = torch.from_numpy(np.flatnonzero(folds == fold))
+            with suited_to(len(places) ** 3):
+                mean[places], ones[places], variance[places] = member.engine.leave_block_out(slots[places])
+        return LeftOut(mean, ones, variance)
 
     # Changes --------------------------------------------------------------------------------------------------------
 

@@ -31,10 +31,7 @@ class LabelSettings:
             the labels of earlier ones.
         columns: names of columns, where they are not the usual ones.
         images: folder of the images of a table, by the ids. image_url: text that Label Studio puts before the name of an image.
-        target_precision: fraction of pseudo-labels that should be right; None for no such aim.
-        abstain: confidence below which a row gets no label; instead of ``target_precision``.
-        self_training: let confident rows help to decide; the decision may then not be the most confident class.
-        class_prior: "estimated" assumes the class frequencies estimated for the unlabelled rows, "balanced" equal ones.
+        target_precision, per_class, abstain, class_prior: those of :class:`semigpc.estimator.SemiGPClassifier`.
         seed: of the sample and the folds. skip_bad: leave out images and rows that cannot be used.
         report: cross-validate, and write the page. shard: rows labelled at a time; None chooses by memory.
         embed: the network for images. follow_links: use links that lead out of ``data``.
@@ -48,9 +45,9 @@ class LabelSettings:
     images: Path | None = None
     image_url: str | None = None
     target_precision: float | None = 0.95
+    per_class: bool = False
     abstain: float | None = None
-    class_prior: Literal["estimated", "balanced"] = "estimated"
-    self_training: bool = False
+    class_prior: Literal["balanced", "estimated"] = "balanced"
     seed: int = 0
     skip_bad: bool = False
     report: bool = True

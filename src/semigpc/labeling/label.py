@@ -24,6 +24,7 @@ import numpy as np
 from semigpc.data.dataset import DataError, listed
 from semigpc.data.folder import ordered
 from semigpc.estimator import SemiGPClassifier
+from semigpc.estimator.promise import PROBABILITY
 from semigpc.files import facts_of, locked, read_json, write_json, write_text
 from semigpc.labeling import outputs
 from semigpc.labeling.evidence import gather_evidence, too_few
@@ -37,6 +38,7 @@ SHARD, SHARD_BYTES = 65_536, 2**28  # most rows, and bytes of embeddings, that a
 DATA = "data content"  # entry of the key that is known only when images are embedded
 NETWORK = ("model", "pretrained", "image_size", "precision")  # options that embeddings depend on
 LEARNED = ("length_scale", "noise_std", "logit_scale", "scaling", "self_training")  # parameters that fitting sets
+FEW_LABELS, LEAST_MORE = 10, 2  # labels of a class to aim at where no class got a new one, and the fewest more to ask for
 NO_REPORT = "Nothing was held out, since --no-report left the cross-validation out."
 
 
@@ -144,9 +146,9 @@ def fit(gathered: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list
     """Fit the estimator on the labelled rows and the sample, by their row numbers; return it and notes for the user."""
     model = SemiGPClassifier(
         target_precision=settings.target_precision,
+        per_class=settings.per_class,
         abstain=settings.abstain,
         class_prior=settings.class_prior,
-        self_training="auto" if settings.self_training else 0,
         random_state=settings.seed,
     )
     labels = np.array([*gathered.labels, *[None] * len(gathered.sample)], dtype=object)
@@ -182,9 +184,9 @@ def labels_key(settings: LabelSettings, content: str = "") -> outputs.Key:
         "labels content": [outputs.content_hash(path) for path in (settings.labels, *settings.more_labels)],
         **{f"column of {name}": value for name, value in asdict(settings.columns).items()},
         "target precision": settings.target_precision,
+        "per class": settings.per_class,
         "abstain": settings.abstain,
         "class prior": settings.class_prior,
-        "self-training": settings.self_training,
         "seed": settings.seed,
         "skip_bad": settings.skip_bad,
         "shard": settings.shard,
@@ -195,7 +197,7 @@ def labels_key(settings: LabelSettings, content: str = "") -> outputs.Key:
 def parameters(model: SemiGPClassifier) -> dict[str, Any]:
     """Return the parameters that make the same model without tuning: the learned values in place of "auto"."""
     learned = {name: getattr(model, f"{name}_") for name in LEARNED}
-    fixed = {"abstain": float(model.threshold_) or None, "target_precision": None}
+    fixed = {"abstain": None, "target_precision": None}
     plain: dict[str, Any] = json.loads(json.dumps(model.get_params() | learned | fixed, default=float))
     return plain
 
@@ -227,8 +229,9 @@ def summarise(
         "pseudo": [tally.pseudo[name] for name in classes],
         "believed": [float(share) for share in model.class_shares_],
         "statuses": {status: tally.statuses[status] for status in outputs.ALL_STATUSES},
-        "threshold": float(model.threshold_),
+        "threshold": float(model.threshold_.min()),
         "target_precision": settings.target_precision,
+        "promise": promise_facts(model, settings, tally),
         "model": {
             "kernel": str(model.get_params()["kernel"]),
             "scaling": str(model.scaling_),
@@ -249,6 +252,32 @@ def summarise(
     }
 
 
+def promise_facts(model: SemiGPClassifier, settings: LabelSettings, tally: outputs.Tally) -> dict[str, Any] | None:
+    """Return what is promised of the labels given out, as plain values; None if nothing was asked for.
+
+    ``target`` is asked for and kept with ``probability``; ``supported``, ``expected`` and ``possible`` are those of
+    :class:`semigpc.estimator.Promise`. ``without`` are the classes of which no row got a label, and ``needed`` how many more
+    labels would give each of them as many as the classes have that got some; 10 in all where none did.
+    """
+    promise = model.promise_
+    if promise.target is None:
+        return None
+    counts = dict(zip(map(str, model.classes_), model.class_counts_.tolist(), strict=True))
+    without = [name for name in ordered(counts) if not tally.pseudo[name]]
+    enough = int(np.median([n for name, n in counts.items() if tally.pseudo[name]] or [FEW_LABELS]))
+    return {
+        "target": promise.target,
+        "probability": PROBABILITY,
+        "per_class": settings.per_class,
+        "supported": promise.supported,
+        "expected": promise.expected,
+        "possible": promise.possible,
+        "labels": sum(counts.values()),
+        "without": without,
+        "needed": {name: max(LEAST_MORE, enough - counts[name]) for name in without},
+    }
+
+
 def _settings_facts(settings: LabelSettings, source: TableSource) -> dict[str, Any]:
     names = source.columns.features
     tables = ", ".join(str(path) for path in (settings.labels, *settings.more_labels))
@@ -257,6 +286,7 @@ def _settings_facts(settings: LabelSettings, source: TableSource) -> dict[str, A
         "ids": source.id_name if source.has_ids else "row numbers",
         "features": names[0] if len(names) == 1 else f"{len(names)} columns, {names[0]} to {names[-1]}",
         "target precision": settings.target_precision,
+        "for each class": settings.per_class,
         "abstain below": settings.abstain,
         "seed": settings.seed,
         "skip bad rows": settings.skip_bad,

@@ -41,7 +41,7 @@ from semigpc.text import spreadsheet_cell
 LABELLED = "labelled"  # status of rows whose label was given
 ALL_STATUSES = (LABELLED, *STATUSES)
 TOP = 3  # reasons for each row
-COLUMNS = ("label", "confidence", "variance", "status", "reasons")  # of the table of labels, after the ids
+COLUMNS = ("label", "confidence", "likeliest", "likeliest_confidence", "variance", "status", "reasons")  # after the ids
 REASON = pyarrow.struct([("id", pyarrow.string()), ("label", pyarrow.string()), ("weight", pyarrow.float32())])
 LISTED = 100  # outliers that the report names
 LOCAL_FILES = "/data/local-files/?d="  # where Label Studio serves local files
@@ -68,7 +68,8 @@ T = TypeVar("T")
 
 def schema_of(id_name: str) -> pyarrow.Schema:
     """Return the schema of the table of labels."""
-    kinds = (pyarrow.string(), pyarrow.float32(), pyarrow.float32(), pyarrow.string(), pyarrow.list_(REASON))
+    text, number = pyarrow.string(), pyarrow.float32()
+    kinds = (text, number, text, number, number, text, pyarrow.list_(REASON))
     return pyarrow.schema([(id_name, pyarrow.string()), *zip(COLUMNS, kinds, strict=True)])
 
 
@@ -102,14 +103,16 @@ class Labeller:
         x[bad] = 0.0
         answers = self.model.answer(x, variance=True, top=TOP)
         assert answers.variance is not None
-        labels = self.names[answers.codes]
-        confidence, variance = answers.confidence.copy(), answers.variance.copy()
+        labels, likeliest = self.names[answers.codes], self.names[answers.likeliest]
+        confidence, largest, variance = (x.copy() for x in (answers.confidence, answers.likeliest_confidence, answers.variance))
         status = np.array(STATUSES, dtype=object)[answers.status]
         labels[bad], confidence[bad], variance[bad], status[bad] = None, 0.0, 1.0, "abstained"
+        likeliest[bad], largest[bad] = None, 0.0
         for row, number in enumerate(numbers):
             if number in self._given:
-                labels[row], confidence[row], status[row] = self._given[number], 1.0, LABELLED
-        columns = [batch.ids, labels.tolist(), confidence, variance, status.tolist()]
+                labels[row] = likeliest[row] = self._given[number]
+                confidence[row], largest[row], status[row] = 1.0, 1.0, LABELLED
+        columns = [batch.ids, labels.tolist(), confidence, likeliest.tolist(), largest, variance, status.tolist()]
         arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self.schema, strict=False)]
         return pyarrow.Table.from_arrays([*arrays, self._reasons(answers, bad)], schema=self.schema)
 
@@ -141,8 +144,8 @@ class Tally:
         status = table.column("status")
         self.statuses.update(status.to_pylist())
         self.pseudo.update(table.filter(compute.equal(status, "pseudo")).column("label").to_pylist())
-        outliers = table.filter(compute.equal(status, "outlier")).select([id_name, *COLUMNS[:3]])
-        self._list(outliers.rename_columns(["id", *COLUMNS[:3]]).to_pylist())
+        outliers = table.filter(compute.equal(status, "outlier")).select([id_name, "label", "confidence", "variance"])
+        self._list(outliers.rename_columns(["id", "label", "confidence", "variance"]).to_pylist())
 
     def _list(self, outliers: Iterable[dict[str, Any]]) -> None:
         self.outliers = sorted([*self.outliers, *outliers], key=lambda entry: -entry["variance"])[:LISTED]
@@ -162,7 +165,7 @@ class Tally:
         return tally
 
 
-def _rows_of(table: pyarrow.Table, id_name: str) -> Iterator[tuple[str, Any, float, float, str]]:
+def _rows_of(table: pyarrow.Table, id_name: str) -> Iterator[tuple[Any, ...]]:
     return zip(*(table.column(name).to_pylist() for name in (id_name, *COLUMNS[:-1])), strict=True)
 
 
@@ -193,8 +196,9 @@ def write_tables(parts: Iterable[pyarrow.Table], out: Path, id_name: str, studio
 
 def _csv_rows(table: pyarrow.Table, id_name: str) -> Iterator[tuple[str, ...]]:
     texts = _reason_texts(table.column("reasons").combine_chunks())
-    for (name, label, confidence, variance, status), reasons in zip(_rows_of(table, id_name), texts, strict=True):
-        yield spreadsheet_cell(name), spreadsheet_cell(label or ""), _decimal(confidence), _decimal(variance), status, reasons
+    for (name, *values, status), reasons in zip(_rows_of(table, id_name), texts, strict=True):
+        cells = (_decimal(value) if isinstance(value, float) else spreadsheet_cell(value or "") for value in values)
+        yield spreadsheet_cell(name), *cells, status, reasons
 
 
 def _decimal(value: float) -> str:
@@ -242,7 +246,7 @@ class LabelStudio:
 
     def tasks(self, table: pyarrow.Table, id_name: str) -> Iterator[str]:
         """Yield one task per row as JSON: an annotation if its label was given, else a prediction with its confidence."""
-        for name, label, confidence, _, status in _rows_of(table, id_name):
+        for name, label, confidence, *_, status in _rows_of(table, id_name):
             shown = name if self.kind == "text" else self.prefix + quote(name)
             task: dict[str, object] = {"data": {self.kind: shown, "id": name, "status": status}}
             if label is not None:

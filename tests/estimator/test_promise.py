@@ -1,0 +1,100 @@
+"""A promised precision holds with its probability, and what cannot be promised is not given out."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest
+
+from semigpc import SemiGPClassifier
+from semigpc.estimator.confidence import Decisions
+from semigpc.estimator.promise import make_promise
+from tests.estimator.long_tail import blobs
+
+EVEN = torch.full((4,), 0.25, dtype=torch.float64)
+
+
+def draw(n: int, seed: int, *, sharper: float = 1.0) -> tuple[Decisions, torch.Tensor]:
+    """Rows whose true class is drawn by a softmax; ``sharper`` than 1, their probabilities are too sure."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(n, 4, generator=rng, dtype=torch.float64)
+    truth = torch.multinomial(torch.softmax(logits, dim=1), 1, generator=rng).squeeze(1)
+    probs = torch.softmax(sharper * logits, dim=1)
+    return Decisions(probs, probs.argmax(dim=1)), truth
+
+
+@pytest.mark.parametrize("sharper", [0.7, 1.0, 1.6])
+@pytest.mark.parametrize(("labels", "target"), [(60, 0.8), (300, 0.9), (300, 0.95)])
+def test_the_promise_is_kept_nine_times_out_of_ten(labels: int, target: float, sharper: float) -> None:
+    kept, given = [], []
+    for seed in range(30):
+        left, truth = draw(labels, seed, sharper=sharper)
+        pool, hidden = draw(2000, seed + 1000, sharper=sharper)
+        found = make_promise(left, truth, pool, EVEN, target)
+        out = pool.confidence.numpy() >= found.thresholds[pool.classes.numpy()]
+        given.append(out.mean())
+        if out.any():
+            kept.append((pool.classes == hidden).numpy()[out].mean() >= target)
+    assert np.mean(kept) >= 0.9
+    assert np.mean(given) > 0.1
+
+
+def test_what_the_labels_alone_support_is_the_bound_of_clopper_and_pearson() -> None:
+    left, truth = draw(300, 0)
+    truth[:4] = torch.arange(4)
+    shares = torch.bincount(truth).double() / len(truth)  # so that every label has the same weight
+    found = make_promise(left, truth, draw(2000, 1)[0], shares, 0.9)
+    above = left.confidence.numpy() >= found.thresholds[left.classes.numpy()]
+    errors = int((left.classes != truth).numpy()[above].sum())
+    bound = binomtest(errors, int(above.sum()), alternative="less").proportion_ci(0.9).high
+    assert found.supported == pytest.approx(min(0.9, 1 - bound), abs=1e-6)
+    assert found.expected is not None
+    assert found.expected > 0.9
+
+
+def test_too_few_labels_promise_less_and_say_how_much() -> None:
+    left, truth = draw(12, 0)
+    found = make_promise(left, truth, draw(500, 1)[0], EVEN, 0.99)
+    assert (found.thresholds > 1).all()
+    assert found.supported is None
+    assert found.possible is not None
+    assert found.possible < 0.99
+    less = make_promise(left, truth, draw(500, 1)[0], EVEN, found.possible)
+    assert (less.thresholds <= 1).any()
+
+
+def test_labels_of_a_class_that_is_mostly_wrong_are_not_promised() -> None:
+    left, truth = draw(400, 0)
+    pool, _ = draw(4000, 1)
+    wrong = left.classes == 2
+    truth[wrong] = torch.where(torch.arange(int(wrong.sum())) % 2 == 0, 3, 2)
+    pool.probs[pool.classes == 2] = torch.tensor([0.0, 0.0, 0.55, 0.45], dtype=torch.float64)
+    found = make_promise(left, truth, pool, EVEN, 0.8, per_class=True)
+    assert found.thresholds[2] > 1
+    assert (found.thresholds[[0, 1]] <= 1).all()
+
+
+def test_one_class_says_nothing_about_other_rows() -> None:
+    decisions, _ = draw(50, 0)
+    assert (make_promise(decisions, torch.zeros(50, dtype=torch.int64), decisions, EVEN, 0.8).thresholds > 1).all()
+
+
+def test_a_label_given_out_is_the_likeliest_class() -> None:
+    X, codes, _ = blobs(counts=(60, 6, 3), unlabeled=60)
+    X = X + np.random.default_rng(0).normal(0, 3, X.shape).astype(np.float32)
+    model = SemiGPClassifier(abstain=0.01).fit(X, codes)
+    answers = model.answer(X[codes < 0])
+    differs = answers.codes != answers.likeliest
+    assert differs.any()
+    assert (answers.likeliest_confidence[differs] >= answers.confidence[differs]).all()
+    assert (answers.status[differs] != 0).all()
+    assert (answers.likeliest_confidence[~differs] == answers.confidence[~differs]).all()
+    labels = model.label(X[codes < 0])
+    assert (labels[answers.status == 0] == model.classes_[answers.codes[answers.status == 0]]).all()
+    assert (labels[answers.status != 0] == -1).all()
+
+
+def test_every_row_is_answered_where_nothing_is_promised() -> None:
+    X, codes, _ = blobs()
+    model = SemiGPClassifier(target_precision=None).fit(X, codes)
+    assert (model.transduction_ >= 0).all()
+    assert model.promise_.target is None
