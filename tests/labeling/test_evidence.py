@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from semigpc.estimator import SemiGPClassifier
-from semigpc.estimator.peers import PEERS
 from semigpc.labeling import evidence as gathering
 from semigpc.labeling.evidence import find_suspects, gather_evidence, too_few
 from semigpc.report.labeling_page import write_labeling_report

@@ -35,7 +35,9 @@ LEAST_RECALL = 1 / 2  # ... and recall, averaged over classes, that left-out lab
 ROUNDS = 3  # of self-training where both hold
 MOST_ROUNDS = 100  # of self-training, each of which is O(N^3)
 SURE = 0.8  # probability from which a row joins in self-training
-MOST_JOINED = 1500  # rows that join, shared evenly by the classes
+MOST_JOINED = 1500  # rows that join, shared evenly by the classes, ...
+MOST_TOGETHER = 2000  # ... fewer where there would be more rows than this with the labelled ones, but at least ...
+FEWEST_JOINED = 500  # ... these
 CHUNK = 4096  # rows scored at a time in self-training
 UNIT_KERNELS = ("rbf", "laplace", "cosine")  # k(h, h) = 1: variances are shares of the prior variance
 LENGTHS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0)  # in median distances between labelled points
@@ -328,11 +330,12 @@ class Solver(NamedTuple):
         with suited_to(len(points) ** 3):
             K = self.kernel(points.double(), points.double())
             K.diagonal().copy_(self.kernel.diagonal(points.double()) + self.noise_std**2)
-            K_inv = torch.cholesky_inverse(torch.linalg.cholesky(K))
-        centered = targets.double() - counts / counts.sum()
-        alpha = K_inv @ centered
+            factor = torch.linalg.cholesky(K)
+            centered = targets.double() - counts / counts.sum()
+            alpha = torch.cholesky_solve(centered, factor)
+            root = torch.linalg.solve_triangular(factor, torch.eye(len(K), dtype=K.dtype), upper=False)  # K^-1 = root^T root
         scales = class_scales(counts)
-        return alpha * scales, (centered - alpha / K_inv.diagonal().unsqueeze(1)) * scales
+        return alpha * scales, (centered - alpha / root.square().sum(dim=0).unsqueeze(1)) * scales
 
     def scores(self, queries: Tensor, points: Tensor, weights: Tensor) -> Tensor:
         """Return k(h, h_Q) a, (M, C), in float32, one chunk at a time. O(M N (D + C))."""
@@ -359,7 +362,8 @@ def self_train(
     """
     counts = targets.sum(dim=0)
     present = counts > 0
-    quota = max(1, MOST_JOINED // int(present.sum()))
+    most = min(MOST_JOINED, max(FEWEST_JOINED, MOST_TOGETHER - len(points)))
+    quota = max(1, most // int(present.sum()))
     weights, _ = solver.weights(points, targets)
     scores = solver.scores(unlabeled, points, weights)
     for _ in range(rounds):

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
@@ -82,6 +84,8 @@ def fit_peer(
     if most_unlabeled is not None and len(unlabeled) > most_unlabeled:
         unlabeled = unlabeled[np.sort(np.random.default_rng(seed).choice(len(unlabeled), most_unlabeled, replace=False))]
     scaler.fit(np.concatenate([X, unlabeled]))
+    if not peer.uses_unlabeled and X.shape[1] > len(X):  # a rotation to fewer columns changes no answer, only the time
+        scaler = make_pipeline(scaler, PCA().fit(scaler.transform(X)))
     rows, known = scaler.transform(X), np.asarray(codes, dtype=np.int64)
     if peer.uses_unlabeled and len(unlabeled):
         rows = np.concatenate([rows, scaler.transform(unlabeled)])
