@@ -357,6 +357,16 @@ def _held_out_score(learn: Learn, points: Points, codes: Codes, held: Sequence[N
     return balanced_accuracy(codes, found)
 
 
+def held_out_probs(rows: Rows, codes: Codes, C: float, seed: int) -> NDArray[np.float64]:
+    """Return probabilities (n, classes) of scaled rows (n, D) by balanced logistic regression on the labels of other folds."""
+    probs = np.zeros((len(codes), int(codes.max()) + 1))
+    for out in _stratified(codes, np.random.default_rng(seed)):
+        kept = np.setdiff1d(np.arange(len(codes)), out)
+        model = _logistic(C).fit(rows[kept], codes[kept])
+        probs[np.ix_(out, model.classes_)] = model.predict_proba(rows[out])
+    return probs
+
+
 def balanced_accuracy(truth: NDArray[np.int64], found: NDArray[Any]) -> float:
     """Return the mean over the classes of the share of their rows that is found."""
     return float(recall_score(truth, found, labels=np.unique(truth), average="macro"))

@@ -1,15 +1,15 @@
 """Does the GP's variance find rows of no known class, and wrong labels, better than other scores?
 
 Half of the classes of a data set are known by a few labels each; the unlabelled rows are of all classes. A score is judged by
-its AUROC, the chance that a row of a known class has more of it than one of an unknown class, and a confidence also by its
-risk: how many labels are wrong among the share of rows that it is surest of.
+its AUROC, the chance that a row of a known class has more of it than one of an unknown class, and those of the GP also by
+their risk: how many labels are wrong among the share of rows that they are surest of.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -38,18 +38,16 @@ from benchmarks.tables import (
     study,
 )
 from semigpc.estimator import SemiGPClassifier
-from semigpc.estimator.confidence import Confidence
 from semigpc.estimator.scaling import fit_scalings
 
 ROWS = ("known", "all")  # that a risk is of
 SHORT = {"probability": "prob."}  # as tables have it
-MARKERS = "Dosv^"  # of the scores in the figure
+MARKERS = "Dsv^"  # of the scores in the figure
 EACH = 200  # unlabelled rows of a class at most
 NEIGHBOURS = 20  # of the local outlier factor, if there are so many labels: scikit-learn's default
-CONFIDENCES: tuple[Confidence, ...] = get_args(Confidence)
+CONFIDENCES = ("variance", "probability")  # the scores of the GP
 SCORES = {
     "variance": "GP: variance explained",
-    "expected": "GP: expected probability",
     "probability": "GP: probability",
     "nearest": "distance to the nearest label",
     "lof": "LocalOutlierFactor",
@@ -103,7 +101,7 @@ def draw(problem: Screening, pool: Pool, seed: int) -> Strangers:
 
 
 def screen(problem: Screening, pool: Pool, seed: int) -> Record:
-    """Every score on one problem and seed: ``auroc`` of each, and ``risk`` of the three confidences.
+    """Every score on one problem and seed: ``auroc`` of each, and ``risk`` of those of the GP.
 
     Risks are of labels given to rows of known classes (``known``), and to all rows, of which those of unknown classes are
     wrong whatever the label (``all``): at half coverage, and on average over all coverages.
@@ -112,14 +110,14 @@ def screen(problem: Screening, pool: Pool, seed: int) -> Record:
     model = SemiGPClassifier(random_state=seed).fit(task.X, task.codes)
     free = task.codes < 0
     truth = task.truth[free]
-    answers = {kind: model.set_params(confidence=kind).answer(task.X[free], top=0) for kind in CONFIDENCES}
-    scores: dict[str, NDArray[Any]] = {kind: answer.confidence for kind, answer in answers.items()}
+    answers = model.answer(task.X[free], top=0)
+    scores: dict[str, NDArray[Any]] = {"variance": 1 - model.predict_variance(task.X[free]), "probability": answers.confidence}
     points = fit_scalings(task.X, model.scaling_)[model.scaling_](task.X).numpy()  # as the GP sees them
     given = points[~free]
     scores["nearest"] = -NearestNeighbors(n_neighbors=1).fit(given).kneighbors(points[free])[0][:, 0]
     factor = LocalOutlierFactor(n_neighbors=min(NEIGHBOURS, len(given) - 1), novelty=True).fit(given)
     scores["lof"] = factor.score_samples(points[free])
-    right = answers["probability"].codes == truth
+    right = answers.codes == truth
     known = truth >= 0
     return {
         "problem": problem.name,
@@ -216,19 +214,19 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def draw_screening(summary: Mapping[str, Any], titles: Mapping[str, str], path: Path) -> None:
-    """Draw the AUROC of every score, and the risk of the three confidences over all coverages, one row per problem.
+    """Draw the AUROC of every score, and the risk of the scores of the GP over all coverages, one row per problem.
 
     Args:
-        summary: of the study. titles: score -> legend, the confidences among them.
+        summary: of the study. titles: score -> legend.
     """
     problems = summary["problems"]
     figure = Figure(figsize=(10, 0.5 * len(problems) + 2.4), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for number, ((score, title), marker) in enumerate(zip(titles.items(), MARKERS, strict=True)):
-        rows = [place + 0.12 * (2 - number) for place in name_rows(left, problems)]  # apart, so that bars can be told
+        rows = [place + 0.12 * (1.5 - number) for place in name_rows(left, problems)]  # apart, so that bars can be told
         values = [problem["auroc"][score] for problem in problems.values()]
         errors = [problem["auroc_std"][score] / problem["seeds"] ** 0.5 for problem in problems.values()]
-        look = {"fmt": marker, "color": COLOURS[(0, 6, 3, 2, 4)[number]], "markersize": 6, "capsize": 2}
+        look = {"fmt": marker, "color": COLOURS[(0, 3, 2, 4)[number]], "markersize": 6, "capsize": 2}
         left.errorbar(values, rows, xerr=errors, label=title, **look)
         if score in summary["risk"]:
             areas = [100 * problem["risk"][score]["known"]["area"] for problem in problems.values()]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from semigpc.estimator import SemiGPClassifier
+from semigpc.estimator import LeftOutLabels, SemiGPClassifier
 from semigpc.labeling import evidence as gathering
-from semigpc.labeling.evidence import find_suspects, gather_evidence, too_few
+from semigpc.labeling.evidence import find_suspects, gather_evidence, suspicion, too_few
 from semigpc.report.labeling_page import write_labeling_report
 
 NAMES = np.array(["ant", "bee", "cat"], dtype=object)
@@ -179,7 +179,7 @@ def test_too_few_labels_make_no_evidence_and_a_sentence_says_why(labels: list[st
 
 
 def test_wrong_labels_are_suspected_by_row_number_and_right_ones_are_not() -> None:
-    given = problem((30, 20, 10))
+    given = problem((30, 20, 10), apart=10.0)
     labels = given.labels.copy()
     labels[[3, 35]] = "cat", "ant"
     model = fitted(given._replace(labels=labels), first=1000)
@@ -189,9 +189,33 @@ def test_wrong_labels_are_suspected_by_row_number_and_right_ones_are_not() -> No
     assert by_row[1003]["given"] == "cat"
     assert by_row[1003]["believed"] == "ant"
     assert by_row[1003]["p_believed"] > by_row[1003]["p_given"]
-    gaps = [row["p_believed"] - row["p_given"] for row in found]
-    assert gaps == sorted(gaps, reverse=True)
+    odds = [row["p_believed"] / row["p_given"] for row in found]
+    assert odds == sorted(odds, reverse=True)
     assert find_suspects(fitted(given)) == []
+
+
+def left_out(codes: list[int], proba: list[float]) -> LeftOutLabels:
+    """Labels that all get the same probabilities from the others."""
+    n = len(codes)
+    decided, zeros = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.float32)
+    return LeftOutLabels(
+        rows=np.arange(n),
+        codes=np.array(codes),
+        proba=np.tile(np.array(proba, dtype=np.float32), (n, 1)),
+        decided=decided,
+        confidence=zeros,
+        likeliest=decided,
+        variance=zeros,
+    )
+
+
+def test_a_label_of_a_small_class_is_suspected_before_one_of_a_large_class() -> None:
+    assert suspicion(left_out([0] * 8 + [1] * 2, [0.5, 0.5])) == pytest.approx(np.repeat([0.2, 0.8], (8, 2)))
+
+
+def test_suspicion_compares_the_given_class_with_the_most_probable_other_one() -> None:
+    found = suspicion(left_out([0, 0, 1, 1, 2, 2, 3], [0.1, 0.3, 0.6, 0.0]))
+    assert found[::2] == pytest.approx([6 / 7, 6 / 9, 3 / 9, -1])
 
 
 def test_the_only_label_of_a_class_is_no_suspect() -> None:
