@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from semigpc.review import beliefs as beliefs_module
 from semigpc.review.beliefs import OUTLIER
 from semigpc.review.session import Session, StaleError, View, open_session
 from semigpc.review.waiting import Filters
+from tests.review.shapes import make_labelled
 
 
 def waiting_rows(session: Session, **filters: Any) -> list[int]:
@@ -131,6 +132,54 @@ def test_the_journal_replayed_gives_the_same_state_and_undoing_all_gives_the_fir
     assert [(card[0], *card[2:]) for card in undone.cards] == unversioned
     assert_same(undone._replace(cards=first.cards), first)
     again.close()
+
+
+@pytest.fixture
+def contested(tmp_path: Path) -> Iterator[Session]:
+    """A review with a circle that is labelled as a square."""
+    session = open_session(make_labelled(tmp_path / "wrong", wrong=1))
+    yield session
+    session.close()
+
+
+def test_a_suspected_label_stands_beside_what_the_others_say(contested: Session) -> None:
+    card = next(card for card in contested.page(Filters(status="suspected"))["cards"] if card["id"] == "a/000.png")
+    row, model, given = card["row"], contested.beliefs.model, contested.project.given
+    left_out = model.leave_one_out()
+    at = int(np.flatnonzero(left_out.rows == row)[0])
+    keep, change = card["sides"]
+    assert (keep["label"], change["label"]) == ("square", "circle")
+    for side in (keep, change):
+        place = model.classes_.tolist().index(side["label"])
+        assert side["share"] == pytest.approx(left_out.proba[at, place], abs=1e-4)
+        assert len(side["reasons"]) == 3
+        assert row not in [reason["row"] for reason in side["reasons"]]
+        assert given[side["reasons"][0]["row"]] == side["label"]
+    assert card["confidence"] == keep["share"] < 0.5 < change["share"]
+    choices = contested.choices([row])[row]
+    assert choices[:2] == [("square", keep["share"]), ("circle", change["share"])]
+    assert sum(share for _, share in choices) == pytest.approx(1, abs=1e-3)
+    contested.accept([row])
+    kept = contested.card(row)
+    assert (kept["label"], kept["answer"], kept["sides"], kept["confidence"]) == ("square", "accepted", None, 1)
+    contested.undo()
+    while contested.catch_up():
+        pass
+    contested.refresh(View(visible=[row]))
+    assert contested.card(row)["sides"] == card["sides"]
+
+
+def test_a_row_whose_class_is_not_its_likeliest_shows_both_with_their_probabilities(session: Session) -> None:
+    row = next(row for row in waiting_rows(session, status="abstained"))
+    beliefs = session.beliefs
+    other = next(code for code, name in enumerate(beliefs.names) if name != beliefs.label(row))
+    beliefs.likeliest[row], beliefs.likeliest_confidence[row] = other, 0.16
+    beliefs.confidence[row] = 0.01
+    card = next(card for card in session.page(Filters(status="abstained"))["cards"] if card["row"] == row)
+    assert not card["suspected"]
+    assert [(side["label"], side["share"]) for side in card["sides"]] == [(card["label"], 0.01), (beliefs.names[other], 0.16)]
+    assert all(len(side["reasons"]) == 3 for side in card["sides"])
+    assert [name for name, _ in session.choices([row])[row][:2]] == [card["label"], beliefs.names[other]]
 
 
 def test_an_answer_is_on_the_disk_when_it_is_given(session: Session, out: Path) -> None:

@@ -11,7 +11,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
 import pyarrow
@@ -66,6 +66,20 @@ class ProjectSettings(TypedDict):
     classes: list[str]
     written: dict[str, Any]
     key: dict[str, Any]
+
+
+@with_config(RELAXED)
+class Promise(TypedDict):
+    """The part of ``promise`` in ``summary.json`` that is used here: how many more labels each class without new ones needs."""
+
+    needed: NotRequired[dict[str, Count]]
+
+
+@with_config(RELAXED)
+class Summary(TypedDict):
+    """The part of ``summary.json`` that is used here."""
+
+    promise: NotRequired[Promise | None]
 
 
 class Project:
@@ -140,6 +154,15 @@ class Project:
                 f"{path} has changed since it was labelled: other rows or columns than {self.folder / FILE} says. {AGAIN}"
             )
         return source
+
+    @cached_property
+    def needed(self) -> dict[str, int]:
+        """Return how many more labels each class needed that got no new label, by summary.json; empty if it does not say."""
+        try:
+            summary = read_json(self.folder / "summary.json", Summary, error=DataError, remedy=REMAKE)
+        except FileNotFoundError:
+            return {}
+        return dict((summary.get("promise") or {}).get("needed") or {})
 
     def embeddings(self, rows: Rows) -> Floats:
         """Return the embeddings (M, D) of rows in any order; zeros for rows that have none.

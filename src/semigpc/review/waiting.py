@@ -1,5 +1,6 @@
 """Which rows wait for review, in what order, and how far the review is."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from semigpc.labeling.evidence import SUSPICION, suspicion, wilson
 from semigpc.review.beliefs import LABELLED, OUTLIER, REASONS, STATUSES, Beliefs, Reasons
 from semigpc.review.journal import Answer
+from semigpc.text import no_new_labels
 
 Status = Literal[
     "unreviewed", "labelled", "pseudo", "abstained", "outlier", "suspected", "changed", "reviewed", "skipped", "all"
@@ -213,7 +215,21 @@ def progress(waiting: Waiting, answers: dict[int, Answer]) -> dict[str, Any]:
         "counts": {status: int(waiting.mask(status).sum()) for status in get_args(Status)},
         "histogram": np.bincount(bins, minlength=BINS).tolist(),
         "classes": _classes(waiting, answers),
+        "nothing": _nothing(waiting),
     }
+
+
+def _nothing(waiting: Waiting) -> str:
+    """Return the sentence on classes that no row without a label gets as its pseudo-label."""
+    beliefs = waiting.beliefs
+    pseudo = np.bincount(beliefs.codes[waiting.mask("pseudo")], minlength=len(beliefs.names))
+    if not (beliefs.status != LABELLED).any():
+        return ""
+    labels, given = beliefs.label_counts(), Counter(beliefs.project.given.values())
+    needed = beliefs.project.needed
+    without = [(code, name) for code, name in enumerate(beliefs.names) if labels[code] and not pseudo[code]]
+    added = {name: int(labels[code]) - given[name] for code, name in without}
+    return no_new_labels({name: max(1, needed[name] - more) if name in needed else None for name, more in added.items()})
 
 
 def _classes(waiting: Waiting, answers: dict[int, Answer]) -> list[dict[str, Any]]:
