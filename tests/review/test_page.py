@@ -265,7 +265,7 @@ def test_classes_that_get_nothing_are_named_on_top(birds: Path, browser: Any) ->
         expect(page.locator("#nothing")).to_be_hidden()
         page.close()
     settings, summary = (json.loads((birds / name).read_text()) for name in ("project.json", "summary.json"))
-    settings["fitted"]["threshold"] = 1.5
+    settings["fitted"]["threshold"] = [1.5] * len(BIRDS)
     summary["promise"] = {"needed": dict.fromkeys(BIRDS, 6)}
     (birds / "project.json").write_text(json.dumps(settings))
     (birds / "summary.json").write_text(json.dumps(summary))

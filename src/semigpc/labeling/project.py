@@ -251,15 +251,15 @@ def _check_settings(settings: ProjectSettings) -> None:
     if known.keys() != settings["parameters"].keys():
         odd = min(known.keys() ^ settings["parameters"].keys())
         raise ValueError(f"parameters.{odd} is {'missing' if odd in known else 'not a parameter'}")
-    fitted, shares = settings["fitted"], settings["fitted"].get("class_shares")
+    fitted = settings["fitted"]
     if fitted.keys() != set(FITTED):
         raise ValueError(f"fitted must have the keys {', '.join(FITTED)}; got {shown(sorted(fitted))}")
-    if not isinstance(shares, list) or len(shares) != len(settings["classes"]) or min(shares) < 0:
-        raise ValueError(f"fitted.class_shares must be one number, 0 or more, for each class; got {shown(shares)}")
+    for name in ("class_shares", "threshold"):
+        values = fitted[name]
+        if not isinstance(values, list) or len(values) != len(settings["classes"]) or min(values) < 0:
+            raise ValueError(f"fitted.{name} must be one number, 0 or more, for each class; got {shown(values)}")
     if any(isinstance(fitted[name], list) for name in ("confidence_scale", "outlier_variance")):
         raise ValueError("fitted.confidence_scale and fitted.outlier_variance must be numbers; got a list")
-    if isinstance(fitted["threshold"], list) and len(fitted["threshold"]) != len(settings["classes"]):
-        raise ValueError(f"fitted.threshold must be a number, or one for each class; got {shown(fitted['threshold'])}")
     try:
         FitOptions.of(settings["parameters"])
     except (ValueError, OverflowError) as error:

@@ -56,12 +56,8 @@ class Beliefs:
         self.codes = encoded(table["label"], self.code)
         self.first_codes = self.codes.copy()
         self.confidence = table["confidence"].to_numpy().astype(np.float32)
-        self.likeliest = encoded(table["likeliest"], self.code) if "likeliest" in table.column_names else self.codes.copy()
-        self.likeliest_confidence = (
-            table["likeliest_confidence"].to_numpy().astype(np.float32)
-            if "likeliest" in table.column_names
-            else self.confidence.copy()
-        )
+        self.likeliest = encoded(table["likeliest"], self.code)
+        self.likeliest_confidence = table["likeliest_confidence"].to_numpy().astype(np.float32)
         self.variance = table["variance"].to_numpy().astype(np.float32)
         self.first_variance = self.variance.copy()
         self.status = encoded(table["status"], STATUSES.index).astype(np.uint8)
@@ -76,7 +72,7 @@ class Beliefs:
         self.varied = np.zeros(n, np.int64)  # the same for its variance
         self.moved = np.zeros(n, np.int64)  # tick of the clock at which a row last changed
         self.reasons: dict[int, Reasons] = {}  # of rows shown
-        self._first = None if self.many_labels else deepcopy(model)  # before any answer
+        self._first = deepcopy(model) if model.self_training_ or not self.many_labels else None  # before any answer
         self._embeddings: dict[int, Floats] = {}
         self._read_ahead: tuple[Rows, Floats] = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
 
@@ -251,12 +247,10 @@ class Beliefs:
         variance = self.variance[rows]
         status = np.array([STATUSES.index(name) for name in MODEL_STATUSES], np.uint8)[answers.status]
         status = np.where(variance > self.model.outlier_variance_, OUTLIER, status)
-        likely_codes, likely = (
-            getattr(answers, "likeliest", answers.codes),
-            getattr(answers, "likeliest_confidence", answers.confidence),
+        codes, likeliest = (np.where(free, own[each], self.taught[rows]) for each in (answers.codes, answers.likeliest))
+        confidence, largest = (
+            np.where(free, each, np.float32(1)) for each in (answers.confidence, answers.likeliest_confidence)
         )
-        codes, likeliest = (np.where(free, own[each], self.taught[rows]) for each in (answers.codes, likely_codes))
-        confidence, likely = (np.where(free, each, np.float32(1)) for each in (answers.confidence, likely))
         status = np.where(free, status, LABELLED)
         differs = (codes != self.codes[rows]) | (status != self.status[rows]) | (likeliest != self.likeliest[rows])
         differs |= np.rint(100 * confidence) != np.rint(100 * self.confidence[rows])  # as the page shows it
@@ -267,7 +261,7 @@ class Beliefs:
                 differs[i] |= reasons != self.reasons.get(int(row))
                 self.reasons[int(row)] = reasons
         self.codes[rows], self.confidence[rows], self.status[rows] = codes, confidence, status
-        self.likeliest[rows], self.likeliest_confidence[rows] = likeliest, likely
+        self.likeliest[rows], self.likeliest_confidence[rows] = likeliest, largest
         self.scored[rows] = self.generation
         if differs.any():
             self.touch(rows[differs])
