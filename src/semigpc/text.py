@@ -5,7 +5,7 @@ import math
 import platform
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -89,6 +89,21 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     similar = similar_names(name, names)
     hint = f" did you mean {similar[0]!r}?" if similar else ""
     return f"unknown {what} {name!r};{hint} Known: {', '.join(names)}."
+
+
+def no_new_labels(needed: Mapping[str, int | None], *, most: int = 12) -> str:
+    """Return a sentence on the classes that get no new label and how many labels each needs, None where that is not known.
+
+    For example "No new labels for: heron, egret. Label 6 more of each."; nothing if there are no such classes.
+    """
+    if not needed:
+        return ""
+    names, numbers = list(needed), sorted({number for number in needed.values() if number})
+    rest = f" and {len(names) - most} more classes" if len(names) > most else ""
+    if not numbers:
+        return f"No new labels for: {', '.join(names[:most])}{rest}. Label more of {'it' if len(names) == 1 else 'each'}."
+    many = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    return f"No new labels for: {', '.join(names[:most])}{rest}. Label {many} more{' of each' if len(names) > 1 else ''}."
 
 
 def percent(share: float | None) -> str:

@@ -91,6 +91,24 @@ def test_leave_one_out_is_what_a_fit_without_the_row_says() -> None:
         assert without.predict_variance(X[row : row + 1])[0] == pytest.approx(variance, abs=1e-5)
 
 
+def test_reasons_for_a_left_out_label_are_those_of_a_fit_without_it() -> None:
+    X, codes, _ = blobs(counts=(12, 5, 2), unlabeled=10)
+    model = SemiGPClassifier(**FIXED).fit(X, codes)
+    rows = model.labeled_rows_[::3]
+    for wanted in (0, 1):
+        found, weights, scores = model.explain_left_out(rows, np.full(len(rows), wanted))
+        for at, row in enumerate(rows):
+            fewer = codes.copy()
+            fewer[row] = -1
+            why = SemiGPClassifier(**FIXED).fit(X, fewer).explain(X[row : row + 1], classes=wanted)
+            assert (found[at] == why.rows[0]).all()
+            assert weights[at] == pytest.approx(why.weights[0], abs=1e-5)
+            assert scores[at] == pytest.approx(why.scores[0], abs=1e-5)
+    unlabelled = np.flatnonzero(codes < 0)[:1]
+    with pytest.raises(ValueError, match=f"must have a given label; row {unlabelled[0]} has none"):
+        model.explain_left_out(unlabelled, [0])
+
+
 def test_a_row_alone_in_its_class_is_given_to_another_when_left_out() -> None:
     X, codes, _ = blobs(counts=(12, 5, 1), unlabeled=10)
     left_out = SemiGPClassifier().fit(X, codes).leave_one_out()

@@ -43,23 +43,33 @@ def features(image: Image.Image) -> NDArray[np.float32]:
     return np.asarray(image.resize((4, 4), Image.Resampling.BOX), np.float32).ravel() / np.float32(255)
 
 
-def make_labelled(root: Path, *, count: int = 90, each: int = 6, images: bool = True, bad: int | None = None) -> Path:
+def make_labelled(
+    root: Path,
+    *,
+    count: int = 90,
+    each: int = 6,
+    images: bool = True,
+    bad: int | None = None,
+    wrong: int = 0,
+    names: tuple[str, ...] = CLASSES,
+) -> Path:
     """``root/photos`` with images, ``root/data.parquet`` with embeddings and ``root/out`` with labels, which is the answer.
 
     Among the ids are HTML, a text file with the name of an image, a link that leaves the folder, and paths outside of it.
-    ``bad`` is a row whose embedding is no number.
+    ``bad`` is a row whose embedding is no number. The first ``wrong`` labelled circles are said to be squares. ``names`` are
+    those of the classes.
     """
     rng = np.random.default_rng(0)
     photos = root / "photos"
     photos.mkdir(parents=True)
-    names, rows, shapes = [], [], []
+    ids, rows, shapes = [], [], []
     odd = (HTML_NAME, TEXT_NAME, LINK_NAME, *OUTSIDE)
     for i in range(count):
         shape = CLASSES[rng.choice(3, p=(0.5, 0.35, 0.15))]
         image = draw(shape, rng)
         name = odd[i - count] if i >= count - len(odd) else f"{'abc'[i % 3]}/{i:03d}.png"
         rows.append(features(image))
-        names.append(name)
+        ids.append(name)
         shapes.append(shape)
         if name not in odd or name == HTML_NAME:
             (photos / name).parent.mkdir(exist_ok=True)
@@ -71,11 +81,12 @@ def make_labelled(root: Path, *, count: int = 90, each: int = 6, images: bool = 
     if bad is not None:
         x[bad] = np.nan
     column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(x.ravel()), x.shape[1])
-    parquet.write_table(pyarrow.table({"file_name": names, "embedding": column}), root / "data.parquet")
-    known = [name for shape in CLASSES for name in [n for n, s in zip(names, shapes, strict=True) if s == shape][:each]]
-    truth = dict(zip(names, shapes, strict=True))
+    parquet.write_table(pyarrow.table({"file_name": ids, "embedding": column}), root / "data.parquet")
+    known = [name for shape in CLASSES for name in [n for n, s in zip(ids, shapes, strict=True) if s == shape][:each]]
+    truth = dict(zip(ids, shapes, strict=True)) | dict.fromkeys(known[:wrong], "square")
+    named = dict(zip(CLASSES, names, strict=True))
     with (root / "labels.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("file_name", "label"), *((name, truth[name]) for name in known)])
+        csv.writer(file).writerows([("file_name", "label"), *((name, named[truth[name]]) for name in known)])
     label_data(
         LabelSettings(
             data=root / "data.parquet",

@@ -1,15 +1,34 @@
 """The page in a real browser, on the server as a user starts it."""
 
+import json
 import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from semigpc.review.session import open_session
+from semigpc.review.waiting import Filters
 from tests.review.browser import Server, chromium, journal, open_page, served_here
-from tests.review.shapes import HTML_NAME, TEXT_NAME
+from tests.review.shapes import HTML_NAME, TEXT_NAME, make_labelled
+
+BIRDS = ("ruby-throated hummingbird", "black-crowned night heron", "yellow-bellied woodpeckerlings")
+BROKEN_WORDS = """() => {
+  const names = [...document.querySelectorAll(".card .fit")].filter((element) => element.offsetParent);
+  const lines = (element, start, end) => {
+    const range = document.createRange();
+    range.setStart(element.firstChild, start);
+    range.setEnd(element.firstChild, end);
+    return new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size;
+  };
+  const broken = names.filter((element) => element.scrollWidth > element.clientWidth ||
+    [...element.textContent.matchAll(/[^ -]+/g)].some((word) => lines(element, word.index, word.index + word[0].length) > 1));
+  return [broken.map((element) => element.textContent), names.map((element) => parseFloat(getComputedStyle(element).fontSize))];
+}"""
 
 
 def expect(what: Any) -> Any:
@@ -188,6 +207,78 @@ def test_a_narrow_screen_shows_everything_and_can_be_used_by_touch(address: str,
     page.locator("#undo").click()
     expect_reviewed(page, 1)
     assert page.problems == []
+
+
+@pytest.fixture(scope="module")
+def birds_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_labelled(tmp_path_factory.mktemp("birds"), wrong=1, names=BIRDS)
+
+
+@pytest.fixture
+def birds(birds_once: Path, tmp_path: Path) -> Path:
+    """Classes with long names; the first label is wrong."""
+    return shutil.copytree(birds_once.parent, tmp_path / "birds", symlinks=True) / "out"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_suspected_card_has_both_classes_and_a_key_for_each(birds: Path, browser: Any, width: int) -> None:
+    wrong = (birds.parent / "labels.csv").read_text().splitlines()[1].split(",")[0]
+    with served_here(birds) as address:
+        page = open_page(browser, f"{address}#status=suspected&text={quote(wrong, safe='')}", width=width)
+        sides = page.locator(".card .side")
+        expect(sides.locator(".believed b")).to_have_text([BIRDS[1], BIRDS[0]])
+        shares = [int(text.split()[0]) for text in sides.locator(".sure").all_inner_texts()]
+        assert shares[0] < 50 < shares[1]
+        expect(sides.locator(".reasons img")).to_have_count(6)
+        expect(sides.locator(".pick")).to_have_text(["Keep1", "Change2"])
+        expect(page.locator(".cell")).to_have_attribute(
+            "aria-label", re.compile(rf"given: {BIRDS[1]}, .*others say: {BIRDS[0]}")
+        )
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+        press(page, "2")
+        expect(page.locator(".card .believed b")).to_have_text(BIRDS[0])
+        page.keyboard.press("u")
+        expect(sides).to_have_count(2)
+        sides.locator(".pick").first.click()
+        expect_reviewed(page, 1)
+        expect(page.locator(".card .believed b")).to_have_text(BIRDS[1])
+        assert [line["changes"][0]["after"] for line in journal(birds)] == [BIRDS[0], None, BIRDS[1]]
+        assert page.problems == []
+        page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_names_of_classes_wrap_at_spaces_or_shrink(birds: Path, browser: Any, width: int) -> None:
+    with served_here(birds) as address:
+        page = open_page(browser, address, width=width)
+        page.locator(".verdict .fit").first.wait_for()
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        broken, sizes = page.evaluate(BROKEN_WORDS)
+        assert broken == []
+        assert 7 < min(sizes) < max(sizes), "some have shrunk"
+        page.close()
+
+
+def test_classes_that_get_nothing_are_named_on_top(birds: Path, browser: Any) -> None:
+    with served_here(birds) as address:
+        page = open_page(browser, address)
+        expect(page.locator("#nothing")).to_be_hidden()
+        page.close()
+    settings, summary = (json.loads((birds / name).read_text()) for name in ("project.json", "summary.json"))
+    settings["fitted"]["threshold"] = [1.5] * len(BIRDS)
+    summary["promise"] = {"needed": dict.fromkeys(BIRDS, 6)}
+    (birds / "project.json").write_text(json.dumps(settings))
+    (birds / "summary.json").write_text(json.dumps(summary))
+    session = open_session(birds)
+    session.accept([session.page(Filters(status="abstained"), count=1)["cards"][0]["row"]])  # of one class 5 are needed now
+    session.close()
+    with served_here(birds) as address:
+        page = open_page(browser, address)
+        expect(page.locator("#nothing")).to_have_text(
+            re.compile(rf"^No new labels for: {', '.join(sorted(BIRDS))}\. Label 5 to 6 more")
+        )
+        assert page.locator("#nothing").bounding_box()["y"] < page.locator(".card").first.bounding_box()["y"]
+        page.close()
 
 
 def test_many_cards_are_accepted_at_once_and_undone_at_once(address: str, out: Path, browser: Any) -> None:

@@ -269,6 +269,47 @@ class Memory:
                 mean[places], ones[places], variance[places] = member.engine.leave_block_out(slots[places])
         return LeftOut(mean, ones, variance)
 
+    def left_out_reasons(self, rows: Integers, codes: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the others add to the score of a class at rows that are held, had each never been labelled; float64.
+
+            a_-i = K_-i^-1 y = a - K^-1[:, i] a_i / (K^-1)_ii        weight_j = k(h_i, h_j) (a_-i - 1_-i pi_-i)_jc s_-i,c
+
+        with a = K^-1 y, 1_-i the same for targets of ones, pi and s the shares and scales of the labels without the row. Their
+        sum is the score of :func:`semigpc.estimator.confidence.left_out_scores`. O(B sum_m n (D + n)).
+
+        Args:
+            rows: (B,) numbers of rows with a given label. codes: (B,) the class to explain for each.
+
+        Returns:
+            Places (B, top) among the rows held, -1 where there are fewer; weights (B, top); scores (B,), the sums of all.
+        """
+        numbers, points, _ = self._contents()
+        places = torch.from_numpy(np.searchsorted(numbers, rows))
+        given = torch.tensor([self._codes[row] for row in rows.tolist()], dtype=torch.int64)
+        own = torch.nn.functional.one_hot(given, self.members[0].engine.n_classes).double()
+        others = self.counts() - own * self.held_shares()[places].unsqueeze(1)  # (B, C)
+        shares = (others / others.sum(dim=1, keepdim=True).clamp_min(1)).gather(1, codes.unsqueeze(1))
+        scales = class_scales(others).gather(1, codes.unsqueeze(1))
+        total = torch.zeros(len(rows), len(self), dtype=torch.float64)
+        for member, held in zip(self.members, self._view.places, strict=True):
+            alpha, hit = member.solution(), held.unsqueeze(0) == places.unsqueeze(1)  # (n, C + 1), (B, n)
+            targets, ones = alpha[:, codes].mT.clone(), alpha[:, -1].expand(len(rows), -1).clone()  # (B, n) each
+            has = hit.any(dim=1)
+            if bool(has.any()):
+                at = hit[has].double().argmax(dim=1)
+                inverse = member.engine.inverse.rows(member.slots[at])[:, member.slots]
+                inverse = inverse / inverse.gather(1, at.unsqueeze(1))
+                for solution in (targets, ones):
+                    solution[has] -= inverse * solution[has].gather(1, at.unsqueeze(1))
+            total[:, held] += (targets - shares * ones) * scales / len(self.members)
+        weights = total * self.kernel(points[places].double(), points.double())
+        weights[torch.arange(len(rows)), places] = -math.inf  # not a reason for itself
+        order = weights.argsort(dim=1, descending=True, stable=True)[:, : min(top, len(self) - 1)]
+        missing = top - order.shape[1]
+        scores = weights.masked_fill(weights.isneginf(), 0.0).sum(dim=1)
+        slots = torch.nn.functional.pad(order, (0, missing), value=-1)
+        return slots, torch.nn.functional.pad(weights.gather(1, order), (0, missing)), scores
+
     # Changes --------------------------------------------------------------------------------------------------------
 
     def put(self, rows: Integers, points: Tensor, targets: Tensor, codes: Integers) -> None:

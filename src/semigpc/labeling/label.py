@@ -29,7 +29,7 @@ from semigpc.files import facts_of, locked, read_json, write_json, write_text
 from semigpc.labeling import outputs
 from semigpc.labeling.evidence import gather_evidence, too_few
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, is_image_folder, open_images, table_inputs
-from semigpc.labeling.project import FILE, VERSION, read_settings
+from semigpc.labeling.project import FILE, VERSION, fitted_values, read_settings
 from semigpc.labeling.scan import SAMPLE, LabelLookup, Progress, Scan, scan, silent
 from semigpc.labeling.source import TableSource, open_source
 from semigpc.report.labeling_page import write_labeling_report
@@ -115,6 +115,7 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) ->
         "seed": settings.seed,
         "follow_links": settings.follow_links,
         "parameters": parameters(model),
+        "fitted": fitted_values(model),
         "classes": classes,
         "counts": summary["statuses"],
         "written": written,

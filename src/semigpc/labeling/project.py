@@ -11,7 +11,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
 import pyarrow
@@ -31,7 +31,8 @@ from semigpc.labeling.source import Rows, TableSource, open_source
 from semigpc.text import spreadsheet_cell
 
 FILE, TABLE = "project.json", "labels.parquet"
-VERSION = 1  # of project.json
+VERSION = 2  # of project.json
+FITTED = ("class_shares", "threshold", "confidence_scale", "outlier_variance")  # what fit decides besides the parameters
 IN_MEMORY = 2**30  # bytes of embeddings that are read once and kept; of larger data, rows are read when they are needed
 AGAIN = "Give the same semigpc label command again."
 REMAKE = "Put it back as it was, or give the same semigpc label command again with --overwrite."
@@ -43,7 +44,8 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 class ProjectSettings(TypedDict):
     """``project.json``: ``parameters`` are those of the estimator, ``key`` is all that the labels depend on.
 
-    ``written`` holds the options that the outputs depend on, and the labels do not.
+    ``fitted`` holds what the fit decided besides, see :func:`fitted_values`. ``written`` holds the options that the outputs
+    depend on, and the labels do not.
     """
 
     version: int
@@ -60,9 +62,24 @@ class ProjectSettings(TypedDict):
     sample: Count
     seed: Count
     parameters: dict[str, Any]
+    fitted: dict[str, float | list[float]]
     classes: list[str]
     written: dict[str, Any]
     key: dict[str, Any]
+
+
+@with_config(RELAXED)
+class Promise(TypedDict):
+    """The part of ``promise`` in ``summary.json`` that is used here: how many more labels each class without new ones needs."""
+
+    needed: NotRequired[dict[str, Count]]
+
+
+@with_config(RELAXED)
+class Summary(TypedDict):
+    """The part of ``summary.json`` that is used here."""
+
+    promise: NotRequired[Promise | None]
 
 
 class Project:
@@ -138,6 +155,15 @@ class Project:
             )
         return source
 
+    @cached_property
+    def needed(self) -> dict[str, int]:
+        """Return how many more labels each class needed that got no new label, by summary.json; empty if it does not say."""
+        try:
+            summary = read_json(self.folder / "summary.json", Summary, error=DataError, remedy=REMAKE)
+        except FileNotFoundError:
+            return {}
+        return dict((summary.get("promise") or {}).get("needed") or {})
+
     def embeddings(self, rows: Rows) -> Floats:
         """Return the embeddings (M, D) of rows in any order; zeros for rows that have none.
 
@@ -153,7 +179,7 @@ class Project:
         return embeddings
 
     def model(self) -> SemiGPClassifier:
-        """Return the estimator of the labels, fitted again on the given ones and the same sample, without tuning."""
+        """Return the estimator of the labels: fitted again on the given ones and the sample, with what was decided then."""
         unlabelled = np.ones(len(self.ids), dtype=bool)
         unlabelled[[*self.bad, *self.given]] = False
         labelled = np.array([row for row in self.given if row not in self.bad], dtype=np.int64)
@@ -162,23 +188,34 @@ class Project:
         labels = np.array([*(self.given[row] for row in labelled.tolist()), *[None] * len(sample)], dtype=object)
         embeddings = self.embeddings(rows)
         try:
-            return SemiGPClassifier(**self.settings["parameters"]).fit(embeddings, labels, rows=rows)
+            model = SemiGPClassifier(**self.settings["parameters"]).fit(embeddings, labels, rows=rows)
         except (ValueError, RuntimeError, OverflowError) as error:
             raise DataError(
                 f"The model of {self.folder / FILE} cannot be fitted again with its parameters: {error} {REMAKE}"
             ) from error
+        for name, value in self.settings["fitted"].items():
+            setattr(model, f"{name}_", np.array(value) if isinstance(value, list) else value)
+        return model
 
     def image(self, row: int) -> Path | None:
         """Return the file of a row, if the data are images and it exists; outside of ``images`` only by an allowed link."""
-        if self.images is None:
-            return None
-        try:
-            name = PurePosixPath(self.ids[row])
-            path = (self.images / name).resolve()
-            by_link = self.settings["follow_links"] and not name.is_absolute() and ".." not in name.parts
-            return path if (path.is_relative_to(self.images) or by_link) and path.is_file() else None
-        except (OSError, ValueError):  # no name that a file could have
-            return None
+        return None if self.images is None else image_path(self.images, self.ids[row], self.settings["follow_links"])
+
+
+def image_path(folder: Path, name: str, follow_links: bool) -> Path | None:
+    """Return the file of an id below a resolved folder, if it exists; outside of the folder only by an allowed link."""
+    try:
+        relative = PurePosixPath(name)
+        path = (folder / relative).resolve()
+        by_link = follow_links and not relative.is_absolute() and ".." not in relative.parts
+        return path if (path.is_relative_to(folder) or by_link) and path.is_file() else None
+    except (OSError, ValueError):  # no name that a file could have
+        return None
+
+
+def fitted_values(model: SemiGPClassifier) -> dict[str, Any]:
+    """Return what ``fit`` decided and no parameter sets, as JSON holds it: a session uses these and decides nothing anew."""
+    return {name: np.asarray(getattr(model, f"{name}_"), dtype=np.float64).tolist() for name in FITTED}
 
 
 def read_settings(folder: Path) -> ProjectSettings:
@@ -214,6 +251,15 @@ def _check_settings(settings: ProjectSettings) -> None:
     if known.keys() != settings["parameters"].keys():
         odd = min(known.keys() ^ settings["parameters"].keys())
         raise ValueError(f"parameters.{odd} is {'missing' if odd in known else 'not a parameter'}")
+    fitted = settings["fitted"]
+    if fitted.keys() != set(FITTED):
+        raise ValueError(f"fitted must have the keys {', '.join(FITTED)}; got {shown(sorted(fitted))}")
+    for name in ("class_shares", "threshold"):
+        values = fitted[name]
+        if not isinstance(values, list) or len(values) != len(settings["classes"]) or min(values) < 0:
+            raise ValueError(f"fitted.{name} must be one number, 0 or more, for each class; got {shown(values)}")
+    if any(isinstance(fitted[name], list) for name in ("confidence_scale", "outlier_variance")):
+        raise ValueError("fitted.confidence_scale and fitted.outlier_variance must be numbers; got a list")
     try:
         FitOptions.of(settings["parameters"])
     except (ValueError, OverflowError) as error:

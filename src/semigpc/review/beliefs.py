@@ -1,5 +1,8 @@
 """The predicted label of every row, updated with every answer of the reviewer.
 
+What is shown depends on the answers that hold and not on the way to them: a review that is opened again, or undone, shows the
+same labels, up to rounding.
+
 A new label changes the model at once, and with it the rows on the screen; all others are scored again when they are shown or
 when no request is waiting. ``generation`` counts the changes of the model, so that it is known which rows are out of date;
 ``clock`` counts the changes of what the page shows, so that a page can request what is new to it.
@@ -7,12 +10,14 @@ when no request is waiting. ``generation`` counts the changes of the model, so t
 
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semigpc.data import DataError
+from semigpc.estimator import STATUSES as MODEL_STATUSES
 from semigpc.estimator import SemiGPClassifier
 from semigpc.labeling.project import Project
 from semigpc.text import label_text, printable
@@ -29,6 +34,8 @@ BLOCK = 64  # rows whose variance is computed at once
 FEW_LABELS = 2048  # up to which the variance of all rows is updated with each answer
 CHUNK_PRODUCTS = 4e9  # multiplications before the next request is served, about a tenth of a second
 LONGEST = 100  # characters of the name of a class
+
+Reasons = list[tuple[int, float]]  # labelled rows, and what each adds to the score
 
 
 class Beliefs:
@@ -49,7 +56,10 @@ class Beliefs:
         self.codes = encoded(table["label"], self.code)
         self.first_codes = self.codes.copy()
         self.confidence = table["confidence"].to_numpy().astype(np.float32)
+        self.likeliest = encoded(table["likeliest"], self.code)
+        self.likeliest_confidence = table["likeliest_confidence"].to_numpy().astype(np.float32)
         self.variance = table["variance"].to_numpy().astype(np.float32)
+        self.first_variance = self.variance.copy()
         self.status = encoded(table["status"], STATUSES.index).astype(np.uint8)
         n = len(self.codes)
         self.taught = np.full(n, -1, np.int32)  # the label in the table or from the reviewer, which the model learned
@@ -61,7 +71,8 @@ class Beliefs:
         self.scored = np.zeros(n, np.int64)  # generation of the model at which a row was scored
         self.varied = np.zeros(n, np.int64)  # the same for its variance
         self.moved = np.zeros(n, np.int64)  # tick of the clock at which a row last changed
-        self.reasons: dict[int, list[tuple[int, float]]] = {}  # of rows shown: labelled rows and what each adds to the score
+        self.reasons: dict[int, Reasons] = {}  # of rows shown
+        self._first = deepcopy(model) if model.self_training_ or not self.many_labels else None  # before any answer
         self._embeddings: dict[int, Floats] = {}
         self._read_ahead: tuple[Rows, Floats] = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
 
@@ -121,21 +132,39 @@ class Beliefs:
             fresh = fresh[self.status[fresh] == OUTLIER]
         if learned:
             change = -self._covered(fresh, [row for row in learned if self.taught[row] < 0])
-            targets = np.array([labels[row] for row in learned], object)
-            self.model.partial_fit(self.embeddings(learned), targets, rows=np.array(learned))
+            self._learn({row: labels[row] for row in learned})
             self.generation += 1
             change += self._covered(fresh, forgotten)
-            self.variance[fresh] = np.clip(self.variance[fresh] + change, 0, 1)
-            self.varied[fresh] = self.generation
+            updated = np.clip(self.variance[fresh] + change, 0, 1)
+            if forgotten and self.many_labels:
+                self.variance = self.first_variance.copy()  # an upper bound
+            self.variance[fresh], self.varied[fresh] = updated, self.generation
         for row in rows:  # one whose label is removed is scored when it is next shown
             code = self.taught[row] = self.code(labels[row])
             self.reasons.pop(row, None)
             if code >= 0:
                 self.codes[row], self.confidence[row], self.status[row] = code, 1, LABELLED
+                self.likeliest[row], self.likeliest_confidence[row] = code, 1
                 self.scored[row] = self.generation
             elif not self.sound[row]:
                 self.codes[row], self.confidence[row], self.status[row] = -1, 0, ABSTAINED
         self.score(seen, variance=not self.many_labels)
+
+    def _learn(self, labels: Mapping[int, str | None]) -> None:
+        """Add labels of rows to the model, None to remove one.
+
+        Removing a label does not bring back what self-training had in its place, and the shares of the classes depend on when
+        a new one came. In both cases the model starts again as it was before the review, with all labels that hold.
+        """
+        given, known = self.project.given, {*self.model.classes_.tolist(), None}
+        now = {int(row): self.names[self.taught[row]] for row in np.flatnonzero(self.taught >= 0)} | dict(labels)
+        if self._first is not None and (None in labels.values() or {*now.values(), *self.project.classes, None} != known):
+            self.model = deepcopy(self._first)
+            labels = {row: label for row, label in now.items() if label is not None and label != given.get(row)}
+        rows = sorted(row for row in labels if self.sound[row])
+        if rows:
+            targets = np.array([labels[row] for row in rows], object)
+            self.model.partial_fit(self.embeddings(rows), targets, rows=np.array(rows))
 
     def _covered(self, rows: Rows, others: Sequence[int]) -> Floats:
         """Return by how much the variance of ``rows`` falls when ``others`` are labelled, (M,)."""
@@ -181,21 +210,26 @@ class Beliefs:
     def catch_up(self) -> bool:
         """Bring some rows that are not on the screen up to date; return whether there are more of them.
 
-        With many labels their variance stays as it was until they are shown: more labels can only have lowered it.
+        With many labels only the variance of outliers is computed, which may be none any more. That of other rows stays as it
+        was until they are shown: more labels can only have lowered it.
         """
-        stale = np.flatnonzero((self.scored < self.generation) & self.sound)
-        n_labels = len(self.model.labeled_rows_)
-        width = self.model.n_features_in_ + (0 if self.many_labels else n_labels)
-        some = stale[: max(64, int(CHUNK_PRODUCTS / n_labels / width))]
+        stale = (self.scored < self.generation) & self.sound
+        more, variance = int(stale.sum()), True
+        if self.many_labels:
+            outlying = stale & (self.variance > self.model.outlier_variance_)
+            variance = bool(outlying.any())
+            stale = outlying if variance else stale
+        coming, n_labels = np.flatnonzero(stale), len(self.model.labeled_rows_)
+        width = self.model.n_features_in_ + (n_labels if variance else 0)
+        some = coming[: max(64, int(CHUNK_PRODUCTS / n_labels / width))]
         if len(some):
-            features = self._ahead(some, stale)
-            if not self.many_labels:
-                self.variance[some] = self.model.predict_variance(features)
-                self.varied[some] = self.generation
+            features = self._ahead(some, coming)
+            if variance:
+                self.variance[some], self.varied[some] = self.model.predict_variance(features), self.generation
             self._take(some, features, top=1)
             for row in some.tolist():
                 self.reasons.pop(row, None)
-        return len(some) < len(stale)
+        return len(some) < more
 
     def _ahead(self, rows: Rows, coming: Rows) -> Floats:
         """Return embeddings of ``rows``, the first of the ``coming`` ones; many are read at once, since seeking is slow."""
@@ -211,12 +245,14 @@ class Beliefs:
         own = np.array([self.code(str(name)) for name in self.model.classes_], np.int32)
         free = self.taught[rows] < 0
         variance = self.variance[rows]
-        status = np.where(answers.confidence < self.model.threshold_, ABSTAINED, PSEUDO)
+        status = np.array([STATUSES.index(name) for name in MODEL_STATUSES], np.uint8)[answers.status]
         status = np.where(variance > self.model.outlier_variance_, OUTLIER, status)
-        codes = np.where(free, own[answers.codes], self.taught[rows])
-        confidence = np.where(free, answers.confidence, np.float32(1))
+        codes, likeliest = (np.where(free, own[each], self.taught[rows]) for each in (answers.codes, answers.likeliest))
+        confidence, largest = (
+            np.where(free, each, np.float32(1)) for each in (answers.confidence, answers.likeliest_confidence)
+        )
         status = np.where(free, status, LABELLED)
-        differs = (codes != self.codes[rows]) | (status != self.status[rows])
+        differs = (codes != self.codes[rows]) | (status != self.status[rows]) | (likeliest != self.likeliest[rows])
         differs |= np.rint(100 * confidence) != np.rint(100 * self.confidence[rows])  # as the page shows it
         if top > 1:
             for i, row in enumerate(rows):
@@ -225,6 +261,7 @@ class Beliefs:
                 differs[i] |= reasons != self.reasons.get(int(row))
                 self.reasons[int(row)] = reasons
         self.codes[rows], self.confidence[rows], self.status[rows] = codes, confidence, status
+        self.likeliest[rows], self.likeliest_confidence[rows] = likeliest, largest
         self.scored[rows] = self.generation
         if differs.any():
             self.touch(rows[differs])

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field
 from semigpc.data import DataError
 from semigpc.files import locked, replacing
 from semigpc.labeling.project import Project
-from semigpc.review.beliefs import STATUSES, Beliefs, checked_name
+from semigpc.review.beliefs import STATUSES, Beliefs, Reasons, checked_name
 from semigpc.review.journal import NAME, Action, Answer, Change, Entry, History, ReviewJournal, now
 from semigpc.review.waiting import KINDS, Filters, Waiting, progress
 from semigpc.text import spreadsheet_cell
@@ -26,6 +26,7 @@ from semigpc.text import spreadsheet_cell
 MOST_VISIBLE = 1000  # rows on a page
 MOST_CHOICES = 32  # rows whose classes are ranked at once
 CHOICES = 9  # classes per row, one for each digit key
+OPENING = 100  # pieces of work, of a tenth of a second each, before a review that is opened again is shown
 VALUES = 32  # of an embedding, for a row without an image
 Number = Annotated[int, Field(ge=0, lt=2**63)]  # what a column of whole numbers can hold
 Numbers = Annotated[list[Number], Field(max_length=MOST_VISIBLE), FailFast()]
@@ -83,6 +84,9 @@ class Session:
             self.waiting = Waiting(self.beliefs, self.kinds)
             self._judged = self.beliefs.generation
             self._update(list(self.history.answers), NOTHING)
+            for _ in range(OPENING):
+                if not self.catch_up():
+                    break
             self._closing = closing.pop_all()
         self.replayed = len(self.journal.entries)
 
@@ -139,6 +143,7 @@ class Session:
             rest = rows[~np.isin(rows, np.array(seen, np.int64))] if len(seen) else rows
             shown = rest[:count]
             self.beliefs.score(shown)
+            self.waiting.weigh(shown)
             cards = [self.card(int(row)) for row in shown]
             return self._status() | {"cards": cards, "found": len(rows), "left": len(rest) - len(cards)}
 
@@ -148,11 +153,12 @@ class Session:
             visible = np.array(sorted({row for row in view.visible if 0 <= row < len(self)}), np.int64)[:MOST_VISIBLE]
             self.beliefs.score(visible, variance=not self.beliefs.many_labels)
             moved = visible[self.beliefs.moved[visible] > view.since]
+            self.waiting.weigh(moved)
             answer = self._status() | {"cards": [self.card(int(row)) for row in moved]}
             return answer | ({"choices": self.choices(view.choices)} if view.choices else {})
 
     def choices(self, rows: Sequence[int]) -> dict[int, list[tuple[str, float]]]:
-        """Return for each row its label with its confidence, and then the most probable other classes.
+        """Return for each row its label with its confidence, a class that competes with it, and then the most probable others.
 
         These share the rest in the proportions of the model's probabilities.
         """
@@ -160,40 +166,52 @@ class Session:
             rows = [row for row in rows if 0 <= row < len(self)][:MOST_CHOICES]
             if not rows:
                 return {}
+            self.waiting.weigh(rows)
             names = [str(name) for name in self.beliefs.model.classes_]
+            has_labels = self.beliefs.label_counts() > 0
             probabilities = self.beliefs.model.predict_proba(self.beliefs.embeddings(rows)).astype(np.float64)
             ranked: dict[int, list[tuple[str, float]]] = {}
             for row, probs in zip(rows, probabilities, strict=True):
-                label = self.beliefs.label(row)
+                label, sides = self.beliefs.label(row), self.waiting.sides(row)
                 first = [] if label is None else [(label, round(float(self.beliefs.confidence[row]), 4))]
-                others = [c for c in np.argsort(-probs, kind="stable") if names[c] != label]
-                rest = (1 - sum(share for _, share in first)) / max(1e-12, float(probs[others].sum()))
+                first = first if sides is None else [(side.label, side.share) for side in sides]
+                known = [name for name, _ in first]
+                others = [c for c in np.argsort(-probs, kind="stable") if names[c] not in known]
+                others = [c for c in others if has_labels[self.beliefs.codes_by_name[names[c]]]]
+                rest = max(0.0, 1 - sum(share for _, share in first)) / max(1e-12, float(probs[others].sum()))
                 ranked[row] = [*first, *((names[c], round(float(probs[c]) * rest, 4)) for c in others)][:CHOICES]
             return ranked
 
     def card(self, row: int) -> dict[str, Any]:
         """Return everything that is shown of a row, for JSON."""
-        beliefs, answer = self.beliefs, self.history.answers.get(row)
+        beliefs, answer, sides = self.beliefs, self.history.answers.get(row), self.waiting.sides(row)
         first = int(beliefs.first_codes[row])
         card: dict[str, Any] = {
             "row": row,
             "id": self.project.ids[row],
             "version": self.history.versions.get(row, 0),
             "label": beliefs.label(row),
-            "confidence": round(float(beliefs.confidence[row]), 4),
+            "confidence": round(self._confidence(row), 4),
             "variance": round(float(beliefs.variance[row]), 4),
             "status": STATUSES[beliefs.status[row]],
             "answer": None if answer is None else answer.kind,
             "first": beliefs.names[first] if first >= 0 else None,
             "suspected": bool(self.waiting.suspected[row]) and answer is None,
-            "reasons": [
-                {"row": reason, "id": self.project.ids[reason], "label": beliefs.label(reason), "weight": weight}
-                for reason, weight in beliefs.reasons.get(row, ())
-            ],
+            "reasons": self._reasons(beliefs.reasons.get(row, [])),
+            "sides": sides and [side._asdict() | {"reasons": self._reasons(side.reasons)} for side in sides],
         }
         if self.project.images is None:
             card["values"] = [round(float(value), 4) for value in beliefs.embeddings([row])[0, :VALUES]]
         return card
+
+    def _reasons(self, reasons: Reasons) -> list[dict[str, Any]]:
+        label = self.beliefs.label
+        return [{"row": row, "id": self.project.ids[row], "label": label(row), "weight": weight} for row, weight in reasons]
+
+    def _confidence(self, row: int) -> float:
+        """Return the confidence that the page shows: of a suspected label, its probability by the other labels."""
+        suspected = self.waiting.suspected[row] and row not in self.history.answers
+        return float(self.waiting.supported[row] if suspected else self.beliefs.confidence[row])
 
     def catch_up(self) -> bool:
         """Do some work in the background; return whether there is more."""
@@ -249,7 +267,7 @@ class Session:
 
     def _change(self, row: int, after: str | None) -> Change:
         self.beliefs.score(np.array([row]))
-        confidence = round(float(self.beliefs.confidence[row]), 4)
+        confidence = round(self._confidence(row), 4)
         return Change(self.project.ids[row], self.beliefs.label(row), after, STATUSES[self.beliefs.status[row]], confidence)
 
     def _answer(self, action: Action, labels: dict[int, str | None], view: View) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """Which rows wait for review, in what order, and how far the review is."""
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self, get_args
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from semigpc.labeling.evidence import SUSPICION, suspicion, wilson
-from semigpc.review.beliefs import LABELLED, OUTLIER, STATUSES, Beliefs
+from semigpc.review.beliefs import LABELLED, OUTLIER, REASONS, STATUSES, Beliefs, Reasons
 from semigpc.review.journal import Answer
+from semigpc.text import no_new_labels
 
 Status = Literal[
     "unreviewed", "labelled", "pseudo", "abstained", "outlier", "suspected", "changed", "reviewed", "skipped", "all"
@@ -42,8 +44,16 @@ class Filters(BaseModel):
         return self
 
 
+class Side(NamedTuple):
+    """One of two classes that a row may have: its probability, and the labelled rows that speak for it."""
+
+    label: str
+    share: float
+    reasons: Reasons
+
+
 class Waiting:
-    """The order in which n rows need review.
+    """The order in which n rows need review, and rows for which two classes compete.
 
         need = doubt * rarity * (1 + suspicious)
 
@@ -62,18 +72,73 @@ class Waiting:
         n = len(beliefs)
         self.given = beliefs.taught >= 0  # labelled in the table, before the review
         self.supported = np.ones(n, np.float32)  # probability of a given label by the others
+        self.rivals = np.full(n, -1, np.int32)  # the class that the others say; -1 if the label was not given
+        self.rival_supported = np.zeros(n, np.float32)  # its probability by the others
         self.suspected = np.zeros(n, bool)
+        self._sides: dict[int, tuple[int, tuple[Side, Side]]] = {}  # of rows shown, with the generation of the model
         self.random = np.random.default_rng(0).permutation(n)
         self.judge_given()
 
     def judge_given(self) -> None:
         """Compare each given label with what the others predict for its row."""
         left_out = self.beliefs.model.leave_one_out()
-        before = self.suspected.copy()
-        self.supported[left_out.rows] = left_out.proba[np.arange(len(left_out.rows)), left_out.codes]
-        self.suspected[left_out.rows] = suspicion(left_out) >= SUSPICION
+        before = self._suspicions()
+        self.supported[:], self.rivals[:], self.rival_supported[:], self.suspected[:] = 1, -1, 0, False
+        rows = left_out.rows
+        self.supported[rows] = left_out.proba[np.arange(len(rows)), left_out.codes]
+        names = [self.beliefs.code(str(name)) for name in self.beliefs.model.classes_]
+        self.rivals[rows] = np.array(names, np.int32)[left_out.proba.argmax(axis=1)]
+        self.rival_supported[rows] = left_out.proba.max(axis=1)
+        self.suspected[rows] = suspicion(left_out) >= SUSPICION
         self.suspected &= self.given
-        self.beliefs.touch(np.flatnonzero(self.suspected != before))
+        self._sides.clear()
+        self.beliefs.touch(np.flatnonzero((self._suspicions() != before).any(axis=0)))
+
+    def _suspicions(self) -> Integers:
+        """Return (3, n) what the page shows of suspected rows: the other class and both percentages; -1 for other rows."""
+        shown = np.stack([self.rivals, np.rint(100 * self.supported), np.rint(100 * self.rival_supported)]).astype(np.int64)
+        return np.where(self.suspected, shown, -1)
+
+    def sides(self, row: int) -> tuple[Side, Side] | None:
+        """Return the two classes of a row that :meth:`weigh` found to compete, the one that is its label first."""
+        weighed = self._sides.get(row)
+        return weighed[1] if weighed is not None and self.kinds[row] == UNASKED else None
+
+    def weigh(self, rows: Sequence[int] | Integers) -> None:
+        """Find the reasons for both classes of rows for which two compete.
+
+        A given label that is suspected competes with the class that the other labels say, each with its probability by the
+        others and the reasons among them. A row whose decided class is not its likeliest one has both, each with its
+        probability.
+        """
+        beliefs, model = self.beliefs, self.beliefs.model
+        unasked = [int(row) for row in rows if self.kinds[row] == UNASKED]
+        late = [row for row in unasked if self._sides.get(row, (-1,))[0] != beliefs.generation]
+        for row in late:
+            self._sides.pop(row, None)
+        has_labels = np.append(beliefs.label_counts() > 0, False)  # a rival may be a new class that was undone
+        suspected = [row for row in late if self.suspected[row] and has_labels[self.rivals[row]]]
+        if suspected:
+            codes = np.stack([beliefs.codes[suspected], self.rivals[suspected]])  # (2, M)
+            shares = np.stack([self.supported[suspected], self.rival_supported[suspected]])
+            found = [model.explain_left_out(suspected, [beliefs.names[code] for code in each], REASONS)[:2] for each in codes]
+            self._keep(suspected, codes, shares, [_pairs(*each) for each in found])
+        split = [row for row in late if beliefs.status[row] != LABELLED and beliefs.likeliest[row] != beliefs.codes[row] >= 0]
+        if split:
+            codes = np.stack([beliefs.codes[split], beliefs.likeliest[split]])
+            shares = np.stack([beliefs.confidence[split], beliefs.likeliest_confidence[split]])
+            features = beliefs.embeddings(split)
+            why = [model.explain(features, REASONS, [beliefs.names[code] for code in each]) for each in codes]
+            self._keep(split, codes, shares, [_pairs(each.rows, each.weights) for each in why])
+
+    def _keep(
+        self, rows: Sequence[int], codes: NDArray[np.int32], shares: NDArray[np.float32], reasons: Sequence[Sequence[Reasons]]
+    ) -> None:
+        for i, row in enumerate(rows):
+            first, second = (
+                Side(self.beliefs.names[codes[side, i]], round(float(shares[side, i]), 4), reasons[side][i]) for side in (0, 1)
+            )
+            self._sides[row] = self.beliefs.generation, (first, second)
 
     @property
     def changed(self) -> Mask:
@@ -132,6 +197,12 @@ class Waiting:
         return rows[np.argsort(keys[filters.sort](), kind="stable")]
 
 
+def _pairs(rows: Integers, weights: NDArray[np.float32]) -> list[Reasons]:
+    """Return reasons for each of M rows, from row numbers (M, top), -1 where there are fewer, and weights (M, top)."""
+    every = zip(rows.tolist(), weights.tolist(), strict=True)
+    return [[(row, round(weight, 2)) for row, weight in zip(*each, strict=True) if row >= 0] for each in every]
+
+
 def progress(waiting: Waiting, answers: dict[int, Answer]) -> dict[str, Any]:
     """Return everything that the page shows about the review as a whole, for JSON."""
     beliefs = waiting.beliefs
@@ -144,7 +215,21 @@ def progress(waiting: Waiting, answers: dict[int, Answer]) -> dict[str, Any]:
         "counts": {status: int(waiting.mask(status).sum()) for status in get_args(Status)},
         "histogram": np.bincount(bins, minlength=BINS).tolist(),
         "classes": _classes(waiting, answers),
+        "nothing": _nothing(waiting),
     }
+
+
+def _nothing(waiting: Waiting) -> str:
+    """Return the sentence on classes that no row without a label gets as its pseudo-label."""
+    beliefs = waiting.beliefs
+    pseudo = np.bincount(beliefs.codes[waiting.mask("pseudo")], minlength=len(beliefs.names))
+    if not (beliefs.status != LABELLED).any():
+        return ""
+    labels, given = beliefs.label_counts(), Counter(beliefs.project.given.values())
+    needed = beliefs.project.needed
+    without = [(code, name) for code, name in enumerate(beliefs.names) if labels[code] and not pseudo[code]]
+    added = {name: int(labels[code]) - given[name] for code, name in without}
+    return no_new_labels({name: max(1, needed[name] - more) if name in needed else None for name, more in added.items()})
 
 
 def _classes(waiting: Waiting, answers: dict[int, Answer]) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
-// One card: the image or the values of a row, what is believed of it, and the labelled rows that are the reason.
+// One card: the image or the values of a row, what is believed of it, and the labelled rows that are the reason. Where two
+// classes compete, both stand side by side, each with its probability, its reasons and its key.
 
-import { dot, el, icon, percent, plural, side, signed } from "./dom.js";
+import { dot, el, fitted, icon, percent, plural, side, signed } from "./dom.js";
 import { codeOf, state } from "./store.js";
 
 const ANSWERS = {
@@ -8,6 +9,19 @@ const ANSWERS = {
   corrected: ["pencil", "corrected"],
   skipped: ["unsure", "cannot tell"],
 };
+
+const SUSPECTED = [
+  ["given", "The label in the table, and its probability by all other labels.", "Keep"],
+  ["others say", "The class that the other labels predict.", "Change"],
+];
+const SPLIT = [
+  ["if all classes were alike", "Decided as if all classes were equally frequent.", "Accept"],
+  ["most probable", "Most probable with the shares of the classes among the rows.", "Accept"],
+];
+
+export const contested = (card) => Boolean(card.sides) && !card.answer;
+
+export const sideNames = (card) => (card.suspected ? SUSPECTED : SPLIT);
 
 export function makeCard(card) {
   const cell = el("div", { role: "gridcell", class: "cell", tabindex: "-1" });
@@ -19,7 +33,9 @@ export function makeCard(card) {
 export function fill(element, card) {
   const cell = element.firstChild;
   const shot = cell.querySelector(".shot") ?? makeShot(card); // kept, so that an image does not flicker
-  cell.replaceChildren(shot, reasons(card), verdict(card), foot(card));
+  if (contested(card)) cell.replaceChildren(shot, sides(card), foot(card));
+  else cell.replaceChildren(shot, reasons(card, card.reasons), verdict(card), foot(card));
+  element.classList.toggle("contested", contested(card));
   shot.querySelector(".badge")?.remove();
   if (card.answer) shot.append(el("span", { class: "badge" }, icon(ANSWERS[card.answer][0]), ANSWERS[card.answer][1]));
   element.dataset.answer = card.answer ?? "";
@@ -80,27 +96,43 @@ function bars(values) {
   return el("svg", { class: "bars", viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-label": title }, el("line", { x1: 0, x2: 100, y1: 50, y2: 50 }), ...drawn);
 }
 
-function reasons(card) {
+function reasons(card, listed) {
   const list = el("ul", { class: "reasons", "aria-hidden": "true" });
-  for (const reason of card.reasons) {
+  for (const reason of listed) {
     const thumb = card.values ? null : image(reason.row, 96);
     list.append(
       el("li", { title: `${reason.id}: ${reason.label}, ${signed(reason.weight)}`, class: side(reason.weight) }, thumb,
-        el("span", { class: "why" }, el("span", { class: "label" }, dot(codeOf(reason.label)), reason.label ?? "?"),
+        el("span", { class: "why" }, el("span", { class: "label" }, dot(codeOf(reason.label)), fitted("span", {}, reason.label ?? "?")),
           el("span", { class: "weight" }, signed(reason.weight)), card.values ? el("span", { class: "id" }, reason.id) : null)),
     );
   }
-  if (card.reasons.length === 0) list.append(el("li", { class: "none" }, "no reasons yet"));
+  if (listed.length === 0) list.append(el("li", { class: "none" }, "no reasons yet"));
   return list;
+}
+
+// Both classes of a card: what speaks for each, and one key to choose it.
+function sides(card) {
+  return el("div", { class: "sides" }, ...card.sides.map((one, i) => {
+    const [name, title, verb] = sideNames(card)[i];
+    return el("div", { class: "side" },
+      el("div", { class: "says", title }, name, el("span", { class: "sure" }, percent(one.share))),
+      el("div", { class: "believed" }, dot(codeOf(one.label)), fitted("b", {}, one.label)),
+      meter(one.share), reasons(card, one.reasons),
+      el("button", { type: "button", class: "pick", tabindex: "-1", "data-label": one.label }, verb, el("kbd", {}, String(i + 1))));
+  }));
+}
+
+function meter(share) {
+  const track = el("div", { class: "meter" }, el("i"));
+  track.firstChild.style.width = `${100 * share}%`;
+  return track;
 }
 
 function verdict(card) {
   const by = card.status !== "labelled" ? percent(card.confidence) : card.answer && card.answer !== "skipped" ? "by you" : "given";
-  const meter = el("div", { class: "meter" }, el("i"));
-  meter.firstChild.style.width = `${100 * card.confidence}%`;
   return el("div", { class: "verdict" },
-    el("div", { class: "believed" }, dot(codeOf(card.label)), el("b", {}, card.label ?? "no label"), el("span", { class: "sure" }, by)),
-    meter);
+    el("div", { class: "believed" }, dot(codeOf(card.label)), fitted("b", {}, card.label ?? "no label"), el("span", { class: "sure" }, by)),
+    meter(card.confidence));
 }
 
 function foot(card) {
@@ -112,6 +144,10 @@ function foot(card) {
 }
 
 function spoken(card) {
+  if (contested(card)) {
+    const both = card.sides.map((one, i) => `${sideNames(card)[i][0]}: ${one.label}, ${Math.round(100 * one.share)} percent, key ${i + 1}`);
+    return [...both, card.suspected ? "suspected wrong" : card.status, card.id].join(", ");
+  }
   const parts = [card.label ?? "no label"];
   if (card.answer) parts.push(ANSWERS[card.answer][1]);
   else parts.push(`${Math.round(100 * card.confidence)} percent`, card.suspected ? "suspected wrong" : card.status);

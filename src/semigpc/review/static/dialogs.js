@@ -1,14 +1,14 @@
 // Windows on top: choose among all classes, accept many, the keys, and an image enlarged.
 
 import { acceptMany, correctCurrent } from "./actions.js";
-import { image } from "./card.js";
+import { contested, image, sideNames } from "./card.js";
 import { byId, dot, el, icon, number, percent, plural, side, signed } from "./dom.js";
 import { focusCurrent } from "./grid.js";
 import { codeOf, currentCard, isOpen, state } from "./store.js";
 
 const KEYS = [
   ["Enter", "accept the label"],
-  ["1 to 9", "the classes below, most probable first; 1 accepts"],
+  ["1 to 9", "the classes below, most probable first; 1 accepts or keeps, 2 changes a suspected label"],
   ["C or /", "choose among all classes, or add a new one"],
   ["S", "cannot tell: skip"],
   ["U or Ctrl Z", "undo the last answer"],
@@ -135,11 +135,14 @@ export function openZoom() {
   const card = currentCard();
   if (!card || card.values) return;
   byId("zoom-title").textContent = card.id;
-  const reasons = card.reasons.map((reason) =>
+  const figures = (reasons) => reasons.map((reason) =>
     el("figure", {}, image(reason.row, 384), el("figcaption", {}, el("span", { class: "name" }, dot(codeOf(reason.label)), reason.label ?? "?"), el("b", { class: side(reason.weight) }, signed(reason.weight)))));
+  const because = contested(card)
+    ? card.sides.flatMap((one, i) => [el("h3", {}, `${one.label}, ${sideNames(card)[i][0]}: ${percent(one.share)}`), ...figures(one.reasons)])
+    : [el("h3", {}, "Because of these labels"), ...figures(card.reasons)];
   byId("zoom-body").replaceChildren(
     el("figure", { class: "whole" }, image(card.row, 1600), el("figcaption", {}, el("span", { class: "name" }, dot(codeOf(card.label)), card.label ?? "no label"), el("b", {}, card.answer ?? percent(card.confidence)), el("span", { class: "quiet" }, `variance ${percent(card.variance)}`))),
-    el("div", { class: "because" }, el("h3", {}, "Because of these labels"), ...reasons));
+    el("div", { class: "because" }, ...because));
   byId("zoom").showModal();
 }
 

@@ -1,7 +1,7 @@
 // The bar below: the classes of the current card with their digits, and buttons for hands without a keyboard.
 
-import { acceptCurrent, choose, skipCurrent } from "./actions.js";
-import { byId, dot, el, number, percent, plural } from "./dom.js";
+import { acceptCurrent, choose, correctCurrent, skipCurrent } from "./actions.js";
+import { byId, dot, el, fitted, number, percent, plural } from "./dom.js";
 import { clearSelected } from "./grid.js";
 import { openBulk, openPicker } from "./dialogs.js";
 import { codeOf, currentCard, onChange, state } from "./store.js";
@@ -32,13 +32,17 @@ function show() {
   byId("choices").style.setProperty("--columns", String(names.length <= 5 ? 5 : Math.ceil(names.length / 2)));
   byId("choices").replaceChildren(...names.map(([name, share], i) =>
     el("button", { type: "button", class: name === card.label ? "choice first" : "choice", "data-label": name, "aria-keyshortcuts": String(i + 1), title: name, onclick: () => choose(i) },
-      el("kbd", {}, String(i + 1)), dot(codeOf(name)), el("span", { class: "name" }, name), el("span", { class: "share" }, card.answer && name === card.label ? "" : percent(share)))));
+      el("kbd", {}, String(i + 1)), dot(codeOf(name)), el("span", { class: "name" }, fitted("span", {}, name)), el("span", { class: "share" }, card.answer && name === card.label ? "" : percent(share)))));
 }
 
 onChange((what) => {
   if (what.choices || what.rows || what.progress) show();
 });
 
+byId("cards").addEventListener("click", (event) => {
+  const pick = event.target.closest(".pick"); // its card is the current one by now
+  if (pick) correctCurrent(pick.dataset.label);
+});
 byId("accept").addEventListener("click", acceptCurrent);
 byId("other").addEventListener("click", openPicker);
 byId("skip").addEventListener("click", skipCurrent);

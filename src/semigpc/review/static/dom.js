@@ -45,6 +45,46 @@ export function dot(code) {
   return element;
 }
 
+const tight = new Set(); // names whose words may be wider than their place
+
+const SMALLEST = 7; // pixels of letters
+
+// A name that wraps at spaces alone; where a word does not fit its line, or a line its place, the letters shrink.
+export function fitted(tag, attributes, name) {
+  const element = el(tag, { title: name, ...attributes, class: "fit" }, name);
+  if (tight.size === 0) requestAnimationFrame(fit);
+  tight.add(element);
+  return element;
+}
+
+function fit() {
+  const shown = [...tight].filter((element) => element.isConnected);
+  tight.clear();
+  for (const element of shown) element.style.fontSize = "";
+  let tried = shown;
+  for (let pass = 0; pass < 5 && tried.length > 0; pass += 1) {
+    const measured = tried.map((element) => [element, room(element), parseFloat(getComputedStyle(element).fontSize)]);
+    const large = measured.filter(([, ratio]) => ratio < 1);
+    for (const [element, ratio, size] of large) element.style.fontSize = `${Math.max(SMALLEST, ratio * size)}px`;
+    tried = large.map(([element]) => element);
+  }
+  for (const element of shown) element.classList.toggle("cut", element.scrollWidth > element.clientWidth);
+}
+
+// By how much the letters of a name must shrink; 1 if it fits.
+function room(element) {
+  const high = element.scrollHeight > element.clientHeight + 1 ? 0.9 : 1;
+  return element.scrollWidth > element.clientWidth ? element.clientWidth / (element.scrollWidth + 1) : high;
+}
+
+let width = window.innerWidth;
+window.addEventListener("resize", () => {
+  if (width === window.innerWidth) return; // a phone hides its address bar
+  width = window.innerWidth;
+  if (tight.size === 0) requestAnimationFrame(fit);
+  for (const element of document.querySelectorAll(".fit")) tight.add(element);
+});
+
 let quiet = null;
 
 // Tell everybody: a line on the screen, and the same words for a screen reader.

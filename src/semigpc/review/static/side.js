@@ -1,6 +1,6 @@
 // The panel beside the cards: filters, and how good the labels of each class are.
 
-import { byId, dot, el, number, percent, short } from "./dom.js";
+import { byId, dot, el, number, percent, plural, short } from "./dom.js";
 import { start } from "./grid.js";
 import { onChange, state } from "./store.js";
 
@@ -118,12 +118,15 @@ byId("class-text").addEventListener("input", showClasses);
 // --- the rest --------------------------------------------------------------------------------------------------------------
 
 function showProgress() {
-  const { reviewed, total, stale } = state.progress;
+  const { reviewed, total, stale, nothing } = state.progress;
   byId("bar").setAttribute("aria-valuenow", String(reviewed));
   byId("bar").setAttribute("aria-valuemax", String(total));
   byId("bar").firstChild.style.width = `${(100 * reviewed) / Math.max(1, total)}%`;
   byId("progress-text").textContent = `${number(reviewed)} of ${number(total)} reviewed`;
-  byId("progress-text").title = stale ? `${number(stale)} rows elsewhere are still being scored again` : "";
+  byId("stale").hidden = stale === 0;
+  byId("stale").textContent = `${plural(stale, "row is", "rows are")} being scored again; counts may change.`;
+  byId("nothing").hidden = !nothing;
+  byId("nothing").textContent = nothing;
   byId("undo").disabled = state.undo === null;
 }
 
