@@ -58,18 +58,10 @@ def test_row_numbers_must_be_distinct_and_as_many_as_rows() -> None:
         SemiGPClassifier().fit(X, codes, rows=np.arange(3))
 
 
-def test_one_class_is_predicted_everywhere() -> None:
+def test_labels_of_one_class_are_refused() -> None:
     X, codes, _ = blobs()
-    model = SemiGPClassifier().fit(X, np.where(codes == 1, 1, -1))
-    assert (model.predict(X) == 1).all()
-    assert (model.predict_proba(X) == 1).all()
-
-
-def test_a_single_label_is_enough_to_answer() -> None:
-    X, _, _ = blobs()
-    y = np.full(len(X), -1)
-    y[0] = 7
-    assert (SemiGPClassifier(target_precision=0.9).fit(X, y).answer(X).codes == 0).all()
+    with pytest.raises(ValueError, match="all labels are of one class, 1; label rows of at least two classes"):
+        SemiGPClassifier().fit(X, np.where(codes == 1, 1, -1))
 
 
 def test_all_labelled_leaves_nothing_to_learn_from_unlabelled_rows() -> None:

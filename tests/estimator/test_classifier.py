@@ -284,12 +284,6 @@ def test_a_withdrawn_correction_leaves_no_trace() -> None:
     assert (model.transduction_ == before).all()
 
 
-def test_one_class_promises_nothing() -> None:
-    X, codes, _ = blobs()
-    model = SemiGPClassifier(target_precision=0.9).fit(X, np.where(codes == 1, 1, -1))
-    assert (model.transduction_[codes != 1] == -1).all()
-
-
 def test_labels_of_another_kind_are_refused_later_on() -> None:
     X, codes, _ = blobs()
     model = SemiGPClassifier().fit(X, np.where(codes < 0, None, codes.astype(str).astype(object)))

@@ -145,7 +145,7 @@ def test_held_out_labels_are_predicted_as_by_a_model_that_never_had_them() -> No
     folds = np.arange(len(given.labels)) % 4
     left = model.leave_one_out(folds)
     for fold in range(4):
-        kept = np.where(folds == fold, None, given.labels)
+        kept = np.where(folds == fold, np.array(None), given.labels)
         other = SemiGPClassifier(**model.get_params()).fit(rows, np.concatenate([kept, [None] * len(given.unlabeled)]))
         out = given.x[folds == fold]
         assert (other.predict(out) == model.classes_[left.decided[folds == fold]]).all()

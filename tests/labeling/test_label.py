@@ -17,7 +17,7 @@ import pytest
 from semigpc.data import DataError
 from semigpc.labeling import label as label_module
 from semigpc.labeling.label import label_data
-from semigpc.labeling.outputs import Labeller
+from semigpc.labeling.outputs import COLUMNS, Labeller
 from semigpc.labeling.project import Project
 from tests.labeling.samples import CLASSES, IDS, KINDS, LABELS, TRUTH, X, labels_of, settings, write, write_labels
 
@@ -29,7 +29,7 @@ def usual(labelled: Callable[[str], Path]) -> Path:
 
 def test_every_row_has_its_label_in_the_order_of_the_data(usual: Path) -> None:
     table = labels_of(usual / "out")
-    assert table.column_names == ["id", "label", "confidence", "variance", "status", "reasons"]
+    assert table.column_names == ["id", *COLUMNS]
     assert table.column("id").to_pylist() == IDS
     rows = table.to_pylist()
     given = [row for row in rows if row["id"] in LABELS]

@@ -149,7 +149,8 @@ def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> N
 
 def test_nothing_left_to_label(tmp_path: Path) -> None:
     clouds = make_clouds(tmp_path)
-    clouds.project.table = clouds.project.table.set_column(4, "status", [["labelled"] * len(clouds.project.ids)])
+    table = clouds.project.table.drop_columns("status")
+    clouds.project.table = table.append_column("status", [["labelled"] * len(clouds.project.ids)])
     with pytest.raises(DataError, match=r"Nothing is left to label in .*out: it has 265 rows, all labelled\."):
         suggest(clouds.project)
 

@@ -138,7 +138,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"none of the {len(X)} rows is labelled: all of y is -1, None or NaN. Label some rows of at least two classes."
             )
         if len(self.classes_) < 2:
-            raise ValueError(f"all labels are of one class, {self.classes_[0]!r}; label rows of at least two classes.")
+            raise ValueError(f"all labels are of one class, {self.classes_.tolist()[0]!r}; label rows of at least two classes.")
         with suited_to(X.size):  # for passes over the rows; larger work sets its own number of threads
             fitted = fit_memory(X, codes, numbers, len(self.classes_), options)
         self._memory, self._helped, self._scaling = fitted.memory, fitted.helped, fitted.scaling

@@ -165,8 +165,8 @@ class Tally:
         return tally
 
 
-def _rows_of(table: pyarrow.Table, id_name: str) -> Iterator[tuple[Any, ...]]:
-    return zip(*(table.column(name).to_pylist() for name in (id_name, *COLUMNS[:-1])), strict=True)
+def _rows_of(table: pyarrow.Table, *names: str) -> Iterator[tuple[Any, ...]]:
+    return zip(*(table.column(name).to_pylist() for name in names), strict=True)
 
 
 def write_tables(parts: Iterable[pyarrow.Table], out: Path, id_name: str, studio: "LabelStudio") -> Tally:
@@ -196,7 +196,7 @@ def write_tables(parts: Iterable[pyarrow.Table], out: Path, id_name: str, studio
 
 def _csv_rows(table: pyarrow.Table, id_name: str) -> Iterator[tuple[str, ...]]:
     texts = _reason_texts(table.column("reasons").combine_chunks())
-    for (name, *values, status), reasons in zip(_rows_of(table, id_name), texts, strict=True):
+    for (name, *values, status), reasons in zip(_rows_of(table, id_name, *COLUMNS[:-1]), texts, strict=True):
         cells = (_decimal(value) if isinstance(value, float) else spreadsheet_cell(value or "") for value in values)
         yield spreadsheet_cell(name), *cells, status, reasons
 
@@ -246,7 +246,7 @@ class LabelStudio:
 
     def tasks(self, table: pyarrow.Table, id_name: str) -> Iterator[str]:
         """Yield one task per row as JSON: an annotation if its label was given, else a prediction with its confidence."""
-        for name, label, confidence, *_, status in _rows_of(table, id_name):
+        for name, label, confidence, status in _rows_of(table, id_name, "label", "confidence", "status"):
             shown = name if self.kind == "text" else self.prefix + quote(name)
             task: dict[str, object] = {"data": {self.kind: shown, "id": name, "status": status}}
             if label is not None:
