@@ -31,7 +31,7 @@ def compare_command(
     ratio: Annotated[
         list[float], typer.Option("--ratio", metavar="GAMMA", help=f"Imbalance of a recipe, {RATIO:g}; repeat for more.")
     ] = [],  # noqa: B006
-    features: FeatureChoice = "live",
+    features: FeatureChoice = None,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Length of every run.")] = None,
     settings: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for every run that has it.")
@@ -65,7 +65,7 @@ def compare_command(
     from semigpc.cli.live import ComparisonProgress
     from semigpc.files import write_json
     from semigpc.recipes import RECIPES
-    from semigpc.recipes.lookup import TrainOptions, figures_of, make_cells, mean_gain
+    from semigpc.recipes.lookup import TrainOptions, describe_network, figures_of, make_cells, mean_gain
     from semigpc.refiners import PlacementConfig
     from semigpc.report.comparison import write_comparison_report
     from semigpc.training.comparison import compare
@@ -83,10 +83,12 @@ def compare_command(
             validation=validation,
             model=model,
             image_size=image_size,
-            cached=features == "cached",
+            cached=None if features is None else features == "cached",
             follow_links=follow_links,
         )
         cells, name = make_cells(data, options, algorithms=algorithm, addons=addon, refiners=refiner, settings=settings)
+        if data not in RECIPES:
+            say(describe_network(cells[0].experiment), err=True)
         for cell in cells:
             refined = cell.experiment.refiner
             if isinstance(refined, PlacementConfig) and refined.warmup_steps >= cell.experiment.train.steps:
