@@ -174,10 +174,11 @@ class _ViewChunks(Dataset[dict[str, Tensor]]):
         cut = {"plain": self.augment.plain(images)}
         if chunk.views:
             generators = [Generator(Philox(key=np.frombuffer(mark, np.uint64))) for mark in chunk.marks]
+            squares = [self.augment.square(image) for image in images]  # resized once for all views
             for kind in ("weak", "strong"):
                 pixels = [
                     [self.augment.pixels(kind, image, rng) for _ in range(chunk.views)]
-                    for image, rng in zip(images, generators, strict=True)
+                    for image, rng in zip(squares, generators, strict=True)
                 ]
                 cut[kind] = self.augment.normalise(np.array(pixels))
         return cut
