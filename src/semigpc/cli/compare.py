@@ -48,11 +48,11 @@ def compare_command(
 ) -> None:
     """Train several algorithms with and without a refiner, and compare them.
 
-    DATA are found as by semigpc train. Every cell sees the same split and the
-    same seeds, so differences are paired: the table shows means and spreads,
-    and what a refiner adds to its own base, seed by seed. Labels only is
-    always run beside them. Without test images the figures are those of the
-    labels held out for validation.
+    DATA and network are found as by semigpc train. Every cell sees the same
+    split and the same seeds, so differences are paired: the table shows means
+    and spreads, and what a refiner adds to its own base, seed by seed. Labels
+    only is always run beside them. Without test images the figures are those
+    of the labels held out for validation.
 
     If it is stopped, run it again to continue. The
     figures of all runs are in figures.json, class by class in the reports.
@@ -65,7 +65,7 @@ def compare_command(
     from semigpc.cli.live import ComparisonProgress
     from semigpc.files import write_json
     from semigpc.recipes import RECIPES
-    from semigpc.recipes.lookup import TrainOptions, describe_network, figures_of, make_cells, mean_gain
+    from semigpc.recipes.lookup import TrainOptions, figures_of, make_cells, mean_gain
     from semigpc.refiners import PlacementConfig
     from semigpc.report.comparison import write_comparison_report
     from semigpc.training.comparison import compare
@@ -87,8 +87,6 @@ def compare_command(
             follow_links=follow_links,
         )
         cells, name = make_cells(data, options, algorithms=algorithm, addons=addon, refiners=refiner, settings=settings)
-        if data not in RECIPES:
-            say(describe_network(cells[0].experiment), err=True)
         for cell in cells:
             refined = cell.experiment.refiner
             if isinstance(refined, PlacementConfig) and refined.warmup_steps >= cell.experiment.train.steps:
