@@ -85,10 +85,15 @@ def in_onnx_runtime(network: nn.Module, images: Tensor, threads: int) -> Callabl
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
     if missing:
         raise NotExportableError(f"{', '.join(missing)} not installed: pip install 'semigpc[embedded]'.")
-    with TemporaryDirectory(prefix="semigpc-") as folder:
-        path = Path(folder) / "network.onnx"
-        write_onnx(trace(network, images), ["features"], path)
-        run = open_onnx(path, threads)
+    try:
+        with TemporaryDirectory(prefix="semigpc-") as folder:
+            path = Path(folder) / "network.onnx"
+            write_onnx(trace(network, images), ["features"], path)
+            run = open_onnx(path, threads)
+    except NotExportableError:
+        raise
+    except Exception as error:  # versions of the packages that do not fit raise errors of any kind, a full disk another
+        raise NotExportableError(f"{_reason(error)}.") from error
     with torch.inference_mode():
         expected = network(images).numpy()
     size = float(np.sqrt(np.square(expected, dtype=np.float64).mean()))
