@@ -19,7 +19,9 @@ def pixels(name: str, count: int, skip: int = 0) -> NDArray[np.uint8]:
     return np.kron(np.rint(chosen * 255 / 16), np.ones((1, SIDE // 8, SIDE // 8))).astype(np.uint8)
 
 
-def make_folder(root: Path, *, labels: tuple[int, int, int] = (6, 5, 3), unlabeled: int = 12, test: int = 5) -> Path:
+def make_folder(
+    root: Path, *, labels: tuple[int, int, int] = (6, 5, 3), unlabeled: int = 12, test: int = 5, side: int = SIDE
+) -> Path:
     """``root/photos`` with its images in one folder; beside it ``labels.csv`` and ``test.csv``. Answers with photos."""
     photos = root / "photos"
     photos.mkdir(parents=True)
@@ -28,7 +30,7 @@ def make_folder(root: Path, *, labels: tuple[int, int, int] = (6, 5, 3), unlabel
     for (name, _), n in zip(CLASSES.items(), labels, strict=True):
         for i, image in enumerate(pixels(name, n + unlabeled + test)):
             file = f"{name[0]}{name[1]}_{i:02d}.png"
-            Image.fromarray(image).save(photos / file)
+            Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC).save(photos / file)
             if i < n:
                 known.append((file, name))
             elif i < n + unlabeled:

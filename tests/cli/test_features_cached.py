@@ -1,4 +1,4 @@
-"""``semigpc train --features cached``: the embedded network's features once, then training, evaluating and predicting."""
+"""The embedded network's features once, then training, evaluating and predicting: for photographs, and --features cached."""
 
 import json
 from collections.abc import Iterator
@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import timm
+import torch
 
 from semigpc.models import backbones
 from semigpc.models.backbones import EMBEDDED_PACKAGE
-from semigpc.recipes.lookup import TrainOptions, resolve
+from semigpc.recipes.lookup import TrainOptions, describe_network, resolve
 from tests.cli.calls import SHORT, refused, semigpc, start
 from tests.cli.own_data import CLASSES, make_folder
 
@@ -73,6 +74,50 @@ def test_training_computes_features_and_learns_from_them(cached: Cached) -> None
     assert {path.name.partition("-")[0] for path in cached.shards} == {"key.json", "views", "plain"}
 
 
+@needs_package
+def test_photographs_train_on_the_frozen_network_and_the_first_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "cache"))
+    photos = make_folder(tmp_path, labels=(4, 3, 2), unlabeled=3, test=3, side=40)
+    tables = ("--labels", tmp_path / "labels.csv", "--test", tmp_path / "test.csv")
+    done = semigpc("train", photos, *tables, "--steps", "60", "--out", tmp_path / "run", *SHORT)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(
+        "Network: tf_efficientnet_lite0, pre-trained and frozen; the GP predicts from its cached features at 96 px. "
+        "Another: --model NAME"
+    )
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert (config["model"]["name"], config["model"]["pretrained"]) == ("tf_efficientnet_lite0", "embedded")
+    assert config["frozen"] is not None
+    assert (config["refiner"]["eval_head"], config["refiner"]["balanced"]) == ("gp", True)
+    assert results(tmp_path / "run")["last"]["balanced_accuracy"] > 0.5  # of three classes
+
+
+@needs_package
+def test_the_default_network_depends_on_the_images_and_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(side: int, **options: Any) -> tuple[str, bool, int, str | None]:
+        folder = tmp_path / str(side)
+        photos = folder / "photos" if folder.exists() else make_folder(folder, side=side)
+        experiment, _ = resolve(str(photos), TrainOptions(labels=folder / "labels.csv", **options))
+        frozen = experiment.frozen is not None
+        assert ("pre-trained" in describe_network(experiment).partition(". ")[0]) == (experiment.model.pretrained is not None)
+        return experiment.model.name, frozen, experiment.augment.image_size, experiment.model.pretrained
+
+    embedded = "tf_efficientnet_lite0"
+    assert chosen(32) == ("small_cnn", False, 32, None)
+    assert chosen(32, cached=True) == (embedded, True, 96, "embedded")
+    assert chosen(33) == chosen(33, cached=True) == (embedded, True, 96, "embedded")
+    assert chosen(200) == (embedded, True, 160, "embedded")
+    assert chosen(200, image_size=224) == (embedded, True, 224, "embedded")
+    assert chosen(200, cached=False) == chosen(200, model="small_cnn") == ("small_cnn", False, 32, None)
+    assert chosen(200, model="resnet18") == ("resnet18", False, 224, None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert chosen(32) == ("small_cnn", False, 32, None)
+    assert chosen(200) == chosen(200, cached=False) == (embedded, False, 224, "embedded")
+    assert chosen(200, cached=True) == (embedded, True, 160, "embedded")
+
+
 @pytest.mark.slow
 @needs_package
 def test_the_second_run_starts_without_computing_and_ends_the_same(cached: Cached, tmp_path: Path) -> None:
@@ -103,7 +148,7 @@ def test_a_run_is_evaluated_on_images_without_the_cache(
     heads = json.loads(done.stdout)["heads"]
     assert set(heads) == {"linear", "gp"}
     assert heads["linear"]["n"] == 12
-    assert heads["linear"]["top1"] == pytest.approx(results(cached.run)["last"]["top1"], abs=0.1)  # one image on the edge
+    assert heads["gp"]["top1"] == pytest.approx(results(cached.run)["last"]["top1"], abs=0.1)  # one image on the edge
     assert heads["gp"]["balanced_accuracy"] > 0.6  # of three classes
     assert not (tmp_path / "elsewhere").exists()
 
@@ -141,7 +186,8 @@ def test_without_the_package_it_says_which_extra_has_it(
     photos: tuple[str | Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backbones, "find_spec", lambda _: None)
-    refused(*photos, code=2, words="pip install 'semigpc[embedded]'")
+    said = refused(*photos, code=2, words="pip install 'semigpc[embedded]'")
+    assert "--model small_cnn" in said
     assert not (tmp_path / "run").exists()
 
 

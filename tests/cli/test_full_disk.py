@@ -101,7 +101,7 @@ def test_label(disk: Disk, tmp_path: Path) -> None:
 
 def test_embed(disk: Disk, tmp_path: Path) -> None:
     write_images(tmp_path / "photos", {"a": 60}, size=(9, 9))
-    network = ("--model", "test_resnet", "--pretrained", "none", "--image-size", "32", "--workers", "0")
+    network = ("--model", "test_resnet", "--pretrained", "none", "--image-size", "32")
     command = ("embed", tmp_path / "photos", "--out", disk.path / "x.parquet", *network)
     disk.fill(leave=8_000)
     check_full(refused(*command, code=1, words="Give the same command again"), disk.path / "x.parquet")

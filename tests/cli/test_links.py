@@ -59,7 +59,7 @@ def test_evaluate(trained: Trained, tmp_path: Path) -> None:
 
 
 def test_embed(linked: Path, tmp_path: Path) -> None:
-    command = ("embed", linked, "--out", tmp_path / "x.parquet", *TINY, "--image-size", "32", "--workers", "0")
+    command = ("embed", linked, "--out", tmp_path / "x.parquet", *TINY, "--image-size", "32")
     assert "--follow-links" in refused(*command, code=1, words=WORDS)
     done = semigpc(*command, "--follow-links", "--json")
     assert json.loads(done.stdout)["rows"] == len(list(linked.iterdir()))

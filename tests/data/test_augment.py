@@ -44,6 +44,16 @@ def test_every_view_has_the_size_asked_for(style: str, shape: tuple[int, int]) -
     assert augment.plain([image])[0].shape == (3, 24, 24)
 
 
+@pytest.mark.parametrize("style", ["pad", "resize"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_views_of_the_square_are_those_of_the_image(style: str, shape: tuple[int, int]) -> None:
+    augment = Augment(AugmentConfig(image_size=24, style=style))  # type: ignore[arg-type]
+    image = random_image(*shape, default_rng(0))
+    for name in ("weak", "strong"):
+        one, other = (augment.pixels(name, seen, default_rng(1)) for seen in (image, augment.square(image)))
+        assert np.array_equal(one, other)
+
+
 def test_a_weak_view_is_a_crop_of_the_reflected_image_maybe_mirrored() -> None:
     image = random_image(32, 32, default_rng(0))
     padded = TF.pad(image, [4, 4, 4, 4], padding_mode="reflect")

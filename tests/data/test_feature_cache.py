@@ -58,6 +58,15 @@ def test_plain_features_are_the_networks_own(tmp_path: Path) -> None:
     assert source.width == network.num_features
 
 
+def test_what_prepares_the_network_hears_how_many_views_are_missing(tmp_path: Path) -> None:
+    calls: list[int] = []
+    splits = splits_of(noise())
+    compute(tmp_path, splits, prepare=calls.append)
+    assert calls == [TRAINED * EACH + JUDGED]
+    compute(tmp_path, splits, prepare=calls.append)
+    assert len(calls) == 1, "nothing was missing"
+
+
 def crops(image: Image.Image) -> Tensor:
     """Every crop of the reflected image, as it is and mirrored, normalised: (50, 192)."""
     padded = np.pad(np.asarray(image) / 255, ((2, 2), (2, 2), (0, 0)), mode="reflect")

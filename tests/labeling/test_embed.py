@@ -238,6 +238,16 @@ def test_a_network_without_onnx_form_is_embedded_by_torch(
     assert len(rows_of(tmp_path / "x.parquet")) == 7
 
 
+def test_an_exporter_that_fails_leaves_the_work_to_torch(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ImportError("onnxscript is too old")
+
+    in_onnx_runtime_always(monkeypatch)
+    monkeypatch.setattr(onnx, "write_onnx", broken)
+    assert announced(photos, tmp_path / "x.parquet").endswith("which is faster: ImportError: onnxscript is too old.")
+    assert len(rows_of(tmp_path / "x.parquet")) == 7
+
+
 def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (30, 40, 3), dtype=np.uint8))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS, CachedFeatures, Splits, eval_loader, feature_cache
-from semigpc.models import ModelConfig, SmallCNN
-from semigpc.training import Experiment, FrozenConfig, Listener, RunError, RunFolder, SettingError, train
+from semigpc.models import ModelConfig, SmallCNN, onnx
+from semigpc.training import Experiment, FrozenConfig, Listener, RunError, RunFolder, SettingError, run_data, train
 from semigpc.training.comparison import Cell, ComparisonListener, compare
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import load_run
@@ -74,6 +74,44 @@ def marks(root: Path) -> list[bytes]:
         with safe_open(path, framework="pt") as file:
             found += [row.tobytes() for row in file.get_tensor("marks").numpy()]
     return found
+
+
+def test_onnx_runtime_computes_the_same_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = frozen_run()
+    splits = splits_of(experiment)
+
+    def plain(name: str) -> Tensor:
+        monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / name))
+        features = features_of(experiment, splits=splits)
+        return features.plain(features.fetch(splits.unlabeled, np.arange(20)))
+
+    in_torch = plain("torch")
+    calls: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        run = onnx.in_onnx_runtime(*arguments)
+
+        def counting(images: Any) -> Any:
+            calls.append(len(images))
+            return run(images)
+
+        return counting
+
+    monkeypatch.setattr(run_data, "WORTHWHILE", 0)
+    monkeypatch.setattr(run_data, "in_onnx_runtime", counted)
+    in_runtime = plain("onnx")
+    assert sum(calls) > 20
+    assert (in_runtime - in_torch).abs().max() <= 3e-3 * in_torch.square().mean().sqrt()  # both rounded to 16 bits
+
+
+def test_features_are_computed_in_torch_with_a_warning_where_onnx_runtime_is_missing(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_data, "WORTHWHILE", 0)
+    monkeypatch.setattr(onnx, "ONNX_PACKAGES", ("onnxruntime_of_nowhere",))
+    with pytest.warns(UserWarning, match=r"in torch and not in ONNX Runtime, .* pip install 'semigpc\[embedded\]'"):
+        features_of(frozen_run())
+    assert list(own_cache.glob("*/*.safetensors"))
 
 
 # Training ----------------------------------------------------------------------------------------------------------------

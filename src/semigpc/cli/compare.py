@@ -31,7 +31,7 @@ def compare_command(
     ratio: Annotated[
         list[float], typer.Option("--ratio", metavar="GAMMA", help=f"Imbalance of a recipe, {RATIO:g}; repeat for more.")
     ] = [],  # noqa: B006
-    features: FeatureChoice = "live",
+    features: FeatureChoice = None,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Length of every run.")] = None,
     settings: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for every run that has it.")
@@ -48,11 +48,11 @@ def compare_command(
 ) -> None:
     """Train several algorithms with and without a refiner, and compare them.
 
-    DATA are found as by semigpc train. Every cell sees the same split and the
-    same seeds, so differences are paired: the table shows means and spreads,
-    and what a refiner adds to its own base, seed by seed. Labels only is
-    always run beside them. Without test images the figures are those of the
-    labels held out for validation.
+    DATA and network are found as by semigpc train. Every cell sees the same
+    split and the same seeds, so differences are paired: the table shows means
+    and spreads, and what a refiner adds to its own base, seed by seed. Labels
+    only is always run beside them. Without test images the figures are those
+    of the labels held out for validation.
 
     If it is stopped, run it again to continue. The
     figures of all runs are in figures.json, class by class in the reports.
@@ -83,7 +83,7 @@ def compare_command(
             validation=validation,
             model=model,
             image_size=image_size,
-            cached=features == "cached",
+            cached=None if features is None else features == "cached",
             follow_links=follow_links,
         )
         cells, name = make_cells(data, options, algorithms=algorithm, addons=addon, refiners=refiner, settings=settings)

@@ -25,7 +25,7 @@ EXIT_CODES = {
     "semigpc.training.settings.SettingError": USAGE,
     "semigpc.data.images.ImageError": FAILURE,  # a kind of DataError: the command was right, a file is broken
     "semigpc.data.dataset.DataError": USAGE,
-    "semigpc.export.network.NotExportableError": USAGE,
+    "semigpc.models.onnx.NotExportableError": USAGE,
     "semigpc.export.run.DifferenceError": FAILURE,
     "semigpc.models.backbones.HubError": FAILURE,
     "semigpc.training.run_folder.RunError": FAILURE,

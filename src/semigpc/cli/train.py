@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import HEADS, AsJson, accuracy_table, option, say, table
+from semigpc.cli.tables import HEADS, AsJson, accuracy_table, option, say, table, verbatim
 
 CHOICES = {"best_on_validation": "best on validation", "best_on_test": "best on test*"}
 OPTIMISTIC = "* chosen on the test set itself, so better than new images will be"
@@ -21,13 +21,15 @@ MANY = "Many processes"
 
 # Options that train shares with compare, and the first with reproduce.
 Features = Literal["live", "cached"]
-FeatureChoice = Annotated[Features, typer.Option("--features", help="Train the network, or an adapter on cached features.")]
+FeatureChoice = Annotated[
+    Features | None, typer.Option("--features", help="live trains the network; cached, for photos on a CPU, on its features.")
+]
 Labels = Annotated[Path | None, option("--labels", OWN, "FILE", "CSV or Parquet: file_name, label.")]
 Test = Annotated[Path | None, option("--test", OWN, "PATH", "Labelled images: such a file, or class folders.")]
 Validation = Annotated[
     str | None, option("--validation", OWN, "PATH", "The same, or a fraction of the labels: 0.2 if each class has 5.")
 ]
-ModelName = Annotated[str | None, option("--model", OWN, "NAME", "See semigpc list models; small_cnn by default.")]
+ModelName = Annotated[str | None, option("--model", OWN, "NAME", "See semigpc list models; pre-trained for photos.")]
 ImageSize = Annotated[int | None, option("--image-size", OWN, "PIXELS", "Side; by default what suits the network.", min=2)]
 OwnLinks = Annotated[bool, option("--follow-links", OWN, None, "Use links that lead out of a folder.")]
 
@@ -41,7 +43,7 @@ def train(
     ratio: Annotated[
         float | None, typer.Option("--ratio", metavar="GAMMA", help="Imbalance of a recipe, head over tail.")
     ] = None,
-    features: FeatureChoice = "live",
+    features: FeatureChoice = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of split, weights and order.")] = 0,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Short for --set train.steps=N.")] = None,
     settings: Annotated[
@@ -65,9 +67,11 @@ def train(
     and report.html. Ctrl-C saves and stops; the same command with --resume
     goes on, and ends with the same bits as a run that was not stopped.
 
-    With --features cached a pretrained network stays as it is: features of
-    all images are computed once, and training takes seconds. The network is
-    EfficientNet-Lite0 from the extra 'embedded', or --model of timm's.
+    Your images of more than 32 pixels are seen by EfficientNet-Lite0, which
+    is pre-trained (extra 'embedded'). With a GPU it is fine-tuned. Without,
+    as with --features cached, it stays as it is: features of all images are
+    computed once, training takes seconds, and the GP predicts. --model takes
+    any other network. Smaller images train a small CNN from scratch.
 
     With --devices the batch is shared by so many processes on this machine,
     and the result does not depend on their number but for rounding. For
@@ -77,10 +81,11 @@ def train(
 
       semigpc train digits --ratio 30 --algorithm simmatch --refiner gp
       semigpc train photos --labels labels.csv --test test.csv
-      semigpc train photos --labels labels.csv --features cached
+      semigpc train photos --labels labels.csv --model small_cnn
     """
     from semigpc.cli.live import RunProgress
-    from semigpc.recipes.lookup import TrainOptions, resolve
+    from semigpc.recipes import RECIPES
+    from semigpc.recipes.lookup import TrainOptions, describe_network, resolve
     from semigpc.report.run_page import write_run_report
     from semigpc.training import RunFolder
     from semigpc.training import train as run_training
@@ -98,13 +103,13 @@ def train(
         validation=validation,
         model=model,
         image_size=image_size,
-        cached=features == "cached",
+        cached=None if features is None else features == "cached",
         follow_links=follow_links,
     )
     cache = DataCache()
     experiment, name = resolve(data, options, cache)
     experiment = experiment.override([*(settings or []), *([f"train.steps={steps}"] if steps else [])])
-    name = f"{name}-cached" if experiment.frozen is not None else name
+    name = f"{name}-cached" if features == "cached" else name
     parts = [experiment.algorithm_name, *([] if addon == "none" else [addon]), experiment.refiner_name]
     folder = out or Path("runs", f"{name}-{'-'.join(parts)}-seed{experiment.seed}")
 
@@ -113,6 +118,8 @@ def train(
     group = process_group(experiment, folder, devices, resume=resume) if several else nullcontext()
     with RunProgress(RunFolder(folder), console) as progress, group as fabric:
         first = fabric is None or fabric.is_global_zero
+        if first and data not in RECIPES:
+            console.print(verbatim(describe_network(experiment)), soft_wrap=True)
         listener = progress if first else None
         summary = run_training(experiment, folder, resume=resume, listener=listener, fabric=fabric, cache=cache)
     if not first:

@@ -134,10 +134,14 @@ class Augment:
         if self.config.style == "pad":
             cropped = to_image(self._weak(image, rng))
         else:
-            cropped = self._random_resized_crop(self._resized(image, self._large), rng)
+            cropped = self._random_resized_crop(self.square(image), rng)
             if self.config.flip and rng.random() < 0.5:
                 cropped = cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return to_pixels(rand_augment(cropped, rng, self.config.operations))
+
+    def square(self, image: Image.Image) -> Image.Image:
+        """Return the image at the size from which random views are cut; views of it are those of the image."""
+        return self._resized(image, self.config.image_size if self.config.style == "pad" else self._large)
 
     def evaluation_pixels(self, image: Image.Image) -> Pixels:
         """Return the plain view before normalisation, (s, s, 3)."""
@@ -162,7 +166,7 @@ class Augment:
         """Crop and flip by choosing rows and columns, so that no padded image is made."""
         size = self.config.image_size
         padded = self.config.style == "pad"
-        pixels = to_pixels(self._resized(image, size if padded else self._large))
+        pixels = to_pixels(self.square(image))
         u, v, mirror = rng.random(3).tolist()
         top, left = int(u * (self._slack + 1)), int(v * (self._slack + 1))
         if padded:

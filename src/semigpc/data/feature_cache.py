@@ -174,10 +174,11 @@ class _ViewChunks(Dataset[dict[str, Tensor]]):
         cut = {"plain": self.augment.plain(images)}
         if chunk.views:
             generators = [Generator(Philox(key=np.frombuffer(mark, np.uint64))) for mark in chunk.marks]
+            squares = [self.augment.square(image) for image in images]  # resized once for all views
             for kind in ("weak", "strong"):
                 pixels = [
                     [self.augment.pixels(kind, image, rng) for _ in range(chunk.views)]
-                    for image, rng in zip(images, generators, strict=True)
+                    for image, rng in zip(squares, generators, strict=True)
                 ]
                 cut[kind] = self.augment.normalise(np.array(pixels))
         return cut
@@ -213,7 +214,15 @@ class FeatureCache:
                     f"{wanted!r} here. They are not used; delete the folder, or set {VARIABLE} to another one."
                 )
 
-    def features(self, splits: Splits, embed: Embed, *, workers: int = 1, progress: Progress | None = None) -> CachedFeatures:
+    def features(
+        self,
+        splits: Splits,
+        embed: Embed,
+        *,
+        prepare: Callable[[int], None] | None = None,
+        workers: int = 1,
+        progress: Progress | None = None,
+    ) -> CachedFeatures:
         """Compute what is missing for these splits, and return all features of them.
 
         Training images get V weak, V strong and the plain view, test and validation images the plain one alone. What is
@@ -222,6 +231,7 @@ class FeatureCache:
         Args:
             splits: whose images.
             embed: images (M, 3, s, s) to features (M, D).
+            prepare: called with the number of views to compute, before the first of them; not if there are none.
             workers: processes that cut views while the network works.
             progress: called with (images done, images to do) after each chunk.
         """
@@ -234,14 +244,16 @@ class FeatureCache:
                 with locked(self.path, waiting=warnings.warn):  # then most of it is there
                     remove_drafts(self.path)
                     tensor_files.remove_litter(self.path)
-                    self._compute(parts, embed, workers, progress)
+                    chunks = list(self._missing(parts))
+                    if prepare is not None:
+                        prepare(sum(len(chunk.indices) * (1 + 2 * chunk.views) for chunk in chunks))
+                    self._compute(chunks, embed, workers, progress)
             except WriteError as error:
                 raise DataError(f"Features cannot be written: {error} Or set {VARIABLE}.") from error
         return self._gather(parts)
 
-    def _compute(self, parts: Sequence[_Chunk], embed: Embed, workers: int, progress: Progress | None) -> None:
+    def _compute(self, chunks: Sequence[_Chunk], embed: Embed, workers: int, progress: Progress | None) -> None:
         """Add what is missing, shard by shard."""
-        chunks = list(self._missing(parts))
         total, done = sum(len(chunk.indices) for chunk in chunks), 0
         stream = _ViewChunks(chunks, Augment(self.key.augment))
         waiting: list[tuple[_Chunk, dict[str, Tensor]]] = []

@@ -26,13 +26,10 @@ from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, Tab
 from semigpc.labeling.scan import Progress, silent
 from semigpc.models import MODELS, ModelConfig, build_model
 from semigpc.models.backbones import EMBEDDED, EMBEDDED_MODEL, VITS, input_statistics
-from semigpc.models.onnx import NotExportableError, in_onnx_runtime
+from semigpc.models.onnx import WORTHWHILE, NotExportableError, in_onnx_runtime
 from semigpc.text import duration, printable
 from semigpc.threads import granted, using
 
-# Pixels that the network must see before ONNX Runtime saves the seven seconds that it takes to get the network there: on two
-# cores torch takes 24 ms for an image of 224 x 224 and ONNX Runtime 8.
-WORTHWHILE = 400 * 224**2
 SHARP = 2  # a JPEG may be decoded at a fraction of its size while it has this many pixels for each that the network sees
 SIZE = 224  # pixels a side, for networks that do not say what they were trained with
 Item = TypeVar("Item")

@@ -147,6 +147,11 @@ def _unknown_model(name: str, known: Iterable[str]) -> str:
     return f"unknown model {name!r}; {hint}"
 
 
+def has_embedded_weights() -> bool:
+    """Return whether the package of :data:`EMBEDDED` weights is installed."""
+    return find_spec(EMBEDDED_PACKAGE) is not None
+
+
 def embedded_weights(name: str, backbone: nn.Module) -> dict[str, Tensor]:
     """Return the packaged ImageNet weights by the names of timm's model: the same tensors in the same order.
 

