@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
+from semigpc.estimator import STATUSES, SemiGPClassifier
 from tests.cli.calls import refused, semigpc
 from tests.labeling.samples import IDS, LABELS, TRUTH, X, table_of, write, write_labels
 
@@ -47,6 +48,23 @@ def test_label_writes_everything_and_says_so(table: Path) -> None:
     assert json.loads((table.parent / "out" / "summary.json").read_text())["evidence"]["held_out"] > 10
     again = semigpc(*call(small))
     assert again.stdout == done.stdout
+
+
+@pytest.mark.parametrize(("options", "parameters"), [([], {}), (["--per-class"], {"per_class": True})])
+def test_the_command_gives_the_labels_of_the_estimator_with_its_defaults(
+    table: Path, options: list[str], parameters: dict[str, bool]
+) -> None:
+    done = semigpc(*call(table, "--no-report", *options))
+    assert done.exit_code == 0, done.output
+    written = parquet.read_table(table.parent / "out" / "labels.parquet").to_pydict()
+    y = np.array([LABELS.get(name) for name in IDS], dtype=object)
+    model = SemiGPClassifier(**parameters).fit(X, y)
+    answers, free = model.answer(X), np.array([label is None for label in y])
+    assert np.array(written["label"])[free].tolist() == model.classes_[answers.codes][free].tolist()
+    assert np.array(written["status"])[free].tolist() == np.array(STATUSES)[answers.status][free].tolist()
+    assert np.array(written["confidence"])[free] == pytest.approx(answers.confidence[free], abs=1e-4)
+    assert (model.label(X[free]) == None).tolist() == [s != "pseudo" for s in np.array(written["status"])[free]]  # noqa: E711
+    assert "pseudo" in written["status"]
 
 
 def test_label_as_json(table: Path) -> None:
