@@ -362,7 +362,9 @@ def held_out_probs(rows: Rows, codes: Codes, C: float, seed: int) -> NDArray[np.
     probs = np.zeros((len(codes), int(codes.max()) + 1))
     for out in _stratified(codes, np.random.default_rng(seed)):
         kept = np.setdiff1d(np.arange(len(codes)), out)
-        model = _logistic(C).fit(rows[kept], codes[kept])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of 500 iterations that were not enough, as in the tuning
+            model = _logistic(C).fit(rows[kept], codes[kept])
         probs[np.ix_(out, model.classes_)] = model.predict_proba(rows[out])
     return probs
 

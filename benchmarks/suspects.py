@@ -31,7 +31,7 @@ RATIO = 20  # labels of the largest class over those of the smallest
 HEADS = {"digits": 120, "segments": 160, "satimage": 200, "texture": 120, "penbased": 120, "cifar10": 150, "mnist": 120}
 FIGURES = ("auroc", "precision_at_k")
 CLEANLAB = ("self_confidence", "normalized_margin", "confidence_weighted_entropy", "find_label_issues")
-FED = {"logistic": "logistic regression", "semigpc": "semigpc's own"}  # where the probabilities are from
+FED = ("logistic", "semigpc")  # where the probabilities are from
 Record = dict[str, Any]
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -110,7 +110,7 @@ def cleanlab_scores(codes: Codes, probs: Floats) -> dict[str, Floats]:
     ``find_label_issues`` names a set of labels, ranked by their probability; the others follow in that order.
     """
     if find_spec("cleanlab") is None:
-        raise ImportError("cleanlab is not installed: pip install cleanlab.")
+        raise ImportError("cleanlab is not installed: pip install 'semigpc[study]'.")
     from cleanlab.filter import find_label_issues
     from cleanlab.rank import get_label_quality_scores
 
@@ -154,9 +154,9 @@ def suspects(
     """Find flipped labels by semigpc's suspicion, beside cleanlab.
 
     200 to 600 long-tailed labels of each data set, 5 or 10 % of them wrong.
-    cleanlab (pip install --no-deps cleanlab) is fed with out-of-sample
-    probabilities of balanced logistic regression, scaling and C chosen by
-    cross-validation, and apart from that with semigpc's own.
+    cleanlab (semigpc[study]) is fed with out-of-sample probabilities of
+    balanced logistic regression, scaling and C chosen by cross-validation,
+    and apart from that with semigpc's own.
 
       python benchmarks/suspects.py --mnist mnist.npz --seeds 0:20 --out suspects.json
     """

@@ -1,6 +1,7 @@
 """The study of the estimator: its problems, and that it goes on where it was."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,17 @@ def test_peers_are_taken_from_an_earlier_study(tmp_path: Path, monkeypatch: pyte
     assert all(before["records"][0]["methods"][name] == after["records"][0]["methods"][name] for name in FAST)
     assert after["summary"]["before"]["share_error"] == pytest.approx(1)
     assert (tmp_path / "e.png").stat().st_size > 10_000
+
+
+def test_a_peer_that_would_take_too_long_with_so_many_labels_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = {
+        "knn": replace(TUNED_PEERS["knn"], most_labels=39),
+        "class_mean": replace(TUNED_PEERS["class_mean"], most_labels=40),
+    }
+    monkeypatch.setattr(estimator, "TUNED_PEERS", limited)
+    record = compare_on(SMALL, load_digits_pool(), 0, peers=FAST)
+    assert (record["labels"], set(record["methods"])) == (40, {OURS, "class_mean"})
+    assert set(summarise([record])["ahead"]) == {"class_mean"}
 
 
 def run(given: int, right: int) -> dict[str, Any]:
