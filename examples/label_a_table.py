@@ -20,7 +20,7 @@ def main() -> None:
         count = max(1, int(HEAD * RATIO ** (-digit / 9)))
         y[rng.permutation(np.flatnonzero(truth == digit))[:count]] = digit
 
-    model = SemiGPClassifier(target_precision=0.95, random_state=0).fit(X, y)
+    model = SemiGPClassifier().fit(X, y)
     hidden = y < 0
     found = model.transduction_[hidden]
     given = found >= 0
