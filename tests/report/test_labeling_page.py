@@ -62,7 +62,14 @@ def test_the_expected_precision_comes_with_its_interval_and_how_it_is_known(page
     assert "labels are weighted by the estimated share of their class" in page
 
 
-PROMISE = {"target": 0.95, "probability": 0.9, "per_class": False, "supported": 0.889, "expected": 0.971, "possible": None}
+PROMISE: dict[str, Any] = {
+    "target": 0.95,
+    "probability": 0.9,
+    "per_class": False,
+    "supported": 0.889,
+    "expected": 0.971,
+    "possible": None,
+}
 PROMISE |= {"labels": 40, "without": [], "needed": {}}
 
 
