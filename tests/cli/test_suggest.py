@@ -43,7 +43,7 @@ def test_suggestions_as_json(out: Path) -> None:
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
     assert len(rows) == 3
-    assert list(rows[0]) == ["row", "id", "believed", "confidence", "variance", "worth", "why"]
+    assert list(rows[0]) == ["row", "id", "believed", "confidence", "variance", "worth", "for_class", "why"]
     everything = semigpc("suggest", out, "--count", "1000")
     assert "which is all that is left of 1000" in " ".join(everything.stdout.split())
 

@@ -6,12 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from pyarrow import parquet
 
 from semigpc.data import DataError
-from semigpc.labeling.inputs import read_label_table
+from semigpc.labeling.inputs import LabelSettings, read_label_table
+from semigpc.labeling.label import label_data
+from semigpc.labeling.project import Project
 from semigpc.labeling.suggest import (
     SuggestConfig,
     choose_diverse,
+    classes_in_need,
     neighbourly,
     rare_weights,
     suggest,
@@ -19,6 +23,7 @@ from semigpc.labeling.suggest import (
     write_suggestions,
 )
 from tests.labeling.clouds import Clouds, make_clouds
+from tests.labeling.samples import table_of, write_labels
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,8 @@ def test_choosing_lowers_the_variance_as_conditioning_does() -> None:
     rng = np.random.default_rng(0)
     covariance = points_covariance(rng.normal(size=(30, 2)))
     factors = rng.uniform(0.5, 1.0, 30)
-    chosen, worth = choose_diverse(covariance, factors, 0.01, 6)
+    chosen, worth, chosen_by = choose_diverse(covariance, factors[None], 0.01, [0] * 6)
+    assert not chosen_by.any()
     for k in range(6):  # by the textbook: the posterior given noisy values at all rows chosen before
         before = chosen[:k]
         gain = np.linalg.solve(covariance[np.ix_(before, before)] + 0.01 * np.eye(k), covariance[before])
@@ -47,14 +53,21 @@ def test_choosing_lowers_the_variance_as_conditioning_does() -> None:
 
 def test_of_two_copies_one_waits_until_other_regions_are_explored() -> None:
     x = np.array([[0.0, 0], [0, 0], [0.1, 0], [5, 5], [9, 0]])
-    chosen, worth = choose_diverse(points_covariance(x), np.array([1.0, 1.0, 1.0, 0.3, 0.2]), 0.01, 5)
+    chosen, worth, _ = choose_diverse(points_covariance(x), np.array([[1.0, 1.0, 1.0, 0.3, 0.2]]), 0.01, [0] * 5)
     assert chosen[:3].tolist() == [0, 3, 4]
     assert (worth[3:] < 0.05).all()
 
 
 def test_no_more_rows_are_chosen_than_there_are() -> None:
-    chosen, _ = choose_diverse(np.eye(3), np.ones(3), 0.1, 10)
+    chosen, _, _ = choose_diverse(np.eye(3), np.ones((1, 3)), 0.1, [0] * 10)
     assert sorted(chosen) == [0, 1, 2]
+
+
+def test_factors_take_turns_while_they_have_rows() -> None:
+    factors = np.array([[0.9, 0.8, 0.7, 0.6], [0.0, 0.0, 0.1, 0.0]])
+    chosen, _, chosen_by = choose_diverse(np.eye(4), factors, 0.1, [0, 1, 0, 1])
+    assert chosen.tolist() == [0, 2, 1, 3]
+    assert chosen_by.tolist() == [0, 1, 0, 0]
 
 
 def test_a_row_without_neighbours_counts_for_little_at_any_length_scale() -> None:
@@ -79,8 +92,35 @@ def test_labelled_rows_are_never_suggested(clouds: Clouds) -> None:
     rows = [suggestion.row for suggestion in everything]
     assert len(rows) == len(set(rows)) == len(project.ids) - len(project.given)
     assert not set(rows) & set(project.given)
-    worth = [suggestion.worth for suggestion in everything]
-    assert worth == sorted(worth, reverse=True)
+    for name in ("", "yew"):
+        worth = [suggestion.worth for suggestion in everything if suggestion.for_class == name]
+        assert worth
+        assert worth == sorted(worth, reverse=True)
+
+
+@pytest.mark.parametrize("pool", [3000, 60])
+def test_every_class_in_need_gets_its_share_of_a_long_tail(tmp_path: Path, pool: int) -> None:
+    rng = np.random.default_rng(3)
+    sizes, labelled = (300, 150, 70, 30, 14, 10), (24, 14, 8, 3, 2, 2)
+    truth = np.repeat(np.arange(6), sizes)
+    x = (rng.normal(size=(6, 8))[truth] * 1.6 + rng.normal(size=(len(truth), 8))).astype(np.float32)
+    ids = [f"row-{row}" for row in range(len(truth))]
+    given = {ids[row]: f"class {c}" for c, n in enumerate(labelled) for row in np.flatnonzero(truth == c)[:n]}
+    parquet.write_table(table_of(x, ids), tmp_path / "data.parquet")
+    labels = write_labels(tmp_path / "labels.csv", given)
+    label_data(LabelSettings(data=tmp_path / "data.parquet", labels=labels, out=tmp_path / "out", report=False))
+    project = Project.open(tmp_path / "out")
+    needs = classes_in_need(project)
+    assert {"class 3", "class 4", "class 5"} <= needs.keys()
+    assert "class 0" not in needs
+    found = suggest(project, SuggestConfig(count=20, pool=pool))
+    for name in needs:
+        sought = [suggestion for suggestion in found if suggestion.for_class == name]
+        assert len(sought) >= 10 // len(needs), name
+        assert all(name in suggestion.why for suggestion in sought)
+    assert sum(suggestion.for_class == "" for suggestion in found) == 10
+    right = [f"class {truth[suggestion.row]}" == suggestion.for_class for suggestion in found if suggestion.for_class]
+    assert np.mean(right) > 0.5
 
 
 def test_an_unlabelled_cloud_and_one_of_the_copies_come_first(clouds: Clouds) -> None:
@@ -105,7 +145,7 @@ def test_outliers_can_be_left_out(clouds: Clouds) -> None:
 def test_rare_classes_come_up_more_with_a_larger_weight(clouds: Clouds) -> None:
     def share(rare: float) -> float:
         found = suggest(clouds.project, SuggestConfig(count=60, rare=rare, outliers="exclude"))
-        return float(np.mean([suggestion.believed == "yew" for suggestion in found]))
+        return float(np.mean([suggestion.believed == "yew" for suggestion in found if not suggestion.for_class]))
 
     assert share(0.0) <= share(1.0) <= share(4.0)
     assert share(4.0) > share(0.0)
@@ -129,7 +169,7 @@ def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> N
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == [suggestion.id for suggestion in found]
-    assert list(rows[0]) == ["rank", "id", "label", "believed", "confidence", "variance", "worth", "why"]
+    assert list(rows[0]) == ["rank", "id", "label", "believed", "confidence", "variance", "worth", "for_class", "why"]
     assert {row["label"] for row in rows} == {""}
     assert read_label_table(path, "id") == {}
     rows[1]["label"] = "beech"

@@ -107,7 +107,7 @@ def make_evidence(names: list[str], given: Any, rng: np.random.Generator) -> dic
         "used": int(given.sum()),
         "held_out": int(given[measured].sum()),
         "never_held_out": [name for name, n in zip(names, given, strict=True) if n == 1],
-        "hyper_parameters": "per fold",
+        "hyper_parameters": "of all labels",
         "weighted": True,
         "seconds": 12.0,
         "accuracy": {"value": 0.9, "low": 0.87, "high": 0.92, "std": 0.02},

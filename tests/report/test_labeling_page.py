@@ -1,21 +1,24 @@
 """The page of a labelled data set says what the facts say, needs nothing else, and does without what is not known."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semigpc.report.labeling_page import write_labeling_report
+from semigpc.report import style
+from semigpc.report.class_figures import reliability_chart
+from semigpc.report.labeling_page import ReportImages, write_labeling_report
 from tests.report.labeled import make_facts
 from tests.report.test_run_page import assert_self_contained
 
 TITLES = [
-    "Classes: given, believed, labelled",
+    "Shares of the classes",
     "Recall and precision of each class",
     "Coverage against precision",
     "Reliability",
-    "What is taken for what",
+    "Most frequent confusions",
     "The same folds, by other methods",
 ]
 
@@ -45,26 +48,104 @@ def test_the_headline_says_how_many_got_a_label_and_why_others_did_not(page: str
     facts = make_facts()
     pseudo, left, outlier = (facts["statuses"][key] for key in ("pseudo", "abstained", "outlier"))
     assert f"Of 20,000 rows without a label, {pseudo:,} ({pseudo / 200:.1f}%) got one." in page
-    assert f"{left:,} ({left / 200:.1f}%) because no class was probable enough (confidence below 62.0%)" in page
+    assert (
+        f"{left:,} ({left / 200:.1f}%) because no class was sure enough (confidence below 62.0%, or two classes compete)"
+        in page
+    )
     assert f"{outlier:,} ({outlier / 200:.1f}%) because they are unlike everything labelled" in page
 
 
 def test_the_expected_precision_comes_with_its_interval_and_how_it_is_known(page: str) -> None:
-    assert "92.3% should be right (95% interval 90.0% to 94.1%)" in page
+    assert "92.3% of the labels given out would be right (95% interval 90.0% to 94.1%)" in page
     assert "This is less than the 95.0% asked for." in page
-    assert "361 given labels, each judged by a model that had not seen it (5 folds)" in page
-    assert "chosen anew in each fold" in page
-    assert "a label counts as often as its class is believed to occur" in page
+    assert "361 given labels, each predicted by a model that had not seen it (5 folds)" in page
+    assert "labels are weighted by the estimated share of their class" in page
+
+
+PROMISE: dict[str, Any] = {
+    "target": 0.95,
+    "probability": 0.9,
+    "per_class": False,
+    "supported": 0.889,
+    "expected": 0.971,
+    "possible": None,
+}
+PROMISE |= {"labels": 40, "without": [], "needed": {}}
+
+
+def test_promise_and_confidence_are_stated_apart(tmp_path: Path) -> None:
+    written = page_of(tmp_path, make_facts(promise=PROMISE))
+    assert "95% of the labels given out are right, with probability 90%" in written
+    assert "40 given labels can support 88%." in written
+    assert "Apart from the promise, the mean confidence of the labels given out is 97.1%." in written
+    written = page_of(tmp_path, make_facts(promise=PROMISE | {"per_class": True, "supported": 0.95}))
+    assert "95% of the labels given out of every class are right" in written
+    assert "can support" not in written
+    facts = make_facts(promise=PROMISE | {"expected": None, "supported": None, "possible": 0.8})
+    facts["statuses"] |= {"pseudo": 0, "abstained": facts["statuses"]["abstained"] + facts["statuses"]["pseudo"]}
+    written = page_of(tmp_path, facts)
+    assert "40 given labels do not allow to promise that 95% of new labels are right." in written
+    assert "Labels could be given out with a promise of 80%." in written
+
+
+def test_classes_that_get_nothing_are_named_before_anything_else(page: str, tmp_path: Path) -> None:
+    assert "No new labels" not in page
+    promise = PROMISE | {"without": ["class 8", "class 9"], "needed": {"class 8": 6, "class 9": 6}}
+    written = page_of(tmp_path, make_facts(promise=promise))
+    line = "No new labels for: class 8, class 9. Label 6 more of each."
+    assert written.index(line) < written.index('class="notice good"')
+    facts = make_facts()
+    facts["pseudo"][3] = 0  # without a promise, from the counts
+    assert "No new labels for: class 3. Label more of it." in page_of(tmp_path, facts)
+
+
+def test_one_of_a_kind_is_singular(tmp_path: Path) -> None:
+    facts = make_facts(rows_noun="images")
+    facts["statuses"]["outlier"] = 1
+    facts |= {"outliers": facts["outliers"][:1], "suspects": facts["suspects"][:1]}
+    facts["evidence"]["confusions"] = facts["evidence"]["confusions"][:1]
+    written = page_of(tmp_path, facts)
+    for text in ("1 image is unlike", "because it is unlike", "<summary>1 label to check", "<summary>1 pair of classes"):
+        assert text in written
+    assert not re.search(r"\b1 (images|rows|labels|pairs|classes)\b", written)
+
+
+def test_ticks_are_written_as_they_stand() -> None:
+    bins = {"edges": [0, 0.5, 1], "accuracy": [0.4, 0.9], "confidence": [0.3, 0.8], "count": [3, 8]}
+    chart = reliability_chart({"reliability": bins, "ece": 0.1}, alone=True)
+    assert chart is not None
+    counts = [int(text) for text in re.findall(r">(\d+)</text>", chart.svg)]
+    assert len({b - a for a, b in pairwise(counts)}) == 1, "no 2 for 2.5 and 8 for 7.5"
+    figure, (one,) = style.panels(1, 1, height=3)
+    one.plot([0, 1], [0.9, 0.95])
+    style.share_axis(one)
+    figure.canvas.draw()
+    for place, text in zip(one.get_yticks(), one.get_yticklabels(), strict=True):
+        assert float(text.get_text().removesuffix("%")) == pytest.approx(100 * place)
+
+
+def test_images_are_inside_of_the_page_beside_their_rows(tmp_path: Path) -> None:
+    facts = make_facts()
+    suspect, outlier = facts["suspects"][0]["id"], facts["outliers"][0]["id"]
+    pair = (facts["evidence"]["confusions"][0]["true"], facts["evidence"]["confusions"][0]["believed"])
+    address = {name: f"data:image/jpeg;base64,{i}AAA" for i, name in enumerate((suspect, outlier, "a.png", "b.png", "c.png"))}
+    examples = {"class 0": {"given": [("a.png", 1.0)], "most sure": [("b.png", 0.994)], "least sure": [("gone.png", 0.95)]}}
+    path = write_labeling_report(tmp_path / "report.html", facts, ReportImages(address, examples, {pair: "c.png"}))
+    written = path.read_text(encoding="utf-8")
+    assert_self_contained(written)
+    assert sorted(re.findall(r'<img class="thumb" src="([^"]+)"', written)) == sorted(address.values())
+    assert re.search(rf'<td class="name"><img[^>]+>{re.escape(suspect)}</td>', written)
+    assert "<figcaption>99.4%</figcaption>" in written
 
 
 @pytest.mark.slow
 def test_which_way_the_figures_lean_is_said(page: str, tmp_path: Path) -> None:
-    assert "A rare class misses a good part of its labels while some are held out: this makes figures too low." in page
+    assert "A rare class loses a good part of its labels while some are held out, so these figures are rather too low." in page
     facts = make_facts()
     facts["evidence"].update(used=300, suspects=facts["suspects"])
     written = page_of(tmp_path, facts)
     assert "Only 300 of the labels took part" in written
-    assert "So do given labels that are wrong" in written
+    assert "Given labels that are wrong lower them too" in written
 
 
 @pytest.mark.slow
@@ -93,7 +174,7 @@ def test_a_peer_that_failed_is_shown_with_its_reason(page: str) -> None:
 
 
 def test_suspects_and_outliers_are_listed_by_name(page: str) -> None:
-    assert "9 of 361 look wrong to them" in page
+    assert "They contradict 9 of 361 given labels" in page
     assert "birds/class 0/IMG_0000.jpg" in page
     assert "240 rows are unlike everything labelled" in page
     assert "The farthest 100" in page
@@ -120,7 +201,7 @@ def test_without_evidence_the_page_says_why(tmp_path: Path) -> None:
     written = page_of(tmp_path, facts)
     assert titles(written) == TITLES[:1]
     assert written.count("There are 7 labels: too few to hold any out.") == 2
-    assert "Not looked for." in written
+    assert "Not checked." in written
     assert "Compared with other methods" not in written
 
 

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from semigpc.data import DataError
+from semigpc.labeling.evidence import left_out_probs
 from semigpc.review import beliefs as beliefs_module
 from semigpc.review.beliefs import OUTLIER
 from semigpc.review.session import Session, StaleError, View, open_session
@@ -152,7 +153,7 @@ def test_a_suspected_label_stands_beside_what_the_others_say(contested: Session)
     assert (keep["label"], change["label"]) == ("square", "circle")
     for side in (keep, change):
         place = model.classes_.tolist().index(side["label"])
-        assert side["share"] == pytest.approx(left_out.proba[at, place], abs=1e-4)
+        assert side["share"] == pytest.approx(left_out_probs(left_out)[at, place], abs=1e-4)
         assert len(side["reasons"]) == 3
         assert row not in [reason["row"] for reason in side["reasons"]]
         assert given[side["reasons"][0]["row"]] == side["label"]

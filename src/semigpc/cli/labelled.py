@@ -40,10 +40,12 @@ def suggest(
 ) -> None:
     """Say which rows to label next, so that each label teaches the most.
 
-    Chosen are rows that the labels say little about, rare classes first, and
-    no two that would teach the same. They are listed in OUT/suggestions.csv:
-    write the right class into its empty column label, and give it to semigpc
-    label beside the labels of before. Rows that stay empty are passed over.
+    Half of them are rows that the labels say little about, rare classes
+    first; the other half is sought for classes that get no new labels or have
+    few, in turn (column for_class). No two would teach the same. They are
+    listed in OUT/suggestions.csv: write the right class into its empty column
+    label, and give it to semigpc label beside the labels of before. Rows that
+    stay empty are passed over.
 
     For example:
 
@@ -67,7 +69,7 @@ def suggest(
 
 
 def _suggestions_table(suggestions: "list[Suggestion]", id_name: str) -> Table:
-    made = table("", ">rank", id_name, "believed", ">confidence", "why")
+    made = table("", ">rank", id_name, "likeliest", ">confidence", "why")
     for rank, row in enumerate(suggestions[:SUGGESTIONS_SHOWN], start=1):
         made.add_row(str(rank), verbatim(row.id), verbatim(row.believed), percent(row.confidence), verbatim(row.why))
     if len(suggestions) > SUGGESTIONS_SHOWN:

@@ -132,6 +132,21 @@ def read_image(path: Path, content: IO[bytes] | None = None, *, at_least: int | 
         return _to_rgb(ImageOps.exif_transpose(opened))
 
 
+def thumbnail(path: Path, size: int, quality: int = 85) -> bytes:
+    """Return an image as JPEG of some quality (of 100), upright and no larger than ``size`` pixels either way.
+
+    Raises:
+        ImageError: see :func:`opened_image`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns about odd images that it can read
+        image = read_image(path, at_least=size)
+    image.thumbnail((size, size), Image.Resampling.LANCZOS)
+    content = io.BytesIO()
+    image.save(content, "JPEG", quality=quality)
+    return content.getvalue()
+
+
 @contextmanager
 def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image.Image]:
     """Open an image and read its header; an error within the block, such as one of decoding, becomes an ImageError.

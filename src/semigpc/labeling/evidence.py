@@ -339,7 +339,7 @@ def suspicion(left: LeftOutLabels) -> NDArray[np.float64]:
     that q, under the frequencies of the labels, finds wrong ones better than p, under equal ones. -1 for the only label of a
     class, which no other label can check. O(n C).
     """
-    probs, own = _left_out_probs(left), np.arange(len(left.codes))
+    probs, own = left_out_probs(left), np.arange(len(left.codes))
     p_given = probs[own, left.codes]
     probs[own, left.codes] = 0.0
     p_other = probs.max(axis=1)
@@ -347,7 +347,7 @@ def suspicion(left: LeftOutLabels) -> NDArray[np.float64]:
     return np.where(is_only, -1.0, p_other / np.maximum(p_other + p_given, 1e-300))
 
 
-def _left_out_probs(left: LeftOutLabels) -> NDArray[np.float64]:
+def left_out_probs(left: LeftOutLabels) -> NDArray[np.float64]:
     """Return q (n, C): the left-out probabilities under the frequencies of the labels in place of equal ones."""
     weighted = left.proba.astype(np.float64) * np.bincount(left.codes, minlength=left.proba.shape[1])
     return np.asarray(weighted / np.maximum(weighted.sum(axis=1, keepdims=True), 1e-300))
@@ -361,7 +361,7 @@ def find_suspects(model: SemiGPClassifier) -> list[dict[str, Any]]:
         under the frequencies of the labels, and ``variance``.
     """
     left = model.leave_one_out()
-    suspicions, probs = suspicion(left), _left_out_probs(left)
+    suspicions, probs = suspicion(left), left_out_probs(left)
     return [
         {
             "row": int(left.rows[i]),

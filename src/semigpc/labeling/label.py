@@ -30,9 +30,10 @@ from semigpc.labeling import outputs
 from semigpc.labeling.evidence import gather_evidence, too_few
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, is_image_folder, open_images, table_inputs
 from semigpc.labeling.project import FILE, VERSION, fitted_values, read_settings
+from semigpc.labeling.report_images import confused_rows, report_images
 from semigpc.labeling.scan import SAMPLE, LabelLookup, Progress, Scan, scan, silent
 from semigpc.labeling.source import TableSource, open_source
-from semigpc.report.labeling_page import write_labeling_report
+from semigpc.report.labeling_page import NO_IMAGES, write_labeling_report
 
 SHARD, SHARD_BYTES = 65_536, 2**28  # most rows, and bytes of embeddings, that are labelled at a time
 DATA = "data content"  # entry of the key that is known only when images are embedded
@@ -99,7 +100,11 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) ->
     summary = summarise(settings, inputs, gathered, model, tally, progress) | {"seconds": round(time.monotonic() - began, 3)}
     write_json(out.parts / "summary.json", summary)
     if settings.report:
-        write_labeling_report(out.parts / "report.html", summary)
+        images = NO_IMAGES
+        if inputs.images:
+            about = (out.parts / "labels.parquet", summary, confused_rows(model, gathered, settings.seed))
+            images = report_images(inputs.images, *about, follow_links=settings.follow_links)
+        write_labeling_report(out.parts / "report.html", summary, images)
     inside = inputs.path.is_relative_to(settings.out.resolve())
     project = {
         "version": VERSION,

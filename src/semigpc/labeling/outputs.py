@@ -144,7 +144,9 @@ class Tally:
         status = table.column("status")
         self.statuses.update(status.to_pylist())
         self.pseudo.update(table.filter(compute.equal(status, "pseudo")).column("label").to_pylist())
-        outliers = table.filter(compute.equal(status, "outlier")).select([id_name, "label", "confidence", "variance"])
+        outliers = table.filter(compute.equal(status, "outlier")).select(
+            [id_name, "likeliest", "likeliest_confidence", "variance"]
+        )
         self._list(outliers.rename_columns(["id", "label", "confidence", "variance"]).to_pylist())
 
     def _list(self, outliers: Iterable[dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from semigpc.report import style
 from semigpc.report.run_record import Entry, Floats, RunRecord, floats, mean_known, per_class
@@ -150,7 +150,7 @@ def share_scale(axes: Axes, known: Sequence[Floats]) -> None:
         axes.set_ylim(floor * 0.9, 1.5 * drawn.max())
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
+    axes.yaxis.set_major_formatter(style.percents())
 
 
 def class_axis(axes: Axes, run: RunRecord, title: str = "", *, averaged: bool = False) -> None:
@@ -314,10 +314,13 @@ def reliability_chart(entry: Entry, *, alone: bool = False, noun: str = "images"
     style.share_axis(top, whole=True)
     bottom.bar(middles, counts, widths * 0.92, color=MUTED)
     style.name_panel(bottom, x="confidence", y=noun)
+    bottom.yaxis.set_major_locator(MaxNLocator(nbins=6 if alone else 3, integer=True))
     bottom.yaxis.set_major_formatter("{x:,.0f}")
-    bottom.locator_params(axis="y", nbins=6 if alone else 3)
     for axes in (top, bottom):
         axes.set_xlim(0, 1)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
-    caption = f"Orange above a bar is overconfidence, orange below its top is shyness; judge by the bins that hold many {noun}."
+    caption = (
+        "Orange above a bar: labels are right less often than their confidence says; orange below its top: more often. "
+        f"Bins with few {noun} say little."
+    )
     return style.chart(figure, "Reliability", caption)

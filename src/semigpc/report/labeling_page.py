@@ -19,22 +19,27 @@
     notes        [str]: sentences that the reader should see first, such as files that were skipped; may be empty
     rows_noun    optional str: what a row is, in the plural; "rows" if left out, "images" for a folder
     target_precision   optional float or None           seconds   optional float: time that labelling took
+    promise      optional {"target", "probability", "supported", "expected", "possible": float or None, "per_class": bool,
+                 "labels": int, "without": [str], "needed": {str: int}} or None: what is promised of the new labels, and the
+                 classes that got none with the number of labels that each needs
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from semigpc.report import style
 from semigpc.report.class_figures import class_axis, reliability_chart, share_lines_chart
 from semigpc.report.run_record import Entry, Floats, RunRecord, floats
 from semigpc.report.style import BLUE, FONT, GREEN, GREY, INK, MUTED, NAMED, ORANGE, PAPER, Chart
-from semigpc.report.wording import flatten, short
-from semigpc.text import count, duration, percent
+from semigpc.report.wording import counted, flatten, short
+from semigpc.text import count, duration, no_new_labels, percent
 
 LISTED = 100  # rows of a list by hand; the tables of the folder have them all
 PAIRS = 15  # confusion pairs that are drawn; the table has more
@@ -43,12 +48,32 @@ OFFSET: dict[str, Any] = {"textcoords": "offset points", "color": INK}  # of num
 NO_EVIDENCE = "Nothing was held out, so there is no estimate of how many of the labels are right."
 
 
-def write_labeling_report(path: Path, facts: dict[str, Any]) -> Path:
+Examples = dict[str, list[tuple[str, float]]]  # "given", "most sure" and "least sure": ids and confidences
+
+
+@dataclass(frozen=True)
+class ReportImages:
+    """Images for the page.
+
+    Attributes:
+        thumbnails: by id, as addresses that begin with "data:"; rows without one have no image.
+        examples: by class. confused: an id for pairs of classes, given and predicted.
+    """
+
+    thumbnails: Mapping[str, str]
+    examples: Mapping[str, Examples]
+    confused: Mapping[tuple[str, str], str]
+
+
+NO_IMAGES = ReportImages({}, {}, {})
+
+
+def write_labeling_report(path: Path, facts: dict[str, Any], images: ReportImages = NO_IMAGES) -> Path:
     """Write the page of a labelled data set: one file, with everything it shows inside.
 
     Args:
         path: of the page.
-        facts: see the top of this module.
+        facts: see the top of this module. images: small ones, if the rows are images.
 
     Returns:
         The path of the page.
@@ -63,7 +88,9 @@ def write_labeling_report(path: Path, facts: dict[str, Any]) -> Path:
         "title": facts["title"],
         "data": facts["data"],
         "noun": noun,
-        "headline": [_headline(facts, noun), _trust(facts, evidence, noun) if evidence else why_none],
+        "nothing": _nothing(facts),
+        "headline": [_headline(facts, noun), _promise(facts), _trust(facts, evidence, noun) if evidence else why_none],
+        "images": images,
         "notes": facts.get("notes") or [],
         "facts": _numbers(facts, evidence, noun),
         "evidence": evidence,
@@ -90,35 +117,70 @@ def write_labeling_report(path: Path, facts: dict[str, Any]) -> Path:
     return style.write_page(path, "labeling.html", context)
 
 
+def _nothing(facts: Entry) -> str:
+    """Return the sentence on classes that got no new label; none if there was nothing to label."""
+    if sum(facts["statuses"].values()) == facts["statuses"].get("labelled", 0):
+        return ""
+    promise = facts.get("promise") or {}
+    empty = [name for name, new in zip(facts["classes"], facts["pseudo"], strict=True) if not new]
+    return no_new_labels({name: promise.get("needed", {}).get(name) for name in promise.get("without", empty)})
+
+
+def _promise(facts: Entry) -> str:
+    """Say what is promised of the new labels, and apart from that what their confidence says."""
+    promise = facts.get("promise")
+    if not promise or not facts["statuses"].get("pseudo", 0):
+        return _no_promise(promise) if promise else ""
+    target, probability = (f"{100 * promise[key]:g}%" for key in ("target", "probability"))
+    of = " of every class" if promise.get("per_class") else ""
+    sentence = (
+        f"The promise: {target} of the labels given out{of} are right, with probability {probability}, if the given labels of "
+        "each class are a random sample of it."
+    )
+    supported, expected = promise.get("supported"), promise.get("expected")
+    if supported is not None and supported < promise["target"]:
+        given = counted(promise["labels"], "given labels")
+        sentence += f" By themselves, without any probabilities, {given} can support {math.floor(100 * supported)}%."
+    return f"{sentence} Apart from the promise, the mean confidence of the labels given out is {percent(expected)}."
+
+
+def _no_promise(promise: Entry) -> str:
+    labels = counted(promise.get("labels", 0), "given labels")
+    lower = f" Labels could be given out with a promise of {100 * promise['possible']:g}%." if promise.get("possible") else ""
+    return f"{labels} do not allow to promise that {100 * promise['target']:g}% of new labels are right.{lower}"
+
+
 def _headline(facts: Entry, noun: str) -> str:
     """Say how many rows got a label, and why the others did not."""
     statuses = {key: int(facts["statuses"].get(key, 0)) for key in ("labelled", "pseudo", "abstained", "outlier")}
     total = sum(statuses.values()) - statuses["labelled"]
     if not total:
-        return f"All {count(statuses['labelled'])} {noun} came with a label: there was nothing to label."
+        return f"All {counted(statuses['labelled'], noun)} came with a label: there was nothing to label."
     many = {key: f"{count(number)} ({percent(number / total)})" for key, number in statuses.items()}
+    are = "it is" if statuses["outlier"] == 1 else "they are"
     reasons = []
     if statuses["abstained"]:
-        threshold = f"confidence below {percent(facts['threshold'])}"
-        reasons.append(f"{many['abstained']} because no class was probable enough ({threshold})")
+        threshold = f"confidence below {percent(facts['threshold'])}, or two classes compete"
+        threshold = threshold if facts["threshold"] <= 1 else "with so few labels no confidence is"
+        reasons.append(f"{many['abstained']} because no class was sure enough ({threshold})")
     if statuses["outlier"]:
-        reasons.append(f"{many['outlier']} because they are unlike everything labelled")
+        reasons.append(f"{many['outlier']} because {are} unlike everything labelled")
     rest = f"Left open: {', and '.join(reasons)}." if reasons else "None was left open."
-    return f"Of {count(total)} {noun} without a label, {many['pseudo']} got one. {rest}"
+    return f"Of {counted(total, noun)} without a label, {many['pseudo']} got one. {rest}"
 
 
 def _trust(facts: Entry, evidence: Entry, noun: str) -> str:
     """Say what share of the new labels should be right, and how that is known."""
     chosen, target = evidence["chosen"], facts.get("target_precision")
-    held = (
-        f"{count(evidence['held_out'])} given labels, each judged by a model that had not seen it ({evidence['folds']} folds)"
-    )
+    labels = counted(evidence["held_out"], "given labels")
+    held = f"{labels}, each predicted by a model that had not seen it ({counted(evidence['folds'], 'folds')})"
     if chosen["precision"] is None:
         return f"At this threshold none of the {held} would have got a label: nothing is known of the precision."
     below = f" This is less than the {percent(target)} asked for." if target and chosen["precision"] < target else ""
     return (
-        f"Of the labels made, {percent(chosen['precision'])} should be right (95% interval {percent(chosen['low'])} to "
-        f"{percent(chosen['high'])}).{below} That is what was found on {held}; it holds for {noun} like the labelled ones."
+        f"Measured: {percent(chosen['precision'])} of the labels given out would be right (95% interval "
+        f"{percent(chosen['low'])} to {percent(chosen['high'])}).{below} That was found on {held}; it holds for {noun} like "
+        "the labelled ones."
     )
 
 
@@ -129,7 +191,7 @@ def _numbers(facts: Entry, evidence: Entry, noun: str) -> list[tuple[str, str]]:
     numbers = [(noun.capitalize(), count(sum(statuses.values()))), ("Classes", count(len(facts["classes"])))]
     numbers += [(name, count(statuses.get(key, 0))) for key, name in names.items()]
     if evidence:
-        numbers.append(("Expected precision", percent(evidence["chosen"]["precision"])))
+        numbers.append(("Measured precision", percent(evidence["chosen"]["precision"])))
         numbers.append(("Balanced accuracy", percent(evidence["balanced_accuracy"]["value"])))
     if facts.get("seconds") is not None:
         numbers.append(("Time", duration(facts["seconds"])))
@@ -199,20 +261,20 @@ def shares_chart(facts: Entry) -> Chart | None:
     if not shares:
         return None
     looks: dict[str, dict[str, Any]] = {
-        "believed": {"color": MUTED, "linewidth": 6, "alpha": 0.45, "label": "believed, among the rest"},
-        "given": {"color": BLUE, "linestyle": (0, (4, 2)), "label": "given, among the labels"},
-        "pseudo": {"color": ORANGE, "label": "made, among the new labels", "marker": "" if many else "o"},
+        "believed": {"color": MUTED, "linewidth": 6, "alpha": 0.45, "label": "estimated, without a given label"},
+        "given": {"color": BLUE, "linestyle": (0, (4, 2)), "label": "given labels"},
+        "pseudo": {"color": ORANGE, "label": "new labels", "marker": "" if many else "o"},
     }
     averaged = {key: style.running_mean(values) if many and key != "given" else values for key, values in shares.items()}
     lines = [(averaged[key], look) for key, look in looks.items() if key in shares]
     caption = (
         "Orange should follow the broad grey line; where it falls below, more of that class was left open than of others. "
-        "Grey away from blue says that the data hold other shares of the classes than the labels do."
+        "Where grey and blue differ, classes have other shares among the rows without a label than among the given labels."
     )
     if "pseudo" not in shares:
         caption = "No new labels were made; look at how unevenly the given ones are spread over the classes."
     known = [shares.get("given", shares[next(iter(shares))])]
-    return share_lines_chart(run, lines, known, "Classes: given, believed, labelled", caption, averaged=True)
+    return share_lines_chart(run, lines, known, "Shares of the classes", caption, averaged=True)
 
 
 def trust_chart(evidence: Entry, threshold: float, target: float | None) -> Chart | None:
@@ -237,7 +299,7 @@ def trust_chart(evidence: Entry, threshold: float, target: float | None) -> Char
     for axes in (left, right):
         if target is not None:
             axes.axhline(target, color=INK, linestyle=":", linewidth=1.2, label="precision asked for")
-        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.xaxis.set_major_formatter(style.percents())
     left.set_xlim(-0.02, 1.02)
     right.set_xlim(min(float(at.min()), threshold) - 0.02, 1.02)
     style.share_axis(left)
@@ -279,8 +341,8 @@ def recall_chart(facts: Entry, evidence: Entry) -> Chart | None:
     style.key_below(figure)
     reading = f"Lines are {INTERVAL}s: long ones mean few labels." if n <= NAMED else "Each dot is a class."
     caption = (
-        f"{reading} Low recall: the class is overlooked. Low precision: it takes rows of others. The first is mended by "
-        "labelling more of the class, the second by labelling more of what it takes."
+        f"{reading} Low recall: rows of the class are taken for others; label more of the class. Low precision: rows of others "
+        "are taken for the class; label more of those."
     )
     return style.chart(figure, "Recall and precision of each class", caption)
 
@@ -300,8 +362,8 @@ def pairs_chart(evidence: Entry) -> Chart | None:
     axes.set_xlim(0, 1.28 * max(pair["count"] for pair in pairs))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     style.name_panel(axes, x="held-out labels")
-    caption = "Left of the arrow the given class, right of it what the model believes; a pair at the top is worth new labels."
-    return style.chart(figure, "What is taken for what", caption)
+    caption = "Left of the arrow the given class, right of it the predicted one. More labels of the pairs on top help most."
+    return style.chart(figure, "Most frequent confusions", caption)
 
 
 def peers_chart(rows: Sequence[Entry]) -> Chart | None:
@@ -320,7 +382,7 @@ def peers_chart(rows: Sequence[Entry]) -> Chart | None:
         _name_places(axes, [short(str(row["title"]), 34) for row in rows] if axes is both[0] else [""] * len(rows))
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
-        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.xaxis.set_major_formatter(style.percents())
         style.name_panel(axes, "Balanced accuracy" if key == "balanced_accuracy" else "Accuracy")
     caption = "Dots are over all held-out labels, lines one deviation over the folds; methods whose lines overlap are close."
     return style.chart(figure, "The same folds, by other methods", caption)

@@ -20,11 +20,11 @@ from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from semigpc.files import write_text
 from semigpc.report.run_record import Floats, mean_known
-from semigpc.report.wording import metric_name, number_of
+from semigpc.report.wording import counted, metric_name, number_of
 from semigpc.text import count, duration, percent, points
 
 INK, MUTED, GRID, PAPER = "#222222", "#6b6b6c", "#d8d8d9", "#fefefd"
@@ -62,7 +62,7 @@ def write_page(path: Path, template: str, context: dict[str, Any]) -> Path:
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": percent, "points": points, "count": count, "duration": duration}
-    environment.filters |= {"number": number_of, "metric": metric_name}
+    environment.filters |= {"number": number_of, "metric": metric_name, "counted": counted}
     page = environment.get_template(template).render(folded=FOLDED, **context)
     write_text(path, page)
     return path
@@ -105,7 +105,12 @@ def share_axis(axes: Axes, *, whole: bool = False) -> None:
     room = 0.02 * (high - low)
     axes.set_ylim(max(low, -0.02), min(high, 1.0) + room)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None if high - low < 0.05 else 0))
+    axes.yaxis.set_major_formatter(percents())
+
+
+def percents() -> FuncFormatter:
+    """Return what writes shares at the ticks of an axis as percents, with as many decimals as they have."""
+    return FuncFormatter(lambda share, _: f"{round(100 * share, 6):g}%")
 
 
 def key_below(figure: Figure) -> None:

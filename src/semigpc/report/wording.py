@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from semigpc.text import CLASS_GROUPS, printable
+from semigpc.text import CLASS_GROUPS, count, printable
 
 METRICS = {"top1": "Top-1", "top5": "Top-5", "macro_f1": "Macro F1", "ece": "ECE"}  # others are named by their key
 HEAD_NAMES = {"linear": "linear head", "gp": "GP head"}
@@ -35,6 +35,12 @@ def short(name: str, limit: int = 18) -> str:
         tail = limit // 3
         line = line[: limit - 1 - tail].rstrip() + ELLIPSIS + line[-tail:].lstrip()
     return line.replace("$", r"\$")
+
+
+def counted(number: float, nouns: str) -> str:
+    """Write a number with its noun, which is given in the plural: "1 given label", "2 images"."""
+    one = nouns.removesuffix("es") if nouns.endswith("sses") else nouns.removesuffix("s")
+    return f"{count(number)} {one if number == 1 else nouns}"
 
 
 def run_title(config: Mapping[str, Any], label: str | None = None) -> str:

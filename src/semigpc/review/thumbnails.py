@@ -1,20 +1,15 @@
 """Small versions of the images of the data set: by row number, upright, of bounded size, and only from below its folder."""
 
-import io
 import threading
-import warnings
 from collections import OrderedDict
 from pathlib import Path
 
-from PIL import Image, ImageOps
-
-from semigpc.data.images import ImageError, opened_image, read_image
+from semigpc.data.images import ImageError, thumbnail
 from semigpc.labeling.project import Project
 
 SIZES = (96, 384, 1600)  # pixels along the longer side: beside a card, on it, and enlarged
 AT_ONCE = 2  # images decoded at the same time, as a large one takes 700 MB
 KEPT_BYTES = 128 * 2**20  # of JPEG files in memory
-QUALITY = 85  # of JPEG, of 100
 
 
 class Thumbnails:
@@ -54,24 +49,11 @@ class Thumbnails:
         return content
 
     def _make(self, path: Path, size: int) -> bytes:
-        with warnings.catch_warnings(), self._decoders:
-            warnings.simplefilter("ignore")  # Pillow warns about odd images that it can read
+        with self._decoders:
             try:
-                image = _decode(path, size)
+                return thumbnail(path, size)
             except ImageError as error:  # in short, for a card, which does not show the folder
                 if error.__cause__ is None:
                     raise ImageError(str(error).replace(str(path), path.name)) from error
                 missing = isinstance(error.__cause__, FileNotFoundError)
                 raise ImageError(f"This image {'is no longer there' if missing else 'cannot be read'}.") from error
-        image.thumbnail((size, size), Image.Resampling.LANCZOS)
-        content = io.BytesIO()
-        image.save(content, "JPEG", quality=QUALITY)
-        return content.getvalue()
-
-
-def _decode(path: Path, size: int) -> Image.Image:
-    with opened_image(path) as opened:
-        if opened.format == "JPEG":
-            opened.draft("RGB", (size, size))  # the decoder itself can shrink it, up to eight times
-            return ImageOps.exif_transpose(opened).convert("RGB")
-    return read_image(path)

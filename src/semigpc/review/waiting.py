@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from semigpc.labeling.evidence import SUSPICION, suspicion, wilson
+from semigpc.labeling.evidence import SUSPICION, left_out_probs, suspicion, wilson
 from semigpc.review.beliefs import LABELLED, OUTLIER, REASONS, STATUSES, Beliefs, Reasons
 from semigpc.review.journal import Answer
 from semigpc.text import no_new_labels
@@ -84,11 +84,11 @@ class Waiting:
         left_out = self.beliefs.model.leave_one_out()
         before = self._suspicions()
         self.supported[:], self.rivals[:], self.rival_supported[:], self.suspected[:] = 1, -1, 0, False
-        rows = left_out.rows
-        self.supported[rows] = left_out.proba[np.arange(len(rows)), left_out.codes]
+        rows, probs = left_out.rows, left_out_probs(left_out)
+        self.supported[rows] = probs[np.arange(len(rows)), left_out.codes]
         names = [self.beliefs.code(str(name)) for name in self.beliefs.model.classes_]
-        self.rivals[rows] = np.array(names, np.int32)[left_out.proba.argmax(axis=1)]
-        self.rival_supported[rows] = left_out.proba.max(axis=1)
+        self.rivals[rows] = np.array(names, np.int32)[probs.argmax(axis=1)]
+        self.rival_supported[rows] = probs.max(axis=1)
         self.suspected[rows] = suspicion(left_out) >= SUSPICION
         self.suspected &= self.given
         self._sides.clear()
