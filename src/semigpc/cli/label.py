@@ -11,7 +11,7 @@ from rich.table import Table
 from semigpc.cli.failures import reported
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import AsJson, option, say, table, verbatim
-from semigpc.text import percent
+from semigpc.text import no_new_labels, percent
 
 CLASSES_LISTED = 30  # on the screen
 DECISIONS, COLUMNS, IMAGES, WORK = "Which labels to give out", "Columns of a table", "Images", "How to run"
@@ -127,7 +127,17 @@ def label(
         for note in summary["notes"]:
             console.print(verbatim(f"note: {note}"))
         console.print(_classes_table(summary))
+        for sentence in _sentences(summary):
+            say(sentence)
         say(f"wrote {', '.join([*written, *([] if no_report else ['report.html'])])} to {folder}")
+
+
+def _sentences(summary: dict[str, Any]) -> list[str]:
+    """Which classes got nothing, and what is promised of the others."""
+    from semigpc.report.labeling_page import promise_sentence
+
+    needed = (summary["promise"] or {}).get("needed", {})
+    return [sentence for sentence in (no_new_labels(needed), promise_sentence(summary)) if sentence]
 
 
 def _classes_table(summary: dict[str, Any]) -> Table:

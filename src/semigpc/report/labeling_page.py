@@ -89,7 +89,7 @@ def write_labeling_report(path: Path, facts: dict[str, Any], images: ReportImage
         "data": facts["data"],
         "noun": noun,
         "nothing": _nothing(facts),
-        "headline": [_headline(facts, noun), _promise(facts), _trust(facts, evidence, noun) if evidence else why_none],
+        "headline": [_headline(facts, noun), promise_sentence(facts), _trust(facts, evidence, noun) if evidence else why_none],
         "images": images,
         "notes": facts.get("notes") or [],
         "facts": _numbers(facts, evidence, noun),
@@ -126,7 +126,7 @@ def _nothing(facts: Entry) -> str:
     return no_new_labels({name: promise.get("needed", {}).get(name) for name in promise.get("without", empty)})
 
 
-def _promise(facts: Entry) -> str:
+def promise_sentence(facts: Entry) -> str:
     """Say what is promised of the new labels, and apart from that what their confidence says."""
     promise = facts.get("promise")
     if not promise or not facts["statuses"].get("pseudo", 0):
