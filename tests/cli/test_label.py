@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def test_label_writes_everything_and_says_so(table: Path) -> None:
 
 @pytest.mark.parametrize(("options", "parameters"), [([], {}), (["--per-class"], {"per_class": True})])
 def test_the_command_gives_the_labels_of_the_estimator_with_its_defaults(
-    table: Path, options: list[str], parameters: dict[str, bool]
+    table: Path, options: list[str], parameters: dict[str, Any]
 ) -> None:
     done = semigpc(*call(table, "--no-report", *options))
     assert done.exit_code == 0, done.output

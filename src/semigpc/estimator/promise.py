@@ -12,8 +12,12 @@ how often they were wrong about left-out labels:
     g_c       ~ Gamma(2, mean 1 + 3 / n_c): errors come in groups, as when no label is like a part of a class
     v_c       ~ exp(0.7 z / sqrt(n_c)): the share of a class with n_c labels is not known exactly
 
-Left-out labels are weighted by the estimated shares of their classes. The threshold is the least t for which the errors are few
-enough in 90 % of the draws. The constants were chosen on tuning splits of nine data sets (docs/results.md).
+Left-out labels are weighted by the estimated shares of their classes. Thresholds are the least for which the errors are few
+enough in 90 % of the draws. Unless the promise is for each class, they differ by class so that the labels given out cover
+more of the rare ones: an error costs the same everywhere, while a right label is worth more in a rare class, so that
+t / (1 - t) is in proportion to the square root of the share, and t at least 1/2. In proportion to the share itself, fewer
+labels were given out and no more of the rare ones. The constants were chosen on tuning splits of nine data sets
+(docs/results.md).
 
 Apart from that, ``supported`` is a bound that trusts no probability: that of Clopper and Pearson for the left-out labels
 above the threshold.
@@ -23,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaincinv
+from scipy.special import expit, gammaincinv, logit
 from scipy.stats import beta, poisson
 from torch import Tensor
 
@@ -37,6 +41,8 @@ GROUPED = 2.0  # shape of g_c
 DOUBT = 3.0  # errors of a class with one label are 1 + 3 times as many as the probabilities say
 UNCERTAIN = 0.7  # deviation of the logarithm of a share that was estimated with one label
 LEAST_ERRORS = 0.001  # share of each class that is taken to be wrong however sure the probabilities are
+EVENNESS = 0.5  # power of the share that the odds of a threshold are in proportion to; 0 is one threshold for all
+LEAST = 0.5  # a label is given out only if it is more likely right than wrong
 STEPS = 60  # thresholds tried, from that of FIRST rows to that of all
 FIRST = 20
 LOWER = tuple(x / 100 for x in range(99, 49, -1))  # promises to try where the one that was asked for cannot be made
@@ -87,8 +93,9 @@ class _Odds:
     """Probabilities of the numbers of errors."""
 
     def __init__(self, left_out: Decisions, truth: NDArray[np.int64], pool: Decisions, shares: Array) -> None:
-        self.probs, self.codes = pool.probs.double().numpy(), pool.classes.numpy()
-        self.confidence = np.where(pool.is_likeliest.numpy(), pool.confidence.double().numpy(), 0.0)
+        self.probs, self.codes, self.shares = pool.probs.double().numpy(), pool.classes.numpy(), shares
+        self.confidence = pool.confidence.double().numpy()
+        self.rank = self._ranks(self.confidence, self.codes)
         self.counts = np.bincount(truth, minlength=len(shares)).astype(np.float64)
         known = np.maximum(self.counts, 1)
         rng = np.random.default_rng(0)  # the same labels give the same promise
@@ -99,12 +106,17 @@ class _Odds:
         sure = left_out.confidence.double().numpy()
         weights = np.where(checked, shares[truth] / known[truth], 0.0)
         weights *= weights.sum() / max(np.square(weights).sum(), 1e-300)  # they sum up to their effective number
-        order = np.argsort(-np.where(left_out.is_likeliest.numpy(), sure, 0.0), kind="stable")
-        self.left_confidence = np.where(left_out.is_likeliest.numpy(), sure, 0.0)[order]
-        wrong = left_out.classes.numpy() != truth
-        self.left_decided = left_out.classes.numpy()[order]
+        wrong, decided = left_out.classes.numpy() != truth, left_out.classes.numpy()
+        rank = self._ranks(sure, decided)
+        order = np.argsort(-rank, kind="stable")
+        self.left_confidence, self.left_decided, self.left_rank = sure[order], decided[order], rank[order]
         self.left_weights, self.left_wrong = weights[order], (weights * wrong)[order]
         self.left_expected = (weights * (1 - sure))[order]
+
+    def _ranks(self, confidence: Array, codes: NDArray[np.int64]) -> Array:
+        """Return log(p / (1 - p)) - log(share) / 2 of rows (M,), which are given out from the largest down; -inf for never."""
+        odds = logit(confidence.clip(LEAST, 1 - 1e-12)) - EVENNESS * np.log(self.shares[codes].clip(1e-12))
+        return np.where(confidence >= LEAST, odds, -np.inf)
 
     def promise(self, target: float, *, per_class: bool = False) -> Promise:
         """Return thresholds for the target, and what is known of the labels above them."""
@@ -112,9 +124,11 @@ class _Odds:
         if (self.counts > 0).sum() < 2:
             return Promise(np.full(classes, NEVER), target)  # nothing is known of rows outside of this class
         if per_class:
-            thresholds = np.array([self._threshold(self.codes == c, target) for c in range(classes)])
+            ranks = np.array([self._least_rank(self.codes == c, target) for c in range(classes)])
         else:
-            thresholds = np.full(classes, self._threshold(np.ones(len(self.codes), dtype=bool), target))
+            ranks = np.full(classes, self._least_rank(np.ones(len(self.codes), dtype=bool), target))
+        thresholds = expit(ranks + EVENNESS * np.log(self.shares.clip(1e-12))).clip(LEAST)
+        thresholds = np.where(np.isinf(ranks), NEVER, thresholds)
         given = self.confidence >= thresholds[self.codes]
         above = self.left_confidence >= thresholds[self.left_decided]
         trials, errors = self.left_weights[above].sum(), self.left_wrong[above].sum()
@@ -124,21 +138,21 @@ class _Odds:
         expected = float(self.confidence[given].mean()) if given.any() else None
         return Promise(thresholds, target, supported, expected)
 
-    def _threshold(self, rows: NDArray[np.bool_], target: float) -> float:
-        """Return the least confidence such that the promise is kept for the labels of these rows (u,)."""
-        chosen = np.flatnonzero(rows & (self.confidence > 0))
+    def _least_rank(self, rows: NDArray[np.bool_], target: float) -> float:
+        """Return the least rank such that the promise is kept for the labels of these rows (u,); inf if there is none."""
+        chosen = np.flatnonzero(rows & (self.rank > -np.inf))
         if not len(chosen):
-            return NEVER
-        chosen = chosen[np.argsort(-self.confidence[chosen], kind="stable")]
+            return np.inf
+        chosen = chosen[np.argsort(-self.rank[chosen], kind="stable")]
         sizes = np.unique(np.geomspace(min(FIRST, len(chosen)), len(chosen), STEPS).round().astype(int))
-        tried = self.confidence[chosen][sizes - 1]
+        tried = self.rank[chosen][sizes - 1]
         others = self.probs[chosen]
         others[np.arange(len(chosen)), self.codes[chosen]] = 0
         believed = np.add.reduceat(others, np.concatenate([[0], sizes[:-1]]), axis=0).cumsum(axis=0)  # b, (STEPS, C)
         believed += LEAST_ERRORS * self.probs.sum(axis=0) / len(self.probs) * sizes[:, None]
-        above = np.searchsorted(-self.left_confidence, -tried, side="right")
+        above = np.searchsorted(-self.left_rank, -tried, side="right")
         wrong, expected = (np.append(0, x.cumsum())[above][:, None] for x in (self.left_wrong, self.left_expected))
         phi = gammaincinv(PRIOR_ERRORS + wrong, self.quantiles) / (PRIOR_EXPECTED + expected)  # (STEPS, DRAWS)
         allowed = np.floor((1 - target) * sizes + 1e-9)[:, None]
         kept = poisson.cdf(allowed, phi * (believed @ self.doubts.T)).mean(axis=1) >= PROBABILITY
-        return float(tried[np.flatnonzero(kept)[-1]]) if kept.any() else NEVER
+        return float(tried[np.flatnonzero(kept)[-1]]) - 1e-9 if kept.any() else np.inf
