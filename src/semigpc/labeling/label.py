@@ -235,7 +235,7 @@ def summarise(
         "pseudo": [tally.pseudo[name] for name in classes],
         "believed": [float(share) for share in model.class_shares_],
         "statuses": {status: tally.statuses[status] for status in outputs.ALL_STATUSES},
-        "threshold": float(model.threshold_.min()),
+        "threshold": float(np.average(model.threshold_, weights=model.class_shares_)),
         "target_precision": settings.target_precision,
         "promise": promise_facts(model, settings, tally),
         "model": {

@@ -7,7 +7,7 @@
     pseudo       [int] (C,): rows that got a label          believed     [float] (C,) or None: shares of the classes among the
                                                                          rows without a given label, summing to 1
     statuses     {"labelled": int, "pseudo": int, "abstained": int, "outlier": int}: rows, as in the column ``status``
-    threshold    float: confidence below which the model abstains; 0.0 if it never does
+    threshold    float: confidence below which the model abstains, on average over the classes; 0.0 if it never does
     model        {name: number or text}: the hyper-parameters it was fitted with, in the order to show them
     settings     {name: value}: options of the command, in the order to show them
     evidence     what ``semigpc.labeling.evidence.gather_evidence`` returns, or None
