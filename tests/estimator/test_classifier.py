@@ -79,6 +79,16 @@ def test_reasons_in_bulk_are_those_of_explain() -> None:
         assert set(answers.rows.flat) <= set(np.flatnonzero(codes >= 0))
 
 
+def test_confidence_is_the_pool_probability_of_the_class() -> None:
+    X, codes, _ = blobs()
+    for rounds in (0, 2):
+        model = SemiGPClassifier(self_training=rounds).fit(X, codes)
+        answers, probs = model.answer(X), model.pool_proba(X)
+        assert probs.sum(axis=1) == pytest.approx(1, abs=1e-5)
+        assert probs[np.arange(len(X)), answers.codes] == pytest.approx(answers.confidence, abs=1e-5)
+        assert probs.max(axis=1) == pytest.approx(answers.likeliest_confidence, abs=1e-5)
+
+
 def test_leave_one_out_is_what_a_fit_without_the_row_says() -> None:
     X, codes, _ = blobs(counts=(12, 5, 2), unlabeled=10)
     model = SemiGPClassifier(**FIXED).fit(X, codes)

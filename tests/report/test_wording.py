@@ -2,7 +2,7 @@
 
 import math
 
-from semigpc.report.wording import flatten, number_of, run_title, short
+from semigpc.report.wording import counted, flatten, number_of, run_title, short
 from semigpc.text import count, duration, mean_and_spread, percent, points
 
 
@@ -49,3 +49,8 @@ def test_a_run_is_named_by_what_is_known_of_it() -> None:
 
 def test_nested_settings_become_dotted_keys() -> None:
     assert flatten({"a": {"b": 1, "c": {}}, "d": None}) == [("a.b", "1"), ("a.c", "{}"), ("d", "none")]
+
+
+def test_nouns_follow_their_number() -> None:
+    assert [counted(1, noun) for noun in ("images", "classes", "given labels")] == ["1 image", "1 class", "1 given label"]
+    assert [counted(number, "rows") for number in (0, 2, 1234)] == ["0 rows", "2 rows", "1,234 rows"]

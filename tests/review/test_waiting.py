@@ -3,7 +3,7 @@ import pytest
 from pydantic import ValidationError
 from scipy.stats import binomtest
 
-from semigpc.review.beliefs import OUTLIER
+from semigpc.review.beliefs import ABSTAINED, OUTLIER, PSEUDO
 from semigpc.review.journal import Answer
 from semigpc.review.session import Session
 from semigpc.review.waiting import Filters, progress
@@ -32,6 +32,20 @@ def test_what_most_needs_a_human_comes_first_and_what_was_answered_leaves(sessio
     assert {card["row"] for card in cards} == set(range(len(session))) - set(session.project.given) | suspected
     session.accept([cards[0]["row"]])
     assert cards[0]["row"] not in [card["row"] for card in session.page(Filters(), count=200)["cards"]]
+
+
+def test_classes_in_need_have_every_second_card(session: Session) -> None:
+    beliefs, waiting = session.beliefs, session.waiting
+    code = beliefs.codes_by_name["triangle"]
+    mine = (beliefs.codes == code) | (beliefs.likeliest == code)
+    beliefs.status[mine & (beliefs.status == PSEUDO)] = ABSTAINED  # no pseudo-label names it
+    order = waiting.rows(Filters(), None)
+    every = int((mine & waiting.mask("unreviewed")).sum())
+    assert every > 4
+    assert mine[order[1 : 2 * 4 : 2]].all()
+    assert sorted(order) == np.flatnonzero(waiting.mask("unreviewed")).tolist(), "each once"
+    rest = order[2 * every :]
+    assert (np.diff(waiting.need()[rest]) <= 1e-6).all()
 
 
 def test_a_given_label_that_the_others_contradict_is_suspected(session: Session) -> None:

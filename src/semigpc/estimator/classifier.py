@@ -230,6 +230,16 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             parts = self._scored(rows, self._helped or self._memory)
             return np.concatenate([calibration.probs(scored.mean).numpy() for _, scored in parts])
 
+    def pool_proba(self, X: Any) -> Floats:
+        """Return probabilities (M, C) under the estimated shares, by given labels alone: those that confidence is taken from.
+
+        Rows sum to 1. O(M n (D + C)).
+        """
+        rows, calibration = self._checked(X), self._calibration()
+        with self._threads(rows, variance=False):
+            parts = self._scored(rows, self._memory)
+            return np.concatenate([torch.softmax(calibration.pool_logits(each.mean), dim=1).numpy() for _, each in parts])
+
     def predict_variance(self, X: Any) -> Floats:
         """Return posterior over prior variance (M,): 0 where all is known, 1 far from every label. O(M n (D + n))."""
         rows = self._checked(X)

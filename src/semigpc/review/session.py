@@ -160,7 +160,7 @@ class Session:
     def choices(self, rows: Sequence[int]) -> dict[int, list[tuple[str, float]]]:
         """Return for each row its label with its confidence, a class that competes with it, and then the most probable others.
 
-        These share the rest in the proportions of the model's probabilities.
+        Their probabilities are those that confidence is taken from; those of a suspected label are by the other labels.
         """
         with self._lock:
             rows = [row for row in rows if 0 <= row < len(self)][:MOST_CHOICES]
@@ -169,7 +169,7 @@ class Session:
             self.waiting.weigh(rows)
             names = [str(name) for name in self.beliefs.model.classes_]
             has_labels = self.beliefs.label_counts() > 0
-            probabilities = self.beliefs.model.predict_proba(self.beliefs.embeddings(rows)).astype(np.float64)
+            probabilities = self.beliefs.model.pool_proba(self.beliefs.embeddings(rows)).astype(np.float64)
             ranked: dict[int, list[tuple[str, float]]] = {}
             for row, probs in zip(rows, probabilities, strict=True):
                 label, sides = self.beliefs.label(row), self.waiting.sides(row)
@@ -191,7 +191,7 @@ class Session:
             "id": self.project.ids[row],
             "version": self.history.versions.get(row, 0),
             "label": beliefs.label(row),
-            "confidence": round(self._confidence(row), 4),
+            "confidence": round(float(self.waiting.confidence(row)), 4),
             "variance": round(float(beliefs.variance[row]), 4),
             "status": STATUSES[beliefs.status[row]],
             "answer": None if answer is None else answer.kind,
@@ -207,11 +207,6 @@ class Session:
     def _reasons(self, reasons: Reasons) -> list[dict[str, Any]]:
         label = self.beliefs.label
         return [{"row": row, "id": self.project.ids[row], "label": label(row), "weight": weight} for row, weight in reasons]
-
-    def _confidence(self, row: int) -> float:
-        """Return the confidence that the page shows: of a suspected label, its probability by the other labels."""
-        suspected = self.waiting.suspected[row] and row not in self.history.answers
-        return float(self.waiting.supported[row] if suspected else self.beliefs.confidence[row])
 
     def catch_up(self) -> bool:
         """Do some work in the background; return whether there is more."""
@@ -267,7 +262,7 @@ class Session:
 
     def _change(self, row: int, after: str | None) -> Change:
         self.beliefs.score(np.array([row]))
-        confidence = round(self._confidence(row), 4)
+        confidence = round(float(self.waiting.confidence(row)), 4)
         return Change(self.project.ids[row], self.beliefs.label(row), after, STATUSES[self.beliefs.status[row]], confidence)
 
     def _answer(self, action: Action, labels: dict[int, str | None], view: View) -> dict[str, Any]:

@@ -24,6 +24,7 @@ RAREST, COMMONEST = 3.0, 0.5  # bounds of the weight of a class
 UNASKED, ACCEPTED, CORRECTED, SKIPPED = range(4)  # the answer to a row
 KINDS = (None, "accepted", "corrected", "skipped")
 BINS = 20  # of the histogram of confidences
+DEALT = 240  # rows, among which classes in need have their share
 
 
 class Filters(BaseModel):
@@ -159,6 +160,16 @@ class Waiting:
         suspicious = (beliefs.status == OUTLIER) | self.changed | self.suspected
         return np.asarray(doubt * np.append(rarity, 1.0)[beliefs.codes] * (1 + suspicious), np.float32)
 
+    def confidence(self, rows: int | Integers | slice) -> NDArray[np.float32]:
+        """Return the confidence of rows as the page shows it: of a suspected label, its probability by the other labels."""
+        suspected = self.suspected[rows] & (self.kinds[rows] == UNASKED)
+        return np.where(suspected, self.supported[rows], self.beliefs.confidence[rows])
+
+    def pseudo_counts(self) -> Integers:
+        """Return how many rows have each class as their pseudo-label, (C,)."""
+        codes = self.beliefs.codes[self.mask("pseudo")]
+        return np.bincount(codes[codes >= 0], minlength=len(self.beliefs.names))
+
     def mask(self, status: Status) -> Mask:
         """Return (n,) which rows a filter by status shows."""
         masks: dict[str, Callable[[], Any]] = {
@@ -182,19 +193,42 @@ class Waiting:
         mask = self.mask(filters.status)
         if filters.label is not None:
             mask = mask & (beliefs.codes == beliefs.codes_by_name.get(filters.label, -2))  # -2, which no row has
+        confidence = self.confidence(slice(None))
         if filters.least > 0 or filters.most < 1:
-            mask = mask & (beliefs.confidence >= filters.least) & (beliefs.confidence <= filters.most)
+            mask = mask & (confidence >= filters.least) & (confidence <= filters.most)
         if matching is not None:
             mask = mask & matching
         rows = np.flatnonzero(mask)
         keys: dict[Sort, Callable[[], NDArray[Any]]] = {
             "need": lambda: -self.need()[rows] + 10 * (self.kinds[rows] != UNASKED),  # answered rows come last
-            "least sure": lambda: beliefs.confidence[rows],
-            "most sure": lambda: -beliefs.confidence[rows],
+            "least sure": lambda: confidence[rows],
+            "most sure": lambda: -confidence[rows],
             "random": lambda: self.random[rows],
             "table": lambda: rows,
         }
-        return rows[np.argsort(keys[filters.sort](), kind="stable")]
+        rows = rows[np.argsort(keys[filters.sort](), kind="stable")]
+        return self._dealt(rows) if filters.sort == "need" else rows
+
+    def _dealt(self, rows: Integers) -> Integers:
+        """Return the rows with every second one of the first DEALT for a class in need, in turn, as long as there are some.
+
+        In need is a class that no pseudo-label names, or with less than half as many labels as a class has on average.
+        """
+        beliefs, labels = self.beliefs, self.beliefs.label_counts()
+        pseudo = self.pseudo_counts()
+        needy = np.flatnonzero((labels > 0) & ((pseudo == 0) | (2 * labels < labels[labels > 0].mean())))
+        needy = needy[np.lexsort((labels[needy], pseudo[needy] > 0))][:DEALT]
+        unasked = rows[self.kinds[rows] == UNASKED]
+        of = [unasked[(beliefs.codes[unasked] == c) | (beliefs.likeliest[unasked] == c)] for c in needy]
+        general, queues = iter(unasked.tolist()), [iter(queue[:DEALT].tolist()) for queue in of]
+        first: dict[int, None] = {}
+        while queues and len(first) < DEALT:
+            for queue in (general, queues[0]):
+                row = next((row for row in queue if row not in first), None)
+                first |= {} if row is None else {row: None}
+            queues = queues[1:] + ([] if row is None else queues[:1])
+        head = np.array(list(first), np.int64)
+        return np.concatenate([head, rows[~np.isin(rows, head)]])
 
 
 def _pairs(rows: Integers, weights: NDArray[np.float32]) -> list[Reasons]:
@@ -222,7 +256,7 @@ def progress(waiting: Waiting, answers: dict[int, Answer]) -> dict[str, Any]:
 def _nothing(waiting: Waiting) -> str:
     """Return the sentence on classes that no row without a label gets as its pseudo-label."""
     beliefs = waiting.beliefs
-    pseudo = np.bincount(beliefs.codes[waiting.mask("pseudo")], minlength=len(beliefs.names))
+    pseudo = waiting.pseudo_counts()
     if not (beliefs.status != LABELLED).any():
         return ""
     labels, given = beliefs.label_counts(), Counter(beliefs.project.given.values())

@@ -15,7 +15,7 @@ const SUSPECTED = [
   ["others say", "The class that the other labels predict.", "Change"],
 ];
 const SPLIT = [
-  ["if all classes were alike", "Decided as if all classes were equally frequent.", "Accept"],
+  ["balanced choice", "Decided as if all classes were equally frequent, which finds rare ones.", "Accept"],
   ["most probable", "Most probable with the shares of the classes among the rows.", "Accept"],
 ];
 
