@@ -8,8 +8,8 @@ how often they were wrong about left-out labels:
 
     errors(t) ~ Poisson( phi(t) sum_c g_c v_c b_c(t) )
     b_c(t)    rows of class c that are called otherwise with confidence >= t, by the probabilities
-    phi(t)    ~ Gamma(1 + e, 1/2 + E): left-out labels of confidence >= t, e of which are wrong where E were expected to be
-    g_c       ~ Gamma(2, mean 1 + 3 / n_c): errors come in groups, as when no label is like a part of a class
+    phi(t)    ~ Gamma(1 + e, 0.7 + E): left-out labels of confidence >= t, e of which are wrong where E were expected to be
+    g_c       ~ Gamma(2, mean 1 + 8 / n_c^2): errors come in groups, as when no label is like a part of a class
     v_c       ~ exp(0.7 z / sqrt(n_c)): the share of a class with n_c labels is not known exactly
 
 Left-out labels are weighted by the estimated shares of their classes. Thresholds are the least for which the errors are few
@@ -36,9 +36,9 @@ from semigpc.estimator.confidence import Decisions
 PROBABILITY = 0.9  # with which a promise is kept
 NEVER = 1.0 + 1e-6  # a confidence that no row reaches
 DRAWS = 200  # of g, v and phi
-PRIOR_ERRORS, PRIOR_EXPECTED = 1.0, 0.5  # of phi, whose mean is 2 before any label is left out
+PRIOR_ERRORS, PRIOR_EXPECTED = 1.0, 0.7  # of phi, whose mean is 1.4 before any label is left out
 GROUPED = 2.0  # shape of g_c
-DOUBT = 3.0  # errors of a class with one label are 1 + 3 times as many as the probabilities say
+DOUBT = 8.0  # errors of a class with one label are 1 + 8 times as many as the probabilities say, with four 1.5 times
 UNCERTAIN = 0.7  # deviation of the logarithm of a share that was estimated with one label
 LEAST_ERRORS = 0.001  # share of each class that is taken to be wrong however sure the probabilities are
 EVENNESS = 0.5  # power of the share that the odds of a threshold are in proportion to; 0 is one threshold for all
@@ -99,7 +99,7 @@ class _Odds:
         self.counts = np.bincount(truth, minlength=len(shares)).astype(np.float64)
         known = np.maximum(self.counts, 1)
         rng = np.random.default_rng(0)  # the same labels give the same promise
-        groups = rng.gamma(GROUPED, (1 + DOUBT / known) / GROUPED, (DRAWS, len(shares)))
+        groups = rng.gamma(GROUPED, (1 + DOUBT / known**2) / GROUPED, (DRAWS, len(shares)))
         self.doubts = groups * np.exp(UNCERTAIN / np.sqrt(known) * rng.standard_normal(groups.shape))  # g v, (DRAWS, C)
         self.quantiles = (rng.permutation(DRAWS) + 0.5) / DRAWS  # of phi
         checked = self.counts[truth] > 1  # the only label of a class cannot be left out
