@@ -8,7 +8,8 @@ how often they were wrong about left-out labels:
 
     errors(t) ~ Poisson( phi(t) sum_c g_c v_c b_c(t) )
     b_c(t)    rows of class c that are called otherwise with confidence >= t, by the probabilities
-    phi(t)    ~ Gamma(1 + e, 0.7 + E): left-out labels of confidence >= t, e of which are wrong where E were expected to be
+    phi(t)    ~ Gamma(1 + e, 0.7 / m + E): left-out labels of confidence >= t, e of which are wrong where E were expected to be;
+              m is e / E of all left-out labels, at least 1
     g_c       ~ Gamma(2, mean 1 + 8 / n_c^2): errors come in groups, as when no label is like a part of a class
     v_c       ~ exp(0.7 z / sqrt(n_c)): the share of a class with n_c labels is not known exactly
 
@@ -36,7 +37,7 @@ from semigpc.estimator.confidence import Decisions
 PROBABILITY = 0.9  # with which a promise is kept
 NEVER = 1.0 + 1e-6  # a confidence that no row reaches
 DRAWS = 200  # of g, v and phi
-PRIOR_ERRORS, PRIOR_EXPECTED = 1.0, 0.7  # of phi, whose mean is 1.4 before any label is left out
+PRIOR_ERRORS, PRIOR_EXPECTED = 1.0, 0.7  # of phi, whose mean is 1.4 m before any label is left out
 GROUPED = 2.0  # shape of g_c
 DOUBT = 8.0  # errors of a class with one label are 1 + 8 times as many as the probabilities say, with four 1.5 times
 UNCERTAIN = 0.7  # deviation of the logarithm of a share that was estimated with one label
@@ -152,7 +153,8 @@ class _Odds:
         believed += LEAST_ERRORS * self.probs.sum(axis=0) / len(self.probs) * sizes[:, None]
         above = np.searchsorted(-self.left_rank, -tried, side="right")
         wrong, expected = (np.append(0, x.cumsum())[above][:, None] for x in (self.left_wrong, self.left_expected))
-        phi = gammaincinv(PRIOR_ERRORS + wrong, self.quantiles) / (PRIOR_EXPECTED + expected)  # (STEPS, DRAWS)
+        usual = max(1.0, self.left_wrong.sum() / max(self.left_expected.sum(), 1e-9))  # m
+        phi = gammaincinv(PRIOR_ERRORS + wrong, self.quantiles) / (PRIOR_EXPECTED / usual + expected)  # (STEPS, DRAWS)
         allowed = np.floor((1 - target) * sizes + 1e-9)[:, None]
         kept = poisson.cdf(allowed, phi * (believed @ self.doubts.T)).mean(axis=1) >= PROBABILITY
         return float(tried[np.flatnonzero(kept)[-1]]) - 1e-9 if kept.any() else np.inf
