@@ -256,20 +256,20 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _answer(self, X: Floats, *, variance: bool, top: int) -> Answers:
         with self._threads(X, variance=variance):
-            parts = self._scored(X, self._memory, variance=variance, top=top)
-            columns: Any = zip(*(self._answered(points, scored, top) for points, scored in parts), strict=True)
+            parts, calibration = self._scored(X, self._memory, variance=variance, top=top), self._calibration()
+            columns: Any = zip(*(self._answered(points, scored, calibration, top) for points, scored in parts), strict=True)
             joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
             return Answers(*joined)
 
-    def _answered(self, points: Tensor, scored: Scored, top: int) -> Answers:
+    def _answered(self, points: Tensor, scored: Scored, calibration: Calibration, top: int) -> Answers:
         codes, slots, weights = scored.classes, scored.slots, scored.reasons
         if self._helped is not None:
-            codes = self._helped.score(points, bias=self._calibration().bias()).classes
+            codes = self._helped.score(points, bias=calibration.bias()).classes
             other = (codes != scored.classes).nonzero().squeeze(1)
             other_slots, other_weights, _ = self._memory.reasons(points[other], codes[other], top)
             slots = slots.index_copy(0, other, other_slots)
             weights = weights.index_copy(0, other, other_weights.float())
-        decisions = Decisions(torch.softmax(self._calibration().pool_logits(scored.mean), dim=1), codes)
+        decisions = Decisions(torch.softmax(calibration.pool_logits(scored.mean), dim=1), codes)
         largest, likeliest = decisions.probs.max(dim=1)
         confidence, thresholds = decisions.confidence.numpy(), self.threshold_[codes.numpy()]
         withheld = (confidence < thresholds) | ((confidence < largest.numpy()) & (thresholds > 0))

@@ -134,8 +134,8 @@ class Calibration(NamedTuple):
 
     def pool_logits(self, scores: Tensor) -> Tensor:
         """Return log probabilities (M, C), up to a constant, under the shares of the unlabelled rows."""
-        plain = scores / self.scales.clamp_min(1e-9).float()
-        return (self.confidence_scale * plain + self.log_shares).masked_fill(self.counts <= 0, -math.inf)
+        factors = (self.confidence_scale / self.scales.clamp_min(1e-9)).float()
+        return torch.addcmul(self.log_shares.masked_fill(self.counts <= 0, -math.inf), scores, factors)
 
 
 def class_scales(counts: Tensor) -> Tensor:

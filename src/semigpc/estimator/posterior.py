@@ -5,6 +5,8 @@
 """
 
 import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from semigpc.gp.engine import NotPositiveDefiniteError, full_precision
 from semigpc.gp.kernels import RBF, Kernel, Laplace, square_norms
-from semigpc.threads import suited_to
+from semigpc.threads import suited_to, using
 
 CHUNK = 2048  # rows whose kernel values are computed by one product, and held at once; fewer if there are ...
 CHUNK_CELLS = 2**22  # ... more kernel values than these, 16 MB
@@ -54,7 +56,7 @@ class Posterior:
         var(h) = k(h, h) - |L^-1 k(h_Q, h)|^2         L L^T = K = k(h_Q, h_Q) + sigma^2 I
 
     float32, in O(M N (D + C)) without the variance and O(M N (D + C + N)) with it. Memory beyond the result is that of a few
-    chunks of kernel values, 16 MB each for N up to 16 384, whatever M is.
+    chunks of kernel values for each thread, 16 MB each for N up to 16 384, whatever M is.
 
     Kernel values are held as k = r g e (see ``ScaledKernel``), where weights and L contain g, and r is multiplied at the end.
     Labelled rows are kept in an order that makes reasons easy to find (see ``ReasonSearch``).
@@ -104,18 +106,35 @@ class Posterior:
             slots=torch.full((rows, top), -1, dtype=torch.int64, device=queries.device),
             reasons=self.weights.new_zeros(rows, top),
         )
-        chunk = min(CHUNK, max(SMALLEST_CHUNK, CHUNK_CELLS // max(1, len(self))), rows)
+        chunk = max(1, min(CHUNK, max(SMALLEST_CHUNK, CHUNK_CELLS // max(1, len(self))), rows))
+        starts = iter(range(0, rows, chunk))
+        if variance and len(self) and self._factor is None:
+            with suited_to(len(self) ** 3):
+                self._factor = self._factorise()
+        with suited_to(rows * self.row_work(variance=variance)):
+            threads = torch.get_num_threads()
+            if threads == 1 or rows <= chunk * (threads - 1):
+                self._score_chunks(queries, starts, chunk, result, bias)
+            else:  # each thread has chunks of its own; if they shared one, they would wait for each other at every operation
+                with using(1), ThreadPoolExecutor(threads) as pool:  # new threads inherit the 1
+                    work = [pool.submit(self._score_chunks, queries, starts, chunk, result, bias) for _ in range(threads)]
+                for part in work:
+                    part.result()  # raises what was raised there
+        return result
+
+    @torch.no_grad()  # for threads of their own, which do not inherit it
+    def _score_chunks(self, queries: Tensor, starts: Iterator[int], chunk: int, result: Scored, bias: Tensor | None) -> None:
+        """Fill in the result for the chunks of queries that begin at ``starts``, which other threads may be taking from, too."""
+        rows = min(chunk, len(queries))
         space = (  # for kernel values, their maxima and L^-1 k; allocated once, since the system must clear new memory
-            self._search.workspace(chunk),
-            self.weights.new_empty(chunk, self._search.groups),
-            self.weights.new_empty(chunk if variance else 0, len(self)),
+            self._search.workspace(rows),
+            self.weights.new_empty(rows, self._search.groups),
+            self.weights.new_empty(0 if result.variance is None else rows, len(self)),
         )
-        for start in range(0, rows, max(1, chunk)):
+        for start in starts:
             points = queries[start : start + chunk].detach()
             part: list[Any] = [None if column is None else column[start : start + chunk] for column in result]
-            with suited_to(len(points) * self.row_work(variance=variance)):  # by the chunk: equal chunks give equal bits
-                self._score_chunk(points, Scored(*part), start, bias, *(memory[: len(points)] for memory in space))
-        return result
+            self._score_chunk(points, Scored(*part), start, bias, *(memory[: len(points)] for memory in space))
 
     def _score_chunk(
         self, chunk: Tensor, result: Scored, start: int, bias: Tensor | None, values: Tensor, largest: Tensor, solved: Tensor
@@ -146,11 +165,8 @@ class Posterior:
 
     def _explained(self, e: Tensor, out: Tensor) -> Tensor:
         """Return |L^-1 k|^2 / r^2, (m,), for e (m, N); ``out`` (m, N) receives L^-1 k / r. O(m N^2)."""
-        if not len(self):
+        if self._factor is None:  # no labelled rows
             return e.new_zeros(len(e))
-        if self._factor is None:
-            with suited_to(len(self) ** 3):
-                self._factor = self._factorise()
         torch.linalg.solve_triangular(self._factor, out.copy_(e).mT, upper=False, out=out.mT)
         return square_norms(out)
 
