@@ -1,5 +1,6 @@
 """Scoring many rows at once equals scoring them slowly in float64."""
 
+import threading
 from typing import NamedTuple
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 import semigpc.estimator.posterior as module
 from benchmarks.references import kernel_matrix
 from benchmarks.timing import peak_extra_bytes
+from semigpc import threads
 from semigpc.estimator.posterior import Posterior, Scored
 from semigpc.gp import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace, NotPositiveDefiniteError
 from tests.gp.streams import clusters
@@ -105,6 +107,48 @@ def test_chunks_shrink_where_there_are_many_labelled_rows(generator: torch.Gener
     monkeypatch.setattr(posterior._scaled, "write", recorded)
     check_against_reference(posterior.score(given.queries.float()), given, RBF())
     assert seen == [100, 100, 100, 31]
+
+
+def test_chunks_are_shared_among_threads(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = problem(generator, m=331)
+    posterior = Posterior(given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(threads, "SMALL", 0)
+    monkeypatch.setattr(module, "CHUNK", 50)
+    seen: list[tuple[int, bool, int]] = []
+    write = posterior._scaled.write
+
+    def recorded(chunk: Tensor, out: Tensor, start: int) -> Tensor | None:
+        seen.append((start, threading.current_thread() is threading.main_thread(), torch.get_num_threads()))
+        return write(chunk, out, start)
+
+    monkeypatch.setattr(posterior._scaled, "write", recorded)
+    with threads.using(3):
+        check_against_reference(posterior.score(given.queries.float().requires_grad_()), given, RBF())
+        assert torch.get_num_threads() == 3
+        assert sorted(seen) == [(start, False, 1) for start in range(0, 331, 50)]
+        given.queries[120, 3] = torch.nan
+        with pytest.raises(ValueError, match="row 120 is not"):
+            posterior.score(given.queries.float())
+        assert torch.get_num_threads() == 3
+        seen.clear()
+        posterior.score(given.queries[:100].float())  # fewer chunks than threads: these share each chunk
+        assert seen == [(0, True, 3), (50, True, 3)]
+
+
+def test_reasons_are_found_among_rows_of_other_classes_and_for_a_class_of_one_row(generator: torch.Generator) -> None:
+    draw = clusters(generator)
+    features, queries = draw(600)[0], draw(200)[0]
+    weights = 0.3 * torch.rand(600, 4, generator=generator).double()
+    weights[torch.arange(600), torch.arange(600) % 3] += 0.1 * torch.rand(600, generator=generator)
+    weights[:, 3] = -0.1
+    weights[7, 3] = 2.0  # the only row that speaks for the last class
+    posterior = Posterior(features, weights, kernel=RBF(), noise_std=NOISE_STD)
+    for last in (0.0, 100.0):
+        bias = torch.tensor([0.0, 0.0, 0.0, last])
+        scored = posterior.score(queries, bias=bias)
+        assert ((scored.classes == 3) == (last > 0)).all()
+        check_against_reference(scored, Problem(features, weights, queries), RBF(), bias=bias.double())
 
 
 def test_without_labelled_rows_the_prior_answers(generator: torch.Generator) -> None:

@@ -23,7 +23,6 @@ SMALLEST_CHUNK = 256  # rows; smaller matrix products are slow
 PRECISE = 4096  # labelled rows up to which the kernel matrix is factorised in float64
 GROUP = 64  # labelled rows that share one bound
 SPARE = 1  # groups searched beyond the number of reasons
-WIDER = 2  # times as many groups are searched where these were not enough
 RANGE = 40.0  # |h|^2 / (2 l^2) up to which e, and the square of L^-1 k / r, are at most exp(80): within float32
 NEAR = 10.0  # the same, up to which 0 is as good an origin as the mean
 SMALLEST = 1e-30  # kernel values below are raised to this: products with denormal numbers are many times slower
@@ -122,9 +121,9 @@ class Posterior:
                     part.result()  # raises what was raised there
         return result
 
-    @torch.no_grad()  # for threads of their own, which do not inherit it
+    @torch.no_grad()  # again, since other threads do not inherit it
     def _score_chunks(self, queries: Tensor, starts: Iterator[int], chunk: int, result: Scored, bias: Tensor | None) -> None:
-        """Fill in the result for the chunks of queries that begin at ``starts``, which other threads may be taking from, too."""
+        """Fill in the result for the chunks of queries that begin at ``starts``, an iterator that threads share."""
         rows = min(chunk, len(queries))
         space = (  # for kernel values, their maxima and L^-1 k; allocated once, since the system must clear new memory
             self._search.workspace(rows),
@@ -269,8 +268,8 @@ class ReasonSearch:
         max_i e(h, h_i) * max_i a[i, c]      i in the group; a maximum below 0 counted as 0
 
     so where the best values reach all of these bounds, they are the best of all: the result is exact. For the few queries
-    where they do not, more groups are searched, and in the end all. In a good order of rows this takes one pass over
-    the kernel values, for their maxima, where multiplying all of them takes three.
+    where they do not, all rows are compared. In a good order of rows this takes one pass over the kernel values, for their
+    maxima, where multiplying all of them takes three.
 
     Args:
         weights: (N, C) a, in ``grouping_order``.
@@ -293,16 +292,13 @@ class ReasonSearch:
         values[:, self.count :] = torch.finfo(torch.float32).tiny
         return values
 
-    def find(
-        self, values: Tensor, largest: Tensor, classes: Tensor, top: int, *, looked: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def find(self, values: Tensor, largest: Tensor, classes: Tensor, top: int) -> tuple[Tensor, Tensor]:
         """Return positions (m, top) among the labelled rows, and e a there, largest first. O(m (N / 64 + 64 top)) typically.
 
         Args:
             values: (m, N rounded up) e. largest: (m, groups) their maxima. classes: (m,). top: from 1 to N.
-            looked: groups searched at first; one more than ``top`` if left out.
         """
-        looked = top + SPARE if looked is None else looked
+        looked = top + SPARE
         if self.groups <= looked:
             return self.find_among_all(values, classes, top)
         class_groups, weights, others = self._largest(looked)
@@ -314,8 +310,7 @@ class ReasonSearch:
         unseen = others.index_select(0, classes).mul_(largest).amax(dim=1)
         doubtful = (best[:, -1] < unseen).nonzero().squeeze(1)
         if len(doubtful):
-            rest = self.find(values[doubtful], largest[doubtful], classes[doubtful], top, looked=WIDER * looked)
-            places[doubtful], best[doubtful] = rest
+            places[doubtful], best[doubtful] = self.find_among_all(values[doubtful], classes[doubtful], top)
         return places, best
 
     def find_among_all(self, values: Tensor, classes: Tensor, top: int) -> tuple[Tensor, Tensor]:
