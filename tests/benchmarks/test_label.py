@@ -103,10 +103,11 @@ def test_a_peer_that_holds_too_much_is_stopped() -> None:
 
 @pytest.mark.slow
 def test_a_real_peer_labels_all_rows_in_a_process_of_its_own() -> None:
+    before = set(multiprocessing.active_children())  # of other tests
     record = largest_size("label_spreading", CLUSTERS, labels=100, rows=400, budget=Budget(seconds=120))
     assert (record["rows"], record["stopped"], record["stopped_at"]) == (400, None, None)
     assert record["rows_per_s"] == pytest.approx(400 / record["seconds"])
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= before
 
 
 @needs_proc

@@ -215,7 +215,7 @@ def test_a_target_precision_is_kept_where_classes_overlap() -> None:
         X = X + 3.5 * np.random.default_rng(seed).standard_normal(X.shape).astype(np.float32)
         model = SemiGPClassifier(target_precision=0.95).fit(X, codes)
         bare = codes < 0
-        labels = model.predict(X[bare])
+        labels = model.label(X[bare])
         given = labels >= 0
         covered.append(given.mean())
         kept.append((labels == truth[bare])[given].mean() if given.any() else 1.0)

@@ -48,7 +48,7 @@ def gathered(partitions: Partitions, given: dict[str, str] | None, *, below: flo
 
 
 def assert_same_scan(one: Scan, other: Scan) -> None:
-    for name in ("rows", "ids", "labels", "sample_ids", "bad_labels"):
+    for name in ("rows", "ids", "labels", "bad_labels"):
         assert getattr(one, name) == getattr(other, name), name
     for name in ("labelled", "x", "sample", "sample_x", "bad"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))

@@ -28,7 +28,7 @@ from semigpc.gp.certainty import auto_logit_scale
 from semigpc.gp.kernels import squared_distances
 from semigpc.threads import suited_to
 
-TUNED = 600  # labelled rows that hyper-parameters are tuned on: an eigendecomposition takes a tenth of a second
+TUNED = 400  # labelled rows that hyper-parameters are tuned on: 36 eigendecompositions take a second
 POOL = 20_000  # unlabelled rows that class shares are estimated from
 TRAINED = 2000  # labelled rows up to which self-training is worth its cost ...
 LEAST_RECALL = 1 / 2  # ... and recall, averaged over classes, that left-out labels must reach
@@ -36,7 +36,7 @@ ROUNDS = 3  # of self-training where both hold
 MOST_ROUNDS = 100  # of self-training, each of which is O(N^3)
 SURE = 0.8  # probability from which a row joins in self-training
 MOST_JOINED = 1500  # rows that join, shared evenly by the classes, ...
-MOST_TOGETHER = 2000  # ... fewer where there would be more rows than this with the labelled ones, but at least ...
+MOST_TOGETHER = 1600  # ... fewer where there would be more rows than this with the labelled ones, but at least ...
 FEWEST_JOINED = 500  # ... these
 CHUNK = 4096  # rows scored at a time in self-training
 UNIT_KERNELS = ("rbf", "laplace", "cosine")  # k(h, h) = 1: variances are shares of the prior variance

@@ -87,13 +87,10 @@ class Labeller:
         self.model, self.scan, self.schema = model, scan, schema_of(id_name)
         self.names = np.array([str(name) for name in model.classes_], dtype=object)
         self._given = dict(zip(scan.labelled.tolist(), scan.labels, strict=True)) | scan.bad_labels
-        # Self-training may have added rows of the sample to the labelled ones, so they can be reasons too.
-        codes = model.answer(scan.sample_x, variance=False, top=0).codes if len(scan.sample) else np.empty(0, dtype=np.int64)
-        rows = np.concatenate([scan.labelled, scan.sample])
-        self._order = np.argsort(rows)
-        self._rows = rows[self._order]
-        self._ids = pyarrow.array([*scan.ids, *scan.sample_ids], pyarrow.string())
-        self._labels = pyarrow.array([*scan.labels, *self.names[codes]], pyarrow.string())
+        self._order = np.argsort(scan.labelled)  # reasons are rows with a given label
+        self._rows = scan.labelled[self._order]
+        self._ids = pyarrow.array(scan.ids, pyarrow.string())
+        self._labels = pyarrow.array(scan.labels, pyarrow.string())
 
     def table(self, batch: RowBatch) -> pyarrow.Table:
         """Return one row for each row of the batch, in its order."""

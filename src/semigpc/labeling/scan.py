@@ -39,7 +39,7 @@ class Scan:
     Attributes:
         rows: N.
         labelled: (n,) row numbers, sorted; ids, labels: n each; x: (n, D) their embeddings, all finite.
-        sample: (S,) row numbers, sorted; sample_ids: S; sample_x: (S, D), unlabelled.
+        sample: (S,) row numbers, sorted; sample_x: (S, D), unlabelled.
         bad: (b,) numbers of the rows with an embedding that is not finite, sorted; none of them is among the others.
         bad_labels: the labels that some of those have, by row number.
     """
@@ -50,7 +50,6 @@ class Scan:
     labels: list[str]
     x: Floats
     sample: Rows
-    sample_ids: list[str]
     sample_x: Floats
     bad: Rows
     bad_labels: dict[int, str]
@@ -128,7 +127,7 @@ class Gathered:
         """Add the next rows."""
         finite = np.isfinite(batch.x).all(axis=1)
         has_label = np.array([label is not None for label in labels], dtype=bool)
-        self.sample.add(batch.first, finite & ~has_label, batch.ids, batch.x)
+        self.sample.add(batch.first, finite & ~has_label, batch.x)
         chosen = np.flatnonzero(finite & has_label)
         self.labelled += [(batch.first + int(i), batch.ids[i], str(labels[i])) for i in chosen]
         self._x.append(batch.x[chosen])
@@ -167,7 +166,6 @@ class Gathered:
             labels=[label for _, _, label in self.labelled],
             x=np.concatenate(self._x),
             sample=self.sample.rows,
-            sample_ids=self.sample.ids,
             sample_x=self.sample.x,
             bad=np.array([row for row, _, _ in self.bad], dtype=np.int64),
             bad_labels={row: label for row, _, label in self.bad if label is not None},
@@ -212,7 +210,7 @@ def sample_rows(eligible: Mask, size: int, seed: int) -> Rows:
 
 
 class Sample:
-    """At most ``size`` rows: numbers ``rows`` (S,), sorted, their S ``ids`` and embeddings ``x`` (S, D).
+    """At most ``size`` rows: numbers ``rows`` (S,), sorted, and their embeddings ``x`` (S, D).
 
     Args:
         size: rows to keep. width: D. seed: decides which.
@@ -222,7 +220,6 @@ class Sample:
     def __init__(self, size: int, width: int, seed: int, below: float = np.inf) -> None:
         self.size, self.seed, self.below = size, seed, below
         self.rows = np.empty(0, dtype=np.int64)
-        self.ids: list[str] = []
         self.x = np.empty((0, width), dtype=np.float32)
         self._keys = np.empty(0)
 
@@ -230,23 +227,22 @@ class Sample:
         """Return the rows kept so far."""
         return len(self.rows)
 
-    def add(self, first: int, eligible: Mask, ids: Sequence[str], x: Floats) -> None:
-        """Offer rows, M ids and (M, D), numbered from ``first``; only those ``eligible`` (M,) may be kept."""
+    def add(self, first: int, eligible: Mask, x: Floats) -> None:
+        """Offer rows (M, D), numbered from ``first``; only those ``eligible`` (M,) may be kept."""
         keys = keys_of(first, len(eligible), self.seed)
         bound = self._keys.max() if len(self) == self.size and self.size else self.below
         new = np.flatnonzero(eligible & (keys < bound))
         if len(new) and self.size:
-            self._merge(keys[new], first + new, [ids[i] for i in new.tolist()], x[new])
+            self._merge(keys[new], first + new, x[new])
 
     def absorb(self, other: "Sample") -> None:
         """Add the sample of later rows."""
-        self._merge(other._keys, other.rows, other.ids, other.x)
+        self._merge(other._keys, other.rows, other.x)
 
-    def _merge(self, keys: NDArray[np.float64], rows: Rows, ids: Sequence[str], x: Floats) -> None:
+    def _merge(self, keys: NDArray[np.float64], rows: Rows, x: Floats) -> None:
         all_keys = np.concatenate([self._keys, keys])
         kept = np.sort(np.argsort(all_keys, kind="stable")[: self.size])
         old, new = kept[kept < len(self)], kept[kept >= len(self)] - len(self)
         self.x = np.concatenate([self.x[old], x[new]])
-        self.ids = [*(self.ids[i] for i in old), *(ids[i] for i in new)]
         self.rows = np.concatenate([self.rows[old], rows[new]])
         self._keys = all_keys[kept]
