@@ -19,6 +19,7 @@ CONVERGED = 1e-6  # change of a share below which it stops
 SHARPER = 2.0  # times lambda: left-out scores are less sure than those of unlabelled rows, and shares from soft ones collapse
 RELIED = 0.15  # unlabelled rows are so many times fewer to the prior, since their classes are guessed
 STRENGTHS = np.geomspace(1, 1e5, 41)  # of the prior in proportion to the labels, in labels
+LEAST_SHARE = 0.01  # of an even share: that of the pseudo-rows of a class
 UNEVEN = 1.5  # largest over smallest count of labels up to which they were chosen evenly, and say nothing about shares
 
 
@@ -195,12 +196,12 @@ def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
 def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
     """Return class shares of unlabelled rows by expectation-maximisation, with a prior in proportion to the labels.
 
-        r_ic ~ pi_c softmax(2 lambda s_i)_c          pi_c ~ 1 + kappa n_c / n + sum_i r_ic
+        r_ic ~ pi_c softmax(2 lambda s_i)_c          pi_c ~ max(1, u / 100 C) + kappa n_c / n + sum_i r_ic
 
-    The 1 is a pseudo-row of each class. kappa is chosen each round: it maximises the likelihood of the counts sum_i r_ic, of
-    which 15 % are relied on, under a Dirichlet-multinomial distribution around n_c / n. Labels that are drawn like the other
-    rows thus decide about rare classes, and labels that are not have little weight. Where all classes have about as many
-    labels, somebody chose them so, and kappa is 0. O(u C) a round.
+    The first term are pseudo-rows, so that no share becomes 0. kappa is chosen each round: it maximises the likelihood of the
+    counts sum_i r_ic, of which 15 % are relied on, under a Dirichlet-multinomial distribution around n_c / n. Labels that are
+    drawn like the other rows thus decide about rare classes, and labels that are not have little weight. Where all classes
+    have about as many labels, somebody chose them so, and kappa is 0. O(u C) a round.
 
     Args:
         scores: (u, C) of the unlabelled rows, with equal evidence for every class. scale: lambda.
@@ -210,7 +211,10 @@ def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
     if not len(scores):
         return counts / counts.sum()
     probs = torch.softmax((SHARPER * scale * scores.double()).masked_fill(~present, -math.inf), dim=1)
-    likely, pseudo = (counts / counts.sum()).numpy(), present.double().numpy()
+    likely, pseudo = (
+        (counts / counts.sum()).numpy(),
+        present.double().numpy() * max(1.0, LEAST_SHARE * len(scores) / len(counts)),
+    )
     even = float(counts.max() / counts[present].min()) <= UNEVEN
     shares = present.double() / present.sum()
     for _ in range(EM_ROUNDS):
