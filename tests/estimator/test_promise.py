@@ -34,7 +34,7 @@ def test_the_promise_is_kept_nine_times_out_of_ten(labels: int, target: float, s
         given.append(out.mean())
         if out.any():
             kept.append((pool.classes == hidden).numpy()[out].mean() >= target)
-    assert np.mean(kept) >= 0.9
+    assert sum(kept) >= len(kept) - 5, "at 90 % each, fewer have a probability of 7 %"
     assert np.mean(given) > 0.1
 
 
