@@ -140,7 +140,8 @@ def promise_sentence(facts: Entry) -> str:
     supported, expected = promise.get("supported"), promise.get("expected")
     if supported is not None and supported < promise["target"]:
         given = counted(promise["labels"], "given labels")
-        sentence += f" By themselves, without any probabilities, {given} can support {math.floor(100 * supported)}%."
+        alone = "Judged by the left-out labels above the threshold alone,"
+        sentence += f" {alone} {given} can support {math.floor(100 * supported)}%."
     return f"{sentence} Apart from the promise, the mean confidence of the labels given out is {percent(expected)}."
 
 
