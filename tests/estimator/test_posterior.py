@@ -143,6 +143,7 @@ def test_reasons_are_found_among_rows_of_other_classes_and_for_a_class_of_one_ro
     weights[torch.arange(600), torch.arange(600) % 3] += 0.1 * torch.rand(600, generator=generator)
     weights[:, 3] = -0.1
     weights[7, 3] = 2.0  # the only row that speaks for the last class
+    weights = weights / 20  # so that sums of 600 of them are about 1, as the tolerance supposes
     posterior = Posterior(features, weights, kernel=RBF(), noise_std=NOISE_STD)
     for last in (0.0, 100.0):
         bias = torch.tensor([0.0, 0.0, 0.0, last])
