@@ -50,12 +50,6 @@ def test_the_length_of_an_embedding_does_not_matter() -> None:
     assert PEERS["logistic"].build(24, False).C == 1
 
 
-def test_unlabelled_rows_can_be_capped() -> None:
-    x, codes, unlabeled = two_groups(4)
-    fitted = fit_peer(PEERS["label_spreading"], x, codes, unlabeled, most_unlabeled=10, seed=1)
-    assert len(fitted.classifier.transduction_) == 24 + 10
-
-
 def test_rows_that_no_label_reaches_are_counted() -> None:
     rng = np.random.default_rng(0)
     x, codes = np.concatenate([rng.normal(size=(8, 2)), 5 + rng.normal(size=(8, 2))]), np.repeat([0, 1], 8)

@@ -100,11 +100,6 @@ class Decisions(NamedTuple):
         """Return the probability (M,) that the class is right."""
         return self.probs.gather(1, self.classes.unsqueeze(1)).squeeze(1)
 
-    @property
-    def is_likeliest(self) -> Tensor:
-        """Return where (M,) no other class has a larger probability."""
-        return self.confidence >= self.probs.amax(dim=1)
-
 
 class Calibration(NamedTuple):
     """What turns scores (M, C) into probabilities.

@@ -65,24 +65,19 @@ class FittedPeer:
         return codes
 
 
-def fit_peer(
-    peer: Peer, X: Rows, codes: Codes, unlabeled: Rows, *, most_unlabeled: int | None = None, seed: int = 0
-) -> FittedPeer:
+def fit_peer(peer: Peer, X: Rows, codes: Codes, unlabeled: Rows) -> FittedPeer:
     """Fit a peer as its users would.
 
     Args:
         peer: one of PEERS.
         X: (n_l, D) labelled rows. codes: (n_l,) their classes, integers >= 0.
         unlabeled: (u, D) rows without labels, u may be 0. They also count in the means and deviations of the columns.
-        most_unlabeled: at most so many unlabelled rows are used, drawn without replacement by ``seed``.
 
     Raises:
         Exception: whatever scikit-learn raises: a comparison catches it and reports the peer as failed.
     """
     unit = X.shape[1] >= EMBEDDING_WIDTH
     scaler = Normalizer() if unit else StandardScaler()
-    if most_unlabeled is not None and len(unlabeled) > most_unlabeled:
-        unlabeled = unlabeled[np.sort(np.random.default_rng(seed).choice(len(unlabeled), most_unlabeled, replace=False))]
     scaler.fit(np.concatenate([X, unlabeled]))
     if not peer.uses_unlabeled and X.shape[1] > len(X):  # a rotation to fewer columns changes no answer, only the time
         scaler = make_pipeline(scaler, PCA().fit(scaler.transform(X)))

@@ -1,4 +1,4 @@
-"""Networks as ONNX, and in ONNX Runtime, which on a CPU takes a third to a half of torch's time."""
+"""Networks as ONNX, and in ONNX Runtime, which on a CPU takes a quarter to a half of torch's time."""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
