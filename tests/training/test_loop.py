@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,18 @@ def test_mixed_precision_never_reaches_the_gp(tmp_path: Path) -> None:
     assert features.dtype == torch.float64
     norms = features[:, features.any(dim=0)].square().sum(dim=0)
     assert torch.allclose(norms, torch.ones_like(norms), atol=1e-6)  # bfloat16 would be off by a thousandth
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_translated_network_learns_the_same(tmp_path: Path) -> None:
+    short = ("train.steps=4", "train.eval_steps=4")
+    for setting in ("false", "true"):
+        train(small_run("fixmatch", "none", *short, f"train.compile={setting}"), tmp_path / setting)
+    plain, translated = (read_checkpoint(RunFolder(tmp_path / name).last).part("model") for name in ("false", "true"))
+    assert list(plain) == list(translated)
+    for name, weights in plain.items():
+        assert torch.allclose(weights.float(), translated[name].float(), atol=2e-3), name
 
 
 def test_a_loss_that_is_no_number_stops_the_run_with_advice(tmp_path: Path) -> None:

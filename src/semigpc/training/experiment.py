@@ -24,6 +24,9 @@ ROOMS: dict[str, Mapping[str, Any]] = {"data": DATASETS, "algorithm": ALGORITHMS
 NOT_FROZEN = "frozen must be a FrozenConfig or None; got {!r:.80}. Use --features cached instead."
 
 
+Precision = Literal["32-true", "64-true", "16-mixed", "bf16-mixed"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The loop's options; the defaults are the ViT recipe of USB (Wang et al., 2022), which the paper follows.
@@ -38,7 +41,9 @@ class TrainConfig:
         schedule: or stay constant after the warm-up.
         ema: momentum of the moving average that is evaluated; 0 for none.
         clip_norm: largest norm of a gradient; 0 for no limit.
-        precision: of the network. The GP has its own.
+        precision: of the network; the GP computes in float64 in any case. 16-mixed needs a GPU.
+        tf32: let a GPU round the factors of the network's float32 products to 10 bits, which is faster and changes figures.
+        compile: translate the network by torch.compile, which takes a minute at the start and needs a C++ compiler.
         compat_usb_order: let the order of images depend on the epoch alone and not on the seed.
         eval_steps, checkpoint_steps, log_steps: how often to do each.
         eval_batch: images at a time in evaluation. workers: processes that load images; 0 loads in the loop.
@@ -59,7 +64,9 @@ class TrainConfig:
     schedule: Literal["cosine", "constant"] = "cosine"
     ema: float = 0.0
     clip_norm: float = 0.0
-    precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed"] = "32-true"
+    precision: Precision = "32-true"
+    tf32: bool = False
+    compile: bool = False
     compat_usb_order: bool = False
     eval_steps: int = 2048
     checkpoint_steps: int = 2048
@@ -88,6 +95,10 @@ class TrainConfig:
     def unlabeled_batch(self) -> int:
         """U."""
         return self.unlabeled_ratio * self.labeled_batch
+
+    def precision_on(self, accelerator: str) -> Precision:
+        """Return the precision to compute in: a CPU takes float32 where 16-mixed is set, which it cannot do."""
+        return "32-true" if (self.precision, accelerator) == ("16-mixed", "cpu") else self.precision
 
 
 @dataclass(frozen=True, kw_only=True)

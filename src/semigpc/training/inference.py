@@ -34,7 +34,7 @@ from semigpc.training.evaluate import Predictions, headline_head, predict, refil
 from semigpc.training.experiment import Experiment
 from semigpc.training.run_data import frozen_backbone, load_splits
 from semigpc.training.run_folder import Choice, RunError, RunFolder, read_json
-from semigpc.training.state import assemble, build_fabric
+from semigpc.training.state import assemble, build_fabric, products_in
 
 Part = Literal["test", "validation"]
 
@@ -77,7 +77,7 @@ class LoadedRun:
                 if on_batch is not None:
                     on_batch(len(batch.labels))
 
-        with using(self.experiment.train.threads or allowed()):
+        with using(self.experiment.train.threads or allowed()), products_in(self.experiment.train.tf32):
             return predict(self.network, self.gp, batches(), self.device)
 
     def has(self, name: Part) -> bool:

@@ -28,9 +28,10 @@ from semigpc.training.optim import set_rate
 from semigpc.training.processes import Interrupt, SilentRunFolder, Stopped, any_process, check_same_everywhere, sum_gradients
 from semigpc.training.run_data import DataCache, RunData
 from semigpc.training.run_folder import Checkpoint, CheckpointError, RunFolder, split_facts, write_checkpoint
-from semigpc.training.state import Trainer, assemble, build_fabric
+from semigpc.training.state import Trainer, assemble, build_fabric, products_in
 from semigpc.types import Batch, Clock, StepOutput
 
+LEAST_SCALE = 2.0**-10  # of the loss in 16-mixed, which is halved after every step that overflows; it begins at 2^16
 ADVICE = "Start a new run with a lower train.lr, longer train.warmup_steps, train.clip_norm=1, or train.precision=32-true."
 
 
@@ -195,6 +196,9 @@ class Run:
                 journal.note(done, note)
             if done % config.log_steps == 0 or done == config.steps:
                 journal.log(done)
+                scale = trainer.precision_state().get("scale", 1.0)
+                if scale < LEAST_SCALE:
+                    raise DivergedError(f"gradients overflow at step {step} with a loss scale as small as {scale:g}. {ADVICE}")
             if (done % config.eval_steps == 0 or done == config.steps) and self._evaluate(done):
                 self._save(self.folder.best, done)
             stop = any_process(self.fabric, self.interrupt.requested) and done < config.steps
@@ -244,6 +248,9 @@ class Run:
                 "The refiner's warm-up is as long as the run, or a generation of it, so the refiner is never used; lower "
                 "refiner.warmup_steps."
             )
+        train = experiment.train
+        if train.precision_on(self.fabric.device.type) != train.precision:
+            yield f"train.precision={train.precision} needs a GPU; on this CPU the network computes in float32."
         if gp is not None and gp.config.engine.name == "auto" and gp.choice.name != "exact":
             yield f"The GP is computed by the {gp.choice.name} engine: {gp.choice.reason}."
         if gp is not None and gp.config.confidence != "max_softmax" and not experiment.has_threshold:
@@ -332,7 +339,8 @@ def take_step(trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig)
     if trainer.fabric.world_size > 1:
         sum_gradients(trainer.model, trainer.fabric)
     if config.clip_norm:
-        trainer.fabric.clip_gradients(trainer.networks.student, trainer.optimizer, max_norm=config.clip_norm)
+        student, most = trainer.networks.student, config.clip_norm
+        trainer.fabric.clip_gradients(student, trainer.optimizer, max_norm=most, error_if_nonfinite=False)
     trainer.optimizer.step()
     trainer.update_average(config.ema)
     return output, rate
@@ -340,7 +348,7 @@ def take_step(trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig)
 
 @contextmanager
 def _own_random_numbers(experiment: Experiment) -> Iterator[None]:
-    """Seed torch for the run, and give the caller's generator and thread count back afterwards."""
-    with torch.random.fork_rng(), using(experiment.train.threads or allowed()):
+    """Seed torch for the run, and give the caller's generator, thread count and kind of products back afterwards."""
+    with torch.random.fork_rng(), using(experiment.train.threads or allowed()), products_in(experiment.train.tf32):
         torch.manual_seed(experiment.seed)
         yield

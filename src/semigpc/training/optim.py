@@ -14,7 +14,8 @@ from semigpc.training.experiment import TrainConfig
 def build_optimizer(model: Classifier, config: TrainConfig) -> torch.optim.Optimizer:
     """Return AdamW or SGD over groups with lr d^(depth - layer); the heads have lr itself.
 
-    Each group keeps its own rate as ``base_lr``, which :func:`set_rate` scales.
+    Each group keeps its own rate as ``base_lr``, which :func:`set_rate` scales. A fused optimiser divides by the loss scale of
+    16-mixed inside its step, where gradients can no longer be clipped; so with that precision it is not fused.
     """
     layers, spared = model.layer_ids(), model.no_weight_decay()
     depth = max(layers.values())
@@ -32,7 +33,7 @@ def build_optimizer(model: Classifier, config: TrainConfig) -> torch.optim.Optim
     ]
     if config.optimizer == "sgd":
         return torch.optim.SGD(described, lr=config.lr, momentum=0.9, nesterov=True)
-    return torch.optim.AdamW(described, lr=config.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
+    return torch.optim.AdamW(described, lr=config.lr, betas=(0.9, 0.999), eps=1e-8, fused=config.precision != "16-mixed")
 
 
 def rate_factor(step: int, config: TrainConfig) -> float:

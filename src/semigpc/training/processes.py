@@ -110,11 +110,12 @@ def join(experiment: Experiment, devices: int = 1) -> Fabric:
     if external:
         devices = torch.cuda.device_count() if cuda else 1
     environment = _ExternalEnvironment() if external else LightningEnvironment()
+    accelerator = "cuda" if cuda else "cpu"
     fabric = Fabric(
-        accelerator="cuda" if cuda else "cpu",
+        accelerator=accelerator,
         devices=devices,
         strategy=_SharedBatchStrategy(cluster_environment=environment, timeout=PATIENCE),
-        precision=experiment.train.precision,
+        precision=experiment.train.precision_on(accelerator),
     )
     fabric.launch()
     return fabric

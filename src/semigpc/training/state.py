@@ -163,9 +163,23 @@ class EvaluationNetwork(nn.Module):
 def build_fabric(experiment: Experiment) -> Fabric:
     """Return one CUDA device or the CPU, with the network's precision. Apple's GPUs lack float64, which the GP needs."""
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    fabric = Fabric(accelerator=accelerator, devices=1, precision=experiment.train.precision)
+    fabric = Fabric(accelerator=accelerator, devices=1, precision=experiment.train.precision_on(accelerator))
     fabric.launch()
     return fabric
+
+
+@contextmanager
+def products_in(tf32: bool) -> Iterator[None]:
+    """Let a GPU round the factors of float32 products to TF32, or not even in convolutions, where torch does so by default."""
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for switch in switches:
+            switch.allow_tf32 = tf32
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.allow_tf32 = value
 
 
 def assemble(
@@ -217,7 +231,9 @@ def assemble(
         prepare_to_share(model, fabric.device)
     average = average_of(model).to(fabric.device) if experiment.train.ema else None
     optimizer = build_optimizer(model, experiment.train)
-    student, _ = fabric.setup(model, optimizer)
+    if experiment.train.compile:
+        model.compile(dynamic=False)
+    student, optimizer = fabric.setup(model, optimizer)  # this optimiser divides by the loss scale, where there is one
     teacher = student if average is None else fabric.setup_module(average)
     if average is not None:
         teacher.eval()
