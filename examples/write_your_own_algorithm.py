@@ -43,11 +43,11 @@ class MeanTeacher(nn.Module):
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:  # noqa: ARG002
         """The loss of one batch."""
         x, strong = networks.forward(batch.x, batch.views["strong"])
-        self.refiner.observe("before", networks, x, batch)
+        self.refiner.observe("before", x, batch)
         with torch.no_grad():
             weak = networks.ask_teacher(batch.views["weak"])
             probs = self.refiner.refine("semantic", weak, torch.softmax(weak.logits, dim=1))
-        self.refiner.observe("after", networks, x, batch)
+        self.refiner.observe("after", x, batch)
         loss_x = F.cross_entropy(x.logits, batch.y)
         loss_u = F.cross_entropy(strong.logits, probs)
         loss = loss_x + self.config.consistency_weight * loss_u

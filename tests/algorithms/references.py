@@ -100,9 +100,9 @@ class SlowSupervised:
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:  # noqa: ARG002
         (x,) = forward(networks.student, batch.x)
-        self.refiner.take("before", networks, x, batch)
+        self.refiner.take("before", x, batch)
         loss = supervised_loss(self.refiner.logits(x, batch.index), batch.y)
-        self.refiner.take("after", networks, x, batch)
+        self.refiner.take("after", x, batch)
         return Expected(loss, {"loss_x": loss})
 
     def state(self) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ class SlowFixMatch:
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:  # noqa: ARG002
         x, weak, strong = forward(networks.student, batch.x, batch.views["weak"], batch.views["strong"])
-        self.refiner.take("before", networks, x, batch)
+        self.refiner.take("before", x, batch)
         p = weak_probs(self.refiner, weak)
         mask = [bool(row.max() >= self.config.threshold) for row in p]
         targets: list[Tensor | int] = [int(row.argmax()) for row in p]
@@ -123,7 +123,7 @@ class SlowFixMatch:
             targets = list(sharpen(p, self.config.temperature))
         loss_x = supervised_loss(self.refiner.logits(x, batch.index), batch.y)
         loss_u = masked(self.refiner.logits(strong), targets, mask)
-        self.refiner.take("after", networks, x, batch)
+        self.refiner.take("after", x, batch)
         return Expected(loss_x + self.config.unlabeled_weight * loss_u, {"loss_x": loss_x, "loss_u": loss_u}, p, mask)
 
     def state(self) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ class SlowFreeMatch:
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:  # noqa: ARG002
         x, weak, strong = forward(networks.student, batch.x, batch.views["weak"], batch.views["strong"])
-        self.refiner.take("before", networks, x, batch)
+        self.refiner.take("before", x, batch)
         q = weak_probs(self.refiner, weak)
         self.follow(q)
         thresholds = [self.tau * self.p[c] / max(self.p) for c in range(CLASSES)]
@@ -150,7 +150,7 @@ class SlowFreeMatch:
         loss_u = masked(z_s, targets, mask)
         loss_f = self.fairness([softmax(z) for z, m in zip(z_s, mask, strict=True) if m])
         loss = loss_x + self.config.unlabeled_weight * loss_u + self.config.fairness_weight * loss_f
-        self.refiner.take("after", networks, x, batch)
+        self.refiner.take("after", x, batch)
         terms = {"loss_x": loss_x, "loss_u": loss_u, "loss_f": loss_f, "threshold": self.tau}
         return Expected(loss, terms, q, mask)
 
@@ -208,7 +208,7 @@ class SlowReMixMatch:
         turns, weight, order = self.draw(batch)
         with torch.no_grad():
             x, weak = untouched(student, batch.x), untouched(student, batch.views["weak"])
-        self.refiner.take("before", networks, x, batch)
+        self.refiner.take("before", x, batch)
         p = self.aligned(weak_probs(self.refiner, weak))
         t = sharpen(p, config.temperature)
         one_hot = torch.eye(CLASSES, dtype=torch.float64)[batch.y]
@@ -228,7 +228,7 @@ class SlowReMixMatch:
         ramp = min(max(clock.step / (config.warmup * clock.total_steps), 0.0), 1.0)
         loss = loss_x + ramp * (config.unlabeled_weight * loss_mix + config.premix_weight * loss_pre)
         loss = loss + config.rotation_weight * loss_rot
-        self.refiner.take("after", networks, x, batch)
+        self.refiner.take("after", x, batch)
         terms = {"loss_x": loss_x, "loss_u": loss_mix, "loss_pre": loss_pre, "loss_rot": loss_rot}
         return Expected(loss, terms, t, [True] * len(t))
 

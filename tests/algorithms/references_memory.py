@@ -48,7 +48,8 @@ class SlowSimMatch:
         x, weak, strong = forward(networks.student, batch.x, batch.views["weak"], batch.views["strong"])
         if config.bank == "full_teacher":
             weak = in_eval_mode(networks.teacher, batch.views["weak"])
-        self.refiner.take("before", networks, x, batch)
+        remembered = in_eval_mode(networks.teacher, batch.x) if config.bank == "full_teacher" else x
+        self.refiner.take("before", remembered, batch)
         p_w = self.queue.aligned(weak_probs(self.refiner, weak))
         phat, loss_in = self.refiner.probs("final", weak, p_w), torch.zeros((), dtype=torch.float64)
         if clock.epoch > 0:
@@ -59,7 +60,7 @@ class SlowSimMatch:
         loss_u = masked(self.refiner.logits(strong), list(phat), mask)
         loss = loss_x + config.unlabeled_weight * loss_u + config.instance_weight * loss_in
         self.write(networks, x, batch)
-        self.refiner.take("after", networks, x, batch)
+        self.refiner.take("after", remembered, batch)
         return Expected(loss, {"loss_x": loss_x, "loss_u": loss_u, "loss_in": loss_in}, phat, mask)
 
     def similarities(self, e: Tensor) -> Tensor:
@@ -130,7 +131,7 @@ class SlowCoMatch:
         config = self.config
         views = [batch.views[name] for name in ("weak", "strong", "strong2")]
         x, weak, strong, strong2 = forward(networks.student, batch.x, *views)
-        self.refiner.take("before", networks, x, batch)
+        self.refiner.take("before", x, batch)
         p0 = self.queue.aligned(weak_probs(self.refiner, weak))
         e_w = weak.heads["projection"].detach()
         p = p0
@@ -147,7 +148,7 @@ class SlowCoMatch:
         loss_u = masked(self.refiner.logits(strong), list(p), mask)
         loss_c = self.contrast(p, strong.heads["projection"], strong2.heads["projection"])
         loss = loss_x + config.unlabeled_weight * loss_u + config.contrastive_weight * loss_c
-        self.refiner.take("after", networks, x, batch)
+        self.refiner.take("after", x, batch)
         return Expected(loss, {"loss_x": loss_x, "loss_u": loss_u, "loss_c": loss_c}, p, mask)
 
     def recall(self, e: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semigpc.refiners import GPConfig
-from semigpc.types import Batch, ModelOutput, Networks
+from semigpc.types import Batch, ModelOutput
 from tests.algorithms.tiny import CLASSES
 
 
@@ -21,7 +21,7 @@ class SlowRefiner(Protocol):
     def probs(self, site: str, output: ModelOutput, own: Tensor) -> Tensor:
         """The probabilities at a site, of which ``own`` are the algorithm's."""
 
-    def take(self, moment: str, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+    def take(self, moment: str, x: ModelOutput, batch: Batch) -> None:
         """See the labelled batch."""
 
 
@@ -34,7 +34,7 @@ class Silent:
     def probs(self, site: str, output: ModelOutput, own: Tensor) -> Tensor:  # noqa: ARG002
         return own
 
-    def take(self, moment: str, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+    def take(self, moment: str, x: ModelOutput, batch: Batch) -> None:
         pass
 
 
@@ -116,10 +116,9 @@ class SlowGP:
             b = self.config.blend
             return (1 - b) * own + b * torch.softmax(self.answer(output), dim=1)
 
-    def take(self, moment: str, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+    def take(self, moment: str, x: ModelOutput, batch: Batch) -> None:
         if moment == self.config.push:
-            output = in_eval_mode(networks.teacher, batch.x) if self.config.source == "ema" else x
-            rows = zip(self.feature(output).detach(), batch.y.tolist(), batch.index.tolist(), strict=True)
+            rows = zip(self.feature(x).detach(), batch.y.tolist(), batch.index.tolist(), strict=True)
             self.entries += [Entry(*row) for row in rows]
             if self.config.balanced:
                 self.entries = newest_of_each_class(self.entries, self.config.buffer_size // CLASSES)

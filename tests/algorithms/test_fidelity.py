@@ -65,14 +65,12 @@ GP_CASES: dict[str, dict[str, Any]] = {
     "class-prior": {"class_prior": "frequency"},
     "balanced": {"balanced": True},
     "balanced-prior": {"balanced": True, "class_prior": "frequency", "logit_scale": 3.0},
-    "ema": {"source": "ema"},
     "raw-features": {"l2norm": False, "length_scale": 2.0},
     "clipped": {"kernel_clip": 0.2, "output_scale": 2.0},
     "classifier": {"role": "classifier"},
     "classifier-prior": {"role": "classifier", "class_prior": "frequency"},
     "classifier-exclude": {"role": "classifier", "exclude_same_index": True},
     "classifier-exclude-prior": {"role": "classifier", "exclude_same_index": True, "class_prior": "frequency"},
-    "classifier-ema": {"role": "classifier", "source": "ema"},
 }
 MEMORY_CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {"site": "aggregate"}) for name in ("simmatch", "simmatch-full-teacher", "comatch")),
@@ -83,10 +81,10 @@ MEMORY_CASES: list[tuple[str, dict[str, Any]]] = [
     ("fixmatch-soft", {"blend": 0.5}),
     ("simmatch", {"site": "final"}),
     ("simmatch", {"site": "final", "blend": 0.5}),
-    ("simmatch-full-teacher", {"site": "final", "source": "ema"}),
-    ("simmatch-full-teacher", {"source": "ema"}),
+    ("simmatch-full-teacher", {"site": "final"}),
+    ("simmatch-full-teacher", {"push": "before"}),
     ("simmatch-full-teacher", {"role": "classifier"}),
-    ("simmatch-teacher", {"source": "ema", "feature": "projection"}),
+    ("simmatch-teacher", {"feature": "projection"}),
 ]
 STEPS = 4
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from semigpc.refiners import REFINERS, EnsembleOptions, ExactOptions, LowRankOptions, MatrixFreeOptions
-from semigpc.types import Batch, ModelOutput, Networks
+from semigpc.types import Batch, ModelOutput
 
 CLASSES, WIDTH = 3, 8
 ENGINES_OF_24 = {
@@ -16,23 +16,6 @@ ENGINES_OF_24 = {
     "ensemble": EnsembleOptions(members=2),
     "matrix_free": MatrixFreeOptions(rank=24, dtype="float64"),
 }  # every engine, for a buffer of 24 rows
-
-
-class Nobody(nn.Module):
-    """A network that nobody should ask."""
-
-    def forward(self, _images: Tensor) -> ModelOutput:
-        raise AssertionError("this pass is not wanted")
-
-
-class Mirror(nn.Module):
-    """A teacher whose features are the images upside down."""
-
-    def forward(self, images: Tensor) -> ModelOutput:
-        return said(-images.flatten(1)[:, :WIDTH])
-
-
-NOBODY = Networks(Nobody(), Nobody())
 
 
 def said(features: Tensor) -> ModelOutput:
@@ -63,11 +46,11 @@ def make(name: str, **options: Any) -> Any:
     return entry.build(entry.config(**{"warmup_steps": 0, "buffer_size": 24, **options}), WIDTH, CLASSES)
 
 
-def show(refiner: Any, features: Tensor, labels: Tensor, networks: Networks = NOBODY) -> None:
+def show(refiner: Any, features: Tensor, labels: Tensor) -> None:
     """One whole step in which nothing is asked."""
     batch = batch_of(features, labels)
     for moment in ("before", "after"):
-        refiner.observe(moment, networks, said(features), batch)
+        refiner.observe(moment, said(features), batch)
 
 
 def unit(features: Tensor) -> Tensor:

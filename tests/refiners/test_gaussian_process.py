@@ -237,5 +237,5 @@ def test_the_defaults_are_those_of_the_method() -> None:
     assert config.noise_std**2 / config.output_scale == pytest.approx(0.1)
     assert config.length_scale**2 == pytest.approx(0.1)
     assert (config.role, config.site, config.blend, config.push) == ("refine", "semantic", 1.0, "after")
-    assert (config.feature, config.l2norm, config.source) == ("backbone", True, "student")
+    assert (config.feature, config.l2norm) == ("backbone", True)
     assert (config.class_prior, config.warmup_steps, config.kernel_clip) == ("none", 1024, 0.0)

@@ -3,7 +3,7 @@
 import torch
 
 from semigpc.refiners import NoRefiner
-from tests.refiners.outputs import CLASSES, NOBODY, batch_of, points, said
+from tests.refiners.outputs import CLASSES, batch_of, points, said
 
 
 def test_everything_comes_back_untouched(generator: torch.Generator) -> None:
@@ -13,6 +13,6 @@ def test_everything_comes_back_untouched(generator: torch.Generator) -> None:
     assert refiner.classify(output) is output
     assert refiner.classify(output, labels) is output
     assert refiner.refine("semantic", output, probs) is probs
-    refiner.observe("before", NOBODY, output, batch_of(features, labels))
+    refiner.observe("before", output, batch_of(features, labels))
     assert not refiner.observes
     assert not refiner.state_dict()

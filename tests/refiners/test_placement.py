@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from semigpc.types import Networks
-from tests.refiners.outputs import CLASSES, NOBODY, Mirror, Nobody, batch_of, make, points, said, show, unit
+from tests.refiners.outputs import CLASSES, batch_of, make, points, said, show, unit
 
 with_memory = pytest.mark.parametrize("name", ["similarity", "gp"])
 
@@ -32,9 +30,9 @@ def test_a_refiner_is_silent_for_as_many_steps_as_the_warm_up_has(
     refiner = make(name, warmup_steps=steps, push=push)
     for number in range(5):
         features, labels = points(4, generator)
-        refiner.observe("before", NOBODY, said(features), batch_of(features, labels))
+        refiner.observe("before", said(features), batch_of(features, labels))
         assert is_own(answer(refiner, features)) == (number < steps), number
-        refiner.observe("after", NOBODY, said(features), batch_of(features, labels))
+        refiner.observe("after", said(features), batch_of(features, labels))
     assert len(refiner.buffer) == 20
 
 
@@ -52,9 +50,9 @@ def test_a_refiner_acts_at_its_site_alone(name: str, site: str, generator: torch
 def test_a_batch_enters_the_memory_once_and_when_it_should(name: str, push: str, generator: torch.Generator) -> None:
     refiner = make(name, push=push)
     features, labels = points(5, generator)
-    refiner.observe("before", NOBODY, said(features), batch_of(features, labels))
+    refiner.observe("before", said(features), batch_of(features, labels))
     assert len(refiner.buffer) == (5 if push == "before" else 0)
-    refiner.observe("after", NOBODY, said(features), batch_of(features, labels))
+    refiner.observe("after", said(features), batch_of(features, labels))
     assert len(refiner.buffer) == 5
 
 
@@ -89,16 +87,6 @@ def test_the_projection_may_stand_in_for_the_feature(name: str, generator: torch
     show(turned, features, labels)
     show(plain, features.roll(1, dims=1), labels)
     assert torch.equal(answer(turned, queries), answer(plain, queries.roll(1, dims=1)))
-
-
-@with_memory
-def test_the_teacher_may_fill_the_memory(name: str, generator: torch.Generator) -> None:
-    features, labels = points(12, generator)
-    teacher: nn.Module = Mirror()
-    refiner, plain = make(name, source="ema"), make(name)
-    show(refiner, features, labels, Networks(Nobody(), teacher))
-    show(plain, -features, labels)
-    assert torch.equal(answer(refiner, features), answer(plain, features))
 
 
 @with_memory

@@ -82,7 +82,7 @@ def test_every_algorithm_runs_with_every_refiner(algorithm: str, refiner: str, t
         ("refiner.role=classifier",),
         ("refiner.role=classifier", "refiner.exclude_same_index=true", "refiner.eval_buffer=rebuilt"),
         ("refiner.prefill=true", "refiner.eval_head=gp"),
-        ("refiner.source=ema", "refiner.push=before", "refiner.balanced=true", "refiner.balance=strict"),
+        ("refiner.push=before", "refiner.balanced=true", "refiner.balance=strict"),
         ("train.clip_norm=1.0",),
         ("train.optimizer=sgd", "train.ema=0", "train.schedule=constant"),
         ("train.compat_usb_order=true", "algorithm.bank=full_teacher"),

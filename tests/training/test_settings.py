@@ -118,7 +118,6 @@ def test_a_wrong_setting_is_answered_with_the_right_one(assignment: str, message
         ("fixmatch", ["refiner.site=aggregate"], "fixmatch has no site 'aggregate'"),
         ("comatch", ["refiner.site=final"], "comatch has no site 'final'"),
         ("fixmatch", ["refiner.feature=projection"], "fixmatch has no projection head"),
-        ("fixmatch", ["refiner.source=ema", "train.ema=0"], "needs a moving average"),
         ("simmatch", ["algorithm.bank=teacher", "train.ema=0"], "needs a moving average"),
     ],
 )

@@ -74,7 +74,7 @@ class CoMatch(HostState):
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong, strong2 = networks.forward(batch.x, *(batch.views[name] for name in self.views))
 
-        refiner.observe("before", networks, x, batch)
+        refiner.observe("before", x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
@@ -86,7 +86,7 @@ class CoMatch(HostState):
             self._push(weak.heads["projection"], probs_w)
             self._push(x.heads["projection"], one_hot(batch.y, probs.shape[1]).to(probs))
             graph = pseudo_label_graph(probs, config.graph_threshold)  # (U, U)
-        refiner.observe("after", networks, x, batch)
+        refiner.observe("after", x, batch)
 
         similarities = strong.heads["projection"] @ strong2.heads["projection"].mT / config.temperature  # (U, U)
         loss_x = addon.labeled_loss(step, logits_x, batch.y)

@@ -48,7 +48,7 @@ class FixMatch(nn.Module):
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
 
-        refiner.observe("before", networks, x, batch)
+        refiner.observe("before", x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
@@ -57,7 +57,7 @@ class FixMatch(nn.Module):
             probs = addon.targets(step, weak_output, addon.opinion(step, weak_output, probs))
             mask = refiner.confidence(weak_output, probs) >= config.threshold  # (U,)
             targets = probs.argmax(dim=1) if config.hard_labels else sharpen(probs, config.temperature)
-        refiner.observe("after", networks, x, batch)
+        refiner.observe("after", x, batch)
 
         loss_x = addon.labeled_loss(step, logits_x, batch.y)
         loss_u = addon.unlabeled_loss(step, logits_s, targets, mask)

@@ -64,7 +64,7 @@ class FreeMatch(nn.Module):
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
 
-        refiner.observe("before", networks, x, batch)
+        refiner.observe("before", x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
@@ -74,7 +74,7 @@ class FreeMatch(nn.Module):
             confidence, targets = refiner.confidence(weak_output, probs), probs.max(dim=1).indices  # (U,), (U,)
             self._follow(probs, confidence)
             mask = confidence >= self.class_thresholds().to(probs)[targets]  # (U,)
-        refiner.observe("after", networks, x, batch)
+        refiner.observe("after", x, batch)
 
         loss_x = addon.labeled_loss(step, logits_x, batch.y)
         loss_u = addon.unlabeled_loss(step, logits_s, targets, mask)

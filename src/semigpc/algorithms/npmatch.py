@@ -82,7 +82,7 @@ class NPMatch(nn.Module):
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
         process = process_of(networks.student)
 
-        refiner.observe("before", networks, x, batch)
+        refiner.observe("before", x, batch)
         with torch.no_grad():
             weak = weak._replace(logits=process.predict(weak.features))
             weak_output = addon.weak(step, weak)
@@ -98,7 +98,7 @@ class NPMatch(nn.Module):
         x, strong = x._replace(logits=mean_log_probs(samples_x)), strong._replace(logits=mean_log_probs(samples_s))
         logits_x = unless_replaced(samples_x, x, refiner.classify(x, batch.index))  # (T B, C)
         logits_s = unless_replaced(samples_s, strong, refiner.classify(strong))  # (T U, C)
-        refiner.observe("after", networks, x, batch)
+        refiner.observe("after", x, batch)
 
         loss_x = addon.labeled_loss(step, logits_x, batch.y.repeat(len(logits_x) // len(batch.y)))
         repeats = len(logits_s) // len(mask)

@@ -79,7 +79,7 @@ class ReMixMatch(nn.Module):
             weak: ModelOutput = student(batch.views["weak"])
             x: ModelOutput | None = student(batch.x) if self.refiner.observes else None  # un-mixed, for the memory alone
             if x is not None:
-                self.refiner.observe("before", networks, x, batch)
+                self.refiner.observe("before", x, batch)
             weak_output = addon.weak(step, weak)
             logits_w = self.refiner.classify(weak_output).logits
             probs = self.refiner.refine("semantic", weak_output, logits_w.softmax(dim=1))  # (U, C)
@@ -101,7 +101,7 @@ class ReMixMatch(nn.Module):
                 x = student(batch.x)  # again, with gradient: the mixed images have no single class
             loss_rot = self._rotation_loss(student, strong, turns)
         if x is not None:
-            self.refiner.observe("after", networks, x, batch)
+            self.refiner.observe("after", x, batch)
 
         loss_x = addon.labeled_loss(step, logits_x, labels[: len(first)])
         loss_u = addon.unlabeled_loss(step, logits_u, labels[len(first) :])

@@ -26,7 +26,8 @@ class SimMatchConfig:
         alignment_batches: batch means that distribution alignment remembers.
         projection: width of e.
         bank: the source of the bank's rows: ``momentum``, a running average of the student's projections; ``teacher``, the
-            moving average network; ``full_teacher``, the same, and the weak views go through it too, as in the original code.
+            moving average network; ``full_teacher``, the same, and the weak views go through it too, as in the original code,
+            so that a refiner remembers the teacher's features as well.
         bank_momentum: m of ``momentum``.
         compat_usb: write and read the bank as USB does, for comparisons with it: rows normalised across the batch, and
             images not seen yet count as random members of class 0.
@@ -86,9 +87,15 @@ class SimMatch(nn.Module):
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
         config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
-        weak_view = networks.ask_teacher(batch.views["weak"]) if config.bank == "full_teacher" else weak
+        banked, remembered, weak_view = x, x, weak  # what refiner and weak views see is of one network
+        if config.bank == "teacher":
+            banked = networks.ask_teacher(batch.x)
+        elif config.bank == "full_teacher":
+            asked = networks.ask_teacher(torch.cat([batch.x, batch.views["weak"]]))
+            banked, weak_view = asked.split([len(batch.x), len(asked.logits) - len(batch.x)])
+            remembered = banked
 
-        refiner.observe("before", networks, x, batch)
+        refiner.observe("before", remembered, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
@@ -103,8 +110,8 @@ class SimMatch(nn.Module):
         loss_x = addon.labeled_loss(step, logits_x, batch.y)
         loss_u = addon.unlabeled_loss(step, logits_s, probs, mask)
         loss_in = logits_s.new_zeros(()) if instances is None else self._instance_loss(strong, instances)
-        self._write(networks, x, batch)
-        refiner.observe("after", networks, x, batch)
+        self._write(banked, batch)
+        refiner.observe("after", remembered, batch)
         output = StepOutput(
             loss_x + config.unlabeled_weight * loss_u + config.instance_weight * loss_in,
             {"loss_x": loss_x, "loss_u": loss_u, "loss_in": loss_in, "mask_rate": mask.float().mean()},
@@ -133,7 +140,7 @@ class SimMatch(nn.Module):
         return -(instances * log_s).sum(dim=1).mean()
 
     @torch.no_grad()
-    def _write(self, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+    def _write(self, x: ModelOutput, batch: Batch) -> None:
         config, index = self.config, batch.index
         last = last_of_each(index)  # an image may stand twice in a batch larger than the labelled set
         if config.bank == "momentum":
@@ -145,7 +152,7 @@ class SimMatch(nn.Module):
             else:
                 entries = F.normalize(mixed, dim=1)
         else:
-            entries = networks.ask_teacher(batch.x).heads["projection"].to(self.bank)
+            entries = x.heads["projection"].to(self.bank)
         self.bank[index], self.bank_labels[index], self.visited[index] = entries[last], batch.y[last], True
         self._readable = True
 

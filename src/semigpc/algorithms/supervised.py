@@ -33,7 +33,7 @@ class Supervised(nn.Module):
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
         (x,) = networks.forward(batch.x)
-        self.refiner.observe("before", networks, x, batch)
+        self.refiner.observe("before", x, batch)
         loss = self.addon.labeled_loss(Step(networks, batch, clock), self.refiner.classify(x, batch.index).logits, batch.y)
-        self.refiner.observe("after", networks, x, batch)
+        self.refiner.observe("after", x, batch)
         return StepOutput(loss, {"loss_x": loss})

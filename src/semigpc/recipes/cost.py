@@ -107,8 +107,6 @@ def images_a_step(experiment: Experiment) -> tuple[int, int]:
     bank = getattr(experiment.algorithm, "bank", "")
     if bank.endswith("teacher"):
         looked_at += labeled + (unlabeled if bank == "full_teacher" else 0)
-    if refines and experiment.refiner.source == "ema":
-        looked_at += labeled
     return learnt, looked_at
 
 

@@ -125,7 +125,7 @@ def paper_experiment(
         ),
         model=ModelConfig(name=suite.backbone, pretrained=str(weights_folder(root, weights) / file.file)),
         algorithm=chosen,
-        refiner=paper_refiner(refiner, suite, chosen, balanced=balanced),
+        refiner=paper_refiner(refiner, suite, balanced=balanced),
         train=TrainConfig(
             steps=204_800,
             epoch_steps=1024,
@@ -161,12 +161,16 @@ def paper_algorithm(name: str, suite: Suite) -> Any:
     return replace(config, bank="teacher") if suite.averaged else replace(config, bank="momentum", bank_momentum=0.0)
 
 
-def paper_refiner(name: str, suite: Suite, algorithm: Any, *, balanced: bool) -> Any:
-    """Return a refiner as in section 3 of the paper; a teacher that writes SimMatch's bank feeds the buffer too."""
+def paper_refiner(name: str, suite: Suite, *, balanced: bool) -> Any:
+    """Return a refiner as in section 3 of the paper.
+
+    The paper prints neither l nor sigma nor lambda; these are ours: l^2 = T of SimMatch's similarities, sigma^2 = 0.1, and
+    lambda by :func:`auto_logit_scale`. Buffer and weak views have features of the network in training, also where SimMatch's
+    bank is written by its average: the weak logits come from that network in USB, and the buffer answers in their place.
+    """
     config = config_type("refiner", name)()
-    source: Literal["student", "ema"] = "ema" if getattr(algorithm, "bank", "") == "teacher" else "student"
     if isinstance(config, GPConfig | SimilarityConfig):
-        config = replace(config, buffer_size=BUFFER, balanced=balanced, warmup_steps=WARMUP, source=source)
+        config = replace(config, buffer_size=BUFFER, balanced=balanced, warmup_steps=WARMUP)
     if isinstance(config, GPConfig):
         return replace(config, length_scale=suite.similarity**0.5, output_scale=1.0, noise_std=0.1**0.5)
     return replace(config, temperature=suite.similarity) if isinstance(config, SimilarityConfig) else config

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from semigpc.types import Batch, HostState, ModelOutput, Networks
+from semigpc.types import Batch, HostState, ModelOutput
 
 Site = Literal["semantic", "aggregate", "final"]
 Moment = Literal["before", "after"]
@@ -29,8 +29,12 @@ class Refiner(Protocol):
     def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
         """Return the confidence (U,), in [0, 1], of the finished pseudo-labels ``probs`` (U, C); no gradient."""
 
-    def observe(self, moment: Moment, networks: Networks, x: ModelOutput, batch: Batch) -> None:
-        """Take in the labelled batch; called before the first and after the last other call of a step."""
+    def observe(self, moment: Moment, x: ModelOutput, batch: Batch) -> None:
+        """Take in the labelled batch; called before the first and after the last other call of a step.
+
+        ``x`` (B rows) must be of the network whose weak views are refined: a kernel between features of two networks, such as
+        a student and its average, is no likeness of images.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,6 @@ class PlacementConfig:
         blend: b in (1 - b) p + b p_refined.
         feature: the backbone's feature h, or the projection e where the algorithm has one.
         l2norm: whether features are put on the unit sphere.
-        source: which network computes the features for the memory: the student, or its moving average.
         push: whether a batch enters the memory after the step has read it, or before.
         warmup_steps: steps during which the memory fills but the algorithm keeps its own probabilities.
     """
@@ -52,7 +55,6 @@ class PlacementConfig:
     blend: float = 1.0
     feature: Literal["backbone", "projection"] = "backbone"
     l2norm: bool = True
-    source: Literal["student", "ema"] = "student"
     push: Moment = "after"
     warmup_steps: int = 1024
 
@@ -94,12 +96,6 @@ class Placement(HostState):
         raw = raw if raw.dtype == torch.float64 else raw.float()
         return F.normalize(raw, dim=1) if self.config.l2norm else raw
 
-    @torch.no_grad()
-    def memorable(self, networks: Networks, x: ModelOutput, batch: Batch) -> Tensor:
-        """Return the features (B, D) of the labelled batch for the memory."""
-        output = x if self.config.source == "student" else networks.ask_teacher(batch.x)
-        return self.features(output).detach()
-
 
 @dataclass(frozen=True, kw_only=True)
 class NoRefinerConfig:
@@ -123,5 +119,5 @@ class NoRefiner(nn.Module):
         """Return the largest probability, (U,)."""
         return probs.amax(dim=1)
 
-    def observe(self, moment: Moment, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+    def observe(self, moment: Moment, x: ModelOutput, batch: Batch) -> None:
         """Do nothing."""

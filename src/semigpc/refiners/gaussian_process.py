@@ -13,7 +13,7 @@ from semigpc.pseudo_labels import one_hot
 from semigpc.refiners.base import Moment, Placement, Site
 from semigpc.refiners.engines import Confidence, GPConfig, build_engine, choose_engine
 from semigpc.refiners.learning import build_learner
-from semigpc.types import Batch, ModelOutput, Networks
+from semigpc.types import Batch, ModelOutput
 
 
 class Belief(NamedTuple):
@@ -130,7 +130,7 @@ class GaussianProcessRefiner(nn.Module):
 
         ``own`` is what the loop's classifier says, (M, C). It is the answer during the warm-up, and keeps a share of 1 - blend
         afterwards. Without it the GP answers alone from its first entry on: 1/C for each class while there is none. Where and
-        when to ask is the caller's choice: ``role``, ``site``, ``feature``, ``source`` and ``push`` have no say here.
+        when to ask is the caller's choice: ``role``, ``site``, ``feature`` and ``push`` have no say here.
         """
         if own is not None and own.shape != (len(features), self.n_classes):
             raise ValueError(
@@ -184,10 +184,10 @@ class GaussianProcessRefiner(nn.Module):
     # Changing -------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def observe(self, moment: Moment, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+    def observe(self, moment: Moment, x: ModelOutput, batch: Batch) -> None:
         """Write the labelled batch and move the inverse, at the moment that is configured."""
         if moment == self.config.push:
-            self.write(self.placement.memorable(networks, x, batch), batch.y, batch.index)
+            self.write(self.placement.features(x), batch.y, batch.index)
         if moment == "after":
             self._count()
 

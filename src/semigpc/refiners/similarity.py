@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.pseudo_labels import one_hot
 from semigpc.refiners.base import Moment, Placement, PlacementConfig, Site
-from semigpc.types import Batch, ModelOutput, Networks
+from semigpc.types import Batch, ModelOutput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +79,10 @@ class SimilarityRefiner(nn.Module):
         return probs.amax(dim=1)
 
     @torch.no_grad()
-    def observe(self, moment: Moment, networks: Networks, x: ModelOutput, batch: Batch) -> None:
+    def observe(self, moment: Moment, x: ModelOutput, batch: Batch) -> None:
         """Write the labelled batch, at the moment that is configured."""
         if moment == self.config.push:
-            features = self.placement.memorable(networks, x, batch)
+            features = self.placement.features(x)
             written = self.buffer.write(batch.y, batch.index)
             self.features[written.slots] = features[written.rows].to(self.features)
         if moment == "after":

@@ -184,8 +184,6 @@ class Experiment:
             raise SettingError(f"{self.algorithm_name} has no site {refiner.site!r}; refiner.site may be {', '.join(sites)}.")
         if refiner.feature == "projection" and "projection" not in self.algorithm.heads:
             raise SettingError(f"{self.algorithm_name} has no projection head; leave refiner.feature at 'backbone'.")
-        if refiner.source == "ema" and not self.train.ema:
-            raise SettingError("refiner.source='ema' needs a moving average; set train.ema, such as 0.999.")
 
     @property
     def algorithm_name(self) -> str:
