@@ -211,6 +211,8 @@ ENGINES: dict[str, type[EngineOptions]] = {
 class GPConfig(PlacementConfig):
     """SemiGPC: the posterior mean of a GP over labelled features, in place of the classifier's opinion.
 
+    The paper prints neither length_scale nor noise_std nor logit_scale; the defaults are ours.
+
     Args:
         role: ``refine`` replaces the weak view's probabilities and changes no gradient path; ``classifier`` puts the GP in the
             place of the linear layer for every view, with gradients through the query k(h(x), h_Q) alone.
