@@ -102,13 +102,13 @@ def test_a_step_of_the_gp_costs_what_the_engine_computes() -> None:
         steps(cycle)
     assert engine.inverse.folds == 1
     operations, traffic = gp_step(rows, batch, queries, width, classes)
-    assert operations == pytest.approx(counter.get_total_flops() / cycle, rel=0.2)  # tiles and kept changes are left out
+    assert operations == pytest.approx(counter.get_total_flops() / cycle, rel=0.1)
     assert traffic > 4 * rows**2
 
 
 def test_the_gp_of_the_paper_costs_what_the_spec_counts() -> None:
     operations, traffic = gp_step(16_300, 8, 8, 384, 10)
-    assert operations == pytest.approx(8.7e9, rel=0.05)
+    assert operations == pytest.approx(9e9, rel=0.07)
     assert 1.06e9 < traffic < 1.5e9
 
 

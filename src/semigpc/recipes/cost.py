@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from semigpc.algorithms import ALGORITHMS, ReMixMatchConfig
 from semigpc.data.cifar import CifarConfig
 from semigpc.data.fgvc import BENCHMARKS, FGVCConfig
-from semigpc.gp.tiles import FOLD_RANK
+from semigpc.gp.tiles import FOLD_RANK, TILE
 from semigpc.models import Adapter, ModelConfig, build_model
 from semigpc.recipes.scales import Suite
 from semigpc.refiners import GPConfig, PlacementConfig
@@ -133,19 +133,19 @@ def price(experiment: Experiment, data: Suite) -> Cost:
 def gp_step(rows: int, batch: int, queries: int, width: int, n_classes: int) -> tuple[float, float]:
     """Return operations and bytes of memory that a step of the exact engine takes, with a full buffer.
 
-        operations = 4 B N^2 + 2 N (B (D + B) + U D) + 2 N C (3 B + U)
-        bytes = 4 N^2 (1 + 2 / folds) + 16 N D               folds: steps from one fold to the next
+        operations = 2 B N^2 + 2 B N (N + T) + 3 B N R + 2 (B + U) N D + 2 (3 B + U) N C
+        bytes = 4 N^2 (1 + 2 / S) + 16 N D
 
-    The product P C and the folding of changes into P take 2 B N^2 operations each. P is read once as half a matrix, and is
-    read and written at each fold; the features are read for the new rows and for the queries.
+    In this order: the product P C; folding changes into P, whose tiles have T rows; products with the R / 2 changes that
+    wait on average to be folded; the kernel; alpha and the means. P is read once as half a matrix, and is read and written at
+    every S-th step, when it is folded; the features are read for the new rows and for the queries.
 
     Args:
         rows: N. batch: B, rows replaced. queries: U, means. width: D. n_classes: C.
     """
-    folds = max(1, FOLD_RANK // (2 * batch))
-    operations = 4 * batch * rows**2 + 2 * rows * (batch * (width + batch) + queries * width)
-    operations += 2 * rows * n_classes * (3 * batch + queries)
-    return operations, 4 * rows**2 * (1 + 2 / folds) + 16 * rows * width
+    columns = 4 * batch * rows + 2 * batch * TILE + 3 * batch * FOLD_RANK
+    columns += 2 * (batch + queries) * width + 2 * (3 * batch + queries) * n_classes
+    return rows * columns, 4 * rows**2 * (1 + 2 / max(1, FOLD_RANK // (2 * batch))) + 16 * rows * width
 
 
 def training_images(data: Any) -> int:
