@@ -64,8 +64,12 @@ def place(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
-def reproduced(place: Path, table: str, *words: str | Path) -> dict[str, Any]:
-    done = semigpc("reproduce", table, "--root", place, "--out", place / "out", "--steps", "3", "--seeds", "1", *words)
+def command(place: Path, table: str, *words: str) -> list[str | Path]:
+    return ["reproduce", table, "--root", place, "--out", place / "out", "--steps", "3", "--seeds", "1", *words]
+
+
+def reproduced(place: Path, table: str, *words: str) -> dict[str, Any]:
+    done = semigpc(*command(place, table, *words))
     assert done.exit_code == 0, done.output
     assert "train.steps=3" in done.stdout  # changed, so that nothing is judged
     figures: dict[str, Any] = json.loads((place / "out" / "figures.json").read_text())
@@ -105,8 +109,7 @@ def test_cifar_10_with_a_long_tail_stopped_after_a_step_and_continued(place: Pat
 
     with monkeypatch.context() as patch:
         patch.setattr(live.ComparisonProgress, "run", lambda *_: Impatient())
-        command = ("reproduce", "cifar10_lt", "--root", place, "--out", place / "out", "--steps", "3", "--seeds", "1", *words)
-        refused(*command, code=130, words="stopped after step 1 of 3")
+        refused(*command(place, "cifar10_lt", *words), code=130, words="stopped after step 1 of 3")
     run = RunFolder(place / "out" / "A-150" / "cells" / "simmatch+gp" / "seed0")
     assert read_checkpoint(run.last).state["step"] == 1
 

@@ -73,13 +73,19 @@ def test_a_gp_that_is_judged_by_its_own_head_is_called_so_with_what_the_linear_l
         "seeds": [0],
         "gp_settings": {},
         "statements": [],
-        "groups": {"cifar10/250": {"cells": {"simmatch+gp": cell | {"config": {"refiner": {}}}}, "gains": [gain]}},
+        "groups": {
+            "cifar10/250": {
+                "cells": {"simmatch+gp": cell | {"config": {"refiner": {}, "addon": {"name": "crest"}}}},
+                "gains": [gain],
+            }
+        },
     }
     assert "simmatch+gp, GP head" in rendered(results_table(figures))
     assert "SimMatch + SemiGPC +3.00 -0.50" in rendered(gains_table(figures))
     lines = notes(figures, TABLES["balanced_cifar"])
     assert any("the GP's own" in line for line in lines)
     assert any("train.steps=20" in line for line in lines)
+    assert any("generations of CReST share the steps" in line for line in lines)
 
 
 def groups_of(top1: dict[tuple[str, str], float], table: str) -> dict[str, Any]:
@@ -100,10 +106,10 @@ def test_the_gap_between_settings_stands_beside_the_published_one() -> None:
     assert (alone["ours"], refined["ours"], share["ours"]) == (10, 4, 60)
     assert alone["published"] == pytest.approx(96.48 - 80.59)  # of the same ratio
     assert share["published"] == pytest.approx(100 * (1 - (96.80 - 88.22) / (96.48 - 80.59)), abs=0.01)
-    assert (share["printed"], share["over"], share["missing"]) == (45, ["50"], ["100", "150"])
+    assert (share["printed"], share["over"], share["missing"]) == (45, ["ratio 50"], ["ratio 100", "ratio 150"])
     shown = rendered(statements_table({"statements": [alone, refined, share]}))
-    assert "gap A - B, SimMatch, points 50 10.00 15.89 17.39" in shown
-    assert "SemiGPC closes of the gap, percent 50 60.00 46.00 45" in shown
+    assert "gap A - B, SimMatch, points ratio 50 10.00 15.89 17.39" in shown
+    assert "SemiGPC closes of the gap, percent ratio 50 60.00 46.00 45" in shown
     groups["B/50"]["cells"]["simmatch+gp"]["published"] = None  # as with another number of labels
     assert [one["published"] is None for one in statements("cifar10_lt", groups)] == [False, True, True]
     assert statements("cifar10_lt", {"A/50": groups["A/50"]}) == []

@@ -159,7 +159,8 @@ def test_a_gap_is_computed_over_the_ratios_that_both_settings_have() -> None:
     alone, refined, share = STATEMENTS["cifar10_lt"]
     top1 = {("A/50", "simmatch+none"): 90.0, ("B/50", "simmatch+none"): 80.0, ("A/100", "simmatch+none"): 70.0}
     top1 |= {("A/50", "simmatch+gp"): 92.0, ("B/50", "simmatch+gp"): 88.0, ("B/150", "simmatch+gp"): 10.0}
-    assert alone.units(top1) == refined.units(top1) == share.units(top1) == ["50"]
-    assert (alone.value(top1, ["50"]), refined.value(top1, ["50"])) == (10, 4)
-    assert share.value(top1, ["50"]) == pytest.approx(60)
+    assert alone.units(top1) == refined.units(top1) == share.units(top1) == ["ratio 50"]
+    assert (alone.value(top1, ["ratio 50"]), refined.value(top1, ["ratio 50"])) == (10, 4)
+    assert share.value(top1, ["ratio 50"]) == pytest.approx(60)
+    assert share.value(top1 | {("B/50", "simmatch+none"): 90.0}, ["ratio 50"]) is None  # there is no gap to close
     assert share.units({place: value for place, value in top1.items() if place != ("A/50", "simmatch+none")}) == []

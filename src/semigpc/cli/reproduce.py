@@ -36,6 +36,10 @@ CPU_SCALE = (
 )
 CLASS_PRIOR = "SemiGPC has a class prior here (refiner.class_prior=frequency), which the paper's method does not have."
 
+ADDONS = (
+    "Nothing is published of rows with an add-on. They have the recipe of the rows beside them, and where the add-on needs a "
+    "moving average of the network and the recipe has none, one with momentum 0.999. The generations of CReST share the steps."
+)
 GP_HEAD = (
     "GP head: the prediction judged is the GP's own, of the base algorithm it is the linear layer's; what SemiGPC adds to the "
     "linear layer stands beside it."
@@ -249,8 +253,9 @@ def statements_table(figures: Mapping[str, Any]) -> Table:
     """Return what the paper's text says of the whole table: from ours, from the published accuracies, and as printed."""
     made = table("What the paper says of the table as a whole", "", "over", ">ours", ">published accuracies give", ">text says")
     for one in figures["statements"]:
-        published = ["-", "-"] if one["published"] is None else [f"{one['published']:.2f}", f"{one['printed']:g}"]
-        made.add_row(one["name"], "all" if not one["missing"] else "; ".join(one["over"]), f"{one['ours']:.2f}", *published)
+        over = "; ".join(one["over"]) if one["missing"] else "all"
+        ours, published = ("-" if one[whose] is None else f"{one[whose]:.2f}" for whose in ("ours", "published"))
+        made.add_row(one["name"], over, ours, published, "-" if one["published"] is None else f"{one['printed']:g}")
     return made
 
 
@@ -268,6 +273,8 @@ def notes(figures: Mapping[str, Any], paper_table: "PaperTable") -> list[str]:
         lines.append(f"Settings were changed ({', '.join(figures['changed'])}), so nothing is compared with the paper.")
     if any(cell.get("head") == "gp" for cell in cells):
         lines.append(GP_HEAD)
+    if any("config" in cell and cell["config"]["addon"]["name"] != "none" for cell in cells):
+        lines.append(ADDONS)
     lines += _gp_note(figures["gp_settings"])
     if any(one["missing"] for one in figures["statements"]):
         lines.append(

@@ -180,19 +180,22 @@ class Statement:
         sides = [self.pairs, self.whole or self.pairs]
         return [unit for unit in self.pairs if all(row in top1 for side in sides for row in side[unit])]
 
-    def value(self, top1: Mapping[Row, float], units: Sequence[str]) -> float:
-        """Return the number over these units, from accuracies in percent by group and row."""
+    def value(self, top1: Mapping[Row, float], units: Sequence[str]) -> float | None:
+        """Return the number over these units, from accuracies in percent by group and row; None for a share of nothing."""
         part, whole = (
             fmean(top1[first] - top1[second] for first, second in (side[unit] for unit in units))
             for side in (self.pairs, self.whole or self.pairs)
         )
-        return part if self.whole is None else 100 * (1 - part / whole) if whole else 0.0
+        if self.whole is None:
+            return part
+        return 100 * (1 - part / whole) if whole > 0 else None
 
 
 def _gap(ratios: Sequence[int], alone: float, refined: float, reduction: float) -> tuple[Statement, ...]:
     """Return how much accuracy is lost from setting A to setting B, without and with SemiGPC, and the share of it saved."""
     before, after = (
-        {str(ratio): ((f"A/{ratio}", row), (f"B/{ratio}", row)) for ratio in ratios} for row in ("simmatch+none", "simmatch+gp")
+        {f"ratio {ratio}": ((f"A/{ratio}", row), (f"B/{ratio}", row)) for ratio in ratios}
+        for row in ("simmatch+none", "simmatch+gp")
     )
     return (
         Statement(name="gap A - B, SimMatch, points", printed=alone, pairs=before),

@@ -224,8 +224,8 @@ def statements(table: str, groups: Mapping[str, Mapping[str, Any]]) -> list[dict
                 "name": statement.name,
                 "over": units,
                 "missing": [unit for unit in statement.pairs if unit not in units],
-                "ours": round(statement.value(ours, units), 2),
-                "published": round(statement.value(printed, units), 2) if known else None,
+                "ours": _rounded(statement.value(ours, units)),
+                "published": _rounded(statement.value(printed, units)) if known else None,
                 "printed": statement.printed,
             }
         )
@@ -245,7 +245,11 @@ def gp_settings(table: PaperTable, cells: Sequence[PaperCell]) -> dict[str, dict
 
 
 def _percent(share: float | None, digits: int = 2) -> float | None:
-    return None if share is None else round(100 * share, digits)
+    return _rounded(None if share is None else 100 * share, digits)
+
+
+def _rounded(value: float | None, digits: int = 2) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def without_folders(value: Any, key: str = "") -> Any:
