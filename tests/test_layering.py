@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"types"},
     "training": {"addons", "algorithms", "refiners", "models", "data", "run_files", "types"},
     "export": {"training", "refiners", "gp", "models", "data", "types"},
-    "recipes": {"report", "training", "addons", "algorithms", "refiners", "models", "data"},
+    "recipes": {"report", "training", "addons", "algorithms", "refiners", "gp", "models", "data"},
     "report": {"run_files", "toy", "types"},
     "estimator": {"gp", "buffers"},
     "labeling": {"estimator", "models", "data", "report"},

@@ -3,12 +3,13 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from semigpc.cli.reproduce import gains_table, notes, results_table
+from semigpc.cli.reproduce import gains_table, notes, results_table, statements_table
 from semigpc.recipes.paper import TABLES
 from semigpc.recipes.published import PUBLISHED
-from semigpc.recipes.reproduction import without_folders
+from semigpc.recipes.reproduction import statements, without_folders
 
 
 def told(top1: float, table: str, group: str, row: str, *, agree: bool | None, best: bool | None) -> dict[str, Any]:
@@ -46,6 +47,8 @@ def test_tables_say_what_agrees_and_what_is_reproduced() -> None:
         "scale": "paper",
         "changed": [],
         "seeds": [0, 1, 2],
+        "gp_settings": {"cifar10": {"l^2": 0.1, "sigma^2": 0.1, "lambda": 6.43}},
+        "statements": [],
         "groups": {"cifar10/250": {"cells": {"simmatch+none": base, "simmatch+gp": refined}, "gains": [gain]}},
     }
     shown = rendered(results_table(figures))
@@ -56,6 +59,7 @@ def test_tables_say_what_agrees_and_what_is_reproduced() -> None:
     lines = notes(figures, TABLES["balanced_cifar"])
     assert any("printed as -0.18" in line for line in lines)
     assert any("2 printed deviations" in line for line in lines)
+    assert any("lambda are ours" in line and "cifar10 l^2 = 0.1, sigma^2 = 0.1, lambda = 6.43" in line for line in lines)
     assert any("train.lr=1" in line for line in notes(figures | {"changed": ["train.lr=1"]}, TABLES["balanced_cifar"]))
 
 
@@ -67,13 +71,56 @@ def test_a_gp_that_is_judged_by_its_own_head_is_called_so_with_what_the_linear_l
         "scale": "cpu",
         "changed": ["train.steps=20"],
         "seeds": [0],
-        "groups": {"cifar10/250": {"cells": {"simmatch+gp": cell | {"config": {"refiner": {}}}}, "gains": [gain]}},
+        "gp_settings": {},
+        "statements": [],
+        "groups": {
+            "cifar10/250": {
+                "cells": {"simmatch+gp": cell | {"config": {"refiner": {}, "addon": {"name": "crest"}}}},
+                "gains": [gain],
+            }
+        },
     }
     assert "simmatch+gp, GP head" in rendered(results_table(figures))
     assert "SimMatch + SemiGPC +3.00 -0.50" in rendered(gains_table(figures))
     lines = notes(figures, TABLES["balanced_cifar"])
     assert any("the GP's own" in line for line in lines)
     assert any("train.steps=20" in line for line in lines)
+    assert any("generations of CReST share the steps" in line for line in lines)
+
+
+def groups_of(top1: dict[tuple[str, str], float], table: str) -> dict[str, Any]:
+    """Groups as figures.json has them, of these accuracies; published ones where the paper has any."""
+    groups: dict[str, Any] = {}
+    for (group, row), value in top1.items():
+        entry = PUBLISHED[table][group].get(row)
+        published = None if entry is None else {"top1": entry.top1}
+        groups.setdefault(group, {"cells": {}})["cells"][row] = {"published": published, "last": {"mean": value}}
+    return groups
+
+
+def test_the_gap_between_settings_stands_beside_the_published_one() -> None:
+    top1 = {("A/50", "simmatch+none"): 90.0, ("B/50", "simmatch+none"): 80.0, ("A/100", "simmatch+none"): 70.0}
+    top1 |= {("A/50", "simmatch+gp"): 92.0, ("B/50", "simmatch+gp"): 88.0}
+    groups = groups_of(top1, "cifar10_lt")
+    alone, refined, share = statements("cifar10_lt", groups)
+    assert (alone["ours"], refined["ours"], share["ours"]) == (10, 4, 60)
+    assert alone["published"] == pytest.approx(96.48 - 80.59)  # of the same ratio
+    assert share["published"] == pytest.approx(100 * (1 - (96.80 - 88.22) / (96.48 - 80.59)), abs=0.01)
+    assert (share["printed"], share["over"], share["missing"]) == (45, ["ratio 50"], ["ratio 100", "ratio 150"])
+    shown = rendered(statements_table({"statements": [alone, refined, share]}))
+    assert "gap A - B, SimMatch, points ratio 50 10.00 15.89 17.39" in shown
+    assert "SemiGPC closes of the gap, percent ratio 50 60.00 46.00 45" in shown
+    groups["B/50"]["cells"]["simmatch+gp"]["published"] = None  # as with another number of labels
+    assert [one["published"] is None for one in statements("cifar10_lt", groups)] == [False, True, True]
+    assert statements("cifar10_lt", {"A/50": groups["A/50"]}) == []
+
+
+def test_the_mean_gain_over_what_the_paper_quotes_counts_ours_against_it() -> None:
+    groups = groups_of({("cub", "simmatch+none"): 80.0, ("cub", "simmatch+gp"): 83.0}, "fgvc")
+    groups["cub"]["cells"]["FixMatch"] = {"published": {"top1": 53.2}}
+    over_base, over_quoted = statements("fgvc", groups)
+    assert (over_base["ours"], over_base["published"], over_base["printed"]) == (3, 0.9, 1.92)
+    assert (over_quoted["ours"], over_quoted["published"]) == (pytest.approx(29.8), pytest.approx(32.23))
 
 
 def test_paths_are_reduced_to_names() -> None:

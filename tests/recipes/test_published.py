@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.recipes.published import NOTES, PUBLISHED, Published
+from semigpc.recipes.published import NOTES, PUBLISHED, STATEMENTS, Published
 
 SPEC = Path(__file__).parents[3] / "shared" / "spec" / "paper_tables.md"
 SECTIONS = {
@@ -130,3 +130,37 @@ def test_sources_say_who_quotes_whom() -> None:
         assert "SemiGPC paper, table of " in entry.source
         assert entry.quoted == ("as quoted by the" in entry.source)
     assert NOTES.keys() == PUBLISHED.keys()
+
+
+# Statements --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("table", "printed", "recomputed"),
+    [
+        ("cifar10_lt", [17.39, 9.54, 45], [17.393, 9.540, 45.2]),
+        ("cifar100_lt", [5.62, 3.85, 32], [5.617, 3.853, 31.4]),
+        ("fgvc", [1.92, 20.52], [1.775, 20.515]),
+        ("algorithm_ablation", [0.8], [0.7925]),
+        ("pretraining_ablation", [1.3], [1.733]),
+    ],
+)
+def test_what_the_text_says_of_a_table_beside_what_its_rows_give(
+    table: str, printed: list[float], recomputed: list[float]
+) -> None:
+    top1 = {(group, row): entry.top1 for (name, group, row), entry in rows().items() if name == table}
+    assert [statement.printed for statement in STATEMENTS[table]] == printed
+    for statement, value in zip(STATEMENTS[table], recomputed, strict=True):
+        assert statement.units(top1) == list(statement.pairs)
+        assert statement.value(top1, statement.units(top1)) == pytest.approx(value, abs=0.05 if value > 30 else 0.001)
+
+
+def test_a_gap_is_computed_over_the_ratios_that_both_settings_have() -> None:
+    alone, refined, share = STATEMENTS["cifar10_lt"]
+    top1 = {("A/50", "simmatch+none"): 90.0, ("B/50", "simmatch+none"): 80.0, ("A/100", "simmatch+none"): 70.0}
+    top1 |= {("A/50", "simmatch+gp"): 92.0, ("B/50", "simmatch+gp"): 88.0, ("B/150", "simmatch+gp"): 10.0}
+    assert alone.units(top1) == refined.units(top1) == share.units(top1) == ["ratio 50"]
+    assert (alone.value(top1, ["ratio 50"]), refined.value(top1, ["ratio 50"])) == (10, 4)
+    assert share.value(top1, ["ratio 50"]) == pytest.approx(60)
+    assert share.value(top1 | {("B/50", "simmatch+none"): 90.0}, ["ratio 50"]) is None  # there is no gap to close
+    assert share.units({place: value for place, value in top1.items() if place != ("A/50", "simmatch+none")}) == []

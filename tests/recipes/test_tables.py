@@ -1,8 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from semigpc.addons import ADDONS
 from semigpc.recipes import paper
 from semigpc.recipes.paper import TABLES, Options, find_table, select
 from semigpc.recipes.published import PUBLISHED
@@ -62,6 +64,57 @@ def test_other_algorithms_and_refiners_have_no_published_number() -> None:
     rows = ["supervised+none", "FixMatch", "fixmatch+none", "fixmatch+similarity", "fixmatch+gp"]
     assert [cell.row for cell in cells] == rows
     assert [cell.row for cell in cells if cell.published] == ["FixMatch"]  # quoted, of another network
+
+
+def test_addons_are_rows_beside_those_of_the_paper() -> None:
+    cells = TABLES["cifar10_lt"].cells("A/100", Options(addons=("crest", "balanced_sampling")))
+    rows = [
+        "supervised+none",
+        "CoSSL",
+        *(f"simmatch{addon}+{refiner}" for addon in ("", "+crest", "+balanced_sampling") for refiner in ("none", "gp")),
+    ]
+    assert [cell.row for cell in cells] == rows
+    assert [cell.row for cell in cells if cell.published] == ["CoSSL", "simmatch+none", "simmatch+gp"]
+    plain, crest = (cell.experiment for cell in cells if cell.row in ("simmatch+gp", "simmatch+crest+gp"))
+    assert plain is not None
+    assert crest == replace(plain, addon=ADDONS["crest"].config())
+
+
+@pytest.mark.parametrize("addon", [name for name in ADDONS if name != "none"])
+@pytest.mark.parametrize(
+    "options", [{}, {"scale": "cpu"}, {"scale": "cpu", "features": "cached"}], ids=["paper", "live", "cached"]
+)
+def test_every_addon_goes_with_every_base_of_the_paper(addon: str, options: Any) -> None:
+    for name in ("fgvc", "algorithm_ablation"):
+        for cell in TABLES[name].all_cells(Options(addons=(addon,), **options)):
+            if cell.experiment is not None and cell.experiment.addon.needs_average:
+                assert cell.experiment.train.ema == (0.99 if options else 0.999)
+
+
+def test_addons_that_cannot_act_are_errors() -> None:
+    with pytest.raises(SettingError, match="did you mean 'crest'"):
+        Options(addons=("crst",))
+    with pytest.raises(SettingError, match=r"train\.steps=3 are shared among 6 generations"):
+        TABLES["cifar10_lt"].cells("A/50", Options(addons=("crest",), steps=3))
+
+
+@pytest.mark.parametrize("scale", ["paper", "cpu"])
+def test_a_run_of_three_steps_is_evaluated_and_saved_and_refined(scale: Any) -> None:
+    options = Options(scale=scale, steps=3)
+    made = experiment("cifar10_lt", "A/50/simmatch+gp", options)
+    train = made.train
+    assert (train.steps, train.eval_steps, train.checkpoint_steps, train.log_steps, train.epoch_steps) == (3, 3, 3, 3, 3)
+    assert (made.refiner.warmup_steps, train.warmup_steps) == (1, 0)
+    assert options.changed == ["train.steps=3"]
+    long = experiment("cifar10_lt", "A/50/simmatch+gp", Options(steps=20_480)).train
+    assert (long.eval_steps, long.warmup_steps) == (2048, 512)  # as often as in full, and the same share of the run
+
+
+def test_as_many_seeds_as_the_claims_need() -> None:
+    table = TABLES["cifar10_lt"]
+    cells = table.all_cells(OPTIONS)
+    assert [table.seeds(select(cells, globs)) for globs in ([], ["A/*"], ["A/*", "B/50"])] == [5, 3, 5]
+    assert TABLES["cifar100_lt"].seeds(TABLES["cifar100_lt"].all_cells(OPTIONS)) == 3
 
 
 def test_other_counts_of_labels_have_no_published_number() -> None:

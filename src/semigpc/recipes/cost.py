@@ -1,8 +1,8 @@
-"""What a run costs, told before it is started: images through the network, floating-point operations, memory of the GP."""
+"""What a run costs, estimated before it is started: images through the network, operations of the GP, and hours on a GPU."""
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,53 @@ from torch.utils.flop_counter import FlopCounterMode
 from semigpc.algorithms import ALGORITHMS, ReMixMatchConfig
 from semigpc.data.cifar import CifarConfig
 from semigpc.data.fgvc import BENCHMARKS, FGVCConfig
+from semigpc.gp.tiles import FOLD_RANK, TILE
 from semigpc.models import Adapter, ModelConfig, build_model
+from semigpc.recipes.scales import Suite
 from semigpc.refiners import GPConfig, PlacementConfig
 from semigpc.training import Experiment
 
 BACKWARD = 2  # times the forward pass, that going back takes
-FLOAT32 = 4  # bytes
-ASSUMED_RATES = {"paper": 5e12, "cpu": 50e9}  # FLOP a second that small batches in float32 leave of one GPU, or of a CPU
+HOUR = 3600  # seconds
+# Views a second that one core decodes and augments, and images that it decodes for evaluation: of images used as they are
+# (32 px) and of photographs (224 px). Measured; `python -m benchmarks.loader` measures them again.
+TRAINING_VIEWS = {"pad": 5600.0, "resize": 147.0}
+EVALUATION_IMAGES = {"pad": 5600.0, "resize": 181.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A processor by its maker's figures, and what is assumed of it.
+
+    Args:
+        name: for people. float32, float64: operations a second at its peak. bandwidth: bytes a second, of its memory.
+        share: of these three that a run reaches; an assumption, not a measurement.
+        workers: processes that load images while it computes; with 0 it loads them itself.
+    """
+
+    name: str
+    float32: float
+    float64: float
+    bandwidth: float
+    share: float
+    workers: int
+
+
+MACHINES = {
+    "paper": Machine(name="one NVIDIA V100", float32=15.7e12, float64=7.8e12, bandwidth=900e9, share=1 / 3, workers=2),
+    "cpu": Machine(name="one CPU core", float32=100e9, float64=50e9, bandwidth=20e9, share=1 / 2, workers=0),
+}
+
+
+class Hours(NamedTuple):
+    """Of one run: ``features`` are those of a frozen network; ``loading`` overlaps with the rest if there are workers."""
+
+    network: float
+    gp: float
+    loading: float
+    evaluation: float
+    features: float
+    total: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,57 +65,87 @@ class Cost:
     """Of one run.
 
     Args:
-        steps: of the optimiser.
-        learnt: images a step that go forward and backward. looked_at: those that only go forward.
+        style: of the images, "pad" or "resize". steps: of the optimiser.
+        views: that are loaded a step. learnt: images a step that go forward and backward. looked_at: that only go forward.
         judged: images that all evaluations look at together.
-        flop: of one image, forward. With a frozen network these four are about the features that stand in for images.
+        flop: of one image, forward. With a frozen network these five are about the features that stand in for images.
         embedded: views of images that a frozen network sees, once for all runs that share them. embedding_flop: of one.
-        gp_bytes: N^2 float32 numbers, of which the engine keeps half; its own work, O(B N^2) a step, is not counted here.
+        gp_flop, gp_traffic: float64 operations, and bytes of memory read and written, of the GP a step.
+        gp_bytes: of the inverse of K, half of which is stored.
     """
 
+    style: str = "pad"
     steps: int
+    views: int
     learnt: int
     looked_at: int
     judged: int
     flop: int
     embedded: int = 0
     embedding_flop: int = 0
-    gp_bytes: int
+    gp_flop: float = 0.0
+    gp_traffic: float = 0.0
+    gp_bytes: int = 0
 
-    @property
-    def passes(self) -> int:
-        """Images through what is trained, in all."""
-        return self.steps * (self.learnt + self.looked_at) + self.judged
+    def hours(self, machine: Machine) -> Hours:
+        """Estimate the hours on a machine: a step takes max(network + GP, loading / workers), or their sum without workers.
 
-    @property
-    def own_flop(self) -> int:
-        """Three times the forward pass for what is learnt from, once for the rest."""
-        return self.flop * (self.passes + BACKWARD * self.steps * self.learnt)
+        Evaluation and the features of a frozen network overlap with loading in the same way.
+        """
+        overlapped = max if machine.workers else lambda *both: sum(both)
+        rate, cores = HOUR * machine.share * machine.float32, HOUR * max(1, machine.workers)
+        network = self.steps * self.flop * ((1 + BACKWARD) * self.learnt + self.looked_at) / rate
+        seconds = self.gp_flop / machine.float64 + self.gp_traffic / machine.bandwidth
+        gp = self.steps * seconds / machine.share / HOUR
+        loading = 0.0 if self.embedded else self.steps * self.views / TRAINING_VIEWS[self.style] / cores
+        read = 0.0 if self.embedded else self.judged / EVALUATION_IMAGES[self.style] / cores
+        evaluation = overlapped(self.judged * self.flop / rate, read)
+        features = overlapped(self.embedded * self.embedding_flop / rate, self.embedded / TRAINING_VIEWS[self.style] / cores)
+        total = overlapped(network + gp, loading) + evaluation + features
+        return Hours(network, gp, loading, evaluation, features, total)
 
-    @property
-    def shared_flop(self) -> int:
-        """Of the frozen network."""
-        return self.embedded * self.embedding_flop
 
-
-def price(experiment: Experiment, test_images: int) -> Cost:
-    """What a run of this experiment costs, if every evaluation looks at so many images."""
+def price(experiment: Experiment, data: Suite) -> Cost:
+    """Return what a run of this experiment costs on these data; passes that an add-on makes of its own are not counted."""
     train, frozen, plain = experiment.train, experiment.frozen, replace(experiment.model, pretrained=None)
-    flop = forward_flop(plain, experiment.augment.image_size)
+    flop, width = forward_flop(plain, experiment.augment.image_size), n_features(plain)
     learnt, looked_at = images_a_step(experiment)
     cost = Cost(
+        style=experiment.augment.style,
         steps=train.steps,
+        views=train.labeled_batch + _views(experiment) * train.unlabeled_batch,
         learnt=learnt,
         looked_at=looked_at,
-        judged=-(-train.steps // train.eval_steps) * test_images,
+        judged=-(-train.steps // train.eval_steps) * data.test_images,
         flop=flop,
-        gp_bytes=FLOAT32 * experiment.refiner.buffer_size**2 if isinstance(experiment.refiner, GPConfig) else 0,
     )
-    if frozen is None:
+    if frozen is not None:
+        embedded = (2 * frozen.views + 1) * training_images(experiment.data) + data.test_images
+        cost = replace(cost, flop=adapter_flop(width, frozen.width), embedded=embedded, embedding_flop=flop)
+        width = frozen.width
+    if not isinstance(experiment.refiner, GPConfig):
         return cost
-    views = (2 * frozen.views + 1) * training_images(experiment.data) + test_images
-    adapter = adapter_flop(plain, frozen.width)
-    return replace(cost, flop=adapter, embedded=views, embedding_flop=flop)
+    size = experiment.refiner.buffer_size
+    operations, traffic = gp_step(size, train.labeled_batch, train.unlabeled_batch, width, data.n_classes)
+    return replace(cost, gp_flop=operations, gp_traffic=traffic, gp_bytes=4 * size**2)
+
+
+def gp_step(rows: int, batch: int, queries: int, width: int, n_classes: int) -> tuple[float, float]:
+    """Return operations and bytes of memory that a step of the exact engine takes, with a full buffer.
+
+        operations = 2 B N^2 + 2 B N (N + T) + 3 B N R + 2 (B + U) N D + 2 (3 B + U) N C
+        bytes = 4 N^2 (1 + 2 / S) + 16 N D
+
+    In this order: the product P C; folding changes into P, whose tiles have T rows; products with the R / 2 changes that
+    wait on average to be folded; the kernel; alpha and the means. P is read once as half a matrix, and is read and written at
+    every S-th step, when it is folded; the features are read for the new rows and for the queries.
+
+    Args:
+        rows: N. batch: B, rows replaced. queries: U, means. width: D. n_classes: C.
+    """
+    columns = 4 * batch * rows + 2 * batch * TILE + 3 * batch * FOLD_RANK
+    columns += 2 * (batch + queries) * width + 2 * (3 * batch + queries) * n_classes
+    return rows * columns, 4 * rows**2 * (1 + 2 / max(1, FOLD_RANK // (2 * batch))) + 16 * rows * width
 
 
 def training_images(data: Any) -> int:
@@ -98,8 +168,7 @@ def images_a_step(experiment: Experiment) -> tuple[int, int]:
     from one of them un-mixed and from that one turned. Whatever asks the moving average adds a pass of the labelled images.
     """
     labeled, unlabeled = experiment.train.labeled_batch, experiment.train.unlabeled_batch
-    views = len(getattr(ALGORITHMS[experiment.algorithm_name].build, "views", ()))
-    learnt, looked_at = labeled + views * unlabeled, 0
+    learnt, looked_at = labeled + _views(experiment) * unlabeled, 0
     refines = isinstance(experiment.refiner, PlacementConfig)
     if isinstance(experiment.algorithm, ReMixMatchConfig):
         learnt += (2 if experiment.algorithm.rotation_weight else 1) * unlabeled
@@ -110,6 +179,11 @@ def images_a_step(experiment: Experiment) -> tuple[int, int]:
     return learnt, looked_at
 
 
+def _views(experiment: Experiment) -> int:
+    """Return the views of an unlabelled image that the algorithm takes."""
+    return len(getattr(ALGORITHMS[experiment.algorithm_name].build, "views", ()))
+
+
 @cache
 def forward_flop(model: ModelConfig, image_size: int) -> int:
     """Of one image, counted on a network without memory or weights; a multiplication and an addition are two."""
@@ -118,10 +192,16 @@ def forward_flop(model: ModelConfig, image_size: int) -> int:
 
 
 @cache
-def adapter_flop(model: ModelConfig, width: int) -> int:
-    """Of one feature of this network through what is trained on it, the heads not counted."""
+def n_features(model: ModelConfig) -> int:
+    """Return the width of the network's features."""
     with torch.device("meta"):
-        n_inputs = build_model(model, n_classes=2).n_features
+        return build_model(model, n_classes=2).n_features
+
+
+@cache
+def adapter_flop(n_inputs: int, width: int) -> int:
+    """Of one feature through what is trained on it, the heads not counted."""
+    with torch.device("meta"):
         return _counted(Adapter(n_inputs, width), torch.empty(1, n_inputs))
 
 

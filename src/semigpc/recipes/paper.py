@@ -1,14 +1,14 @@
 """The paper's six tables as experiments: groups of rows, what was published of each, and what is run for it.
 
-A recipe returns one cell of a table. With SimMatch a run takes some 3 hours on CIFAR-10, 11 on CIFAR-100 and 9 on the
-fine-grained benchmarks, on one GPU at 5 TFLOP/s. ``semigpc reproduce TABLE --root DIR`` runs a table and
-puts it beside what was published.
+A recipe returns one cell of a table. ``semigpc reproduce --list`` estimates the hours of each, and ``semigpc reproduce TABLE
+--root DIR`` runs a table and puts it beside what was published.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,7 @@ from semigpc.data import SplitConfig
 from semigpc.data.cifar import CifarConfig
 from semigpc.data.fgvc import BENCHMARKS, FGVCConfig, Name
 from semigpc.recipes.published import ENOUGH_SEEDS, NOTES, PUBLISHED, Published
-from semigpc.recipes.scales import SUITES, PaperRun, Pretraining, absolute, paper_experiment, shrink
+from semigpc.recipes.scales import SUITES, PaperRun, Pretraining, Suite, absolute, paper_experiment, shorten, shrink
 from semigpc.text import unknown_name
 from semigpc.training import Experiment, SettingError
 from semigpc.training.comparison import Cell
@@ -31,7 +31,7 @@ PRETRAININGS: tuple[Pretraining, ...] = ("supervised", "dino", "msn")
 BALANCED_LABELS: dict[Literal[10, 100], tuple[int, int]] = {10: (40, 250), 100: (200, 400)}
 TRAINING_IMAGES = 50_000  # of either CIFAR
 PAPER_LABELS = 4  # of each class, in setting B
-LABELS_ONLY = ("supervised", "none")
+LABELS_ONLY = ("supervised", "none", "none")  # algorithm, add-on and refiner
 # Settings that decide how fast a run is and what it writes, but not its result.
 HARMLESS = frozenset(f"train.{name}" for name in ("workers", "threads", "eval_batch", "log_steps", "tensorboard"))
 
@@ -112,6 +112,8 @@ class Options:
         scale: "paper", in full; or "cpu", cut to what a machine without a GPU can run.
         features: at scale "cpu", a small network from scratch ("live"), or a frozen one whose features are kept ("cached").
         algorithms: by name; the paper's without any. refiners: by name. Labels only is always there.
+        addons: by name; each is put on every algorithm, with every refiner, beside the rows without it.
+        steps: of every run instead of the recipe's, to see a table work before it is run in full.
         labels_per_class: in setting B of the long-tailed tables; the paper's 4 without it.
         overrides: ``key=value``, for every cell that has the key.
     """
@@ -122,11 +124,13 @@ class Options:
     features: Features = "live"
     algorithms: tuple[str, ...] = ()
     refiners: tuple[str, ...] = ("none", "gp")
+    addons: tuple[str, ...] = ()
+    steps: int | None = None
     labels_per_class: int | None = None
     overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for room, names in (("algorithm", self.algorithms), ("refiner", self.refiners)):
+        for room, names in (("algorithm", self.algorithms), ("refiner", self.refiners), ("addon", self.addons)):
             for name in names:
                 config_type(room, name)
         if self.features == "cached" and self.scale == "paper":
@@ -134,8 +138,9 @@ class Options:
 
     @property
     def changed(self) -> list[str]:
-        """Overrides that may change a figure."""
-        return [setting for setting in self.overrides if setting.partition("=")[0].strip() not in HARMLESS]
+        """Settings that may change a figure."""
+        shorter = [] if self.steps is None else [f"train.steps={self.steps}"]
+        return shorter + [setting for setting in self.overrides if setting.partition("=")[0].strip() not in HARMLESS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +149,8 @@ class Group:
 
     Args:
         title: for people. suite: of the data. algorithms: that the paper has.
-        make: a recipe that takes root, weights, algorithm, refiner and seed.
-        few_labels: it takes ``labels_per_class`` too. seeds: with fewer, no claim is judged.
+        make: a recipe that takes root, weights, algorithm, addon, refiner and seed.
+        few_labels: it takes ``labels_per_class`` too. seeds: with fewer, no claim is judged, so as many are run by default.
     """
 
     title: str
@@ -156,9 +161,9 @@ class Group:
     seeds: int = ENOUGH_SEEDS
 
     @property
-    def test_images(self) -> int:
-        """How many images every evaluation looks at."""
-        return SUITES[self.suite].test_images
+    def data(self) -> Suite:
+        """The row of its data in the table of data sets."""
+        return SUITES[self.suite]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +209,10 @@ class PaperTable:
         """Whether some group takes ``labels_per_class``."""
         return any(group.few_labels for group in self.groups.values())
 
+    def seeds(self, cells: Iterable["PaperCell"]) -> int:
+        """Return as many seeds as the claims of these cells need to be judged."""
+        return max(self.groups[cell.group].seeds for cell in cells)
+
     def all_cells(self, options: Options) -> list[PaperCell]:
         """Return the rows of all groups."""
         if self.full_scale and options.scale == "cpu":
@@ -214,17 +223,18 @@ class PaperTable:
         return [cell for name in self.groups for cell in self.cells(name, options)]
 
     def cells(self, name: str, options: Options) -> list[PaperCell]:
-        """Return the rows of a group: labels only, what the paper quotes, and every algorithm with every refiner."""
+        """Return the rows of a group: labels only, what the paper quotes, and every algorithm with add-ons and refiners."""
         group = self.groups[name]
         few = options.labels_per_class or PAPER_LABELS
         own = {"labels_per_class": few} if group.few_labels else {}
         printed = PUBLISHED[self.name][name] if not group.few_labels or few == PAPER_LABELS else {}
         methods = dict.fromkeys([LABELS_ONLY])
         for algorithm in options.algorithms or group.algorithms:
-            methods |= dict.fromkeys((algorithm, refiner) for refiner in options.refiners if algorithm != LABELS_ONLY[0])
+            if algorithm != LABELS_ONLY[0]:
+                methods |= dict.fromkeys(product([algorithm], ["none", *options.addons], options.refiners))
         full = [
-            group.make(root=options.root, weights=options.weights, algorithm=algorithm, refiner=refiner, **own)
-            for algorithm, refiner in methods
+            group.make(root=options.root, weights=options.weights, algorithm=algorithm, addon=addon, refiner=refiner, **own)
+            for algorithm, addon, refiner in methods
         ]
         experiments = override_all([_at_scale(experiment, options) for experiment in full], options.overrides)
         cells = [Cell(experiment, experiment.label) for experiment in experiments]
@@ -234,7 +244,8 @@ class PaperTable:
 
 
 def _at_scale(experiment: Experiment, options: Options) -> Experiment:
-    return experiment if options.scale == "paper" else shrink(experiment, options.features)
+    experiment = experiment if options.scale == "paper" else shrink(experiment, options.features)
+    return experiment if options.steps is None else shorten(experiment, options.steps)
 
 
 def select(cells: Sequence[PaperCell], globs: Sequence[str]) -> list[PaperCell]:

@@ -9,10 +9,11 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from semigpc.files import write_json
-from semigpc.recipes.cost import ASSUMED_RATES, price
+from semigpc.recipes.cost import MACHINES, price
 from semigpc.recipes.paper import Group, Options, PaperCell, PaperTable, Scale, select
-from semigpc.recipes.published import agrees, judge_gain
+from semigpc.recipes.published import STATEMENTS, agrees, judge_gain
 from semigpc.recipes.scales import check_weights
+from semigpc.refiners import GPConfig, auto_logit_scale
 from semigpc.report.comparison import write_comparison_report
 from semigpc.report.run_record import read_run
 from semigpc.text import CLASS_GROUPS
@@ -23,7 +24,6 @@ from semigpc.training.run_folder import read_json
 METRIC = "top1"
 PATHS = ("root", "splits", "pretrained")  # settings that contain a path
 LAST = 20  # evaluations that some authors average over
-HOUR = 3600  # seconds
 
 
 def reproduce_table(
@@ -31,7 +31,7 @@ def reproduce_table(
     options: Options,
     *,
     globs: Sequence[str],
-    seeds: int,
+    seeds: int | None,
     out: Path | None,
     jobs: int,
     progress: Callable[[int, str], AbstractContextManager[ComparisonListener]],
@@ -41,7 +41,8 @@ def reproduce_table(
 
     Args:
         table, options: what to run. globs: patterns of the cells to run; all without any.
-        seeds: of each cell. out: folder for runs and pages; ``reproduced/TABLE-SCALE`` without one. jobs: runs at a time.
+        seeds: of each cell; as many as the claims need without a number. jobs: runs at a time.
+        out: folder for runs and pages; ``reproduced/TABLE-SCALE`` without one.
         progress: called with the number of runs and the title of each group. on_report: called with the page of each group.
     """
     if options.labels_per_class is not None and not table.few_labels:
@@ -50,9 +51,11 @@ def reproduce_table(
     chosen = select(rows, globs)
     for row in chosen:
         check_weights(row.experiment)
+    seeds = table.seeds(chosen) if seeds is None else seeds
     kind = options.scale if options.features == "live" else f"{options.scale}-{options.features}"
     labels = "" if options.labels_per_class is None else f"-{options.labels_per_class}labels"
-    out = out or Path("reproduced") / f"{table.name}-{kind}{labels}"
+    steps = "" if options.steps is None else f"-{options.steps}steps"
+    out = out or Path("reproduced") / f"{table.name}-{kind}{labels}{steps}"
     figures: dict[str, Any] = {
         "command": _command(table.name, options, globs, seeds, jobs),
         "table": table.name,
@@ -63,8 +66,10 @@ def reproduce_table(
         "metric": METRIC,
         "judged": options.scale == "paper" and not options.changed,  # whether ours are compared with the paper's
         "changed": [_setting_without_folders(setting) for setting in options.changed],
+        "gp_settings": gp_settings(table, chosen),
         "environments": [],
         "groups": {},
+        "statements": [],
     }
     for name, group in table.groups.items():
         folder = out / name.replace("/", "-")
@@ -90,6 +95,7 @@ def reproduce_table(
             place = read_json(path, "the run does not say where it was made", dict[str, str])
             if place not in figures["environments"]:
                 figures["environments"].append(place)
+        figures["statements"] = statements(table.name, figures["groups"])
         write_json(out / "figures.json", figures)
         on_report(write_comparison_report(folder))
     return figures, out / "figures.json"
@@ -167,8 +173,8 @@ def _gains(group: Group, cells: Mapping[str, Mapping[str, Any]], *, judged: bool
     """Return what each refiner adds to its base at the last step, seed by seed."""
     rows = []
     for row, cell in cells.items():
-        algorithm, _, refiner = row.partition("+")
-        base = cells.get(f"{algorithm}+none")
+        method, _, refiner = row.rpartition("+")  # an algorithm, or an algorithm with an add-on
+        base = cells.get(f"{method}+none")
         if "last" not in cell or refiner == "none" or base is None:
             continue
         gains = [ours - theirs for ours, theirs in zip(cell["last"][METRIC], base["last"][METRIC], strict=True)]
@@ -178,7 +184,7 @@ def _gains(group: Group, cells: Mapping[str, Mapping[str, Any]], *, judged: bool
         rows.append(
             {
                 "with": row,
-                "without": f"{algorithm}+none",
+                "without": f"{method}+none",
                 "label": cell["label"],
                 "gains": [round(gain, 2) for gain in gains],
                 "mean": round(fmean(gains), 2),
@@ -192,8 +198,58 @@ def _gains(group: Group, cells: Mapping[str, Mapping[str, Any]], *, judged: bool
     return rows
 
 
+def statements(table: str, groups: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the paper's text says of a whole table, computed from ours and, over the same units, from the published.
+
+    Args:
+        table: its name. groups: as in figures.json. A row that the paper quotes counts as ours, too: it is what ours are
+            compared with.
+    """
+    ours: dict[tuple[str, str], float] = {}
+    printed: dict[tuple[str, str], float] = {}
+    for group, entry in groups.items():
+        for row, cell in entry["cells"].items():
+            if cell["published"]:
+                printed[group, row] = cell["published"]["top1"]
+            if "last" in cell or cell["published"]:
+                ours[group, row] = cell["last"]["mean"] if "last" in cell else cell["published"]["top1"]
+    made = []
+    for statement in STATEMENTS.get(table, ()):
+        units = statement.units(ours)
+        if not units:
+            continue
+        known = set(units) <= set(statement.units(printed))
+        made.append(
+            {
+                "name": statement.name,
+                "over": units,
+                "missing": [unit for unit in statement.pairs if unit not in units],
+                "ours": _rounded(statement.value(ours, units)),
+                "published": _rounded(statement.value(printed, units)) if known else None,
+                "printed": statement.printed,
+            }
+        )
+    return made
+
+
+def gp_settings(table: PaperTable, cells: Sequence[PaperCell]) -> dict[str, dict[str, float]]:
+    """Return l^2, sigma^2 and lambda of the GP by data set: values of ours, since the paper prints none."""
+    found = {}
+    for cell in cells:
+        group = table.groups[cell.group]
+        if cell.experiment is not None and isinstance(refiner := cell.experiment.refiner, GPConfig):
+            scale = refiner.logit_scale or auto_logit_scale(group.data.n_classes)
+            values = {"l^2": refiner.length_scale**2, "sigma^2": refiner.noise_std**2, "lambda": scale}
+            found[group.suite] = {name: float(f"{value:.3g}") for name, value in values.items()}
+    return found
+
+
 def _percent(share: float | None, digits: int = 2) -> float | None:
-    return None if share is None else round(100 * share, digits)
+    return _rounded(None if share is None else 100 * share, digits)
+
+
+def _rounded(value: float | None, digits: int = 2) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def without_folders(value: Any, key: str = "") -> Any:
@@ -209,11 +265,12 @@ def _command(table: str, options: Options, globs: Sequence[str], seeds: int, job
     """Return the command that makes the same figures, with names in place of paths; where the runs were put is left out."""
     words = ["semigpc", "reproduce", table, "--root", options.root.expanduser().resolve().name]
     words += ["--weights", options.weights.expanduser().resolve().name] if options.weights else []
-    for option, values in (("--cell", globs), ("--algorithm", options.algorithms)):
+    for option, values in (("--cell", globs), ("--algorithm", options.algorithms), ("--addon", options.addons)):
         words += [word for value in values for word in (option, value)]
     if options.refiners != Options().refiners:
         words += [word for value in options.refiners for word in ("--refiner", value)]
     words += ["--labels-per-class", str(options.labels_per_class)] if options.labels_per_class is not None else []
+    words += ["--steps", str(options.steps)] if options.steps is not None else []
     words += ["--seeds", str(seeds), "--scale", options.scale]
     words += ["--features", options.features] if options.features != "live" else []
     words += [word for setting in options.overrides for word in ("--set", _setting_without_folders(setting))]
@@ -229,35 +286,30 @@ def _setting_without_folders(setting: str) -> str:
 # Costs ------------------------------------------------------------------------------------------------------------------
 
 
-def prices_of(table: PaperTable, cells: Sequence[PaperCell], scale: Scale, seeds: int) -> dict[str, Any]:
-    """Return what one run of each cell costs, and all of them together with so many seeds."""
+def prices_of(table: PaperTable, cells: Sequence[PaperCell], scale: Scale, seeds: int | None) -> dict[str, Any]:
+    """Estimate the hours of one run of each cell, and of all of them together with so many seeds."""
+    seeds = table.seeds(cells) if seeds is None else seeds
     costs: dict[str, dict[str, Any]] = {}
-    shared: dict[str, int] = {}
-    rate = ASSUMED_RATES[scale]
+    own, shared = 0.0, dict[str, float]()  # hours; cells of a group share the features of a frozen network
     for cell in cells:
         if cell.experiment is None:
             continue
-        cost = price(cell.experiment, table.groups[cell.group].test_images)
-        shared[cell.group] = cost.shared_flop
+        cost = price(cell.experiment, table.groups[cell.group].data)
+        hours = cost.hours(MACHINES[scale])
+        own, shared[cell.group] = own + hours.total - hours.features, hours.features
         costs[cell.key] = {
             "network": cell.experiment.model.name,
             "steps": cost.steps,
             "images_with_gradient": cost.learnt,
             "images_without": cost.looked_at,
-            "passes": cost.passes,
-            "embedded": cost.embedded,
-            "forward_flop": cost.embedding_flop or cost.flop,
-            "flop": cost.own_flop + cost.shared_flop,
-            "hours": (cost.own_flop + cost.shared_flop) / rate / HOUR,
+            "hours": hours._asdict(),
             "gp_bytes": cost.gp_bytes,
-            "own_flop": cost.own_flop,
         }
-    flop = seeds * (sum(cell["own_flop"] for cell in costs.values()) + sum(shared.values()))  # cells of a group share features
     return {
         "table": table.name,
         "title": table.title,
         "seeds": seeds,
+        "gp_settings": gp_settings(table, cells),
         "cells": costs,
-        "flop": flop,
-        "hours": flop / rate / HOUR,
+        "hours": seeds * (own + sum(shared.values())),
     }

@@ -81,13 +81,14 @@ class PaperRun(TypedDict, total=False):
 
     Args:
         root: of the data. weights: folder of the pre-trained networks; without one, ``weights`` below root.
-        algorithm, refiner: by name. seed: of split and training.
+        algorithm, addon, refiner: by name. seed: of split and training.
         pretraining: what the network starts from.
     """
 
     root: Required[str | Path]
     weights: str | Path | None
     algorithm: str
+    addon: str
     refiner: str
     seed: int
     pretraining: Pretraining
@@ -100,19 +101,23 @@ def paper_experiment(
     root: str | Path,
     weights: str | Path | None = None,
     algorithm: str = "simmatch",
+    addon: str = "none",
     refiner: str = "gp",
     seed: int = 0,
     pretraining: Pretraining = "supervised",
     balanced: bool = False,
 ) -> Experiment:
-    """Return the experiment of one row of the paper.
+    """Return the experiment of one row of the paper, or of an add-on on the same recipe.
+
+    An add-on that needs a moving average of the network gets one with momentum 0.999 where the recipe has none.
 
     Args:
         name: of the suite. data: its config. balanced: whether the refiner's buffer holds equally much of each class (the
             daggered rows). The rest as in :class:`PaperRun`.
     """
     suite = SUITES[name]
-    chosen = paper_algorithm(algorithm, suite)
+    chosen, comparator = paper_algorithm(algorithm, suite), config_type("addon", addon)()
+    ema = suite.averaged if isinstance(chosen, SimMatchConfig | CoMatchConfig) else 0.0
     file = weight_file(suite.backbone, pretraining)
     return Experiment(
         data=data,
@@ -125,6 +130,7 @@ def paper_experiment(
         ),
         model=ModelConfig(name=suite.backbone, pretrained=str(weights_folder(root, weights) / file.file)),
         algorithm=chosen,
+        addon=comparator,
         refiner=paper_refiner(refiner, suite, balanced=balanced),
         train=TrainConfig(
             steps=204_800,
@@ -137,7 +143,7 @@ def paper_experiment(
             weight_decay=5e-4,
             warmup_steps=5120,
             schedule="cosine",
-            ema=suite.averaged if isinstance(chosen, SimMatchConfig | CoMatchConfig) else 0.0,
+            ema=AVERAGED if comparator.needs_average and not ema else ema,
             eval_steps=2048,
             checkpoint_steps=2048,
             eval_batch=16,
@@ -331,6 +337,20 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
             threads=1,
         ),
     )
+
+
+def shorten(experiment: Experiment, steps: int) -> Experiment:
+    """Return the experiment over so many steps, to see it work: it is evaluated and saved at least once, and refines.
+
+    The learning rate warms up over the same share of the run as before, the refiner over at most half of it.
+    """
+    train, refiner = experiment.train, experiment.refiner
+    intervals = ("epoch_steps", "eval_steps", "checkpoint_steps", "log_steps")
+    at_most = {name: min(getattr(train, name), steps) for name in intervals}
+    if isinstance(refiner, GPConfig | SimilarityConfig):
+        refiner = replace(refiner, warmup_steps=min(refiner.warmup_steps, steps // 2))
+    warmup = train.warmup_steps * steps // train.steps
+    return replace(experiment, refiner=refiner, train=replace(train, steps=steps, warmup_steps=warmup, **at_most))
 
 
 def short_run(algorithm: Any) -> Any:

@@ -520,7 +520,7 @@ def class_recall_figure(figures: Mapping[str, Any]) -> Figure:
 def _draw_group(axes: Axes, name: str, group: Mapping[str, Any]) -> None:
     names, cells = group["class_names"], group["cells"]
     draw = partial(axes.plot, np.arange(len(names)))
-    lines: dict[str, list[Floats]] = {}  # by refiner
+    lines: dict[str, list[Floats]] = {}  # by refiner, or by add-on and refiner
     labels = {"none": "algorithms alone"}
     for row, cell in cells.items():
         if "last" not in cell:
@@ -531,7 +531,7 @@ def _draw_group(axes: Axes, name: str, group: Mapping[str, Any]) -> None:
             draw(recall, color=GREY, linewidth=2.2, linestyle="--", label="labels only")
             continue
         lines.setdefault(refiner, []).append(recall)
-        labels.setdefault(refiner, f"with {cell['label'].rpartition(' + ')[2] or refiner}")
+        labels.setdefault(refiner, f"with {cell['label'].partition(' + ')[2] or refiner}")
     colours = {"none": BLUE, "gp": ORANGE}
     colours |= dict(zip([refiner for refiner in lines if refiner not in colours], cycle(OTHER_REFINERS), strict=False))
     for refiner, recalls in lines.items():
