@@ -29,6 +29,7 @@ def list_command(
 
       semigpc list algorithms
       semigpc list models resnet
+      semigpc list weights
       semigpc list settings digits --algorithm simmatch --refiner gp
     """
     if name is not None and kind not in ("settings", "models"):
