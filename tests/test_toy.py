@@ -58,9 +58,9 @@ def test_where_labels_disagree_a_long_length_scale_leaves_only_the_gp_unsure(
     confidence: dict[tuple[str, float], Confidence],
 ) -> None:
     assert confidence["linear", 1.0].disagreement > 0.95
-    assert confidence["similarity", 1.0].disagreement > 0.85  # the cluster beside outvotes the four disputed points
+    assert confidence["similarity", 1.0].disagreement > 0.84  # the cluster beside outvotes the four disputed points
     for length_scale in LENGTH_SCALES:
-        assert confidence["gp", length_scale].disagreement < 0.78
+        assert confidence["gp", length_scale].disagreement < 0.75
     assert confidence["similarity", 0.35].disagreement < 0.65  # no such advantage where nothing reaches from the cluster
 
 
