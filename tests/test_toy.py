@@ -1,4 +1,4 @@
-"""The toy problem: the claims of the paper that a laptop can check, over ten draws."""
+"""The toy problems: the claims of the paper that a laptop can check, over ten draws."""
 
 import json
 from dataclasses import asdict
@@ -11,6 +11,7 @@ from semigpc.toy import (
     CLASSIFIERS,
     COUNTS,
     LENGTH_SCALES,
+    N_DISPUTED,
     NOISE_STD,
     OUTLIER,
     PROPAGATORS,
@@ -22,6 +23,7 @@ from semigpc.toy import (
     propagate,
     propagation_figures,
     similarity,
+    situations,
     toy_figures,
 )
 
@@ -30,7 +32,7 @@ SEEDS = range(10)
 
 @pytest.fixture(scope="module", params=SEEDS, ids=lambda seed: f"seed{seed}")
 def confidence(request: pytest.FixtureRequest) -> dict[tuple[str, float], Confidence]:
-    return {(entry.classifier, entry.length_scale): entry for entry in confidence_figures(draw(request.param))}
+    return {(entry.classifier, entry.length_scale): entry for entry in confidence_figures(request.param)}
 
 
 def test_counts_double_clockwise_from_the_top_right_and_an_eighth_is_labelled() -> None:
@@ -52,36 +54,75 @@ def test_a_draw_depends_on_its_seed_alone_and_leaves_the_global_generator_untouc
     assert not torch.equal(draw(4).points, first.points)
 
 
+def test_where_labels_disagree_a_long_length_scale_leaves_only_the_gp_unsure(
+    confidence: dict[tuple[str, float], Confidence],
+) -> None:
+    assert confidence["linear", 1.0].disagreement > 0.95
+    assert confidence["similarity", 1.0].disagreement > 0.84  # the cluster beside outvotes the four disputed points
+    for length_scale in LENGTH_SCALES:
+        assert confidence["gp", length_scale].disagreement < 0.75
+    assert confidence["similarity", 0.35].disagreement < 0.65  # no such advantage where nothing reaches from the cluster
+
+
+def test_a_surrounded_minority_keeps_its_class_by_the_gp_at_any_length_scale(
+    confidence: dict[tuple[str, float], Confidence],
+) -> None:
+    for length_scale in LENGTH_SCALES:
+        assert confidence["gp", length_scale].minority > 0.95
+        assert confidence["linear", length_scale].minority < 0.15  # its share of all points
+    assert confidence["similarity", 1.0].minority < 0.3
+    assert confidence["similarity", 0.35].minority > 0.9
+
+
 def test_only_the_gp_is_unsure_of_the_outlier(confidence: dict[tuple[str, float], Confidence]) -> None:
-    assert confidence["gp", 0.5].outlier_confidence < 0.5
-    assert confidence["linear", 0.5].outlier_confidence > 0.95
     for length_scale in LENGTH_SCALES:
-        assert confidence["similarity", length_scale].outlier_confidence > 0.95
+        assert confidence["linear", length_scale].outlier > 0.95
+        assert confidence["similarity", length_scale].outlier > 0.95
+        assert confidence["gp", length_scale].outlier < (0.8 if length_scale == 1 else 0.27)
 
 
-def test_a_short_length_scale_leaves_the_outlier_at_one_in_four(confidence: dict[tuple[str, float], Confidence]) -> None:
-    assert confidence["gp", 0.35].outlier_confidence <= 0.27
-    assert confidence["gp", 0.5].outlier_confidence <= 0.27
-
-
-def test_a_long_length_scale_still_keeps_the_outlier_under_the_threshold(
+def test_the_gp_is_sure_at_every_centre_and_similarity_loses_the_smallest_class(
     confidence: dict[tuple[str, float], Confidence],
 ) -> None:
-    assert confidence["gp", 1.0].outlier_confidence < 0.8
-
-
-def test_the_gp_is_sure_at_every_centre(confidence: dict[tuple[str, float], Confidence]) -> None:
     for length_scale in LENGTH_SCALES:
-        assert min(confidence["gp", length_scale].centre_own_class) >= 0.98
+        assert min(confidence["gp", length_scale].centres) >= 0.98
+    assert confidence["similarity", 1.0].centres[0] < 0.6
+    assert confidence["similarity", 1.0].centres[3] > 0.85
 
 
-def test_a_long_length_scale_costs_similarity_the_minority_but_not_the_gp(
-    confidence: dict[tuple[str, float], Confidence],
-) -> None:
-    assert confidence["gp", 1.0].centre_own_class[0] >= 0.9
-    assert confidence["similarity", 1.0].centre_own_class[0] < 0.6
-    assert confidence["similarity", 1.0].centre_confidence[0] < 0.6
-    assert confidence["similarity", 1.0].centre_own_class[3] > 0.85
+def test_disputed_points_have_a_label_of_either_class_and_the_ring_leaves_the_minority_alone() -> None:
+    places = situations(7)
+    disputed = places["disagreement"].data
+    points, counts = disputed.points.unique(dim=0, return_counts=True)
+    twice = points[counts == 2]
+    assert len(twice) == N_DISPUTED
+    for point in twice:
+        assert disputed.labels[(disputed.points == point).all(dim=1)].tolist() == [0, 1]
+    surrounded = places["minority"].data
+    distances = surrounded.points.norm(dim=1)
+    assert distances[surrounded.labels == 0].max() < distances[surrounded.labels == 1].min()
+    angles = torch.atan2(*surrounded.points[surrounded.labels == 1].T.flip(0)).sort().values
+    assert angles.diff().max() < torch.pi / 4  # the ring is closed
+
+
+@pytest.mark.parametrize("key", ["disagreement", "minority", "outlier"])
+def test_the_numbers_of_figure_1_are_those_of_a_slow_reference(key: str) -> None:
+    """Recompute them with an inverse and sums over points, one at a time."""
+    one = situations(3)[key]
+    place, points, labels = torch.tensor(one.place, dtype=torch.float64), one.data.points, one.data.labels.tolist()
+    k = torch.stack([torch.exp(-(place - point).square().sum() / 2) for point in points])
+    K = torch.stack([torch.stack([torch.exp(-(a - b).square().sum() / 2) for b in points]) for a in points])
+    w = k @ torch.linalg.inv(K + NOISE_STD**2 * torch.eye(len(points), dtype=torch.float64))
+    votes, mean = torch.zeros(2, max(labels) + 1, dtype=torch.float64)
+    for i, label in enumerate(labels):
+        votes[label] += k[i]
+        mean[label] += w[i]
+    expected = {"similarity": votes / votes.sum(), "gp": torch.softmax(6 * mean, dim=0)}
+    for entry in confidence_figures(3):
+        if entry.length_scale == 1 and entry.classifier in expected:
+            probs = expected[entry.classifier]
+            number = float(probs.max() if key != "minority" else probs[0])
+            assert getattr(entry, key) == pytest.approx(number, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -143,15 +184,14 @@ def test_hidden_labels_are_not_looked_at() -> None:
         assert torch.equal(honest, propagate(type(data)(data.points, lying, data.labeled), classifier=name, length_scale=1.0))
 
 
-def test_a_map_is_indexed_by_y_then_x_and_reports_each_row() -> None:
-    rows = []
+def test_a_map_is_indexed_by_y_then_x_and_as_dense_upwards_as_sideways() -> None:
     data = draw(0)
-    one = confidence_map(CLASSIFIERS["linear"](data.points, data.labels, 1.0), resolution=5, on_row=lambda: rows.append(1))
-    assert len(rows) == 5
-    assert one.axis.tolist() == [-4, -2, 0, 2, 4]
-    assert one.probs.shape == (5, 5, 4)
-    assert int(one.probs[4, 0].argmax()) == 3  # x = -4, y = 4: the class at the top left
-    assert int(one.probs[0, 4].argmax()) == 1  # x = 4, y = -4: the class at the bottom right
+    one = confidence_map(CLASSIFIERS["linear"](data.points, data.labels, 1.0), (-4, 4, -2, 4), width=5)
+    assert one.x.tolist() == [-4, -2, 0, 2, 4]
+    assert one.y.tolist() == [-2, 0, 2, 4]
+    assert one.probs.shape == (4, 5, 4)
+    assert int(one.probs[3, 0].argmax()) == 3  # x = -4, y = 4: the class at the top left
+    assert int(one.probs[0, 4].argmax()) == 1  # x = 4, y = -2: the class at the bottom right
 
 
 def test_figures_cover_every_length_scale_and_classifier_and_survive_json() -> None:

@@ -1,8 +1,11 @@
-"""The paper's toy problem: four long-tailed classes in the plane, three classifiers, and the figures of the images.
+"""The paper's toy problems: points in the plane, three classifiers, and the numbers of the images.
 
-The classes sit at the corners of a square, and their counts double clockwise from the top right: 16, 32, 64, 128. Two
-questions are asked. Is a classifier sure where it should be, at the centre of even the smallest class, and unsure where
-nothing has been seen, at an outlier? And if only an eighth of the labels is given, what does it make of the rest?
+Figure 1 has three situations, each with one number. Labels that disagree in one place: how sure is a classifier there? A
+minority surrounded by a majority: how probable is the minority's class at its own centre? An outlier: how sure is a
+classifier far from all points?
+
+The outlier belongs to the problem of four classes at the corners of a square, whose counts double clockwise from the top
+right: 16, 32, 64, 128. If only an eighth of its labels is given, which labels do the other points get?
 
 Nothing here draws or prints: ``semigpc.report.toy_figures`` draws, ``semigpc toy`` prints.
 """
@@ -24,6 +27,10 @@ CENTRES = ((1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (-1.0, 1.0))  # clockwise from
 COUNTS = (16, 32, 64, 128)
 STD = 0.35
 OUTLIER = (-3.0, 3.0)
+DISPUTED, N_DISPUTED = (-1.8, 0.0), 4  # place of the points that have a label of both classes, and their number
+NEIGHBOURS, OTHERS = 128, 64  # points of the first class beside that place, and of the second class on the far side
+SURROUNDED, RING, RADIUS = 8, 128, 1.5  # points of the minority, and of the majority in a ring around it
+DISPUTED_STD, SURROUNDED_STD = 0.1, 0.2  # the latter of the ring's width too
 NOISE_STD = 0.1**0.5
 LOGIT_SCALE = 6.0
 LENGTH_SCALES = (0.35, 0.5, 1.0)
@@ -43,15 +50,31 @@ class ToyData:
     labeled: Tensor  # (N,) bool: the labels that are given when the others are hidden
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Situation:
+    """Points whose labels are all given, and the place that a situation of Figure 1 is about."""
+
+    data: ToyData
+    place: tuple[float, float]
+    own_class: int | None = None  # the class that should be found there; None where a classifier should be unsure
+    window: tuple[float, float, float, float]  # left, right, bottom, top of what is drawn
+
+    def probability(self, predict: Classifier) -> float:
+        """Return p_c at the place for the class c that should be found there, else the largest p_c."""
+        probs = predict(torch.tensor([self.place], dtype=torch.float64))[0]
+        return float(probs.max() if self.own_class is None else probs[self.own_class])
+
+
 @dataclass(frozen=True)
 class Confidence:
-    """What a classifier trained on all labels says at the centres and far from every point."""
+    """Probabilities that a classifier trained on all labels gives in each situation, and at the four centres."""
 
     classifier: str
     length_scale: float
-    centre_confidence: tuple[float, ...]  # (C,) max_c p_c at each centre
-    centre_own_class: tuple[float, ...]  # (C,) what each centre's own class gets there
-    outlier_confidence: float  # max_c p_c at OUTLIER
+    disagreement: float  # max_c p_c where half of the labels contradict the other half; 0.5 is fair
+    minority: float  # of the minority's class at its own centre; 1 is right
+    outlier: float  # max_c p_c far from all points; 0.25 is "no idea"
+    centres: tuple[float, ...]  # (C,) of each of the four classes at its own centre; 1 is right
 
 
 @dataclass(frozen=True)
@@ -80,11 +103,11 @@ class ToyFigures:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConfidenceMap:
-    """A classifier over a square grid of G x G points."""
+    """A classifier over a grid of H x W points."""
 
-    axis: Tensor  # (G,)
-    probs: Tensor  # (G, G, C): probs[i, j] belongs to x = axis[j], y = axis[i]
-    outlier_confidence: float
+    x: Tensor  # (W,)
+    y: Tensor  # (H,)
+    probs: Tensor  # (H, W, C): probs[i, j] belongs to x[j] and y[i]
 
 
 def draw(seed: int) -> ToyData:
@@ -104,6 +127,42 @@ def draw(seed: int) -> ToyData:
     )
 
 
+def situations(seed: int) -> dict[str, Situation]:
+    """Return the three situations of Figure 1 by the name of their number in :class:`Confidence`.
+
+    disagreement: ``N_DISPUTED`` points are in the data twice, with a label of either class, and a cluster of the first class
+    lies beside them. minority: a few points inside a ring of the other class. outlier: the four classes of :func:`draw`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def cluster(count: int, centre: tuple[float, float], std: float) -> Tensor:
+        noise = torch.randn(count, 2, generator=generator, dtype=torch.float64)
+        return torch.tensor(centre, dtype=torch.float64) + std * noise
+
+    def two_classes(first: Tensor, second: Tensor) -> ToyData:
+        labels = torch.cat([torch.zeros(len(first), dtype=torch.long), torch.ones(len(second), dtype=torch.long)])
+        return ToyData(points=torch.cat([first, second]), labels=labels, labeled=torch.ones(len(labels), dtype=torch.bool))
+
+    disputed = cluster(N_DISPUTED, DISPUTED, DISPUTED_STD)
+    beside, opposite = cluster(NEIGHBOURS, (0.0, 0.0), STD), cluster(OTHERS, (2.0, 0.0), STD)
+    directions = torch.nn.functional.normalize(cluster(RING, (0.0, 0.0), 1.0))
+    ring = directions * (RADIUS + SURROUNDED_STD * torch.randn(RING, 1, generator=generator, dtype=torch.float64))
+    return {
+        "disagreement": Situation(
+            data=two_classes(torch.cat([disputed, beside]), torch.cat([disputed, opposite])),
+            place=DISPUTED,
+            window=(-4.0, 4.0, -3.0, 3.0),
+        ),
+        "minority": Situation(
+            data=two_classes(cluster(SURROUNDED, (0.0, 0.0), SURROUNDED_STD), ring),
+            place=(0.0, 0.0),
+            own_class=0,
+            window=(-4.0, 4.0, -3.0, 3.0),
+        ),
+        "outlier": Situation(data=draw(seed), place=OUTLIER, window=(-4.4, 4.4, -2.6, 4.0)),
+    }
+
+
 def linear(points: Tensor, labels: Tensor, _length_scale: float) -> Classifier:
     """Fit p = softmax(W x + b) to points (N, 2) and labels (N,), with scikit-learn's default regularisation.
 
@@ -121,7 +180,7 @@ def similarity(points: Tensor, labels: Tensor, length_scale: float) -> Classifie
     Far away every k_i underflows and the quotient would be 0/0. But k_i / sum_j k_j is the softmax of log k_i, and that
     is exact at any distance.
     """
-    y = one_hot(labels, len(COUNTS)).to(points.dtype)
+    y = one_hot(labels).to(points.dtype)
     return lambda queries: (squared_distances(queries, points) * (-0.5 / length_scale**2)).softmax(dim=-1) @ y
 
 
@@ -132,9 +191,9 @@ def gaussian_process(points: Tensor, labels: Tensor, length_scale: float) -> Cla
 
     Far away mu is 0 for every class, so p is uniform: the answer to an outlier is "no idea".
     """
-    kernel = RBF(length_scale=length_scale)
-    engine = ExactGP(len(points), 2, len(COUNTS), kernel=kernel, noise_std=NOISE_STD)
-    engine.replace(torch.arange(len(points)), points, one_hot(labels, len(COUNTS)).to(points.dtype))
+    y = one_hot(labels).to(points.dtype)  # (N, C)
+    engine = ExactGP(len(points), 2, y.shape[1], kernel=RBF(length_scale=length_scale), noise_std=NOISE_STD)
+    engine.replace(torch.arange(len(points)), points, y)
     return lambda queries: (LOGIT_SCALE * engine.mean(queries)).softmax(dim=-1)
 
 
@@ -148,20 +207,16 @@ def propagate(data: ToyData, *, classifier: str, length_scale: float) -> Tensor:
     return CLASSIFIERS[classifier](data.points[known], data.labels[known], length_scale)(data.points)
 
 
-def confidence_map(
-    predict: Classifier, *, resolution: int = 300, half_width: float = 4.0, on_row: Callable[[], None] = lambda: None
-) -> ConfidenceMap:
-    """Evaluate a classifier on G = ``resolution`` points a side over [-half_width, half_width]^2. O(G^2 N).
+def confidence_map(predict: Classifier, window: tuple[float, float, float, float], *, width: int = 320) -> ConfidenceMap:
+    """Evaluate a classifier on a grid of W = ``width`` points from left to right, equally dense upwards. O(W H N).
 
-    A row is evaluated at a time, which bounds the memory; ``on_row`` is called after each, for a progress bar.
+    A row is evaluated at a time, which bounds the memory.
     """
-    axis = torch.linspace(-half_width, half_width, resolution, dtype=torch.float64)
-    rows = []
-    for y in axis:
-        rows.append(predict(torch.stack([axis, y.expand(resolution)], dim=1)))
-        on_row()
-    outlier = float(predict(torch.tensor([OUTLIER], dtype=torch.float64)).max())
-    return ConfidenceMap(axis=axis, probs=torch.stack(rows), outlier_confidence=outlier)
+    left, right, bottom, top = window
+    x = torch.linspace(left, right, width, dtype=torch.float64)
+    y = torch.linspace(bottom, top, 1 + round((width - 1) * (top - bottom) / (right - left)), dtype=torch.float64)
+    probs = torch.stack([predict(torch.stack([x, row.expand(width)], dim=1)) for row in y])
+    return ConfidenceMap(x=x, y=y, probs=probs)
 
 
 def toy_figures(seed: int = 0) -> ToyFigures:
@@ -170,22 +225,22 @@ def toy_figures(seed: int = 0) -> ToyFigures:
     draws = [propagation_figures(draw(each)) for each in seeds]
     return ToyFigures(
         seed=seed,
-        confidence=confidence_figures(draw(seed)),
+        confidence=confidence_figures(seed),
         propagation=draws[0],
         propagation_mean=tuple(_mean(entries) for entries in zip(*draws, strict=True)),
         seeds_averaged=seeds,
     )
 
 
-def confidence_figures(data: ToyData) -> tuple[Confidence, ...]:
-    """Confidence at the centres and at the outlier, for each length-scale and each classifier trained on all labels."""
-    places = torch.tensor([*CENTRES, OUTLIER], dtype=torch.float64)
+def confidence_figures(seed: int) -> tuple[Confidence, ...]:
+    """Return the numbers of Figure 1 and of the four centres, for each length-scale and each classifier."""
+    places, centres = situations(seed), torch.tensor(CENTRES, dtype=torch.float64)
     entries = []
-    for length_scale, classifier in product(LENGTH_SCALES, CLASSIFIERS):
-        probs = CLASSIFIERS[classifier](data.points, data.labels, length_scale)(places)  # (C + 1, C)
-        *centres, outlier = probs.amax(dim=1).tolist()
-        own_class = tuple(probs.diagonal().tolist())
-        entries.append(Confidence(classifier, length_scale, tuple(centres), own_class, outlier))
+    for length_scale, name in product(LENGTH_SCALES, CLASSIFIERS):
+        trained = {key: CLASSIFIERS[name](one.data.points, one.data.labels, length_scale) for key, one in places.items()}
+        numbers = {key: one.probability(trained[key]) for key, one in places.items()}
+        own_class = tuple(trained["outlier"](centres).diagonal().tolist())
+        entries.append(Confidence(name, length_scale, **numbers, centres=own_class))
     return tuple(entries)
 
 

@@ -206,7 +206,7 @@ def test_weights_that_cannot_be_fetched(photos: tuple[str | Path, ...], monkeypa
 
     monkeypatch.setattr(timm, "create_model", unreachable)
     said = refused(*photos, "--model", "resnet18", code=1, words="the hub weights of resnet18 could not be fetched")
-    assert "Without a network, download the file elsewhere" in said
+    assert "Without a network, fetch https://" in said
     assert "not foreseen" not in said
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS
 from semigpc.models import MODELS
+from semigpc.models.pretrained import WEIGHTS
 from semigpc.recipes import RECIPES, digits
 from semigpc.refiners import REFINERS
 from tests.cli.calls import semigpc
@@ -17,6 +18,7 @@ ROOMS: dict[str, Mapping[str, Any]] = {
     "models": MODELS,
     "datasets": DATASETS,
     "recipes": RECIPES,
+    "weights": {one.file: one for one in WEIGHTS},
 }
 
 

@@ -40,9 +40,8 @@ def printed(folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_both_images_are_written_and_named(printed: str, folder: Path) -> None:
-    for name in ("propagation.png", "confidence_maps.png"):
+    for name in ("propagation.png", "figure1.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
         assert f"wrote {folder / name}" in printed
 
@@ -54,7 +53,7 @@ def test_tables_hold_every_figure_and_fit_80_characters(printed: str) -> None:
     rows = [" ".join(line.split()) for line in table]
     figures = toy_figures(3)
     for entry in figures.confidence:
-        numbers = " ".join(f"{value:.3f}" for value in (*entry.centre_own_class, entry.outlier_confidence))
+        numbers = " ".join(f"{value:.3f}" for value in (entry.disagreement, entry.minority, entry.outlier, min(entry.centres)))
         assert f"{entry.length_scale:g} {NAMES[entry.classifier]} {numbers}" in rows
     for one, mean in zip(figures.propagation, figures.propagation_mean, strict=True):
         start = f"{one.length_scale:g} {NAMES[one.classifier]} {100 * one.accuracy:.1f} ({100 * mean.accuracy:.1f}) "
@@ -87,17 +86,16 @@ def test_a_negative_seed_is_refused(tmp_path: Path) -> None:
 def test_help_says_what_to_look_at() -> None:
     done = runner.invoke(app, ["--help"])
     assert done.exit_code == 0
-    for words in ("propagation.png", "confidence_maps.png", "Look at the class of 16", "--out", "--seed", "--json"):
+    for words in ("propagation.png", "figure1.png", "Look at the class of 16", "--out", "--seed", "--json"):
         assert words in " ".join(done.stdout.split())
 
 
-@pytest.mark.slow
 def test_json_stands_alone_on_standard_output_and_holds_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = runner.invoke(semigpc_app, ["toy", "--seed", "3", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout) == json.loads(json.dumps(asdict(toy_figures(3))))
     assert "SemiGPC" in done.stderr
-    for name in ("propagation.png", "confidence_maps.png"):
+    for name in ("propagation.png", "figure1.png"):
         assert f"wrote {Path('toy', name)}" in done.stderr
         assert (tmp_path / "toy" / name).exists()

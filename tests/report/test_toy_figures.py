@@ -12,16 +12,19 @@ from PIL import Image
 
 from semigpc.report.toy_figures import (
     CLASS_COLOURS,
+    NAMES,
     UNSURE,
     _percent,
     _shade,
-    confidence_figure,
     propagation_figure,
     save_png,
+    situations_figure,
 )
-from semigpc.toy import CLASSIFIERS, PROPAGATORS, ConfidenceMap, Propagation, ToyData, confidence_map, draw, propagate
+from semigpc.toy import CLASSIFIERS, PROPAGATORS, Confidence, Propagation, ToyData, draw, propagate, situations
 
-MAPS = (("linear", 0.5), ("similarity", 0.5), ("gp", 0.5), ("similarity", 1.0), ("gp", 1.0))
+NUMBERS = {
+    name: Confidence(name, 1.0, 0.1 + 0.01 * i, 0.4 + 0.01 * i, 0.7 + 0.01 * i, ()) for i, name in enumerate(CLASSIFIERS)
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +41,8 @@ def propagation(data: ToyData) -> Figure:
 
 
 @pytest.fixture(scope="module")
-def maps(data: ToyData) -> dict[tuple[str, float], ConfidenceMap]:
-    return {key: confidence_map(CLASSIFIERS[key[0]](data.points, data.labels, key[1])) for key in MAPS}
-
-
-@pytest.fixture(scope="module")
-def confidence(data: ToyData, maps: dict[tuple[str, float], ConfidenceMap]) -> Figure:
-    return confidence_figure(data, maps)
+def figure1() -> Figure:
+    return situations_figure(situations(0), NUMBERS)
 
 
 def titles(figure: Figure) -> list[str]:
@@ -77,24 +75,28 @@ def test_a_cross_stands_on_each_wrong_point_and_on_no_other(propagation: Figure,
         np.testing.assert_allclose(crosses, data.points[wrong].numpy())
 
 
-def test_each_map_says_how_sure_it_is_of_the_outlier(confidence: Figure, maps: dict[tuple[str, float], ConfidenceMap]) -> None:
-    assert titles(confidence) == [
-        "Linear",
-        "Similarity, length-scale 0.5",
-        "SemiGPC, length-scale 0.5",
-        "",
-        "Similarity, length-scale 1",
-        "SemiGPC, length-scale 1",
-    ]
-    linear, similarity, gp, key, *second_row = confidence.axes
-    for panel, one in zip((linear, similarity, gp, *second_row), maps.values(), strict=True):
-        assert _percent(one.outlier_confidence) in [text.get_text() for text in panel.texts]
-    assert "class of 128 points" in [text.get_text() for text in key.texts]
+def test_each_panel_of_figure_1_has_its_classifier_its_number_and_a_ring_at_the_place(figure1: Figure) -> None:
+    assert titles(figure1) == list(NAMES.values()) * 3
+    panels = iter(figure1.axes)
+    for key, situation in situations(0).items():
+        for entry in NUMBERS.values():
+            panel = next(panels)
+            assert _percent(getattr(entry, key)) in [text.get_text() for text in panel.texts]
+            rings = [np.asarray(marked.get_offsets()) for marked in panel.collections]
+            assert any(ring.shape == (1, 2) and np.allclose(ring, situation.place) for ring in rings)
 
 
-def test_one_length_scale_makes_one_row(data: ToyData, maps: dict[tuple[str, float], ConfidenceMap]) -> None:
-    figure = confidence_figure(data, {key: maps[key] for key in MAPS[:3]})
-    assert titles(figure) == ["Linear", "Similarity, length-scale 0.5", "SemiGPC, length-scale 0.5"]
+def test_each_row_of_figure_1_asks_its_question(figure1: Figure) -> None:
+    asked = [panel.texts[0].get_text() for panel in figure1.axes[::3]]
+    for line, start in zip(asked, ("Labels that disagree", "A minority", "An outlier"), strict=True):
+        assert line.startswith(start)
+        assert line.count("?") == 1
+
+
+def test_disputed_points_show_both_colours(figure1: Figure) -> None:
+    for number, panel in enumerate(figure1.axes):
+        (half,) = [line for line in panel.lines if line.get_fillstyle() == "left"]
+        assert len(half.get_xdata()) == (4 if number < 3 else 0)  # type: ignore[arg-type]
 
 
 def test_under_the_threshold_every_class_is_the_same_grey_and_above_it_keeps_its_hue() -> None:
@@ -110,7 +112,7 @@ def test_almost_all_is_not_rounded_up_to_all() -> None:
     assert [_percent(share) for share in (0, 0.4, 0.9949, 0.9952, 0.9994, 1)] == ["0%", "40%", "99%", "99.5%", "99.9%", "100%"]
 
 
-@pytest.mark.parametrize("which", ["propagation", "confidence"])
+@pytest.mark.parametrize("which", ["propagation", "figure1"])
 def test_a_image_is_wide_small_and_the_same_every_time(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     figure = request.getfixturevalue(which)
     save_png(figure, tmp_path / "a.png")
@@ -123,9 +125,7 @@ def test_a_image_is_wide_small_and_the_same_every_time(which: str, request: pyte
         assert image.width == 1800
 
 
-def test_drawing_leaves_the_global_style_alone(
-    data: ToyData, maps: dict[tuple[str, float], ConfidenceMap], tmp_path: Path
-) -> None:
+def test_drawing_leaves_the_global_style_alone(figure1: Figure, tmp_path: Path) -> None:
     before = dict(mpl.rcParams)
-    save_png(confidence_figure(data, {key: maps[key] for key in MAPS[:3]}), tmp_path / "a.png")
+    save_png(figure1, tmp_path / "a.png")
     assert dict(mpl.rcParams) == before

@@ -1,4 +1,4 @@
-"""``semigpc list``: algorithms, add-ons, refiners, models, data sets, recipes and settings, one line each."""
+"""``semigpc list``: algorithms, add-ons, refiners, models, weights, data sets, recipes and settings, one line each."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import typer
 from semigpc.cli.failures import reported
 from semigpc.cli.tables import AsJson, say
 
-Kind = Literal["algorithms", "addons", "refiners", "models", "datasets", "recipes", "settings"]
+Kind = Literal["algorithms", "addons", "refiners", "models", "weights", "datasets", "recipes", "settings"]
 
 
 @reported("list")
@@ -29,6 +29,7 @@ def list_command(
 
       semigpc list algorithms
       semigpc list models resnet
+      semigpc list weights
       semigpc list settings digits --algorithm simmatch --refiner gp
     """
     if name is not None and kind not in ("settings", "models"):
@@ -66,11 +67,14 @@ def _entries(kind: str) -> dict[str, str]:
     from semigpc.addons import ADDONS
     from semigpc.algorithms import ALGORITHMS
     from semigpc.data import DATASETS
+    from semigpc.models.pretrained import WEIGHTS
     from semigpc.recipes import RECIPES
     from semigpc.refiners import REFINERS
 
     if kind == "models":
         return _models()
+    if kind == "weights":
+        return {one.file: f"{one.backbone}, {one.pretraining}, {one.licence}: {one.url}" for one in WEIGHTS}
     if kind == "recipes":
         return {name: _first_line(recipe) for name, recipe in RECIPES.items()}
     registries: dict[str, Any] = {"algorithms": ALGORITHMS, "addons": ADDONS, "refiners": REFINERS, "datasets": DATASETS}

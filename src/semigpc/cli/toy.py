@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from semigpc.cli.failures import reported
-from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import AsJson, comparison_table, say, share, table
 
 if TYPE_CHECKING:
@@ -72,30 +71,30 @@ def toy(
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**31, help="Which draw of the points.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Draw the paper's toy problem, which shows why labels are spread with a GP.
+    """Draw Figure 1 of the paper, and how labels spread from a few points.
 
-    Four classes sit at the corners of a square, with 16, 32, 64 and 128
-    points. Similarity lets every labelled point vote for its class, so the
-    larger class has more votes. SemiGPC lets points that lie together share
-    their vote, and gives no weight to points far away.
+    Three classifiers see the same points in the plane. The linear one draws
+    straight borders. Similarity lets every labelled point vote for its class,
+    so the larger class has more votes. SemiGPC lets points that lie together
+    share their vote, and gives no weight to points far away.
 
-    propagation.png: one point in eight has its label. Which labels do the
-    others get? Look at the class of 16.
+    figure1.png: labels that disagree in one place, a minority surrounded by a
+    majority, and an outlier far from all. Grey is less than 80% sure; the
+    number is the probability at the ring. Labels that disagree should give
+    0.5, the minority its own class, the outlier no idea (0.25).
 
-    confidence_maps.png: where is each classifier at least 80% sure? Look at
-    the star, where no class has a point.
+    propagation.png: of four classes of 16 to 128 points, one point in eight
+    has its label. Which labels do the others get? Look at the class of 16.
 
-    The tables show the rest. With a short length-scale similarity spreads
-    labels as well as SemiGPC does, with a long one it loses the class of 16,
-    and with any it is sure of the outlier.
+    The images have length-scale 1, the tables three. With a short one
+    similarity respects the minority and the disagreement too, with a long one
+    neither; of the outlier it is sure with any.
     """
-    from semigpc.report import toy_figures as drawing
+    from semigpc.report.toy_figures import write_toy_figures
     from semigpc.toy import toy_figures
 
     console, figures = Console(stderr=as_json), toy_figures(seed)
-    with StageBar() as bar:
-        on_row = bar.counter("Confidence maps", len(drawing.MAPS) * drawing.RESOLUTION)
-        written = drawing.write_toy_figures(out, figures, on_row)
+    written = write_toy_figures(out, figures)
     if as_json:
         typer.echo(json.dumps(asdict(figures), indent=2))
     console.print(_confidence_table(figures))
@@ -105,18 +104,20 @@ def toy(
 
 
 def _confidence_table(figures: "ToyFigures") -> Table:
-    from semigpc.toy import COUNTS
-
-    title = "All labels given: how probable the right class is at its centre,\nand how sure the classifier is of the outlier"
+    title = (
+        "Figure 1: how sure where labels disagree, how probable the minority's\n"
+        "class at its centre, how sure of the outlier; last: of the four classes\n"
+        "the one that is least probable at its own centre"
+    )
     rows = [
         (
-            entry.length_scale,
-            entry.classifier,
-            [f"{value:.3f}" for value in (*entry.centre_own_class, entry.outlier_confidence)],
+            one.length_scale,
+            one.classifier,
+            [f"{p:.3f}" for p in (one.disagreement, one.minority, one.outlier, min(one.centres))],
         )
-        for entry in figures.confidence
+        for one in figures.confidence
     ]
-    return _table(title, [*(f"class of {count}" for count in COUNTS), "outlier"], rows)
+    return _table(title, ["disagreement", "minority", "outlier", "four centres"], rows)
 
 
 def _propagation_table(figures: "ToyFigures") -> Table:

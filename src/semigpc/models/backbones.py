@@ -122,9 +122,15 @@ def build_timm(
             tagged = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
             raise KeyError(_unknown_model(name, tagged)) from error
         if pretrained:
+            hub = timm.get_pretrained_cfg(name, allow_unregistered=False)
+            url = (
+                "the file"
+                if hub is None
+                else hub.url or f"https://huggingface.co/{hub.hf_hub_id}/resolve/main/model.safetensors"
+            )
             raise HubError(
                 f"the hub weights of {name} could not be fetched ({type(error).__name__}: {error}). "
-                "Without a network, download the file elsewhere and give its path as pretrained."
+                f"Without a network, fetch {url} elsewhere and give the path of that file as model.pretrained."
             ) from error
         raise
     return model

@@ -1,4 +1,4 @@
-"""Weights from a file: find the network inside, drop what is not the backbone, and raise an error for what does not fit."""
+"""Weights from a file: where it is published, what of it is the backbone, and an error for what does not fit."""
 
 import math
 import re
@@ -10,10 +10,51 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semigpc.files import sha256
+
 # Where files keep the network, first match first: MSN (`encoder` beside it is the online network, which MSN does not evaluate),
 # USB, timm; None is the top level, as in DINO's files and in other files of timm.
 NETWORK_KEYS = ("target_encoder", "model", "state_dict", None)
 HEAD_PREFIXES = ("fc", "classifier", "mlp", "head")  # of parts above the backbone
+USB = "https://github.com/microsoft/Semi-supervised-learning/releases/download/v.0.0.0/"
+META = "https://dl.fbaipublicfiles.com/"
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """A published file.
+
+    Args:
+        url: its address, which ends with its name.
+        backbone: the network, a key of ``VITS``. pretraining: supervised, dino or msn, all on ImageNet-1k.
+        licence: of the repository that publishes it.
+        sha256: the first digits of its hash; None where no hash is published.
+    """
+
+    url: str
+    backbone: str
+    pretraining: str
+    licence: str
+    sha256: str | None = None
+
+    @property
+    def file(self) -> str:
+        """Its name."""
+        return self.url.rpartition("/")[2]
+
+
+WEIGHTS: tuple[WeightFile, ...] = (  # the first of a backbone and a pre-training is what the paper's recipes start from
+    WeightFile(f"{USB}vit_tiny_patch2_32_mlp_im_1k_32.pth", "vit_tiny_patch2_32", "supervised", "MIT"),
+    WeightFile(f"{USB}vit_small_patch2_32_mlp_im_1k_32.pth", "vit_small_patch2_32", "supervised", "MIT"),
+    WeightFile(f"{USB}vit_small_patch16_224_mlp_im_1k_224.pth", "vit_small_patch16_224", "supervised", "MIT"),
+    WeightFile(
+        f"{META}dino/dino_deitsmall16_pretrain/dino_deitsmall16_pretrain.pth", "vit_small_patch16_224", "dino", "Apache-2.0"
+    ),
+    WeightFile(f"{META}msn/vits16_800ep.pth.tar", "vit_small_patch16_224", "msn", "CC BY-NC 4.0"),
+    WeightFile(
+        f"{META}deit/deit_small_patch16_224-cd65a155.pth", "vit_small_patch16_224", "supervised", "Apache-2.0", "cd65a155"
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +80,9 @@ def load_weights(backbone: nn.Module, source: str | Path | Mapping[str, object])
         backbone: filled in place.
         source: .pth, .pt or .tar, read without running code from it; .safetensors; or what such a file contains.
     """
-    contents, origin = (source, "the given weights") if isinstance(source, Mapping) else (_read(Path(source)), str(source))
+    contents, origin = (
+        (source, "the given weights") if isinstance(source, Mapping) else (_read(find_weights(source)), str(source))
+    )
     weights = _network(contents, origin)
 
     wanted = backbone.state_dict()
@@ -65,6 +108,19 @@ def load_weights(backbone: nn.Module, source: str | Path | Mapping[str, object])
     return LoadReport(tuple(kept), dropped, unexpected, resized)
 
 
+def find_weights(source: str | Path) -> Path:
+    """Return the path of a weight file that exists and whose hash is the published one, where one is published."""
+    path = Path(source).expanduser()
+    known = next((weights for weights in WEIGHTS if weights.file == path.name), None)
+    if not path.is_file():
+        if known is None:
+            raise FileNotFoundError(f"model.pretrained must be 'timm', 'embedded' or a file that exists; got {path}.")
+        raise FileNotFoundError(f"the weights {known.file} are not in {path.parent}. Fetch {known.url} into that folder.")
+    if known is not None and known.sha256 is not None and not (digest := sha256(path)).startswith(known.sha256):
+        raise ValueError(f"the SHA-256 of {path} must begin with {known.sha256}; got {digest[:8]}. Fetch {known.url} again.")
+    return path
+
+
 def resize_positions(positions: Tensor, n_tokens: int, *, n_prefix: int = 1) -> Tensor:
     """Return position embeddings (1, P + n^2, D) for a grid of another size, (1, n_tokens, D): bicubic, the first P rows kept.
 
@@ -84,9 +140,6 @@ def resize_positions(positions: Tensor, n_tokens: int, *, n_prefix: int = 1) -> 
 
 
 def _read(path: Path) -> Mapping[str, object]:
-    path = path.expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"pretrained must be 'timm' or a file that exists; got {path}.")
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 

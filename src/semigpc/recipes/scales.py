@@ -16,15 +16,13 @@ from semigpc.algorithms import CoMatchConfig, FixMatchConfig, FreeMatchConfig, N
 from semigpc.data import AugmentConfig, CifarConfig, FGVCConfig
 from semigpc.data.augment import CIFAR100_MEAN, CIFAR100_STD, IMAGENET_MEAN, IMAGENET_STD, Triple
 from semigpc.models import ModelConfig
-from semigpc.models.backbones import input_statistics
+from semigpc.models.backbones import VITS, input_statistics
+from semigpc.models.pretrained import WEIGHTS, WeightFile, find_weights
 from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
 from semigpc.training import Experiment, FrozenConfig, SettingError, TrainConfig
 from semigpc.training.experiment import config_type
 
 Pretraining = Literal["supervised", "dino", "msn"]
-USB = "https://github.com/microsoft/Semi-supervised-learning/releases/download/v.0.0.0/"
-DINO = "https://dl.fbaipublicfiles.com/dino/dino_deitsmall16_pretrain/"
-MSN = "https://dl.fbaipublicfiles.com/msn/"
 BUFFER = 16_300  # labelled features that a refiner keeps
 WARMUP = 1024  # steps before a refiner acts
 AVERAGED = 0.999  # momentum of the moving average, where an algorithm has one
@@ -190,35 +188,12 @@ def absolute(path: str | Path) -> str:
 # Weights ----------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class WeightFile:
-    """A published file: its address, how it was pre-trained, and its network."""
-
-    url: str
-    pretraining: Pretraining
-    backbone: str
-
-    @property
-    def file(self) -> str:
-        """Its name."""
-        return self.url.rpartition("/")[2]
-
-
-WEIGHTS: tuple[WeightFile, ...] = (
-    WeightFile(f"{USB}vit_tiny_patch2_32_mlp_im_1k_32.pth", "supervised", "vit_tiny_patch2_32"),
-    WeightFile(f"{USB}vit_small_patch2_32_mlp_im_1k_32.pth", "supervised", "vit_small_patch2_32"),
-    WeightFile(f"{USB}vit_small_patch16_224_mlp_im_1k_224.pth", "supervised", "vit_small_patch16_224"),
-    WeightFile(f"{DINO}dino_deitsmall16_pretrain.pth", "dino", "vit_small_patch16_224"),
-    WeightFile(f"{MSN}vits16_800ep.pth.tar", "msn", "vit_small_patch16_224"),
-)
-
-
 def weight_file(backbone: str, pretraining: Pretraining) -> WeightFile:
     """Return the file that a network starts from."""
     for known in WEIGHTS:
         if (known.backbone, known.pretraining) == (backbone, pretraining):
             return known
-    offered = ", ".join(known.pretraining for known in WEIGHTS if known.backbone == backbone)
+    offered = ", ".join(dict.fromkeys(known.pretraining for known in WEIGHTS if known.backbone == backbone))
     raise SettingError(f"{backbone} has published weights by {offered or 'nobody'}; got {pretraining!r}.")
 
 
@@ -231,19 +206,18 @@ def weights_folder(root: str | Path, weights: str | Path | None) -> Path:
 
 
 def check_weights(experiment: Experiment | None) -> None:
-    """Raise a SettingError for an experiment whose weights are missing, with the address to fetch them from."""
+    """Raise a SettingError for an experiment whose weights are missing or damaged, with the address to fetch them from."""
     given = None if experiment is None else experiment.model.pretrained
-    if given is None or given in ("timm", "embedded") or Path(given).expanduser().is_file():
+    if given is None or given in ("timm", "embedded"):
         return
-    path = Path(given)
-    known = next((weights for weights in WEIGHTS if weights.file == path.name), None)
-    if known is None:
-        raise SettingError(f"model.pretrained must be 'timm', 'embedded' or a file that exists; got {given}.")
-    other = ", or take other ones by --set model.pretrained=timm" if known.backbone == "vit_small_patch16_224" else ""
-    raise SettingError(
-        f"the weights {known.file} are not in {path.parent}. Fetch {known.url} into it, or give the folder that holds "
-        f"the file by --weights{other}."
-    )
+    try:
+        find_weights(given)
+    except (FileNotFoundError, ValueError) as error:
+        known = next((weights for weights in WEIGHTS if weights.file == Path(given).name), None)
+        if known is None:
+            raise SettingError(str(error)) from error
+        other = ", or take other ones by --set model.pretrained=timm" if VITS[known.backbone].hub else ""
+        raise SettingError(f"{error} Or give the folder that holds the file by --weights{other}.") from error
 
 
 # Without a GPU ----------------------------------------------------------------------------------------------------------

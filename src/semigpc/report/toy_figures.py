@@ -1,6 +1,6 @@
-"""Draw the toy problem: how labels spread from a few points to the rest, and where each classifier is sure."""
+"""Draw the toy problems: Figure 1 of the paper, and how labels spread from a few points to the rest."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 from PIL import Image
@@ -18,17 +19,23 @@ from semigpc.files import replacing
 from semigpc.toy import (
     CLASSIFIERS,
     COUNTS,
+    N_DISPUTED,
     N_DRAWS,
-    OUTLIER,
+    NEIGHBOURS,
     PROPAGATORS,
+    RING,
+    SURROUNDED,
     THRESHOLD,
+    Confidence,
     ConfidenceMap,
     Propagation,
+    Situation,
     ToyData,
     ToyFigures,
     confidence_map,
     draw,
     propagate,
+    situations,
 )
 
 # Chosen to be told apart in normal vision and in each of the three colour blindnesses, in full and faded to half.
@@ -39,31 +46,30 @@ FAINTEST, STRONGEST = 0.25, 0.75  # how much of the hue a map shows at THRESHOLD
 SHADES = 24  # steps between the two: too fine to see, few enough for the file to stay small
 WIDTH, SIDE, GAP = 12.0, 3.84, 0.12  # inches, of a figure and of its panels
 PIXELS_PER_INCH = 150
-RESOLUTION = 300  # points along a side of a map
-PROPAGATION_LENGTH_SCALE = 1.0  # so wide that a large class reaches into a small one
-MAPS = (("linear", 0.5), ("similarity", 0.5), ("gp", 0.5), ("similarity", 1.0), ("gp", 1.0))
+RESOLUTION = 320  # points from left to right of a map
+LENGTH_SCALE = 1.0  # of both images: so wide that a large class reaches into a small one
+QUESTIONS = {
+    "disagreement": f"Labels that disagree: {N_DISPUTED} points have both labels, and {NEIGHBOURS} of one class lie beside "
+    "them. How sure is each there? 50% is fair.",
+    "minority": f"A minority, surrounded: {SURROUNDED} points inside a ring of {RING}. How probable is their class at "
+    "their own centre? 100% is right.",
+    "outlier": f"An outlier, far from all: four classes of {', '.join(map(str, COUNTS[:-1]))} and {COUNTS[-1]} points. How "
+    "sure is each there? 25% means no idea.",
+}
 
 
-def write_toy_figures(out: Path, figures: ToyFigures, on_row: Callable[[], None]) -> list[Path]:
-    """Draw propagation.png and confidence_maps.png of a seed into a folder; return their paths.
-
-    ``on_row`` is called ``len(MAPS) * RESOLUTION`` times as the maps are computed.
-    """
-    data, scale = draw(figures.seed), PROPAGATION_LENGTH_SCALE
-    probs = {name: propagate(data, classifier=name, length_scale=scale) for name in PROPAGATORS}
+def write_toy_figures(out: Path, figures: ToyFigures) -> list[Path]:
+    """Draw propagation.png and figure1.png of a seed into a folder; return their paths."""
+    data = draw(figures.seed)
+    probs = {name: propagate(data, classifier=name, length_scale=LENGTH_SCALE) for name in PROPAGATORS}
     one, mean = (
-        {entry.classifier: entry for entry in entries if entry.length_scale == scale}
+        {entry.classifier: entry for entry in entries if entry.length_scale == LENGTH_SCALE}
         for entries in (figures.propagation, figures.propagation_mean)
     )
     save_png(propagation_figure(data, probs, one, mean), out / "propagation.png")
-    maps = {
-        (name, length_scale): confidence_map(
-            CLASSIFIERS[name](data.points, data.labels, length_scale), resolution=RESOLUTION, on_row=on_row
-        )
-        for name, length_scale in MAPS
-    }
-    save_png(confidence_figure(data, maps), out / "confidence_maps.png")
-    return [out / "propagation.png", out / "confidence_maps.png"]
+    numbers = {entry.classifier: entry for entry in figures.confidence if entry.length_scale == LENGTH_SCALE}
+    save_png(situations_figure(situations(figures.seed), numbers), out / "figure1.png")
+    return [out / "propagation.png", out / "figure1.png"]
 
 
 def propagation_figure(
@@ -73,7 +79,7 @@ def propagation_figure(
 
     ``probs`` (N, C), the ``figures`` of this draw and their ``means`` over many draws are keyed by classifier.
     """
-    figure, panels = _panels(1, title=0.62, footer=0.78)
+    figure, panels = _panels(1, height=SIDE, title=0.62, footer=0.78)
     points, labels, given = data.points.numpy(), data.labels.numpy(), data.labeled.numpy()
     hues = np.array(CLASS_COLOURS)
 
@@ -102,23 +108,28 @@ def propagation_figure(
     return figure
 
 
-def confidence_figure(data: ToyData, maps: Mapping[tuple[str, float], ConfidenceMap]) -> Figure:
-    """Draw maps keyed by classifier and length-scale: hue is the class, strength the confidence, grey is unsure.
+def situations_figure(rows: Mapping[str, Situation], numbers: Mapping[str, Confidence]) -> Figure:
+    """Draw Figure 1: a row for each situation, a column for each classifier.
 
-    The linear classifier has no length-scale: it is drawn once, and the key stands below it. Similarity and SemiGPC
-    have a column each, with a row for each length-scale.
+    Hue is the class, strength the confidence, grey is unsure. A ring marks the place that the situation is about.
+
+    Args:
+        rows: by the name of their number. numbers: by the name of the classifier.
     """
-    length_scales = sorted({length_scale for name, length_scale in maps if name != "linear"})
-    figure, panels = _panels(max(1, len(length_scales)), title=0.4, footer=GAP)
-    columns = {"linear": 0, "similarity": 1, "gp": 2}
-    for (name, length_scale), one in maps.items():
-        row = 0 if name == "linear" else length_scales.index(length_scale)
-        _draw_map(panels[row, columns[name]], data, one)
-        _title(panels[row, columns[name]], NAMES[name] + (f", length-scale {length_scale:g}" if columns[name] else ""))
-    for panel in panels[1:, 0]:
-        panel.set_axis_off()
-    for panel in panels[1:2, 0]:
-        _draw_key(panel)
+    figure, panels = _panels(len(rows), height=0.75 * SIDE, title=0.68, footer=0.5)
+    for (key, situation), row in zip(rows.items(), panels, strict=True):
+        row[0].text(0, 1.13, QUESTIONS[key], transform=row[0].transAxes, fontsize=12.5, color=INK)
+        for name, panel in zip(CLASSIFIERS, row, strict=True):
+            entry = numbers[name]
+            predict = CLASSIFIERS[name](situation.data.points, situation.data.labels, entry.length_scale)
+            _draw_map(panel, situation.data, confidence_map(predict, situation.window, width=RESOLUTION))
+            _mark(panel, situation.place, _percent(getattr(entry, key)))
+            _title(panel, NAMES[name])
+    key_entries = [
+        Patch(facecolor=UNSURE, edgecolor=INK, label=f"under {THRESHOLD:.0%} sure, whatever the class"),
+        _key_mark("the place that the number is about", "o", "none", INK, 13),
+    ]
+    figure.legend(handles=key_entries, loc="lower center", ncols=2, frameon=False, fontsize=12)
     return figure
 
 
@@ -127,17 +138,17 @@ def save_png(figure: Figure, path: Path) -> None:
     drawn = BytesIO()
     figure.savefig(drawn, dpi=PIXELS_PER_INCH, format="png")
     with replacing(path) as draft:
-        Image.open(drawn).convert("RGB").save(draft, format="png")
+        Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(draft, format="png")
 
 
-def _panels(rows: int, *, title: float, footer: float) -> tuple[Figure, NDArray[np.object_]]:
-    """Lay out rows of three square panels, with so many inches above each row and below the last; panels (rows, 3)."""
-    height = rows * (SIDE + title) + footer
-    figure = Figure(figsize=(WIDTH, height))
+def _panels(rows: int, *, height: float, title: float, footer: float) -> tuple[Figure, NDArray[np.object_]]:
+    """Lay out rows of three panels, with so many inches above each row and below the last; panels (rows, 3)."""
+    total = rows * (height + title) + footer
+    figure = Figure(figsize=(WIDTH, total))
     panels = np.empty((rows, 3), dtype=object)
     for row, column in np.ndindex(rows, 3):
-        left, bottom = GAP + column * (SIDE + GAP), footer + (rows - 1 - row) * (SIDE + title)
-        panel = figure.add_axes((left / WIDTH, bottom / height, SIDE / WIDTH, SIDE / height))
+        left, bottom = GAP + column * (SIDE + GAP), footer + (rows - 1 - row) * (height + title)
+        panel = figure.add_axes((left / WIDTH, bottom / total, SIDE / WIDTH, height / total))
         panel.set(xticks=[], yticks=[])
         panel.spines[:].set_color("#888888")
         panels[row, column] = panel
@@ -155,19 +166,25 @@ def _percent(share: float) -> str:
 
 
 def _draw_map(panel: Axes, data: ToyData, one: ConfidenceMap) -> None:
-    axis = one.axis.numpy()
-    confidence, found = (values.numpy() for values in one.probs.max(dim=-1))  # (G, G) each
-    extent = (axis[0], axis[-1], axis[0], axis[-1])
+    x, y = one.x.numpy(), one.y.numpy()
+    confidence, found = (values.numpy() for values in one.probs.max(dim=-1))  # (H, W) each
+    extent = (x[0], x[-1], y[0], y[-1])
     panel.imshow(_shade(found, confidence), origin="lower", extent=extent, interpolation="nearest", aspect="auto")
-    panel.contour(axis, axis, confidence, levels=[THRESHOLD], colors=[INK], linewidths=1)
+    panel.contour(x, y, confidence, levels=[THRESHOLD], colors=[INK], linewidths=1)
     points, labels = data.points.numpy(), data.labels.numpy()
-    for c, hue in enumerate(CLASS_COLOURS):
-        dark = tuple(0.7 * part for part in to_rgb(hue))
-        panel.plot(*points[labels == c].T, "o", color=dark, markersize=3.8, markeredgecolor="white", markeredgewidth=0.4)
-    x, y = OUTLIER
-    panel.scatter(x, y, s=230, marker="*", color=INK, edgecolors="white", linewidths=1, zorder=3)
-    label = panel.text(x, y + 0.25, _percent(one.outlier_confidence), ha="center", fontsize=15, color=INK)
-    label.set(fontweight="bold", path_effects=[withStroke(linewidth=3, foreground="white")])
+    dark = [tuple(0.7 * part for part in to_rgb(hue)) for hue in CLASS_COLOURS]
+    for c in np.unique(labels):
+        panel.plot(*points[labels == c].T, "o", color=dark[c], markersize=3.8, markeredgecolor="white", markeredgewidth=0.4)
+    places, counts = np.unique(points, axis=0, return_counts=True)
+    twice = panel.plot(*places[counts > 1].T, "o", markersize=5.5, fillstyle="left", color=dark[0], markerfacecoloralt=dark[1])
+    twice[0].set(markeredgecolor="white", markeredgewidth=0.4)
+
+
+def _mark(panel: Axes, place: tuple[float, float], number: str) -> None:
+    x, y = place
+    panel.scatter(x, y, s=420, facecolors="none", edgecolors=INK, linewidths=1.8, zorder=3)
+    label = panel.text(x, y + 0.5, number, ha="center", fontsize=15, color=INK, fontweight="bold")
+    label.set_path_effects([withStroke(linewidth=3, foreground="white")])
 
 
 def _shade(found: NDArray[np.int64], confidence: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -178,41 +195,19 @@ def _shade(found: NDArray[np.int64], confidence: NDArray[np.float64]) -> NDArray
     return np.where(confidence[..., None] >= THRESHOLD, strength * hues + (1 - strength), to_rgb(UNSURE))
 
 
-def _draw_key(panel: Axes) -> None:
-    """Say what a map shows: for each class a strip of rising confidence, then grey and the star."""
-    left, right, height, text = 0.06, 0.42, 0.085, 0.48
-    steps = np.linspace(THRESHOLD, 1, 8 * SHADES)[None]
-    rows = [0.78 - 0.125 * row for row in range(len(COUNTS) + 2)]  # bottoms
-    captions = [
-        *(f"class of {count} points" for count in COUNTS),
-        f"under {THRESHOLD:.0%} sure",
-        "outlier, and how sure",
-    ]
-    for bottom, caption in zip(rows, captions, strict=True):
-        panel.text(text, bottom + height / 2, caption, va="center", fontsize=13, color=INK)
-    for c, bottom in enumerate(rows[: len(COUNTS)]):
-        extent = (left, right, bottom, bottom + height)
-        panel.imshow(_shade(np.full(steps.shape, c), steps), aspect="auto", extent=extent)
-    panel.text(left, 0.885, f"{THRESHOLD:.0%} sure", fontsize=11, color=INK)
-    panel.text(right, 0.885, "100%", fontsize=11, color=INK, ha="right")
-    panel.fill_between([left, right], rows[-2], rows[-2] + height, facecolor=UNSURE, edgecolor=INK, linewidth=1)
-    panel.scatter((left + right) / 2, rows[-1] + height / 2, s=230, marker="*", color=INK)
-    panel.set(xlim=(0, 1), ylim=(0, 1))
-
-
 def _propagation_key() -> list[Line2D]:
     """Entries of a legend of four columns, filled downwards: the classes above, what marks mean below."""
-
-    def mark(label: str, marker: str, fill: str, edge: str, size: float) -> Line2D:
-        line = Line2D([], [], linestyle="none", marker=marker, markersize=size, label=label)
-        line.set(markerfacecolor=fill, markeredgecolor=edge, markeredgewidth=1.2)
-        return line
-
-    classes = [mark(f"class of {n}", "o", hue, hue, 6) for n, hue in zip(COUNTS, CLASS_COLOURS, strict=True)]
+    classes = [_key_mark(f"class of {n}", "o", hue, hue, 6) for n, hue in zip(COUNTS, CLASS_COLOURS, strict=True)]
     meanings = [
-        mark("label given", "o", GREY, INK, 8),
-        mark(f"label found, at least {THRESHOLD:.0%} sure", "o", GREY, GREY, 6),
-        mark(f"label found, under {THRESHOLD:.0%} sure", "o", "white", GREY, 6),
-        mark("wrong label", "x", INK, INK, 6),
+        _key_mark("label given", "o", GREY, INK, 8),
+        _key_mark(f"label found, at least {THRESHOLD:.0%} sure", "o", GREY, GREY, 6),
+        _key_mark(f"label found, under {THRESHOLD:.0%} sure", "o", "white", GREY, 6),
+        _key_mark("wrong label", "x", INK, INK, 6),
     ]
     return [key for pair in zip(classes, meanings, strict=True) for key in pair]
+
+
+def _key_mark(label: str, marker: str, fill: str, edge: str, size: float) -> Line2D:
+    line = Line2D([], [], linestyle="none", marker=marker, markersize=size, label=label)
+    line.set(markerfacecolor=fill, markeredgecolor=edge, markeredgewidth=1.2)
+    return line
