@@ -91,6 +91,15 @@ def test_every_addon_goes_with_every_base_of_the_paper(addon: str, options: Any)
                 assert cell.experiment.train.ema == (0.99 if options else 0.999)
 
 
+def test_labels_only_takes_addons_for_labels() -> None:
+    options = Options(algorithms=("supervised", "fixmatch"), addons=("effective_number",), refiners=("none",))
+    rows = [cell.row for cell in TABLES["fgvc"].cells("cub", options) if cell.cell is not None]
+    methods = ("supervised", "supervised+effective_number", "fixmatch", "fixmatch+effective_number")
+    assert rows == [f"{method}+none" for method in methods]
+    with pytest.raises(SettingError, match="crest acts on unlabelled images, and supervised learns from labels alone"):
+        TABLES["fgvc"].cells("cub", Options(algorithms=("supervised",), addons=("crest",)))
+
+
 def test_addons_that_cannot_act_are_errors() -> None:
     with pytest.raises(SettingError, match="did you mean 'crest'"):
         Options(addons=("crst",))
@@ -108,13 +117,6 @@ def test_a_run_of_three_steps_is_evaluated_and_saved_and_refined(scale: Any) -> 
     assert options.changed == ["train.steps=3"]
     long = experiment("cifar10_lt", "A/50/simmatch+gp", Options(steps=20_480)).train
     assert (long.eval_steps, long.warmup_steps) == (2048, 512)  # as often as in full, and the same share of the run
-
-
-def test_as_many_seeds_as_the_claims_need() -> None:
-    table = TABLES["cifar10_lt"]
-    cells = table.all_cells(OPTIONS)
-    assert [table.seeds(select(cells, globs)) for globs in ([], ["A/*"], ["A/*", "B/50"])] == [5, 3, 5]
-    assert TABLES["cifar100_lt"].seeds(TABLES["cifar100_lt"].all_cells(OPTIONS)) == 3
 
 
 def test_other_counts_of_labels_have_no_published_number() -> None:
