@@ -94,7 +94,7 @@ def reproduce(
             "--seeds",
             metavar="N",
             min=1,
-            help="Seeds 0 to N - 1; by default what the claims need: 3, or 5 with CIFAR-10-LT B.",
+            help="Seeds 0 to N - 1. By default 3, or 5 where CIFAR-10-LT B needs them.",
         ),
     ] = None,
     steps: Annotated[
@@ -132,15 +132,12 @@ def reproduce(
     What was stopped goes on where it was: give the command again. Finished
     runs are kept, and figures.json in the output folder has all of it.
 
-    What would it cost, does it work, and one group of it:
+    What would it cost, does it work, one group of it, and a comparator:
 
       semigpc reproduce --list
-      semigpc reproduce cifar10_lt --root data --cell 'B/100/*' --steps 3
-      semigpc reproduce cifar10_lt --root data --cell 'B/100/*'
-
-    A comparator on the same recipe, alone and with SemiGPC:
-
-      semigpc reproduce cifar10_lt --root data --cell 'A/100' --addon crest
+      semigpc reproduce cifar10_lt --root data --cell B/100 --steps 3
+      semigpc reproduce cifar10_lt --root data --cell B/100
+      semigpc reproduce cifar10_lt --root data --cell A/100 --addon crest
 
     The weights that the paper starts from are looked for in data/weights;
     what is missing is named with its address. Without a GPU:

@@ -49,9 +49,6 @@ def long_tailed_cifar(
 ) -> Experiment:
     """Return a cell of "CIFAR-10-LT" or "CIFAR-100-LT"; L is part of U, whose largest class is whole.
 
-    Published with SemiGPC at a ratio of 100: 95.74 (A, +1.15) and 86.86 (B, +10.17) on CIFAR-10, 74.48 (A, +0.58) and 73.47
-    (B, +3.28) on CIFAR-100.
-
     Args:
         n_classes: 10 or 100.
         setting: A, labels as long-tailed as U and 30 % of it, and a balanced buffer; B, ``labels_per_class`` of each class.
@@ -77,19 +74,14 @@ def fgvc(*, benchmark: Name = "semi_aves", **run: Unpack[PaperRun]) -> Experimen
     """Return a cell of "fine-grained benchmarks", or on SemiAves of the ablations of algorithms and pre-trainings.
 
     Labels are ``l_train_val``, unlabelled images ``u_train_in``; the splits are published, so the seed decides the training
-    alone. Published with SemiGPC: 85.43 (SemiCUB, +0.90), 69.59 (SemiAves, +1.12), 71.50 (SemiFungi, +3.49), 66.54 (Semi-iNat,
-    +1.59). On SemiAves by FreeMatch 67.93 (+0.96), FixMatch 68.31 (+0.95) and ReMixMatch 68.31 (+0.41), and by SimMatch from
-    DINO's weights 65.32 (+1.32) and from MSN's 67.73 (+3.03).
+    alone.
     """
     data = FGVCConfig(benchmark=benchmark, root=absolute(run["root"]), labels="l_train_val", unlabeled="in")
     return paper_experiment(benchmark, data, **run)
 
 
 def balanced_cifar(*, n_classes: Literal[10, 100] = 10, labels: int = 40, **run: Unpack[PaperRun]) -> Experiment:
-    """Return a cell of "balanced CIFAR": all training images are unlabelled ones, also those with one of the ``labels``.
-
-    Published with SemiGPC: 97.14 (40 labels, -0.18), 97.39 (250), 80.01 (200, +0.83), 83.87 (400, +0.62).
-    """
+    """Return a cell of "balanced CIFAR": all training images are unlabelled ones, also those with one of the ``labels``."""
     if labels < n_classes or labels % n_classes:
         raise SettingError(
             f"labels must be equally many of each of the {n_classes} classes, such as {4 * n_classes}; got {labels}."

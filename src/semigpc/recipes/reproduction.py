@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -18,7 +18,7 @@ from semigpc.report.comparison import write_comparison_report
 from semigpc.report.run_record import read_run
 from semigpc.text import CLASS_GROUPS
 from semigpc.training import RunError, RunFolder, SettingError
-from semigpc.training.comparison import Cell, ComparisonListener, compare, run_path
+from semigpc.training.comparison import Cell, ComparisonListener, compare, finished_run, run_path
 from semigpc.training.run_folder import read_json
 
 METRIC = "top1"
@@ -104,13 +104,9 @@ def reproduce_table(
 def _is_finished(cell: Cell, folder: Path, seeds: int) -> bool:
     """Return whether every seed was run before, with these very settings."""
     try:
-        for seed in range(seeds):
-            run = RunFolder(run_path(folder, cell, seed))
-            if run.read_summary()["status"] != "finished" or run.experiment() != replace(cell.experiment, seed=seed):
-                return False
+        return all(finished_run(folder, cell, seed) is not None for seed in range(seeds))
     except (RunError, ValueError):
         return False
-    return True
 
 
 # Figures ----------------------------------------------------------------------------------------------------------------
