@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from semigpc.recipes import reproduction
 from semigpc.recipes.paper import TABLES, Options
+from semigpc.training import RunError
 from tests.cli.calls import refused, semigpc
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -61,10 +63,10 @@ def test_the_list_prices_every_cell_without_data() -> None:
         for key in keys:
             (line, *_) = [line for line in lines if line[:1] == [key]]
             assert line[1] == "204800"
-        total = sum(cell["hours"]["total"] for cell in told[name]["cells"].values())
-        assert told[name]["hours"] == pytest.approx(told[name]["seeds"] * total)
+        cells = told[name]["cells"].items()
+        assert told[name]["hours"] == pytest.approx(sum(cell["seeds"] * cell["hours"]["total"] for _, cell in cells))
+        assert all(cell["seeds"] == (5 if name == "cifar10_lt" and key.startswith("B/") else 3) for key, cell in cells)
     assert told["cifar10_lt"]["cells"]["A/50/simmatch+gp"]["gp_bytes"] == 4 * 16_300**2
-    assert {name: one["seeds"] for name, one in told.items() if one["seeds"] != 3} == {"cifar10_lt": 5}
     for words in ("one NVIDIA V100", "33 % are ASSUMED", "ESTIMATES", "cub l^2 = 0.2, sigma^2 = 0.1, lambda = 9.42"):
         assert words in shown.stdout
 
@@ -74,7 +76,7 @@ def test_the_list_of_one_table_can_be_cut_down() -> None:
     told = json.loads(semigpc(*command, "--json").stdout)["algorithm_ablation"]
     assert list(told["cells"]) == [f"semi_aves/remixmatch+{row}" for row in ("none", "gp", "darp+none", "darp+gp")]
     assert [cell["images_without"] for cell in told["cells"].values()] == [8, 16, 8, 16]
-    assert told["seeds"] == 1
+    assert {cell["seeds"] for cell in told["cells"].values()} == {1}
 
 
 @pytest.mark.slow
@@ -133,6 +135,18 @@ def test_missing_weights_are_told_before_anything_runs(tmp_path: Path) -> None:
 # Running -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("group", "seeds"), [("A/50", 3), ("B/50", 5)])
+def test_each_group_is_run_with_the_seeds_that_its_claims_need(
+    group: str, seeds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: object, run: range, *__: object, **___: object) -> None:
+        raise RunError(f"asked for {len(run)} seeds.")
+
+    monkeypatch.setattr(reproduction, "compare", stop)
+    table = ("reproduce", "cifar10_lt", "--root", tmp_path, "--scale", "cpu", "--out", tmp_path)
+    refused(*table, "--cell", group, code=1, words=f"asked for {seeds} seeds")
+
+
 @pytest.mark.slow
 def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -157,10 +171,11 @@ def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> N
 
     text = (out / "figures.json").read_text()
     figures = json.loads(text)
-    assert (figures["table"], figures["scale"], figures["features"], figures["seeds"]) == ("cifar10_lt", "cpu", "live", [0])
+    assert (figures["table"], figures["scale"], figures["features"]) == ("cifar10_lt", "cpu", "live")
     assert figures["command"].startswith("semigpc reproduce cifar10_lt --root images --cell 'A/100/simmatch+*' --seeds 1")
     assert not figures["judged"]
     group = figures["groups"]["A/100"]
+    assert group["seeds"] == [0]
     assert list(group["cells"]) == ["CoSSL", "simmatch+none", "simmatch+gp"]
     base, refined = group["cells"]["simmatch+none"], group["cells"]["simmatch+gp"]
     for cell in (base, refined):

@@ -110,13 +110,6 @@ def test_a_run_of_three_steps_is_evaluated_and_saved_and_refined(scale: Any) -> 
     assert (long.eval_steps, long.warmup_steps) == (2048, 512)  # as often as in full, and the same share of the run
 
 
-def test_as_many_seeds_as_the_claims_need() -> None:
-    table = TABLES["cifar10_lt"]
-    cells = table.all_cells(OPTIONS)
-    assert [table.seeds(select(cells, globs)) for globs in ([], ["A/*"], ["A/*", "B/50"])] == [5, 3, 5]
-    assert TABLES["cifar100_lt"].seeds(TABLES["cifar100_lt"].all_cells(OPTIONS)) == 3
-
-
 def test_other_counts_of_labels_have_no_published_number() -> None:
     options = Options(labels_per_class=25)
     assert all(cell.published is None for cell in TABLES["cifar10_lt"].cells("B/50", options))

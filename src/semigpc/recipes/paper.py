@@ -4,7 +4,7 @@ A recipe returns one cell of a table. ``semigpc reproduce --list`` estimates the
 --root DIR`` runs a table and puts it beside what was published.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -200,10 +200,6 @@ class PaperTable:
     def few_labels(self) -> bool:
         """Whether some group takes ``labels_per_class``."""
         return any(group.few_labels for group in self.groups.values())
-
-    def seeds(self, cells: Iterable["PaperCell"]) -> int:
-        """Return as many seeds as the claims of these cells need to be judged."""
-        return max(self.groups[cell.group].seeds for cell in cells)
 
     def all_cells(self, options: Options) -> list[PaperCell]:
         """Return the rows of all groups."""

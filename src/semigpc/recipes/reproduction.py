@@ -41,7 +41,7 @@ def reproduce_table(
 
     Args:
         table, options: what to run. globs: patterns of the cells to run; all without any.
-        seeds: of each cell; as many as the claims need without a number. jobs: runs at a time.
+        seeds: of each cell; without a number, as many as the claims of its group need. jobs: runs at a time.
         out: folder for runs and pages; ``reproduced/TABLE-SCALE`` without one.
         progress: called with the number of runs and the title of each group. on_report: called with the page of each group.
     """
@@ -51,7 +51,6 @@ def reproduce_table(
     chosen = select(rows, globs)
     for row in chosen:
         check_weights(row.experiment)
-    seeds = table.seeds(chosen) if seeds is None else seeds
     kind = options.scale if options.features == "live" else f"{options.scale}-{options.features}"
     labels = "" if options.labels_per_class is None else f"-{options.labels_per_class}labels"
     steps = "" if options.steps is None else f"-{options.steps}steps"
@@ -62,7 +61,6 @@ def reproduce_table(
         "title": table.title,
         "scale": options.scale,
         "features": options.features,
-        "seeds": list(range(seeds)),
         "metric": METRIC,
         "judged": options.scale == "paper" and not options.changed,  # whether ours are compared with the paper's
         "changed": [_setting_without_folders(setting) for setting in options.changed],
@@ -72,26 +70,27 @@ def reproduce_table(
         "statements": [],
     }
     for name, group in table.groups.items():
-        folder = out / name.replace("/", "-")
+        folder, count = out / name.replace("/", "-"), seeds or group.seeds
         shown = [
             row
             for row in rows
-            if row.group == name and (row.cell is None or row in chosen or _is_finished(row.cell, folder, seeds))
+            if row.group == name and (row.cell is None or row in chosen or _is_finished(row.cell, folder, count))
         ]
         cells = [row.cell for row in shown if row.cell is not None]
         if not cells:
             continue
-        title = f"{group.title}, scale {kind}, {seeds} seeds"
-        with progress(len(cells) * seeds, title) as listener:
-            compare(cells, range(seeds), folder, title=title, command=figures["command"], jobs=jobs, listener=listener)
-        by_row = {row.row: _cell_figures(row, folder, seeds, judged=figures["judged"]) for row in shown}
+        title = f"{group.title}, scale {kind}, {count} seeds"
+        with progress(len(cells) * count, title) as listener:
+            compare(cells, range(count), folder, title=title, command=figures["command"], jobs=jobs, listener=listener)
+        by_row = {row.row: _cell_figures(row, folder, count, judged=figures["judged"]) for row in shown}
         figures["groups"][name] = {
             "title": group.title,
+            "seeds": list(range(count)),
             "class_names": RunFolder(run_path(folder, cells[0], 0)).read_split()["class_names"],
             "cells": by_row,
             "gains": _gains(group, by_row, judged=figures["judged"]),
         }
-        for path in (run_path(folder, cell, seed) / "environment.json" for cell in cells for seed in range(seeds)):
+        for path in (run_path(folder, cell, seed) / "environment.json" for cell in cells for seed in range(count)):
             place = read_json(path, "the run does not say where it was made", dict[str, str])
             if place not in figures["environments"]:
                 figures["environments"].append(place)
@@ -257,7 +256,7 @@ def without_folders(value: Any, key: str = "") -> Any:
     return value
 
 
-def _command(table: str, options: Options, globs: Sequence[str], seeds: int, jobs: int) -> str:
+def _command(table: str, options: Options, globs: Sequence[str], seeds: int | None, jobs: int) -> str:
     """Return the command that makes the same figures, with names in place of paths; where the runs were put is left out."""
     words = ["semigpc", "reproduce", table, "--root", options.root.expanduser().resolve().name]
     words += ["--weights", options.weights.expanduser().resolve().name] if options.weights else []
@@ -267,7 +266,8 @@ def _command(table: str, options: Options, globs: Sequence[str], seeds: int, job
         words += [word for value in options.refiners for word in ("--refiner", value)]
     words += ["--labels-per-class", str(options.labels_per_class)] if options.labels_per_class is not None else []
     words += ["--steps", str(options.steps)] if options.steps is not None else []
-    words += ["--seeds", str(seeds), "--scale", options.scale]
+    words += ["--seeds", str(seeds)] if seeds is not None else []
+    words += ["--scale", options.scale]
     words += ["--features", options.features] if options.features != "live" else []
     words += [word for setting in options.overrides for word in ("--set", _setting_without_folders(setting))]
     words += ["--jobs", str(jobs)] if jobs > 1 else []
@@ -283,18 +283,20 @@ def _setting_without_folders(setting: str) -> str:
 
 
 def prices_of(table: PaperTable, cells: Sequence[PaperCell], scale: Scale, seeds: int | None) -> dict[str, Any]:
-    """Estimate the hours of one run of each cell, and of all of them together with so many seeds."""
-    seeds = table.seeds(cells) if seeds is None else seeds
+    """Estimate the hours of one run of each cell, and of all of them with so many seeds, or as many as their claims need."""
     costs: dict[str, dict[str, Any]] = {}
-    own, shared = 0.0, dict[str, float]()  # hours; cells of a group share the features of a frozen network
+    all_hours, shared = 0.0, dict[str, float]()  # cells of a group share the features of a frozen network
     for cell in cells:
         if cell.experiment is None:
             continue
-        cost = price(cell.experiment, table.groups[cell.group].data)
+        group = table.groups[cell.group]
+        cost, count = price(cell.experiment, group.data), seeds or group.seeds
         hours = cost.hours(MACHINES[scale])
-        own, shared[cell.group] = own + hours.total - hours.features, hours.features
+        all_hours += count * (hours.total - hours.features)
+        shared[cell.group] = count * hours.features
         costs[cell.key] = {
             "network": cell.experiment.model.name,
+            "seeds": count,
             "steps": cost.steps,
             "images_with_gradient": cost.learnt,
             "images_without": cost.looked_at,
@@ -304,8 +306,7 @@ def prices_of(table: PaperTable, cells: Sequence[PaperCell], scale: Scale, seeds
     return {
         "table": table.name,
         "title": table.title,
-        "seeds": seeds,
         "gp_settings": gp_settings(table, cells),
         "cells": costs,
-        "hours": seeds * (own + sum(shared.values())),
+        "hours": all_hours + sum(shared.values()),
     }
