@@ -91,6 +91,15 @@ def test_every_addon_goes_with_every_base_of_the_paper(addon: str, options: Any)
                 assert cell.experiment.train.ema == (0.99 if options else 0.999)
 
 
+def test_labels_only_takes_addons_for_labels() -> None:
+    options = Options(algorithms=("supervised", "fixmatch"), addons=("effective_number",), refiners=("none",))
+    rows = [cell.row for cell in TABLES["fgvc"].cells("cub", options) if cell.cell is not None]
+    methods = ("supervised", "supervised+effective_number", "fixmatch", "fixmatch+effective_number")
+    assert rows == [f"{method}+none" for method in methods]
+    with pytest.raises(SettingError, match="crest acts on unlabelled images, and supervised learns from labels alone"):
+        TABLES["fgvc"].cells("cub", Options(algorithms=("supervised",), addons=("crest",)))
+
+
 def test_addons_that_cannot_act_are_errors() -> None:
     with pytest.raises(SettingError, match="did you mean 'crest'"):
         Options(addons=("crst",))

@@ -304,15 +304,15 @@ def _prices(name: str | None, options: "Options", globs: list[str], seeds: int |
 def _price_table(prices: Mapping[str, Any]) -> Table:
     frozen = any(cell["hours"]["features"] for cell in prices["cells"].values())
     parts = ("network", "gp", "evaluation", *(["features"] if frozen else []))
-    columns = [f">{part}" for part in ("steps", *parts, "loading-bound", "total", "seeds")]
-    made = table(f"{prices['table']}: {prices['title']}", "cell", *columns)
+    columns = ("steps", *parts, *([] if frozen else ["loading-bound"]), "total", "seeds")
+    made = table(f"{prices['table']}: {prices['title']}", "cell", *(f">{column}" for column in columns))
     for key, cell in prices["cells"].items():
         hours = cell["hours"]
         times = [_time(hours[part]) if hours[part] else "-" for part in parts]
-        bound = "yes" if hours["loading"] > hours["network"] + hours["gp"] else "no"
-        made.add_row(key, str(cell["steps"]), *times, bound, _time(hours["total"]), str(cell["seeds"]))
+        bound = [] if frozen else ["yes" if hours["loading"] > hours["network"] + hours["gp"] else "no"]
+        made.add_row(key, str(cell["steps"]), *times, *bound, _time(hours["total"]), str(cell["seeds"]))
     made.add_section()
-    made.add_row("all of it, all seeds", *[""] * (len(parts) + 2), _time(prices["hours"]), "")
+    made.add_row("all of it, all seeds", *[""] * (len(columns) - 2), _time(prices["hours"]), "")
     return made
 
 

@@ -218,8 +218,8 @@ class PaperTable:
         printed = PUBLISHED[self.name][name] if not group.few_labels or few == PAPER_LABELS else {}
         methods = dict.fromkeys([LABELS_ONLY])
         for algorithm in options.algorithms or group.algorithms:
-            if algorithm != LABELS_ONLY[0]:
-                methods |= dict.fromkeys(product([algorithm], ["none", *options.addons], options.refiners))
+            refiners = options.refiners if algorithm != LABELS_ONLY[0] else ("none",)
+            methods |= dict.fromkeys(product([algorithm], ["none", *options.addons], refiners))
         full = [
             group.make(root=options.root, weights=options.weights, algorithm=algorithm, addon=addon, refiner=refiner, **own)
             for algorithm, addon, refiner in methods

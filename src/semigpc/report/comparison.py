@@ -525,9 +525,9 @@ def _draw_group(axes: Axes, name: str, group: Mapping[str, Any]) -> None:
     for row, cell in cells.items():
         if "last" not in cell:
             continue
-        algorithm, _, refiner = row.partition("+")
+        refiner = row.partition("+")[2]
         recall = np.mean(cell["last"]["per_class_recall"], axis=0)  # (C,), over the seeds
-        if algorithm == "supervised":
+        if row == "supervised+none":
             draw(recall, color=GREY, linewidth=2.2, linestyle="--", label="labels only")
             continue
         lines.setdefault(refiner, []).append(recall)
