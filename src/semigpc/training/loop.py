@@ -6,7 +6,7 @@ one before it gave to unlabelled images.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -165,8 +165,8 @@ class Run:
             self.journal.note(self.current.first, note)
             self._prefill()
 
-    def batches(self, first: int) -> InOrder[Batch]:
-        """Return the batches of the current generation from a step on."""
+    def batches(self, first: int) -> Generator[Batch]:
+        """Return the batches of the current generation from a step on, normalised and on the device."""
         config, addon = self.experiment.train, self.experiment.addon
         stream = BatchStream(
             self.current.splits,
@@ -181,20 +181,25 @@ class Run:
             power=addon.sampling_power,
             balanced=addon.needs_balanced_batch,
         )
-        return stream.batches(first_step=first, workers=self.workers)
+        return self._on_device(stream.batches(first_step=first, workers=self.workers))
+
+    def _on_device(self, loader: InOrder[Batch]) -> Generator[Batch]:
+        with closing(loader):
+            for batch in loader:
+                yield normalised(self.fabric.to_device(batch), self.current.source)
 
     # Training -------------------------------------------------------------------------------------------------------
 
     def _train_generation(self, first: int) -> None:
         with closing(self.batches(first)) as batches:
-            self._train_on(iter(batches), first)
+            self._train_on(batches, first)
 
     def _train_on(self, batches: Iterator[Batch], first: int) -> None:
         config, current, trainer, journal = self.experiment.train, self.current, self.current.trainer, self.journal
         own = replace(config, steps=current.steps)
         for step in range(first, current.last):
             waited = time.perf_counter()
-            batch = normalised(self.fabric.to_device(next(batches)), current.source)
+            batch = next(batches)
             waited = time.perf_counter() - waited
 
             clock = Clock(step - current.first, current.steps, config.epoch_steps, current.number)
