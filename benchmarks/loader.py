@@ -3,8 +3,10 @@
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -17,26 +19,30 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_sample_images
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
 
 from benchmarks.tables import Json, Seed, new_table, script, show
-from benchmarks.timing import time_in_turns
-from semigpc.data import Augment, AugmentConfig, BatchStream, EvaluationLoader, FolderConfig
+from benchmarks.timing import Step, time_in_turns
+from semigpc.data import Augment, AugmentConfig, BatchStream, EvaluationLoader, FolderConfig, ImageSet, ViewSource
 from semigpc.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from semigpc.data.folder import load
-from semigpc.data.loaders import normalised
+from semigpc.data.images import GIGABYTE
+from semigpc.data.loaders import TINY, normalised
 from semigpc.text import versions
 from semigpc.threads import cores, using
+from semigpc.types import Batch
 
 Record = dict[str, Any]
 BATCH, PREFETCH = 64, 4
 SIZES = (32, 224)  # pixels a side
 PHOTOGRAPH = (500, 375)  # pixels of a generated file where the network sees more than 32
 TORCHVISION, DECODING, KEPT = "torchvision", "semigpc, decoding", "semigpc, kept"
+OURS = {DECODING: 0, KEPT: 2 * GIGABYTE}  # bytes to keep decoded images in
+READY = (v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD))
 
 
 class TwoViews:
@@ -46,16 +52,15 @@ class TwoViews:
     """
 
     def __init__(self, size: int) -> None:
-        ready = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
         flip, augment = v2.RandomHorizontalFlip(), v2.RandAugment(num_ops=3)
-        if size <= 32:
+        if size <= TINY:
             self.first: Callable[[Image.Image], Image.Image] = v2.Identity()
             weak = strong = v2.RandomCrop(size, padding=size // 8, padding_mode="reflect")
         else:
             large = size * 8 // 7
             self.first = v2.Resize((large, large))
             weak, strong = v2.RandomCrop(size), v2.RandomResizedCrop(size)
-        self.views = (v2.Compose([weak, flip, *ready]), v2.Compose([strong, flip, augment, *ready]))
+        self.views = (v2.Compose([weak, flip, *READY]), v2.Compose([strong, flip, augment, *READY]))
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         image = self.first(image)
@@ -73,71 +78,73 @@ def write_files(folder: Path, count: int, size: int, seed: int) -> None:
         box = (left, top, left + width, top + height)
         file = folder / ("even", "odd")[number % 2] / f"{number:05d}"
         file.parent.mkdir(parents=True, exist_ok=True)
-        if size <= 32:
+        if size <= TINY:
             photograph.resize((size, size), Image.Resampling.BICUBIC, box).save(file.with_suffix(".png"))
         else:
             photograph.resize(PHOTOGRAPH, Image.Resampling.BICUBIC, box).save(file.with_suffix(".jpg"), quality=90)
 
 
 @contextmanager
-def training_passes(
-    folder: Path, size: int, workers: int, batches: int, seed: int
-) -> Iterator[dict[str, Callable[[], object]]]:
+def training_passes(folder: Path, size: int, workers: int, batches: int, seed: int) -> Iterator[dict[str, Step]]:
     """Yield a function for each contender that makes some batches of 64 images, a weak and a strong view of each."""
-    images = ImageFolder(str(folder), TwoViews(size))
-    theirs = DataLoader(
-        torch.utils.data.Subset(images, np.random.default_rng(seed).integers(len(images), size=batches * BATCH).tolist()),
-        batch_size=BATCH,
-        num_workers=workers,
-        persistent_workers=True,
-        prefetch_factor=PREFETCH,
-    )
-    passes: dict[str, Callable[[], object]] = {TORCHVISION: lambda: [None for _ in theirs]}
-    augment = Augment(AugmentConfig(image_size=size, style="pad" if size <= 32 else "resize"))
-    ours = {}
-    for name, limit in ((DECODING, 0), (KEPT, 2**31)):
-        splits = load(FolderConfig(root=str(folder), cache_bytes=limit), seed)
-        everything = splits.labeled.without_labels()
-        unlabeled = {"unlabeled": everything, "unlabeled_truth": np.full(len(everything), -1)}
-        stream = BatchStream(
-            type(splits)(labeled=splits.labeled, class_names=splits.class_names, **unlabeled),  # type: ignore[arg-type]
-            augment,
-            views=("weak", "strong"),
-            labeled_batch=1,
-            unlabeled_batch=BATCH,
-            seed=seed,
-            epoch_steps=batches,
-            total_steps=batches,
-        )
-        ours[name] = stream.batches(first_step=0, workers=workers, prefetch=PREFETCH)
-        passes[name] = lambda loader=ours[name]: [normalised(batch, augment).x.shape for batch in loader]
-    try:
+    files = ImageFolder(str(folder), TwoViews(size))
+    drawn = np.random.default_rng(seed).integers(len(files), size=batches * BATCH).tolist()
+    passes: dict[str, Step] = {TORCHVISION: partial(_pass, torchvision_loader(Subset(files, drawn), workers))}
+    with ExitStack() as opened:
+        for name, limit in OURS.items():
+            splits = load(FolderConfig(root=str(folder), cache_bytes=limit), seed)
+            stream = BatchStream(
+                replace(splits, unlabeled=splits.labeled.without_labels(), unlabeled_truth=splits.labeled.labels),
+                augmentation(size),
+                views=("weak", "strong"),
+                labeled_batch=1,
+                unlabeled_batch=BATCH,
+                seed=seed,
+                epoch_steps=batches,
+                total_steps=batches,
+            )
+            ours = opened.enter_context(closing(stream.batches(first_step=0, workers=workers, prefetch=PREFETCH)))
+            passes[name] = partial(_training_pass, ours, stream.source)
         yield passes
-    finally:
-        for loader in ours.values():
-            loader.close()
 
 
 @contextmanager
-def evaluation_passes(folder: Path, size: int, workers: int) -> Iterator[dict[str, Callable[[], object]]]:
+def evaluation_passes(folder: Path, size: int, workers: int) -> Iterator[dict[str, Step]]:
     """Yield the same for evaluation: every image once, its shorter side resized, and the centre cropped."""
-    large = size if size <= 32 else size * 8 // 7
-    crop = [v2.Resize(large), v2.CenterCrop(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-    images = ImageFolder(str(folder), v2.Compose([*crop, v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]))
-    options: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": PREFETCH}
-    theirs = DataLoader(images, batch_size=BATCH, num_workers=workers, **options)
-    passes: dict[str, Callable[[], object]] = {TORCHVISION: lambda: [None for _ in theirs]}
-    augment = Augment(AugmentConfig(image_size=size, style="pad" if size <= 32 else "resize"))
-    ours = {}
-    for name, limit in ((DECODING, 0), (KEPT, 2**31)):
-        labeled = load(FolderConfig(root=str(folder), cache_bytes=limit), 0).labeled
-        ours[name] = EvaluationLoader([labeled], augment, batch_size=BATCH, workers=workers, device=torch.device("cpu"))
-        passes[name] = lambda loader=ours[name], labeled=labeled: [None for _ in loader.batches(labeled)]
-    try:
+    crop = (v2.Resize(size if size <= TINY else size * 8 // 7), v2.CenterCrop(size))
+    passes: dict[str, Step] = {
+        TORCHVISION: partial(_pass, torchvision_loader(ImageFolder(str(folder), v2.Compose([*crop, *READY])), workers))
+    }
+    with ExitStack() as opened:
+        for name, limit in OURS.items():
+            images = load(FolderConfig(root=str(folder), cache_bytes=limit), 0).labeled
+            ours = EvaluationLoader([images], augmentation(size), batch_size=BATCH, workers=workers, device=torch.device("cpu"))
+            passes[name] = partial(_evaluation_pass, opened.enter_context(ours), images)
         yield passes
-    finally:
-        for loader in ours.values():
-            loader.close()
+
+
+def augmentation(size: int) -> Augment:
+    """Return the recipe of CIFAR for small images, and that of photographs for others."""
+    return Augment(AugmentConfig(image_size=size, style="pad" if size <= TINY else "resize"))
+
+
+def torchvision_loader(images: Dataset[Any], workers: int) -> DataLoader[Any]:
+    """Return a DataLoader with the settings of ours."""
+    return DataLoader(images, BATCH, num_workers=workers, persistent_workers=True, prefetch_factor=PREFETCH)
+
+
+def _pass(loader: Iterable[Any]) -> None:
+    for _ in loader:
+        pass
+
+
+def _training_pass(loader: Iterable[Batch], source: ViewSource) -> None:
+    for batch in loader:
+        normalised(batch, source)
+
+
+def _evaluation_pass(loader: EvaluationLoader, images: ImageSet) -> None:
+    _pass(loader.batches(images))
 
 
 def bench_loader(folder: Path, *, size: int, workers: int, batches: int, repetitions: int, seed: int = 0) -> list[Record]:

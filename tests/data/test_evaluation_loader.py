@@ -162,6 +162,8 @@ def test_workers_are_as_many_as_are_worth_it(photos: list[Path], monkeypatch: py
         assert worker_count(None, files, large) == expected
         assert worker_count(None, files, tiny) == worker_count(None, arrays, large) == worker_count(None, files, features) == 0
         assert worker_count(3, arrays, tiny) == 3
+        on_gpu = [worker_count(None, *case, device=torch.device("cuda")) for case in ((files, tiny), (arrays, large))]
+        assert on_gpu == [min(2, expected)] * 2
     assert worker_count(None, files, large, processes=16) == 3
     assert worker_count(None, files, large, processes=100) == 0
 

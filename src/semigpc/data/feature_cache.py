@@ -180,7 +180,7 @@ class _ViewChunks(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         chunk = self.chunks[number]
-        images = [chunk.image_set[i] for i in chunk.indices]  # decoded once for plain and random views
+        images = [self.augment.decode(chunk.image_set, i) for i in chunk.indices]  # decoded once for plain and random views
         cut = {"plain": torch.from_numpy(np.stack([self.augment.evaluation_pixels(image) for image in images]))}
         if chunk.views:
             generators = [Generator(Philox(key=np.frombuffer(mark, np.uint64))) for mark in chunk.marks]

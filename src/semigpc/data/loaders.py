@@ -26,7 +26,8 @@ START_METHOD = "spawn"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KNOWS_SENDER = hasattr(signal, "sigwaitinfo")  # on Linux
 MOST_WORKERS = 8  # 3000 images of 224 pixels a second, more than a GPU trains on
-TINY = 32  # pixels; the loop makes views of this size faster than a worker sends them
+CHEAP_WORKERS = 2  # 10 000 images of 32 pixels a second
+TINY = 32  # pixels; making views of this size takes a fifth of a millisecond an image
 FEW = 1024  # images, whose evaluation takes as long as starting worker processes
 
 Item = TypeVar("Item")
@@ -180,21 +181,28 @@ def normalised(batch: Batch, source: ViewSource) -> Batch:
     return batch._replace(x=source.normalise(batch.x), views=views, balanced=balanced)
 
 
-def worker_count(wanted: int | None, images: Images, source: ViewSource, processes: int = 1) -> int:
+def worker_count(
+    wanted: int | None, images: Images, source: ViewSource, *, processes: int = 1, device: torch.device | None = None
+) -> int:
     """Return ``wanted`` worker processes, or where that is None as many as are worth having.
 
-    That is one for each core but one, at most 8; none for features, images in memory, and views of 32 pixels or less.
+    That is one for each core but one, and at most 8. Views of 32 pixels or less and views of images in memory take so little
+    time that 2 are enough where a GPU would have to wait for them, and none is best elsewhere. Features need none.
 
     Args:
         wanted: such as ``train.workers``.
         images: to load. source: of their views.
         processes: that share the cores and have workers each.
+        device: that takes many steps on these views, if any does.
     """
     if wanted is not None:
         return wanted
-    if not isinstance(source, Augment) or source.config.image_size <= TINY or not hasattr(images, "read"):
+    if not isinstance(source, Augment):
         return 0
-    return min(MOST_WORKERS, max(0, cores() // processes - 1))
+    most = MOST_WORKERS
+    if source.config.image_size <= TINY or not hasattr(images, "read"):
+        most = CHEAP_WORKERS if device is not None and device.type == "cuda" else 0
+    return min(most, max(0, cores() // processes - 1))
 
 
 class EvaluationBatch(NamedTuple):

@@ -71,6 +71,7 @@ def _experiment(data: DigitsConfig, algorithm: str, refiner: str, seed: int) -> 
             eval_steps=200,
             checkpoint_steps=500,
             log_steps=50,
+            workers=0,
             threads=1,  # so small a network is no faster with more, and figures depend on their number
         ),
         seed=seed,

@@ -46,8 +46,8 @@ class TrainConfig:
         compile: translate the network by torch.compile, which takes a minute at the start and needs a C++ compiler.
         compat_usb_order: let the order of images depend on the epoch alone and not on the seed.
         eval_steps, checkpoint_steps, log_steps: how often to do each.
-        eval_batch: images at a time in evaluation. workers: processes that load images; 0 loads in the loop, none at all
-            (null) leaves it to :func:`~semigpc.data.loaders.worker_count`: a core less than there are where it is worth it.
+        eval_batch: images at a time in evaluation. workers: processes that load images; 0 loads in the loop. By default
+            one for each core but one, at most 8, where loading takes long enough (:func:`~semigpc.data.loaders.worker_count`).
         threads: of torch on the CPU, on whose number the last bits depend; 0 for as many as torch is set to, but no more than
             there are cores granted to the process.
         tensorboard: write TensorBoard files too.

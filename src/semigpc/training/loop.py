@@ -135,7 +135,11 @@ class Run:
         self.facts = split_facts(data.splits)
         self.groups = self.facts["class_groups"] or {}
         self.workers = worker_count(
-            experiment.train.workers, data.splits.labeled.images, data.source, processes=fabric.world_size
+            experiment.train.workers,
+            data.splits.labeled.images,
+            data.source,
+            processes=fabric.world_size,
+            device=fabric.device,
         )
         self.current = self._generation(0) if saved is None else self._resumed(saved)
 
