@@ -40,7 +40,7 @@ from semigpc.addons import (
 )
 from semigpc.algorithms import ALGORITHMS
 from semigpc.cli.live import ComparisonProgress
-from semigpc.data import Augment, ImageSet, Splits, ViewSource, eval_loader
+from semigpc.data import Augment, EvaluationLoader, ImageSet, Splits, ViewSource
 from semigpc.files import write_json
 from semigpc.recipes.digits import digits, digits_balanced
 from semigpc.recipes.paper import cifar10_lt
@@ -307,7 +307,7 @@ def _judge_graph(name: str, run_data: RunData, folder: Path, seed: int) -> None:
 
 def features_of(images: ImageSet, source: ViewSource) -> Rows:
     """(n, D) plain features."""
-    return np.concatenate([rows.numpy() for rows, _, _ in eval_loader(images, source, batch_size=1024, workers=0)])
+    return np.asarray(source.normalise(source.plain(images, np.arange(len(images)))))
 
 
 # Reading ------------------------------------------------------------------------------------------------------------
@@ -470,10 +470,9 @@ def _step(trainer: Trainer, batch: Batch, step: int, length: int, experiment: Ex
     config = experiment.train
     clock = Clock(step, length, config.epoch_steps)
     if trainer.addon.surveys(clock):
-        device = trainer.fabric.device
-        trainer.addon.survey(
-            survey(trainer.evaluated, splits, Augment(experiment.augment), batch=config.eval_batch, device=device)
-        )
+        sets, source = (splits.labeled, splits.unlabeled), Augment(experiment.augment)
+        loader = EvaluationLoader(sets, source, batch_size=config.eval_batch, workers=0, device=trainer.fabric.device)
+        trainer.addon.survey(survey(trainer.evaluated, splits, loader))
     take_step(trainer, trainer.fabric.to_device(batch), clock, config)
 
 

@@ -22,6 +22,7 @@ from benchmarks.tables import Json, Seed, script
 from benchmarks.timing import time_in_turns
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import Augment, AugmentConfig, BatchStream, Splits, splits_from_arrays
+from semigpc.data.loaders import normalised
 from semigpc.models import ModelConfig
 from semigpc.refiners import GPConfig, NoRefinerConfig
 from semigpc.text import unknown_name
@@ -122,7 +123,7 @@ def load_batches(
         power=experiment.addon.sampling_power,
         balanced=experiment.addon.needs_balanced_batch,
     )
-    return iter(stream.batches(first_step=first, workers=workers))
+    return (normalised(batch, stream.source) for batch in stream.batches(first_step=first, workers=workers))
 
 
 def _take(trainer: Trainer, batch: Batch, step: int, config: TrainConfig) -> None:

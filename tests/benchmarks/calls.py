@@ -10,7 +10,20 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("update", "step", "label", "embed", "engines", "estimator", "kernels", "screening", "suspects", "field", "processes")
+SCRIPTS = (
+    "update",
+    "step",
+    "loader",
+    "label",
+    "embed",
+    "engines",
+    "estimator",
+    "kernels",
+    "screening",
+    "suspects",
+    "field",
+    "processes",
+)
 runner = CliRunner(env={"COLUMNS": "100"})
 
 

@@ -83,6 +83,17 @@ def test_a_step_is_measured_with_the_gp_and_without_and_so_is_the_wait() -> None
     assert 0 <= found["data_wait_share"] < 1
 
 
+@pytest.mark.slow
+def test_loaders_are_timed_for_training_and_evaluation() -> None:
+    options = ("--images", 64, "--batches", 1, "--rounds", 1, "--workers", 1, "--image-size", 32, "--image-size", 48)
+    run = bench("loader", *options, "--json")
+    assert run.exit_code == 0, run.output
+    record = json.loads(run.stdout)
+    assert len(record["rates"]) == 2 * 2 * 3
+    assert all(entry["images_per_s"] > 0 and entry["ratio"] > 0 for entry in record["rates"])
+    assert {entry["ratio"] for entry in record["rates"] if entry["loader"] == "torchvision"} == {1}
+
+
 def test_embedding_is_timed_in_every_engine_and_from_files() -> None:
     options = ("--model", "test_resnet", "--pretrained", "none", "--image-size", 32, "--batch", 4, "--rounds", 2)
     run = bench("embed", *options, "--images", 10, "--side", 40, "--json")

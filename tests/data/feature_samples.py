@@ -79,7 +79,7 @@ def everything(source: CachedFeatures, splits: Splits) -> dict[str, Tensor]:
     for part, image_set in splits.parts():
         order = np.argsort(image_set.positions, kind="stable")
         fetched = source.fetch(image_set, order)
-        found[f"{part} plain"] = source.plain(fetched)
+        found[f"{part} plain"] = source.plain(image_set, order)
         if part in ("labeled", "unlabeled"):
             for kind in ("weak", "strong"):
                 draws = [source.cut(kind, fetched, np.random.default_rng(seed)) for seed in range(6)]

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.random import Generator
 from PIL import Image
+from torch import Tensor
 
-from semigpc.data import Splits, splits_from_arrays
+from semigpc.data import Augment, Splits, splits_from_arrays
 
 
 def random_image(width: int, height: int, rng: Generator) -> Image.Image:
@@ -22,6 +24,11 @@ def write_images(folder: Path, counts: dict[str, int], size: tuple[int, int] = (
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(count):
             random_image(*size, rng).save(folder / name / f"{i}.png")
+
+
+def plain_view(augment: Augment, image: Image.Image) -> Tensor:
+    """(3, s, s) as the network gets it."""
+    return augment.normalise(torch.from_numpy(augment.evaluation_pixels(image)))
 
 
 def small_splits(n: int = 20, u: int = 30, size: int = 8) -> Splits:

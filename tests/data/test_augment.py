@@ -19,10 +19,12 @@ from semigpc.data.augment import (
     CIFAR100_STD,
     IMAGENET_MEAN,
     IMAGENET_STD,
+    crop_box,
     rand_augment,
+    resized,
 )
-from semigpc.data.images import to_image
-from tests.data.samples import random_image
+from semigpc.data.images import Pixels, to_image, to_pixels
+from tests.data.samples import plain_view, random_image
 
 SHAPES = [(8, 8), (32, 32), (40, 25), (25, 40), (300, 200)]
 
@@ -32,26 +34,30 @@ def normalised(image: Image.Image) -> Tensor:
     return result
 
 
+def by_torchvision(image: Image.Image, size: list[int]) -> Pixels:
+    pixels: Pixels = TF.resize(TF.to_image(image), size).permute(1, 2, 0).numpy()
+    return pixels
+
+
 @pytest.mark.parametrize("style", ["pad", "resize"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_view_has_the_size_asked_for(style: str, shape: tuple[int, int]) -> None:
     augment = Augment(AugmentConfig(image_size=24, style=style))  # type: ignore[arg-type]
     image = random_image(*shape, default_rng(0))
     for name in ("weak", "strong", "strong2"):
-        view = augment.cut(name, [image], default_rng(1))[0]
-        assert view.shape == (3, 24, 24)
-        assert view.dtype == torch.float32
-    assert augment.plain([image])[0].shape == (3, 24, 24)
+        views = augment.cut(name, [augment.square(image)], default_rng(1))
+        assert views.shape == (1, 24, 24, 3)
+        assert views.dtype == torch.uint8
+        assert augment.normalise(views).shape == (1, 3, 24, 24)
+    assert plain_view(augment, image).shape == (3, 24, 24)
 
 
-@pytest.mark.parametrize("style", ["pad", "resize"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_views_of_the_square_are_those_of_the_image(style: str, shape: tuple[int, int]) -> None:
-    augment = Augment(AugmentConfig(image_size=24, style=style))  # type: ignore[arg-type]
+@pytest.mark.parametrize("shape", [(8, 8), (40, 25), (300, 200), (700, 900)])
+@pytest.mark.parametrize("size", [8, 24, 256])
+def test_images_are_resized_as_by_pillow_but_for_one_of_255(shape: tuple[int, int], size: int) -> None:
     image = random_image(*shape, default_rng(0))
-    for name in ("weak", "strong"):
-        one, other = (augment.pixels(name, seen, default_rng(1)) for seen in (image, augment.square(image)))
-        assert np.array_equal(one, other)
+    expected = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)).astype(int)
+    assert np.abs(resized(to_pixels(image), size, size) - expected).max() <= 1
 
 
 def test_a_weak_view_is_a_crop_of_the_reflected_image_maybe_mirrored() -> None:
@@ -64,7 +70,7 @@ def test_a_weak_view_is_a_crop_of_the_reflected_image_maybe_mirrored() -> None:
             crops[crop.tobytes()] = (top, left, False)
             crops[TF.horizontal_flip(crop).tobytes()] = (top, left, True)
     augment, rng = Augment(AugmentConfig(image_size=32)), default_rng(0)
-    drawn = [crops[augment.pixels("weak", image, rng).tobytes()] for _ in range(3000)]
+    drawn = [crops[augment.pixels("weak", to_pixels(image), rng).tobytes()] for _ in range(3000)]
     assert set(drawn) == set(crops.values())  # every offset, both ways round, and nothing else
     assert np.mean([mirrored for *_, mirrored in drawn]) == pytest.approx(0.5, abs=0.05)
 
@@ -72,22 +78,22 @@ def test_a_weak_view_is_a_crop_of_the_reflected_image_maybe_mirrored() -> None:
 def test_without_flips_nothing_is_mirrored() -> None:
     image = random_image(8, 8, default_rng(0))
     augment, rng = Augment(AugmentConfig(image_size=8, flip=False, crop_ratio=1.0)), default_rng(0)
-    assert all(augment.pixels("weak", image, rng).tobytes() == image.tobytes() for _ in range(20))
+    assert all(augment.pixels("weak", to_pixels(image), rng).tobytes() == image.tobytes() for _ in range(20))
 
 
 @pytest.mark.parametrize(("size", "ratio", "pad"), [(32, 0.875, 4), (8, 0.875, 1), (28, 0.875, 3), (32, 1.0, 0), (10, 0.5, 5)])
 def test_the_padding_is_the_part_that_the_crop_leaves(size: int, ratio: float, pad: int) -> None:
     columns = np.zeros((size, size, 3), np.uint8) + np.arange(size, dtype=np.uint8)[None, :, None]
     augment, rng = Augment(AugmentConfig(image_size=size, crop_ratio=ratio, flip=False)), default_rng(0)
-    first = {int(augment.pixels("weak", to_image(columns), rng)[0, pad, 0]) for _ in range(400)}
+    first = {int(augment.pixels("weak", columns, rng)[0, pad, 0]) for _ in range(400)}
     assert first == set(range(2 * pad + 1)) if 2 * pad < size else first >= set(range(size))
 
 
 def test_strong_views_start_from_the_same_crop_and_flip(monkeypatch: pytest.MonkeyPatch) -> None:
-    image = random_image(32, 32, default_rng(0))
+    square = to_pixels(random_image(32, 32, default_rng(0)))
     augment = Augment(AugmentConfig(image_size=32))
     monkeypatch.setattr("semigpc.data.augment.rand_augment", lambda cropped, _rng, _operations: cropped)
-    assert (augment.pixels("strong", image, default_rng(5)) == augment.pixels("weak", image, default_rng(5))).all()
+    assert (augment.pixels("strong", square, default_rng(5)) == augment.pixels("weak", square, default_rng(5))).all()
 
 
 def test_randaugment_sees_the_cropped_image_and_its_result_is_the_view() -> None:
@@ -95,51 +101,41 @@ def test_randaugment_sees_the_cropped_image_and_its_result_is_the_view() -> None
     augment = Augment(AugmentConfig(image_size=16, crop_ratio=1.0, flip=False, operations=2))
     rng = default_rng(5)
     rng.random(3)  # what crop and flip take
-    assert augment.pixels("strong", image, default_rng(5)).tobytes() == rand_augment(image, rng, 2).tobytes()
+    assert augment.pixels("strong", to_pixels(image), default_rng(5)).tobytes() == rand_augment(image, rng, 2).tobytes()
 
 
 def test_the_weak_view_of_a_photograph_is_a_crop_of_the_squashed_image() -> None:
     image = random_image(50, 31, default_rng(0))
     augment = Augment(AugmentConfig(image_size=28, style="resize", flip=False))
-    squashed = np.asarray(TF.resize(image, [32, 32]))
+    squashed = augment.square(image)
+    assert np.array_equal(squashed, by_torchvision(image, [32, 32]))
     crops = {squashed[top : top + 28, left : left + 28].tobytes() for top in range(5) for left in range(5)}
     rng = default_rng(0)
-    assert {augment.pixels("weak", image, rng).tobytes() for _ in range(400)} == crops
+    assert {augment.pixels("weak", squashed, rng).tobytes() for _ in range(400)} == crops
 
 
-def test_the_strong_crop_of_a_photograph_has_the_area_and_aspect_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    boxes: list[tuple[int, int, int, int]] = []
-    crop = Image.Image.crop
-
-    def spy(image: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
-        boxes.append(box)
-        return crop(image, box)
-
-    monkeypatch.setattr(Image.Image, "crop", spy)
-    augment = Augment(AugmentConfig(image_size=224, style="resize", operations=0))
-    image, rng = Image.new("RGB", (256, 256)), default_rng(0)
-    for _ in range(600):
-        assert augment._random_resized_crop(image, rng).size == (224, 224)
-    left, top, right, bottom = np.array(boxes).T
-    width, height = right - left, bottom - top
+def test_the_strong_crop_of_a_photograph_has_the_area_and_aspect_of_the_recipe() -> None:
+    rng = default_rng(0)
+    top, left, height, width = np.array([crop_box(256, rng) for _ in range(600)]).T
     area, aspect = width * height / 256**2, np.log(width / height)
     assert min(left.min(), top.min()) >= 0
-    assert max(right.max(), bottom.max()) <= 256
+    assert max((left + width).max(), (top + height).max()) <= 256
     assert 0.075 < area.min() < 0.12
     assert 0.9 < area.max() <= 1
     assert np.abs(aspect).max() < math.log(4 / 3) + 0.02
     assert abs(aspect.mean()) < 0.03
 
 
-def test_the_strong_crop_is_cropped_first_and_then_resized() -> None:
-    image = random_image(32, 32, default_rng(0))
-    augment = Augment(AugmentConfig(image_size=28, style="resize"))
+def test_the_strong_crop_is_cropped_first_and_then_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    square = to_pixels(random_image(32, 32, default_rng(0)))
+    augment = Augment(AugmentConfig(image_size=28, style="resize", flip=False))
+    monkeypatch.setattr("semigpc.data.augment.rand_augment", lambda cropped, _rng, _operations: cropped)
     rng = default_rng(3)
     area, aspect = rng.uniform(0.08, 1) * 1024, math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
     width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
     left, top = rng.integers(32 - width + 1), rng.integers(32 - height + 1)
-    expected = TF.resized_crop(image, int(top), int(left), height, width, [28, 28])
-    assert augment._random_resized_crop(image, default_rng(3)).tobytes() == expected.tobytes()
+    expected = by_torchvision(to_image(square[top : top + height, left : left + width]), [28, 28])
+    assert np.array_equal(augment.pixels("strong", square, default_rng(3)), expected)
 
 
 def test_a_crop_that_never_fits_is_the_whole_image() -> None:
@@ -147,31 +143,31 @@ def test_a_crop_that_never_fits_is_the_whole_image() -> None:
         def uniform(self, *bounds: float) -> float:  # type: ignore[override]
             return bounds[1]
 
-    image = random_image(32, 32, default_rng(0))
-    augment = Augment(AugmentConfig(image_size=28, style="resize"))
-    result = augment._random_resized_crop(image, AlwaysWide(np.random.PCG64(0)))
-    assert result.tobytes() == TF.resize(image, [28, 28]).tobytes()
+    assert crop_box(32, AlwaysWide(np.random.PCG64(0))) == (0, 0, 32, 32)
 
 
 @pytest.mark.parametrize("shape", [(50, 31), (31, 50), (32, 32), (500, 375), (20, 21)])
 def test_photographs_are_evaluated_at_their_centre(shape: tuple[int, int]) -> None:
     image = random_image(*shape, default_rng(0))
-    expected = TF.center_crop(TF.resize(image, [32]), [28, 28])
-    actual = Augment(AugmentConfig(image_size=28, style="resize")).plain([image])[0]
+    expected = TF.center_crop(to_image(by_torchvision(image, [32])), [28, 28])
+    actual = plain_view(Augment(AugmentConfig(image_size=28, style="resize")), image)
     torch.testing.assert_close(actual, normalised(expected), atol=1e-5, rtol=0)
 
 
 def test_small_images_are_evaluated_as_they_are() -> None:
     augment = Augment(AugmentConfig(image_size=32))
     image, other = random_image(32, 32, default_rng(0)), random_image(40, 25, default_rng(0))
-    torch.testing.assert_close(augment.plain([image])[0], normalised(image), atol=1e-5, rtol=0)
-    torch.testing.assert_close(augment.plain([other])[0], normalised(TF.resize(other, [32, 32])), atol=1e-5, rtol=0)
+    torch.testing.assert_close(plain_view(augment, image), normalised(image), atol=1e-5, rtol=0)
+    expected = normalised(to_image(by_torchvision(other, [32, 32])))
+    torch.testing.assert_close(plain_view(augment, other), expected, atol=1e-5, rtol=0)
 
 
 def test_stacks_are_normalised_like_single_images() -> None:
     augment = Augment(AugmentConfig(image_size=8))
-    views = [augment.pixels("strong", random_image(8, 8, default_rng(i)), default_rng(i)) for i in range(5)]
-    stack = augment.normalise(np.stack(views))
+    views = torch.cat(
+        [augment.cut("strong", [to_pixels(random_image(8, 8, default_rng(i)))], default_rng(i)) for i in range(5)]
+    )
+    stack = augment.normalise(views)
     assert stack.shape == (5, 3, 8, 8)
     assert stack.is_contiguous()
     assert all(torch.equal(row, augment.normalise(view)) for row, view in zip(stack, views, strict=True))
@@ -181,23 +177,23 @@ def test_stacks_are_normalised_like_single_images() -> None:
 def test_views_follow_from_the_generator(style: str) -> None:
     augment = Augment(AugmentConfig(image_size=16, style=style))  # type: ignore[arg-type]
     copy = pickle.loads(pickle.dumps(augment))  # as a worker gets it
-    image = random_image(20, 20, default_rng(0))
+    squares = [augment.square(random_image(20, 20, default_rng(0)))]
     for name in ("weak", "strong"):
-        assert torch.equal(augment.cut(name, [image], default_rng(7)), augment.cut(name, [image], default_rng(7)))
-        different = {augment.cut(name, [image], default_rng(seed)).numpy().tobytes() for seed in range(10)}
+        assert torch.equal(augment.cut(name, squares, default_rng(7)), augment.cut(name, squares, default_rng(7)))
+        different = {augment.cut(name, squares, default_rng(seed)).numpy().tobytes() for seed in range(10)}
         assert len(different) > 5
-    assert torch.equal(augment.cut("strong", [image], default_rng(7))[0], copy.cut("strong", [image], default_rng(7))[0])
+    assert torch.equal(augment.cut("strong", squares, default_rng(7)), copy.cut("strong", squares, default_rng(7)))
     rng = default_rng(7)
-    assert not torch.equal(augment.cut("strong", [image], rng)[0], augment.cut("strong2", [image], rng)[0])
+    assert not torch.equal(augment.cut("strong", squares, rng), augment.cut("strong2", squares, rng))
 
 
 def test_images_are_not_changed() -> None:
-    image = random_image(16, 16, default_rng(0))
-    before, rng = image.tobytes(), default_rng(0)
+    square = to_pixels(random_image(16, 16, default_rng(0)))
+    before, rng = square.tobytes(), default_rng(0)
     augment = Augment(AugmentConfig(image_size=16))
     for _ in range(100):
-        augment.cut("strong", [image], rng)
-    assert image.tobytes() == before
+        augment.cut("strong", [square], rng)
+    assert square.tobytes() == before
 
 
 def test_the_statistics_of_the_recipe() -> None:
@@ -212,7 +208,7 @@ def test_the_statistics_of_the_recipe() -> None:
 def test_an_unknown_view_is_answered_with_the_known_ones() -> None:
     augment = Augment(AugmentConfig(image_size=8))
     with pytest.raises(ValueError, match="unknown view 'stong'; known: weak, strong, strong2"):
-        augment.cut("stong", [Image.new("RGB", (8, 8))], default_rng(0))
+        augment.cut("stong", np.zeros((1, 8, 8, 3), np.uint8), default_rng(0))
 
 
 @pytest.mark.parametrize(

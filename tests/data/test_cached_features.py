@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.data import Augment, AugmentConfig, BatchStream, CachedFeatures, Splits, eval_loader
+from semigpc.data import Augment, AugmentConfig, BatchStream, CachedFeatures, EvaluationLoader, Splits
 from semigpc.types import Batch
 from tests.data.samples import small_splits
 
@@ -63,7 +63,8 @@ def drawn(source: CachedFeatures, name: str, seed: int, indices: Any = SOME, oth
 def test_a_view_is_one_of_those_that_the_image_has(name: str, kind: float) -> None:
     for seed in range(5):
         view = drawn(SOURCE, name, seed)
-        assert view.dtype == torch.float32
+        assert view.dtype == torch.float16
+        assert SOURCE.normalise(view).dtype == torch.float32
         assert view.shape == (5, 3)
         assert view[:, 0].tolist() == [kind] * 5
         assert view[:, 1].tolist() == [24, 20, 49, 24, 31]
@@ -108,8 +109,7 @@ def test_equal_generators_draw_equal_views() -> None:
 
 
 def test_the_plain_view_is_the_images_own() -> None:
-    plain = SOURCE.plain(SOURCE.fetch(SPLITS.labeled, np.array([0, 19, 3])))
-    assert plain.dtype == torch.float32
+    plain = SOURCE.plain(SPLITS.labeled, np.array([0, 19, 3]))
     assert plain.tolist() == [[PLAIN, 19, 0], [PLAIN, 0, 0], [PLAIN, 16, 0]]
     assert SOURCE.width == 3
 
@@ -145,7 +145,7 @@ def test_a_batch_has_the_images_that_it_would_have_without_a_cache() -> None:
         assert batch.x[:, 0].tolist() == [KINDS["weak"]] * 6
         assert list(batch.views) == ["weak", "strong", "strong2"]
         for view in batch.views.values():
-            assert view.dtype == torch.float32
+            assert SOURCE.normalise(view).dtype == torch.float32
             assert torch.equal(view[:, 1], 20.0 + batch.view_index)
         assert (batch.views["strong"] != batch.views["strong2"]).any(dim=1).all()
 
@@ -166,6 +166,8 @@ def test_a_worker_changes_nothing() -> None:
 
 def test_evaluation_sees_the_plain_features_in_order() -> None:
     assert SPLITS.test is not None
-    seen = list(eval_loader(SPLITS.test, SOURCE, batch_size=3, workers=0))
+    loader = EvaluationLoader([SPLITS.test], SOURCE, batch_size=3, workers=0, device=torch.device("cpu"))
+    seen = list(loader.batches(SPLITS.test))
+    assert {batch.images.dtype for batch in seen} == {torch.float32}
     assert torch.cat([batch.images for batch in seen]).tolist() == [[7, row, 7] for row in range(50, 57)]
     assert torch.cat([batch.labels for batch in seen]).tolist() == SPLITS.test.labels.tolist()

@@ -41,7 +41,7 @@ from tests.data.feature_samples import (
     shards,
     splits_of,
 )
-from tests.data.samples import write_images
+from tests.data.samples import plain_view, write_images
 
 # What is in it -----------------------------------------------------------------------------------------------------------
 
@@ -53,8 +53,9 @@ def test_plain_features_are_the_networks_own(tmp_path: Path) -> None:
         source = cache.features(splits, network, workers=0)
         for _, image_set in splits.parts():
             indices = np.arange(len(image_set))[::-1].copy()
-            wanted = network(Augment(AUGMENT).plain([image_set[int(i)] for i in indices]))
-            torch.testing.assert_close(source.plain(source.fetch(image_set, indices)), wanted, rtol=1e-3, atol=1e-4)
+            wanted = network(torch.stack([plain_view(Augment(AUGMENT), image_set[int(i)]) for i in indices]))
+            actual = source.normalise(source.plain(image_set, indices))
+            torch.testing.assert_close(actual, wanted, rtol=1e-3, atol=1e-4)
     assert source.width == network.num_features
 
 
@@ -125,7 +126,7 @@ def test_no_unlabelled_images_is_fine(tmp_path: Path) -> None:
     source = compute(tmp_path, splits)
     none = source.fetch(splits.unlabeled, np.empty(0, dtype=np.int64))
     assert source.cut("weak", none, np.random.default_rng(0)).shape == (0, KEY.width)
-    assert len(source.plain(source.fetch(splits.labeled, np.arange(12)))) == 12
+    assert len(source.plain(splits.labeled, np.arange(12))) == 12
 
 
 def test_only_the_sets_of_the_split_can_be_asked_for(tmp_path: Path) -> None:
@@ -187,9 +188,9 @@ def test_a_file_that_changed_is_computed_again(tmp_path: Path) -> None:
     assert computed(cache, photos()) == EACH
     splits = photos()
     source = compute(cache, splits)
-    white = source.plain(source.fetch(splits.labeled, np.array([8])))  # ant has six
+    white = source.plain(splits.labeled, np.array([8])).float()  # ant has six
     assert splits.labeled.names[8] == "bee/2.png"
-    torch.testing.assert_close(white, Augment(AUGMENT).plain([splits.labeled[8]]).flatten(1), rtol=1e-3, atol=0)
+    torch.testing.assert_close(white, plain_view(Augment(AUGMENT), splits.labeled[8]).flatten()[None], rtol=1e-3, atol=0)
     assert computed(cache, photos()) == 0
 
 

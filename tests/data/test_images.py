@@ -1,5 +1,6 @@
 """Decoding: upright, RGB, or an error with the path."""
 
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -7,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_sample_image
 
-from semigpc.data import DataError, Images, images
-from semigpc.data.images import ArrayImages, FileImages, ImageError, ZipImages, read_image
+from semigpc.data import Augment, AugmentConfig, DataError, Images, ImageSet, images
+from semigpc.data.images import ArrayImages, FileImages, ImageError, PixelFile, Pixels, ZipImages, read_image
 from tests.data.samples import random_image
 
 ORIENTATION = 0x0112  # the EXIF tag
@@ -69,20 +71,65 @@ def test_a_truncated_or_foreign_file_is_an_error_with_its_path(tmp_path: Path, e
         read_image(path)
 
 
-def test_decoded_images_are_kept_up_to_the_limit(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    paths = [save(tmp_path / f"{i}.png", random_image(10, 10, rng)) for i in range(4)]
-    images = FileImages(paths, cache_bytes=900)  # two images of 400 bytes
-    first = [images[i].tobytes() for i in range(4)]
-    assert images[0] is images[0]
-    assert images[1] is images[1]
-    assert images[2] is not images[2]
-    assert [images[i].tobytes() for i in range(4)] == first
-    copy = pickle.loads(pickle.dumps(images))
-    assert len(pickle.dumps(images)) < 1000  # the paths alone
-    assert copy[0] is copy[0]
-    nothing = FileImages(paths, cache_bytes=0)
-    assert nothing[0] is not nothing[0]
+def test_a_large_jpeg_is_decoded_at_half_of_its_size_and_views_stay_near(tmp_path: Path) -> None:
+    photograph = Image.fromarray(load_sample_image("china.jpg"))  # 640 x 427
+    save(tmp_path / "a.jpg", photograph, quality=95)
+    pool = FileImages([tmp_path / "a.jpg"])
+    assert pool[0].size == pool.read(0, at_least=214).size == (640, 427)
+    assert pool.read(0, at_least=213).size == (320, 214)
+    augment, image_set = Augment(AugmentConfig(image_size=92, style="resize")), ImageSet(pool, np.zeros(1, int), ["a"])
+    whole, square = augment.square(pool[0]).astype(int), augment.fetch(image_set, np.array([0]))[0]
+    assert 0 < np.abs(whole - square).mean() < 3  # of 255
+    assert (
+        np.abs(augment.evaluation_pixels(pool[0]) - augment.plain(image_set, np.array([0]))[0].numpy().astype(int)).mean() < 3
+    )
+
+
+def pixels_of(number: int) -> Pixels:
+    return np.full((4, 4, 3), number, np.uint8)
+
+
+def test_a_pixel_file_has_what_was_written_and_no_more_than_its_limit() -> None:
+    file, found = PixelFile(5, 4, limit=3 * 49), pixels_of(0)
+    assert not file.read(1, found)
+    for number in (1, 4):
+        file.write(number, pixels_of(number))
+    assert file.read(1, found)
+    assert (found == 1).all()
+    assert not file.read(0, found), "a hole in the file is no image"
+    assert not file.read(4, found), "three images fit"
+    assert not PixelFile(5, 4, limit=48).read(0, found), "and here none"
+
+
+def test_a_pixel_file_does_without_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, found = PixelFile(5, 4, limit=1000), pixels_of(0)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("semigpc.data.images.os.pwrite", full)
+        file.write(0, pixels_of(9))
+    assert not file.read(0, found)
+    file.write(0, pixels_of(9))
+    assert file.read(0, found)
+
+
+def test_half_an_image_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, found, write = PixelFile(5, 4, limit=1000), pixels_of(0), os.pwrite
+    with monkeypatch.context() as patch:  # interrupted by a signal, or a disk that is nearly full
+        patch.setattr("semigpc.data.images.os.pwrite", lambda file, data, offset: write(file, bytes(data)[:20], offset))
+        file.write(0, pixels_of(9))
+    assert not file.read(0, found)
+
+
+def test_a_copy_of_a_pixel_file_that_no_worker_gets_is_empty() -> None:
+    file, found = PixelFile(5, 4, limit=1000), pixels_of(0)
+    file.write(0, pixels_of(9))
+    copy = pickle.loads(pickle.dumps(file))
+    assert not copy.read(0, found)
+    copy.write(0, pixels_of(9))
+    assert not copy.read(0, found)
 
 
 def test_too_many_pixels_are_refused_by_name_size_and_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

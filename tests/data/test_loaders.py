@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.data import Augment, AugmentConfig, BatchStream, DataError, FolderConfig, eval_loader
+from semigpc.data import Augment, AugmentConfig, BatchStream, DataError, EvaluationLoader, FolderConfig
 from semigpc.data.folder import load
-from semigpc.data.loaders import epoch_order
+from semigpc.data.loaders import epoch_order, normalised
 from semigpc.types import Batch
-from tests.data.samples import small_splits, write_images
+from tests.data.samples import plain_view, small_splits, write_images
 
 AUGMENT = Augment(AugmentConfig(image_size=8))
 SPLITS = small_splits()
@@ -44,9 +44,9 @@ def same(one: Batch, other: Batch) -> bool:
 
 def test_a_batch_is_what_it_says() -> None:
     batch = next(iter(loader()))
-    assert batch.x.shape == (6, 3, 8, 8)
+    assert batch.x.shape == (6, 8, 8, 3)
     assert list(batch.views) == ["weak", "strong", "strong2"]
-    assert all(view.shape == (9, 3, 8, 8) and view.dtype == torch.float32 for view in batch.views.values())
+    assert all(view.shape == (9, 8, 8, 3) and view.dtype == torch.uint8 for view in batch.views.values())
     assert batch.y.tolist() == SPLITS.labeled.labels[batch.index.numpy()].tolist()
     assert batch.y.dtype == batch.index.dtype == batch.view_index.dtype == torch.int64
     assert not torch.equal(batch.views["strong"], batch.views["strong2"])
@@ -56,9 +56,9 @@ def test_rows_are_the_images_that_the_indices_name() -> None:
     plain = Augment(AugmentConfig(image_size=8, crop_ratio=1.0, flip=False))
     batch = BatchStream(SPLITS, plain, **SETTINGS | {"views": ("weak",)})[5]
     for row, index in enumerate(batch.index.tolist()):
-        assert torch.equal(batch.x[row], plain.plain([SPLITS.labeled[index]])[0])
+        assert torch.equal(plain.normalise(batch.x[row]), plain_view(plain, SPLITS.labeled[index]))
     for row, index in enumerate(batch.view_index.tolist()):
-        assert torch.equal(batch.views["weak"][row], plain.plain([SPLITS.unlabeled[index]])[0])
+        assert torch.equal(plain.normalise(batch.views["weak"][row]), plain_view(plain, SPLITS.unlabeled[index]))
 
 
 @pytest.mark.slow
@@ -153,17 +153,23 @@ def test_the_global_generator_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
-def test_evaluation_sees_every_image_once_in_order(workers: int) -> None:
-    assert SPLITS.test is not None
-    batches = eval_loader(SPLITS.test, AUGMENT, 3, workers)
-    for _ in range(2):  # a run evaluates many times with one loader
-        seen = list(batches)
-        assert [len(batch.images) for batch in seen] == [3, 3, 1]
-        assert torch.cat([batch.positions for batch in seen]).tolist() == list(range(7))
-        assert torch.cat([batch.labels for batch in seen]).tolist() == SPLITS.test.labels.tolist()
-        assert torch.equal(seen[2].images[0], AUGMENT.plain([SPLITS.test[6]])[0])
+def test_a_batch_is_normalised_in_all_its_parts() -> None:
+    batch = BatchStream(SPLITS, AUGMENT, balanced=True, **SETTINGS)[4]
+    ready = normalised(batch, AUGMENT)
+    assert batch.balanced is not None
+    assert ready.balanced is not None
+    pairs = [
+        (batch.x, ready.x),
+        (batch.balanced.x, ready.balanced.x),
+        *((batch.views[name], ready.views[name]) for name in ready.views),
+    ]
+    assert len(pairs) == 5
+    for views, images in pairs:
+        expected = (views.permute(0, 3, 1, 2) / 255 - torch.tensor(AUGMENT.config.mean)[:, None, None]) / torch.tensor(
+            AUGMENT.config.std
+        )[:, None, None]
+        torch.testing.assert_close(images, expected, rtol=0, atol=1e-5)
+    assert torch.equal(ready.index, batch.index)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -199,7 +205,7 @@ def test_views_need_unlabelled_images_and_known_names() -> None:
     with pytest.raises(ValueError, match="unknown view 'medium'; known: weak, strong, strong2"):
         loader(views=("medium",))
     with pytest.raises(DataError, match="batch_size must be at least 1; got 0"):
-        eval_loader(SPLITS.labeled, AUGMENT, 0, 0)
+        EvaluationLoader([SPLITS.labeled], AUGMENT, batch_size=0, workers=0, device=torch.device("cpu"))
 
 
 def test_true_labels_of_unlabelled_images_are_nowhere_in_a_batch() -> None:

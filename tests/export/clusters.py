@@ -48,6 +48,6 @@ def gp(classifier: Classifier, rows: int = 160, **options: Any) -> GaussianProce
     refiner = GaussianProcessRefiner(config, width, CLASSES)
     pixels, labels = images(rows, seed=1)
     for some in torch.arange(rows).split(16):
-        output = classifier(Augment(AUGMENT).normalise(pixels[some.numpy()]))
+        output = classifier(Augment(AUGMENT).normalise(torch.from_numpy(pixels[some.numpy()])))
         refiner.write(refiner.placement.features(output), labels[some])
     return refiner

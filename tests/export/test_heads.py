@@ -60,7 +60,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     classifier, folder = network(), tmp_path_factory.mktemp("models")
     refiners = {name: gp(classifier, **options) for name, (_, options) in CASES.items()}
     pixels, _ = images(ROWS, seed=3)
-    output = classifier(Augment(AUGMENT).normalise(pixels))
+    output = classifier(Augment(AUGMENT).normalise(torch.from_numpy(pixels)))
     expected = {name: torch.softmax(refiner.logits(output).double(), dim=1).numpy() for name, refiner in refiners.items()}
     raw = (pixels.transpose(0, 3, 1, 2) / 255).astype(np.float32)
     said = {}
@@ -163,7 +163,7 @@ def test_a_network_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
 def test_differences_are_seen() -> None:
     """Also in the last of the rows, in a batch of any size, and where they are no numbers."""
     classifier, pixels = network(), images(20, seed=4)[0]
-    honest = torch.softmax(classifier(Augment(AUGMENT).normalise(pixels)).logits, dim=1).numpy()
+    honest = torch.softmax(classifier(Augment(AUGMENT).normalise(torch.from_numpy(pixels))).logits, dim=1).numpy()
     compared: dict[str, Any] = {"augment": Augment(AUGMENT), "outputs": {"probabilities": "linear"}, "pixels": pixels}
     sizes: list[int] = []
 

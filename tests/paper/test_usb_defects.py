@@ -26,6 +26,7 @@ from semigpc.training import Experiment, SettingError, TrainConfig, loop, train
 from semigpc.training.loop import take_step
 from semigpc.training.state import Trainer
 from semigpc.types import Batch, Clock, StepOutput
+from tests.data.samples import plain_view
 from tests.training.small_runs import small_run
 
 TESTS = Path(__file__).parents[1]
@@ -119,7 +120,7 @@ def test_cifar_10_can_be_normalised_by_its_own_statistics() -> None:
         augment = cifar10_lt(root="/data", algorithm="fixmatch", refiner="none").override(settings).augment
         assert (augment.mean, augment.std) == statistics
         expected = (torch.tensor([125.0, 123.0, 114.0]) / 255 - torch.tensor(statistics[0])) / torch.tensor(statistics[1])
-        torch.testing.assert_close(Augment(augment).plain([grey])[0].mean(dim=(1, 2)), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(plain_view(Augment(augment), grey).mean(dim=(1, 2)), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("key", ["train.clip", "train.clip_grad", "clip", "clip_grad"])

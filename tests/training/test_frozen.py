@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from semigpc.algorithms import ALGORITHMS
-from semigpc.data import DATASETS, CachedFeatures, Splits, eval_loader, feature_cache
+from semigpc.data import DATASETS, CachedFeatures, EvaluationLoader, Splits, feature_cache
 from semigpc.models import ModelConfig, SmallCNN, onnx
 from semigpc.training import Experiment, FrozenConfig, Listener, RunError, RunFolder, SettingError, run_data, train
 from semigpc.training.comparison import Cell, ComparisonListener, compare
@@ -83,7 +83,7 @@ def test_onnx_runtime_computes_the_same_features(tmp_path: Path, monkeypatch: py
     def plain(name: str) -> Tensor:
         monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / name))
         features = features_of(experiment, splits=splits)
-        return features.plain(features.fetch(splits.unlabeled, np.arange(20)))
+        return features.normalise(features.plain(splits.unlabeled, np.arange(20)))
 
     in_torch = plain("torch")
     calls: list[int] = []
@@ -213,8 +213,9 @@ def test_a_loaded_run_says_of_images_what_it_said_of_their_features(refiner: str
     answers = run.predict(images)
     splits = splits_of(experiment)
     assert splits.test is not None
-    loader = eval_loader(splits.test, features_of(experiment, splits=splits), batch_size=256, workers=0)
-    cached = predict(run.network.get_submodule("classifier"), run.gp, loader, CPU)
+    source = features_of(experiment, splits=splits)
+    loader = EvaluationLoader([splits.test], source, batch_size=256, workers=0, device=CPU)
+    cached = predict(run.network.get_submodule("classifier"), run.gp, loader.batches(splits.test))
     assert answers.probs.keys() == cached.probs.keys() == ({"linear", "gp"} if refiner == "gp" else {"linear"})
     for head, probs in answers.probs.items():
         np.testing.assert_allclose(probs, cached.probs[head], atol=0.01)  # features are rounded to 16 bits

@@ -126,7 +126,7 @@ def _machine() -> Iterator[Diagnosis]:
     yield _enough("free disk here", disk, "delete old runs, or write elsewhere with --out")
     memory = _free_memory()
     if memory is not None:
-        yield _enough("free memory", memory, "close other programs, or lower train.labeled_batch and data.cache_bytes")
+        yield _enough("free memory", memory, "close other programs, or lower train.labeled_batch")
 
 
 def _bfloat16() -> Diagnosis:

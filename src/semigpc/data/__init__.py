@@ -12,7 +12,7 @@ from semigpc.data.digits import DigitsConfig
 from semigpc.data.feature_cache import CachedFeatures, CacheKey, FeatureCache, cache_root, weights_hash
 from semigpc.data.fgvc import FGVCConfig
 from semigpc.data.folder import FolderConfig
-from semigpc.data.loaders import BatchStream, EvaluationBatch, eval_loader
+from semigpc.data.loaders import BatchStream, EvaluationBatch, EvaluationLoader
 from semigpc.data.splits import Split, SplitConfig, carve_validation, long_tail_counts, long_tail_split
 
 
@@ -44,6 +44,7 @@ __all__ = [
     "DatasetEntry",
     "DigitsConfig",
     "EvaluationBatch",
+    "EvaluationLoader",
     "FGVCConfig",
     "FeatureCache",
     "FolderConfig",
@@ -55,7 +56,6 @@ __all__ = [
     "ViewSource",
     "cache_root",
     "carve_validation",
-    "eval_loader",
     "long_tail_counts",
     "long_tail_split",
     "splits_from_arrays",

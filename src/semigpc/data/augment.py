@@ -4,6 +4,10 @@ The operations of RandAugment are Pillow's, which torchvision calls for Pillow i
 with; called directly, they save every loading process the seconds that importing torchvision takes. Five of them fill tables of
 256 to 768 Python numbers in each call, which on an image of 8 x 8 or 32 x 32 pixels is nearly all of their cost: 60 to 200
 microseconds. Small images are computed with NumPy in 1 to 50, to the same bytes; on larger images Pillow's C code is faster.
+Images are resized by torch, which takes a quarter of Pillow's time and differs from it by 1 of 255 at most.
+
+Views are bytes until they are on the device, which normalises them: a quarter of the memory, of the traffic between processes
+and of the copy to a GPU.
 """
 
 import math
@@ -13,13 +17,14 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from semigpc.data.dataset import DataError, ImageSet, Integers
-from semigpc.data.images import Pixels, to_image, to_pixels
+from semigpc.data.images import PixelFile, Pixels, to_image, to_pixels
 
 Triple = tuple[float, float, float]
 
@@ -38,14 +43,24 @@ CUTOUT_COLOUR = (125, 123, 114)
 LARGEST_CUTOUT = 0.5  # of the width
 SMALL = 64 * 64  # pixels, up to which NumPy is faster than Pillow
 VALUES = np.arange(256)
+# Pixels of a decoded JPEG for each that is needed, at the least. Where half of the size leaves that many, an image is decoded
+# at half of its size, in a third of the time; on photographs that moved views by 0.3 to 2.7 of 255 on average, about as much as
+# another way of resizing does (bicubic: 0.8 to 3.3). At one pixel for each it would be 0.8 to 8.
+SHARP = 2
 
 
 class ViewSource(Protocol):
     """Turns images into the input of a network: views cut from pixels, or features computed ahead of time.
 
-    ``fetch`` gets what the views of some images are made from, once for all views; the other two return a tensor of n rows,
-    one for each image.
+    ``fetch`` gets what the random views of some images are made from, once for all views. ``cut`` and ``plain`` return a tensor
+    of n rows, one for each image, in as few bytes as will do; ``normalise`` makes the network's input of it.
     """
+
+    def keep(self, image_set: ImageSet, /, *, plain: bool) -> None:
+        """Prepare to keep what takes long to make of a set's images, for plain views or for random ones.
+
+        Called before worker processes start, which then share what each of them makes.
+        """
 
     def fetch(self, image_set: ImageSet, indices: Integers, /) -> Any:
         """Get images (n,) of a set."""
@@ -53,8 +68,11 @@ class ViewSource(Protocol):
     def cut(self, name: str, fetched: Any, rng: Generator, /) -> Tensor:
         """Return a random view of each, of the kind ``name``."""
 
-    def plain(self, fetched: Any, /) -> Tensor:
-        """Return the view for evaluation, without randomness."""
+    def plain(self, image_set: ImageSet, indices: Integers, /) -> Tensor:
+        """Return the views of images (n,) for evaluation, without randomness."""
+
+    def normalise(self, views: Tensor, /) -> Tensor:
+        """Return the input of a network, on the device of the views."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,87 +128,131 @@ class Augment:
         within = np.abs(np.arange(-pad, size + pad))  # reflected about the first pixel, which is not repeated
         self._reflected = np.minimum(within, 2 * (size - 1) - within)  # and about the last; (s + 2 pad,)
         self._slack = 2 * pad if config.style == "pad" else self._large - size  # places a crop may start at, less one
-        mean, std = np.array(config.mean), np.array(config.std)
-        self._scale = (1 / (255 * std)).astype(np.float32)[:, None, None]
-        self._shift = (-mean / std).astype(np.float32)[:, None, None]
+        self._statistics: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    def fetch(self, image_set: ImageSet, indices: Integers) -> list[Image.Image]:
-        """Return the images, decoded once for all their views."""
-        return [image_set[int(i)] for i in indices]
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send the config alone to another process, and no tensor of a device."""
+        return Augment, (self.config,)
 
-    def cut(self, name: str, images: Sequence[Image.Image], rng: Generator) -> Tensor:
-        """Return a random view of each image, (n, 3, s, s)."""
-        return self.normalise(np.stack([self.pixels(name, image, rng) for image in images]))
+    def keep(self, image_set: ImageSet, *, plain: bool) -> None:
+        """Keep squares, or plain views, in a :class:`PixelFile` of the set, if its images have to be decoded."""
+        limit = getattr(image_set.images, "cache_bytes", 0)
+        if limit and self._key(plain) not in image_set.kept:
+            image_set.kept[self._key(plain)] = PixelFile(len(image_set), self._side(plain), limit)
 
-    def plain(self, images: Sequence[Image.Image]) -> Tensor:
-        """Return the plain view of each image, (n, 3, s, s)."""
-        return self.normalise(np.stack([self.evaluation_pixels(image) for image in images]))
+    def fetch(self, image_set: ImageSet, indices: Integers) -> Pixels:
+        """Return the squares of the images, (n, S, S, 3), made once for all their views."""
+        return self._prepared(image_set, indices, plain=False)
 
-    def pixels(self, name: str, image: Image.Image, rng: Generator) -> Pixels:
-        """Return a view before normalisation, (s, s, 3)."""
+    def cut(self, name: str, squares: Sequence[Pixels] | Pixels, rng: Generator) -> Tensor:
+        """Return a random view of each image as bytes, (n, s, s, 3)."""
+        size = self.config.image_size
+        views = np.empty((len(squares), size, size, 3), np.uint8)
+        for view, square in zip(views, squares, strict=True):
+            view[...] = self.pixels(name, square, rng)
+        return torch.from_numpy(views)
+
+    def plain(self, image_set: ImageSet, indices: Integers) -> Tensor:
+        """Return the plain view of each image as bytes, (n, s, s, 3)."""
+        return torch.from_numpy(self._prepared(image_set, indices, plain=True))
+
+    def normalise(self, views: Tensor) -> Tensor:
+        """Turn bytes v (..., s, s, 3) into (v / 255 - mean) / std as float32 (..., 3, s, s)."""
+        if views.device not in self._statistics:
+            mean, std = torch.tensor([self.config.mean, self.config.std], dtype=torch.float64)[:, :, None, None]
+            self._statistics[views.device] = (1 / (255 * std)).float().to(views.device), (-mean / std).float().to(views.device)
+        scale, shift = self._statistics[views.device]
+        return views.movedim(-1, -3).contiguous().float().mul_(scale).add_(shift)  # bytes are put in order before they grow
+
+    def decode(self, image_set: ImageSet, index: int) -> Image.Image:
+        """Return an image of a set, no larger than its views need where that saves time."""
+        return image_set.read(index, SHARP * self._large)
+
+    def pixels(self, name: str, square: Pixels, rng: Generator) -> Pixels:
+        """Return a view (s, s, 3) of an image's :meth:`square`."""
         check_views((name,))
-        if name == "weak":
-            return self._weak(image, rng)
-        if self.config.style == "pad":
-            cropped = to_image(self._weak(image, rng))
+        if name == "weak" or self.config.style == "pad":
+            cropped = self._weak(square, rng)
         else:
-            cropped = self._random_resized_crop(self.square(image), rng)
+            top, left, height, width = crop_box(len(square), rng)
+            cropped = resized(square[top : top + height, left : left + width], self.config.image_size, self.config.image_size)
             if self.config.flip and rng.random() < 0.5:
-                cropped = cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return to_pixels(rand_augment(cropped, rng, self.config.operations))
+                cropped = mirrored(cropped)
+        return cropped if name == "weak" else to_pixels(rand_augment(to_image(cropped), rng, self.config.operations))
 
-    def square(self, image: Image.Image) -> Image.Image:
-        """Return the image at the size from which random views are cut; views of it are those of the image."""
-        return self._resized(image, self.config.image_size if self.config.style == "pad" else self._large)
+    def square(self, image: Image.Image) -> Pixels:
+        """Return the image at the size from which random views are cut, (S, S, 3)."""
+        return resized(to_pixels(image), self._side(plain=False), self._side(plain=False))
 
     def evaluation_pixels(self, image: Image.Image) -> Pixels:
-        """Return the plain view before normalisation, (s, s, 3)."""
-        size = self.config.image_size
+        """Return the plain view, (s, s, 3)."""
+        size, pixels = self.config.image_size, to_pixels(image)
         if self.config.style == "pad":
-            return to_pixels(self._resized(image, size))
+            return resized(pixels, size, size)
         short = min(image.size)
-        width, height = (self._large if side == short else int(self._large * side / short) for side in image.size)
-        left, top = round((width - size) / 2), round((height - size) / 2)
-        resized = image.resize((width, height), Image.Resampling.BILINEAR)
-        return to_pixels(resized.crop((left, top, left + size, top + size)))
+        height, width = (self._large if side == short else int(self._large * side / short) for side in pixels.shape[:2])
+        top, left = round((height - size) / 2), round((width - size) / 2)
+        return resized(pixels, height, width)[top : top + size, left : left + size]
 
-    def normalise(self, pixels: Pixels) -> Tensor:
-        """Turn bytes v (..., s, s, 3) into (v / 255 - mean) / std as float32 (..., 3, s, s)."""
-        channels_first = pixels.swapaxes(-1, -3).swapaxes(-1, -2)
-        scaled = np.empty(channels_first.shape, dtype=np.float32)
-        np.multiply(channels_first, self._scale, out=scaled)
-        scaled += self._shift
-        return torch.from_numpy(scaled)
+    def _side(self, plain: bool) -> int:
+        return self.config.image_size if plain or self.config.style == "pad" else self._large
 
-    def _weak(self, image: Image.Image, rng: Generator) -> Pixels:
+    def _key(self, plain: bool) -> str:
+        return f"{'plain' if plain else 'square'} {self.config.style} {self.config.image_size} {self._large}"
+
+    def _prepared(self, image_set: ImageSet, indices: Integers, *, plain: bool) -> Pixels:
+        make, side = self.evaluation_pixels if plain else self.square, self._side(plain)
+        file: PixelFile | None = image_set.kept.get(self._key(plain))
+        prepared = np.empty((len(indices), side, side, 3), np.uint8)
+        for pixels, index in zip(prepared, indices.tolist(), strict=True):
+            if file is None or not file.read(index, pixels):
+                pixels[...] = make(self.decode(image_set, index))
+                if file is not None:
+                    file.write(index, pixels)
+        return prepared
+
+    def _weak(self, square: Pixels, rng: Generator) -> Pixels:
         """Crop and flip by choosing rows and columns, so that no padded image is made."""
         size = self.config.image_size
-        padded = self.config.style == "pad"
-        pixels = to_pixels(self.square(image))
         u, v, mirror = rng.random(3).tolist()
         top, left = int(u * (self._slack + 1)), int(v * (self._slack + 1))
-        if padded:
+        if self.config.style == "pad":
             rows, columns = self._reflected[top : top + size], self._reflected[left : left + size]
-            cropped: Pixels = pixels.take(rows, axis=0).take(columns, axis=1)
+            cropped: Pixels = square.take(rows, axis=0).take(columns, axis=1)
         else:
-            cropped = pixels[top : top + size, left : left + size]
-        return cropped[:, ::-1] if self.config.flip and mirror < 0.5 else cropped
+            cropped = square[top : top + size, left : left + size]
+        return mirrored(cropped) if self.config.flip and mirror < 0.5 else cropped
 
-    def _random_resized_crop(self, image: Image.Image, rng: Generator) -> Image.Image:
-        """Crop a box of random area and log-uniform aspect that fits, or after ten tries the whole (square) image."""
-        size, whole = self.config.image_size, image.width
-        for _ in range(CROP_TRIES):
-            area = rng.uniform(*AREA) * whole * whole
-            aspect = math.exp(rng.uniform(*LOG_ASPECT))
-            width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-            if 0 < width <= whole and 0 < height <= whole:
-                left, top = int(rng.integers(whole - width + 1)), int(rng.integers(whole - height + 1))
-                image = image.crop((left, top, left + width, top + height))
-                break
-        return image.resize((size, size), Image.Resampling.BILINEAR)
 
-    def _resized(self, image: Image.Image, size: int) -> Image.Image:
-        return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BILINEAR)
+def crop_box(whole: int, rng: Generator) -> tuple[int, int, int, int]:
+    """Draw a box of random area and log-uniform aspect that fits into a square, or after ten tries all of the square.
+
+    Returns:
+        top, left, height and width.
+    """
+    for _ in range(CROP_TRIES):
+        area = rng.uniform(*AREA) * whole * whole
+        aspect = math.exp(rng.uniform(*LOG_ASPECT))
+        width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < width <= whole and 0 < height <= whole:
+            left, top = int(rng.integers(whole - width + 1)), int(rng.integers(whole - height + 1))
+            return top, left, height, width
+    return 0, 0, whole, whole
+
+
+def resized(pixels: Pixels, height: int, width: int) -> Pixels:
+    """Resize (H, W, 3) bytes to (height, width, 3): bilinear, over all pixels that fall into a new one."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    # In this order the view has the strides of channels that come last, for which torch is fast, and so has the result.
+    channels_last = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+    result = F.interpolate(channels_last, (height, width), mode="bilinear", antialias=True)
+    return result[0].permute(1, 2, 0).numpy()
+
+
+def mirrored(pixels: Pixels) -> Pixels:
+    """Return (H, W, 3) bytes mirrored left to right, in a tenth of the time that NumPy takes to copy a reversed view."""
+    return torch.from_numpy(pixels).flip(1).numpy()
 
 
 def check_views(names: tuple[str, ...]) -> None:

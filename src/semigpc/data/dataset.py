@@ -31,8 +31,9 @@ class Images(Protocol):
 class ImageSet:
     """Images with their labels and names.
 
-    ``images`` is the whole pool, which all sets that are cut from it share, with what was decoded; ``positions`` are the images
-    of it that belong to this set. Image i of the set, ``self[i]``, is ``images[positions[i]]``.
+    ``images`` is the whole pool, which all sets that are cut from it share; ``positions`` are the images
+    of it that belong to this set. Image i of the set, ``self[i]``, is ``images[positions[i]]``. ``kept`` holds what view
+    sources keep of its images, by what made it.
 
     Args:
         images: the pool, P images.
@@ -48,6 +49,7 @@ class ImageSet:
         self.positions = integers(np.arange(len(images)) if positions is None else positions, "positions")
         self.labels = integers(labels, "labels")
         self.names = tuple(names)
+        self.kept: dict[str, Any] = {}
         lengths = len(self.positions), len(self.labels), len(self.names)
         if len(set(lengths)) > 1:
             raise ValueError(f"images, labels and names must be equally many; got {lengths}.")
@@ -61,6 +63,11 @@ class ImageSet:
     def __getitem__(self, index: int) -> Image.Image:
         """Return image ``index`` of this set, RGB."""
         return self.images[int(self.positions[index])]
+
+    def read(self, index: int, at_least: int) -> Image.Image:
+        """Return the same image, or where that saves time a smaller one, with this many pixels on both sides."""
+        read = getattr(self.images, "read", None)
+        return self[index] if read is None else read(int(self.positions[index]), at_least=at_least)
 
     def subset(self, indices: NDArray[Any]) -> "ImageSet":
         """Return the images at ``indices`` (m,), in that order, from the same pool."""

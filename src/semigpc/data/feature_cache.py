@@ -92,8 +92,8 @@ class Fetched:
 class CachedFeatures:
     """A view source whose views are (n, D) rows of tables.
 
-    A view is drawn from the V that were computed; "strong2" differs from "strong" if V > 1. Features are stored as float16 and
-    returned as float32. Memory: 2 (2 V R + R') D bytes.
+    A view is drawn from the V that were computed; "strong2" differs from "strong" if V > 1. Features are float16 until they
+    are normalised. Memory: 2 (2 V R + R') D bytes.
 
     Args:
         weak, strong: (R, V, D) of R training images.
@@ -121,15 +121,21 @@ class CachedFeatures:
 
     def also(self, image_set: ImageSet, parts: Sequence[tuple[ImageSet, Integers]]) -> "CachedFeatures":
         """Return the same features with one more set: images of known sets at these positions, in order."""
-        rows = np.concatenate([self.fetch(known, indices).rows.numpy() for known, indices in parts])
+        rows = np.concatenate([self._rows(known)[indices] for known, indices in parts])
         sets = [*self._sets, (image_set, rows)]
         return CachedFeatures(weak=self._weak, strong=self._strong, plain=self._plain, sets=sets, origin=self.origin)
 
+    def keep(self, image_set: ImageSet, *, plain: bool) -> None:
+        """Do nothing: all is in memory."""
+
     def fetch(self, image_set: ImageSet, indices: Integers) -> Fetched:
         """Return the rows of these images."""
+        return Fetched(torch.from_numpy(self._rows(image_set)[indices]))
+
+    def _rows(self, image_set: ImageSet) -> Integers:
         for known, rows in self._sets:
             if known is image_set:
-                return Fetched(torch.from_numpy(rows[indices]))
+                return rows
         raise ValueError("features are cached for the sets of one split; this one is not among them.")
 
     def cut(self, name: str, fetched: Fetched, rng: Generator) -> Tensor:
@@ -142,11 +148,15 @@ class CachedFeatures:
         else:
             chosen = torch.from_numpy(rng.integers(views, size=n))
         fetched.drawn[name] = chosen
-        return table[fetched.rows, chosen].float()
+        return table[fetched.rows, chosen]
 
-    def plain(self, fetched: Fetched) -> Tensor:
+    def plain(self, image_set: ImageSet, indices: Integers) -> Tensor:
         """Return the plain view of each image, (n, D)."""
-        return self._plain[fetched.rows].float()
+        return self._plain[torch.from_numpy(self._rows(image_set)[indices])]
+
+    def normalise(self, views: Tensor) -> Tensor:
+        """Return features as float32."""
+        return views.float()
 
 
 class _Chunk(NamedTuple):
@@ -160,7 +170,7 @@ class _Chunk(NamedTuple):
 
 @dataclass
 class _ViewChunks(Dataset[dict[str, Tensor]]):
-    """Chunk i as "plain" (n, 3, s, s) and, if it has views, "weak" and "strong" (n, V, 3, s, s).
+    """Chunk i as bytes: "plain" (n, s, s, 3) and, if it has views, "weak" and "strong" (n, V, s, s, 3).
 
     View v of an image depends on its fingerprint and v alone, in any order and in any process.
     """
@@ -170,8 +180,8 @@ class _ViewChunks(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         chunk = self.chunks[number]
-        images = self.augment.fetch(chunk.image_set, np.array(chunk.indices))
-        cut = {"plain": self.augment.plain(images)}
+        images = [self.augment.decode(chunk.image_set, i) for i in chunk.indices]  # decoded once for plain and random views
+        cut = {"plain": torch.from_numpy(np.stack([self.augment.evaluation_pixels(image) for image in images]))}
         if chunk.views:
             generators = [Generator(Philox(key=np.frombuffer(mark, np.uint64))) for mark in chunk.marks]
             squares = [self.augment.square(image) for image in images]  # resized once for all views
@@ -180,7 +190,7 @@ class _ViewChunks(Dataset[dict[str, Tensor]]):
                     [self.augment.pixels(kind, image, rng) for _ in range(chunk.views)]
                     for image, rng in zip(squares, generators, strict=True)
                 ]
-                cut[kind] = self.augment.normalise(np.array(pixels))
+                cut[kind] = torch.from_numpy(np.array(pixels))
         return cut
 
 
@@ -255,13 +265,14 @@ class FeatureCache:
     def _compute(self, chunks: Sequence[_Chunk], embed: Embed, workers: int, progress: Progress | None) -> None:
         """Add what is missing, shard by shard."""
         total, done = sum(len(chunk.indices) for chunk in chunks), 0
-        stream = _ViewChunks(chunks, Augment(self.key.augment))
+        augment = Augment(self.key.augment)
+        stream = _ViewChunks(chunks, augment)
         waiting: list[tuple[_Chunk, dict[str, Tensor]]] = []
         for chunk, views in zip(chunks, InOrder(stream, range(len(chunks)), workers if total > FEW else 0, 2), strict=True):
             if waiting and (waiting[0][0].views != chunk.views or sum(len(earlier.indices) for earlier, _ in waiting) >= SHARD):
                 self._write(waiting)
                 waiting = []
-            waiting.append((chunk, self._embedded(views, embed)))
+            waiting.append((chunk, self._embedded(views, augment, embed)))
             done += len(chunk.indices)
             if progress is not None:
                 progress(done, total)
@@ -279,10 +290,10 @@ class FeatureCache:
                 chosen = missing[first : first + IMAGES]
                 yield _Chunk(image_set, chosen, [marks[i] for i in chosen], views)
 
-    def _embedded(self, views: Mapping[str, Tensor], embed: Embed) -> dict[str, Tensor]:
-        """Views (n, 3, s, s) and (n, V, 3, s, s) to features (n, D) and (n, V, D), in one pass of the network."""
+    def _embedded(self, views: Mapping[str, Tensor], augment: Augment, embed: Embed) -> dict[str, Tensor]:
+        """Views (n, s, s, 3) and (n, V, s, s, 3) to features (n, D) and (n, V, D), in one pass of the network."""
         flat = [images.flatten(0, -4) for images in views.values()]
-        features = embed(torch.cat(flat)).half().split([len(images) for images in flat])
+        features = embed(augment.normalise(torch.cat(flat))).half().split([len(images) for images in flat])
         return {name: rows.reshape(*views[name].shape[:-3], self.key.width) for name, rows in zip(views, features, strict=True)}
 
     def _write(self, computed: Sequence[tuple[_Chunk, dict[str, Tensor]]]) -> None:

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from semigpc.data.dataset import DataError, ImageSet, Integers, Splits
-from semigpc.data.images import MEGABYTE, FileImages
+from semigpc.data.images import GIGABYTE, FileImages
 from semigpc.data.paths import checked
 
 Labels = Literal["l_train_val", "l_train"]
@@ -41,7 +41,7 @@ class FGVCConfig:
         labels: "l_train_val" as in the paper, without a validation part; or "l_train", with the rest for validation.
         unlabeled: U_in alone, or U_in and U_out; every evaluation then also reports how well the two are separated.
         splits: a folder with ``<benchmark>/<split>.txt``, if the split files are not in the folder of the set itself.
-        cache_bytes: memory for decoded images in each process.
+        cache_bytes: of temporary files for decoded images, for each part of the data and kind of view.
     """
 
     benchmark: Name
@@ -49,7 +49,7 @@ class FGVCConfig:
     labels: Labels = "l_train_val"
     unlabeled: Unlabeled = "in"
     splits: str | None = None
-    cache_bytes: int = 512 * MEGABYTE
+    cache_bytes: int = 2 * GIGABYTE
 
     def __post_init__(self) -> None:
         for name, known in (("benchmark", get_args(Name)), ("labels", get_args(Labels)), ("unlabeled", get_args(Unlabeled))):

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from semigpc.data.dataset import DataError, ImageSet, Splits, listed
-from semigpc.data.images import MEGABYTE, FileImages
+from semigpc.data.images import GIGABYTE, FileImages
 from semigpc.data.paths import (
     EXTENSIONS,
     NOT_THERE,
@@ -39,7 +39,7 @@ class FolderConfig:
         split: makes a long-tailed benchmark of images that are all labelled.
         test: a folder of class folders, or a table like ``labels`` with a label in every row.
         validation: the same, or the fraction of the labels to hold out.
-        cache_bytes: memory for decoded images in each process.
+        cache_bytes: of temporary files for decoded images, for each part of the data and kind of view.
         follow_links: use links that lead out of root, which are an error otherwise.
 
     Paths of tables and folders may also be given relative to root. Images of test and validation are never trained on, not
@@ -53,7 +53,7 @@ class FolderConfig:
     split: SplitConfig | None = None
     test: str | None = None
     validation: float | str = 0.0
-    cache_bytes: int = 512 * MEGABYTE
+    cache_bytes: int = 2 * GIGABYTE
     follow_links: bool = False
 
     def __post_init__(self) -> None:

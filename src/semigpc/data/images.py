@@ -3,13 +3,16 @@
 import io
 import os
 import re
+import shutil
 import struct
+import tempfile
 import warnings
+import weakref
 import zipfile
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing import context, reduction
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +26,7 @@ from semigpc.files import trouble
 from semigpc.text import printable
 
 Pixels = NDArray[np.uint8]
-MEGABYTE = 2**20
+GIGABYTE = 2**30
 MOST_PIXELS = 178_000_000  # of one image: 700 MB decoded; Pillow's own limit is a little higher
 MOST_BYTES = 8 * MOST_PIXELS  # of one image in a zip file: four channels of 16 bits, not compressed
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, MemoryError, OverflowError, struct.error)  # what Pillow may raise
@@ -58,53 +61,76 @@ class ArrayImages:
         return Image.frombytes("L", (width, height), pixels.tobytes()).convert("RGB")
 
 
-class KeptImages(ABC):
-    """Images that are decoded by ``read`` when they are first used, and then kept.
+class PixelFile:
+    """Images of one size, (side, side, 3) bytes each, in a temporary file that this process and its loader workers share.
 
-    Decoded images are kept up to ``cache_bytes``, and none is replaced by another: the order of images is random, so the first
-    ones are worth as much as the last. Each worker process of a loader keeps its own.
+    The file has no name, so that nothing is left of it after the last of these processes, however that ended. It is read and
+    written rather than mapped: a full disk is then an error that can be caught, and the system keeps what is read often in
+    memory all the same. An image counts as written once its byte at the beginning of the file is 1.
+
+    Args:
+        count: of images. side: in pixels.
+        limit: bytes; no more than the first images that fit into it, or into half of the free space, are kept.
     """
 
-    def __init__(self, cache_bytes: int) -> None:
-        self.cache_bytes = self._free_bytes = cache_bytes
-        self._cache: dict[int, Image.Image] = {}
+    def __init__(self, count: int, side: int, limit: int) -> None:
+        self._bytes, self.count = 3 * side * side, 0
+        if hasattr(os, "preadv"):  # not on Windows
+            with suppress(OSError), tempfile.TemporaryFile() as file:  # where nothing can be written, nothing is kept
+                self._own(os.dup(file.fileno()))
+                free = shutil.disk_usage(tempfile.gettempdir()).free
+                self.count = min(count, min(limit, free // 2) // (self._bytes + 1))
 
-    @abstractmethod
-    def read(self, position: int) -> Image.Image:
-        """Decode an image, whether it is in the cache or not."""
+    def _own(self, descriptor: int) -> None:
+        self._file = descriptor
+        weakref.finalize(self, os.close, descriptor)
 
-    def __getitem__(self, position: int) -> Image.Image:
-        image = self._cache.get(position)
-        if image is None:
-            image = self.read(position)
-            size = 4 * image.width * image.height  # Pillow holds RGB in four bytes
-            if size <= self._free_bytes:
-                self._free_bytes -= size
-                self._cache[position] = image
-        return image
+    def read(self, number: int, pixels: Pixels) -> bool:
+        """Copy an image into ``pixels`` (side, side, 3) and return True, or return False if it is not there."""
+        if number >= self.count or os.pread(self._file, 1, number) != b"\1":
+            return False
+        return os.preadv(self._file, [pixels.data], self.count + number * self._bytes) == self._bytes
+
+    def write(self, number: int, pixels: Pixels) -> None:
+        """Keep an image, if there is a place for it and the disk is not full."""
+        if number >= self.count:
+            return
+        with suppress(OSError):  # the image is decoded again then
+            if os.pwrite(self._file, pixels.data, self.count + number * self._bytes) == self._bytes:
+                os.pwrite(self._file, b"\1", number)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Send a worker process where the images are, and not those decoded so far."""
-        return self.__dict__ | {"_cache": {}, "_free_bytes": self.cache_bytes}
+        """Send the open file to a process that is being started; a copy made in any other way keeps nothing."""
+        if context.get_spawning_popen() is None or not self.count:
+            return {"_bytes": self._bytes, "count": 0, "_file": None}
+        return self.__dict__ | {"_file": reduction.DupFd(self._file)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.count:
+            self._own(state["_file"].detach())
 
 
-class FileImages(KeptImages):
-    """Images in files, upright and RGB, decoded and kept. One that cannot be read is an error with its path, never skipped.
+class FileImages:
+    """Images in files, upright and RGB. One that cannot be read is an error with its path, never skipped.
 
     Args:
         paths: P files.
-        cache_bytes: at most this much is kept; 0 keeps nothing.
+        cache_bytes: for what loaders make of the images of a set, see :class:`PixelFile`; 0 for none.
     """
 
-    def __init__(self, paths: Sequence[Path], *, cache_bytes: int = 512 * MEGABYTE) -> None:
-        super().__init__(cache_bytes)
-        self.paths = tuple(paths)
+    def __init__(self, paths: Sequence[Path], *, cache_bytes: int = 2 * GIGABYTE) -> None:
+        self.paths, self.cache_bytes = tuple(paths), cache_bytes
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, position: int) -> Image.Image:
-        return read_image(self.paths[position])
+    def __getitem__(self, position: int) -> Image.Image:
+        return self.read(position)
+
+    def read(self, position: int, *, at_least: int | None = None) -> Image.Image:
+        """Decode an image, see :func:`read_image`."""
+        return read_image(self.paths[position], at_least=at_least)
 
     def fingerprint(self, position: int) -> bytes:
         """Return path, size and time of the file, which change when the image does, without reading it."""
@@ -129,7 +155,8 @@ def read_image(path: Path, content: IO[bytes] | None = None, *, at_least: int | 
         if at_least is not None:
             opened.draft(None, (at_least, at_least))
         opened.load()
-        return _to_rgb(ImageOps.exif_transpose(opened))
+        ImageOps.exif_transpose(opened, in_place=True)  # in place, since a copy takes a tenth of the time of decoding
+        return _to_rgb(opened)
 
 
 def thumbnail(path: Path, size: int, quality: int = 85) -> bytes:
@@ -193,12 +220,12 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if "transparency" in image.info:
         image = image.convert("RGBA")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def to_pixels(image: Image.Image) -> Pixels:
-    """Return (H, W, 3) bytes, read-only, from the raw buffer, which takes half the time of ``numpy.asarray``."""
-    return np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, 3)
+    """Return (H, W, 3) bytes from the raw buffer, which takes half the time of ``numpy.array``."""
+    return np.frombuffer(bytearray(image.tobytes()), np.uint8).reshape(image.height, image.width, 3)
 
 
 def to_image(pixels: Pixels) -> Image.Image:
@@ -210,8 +237,8 @@ def to_image(pixels: Pixels) -> Image.Image:
 UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
-class ZipImages(KeptImages):
-    """Images that are members of a zip file, upright and RGB, decoded and kept.
+class ZipImages:
+    """Images that are members of a zip file, upright and RGB.
 
     Each process opens the zip file for itself when it first reads an image, whether the pool was sent or forked, since two
     processes must not share the position in an open file.
@@ -219,24 +246,26 @@ class ZipImages(KeptImages):
     Args:
         archive: the zip file.
         members: P names in it.
-        cache_bytes: at most this much is kept; 0 keeps nothing.
+        cache_bytes: as of :class:`FileImages`.
     """
 
-    def __init__(self, archive: Path, members: Sequence[str], *, cache_bytes: int = 512 * MEGABYTE) -> None:
-        super().__init__(cache_bytes)
-        self.archive = archive
-        self.members = tuple(members)
+    def __init__(self, archive: Path, members: Sequence[str], *, cache_bytes: int = 2 * GIGABYTE) -> None:
+        self.archive, self.members, self.cache_bytes = archive, tuple(members), cache_bytes
         self._opened: tuple[int, zipfile.ZipFile] | None = None  # by which process
 
     def __len__(self) -> int:
         return len(self.members)
 
-    def read(self, position: int) -> Image.Image:
+    def __getitem__(self, position: int) -> Image.Image:
+        return self.read(position)
+
+    def read(self, position: int, *, at_least: int | None = None) -> Image.Image:
+        """Decode an image, see :func:`read_image`."""
         with self._member(position) as (opened, facts):
             if facts.file_size > MOST_BYTES:
                 raise OSError(f"it has {facts.file_size} bytes unpacked, and the largest image that is read has {MOST_BYTES}")
             content = opened.read(facts)
-        return read_image(self.archive / self.members[position], io.BytesIO(content))
+        return read_image(self.archive / self.members[position], io.BytesIO(content), at_least=at_least)
 
     def fingerprint(self, position: int) -> bytes:
         """Return name, size and checksum from the zip file, which change when the image does, without reading it."""
@@ -256,8 +285,8 @@ class ZipImages(KeptImages):
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        """Send a worker process names alone, neither images nor the open file."""
-        return super().__getstate__() | {"_opened": None}
+        """Send a worker process names alone, without the open file."""
+        return self.__dict__ | {"_opened": None}
 
 
 def zipped_images(archive: Path) -> list[str]:

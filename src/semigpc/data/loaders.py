@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
 from multiprocessing import resource_tracker
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -14,9 +14,9 @@ from numpy.random import Generator, Philox
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from semigpc.data.augment import ViewSource, check_views
-from semigpc.data.dataset import DataError, ImageSet, Integers, Splits
-from semigpc.threads import hold
+from semigpc.data.augment import Augment, ViewSource, check_views
+from semigpc.data.dataset import DataError, Images, ImageSet, Integers, Splits
+from semigpc.threads import cores, hold
 from semigpc.types import Batch, Labeled
 
 LABELED, UNLABELED, BALANCED = 0, 1, 2  # streams of positions
@@ -25,6 +25,10 @@ LABELED, UNLABELED, BALANCED = 0, 1, 2  # streams of positions
 START_METHOD = "spawn"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KNOWS_SENDER = hasattr(signal, "sigwaitinfo")  # on Linux
+MOST_WORKERS = 8  # 3000 images of 224 pixels a second, more than a GPU trains on
+CHEAP_WORKERS = 2  # 10 000 images of 32 pixels a second
+TINY = 32  # pixels; making views of this size takes a fifth of a millisecond an image
+FEW = 1024  # images, whose evaluation takes as long as starting worker processes
 
 Item = TypeVar("Item")
 Power = Callable[[float], float]  # p of a labelled draw, by the share of training done
@@ -107,6 +111,8 @@ class BatchStream(Dataset[Batch]):
     def __post_init__(self, splits: Splits) -> None:
         self.labeled, self.unlabeled = splits.labeled, splits.unlabeled
         self._orders: dict[int, tuple[int, Integers]] = {}
+        for image_set in (self.labeled, self.unlabeled):
+            self.source.keep(image_set, plain=False)
         check_views(self.views)
         least = {"labeled_batch": 1, "unlabeled_batch": 1 if self.views else 0, "epoch_steps": 1, "seed": 0}
         for name, bound in least.items():
@@ -118,13 +124,15 @@ class BatchStream(Dataset[Batch]):
                 "Add unlabelled images, or train with labels alone: --algorithm supervised."
             )
 
-    def batches(self, *, first_step: int, workers: int, prefetch: int = 4) -> Iterable[Batch]:
+    def batches(self, *, first_step: int, workers: int, prefetch: int = 4) -> "InOrder[Batch]":
         """Return batches ``first_step`` to ``total_steps - 1``, in order and the same for any number of workers.
+
+        Their views are not normalised yet, see :func:`normalised`.
 
         Args:
             first_step: 0, or where a run resumes.
             workers: processes that make batches ahead of time, each with its own copy of images held in memory; 0 makes a
-                batch when it is needed, which is fastest for images of a few dozen pixels.
+                batch when it is needed. See :func:`worker_count`.
             prefetch: batches that each worker keeps ready.
         """
         if not 0 <= first_step <= self.total_steps:
@@ -166,6 +174,37 @@ class BatchStream(Dataset[Batch]):
         return epoch_order(size, draws, seed=self.seed, epoch=epoch, stream=stream, usb_order=self.usb_order)
 
 
+def normalised(batch: Batch, source: ViewSource) -> Batch:
+    """Return a batch of :class:`BatchStream` with the network's input, on the device where the batch is."""
+    balanced = None if batch.balanced is None else batch.balanced._replace(x=source.normalise(batch.balanced.x))
+    views = {name: source.normalise(view) for name, view in batch.views.items()}
+    return batch._replace(x=source.normalise(batch.x), views=views, balanced=balanced)
+
+
+def worker_count(
+    wanted: int | None, images: Images, source: ViewSource, *, processes: int = 1, device: torch.device | None = None
+) -> int:
+    """Return ``wanted`` worker processes, or where that is None as many as are worth having.
+
+    That is one for each core but one, and at most 8. Views of 32 pixels or less and views of images in memory take so little
+    time that 2 are enough where a GPU would have to wait for them, and none is best elsewhere. Features need none.
+
+    Args:
+        wanted: such as ``train.workers``.
+        images: to load. source: of their views.
+        processes: that share the cores and have workers each.
+        device: that takes many steps on these views, if any does.
+    """
+    if wanted is not None:
+        return wanted
+    if not isinstance(source, Augment):
+        return 0
+    most = MOST_WORKERS
+    if source.config.image_size <= TINY or not hasattr(images, "read"):
+        most = CHEAP_WORKERS if device is not None and device.type == "cuda" else 0
+    return min(most, max(0, cores() // processes - 1))
+
+
 class EvaluationBatch(NamedTuple):
     """``images`` (M, 3, H, W), or features (M, D), ``labels`` (M,) and ``positions`` (M,) in the set."""
 
@@ -176,22 +215,58 @@ class EvaluationBatch(NamedTuple):
 
 @dataclass
 class _EvaluationStream(Dataset[EvaluationBatch]):
-    image_set: ImageSet
+    sets: Sequence[ImageSet]
     source: ViewSource
-    batch_size: int
 
-    def __getitem__(self, first: int) -> EvaluationBatch:
-        positions = torch.arange(first, min(first + self.batch_size, len(self.image_set)))
-        views = self.source.plain(self.source.fetch(self.image_set, positions.numpy()))
-        return EvaluationBatch(views, torch.from_numpy(self.image_set.labels[positions.numpy()]), positions)
+    def __getitem__(self, item: tuple[int, Integers]) -> EvaluationBatch:
+        image_set, positions = self.sets[item[0]], item[1]
+        views = self.source.plain(image_set, positions)
+        return EvaluationBatch(views, torch.from_numpy(image_set.labels[positions]), torch.from_numpy(positions))
 
 
-def eval_loader(image_set: ImageSet, source: ViewSource, batch_size: int, workers: int) -> Iterable[EvaluationBatch]:
-    """Return every image of the set once, in order, ``batch_size`` at a time; the last batch may be smaller."""
-    if batch_size < 1:
-        raise DataError(f"batch_size must be at least 1; got {batch_size}.")
-    firsts = range(0, len(image_set), batch_size)
-    return InOrder(_EvaluationStream(image_set, source, batch_size), firsts, workers, prefetch=2)
+class EvaluationLoader:
+    """Plain views of images of some sets, in order, on the device that evaluates them.
+
+    Worker processes start with the first pass and stay alive until :meth:`close`, or the end of a ``with`` block.
+
+    Args:
+        sets: all that will be passed to :meth:`batches`.
+        source: makes the views.
+        batch_size: images at a time; the last batch may be smaller.
+        workers: processes; a pass over a few images makes no use of them.
+        device: of the batches.
+    """
+
+    def __init__(
+        self, sets: Iterable[ImageSet], source: ViewSource, *, batch_size: int, workers: int, device: torch.device
+    ) -> None:
+        if batch_size < 1:
+            raise DataError(f"batch_size must be at least 1; got {batch_size}.")
+        self.sets, self.source, self.batch_size, self.device = tuple(sets), source, batch_size, device
+        for image_set in self.sets:
+            source.keep(image_set, plain=True)
+        self._items: list[tuple[int, Integers]] = []  # of the present pass
+        stream = _EvaluationStream(self.sets, source)
+        self._here, self._workers = (InOrder(stream, self._items, count, prefetch=1) for count in (0, workers))
+
+    def batches(self, image_set: ImageSet, positions: Integers | None = None) -> Iterator[EvaluationBatch]:
+        """Yield each image of a set once, in order, or those at some positions (m,). One pass at a time."""
+        number = next(number for number, known in enumerate(self.sets) if known is image_set)
+        wanted = np.arange(len(image_set)) if positions is None else positions
+        self._items[:] = [(number, part) for part in np.split(wanted, range(self.batch_size, len(wanted), self.batch_size))]
+        for batch in self._workers if len(wanted) > FEW else self._here:
+            views, labels, places = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+            yield EvaluationBatch(self.source.normalise(views), labels, places)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._workers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class InOrder(Generic[Item]):
@@ -201,12 +276,12 @@ class InOrder(Generic[Item]):
 
     Args:
         stream: makes the items; each worker gets a copy.
-        items: their numbers.
+        items: their numbers, read at the beginning of each pass.
         workers: processes; with 0 an item is made when it is needed.
         prefetch: items that each worker keeps ready.
     """
 
-    def __init__(self, stream: Dataset[Item], items: Sequence[int], workers: int, prefetch: int) -> None:
+    def __init__(self, stream: Dataset[Item], items: Sequence[Any], workers: int, prefetch: int) -> None:
         if workers < 0 or prefetch < 1:
             raise DataError(f"workers must be 0 or more and prefetch 1 or more; got {workers} and {prefetch}.")
         with_workers = {"prefetch_factor": prefetch, "persistent_workers": True, "multiprocessing_context": START_METHOD}
@@ -218,6 +293,7 @@ class InOrder(Generic[Item]):
             collate_fn=_as_it_is,
             num_workers=workers,
             worker_init_fn=_prepare_worker,
+            pin_memory=torch.cuda.is_available(),  # copies to a GPU then need not be waited for
             # Without one of its own a loader draws from torch's global generator, and changes what the model draws next.
             generator=torch.Generator(),
             **options,
@@ -235,12 +311,18 @@ class InOrder(Generic[Item]):
                     del item  # or the error and this frame would hold each other, and the workers with them
             yield item
 
+    def close(self) -> None:
+        """End the worker processes. Without this they end when nothing refers to the loader any more."""
+        if self._loader.num_workers and (iterator := self._loader._iterator) is not None:
+            iterator._shutdown_workers()  # type: ignore[attr-defined]  # torch has no public way, and libraries use this one
+            self._loader._iterator = None
+
 
 @dataclass
 class _Guarded(Dataset[Item | DataError]):
     stream: Dataset[Item]
 
-    def __getitem__(self, item: int) -> Item | DataError:
+    def __getitem__(self, item: Any) -> Item | DataError:
         try:
             return self.stream[item]
         except DataError as error:

@@ -21,7 +21,7 @@ from semigpc.data.fgvc import (
     read_split,
     set_folder,
 )
-from semigpc.data.images import ImageError, KeptImages, ZipImages, read_image
+from semigpc.data.images import FileImages, ImageError, ZipImages, read_image
 from semigpc.data.splits import SplitConfig, long_tail_split
 from semigpc.threads import cores
 
@@ -266,7 +266,7 @@ def verify_cifar(n_classes: int, root: Path, *, decode: bool = False, report: Re
             raise
         result.notes.append(str(error))
         return result
-    if isinstance(images.images, KeptImages):
+    if isinstance(images.images, FileImages | ZipImages):
         result.notes.append(
             "A copy as image files: it was not made by the owners of CIFAR, so its pixels and their order may be others."
         )

@@ -199,7 +199,7 @@ def differences(
     while start < len(pixels):
         batch = pixels[start : start + next(sizes)]
         rows = torch.arange(len(batch))
-        expected = predict(network, gp, [(augment.normalise(batch), rows, rows)], torch.device("cpu")).probs
+        expected = predict(network, gp, [(augment.normalise(torch.from_numpy(batch)), rows, rows)]).probs
         probs = answer(np.ascontiguousarray(batch.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255))
         for name, head in outputs.items():
             if probs[name].shape != expected[head].shape:

@@ -154,7 +154,6 @@ class OwnData:
                 eval_steps=100,
                 checkpoint_steps=100,
                 log_steps=50,
-                workers=0 if largest <= TINY else 2,
             ),
             seed=seed,
         )

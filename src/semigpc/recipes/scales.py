@@ -268,7 +268,6 @@ def _small(experiment: Experiment) -> Experiment:
             eval_steps=500,
             checkpoint_steps=500,
             log_steps=100,
-            workers=0 if images else 1,
             threads=1,  # so small a network is no faster with more, and figures depend on their number
         ),
     )
@@ -307,7 +306,6 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
             checkpoint_steps=600,
             log_steps=50,
             eval_batch=1024,
-            workers=0,
             threads=1,
         ),
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.addons import Survey
-from semigpc.data import ImageSet, Splits, ViewSource, eval_loader
+from semigpc.data import EvaluationLoader, ImageSet, Splits
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.refiners.engines import Confidence
 from semigpc.training.experiment import Experiment
@@ -41,24 +41,23 @@ class Evaluation(NamedTuple):
 
 
 def evaluate_run(
-    experiment: Experiment, trainer: Trainer, splits: Splits, source: ViewSource, groups: dict[str, list[int]]
+    experiment: Experiment, trainer: Trainer, splits: Splits, loader: EvaluationLoader, groups: dict[str, list[int]]
 ) -> Evaluation:
     """Evaluate the network and its GP on validation and test images, and its screening of unlabelled ones.
 
     A GP that is rebuilt for evaluation is refilled once, from the labelled images as the network sees them now.
     """
-    network, gp, batch, device = trainer.evaluated, trainer.gp, experiment.train.eval_batch, trainer.fabric.device
+    network, gp = trainer.evaluated, trainer.gp
     if gp is not None and gp.config.rebuilt_for_evaluation:
-        gp = refilled(gp, network, splits.labeled, source, batch=batch, device=device)
+        gp = refilled(gp, network, loader, splits.labeled)
     results: list[dict[str, Any]] = []
     headline = headline_head(trainer)
     for part, images in (("validation", splits.validation), ("test", splits.test)):
         if images is not None:
-            loader = eval_loader(images, source, batch_size=batch, workers=0)
-            heads = evaluate(predict(network, gp, loader, device), groups)
+            heads = evaluate(predict(network, gp, loader.batches(images)), groups)
             results += [{"part": part, "head": head, **figures} for head, figures in heads.items()]
             headline = headline if headline in heads else "linear"
-    return Evaluation(results, headline, screening(experiment, splits, source, network, gp, device))
+    return Evaluation(results, headline, screening(experiment, splits, loader, network, gp))
 
 
 def evaluate(predictions: Predictions, groups: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
@@ -73,20 +72,25 @@ def headline_head(trainer: Trainer) -> str:
 
 
 def predict(
-    network: nn.Module, gp: GaussianProcessRefiner | None, loader: Iterable[tuple[Tensor, Tensor, Tensor]], device: torch.device
+    network: nn.Module, gp: GaussianProcessRefiner | None, batches: Iterable[tuple[Tensor, Tensor, Tensor]]
 ) -> Predictions:
-    """Return the probabilities of every image, by the network in evaluation mode. A GP with an empty buffer is left out."""
+    """Return the probabilities of every image, by the network in evaluation mode. A GP with an empty buffer is left out.
+
+    Args:
+        network: evaluated as it is. gp: on its features.
+        batches: as of :class:`EvaluationLoader`, on the network's device.
+    """
     parts: dict[str, list[Tensor]] = {"linear": []}
     if gp is not None and len(gp.engine):
         parts["gp"] = []
     labels = []
     with _evaluating(network):
-        for images, targets, _ in loader:
-            output: ModelOutput = network(images.to(device))
+        for images, targets, _ in batches:
+            output: ModelOutput = network(images)
             parts["linear"].append(torch.softmax(output.logits.double(), dim=1).cpu())
             if gp is not None and "gp" in parts:
                 parts["gp"].append(torch.softmax(gp.logits(output).double(), dim=1).cpu())
-            labels.append(targets)
+            labels.append(targets.cpu())
     probs = {head: torch.cat(batches).numpy() for head, batches in parts.items()}
     if not all(np.isfinite(values).all() for values in probs.values()):
         raise DivergedError("the network's predictions contain NaN or infinity. Start a new run with a lower train.lr.")
@@ -97,54 +101,38 @@ def predict(
 
 
 def refilled(
-    refiner: GaussianProcessRefiner,
-    network: nn.Module,
-    labeled: ImageSet,
-    source: ViewSource,
-    *,
-    batch: int,
-    device: torch.device,
+    refiner: GaussianProcessRefiner, network: nn.Module, loader: EvaluationLoader, labeled: ImageSet
 ) -> GaussianProcessRefiner:
     """Return a GP of the same kind over the labelled set as the network sees it now, without augmentation. O(n N^2)."""
     fresh = refiner.empty_copy()
     with _evaluating(network):
-        fill(fresh, network, labeled, source, batch=batch, device=device)
+        fill(fresh, network, loader, labeled)
     return fresh
 
 
 @torch.no_grad()
-def fill(
-    refiner: GaussianProcessRefiner,
-    network: nn.Module,
-    labeled: ImageSet,
-    source: ViewSource,
-    *,
-    batch: int,
-    device: torch.device,
-) -> None:
+def fill(refiner: GaussianProcessRefiner, network: nn.Module, loader: EvaluationLoader, labeled: ImageSet) -> None:
     """Write the features of all labelled images into the buffer, with the network in whatever mode it is."""
-    for images, targets, positions in eval_loader(labeled, source, batch_size=batch, workers=0):
-        features = refiner.placement.features(network(images.to(device)))
-        refiner.write(features, targets.to(device), positions.to(device))
+    for images, targets, positions in loader.batches(labeled):
+        refiner.write(refiner.placement.features(network(images)), targets, positions)
 
 
 # All training images ---------------------------------------------------------------------------------------------------
 
 
-def survey(network: nn.Module, splits: Splits, source: ViewSource, *, batch: int, device: torch.device) -> Survey:
+def survey(network: nn.Module, splits: Splits, loader: EvaluationLoader) -> Survey:
     """Return the network's outputs for every labelled and unlabelled image, for add-ons that choose among them.
 
     The network is in evaluation mode. O((n + u) (C + D)) memory.
     """
 
     def outputs(image_set: ImageSet) -> ModelOutput:
-        loader = eval_loader(image_set, source, batch_size=batch, workers=0)
-        parts: list[ModelOutput] = [network(images.to(device)) for images, _, _ in loader]
+        parts: list[ModelOutput] = [network(images) for images, _, _ in loader.batches(image_set)]
         heads = {name: torch.cat([part.heads[name] for part in parts]) for name in parts[0].heads}
         return ModelOutput(torch.cat([part.logits for part in parts]), torch.cat([part.features for part in parts]), heads)
 
     with _evaluating(network):
-        y = torch.from_numpy(splits.labeled.labels).to(device)
+        y = torch.from_numpy(splits.labeled.labels).to(loader.device)
         return Survey(outputs(splits.labeled), y, outputs(splits.unlabeled))
 
 
@@ -152,10 +140,9 @@ def survey(network: nn.Module, splits: Splits, source: ViewSource, *, batch: int
 def screening(
     experiment: Experiment,
     splits: Splits,
-    source: ViewSource,
+    loader: EvaluationLoader,
     network: nn.Module,
     gp: GaussianProcessRefiner | None,
-    device: torch.device,
 ) -> dict[str, Any] | None:
     """Return how well each confidence separates U_in from U_out, on 2000 unlabelled images at most; None if U_out is unknown.
 
@@ -170,10 +157,9 @@ def screening(
     if outside.all() or not outside.any():
         return None
     scores: dict[str, list[Tensor]] = {}
-    batch = experiment.train.eval_batch
     with _evaluating(network):
-        for part in np.split(chosen, range(batch, len(chosen), batch)):
-            output: ModelOutput = network(source.plain(source.fetch(splits.unlabeled, part)).to(device))
+        for images, _, _ in loader.batches(splits.unlabeled, chosen):
+            output: ModelOutput = network(images)
             measured = {"linear": torch.softmax(output.logits.double(), dim=1).amax(dim=1)}
             if gp is not None and len(gp.engine):
                 belief = gp.belief(output)

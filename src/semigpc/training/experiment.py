@@ -46,7 +46,8 @@ class TrainConfig:
         compile: translate the network by torch.compile, which takes a minute at the start and needs a C++ compiler.
         compat_usb_order: let the order of images depend on the epoch alone and not on the seed.
         eval_steps, checkpoint_steps, log_steps: how often to do each.
-        eval_batch: images at a time in evaluation. workers: processes that load images; 0 loads in the loop.
+        eval_batch: images at a time in evaluation. workers: processes that load images; 0 loads in the loop. By default
+            one for each core but one, at most 8, where loading takes long enough (:func:`~semigpc.data.loaders.worker_count`).
         threads: of torch on the CPU, on whose number the last bits depend; 0 for as many as torch is set to, but no more than
             there are cores granted to the process.
         tensorboard: write TensorBoard files too.
@@ -72,7 +73,7 @@ class TrainConfig:
     checkpoint_steps: int = 2048
     log_steps: int = 128
     eval_batch: int = 256
-    workers: int = 2
+    workers: int | None = None
     threads: int = 0
     tensorboard: bool = False
 
@@ -82,7 +83,7 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         for name in ("weight_decay", "warmup_steps", "clip_norm", "workers", "threads"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
         if not self.lr > 0:
             raise ValueError(f"lr must be positive; got {self.lr}.")

@@ -15,15 +15,16 @@ from semigpc.data import (
     Augment,
     DataError,
     EvaluationBatch,
+    EvaluationLoader,
     ImageSet,
     ViewSource,
-    eval_loader,
     weights_hash,
 )
 from semigpc.data.arrays import read_npz
 from semigpc.data.dataset import listed
 from semigpc.data.folder import class_folders, from_table
 from semigpc.data.images import ArrayImages, FileImages
+from semigpc.data.loaders import worker_count
 from semigpc.data.paths import Bad, checked, existing, reject_bad, sorted_images
 from semigpc.data.tables import is_table
 from semigpc.models import OnFrozen
@@ -71,14 +72,20 @@ class LoadedRun:
     def predict(self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None) -> Predictions:
         """Return the probabilities of M images by each head; ``on_batch`` receives how many images were just done."""
 
-        def batches() -> Iterator[EvaluationBatch]:
-            for batch in eval_loader(images, self.source, batch_size=self.experiment.train.eval_batch, workers=0):
+        def batches(loader: EvaluationLoader) -> Iterator[EvaluationBatch]:
+            for batch in loader.batches(images):
                 yield batch
                 if on_batch is not None:
                     on_batch(len(batch.labels))
 
-        with using(self.experiment.train.threads or allowed()), products_in(self.experiment.train.tf32):
-            return predict(self.network, self.gp, batches(), self.device)
+        train = self.experiment.train
+        with self._loader(images) as loader, using(train.threads or allowed()), products_in(train.tf32):
+            return predict(self.network, self.gp, batches(loader))
+
+    def _loader(self, images: ImageSet) -> EvaluationLoader:
+        train = self.experiment.train
+        workers = worker_count(train.workers, images.images, self.source)
+        return EvaluationLoader([images], self.source, batch_size=train.eval_batch, workers=workers, device=self.device)
 
     def has(self, name: Part) -> bool:
         """Return whether the run had such images."""
@@ -109,9 +116,8 @@ class LoadedRun:
             )
         if self.gp is None or not self.gp.config.rebuilt_for_evaluation:
             return self, images
-        batch = self.experiment.train.eval_batch
-        gp = refilled(self.gp, self.network, splits.labeled, self.source, batch=batch, device=self.device)
-        return replace(self, gp=gp), images
+        with self._loader(splits.labeled) as loader:
+            return replace(self, gp=refilled(self.gp, self.network, loader, splits.labeled)), images
 
 
 def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:

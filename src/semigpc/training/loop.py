@@ -6,8 +6,8 @@ one before it gave to unlabelled images.
 
 import math
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from semigpc.data import BatchStream, CachedFeatures, Splits, ViewSource
+from semigpc.data import BatchStream, CachedFeatures, EvaluationLoader, Splits, ViewSource
 from semigpc.data.dataset import Integers
 from semigpc.data.feature_cache import join
+from semigpc.data.loaders import InOrder, normalised, worker_count
 from semigpc.refiners import GPConfig, PlacementConfig
 from semigpc.threads import allowed, using
 from semigpc.training.evaluate import DivergedError, evaluate_run, fill, survey
@@ -82,7 +83,10 @@ def train(
             with Interrupt() as interrupt:
                 saved = folder.checkpoint("last", experiment, split_facts(splits)) if begun and folder.last.exists() else None
                 run = Run(experiment, folder, data, listener, fabric, interrupt, fabric.broadcast(saved))
-                return run.train(started=begun)
+                try:
+                    return run.train(started=begun)
+                finally:
+                    run.current.loader.close()
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Generation:
     """Steps ``first`` to ``last - 1`` of a run, with a trainer of their own.
 
     ``labels`` (u,) are the classes of unlabelled images that joined the labelled ones, -1 of the others; ``splits`` and
-    ``source`` contain them.
+    ``source`` contain them. ``loader`` is for evaluation and surveys.
     """
 
     number: int
@@ -100,6 +104,7 @@ class Generation:
     splits: Splits
     source: ViewSource
     trainer: Trainer
+    loader: EvaluationLoader
 
     @property
     def steps(self) -> int:
@@ -129,6 +134,13 @@ class Run:
         self.fabric, self.interrupt, self.saved = fabric, interrupt, saved
         self.facts = split_facts(data.splits)
         self.groups = self.facts["class_groups"] or {}
+        self.workers = worker_count(
+            experiment.train.workers,
+            data.splits.labeled.images,
+            data.source,
+            processes=fabric.world_size,
+            device=fabric.device,
+        )
         self.current = self._generation(0) if saved is None else self._resumed(saved)
 
     def train(self, *, started: bool) -> dict[str, Any]:
@@ -157,8 +169,8 @@ class Run:
             self.journal.note(self.current.first, note)
             self._prefill()
 
-    def batches(self, first: int) -> Iterable[Batch]:
-        """Return the batches of the current generation from a step on."""
+    def batches(self, first: int) -> Generator[Batch]:
+        """Return the batches of the current generation from a step on, normalised and on the device."""
         config, addon = self.experiment.train, self.experiment.addon
         stream = BatchStream(
             self.current.splits,
@@ -173,22 +185,30 @@ class Run:
             power=addon.sampling_power,
             balanced=addon.needs_balanced_batch,
         )
-        return stream.batches(first_step=first, workers=config.workers)
+        return self._on_device(stream.batches(first_step=first, workers=self.workers))
+
+    def _on_device(self, loader: InOrder[Batch]) -> Generator[Batch]:
+        with closing(loader):
+            for batch in loader:
+                yield normalised(self.fabric.to_device(batch), self.current.source)
 
     # Training -------------------------------------------------------------------------------------------------------
 
     def _train_generation(self, first: int) -> None:
+        with closing(self.batches(first)) as batches:
+            self._train_on(batches, first)
+
+    def _train_on(self, batches: Iterator[Batch], first: int) -> None:
         config, current, trainer, journal = self.experiment.train, self.current, self.current.trainer, self.journal
         own = replace(config, steps=current.steps)
-        batches = iter(self.batches(first))
         for step in range(first, current.last):
             waited = time.perf_counter()
-            batch = self.fabric.to_device(next(batches))
+            batch = next(batches)
             waited = time.perf_counter() - waited
 
             clock = Clock(step - current.first, current.steps, config.epoch_steps, current.number)
             if trainer.addon.surveys(clock):
-                trainer.addon.survey(self._survey(RunData(current.splits, current.source)))
+                trainer.addon.survey(survey(trainer.evaluated, current.splits, current.loader))
             output, rate = take_step(trainer, batch, clock, own)
             journal.record(step, output, batch, rate=rate, waited=waited)
             done = step + 1
@@ -213,7 +233,7 @@ class Run:
 
     def _evaluate(self, step: int) -> bool:
         began, current = time.perf_counter(), self.current
-        evaluation = evaluate_run(self.experiment, current.trainer, current.splits, current.source, self.groups)
+        evaluation = evaluate_run(self.experiment, current.trainer, current.splits, current.loader, self.groups)
         return self.journal.evaluated(step, evaluation, seconds=time.perf_counter() - began)
 
     def _save(self, path: Path, step: int) -> None:
@@ -260,12 +280,7 @@ class Run:
         """Write all labelled images into the GP's buffer, if ``refiner.prefill`` is set."""
         trainer, refiner = self.current.trainer, self.experiment.refiner
         if trainer.gp is not None and isinstance(refiner, GPConfig) and refiner.prefill:
-            batch, device = self.experiment.train.eval_batch, self.fabric.device
-            fill(trainer.gp, trainer.evaluated, self.current.splits.labeled, self.current.source, batch=batch, device=device)
-
-    def _survey(self, data: RunData) -> Any:
-        network, batch = self.current.trainer.evaluated, self.experiment.train.eval_batch
-        return survey(network, data.splits, data.source, batch=batch, device=self.fabric.device)
+            fill(trainer.gp, trainer.evaluated, self.current.loader, self.current.splits.labeled)
 
     # Generations ----------------------------------------------------------------------------------------------------
 
@@ -284,7 +299,14 @@ class Run:
             cached_width=source.width if isinstance(source, CachedFeatures) else None,
         )
         first, last = number * steps // generations, (number + 1) * steps // generations
-        return Generation(number, first, last, labels, own_splits, own_source, trainer)
+        loader = EvaluationLoader(
+            [splits.labeled, *(images for _, images in own_splits.parts())],
+            own_source,
+            batch_size=self.experiment.train.eval_batch,
+            workers=self.workers,
+            device=self.fabric.device,
+        )
+        return Generation(number, first, last, labels, own_splits, own_source, trainer, loader)
 
     def _resumed(self, saved: Checkpoint) -> Generation:
         """Return the generation in which a checkpoint was written, in its state."""
@@ -308,8 +330,10 @@ class Run:
         The network labels all of U as in evaluation, without a GP; the add-on chooses, and everything starts afresh with these
         labels.
         """
-        addon, number = self.current.trainer.addon, self.current.number + 1
-        labels = addon.relabel(self._survey(self.data)).cpu().numpy().astype(np.int64)
+        trainer, number = self.current.trainer, self.current.number + 1
+        with self.current.loader as loader:
+            outputs = survey(trainer.evaluated, self.data.splits, loader)
+        labels = trainer.addon.relabel(outputs).cpu().numpy().astype(np.int64)
         generation = self._generation(number, labels)
         joined = labels[labels >= 0]
         if not len(joined):

@@ -21,6 +21,7 @@ from semigpc.data import (
     cache_root,
     weights_hash,
 )
+from semigpc.data.loaders import worker_count
 from semigpc.models import ModelConfig, build_model
 from semigpc.models.onnx import WORTHWHILE, NotExportableError, in_onnx_runtime
 from semigpc.threads import granted, using
@@ -74,7 +75,13 @@ class DataCache:
             self._features = None
             device = device or build_fabric(experiment).device
             features = cached_features(
-                experiment.frozen, experiment.model, experiment.augment, splits, device=device, progress=progress
+                experiment.frozen,
+                experiment.model,
+                experiment.augment,
+                splits,
+                device=device,
+                workers=experiment.train.workers,
+                progress=progress,
             )
             self._features = key, features
         return RunData(splits, self._features[1])
@@ -100,13 +107,13 @@ def cached_features(
     splits: Splits,
     *,
     device: torch.device,
-    workers: int = 1,
+    workers: int | None = None,
     progress: Progress | None = None,
 ) -> CachedFeatures:
     """Return the features of these splits, from the cache as far as they are there; the rest is computed and added to it.
 
     On a CPU many views are computed in ONNX Runtime and few in torch. These agree to 1e-3 of the size of the features, about
-    the precision in which features are kept, so a cache may have rows of both.
+    the precision in which features are kept, so a cache may have rows of both. ``workers`` are as in ``train.workers``.
     """
     backbone = frozen_backbone(model, device)
     size = augment.image_size
@@ -135,4 +142,5 @@ def cached_features(
     )
     with using(granted()):
         cache = FeatureCache(key, cache_root())
-        return cache.features(splits, embed, prepare=prepare, workers=workers, progress=progress)
+        count = worker_count(workers, splits.labeled.images, Augment(augment))
+        return cache.features(splits, embed, prepare=prepare, workers=count, progress=progress)
