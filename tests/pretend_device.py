@@ -6,7 +6,7 @@ arithmetic, and an index of the host may select from a tensor of the device. Cou
 to wait until the device has done all queued work, and the copies from the host to the device.
 
 A tensor that torch's C++ code makes inside an operation is on neither side until it meets one that is. What this cannot show:
-the numbers and the speed of CUDA, mixed precision (autocast does not see the device), and gradients that cross devices.
+the numbers and the speed of CUDA, nor gradients that cross devices; autocast is that of the CPU.
 """
 
 import functools
@@ -40,6 +40,7 @@ WAITING = {  # operations whose result, or the size of it, the host has to know
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 TAKE_NUMBERS = {"fill", "fill_", "masked_fill", "masked_fill_", "where"}  # of the host, beside elementwise arithmetic
 DEVICE, TO, CLONE = torch._C.TensorBase.device.__get__, Tensor.to, torch.UntypedStorage.clone
+AUTOCAST, GROUPED = torch.autocast, torch._C._group_tensors_by_device_and_dtype
 TAKE_NONE = {"clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_", "lerp", "lerp_", "addcmul", "addcdiv"}
 
 
@@ -82,6 +83,8 @@ class PretendDevice(TorchDispatchMode):
         for name, value in ACCELERATOR.items():
             self._patch.setattr(torch.accelerator, name, value)
         self._patch.setattr(torch.UntypedStorage, "clone", _clone)  # which copy.deepcopy calls
+        self._patch.setattr(torch._C, "_group_tensors_by_device_and_dtype", _grouped)  # for optimisers and clipping
+        self._patch.setattr(torch, "autocast", lambda device_type, **options: AUTOCAST("cpu", **options))
         return super().__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *error: Any) -> None:
@@ -96,9 +99,10 @@ class PretendDevice(TorchDispatchMode):
     def wait(self, operation: str) -> None:
         self.waits[operation, _place()] += 1
 
-    def copied(self, source: Tensor, *, non_blocking: bool) -> None:
-        """Count a copy of a tensor to the device, and a wait unless CUDA can do without."""
-        size, pinned = source.nbytes, getattr(source.untyped_storage(), PINNED, False)
+    def copied(self, source: Tensor, dtype: torch.dtype | None = None, *, non_blocking: bool) -> None:
+        """Count a copy of a tensor to the device, and a wait unless CUDA can do without; the host converts to the dtype first."""
+        dtype = dtype or source.dtype
+        size, pinned = source.numel() * dtype.itemsize, dtype == source.dtype and source.is_pinned()
         self.copies.append(Copy(_place(), size, non_blocking, pinned))
         if not (non_blocking and (pinned or size <= SMALL)):
             self.wait("copy to the device")
@@ -109,7 +113,7 @@ class PretendDevice(TorchDispatchMode):
         if origin == target:
             return convert(tensor, **options)
         if target == CUDA and origin == CPU:
-            self.copied(tensor, non_blocking=options.get("non_blocking", False))
+            self.copied(tensor, options.get("dtype"), non_blocking=options.get("non_blocking", False))
         elif origin == CUDA:
             self.wait(name)
         moved = convert(tensor, **options | {"copy": True})
@@ -164,7 +168,7 @@ class PretendDevice(TorchDispatchMode):
         if name == "copy_":
             home, source = _known(args[0]), _known(args[1])
             if (home, source) == (CUDA, CPU):
-                self.copied(args[1], non_blocking=args[2:3] == (True,) or bool(kwargs.get("non_blocking")))
+                self.copied(args[1], args[0].dtype, non_blocking=args[2:3] == (True,) or bool(kwargs.get("non_blocking")))
             elif (home, source) == (CPU, CUDA):
                 self.wait("copy_ to the host")
             return home or source
@@ -240,6 +244,11 @@ def _clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     copy = CLONE(storage)
     setattr(copy, MARK, getattr(storage, MARK, CPU))
     return copy
+
+
+def _grouped(tensors: list[list[Tensor]], with_indices: bool) -> dict[Any, Any]:
+    groups = GROUPED(tensors, with_indices)
+    return {(_device(group[0][0][0]), dtype): group for (_, dtype), group in groups.items()}
 
 
 def _place() -> str:
