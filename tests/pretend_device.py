@@ -39,7 +39,7 @@ WAITING = {  # operations whose result, or the size of it, the host has to know
 }
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 TAKE_NUMBERS = {"fill", "fill_", "masked_fill", "masked_fill_", "where"}  # of the host, beside elementwise arithmetic
-DEVICE, TO, CLONE = torch._C.TensorBase.device.__get__, Tensor.to, torch.UntypedStorage.clone
+DEVICE, TO = torch._C.TensorBase.device.__get__, Tensor.to
 AUTOCAST, GROUPED = torch.autocast, torch._C._group_tensors_by_device_and_dtype
 TAKE_NONE = {"clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_", "lerp", "lerp_", "addcmul", "addcdiv"}
 
@@ -82,7 +82,6 @@ class PretendDevice(TorchDispatchMode):
             self._patch.setattr(torch.cuda, name, value)
         for name, value in ACCELERATOR.items():
             self._patch.setattr(torch.accelerator, name, value)
-        self._patch.setattr(torch.UntypedStorage, "clone", _clone)  # which copy.deepcopy calls
         self._patch.setattr(torch._C, "_group_tensors_by_device_and_dtype", _grouped)  # for optimisers and clipping
         self._patch.setattr(torch, "autocast", lambda device_type, **options: AUTOCAST("cpu", **options))
         return super().__enter__()  # type: ignore[no-any-return]
@@ -127,14 +126,14 @@ class PretendDevice(TorchDispatchMode):
             target = own if device is None else _named(device)
             if target.type not in ("cpu", "cuda"):
                 return make(*args, device=device, **kwargs)
-            with self._makes(own if name in FROM_DATA and name not in NEW else CPU if name in FROM_DATA else target):
+            with self.making(own if name in FROM_DATA and name not in NEW else CPU if name in FROM_DATA else target):
                 result = make(*args, **kwargs)
             return self.move(result, target, TO, name) if name in FROM_DATA else result
 
         return made
 
     @contextmanager
-    def _makes(self, target: torch.device) -> Iterator[None]:
+    def making(self, target: torch.device) -> Iterator[None]:
         before, self._target = self._target, target
         try:
             yield
@@ -240,12 +239,6 @@ def _put(tensor: Tensor, home: torch.device | None) -> None:
         setattr(tensor.untyped_storage(), MARK, home)
 
 
-def _clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    copy = CLONE(storage)
-    setattr(copy, MARK, getattr(storage, MARK, CPU))
-    return copy
-
-
 def _grouped(tensors: list[list[Tensor]], with_indices: bool) -> dict[Any, Any]:
     groups = GROUPED(tensors, with_indices)
     return {(_device(group[0][0][0]), dtype): group for (_, dtype), group in groups.items()}
@@ -262,7 +255,7 @@ def _place() -> str:
 
 
 def _methods(pretended: PretendDevice) -> dict[str, Any]:
-    numpy, array, tolist = Tensor.numpy, Tensor.__array__, Tensor.tolist
+    numpy, array, tolist, deepcopy = Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__deepcopy__
 
     def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         target = kwargs.pop("device", None)
@@ -288,6 +281,10 @@ def _methods(pretended: PretendDevice) -> dict[str, Any]:
             pretended.wait("tolist")
         return tolist(tensor)
 
+    def deeply_copied(tensor: Tensor, memo: Any) -> Tensor:
+        with pretended.making(_device(tensor)):
+            return deepcopy(tensor, memo)
+
     def on_host_only(read: Callable[..., Any]) -> Callable[..., Any]:
         def checked(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if _device(tensor) == CUDA:
@@ -305,7 +302,7 @@ def _methods(pretended: PretendDevice) -> dict[str, Any]:
 
     return {
         **{"to": to, "cpu": cpu, "cuda": cuda, "tolist": listed, "pin_memory": pin_memory},
-        **{"numpy": on_host_only(numpy), "__array__": on_host_only(array)},
+        **{"numpy": on_host_only(numpy), "__array__": on_host_only(array), "__deepcopy__": deeply_copied},
         "is_pinned": lambda tensor, device=None: getattr(tensor.untyped_storage(), PINNED, False),
         "get_device": lambda tensor: _device(tensor).index if _device(tensor) == CUDA else -1,
         "device": property(_device),
