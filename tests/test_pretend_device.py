@@ -76,6 +76,8 @@ def test_a_copy_on_the_host_may_be_read_at_no_further_cost(gpu: PretendDevice) -
 def test_buffers_that_stay_on_the_host_are_not_on_the_device(gpu: PretendDevice) -> None:
     class Module(HostState):
         on_host = ("steps",)
+        steps: Tensor
+        mean: Tensor
 
         def __init__(self) -> None:
             super().__init__()
@@ -146,7 +148,8 @@ def test_what_cuda_rejects_is_rejected(name: str) -> None:
         WRONG[name](x, host)
 
 
-def test_the_device_has_random_numbers_of_its_own(gpu: PretendDevice) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("gpu")
+def test_the_device_has_random_numbers_of_its_own() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
     first, again = torch.rand(3, device=CUDA), torch.cuda.get_rng_state()

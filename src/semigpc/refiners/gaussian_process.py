@@ -153,7 +153,8 @@ class GaussianProcessRefiner(nn.Module):
         queries = self._queries(output)
         prior = self._class_prior()
         mean, variance = self.engine.predict(queries, offset=None if prior is None else prior.shares)
-        scales = self.logit_scale * (queries.new_ones(self.n_classes) if prior is None else prior.evidence.to(queries))
+        evidence = queries.new_ones(self.n_classes) if prior is None else prior.evidence.to(queries, non_blocking=True)
+        scales = self.logit_scale * evidence
         explained = explained_share(variance, self.engine.kernel.diagonal(queries))
         return Belief(scales * mean, scales * variance.sqrt().unsqueeze(1), explained)
 
