@@ -192,6 +192,8 @@ class PretendDevice(TorchDispatchMode):
             if not (number and takes and on_host[0] is not never):
                 found = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
                 raise RuntimeError(f"{found} ({name})")
+            if name in INDEXING:
+                self.copied(on_host[0], on_host[0].dtype, non_blocking=False)
             return CUDA
         home = next(iter(homes), None)
         for tensor in tensors:

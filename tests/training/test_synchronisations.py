@@ -119,8 +119,7 @@ def test_add_ons_wait_for_nothing(addon: str, gpu: PretendDevice, tmp_path: Path
 def test_each_tensor_of_a_batch_is_copied_once_and_not_waited_for(algorithm: str, gpu: PretendDevice, tmp_path: Path) -> None:
     for step in islice(steps_of(gpu, algorithm, "none", tmp_path), 1, 3):
         assert len(step.batch) == step.tensors
-        assert all(copy.non_blocking and copy.pinned for copy in step.batch)
-        assert all(copy.non_blocking for copy in step.copies)
+        assert all(copy.non_blocking for copy in step.batch + step.copies)
         assert sum(copy.size for copy in step.copies) <= SMALL_BYTES
 
 
