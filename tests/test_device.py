@@ -35,6 +35,7 @@ from tests.training.small_runs import small_run
 SHORT = (
     *("data.test_per_class=6", "data.validation_per_class=3", "data.split.unlabeled_head=60"),
     *("train.steps=6", "train.epoch_steps=2", "train.eval_steps=6", "train.checkpoint_steps=3", "train.log_steps=2"),
+    "train.workers=0",
 )
 
 

@@ -46,7 +46,7 @@ def steps_of(
     refiner = ["refiner.warmup_steps=0", f"refiner.buffer_size={ROWS}", f"refiner.engine={engine}"] if engine != "none" else []
     if engine == "ensemble":
         refiner.append("refiner.engine.members=2")
-    batches = [f"train.labeled_batch={BATCH}", "train.epoch_steps=3", "train.steps=120", "train.ema=0.999"]
+    batches = [f"train.labeled_batch={BATCH}", "train.epoch_steps=3", "train.steps=120", "train.ema=0.999", "train.workers=0"]
     experiment = small_run(algorithm, "none" if engine == "none" else "gp", *batches, *refiner, *settings)
     experiment = replace(experiment, addon=ADDONS[addon].config())
     fabric = build_fabric(experiment)
@@ -54,14 +54,15 @@ def steps_of(
     data = DataCache().run_data(experiment, fabric.device)
     run = Run(experiment, RunFolder(folder), data, Listener(), fabric, Interrupt())
     trainer, journal = run.current.trainer, Journal(run.folder, experiment, data.splits, Listener())
-    for step, batch in enumerate(run.batches(0)):
+    batches = iter(run.batches(0))
+    for step in range(run.current.steps):
         clock = Clock(step, run.current.steps, experiment.train.epoch_steps)
         gpu.reset()
-        on_device = fabric.to_device(batch)
+        batch = fabric.to_device(next(batches))
         copied = list(gpu.copies)
         gpu.reset()
-        output, rate = take_step(trainer, on_device, clock, experiment.train)
-        journal.record(step, output, on_device, rate=rate, waited=0.0)
+        output, rate = take_step(trainer, batch, clock, experiment.train)
+        journal.record(step, output, batch, rate=rate, waited=0.0)
         tensors = sum(isinstance(leaf, Tensor) for leaf in tree_leaves(batch))
         yield Step(Counter(gpu.waits), list(gpu.copies), copied, tensors)
 
