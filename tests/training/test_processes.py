@@ -134,15 +134,17 @@ def test_batch_norm_on_a_cpu_is_rejected_with_what_to_do() -> None:
         synchronize_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), torch.device("cpu"))
 
 
-def test_random_layers_draw_apart_and_the_generators_move_on_alike() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.usefixtures("gpu")
+def test_random_layers_draw_apart_and_the_generators_move_on_alike(device: str) -> None:
     drawn, after = [], []
     for rank in range(2):
         torch.manual_seed(0)
-        with own_draws(rank, torch.device("cpu")):
-            drawn.append(torch.rand(3 + rank)[:3])
-        after.append(torch.rand(1))
+        with own_draws(rank, torch.device(device)):
+            drawn.append(torch.rand(3 + rank, device=device)[:3])
+        after.append((torch.rand(1), torch.rand(1, device=device)))
     assert not torch.equal(*drawn)
-    assert torch.equal(*after)
+    assert all(map(torch.equal, *after))
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)

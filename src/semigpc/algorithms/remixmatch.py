@@ -135,7 +135,7 @@ def mixup(images: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, Tensor]
     """a v + (1 - a) v[pi] of images (M, 3, H, W) and labels (M, C), with one a = max(b, 1 - b), b ~ Beta(alpha, alpha)."""
     b = float(torch.distributions.Beta(alpha, alpha).sample())
     a = max(b, 1 - b)
-    order = torch.randperm(len(images)).to(images.device)
+    order = torch.randperm(len(images)).to(images.device, non_blocking=True)
     return a * images + (1 - a) * images[order], a * labels + (1 - a) * labels[order]
 
 

@@ -55,18 +55,18 @@ def _expected(logits: Tensor, spread: Tensor, classes: Tensor) -> Tensor:
     own = classes.unsqueeze(1)
     places = torch.arange(logits.shape[1] - 1, device=logits.device)
     others = places + (places >= own)  # (M, C - 1)
-    levels, draws = (x.to(logits) for x in _normal(logits.shape[1] - 1))
+    levels, draws = (x.to(logits.dtype) for x in _normal(logits.shape[1] - 1, logits.device))
     rivals = logits.gather(1, others).unsqueeze(1) + spread.gather(1, others).unsqueeze(1) * draws  # (M, draws, C - 1)
     ahead = logits.gather(1, own) + spread.gather(1, own) * levels  # (M, levels)
     return torch.sigmoid(ahead.unsqueeze(1) - rivals.logsumexp(dim=2).unsqueeze(2)).mean(dim=(1, 2))
 
 
 @lru_cache(maxsize=8)
-def _normal(dimensions: int) -> tuple[Tensor, Tensor]:
+def _normal(dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Normal levels (16,) in the middle of equal shares, and draws (256, dimensions); float64."""
-    levels = torch.special.ndtri((torch.arange(LEVELS, dtype=torch.float64) + 0.5) / LEVELS)
+    levels = torch.special.ndtri((torch.arange(LEVELS, dtype=torch.float64) + 0.5) / LEVELS).to(device)
     if not dimensions:
         return levels, levels.new_zeros(DRAWS, 0)
     uniform = SobolEngine(dimensions, scramble=True, seed=0).draw(DRAWS // 2, dtype=torch.float64)
-    draws = torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9))
+    draws = torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9)).to(device)
     return levels, torch.cat([draws, -draws])

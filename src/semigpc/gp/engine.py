@@ -295,7 +295,7 @@ class Engine(nn.Module):
             raise ValueError(f"offset must have shape ({self.n_classes},); got {tuple(offset.shape)}.")
         if offset.device.type == "cpu" and not bool(offset.isfinite().all()):
             raise ValueError(f"offset must be finite; got {offset.tolist()}.")
-        return offset.to(self.device, torch.float64)
+        return offset.to(self.device, torch.float64, non_blocking=True)
 
     def _checked_slots(self, slots: Tensor, *, occupied: bool = False) -> Tensor:
         """Return distinct slots in range, and occupied if so wanted, as int64 on the CPU."""

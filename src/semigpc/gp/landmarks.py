@@ -40,21 +40,22 @@ def choose_landmarks(
         if not count:
             break
         drawn = torch.multinomial(shares, count, generator=generator)
-        proposed = drawn.to(left.device)
+        proposed = drawn.to(left.device, non_blocking=True)
         held = factor[:, : len(chosen)]
         within = kernel(features[proposed], features[proposed]).double()
         within.diagonal().copy_(own[proposed])
         within -= held[proposed].double() @ held[proposed].double().mT
         within = within.cpu()
         kept = _accept(within, limits_on_host[drawn], generator)
-        pivots, root = drawn[kept].to(left.device), torch.linalg.cholesky(within[kept][:, kept]).to(factor)
+        pivots = drawn[kept].to(left.device, non_blocking=True)
+        root = torch.linalg.cholesky(within[kept][:, kept]).to(factor, non_blocking=True)
         columns = kernel(features, features[pivots]) - held @ held[pivots].mT
         columns = torch.linalg.solve_triangular(root, columns.mT, upper=False).mT
         factor[:, len(chosen) : len(chosen) + len(pivots)] = columns
         left = (left - columns.square().sum(dim=1, dtype=torch.float64)).clamp_min_(0)
         left[pivots] = 0
         chosen += drawn[kept].tolist()
-    return torch.tensor(chosen, dtype=torch.int64, device=features.device)
+    return torch.tensor(chosen, dtype=torch.int64).to(features.device, non_blocking=True)
 
 
 def _accept(within: Tensor, floor: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -352,7 +352,7 @@ class LowRankGP(Engine):
         occupied = self.occupied.nonzero().squeeze(1)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + health.steps)
         drawn = torch.randperm(len(occupied), generator=generator)[: CANDIDATES * self.rank].sort().values
-        candidates = self.features[occupied[drawn.to(occupied.device)]]
+        candidates = self.features[occupied[drawn.to(occupied.device, non_blocking=True)]]
         chosen = candidates[choose_landmarks(candidates, self.kernel, self.rank, generator=generator)]
         space = self._fit(LandmarkFeatures(chosen, self.kernel))
         shares = _unexplained(space.basis, candidates[:CHUNK])

@@ -272,7 +272,8 @@ class MatrixFreeGP(Engine):
     def _relax(self) -> None:
         """Step 4: the exact step on the landmarks and the rows where M^-1 r is largest."""
         urgency = self._precondition(self.residual[: self._width] / self._scales()).abs().amax(dim=1)
-        anchors = torch.tensor(self._current_preconditioner().anchors[: self._width // 4], device=self.device).long()
+        anchors = torch.tensor(self._current_preconditioner().anchors[: self._width // 4], dtype=torch.int64)
+        anchors = anchors.to(self.device, non_blocking=True)
         urgency[anchors] = 0
         urgent = urgency.topk(min(RELAXED, -(-self._width // 8))).indices
         slots = torch.cat([anchors, urgent[urgency[urgent] > 0]])
@@ -347,7 +348,7 @@ class MatrixFreeGP(Engine):
         if not len(self):
             return
         stride = -(-len(self) // AUDITED)
-        rows = torch.tensor(sorted(self._held)[self._since_refresh % stride :: stride], device=self.device)
+        rows = torch.tensor(sorted(self._held)[self._since_refresh % stride :: stride]).to(self.device, non_blocking=True)
         solution, k = self.solution[: self._width], self._columns(self.features[rows])
         true = self._wanted(rows) - k.mT @ solution - self.noise_std**2 * solution[rows]
         off = (true - self.residual[rows]).abs() + EPS * (k.abs().mT @ solution.abs())

@@ -86,7 +86,7 @@ class GaussianProcessRefiner(nn.Module):
         mean = self.engine.mean(queries, offset=None if prior is None else prior.shares, trusted=trusted)
         if index is not None:
             mean = mean - self._copies(queries, index, prior)
-        return self.logit_scale * (mean if prior is None else mean * prior.evidence.to(mean))
+        return self.logit_scale * (mean if prior is None else mean * prior.evidence.to(mean, non_blocking=True))
 
     def _queries(self, output: ModelOutput) -> Tensor:
         """h(x), (M, D), in float32 at least, which is also what comes back."""
@@ -102,11 +102,12 @@ class GaussianProcessRefiner(nn.Module):
 
     def _copies(self, queries: Tensor, index: Tensor, prior: "_ClassPrior | None") -> Tensor:
         """What the entries of the same images add to the mean, (M, C)."""
-        same = index.unsqueeze(1) == self.buffer.entries.indices.to(index.device)  # (M, N)
+        same = index.unsqueeze(1) == self.buffer.entries.indices.to(index.device, non_blocking=True)  # (M, N)
         assert isinstance(self.engine, ExactGP)  # the config insists on it
         features, weights = self.engine.features.clone(), self.engine.alpha.clone()  # (N, D), (N, C)
         if prior is not None:
-            weights = weights - weights.sum(dim=1, keepdim=True) * prior.shares.to(weights)  # K^-1 1, as rows of Y sum to 1
+            ones = weights.sum(dim=1, keepdim=True)  # K^-1 1, as rows of Y sum to 1
+            weights = weights - ones * prior.shares.to(weights, non_blocking=True)
         return ((self.engine.kernel(queries.to(features), features) * same) @ weights).to(queries)
 
     def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:
@@ -152,7 +153,8 @@ class GaussianProcessRefiner(nn.Module):
         queries = self._queries(output)
         prior = self._class_prior()
         mean, variance = self.engine.predict(queries, offset=None if prior is None else prior.shares)
-        scales = self.logit_scale * (queries.new_ones(self.n_classes) if prior is None else prior.evidence.to(queries))
+        evidence = queries.new_ones(self.n_classes) if prior is None else prior.evidence.to(queries, non_blocking=True)
+        scales = self.logit_scale * evidence
         explained = explained_share(variance, self.engine.kernel.diagonal(queries))
         return Belief(scales * mean, scales * variance.sqrt().unsqueeze(1), explained)
 
@@ -217,7 +219,8 @@ class GaussianProcessRefiner(nn.Module):
         targets = one_hot(labels, self.n_classes).to(features)
         features, targets = self.engine.checked_rows(len(labels), features, targets)
         written = self.buffer.plan(on_host)
-        self.engine.put(written.slots, features[written.rows], targets[written.rows])
+        rows = written.rows.to(features.device, non_blocking=True)
+        self.engine.put(written.slots, features[rows], targets[rows])
         self.engine.remove(written.dropped)
         self.buffer.commit(written, on_host, index)
 

@@ -66,7 +66,8 @@ class SimilarityRefiner(nn.Module):
         queries = self.placement.features(output)
         if not len(slots):
             return queries.new_full((len(queries), self.n_classes), 1 / self.n_classes)
-        labels, slots = self.buffer.entries.labels[slots].to(queries.device), slots.to(queries.device)
+        labels = self.buffer.entries.labels[slots].to(queries.device, non_blocking=True)
+        slots = slots.to(queries.device, non_blocking=True)
         votes = torch.softmax(queries @ self.features[slots].to(queries).mT / self.config.temperature, dim=1)
         return votes @ one_hot(labels, self.n_classes).to(votes)
 
@@ -84,6 +85,7 @@ class SimilarityRefiner(nn.Module):
         if moment == self.config.push:
             features = self.placement.features(x)
             written = self.buffer.write(batch.y, batch.index)
-            self.features[written.slots] = features[written.rows].to(self.features)
+            slots, rows = (part.to(features.device, non_blocking=True) for part in (written.slots, written.rows))
+            self.features[slots] = features[rows].to(self.features)
         if moment == "after":
             self.placement.steps += 1
