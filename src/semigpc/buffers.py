@@ -4,10 +4,9 @@
 """
 
 from abc import abstractmethod
-from bisect import insort
 from collections import deque
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +20,10 @@ class Written(NamedTuple):
     Args:
         slots: (W,) distinct slots overwritten or newly filled.
         rows: (W,) the row of the batch that goes into each; W < B when the batch holds more than there is room for.
-        dropped: (R,) slots emptied without a successor, disjoint from ``slots``. Only strict balancing does that.
     """
 
     slots: Tensor
     rows: Tensor
-    dropped: Tensor
 
 
 class Ledger(HostState):
@@ -97,12 +94,10 @@ class Ledger(HostState):
 
     def record(self, written: Written, labels: Tensor, indices: Tensor | None) -> None:
         """Record a write; labels and indices are those that :meth:`checked` has returned."""
-        slots, rows, dropped = written
+        slots, rows = written
         self.labels[slots] = labels[rows]
         self.indices[slots] = -1 if indices is None else indices[rows]
         self.times[slots] = self.total + rows
-        for column in (self.labels, self.indices, self.times):
-            column[dropped] = -1
         self.total += len(labels)
 
 
@@ -123,7 +118,7 @@ class Buffer(nn.Module):
         return len(self.entries)
 
     def write(self, labels: Tensor, indices: Tensor | None = None) -> Written:
-        """Make room for a batch, and record it. O(B), and O(C) more with strict balancing.
+        """Make room for a batch, and record it. O(B).
 
         Args:
             labels: (B,) integers in [0, C).
@@ -167,18 +162,15 @@ class FIFOBuffer(Buffer):
     def plan(self, labels: Tensor) -> Written:
         capacity, start = self.entries.capacity, int(self.entries.total)
         rows = torch.arange(max(0, len(labels) - capacity), len(labels))
-        return Written(slots=(start + rows) % capacity, rows=rows, dropped=rows[:0])
+        return Written(slots=(start + rows) % capacity, rows=rows)
 
 
 class BalancedBuffer(Buffer):
     """Every class keeps its newest floor(N_Q / C) entries (the daggered rows of the paper's long-tail tables).
 
-    Rings of rare classes fill slowly. ``balance="cap"`` lets the others fill meanwhile, so balance is reached only once all
-    rings are full. ``"strict"`` holds every class to the count of the smallest one seen so far, which means dropping entries
-    when a class shows up for the first time.
-
     A row takes the slot of the oldest of its own class once that class is full. Of a batch that brings more of a class than it
-    may hold, the newest rows stay.
+    may hold, the newest rows stay. Rings of rare classes fill slowly, and until all are full the classes are not in balance;
+    so training fills them when the refiner's warm-up ends (:func:`semigpc.training.evaluate.fill_rings`).
 
     Slots are handed out lowest first, so a buffer whose rare rings never fill uses a leading part of its slots only and the
     engine's work stays proportional to what is held.
@@ -186,17 +178,13 @@ class BalancedBuffer(Buffer):
     Args:
         capacity: N_Q; C * floor(N_Q / C) slots are used.
         n_classes: C.
-        balance: "cap" or "strict".
     """
 
-    def __init__(self, capacity: int, n_classes: int, *, balance: Literal["cap", "strict"] = "cap") -> None:
+    def __init__(self, capacity: int, n_classes: int) -> None:
         super().__init__(capacity, n_classes)
-        if balance not in ("cap", "strict"):
-            raise ValueError(f"balance must be 'cap' or 'strict'; got {balance!r}.")
         self.class_capacity = capacity // n_classes
         if not self.class_capacity:
             raise ValueError(f"capacity must be at least n_classes, one slot per class; got {capacity} < {n_classes}.")
-        self.balance = balance
         self._read_rings()
         self.register_load_state_dict_post_hook(_reread)  # type: ignore[no-untyped-call]
 
@@ -205,35 +193,23 @@ class BalancedBuffer(Buffer):
         for row, label in enumerate(labels.tolist()):
             arrivals.setdefault(label, []).append(row)
 
-        limit, free = self._limit(arrivals), iter(self._free)
-        slots, rows, dropped = [], [], []
-        for label in sorted(arrivals) if self.balance == "cap" else range(self.entries.n_classes):
-            ring, newest = self._rings[label], arrivals.get(label, [])[-limit:]
-            oldest = list(islice(ring, max(0, len(ring) + len(newest) - limit)))
-            reused, surplus = oldest[: len(newest)], oldest[len(newest) :]
+        free, slots, rows = iter(self._free), [], []
+        for label in sorted(arrivals):
+            ring, newest = self._rings[label], arrivals[label][-self.class_capacity :]
+            reused = list(islice(ring, max(0, len(ring) + len(newest) - self.class_capacity)))
             slots += [*reused, *islice(free, len(newest) - len(reused))]
             rows += newest
-            dropped += surplus
-        return Written(*(torch.tensor(part, dtype=torch.int64) for part in (slots, rows, dropped)))
+        return Written(*(torch.tensor(part, dtype=torch.int64) for part in (slots, rows)))
 
     def commit(self, written: Written, labels: Tensor, indices: Tensor | None) -> None:
-        before = self.entries.labels[torch.cat([written.slots, written.dropped])].tolist()
+        before = self.entries.labels[written.slots].tolist()
         for label in before:
             if label >= 0:
                 self._rings[label].popleft()  # what leaves a ring is the oldest of it
         del self._free[: before.count(-1)]
         for slot, label in zip(written.slots.tolist(), labels[written.rows].tolist(), strict=True):
             self._rings[label].append(slot)
-        for slot in written.dropped.tolist():
-            insort(self._free, slot)
         super().commit(written, labels, indices)
-
-    def _limit(self, arrivals: dict[int, list[int]]) -> int:
-        """Return the number of entries that each class may hold after this batch."""
-        if self.balance == "cap":
-            return self.class_capacity
-        counts = [len(ring) + len(arrivals.get(label, [])) for label, ring in enumerate(self._rings)]
-        return min(self.class_capacity, min(count for count in counts if count))
 
     def _read_rings(self) -> None:
         """Read the slots of each class, oldest first, and the unused ones, lowest first, from the ledger."""

@@ -9,11 +9,7 @@ from torch import Tensor
 
 from semigpc.buffers import BUFFERS, BalancedBuffer, Buffer, FIFOBuffer, Written
 
-EVERY_BUFFER: dict[str, Callable[[int, int], Buffer]] = {
-    **BUFFERS,
-    "strict": lambda capacity, n_classes: BalancedBuffer(capacity, n_classes, balance="strict"),
-}
-every_buffer = pytest.mark.parametrize("make", EVERY_BUFFER.values(), ids=EVERY_BUFFER)
+every_buffer = pytest.mark.parametrize("make", BUFFERS.values(), ids=BUFFERS)
 
 
 class Slow:
@@ -32,20 +28,18 @@ class Slow:
             self.held = self.held[-self.capacity :]
             return
         limit = self.capacity // self.n_classes
-        if self.kind == "strict":
-            limit = min(limit, *Counter(label for label, _ in self.held).values())
         for label in range(self.n_classes):
             own = [entry for entry in self.held if entry[0] == label]
             for entry in own[: max(0, len(own) - limit)]:
                 self.held.remove(entry)
 
 
-@pytest.mark.parametrize("kind", EVERY_BUFFER)
+@pytest.mark.parametrize("kind", BUFFERS)
 @pytest.mark.parametrize(("capacity", "n_classes"), [(20, 3), (21, 3), (7, 7), (40, 5)])
 def test_holds_what_it_promises_through_many_writes(
     kind: str, capacity: int, n_classes: int, generator: torch.Generator
 ) -> None:
-    buffer, slow = EVERY_BUFFER[kind](capacity, n_classes), Slow(kind, capacity, n_classes)
+    buffer, slow = BUFFERS[kind](capacity, n_classes), Slow(kind, capacity, n_classes)
     contents = torch.full((capacity,), -1)  # what somebody who follows the answers holds: numbers of arrival
     for step in range(120):
         size = int(torch.randint(1, 50 if step % 10 == 9 else 9, (), generator=generator))  # now and then > capacity
@@ -54,8 +48,7 @@ def test_holds_what_it_promises_through_many_writes(
         arrivals = torch.arange(size) + slow.arrived
         slow.write(labels.tolist())
         written = buffer.write(labels, arrivals)
-        assert len(set(written.slots.tolist()) | set(written.dropped.tolist())) == len(written.slots) + len(written.dropped)
-        contents[written.dropped] = -1
+        assert len(set(written.slots.tolist())) == len(written.slots)
         contents[written.slots] = arrivals[written.rows]
 
         assert sorted(contents[contents >= 0].tolist()) == sorted(arrival for _, arrival in slow.held)
@@ -155,7 +148,6 @@ def test_balanced_takes_the_place_of_the_oldest_of_the_same_class() -> None:
     first = buffer.write(torch.tensor([0, 0, 1]))
     written = buffer.write(torch.tensor([0]))
     assert written.slots.tolist() == first.slots[:1].tolist()
-    assert written.dropped.tolist() == []
     assert buffer.entries.class_counts().tolist() == [2, 1, 0]
 
 
@@ -166,15 +158,6 @@ def test_balanced_uses_no_more_slots_than_it_holds_entries() -> None:
     assert buffer.entries.occupied.nonzero().squeeze(1).tolist() == list(range(7))
 
 
-def test_strict_drops_the_surplus_when_a_class_shows_up() -> None:
-    buffer = BalancedBuffer(30, 3, balance="strict")
-    buffer.write(torch.tensor([0] * 6))
-    assert buffer.entries.class_counts().tolist() == [6, 0, 0]  # a class never seen does not count
-    written = buffer.write(torch.tensor([1, 1]))
-    assert len(written.dropped) + len(set(written.slots.tolist())) >= 4
-    assert buffer.entries.class_counts().tolist() == [2, 2, 0]
-
-
 def test_capacities_of_the_papers_rings() -> None:
     for n_classes, expected in ((10, 1630), (100, 163), (200, 81), (810, 20)):
         assert BalancedBuffer(16300, n_classes).class_capacity == expected
@@ -183,10 +166,8 @@ def test_capacities_of_the_papers_rings() -> None:
 def test_balanced_needs_a_slot_for_every_class() -> None:
     with pytest.raises(ValueError, match="capacity must be at least n_classes, one slot per class; got 3 < 4"):
         BalancedBuffer(3, 4)
-    with pytest.raises(ValueError, match="balance must be 'cap' or 'strict'; got 'loose'"):
-        BalancedBuffer(10, 2, balance="loose")  # type: ignore[arg-type]
 
 
 def test_written_unpacks_in_the_order_that_it_documents() -> None:
-    slots, rows, dropped = FIFOBuffer(4, 2).write(torch.tensor([1, 0]))
-    assert Written(slots, rows, dropped).rows.tolist() == [0, 1]
+    slots, rows = FIFOBuffer(4, 2).write(torch.tensor([1, 0]))
+    assert Written(slots, rows).rows.tolist() == [0, 1]

@@ -84,7 +84,7 @@ def test_replacing_rows_equals_members_fitted_afresh(
 ) -> None:
     capacity = 62
     ensemble, draw = make(capacity, combine=combine), clusters(generator)
-    buffer = FIFOBuffer(capacity, CLASSES) if order == "fifo" else BalancedBuffer(capacity, CLASSES, balance="strict")
+    buffer = (FIFOBuffer if order == "fifo" else BalancedBuffer)(capacity, CLASSES)
     queries = draw(10)[0]
     for step in range(60):
         features, targets = draw(1 + step % 7)
@@ -94,7 +94,6 @@ def test_replacing_rows_equals_members_fitted_afresh(
                 ensemble.remove(ensemble.occupied.nonzero().squeeze(1)[:3])
         else:
             written = buffer.write(targets.argmax(dim=1))
-            ensemble.remove(written.dropped)
             ensemble.replace(written.slots, features[written.rows], targets[written.rows])
         if step in (0, 3) or step % 20 == 19:
             assert_true(ensemble, queries)

@@ -50,15 +50,11 @@ def few_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["fifo", "balanced", "strict", "arbitrary"])
+@pytest.mark.parametrize("order", ["fifo", "balanced", "arbitrary"])
 def test_five_thousand_replacements_leave_the_means_exact(order: str, generator: torch.Generator) -> None:
     capacity = 120
     engine, draw = make(capacity), clusters(generator)
-    buffer = (
-        FIFOBuffer(capacity, CLASSES)
-        if order == "fifo"
-        else BalancedBuffer(capacity, CLASSES, balance="strict" if order == "strict" else "cap")
-    )
+    buffer = (FIFOBuffer if order == "fifo" else BalancedBuffer)(capacity, CLASSES)
     queries = draw(40)[0]
     for step in range(5000):
         features, targets = draw(int(torch.randint(1, 9, (), generator=generator)))
@@ -67,7 +63,6 @@ def test_five_thousand_replacements_leave_the_means_exact(order: str, generator:
             engine.replace(torch.randperm(reach, generator=generator)[: len(features)], features, targets)
         else:
             written = buffer.write(targets.argmax(dim=1))
-            engine.remove(written.dropped)
             engine.replace(written.slots, features[written.rows], targets[written.rows])
         if step in (0, 3, 20, 100, 1000):
             assert_true(engine, queries)

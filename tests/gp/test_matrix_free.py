@@ -59,7 +59,7 @@ def test_hundreds_of_replacements_stay_within_the_tolerance(
 ) -> None:
     capacity = 120
     engine, draw = make(capacity, dtype=dtype, tolerance=tolerance), clusters(generator, dtype=dtype)
-    buffer = FIFOBuffer(capacity, CLASSES) if order == "fifo" else BalancedBuffer(capacity, CLASSES, balance="strict")
+    buffer = (FIFOBuffer if order == "fifo" else BalancedBuffer)(capacity, CLASSES)
     for step in range(200):
         features, targets = draw(1 + step % 9)
         if order == "arbitrary":
@@ -69,7 +69,6 @@ def test_hundreds_of_replacements_stay_within_the_tolerance(
                 engine.remove(engine.occupied.nonzero().squeeze(1)[::7][:3])
         else:
             written = buffer.write(targets.argmax(dim=1))
-            engine.remove(written.dropped)
             engine.replace(written.slots, features[written.rows], targets[written.rows])
         if step < 4 or step % 25 == 24:
             assert_within_tolerance(engine)

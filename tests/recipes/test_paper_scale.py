@@ -145,7 +145,7 @@ def test_semigpc_has_the_defaults_of_the_spec(name: str) -> None:
     assert (gp.feature, gp.l2norm, gp.push) == ("backbone", True, "after")
     assert (gp.output_scale, gp.logit_scale, gp.kernel_clip, gp.class_prior) == (1.0, None, 0.0, "none")
     assert gp.noise_std**2 == pytest.approx(0.1)
-    assert (gp.warmup_steps, gp.prefill, gp.eval_head, gp.balance, gp.engine) == (1024, False, "linear", "cap", AutoOptions())
+    assert (gp.warmup_steps, gp.eval_head, gp.engine) == (1024, "linear", AutoOptions())
     assert auto_logit_scale(SUITES[name].n_classes) == pytest.approx(
         {10: 6.43, 100: 9.42, 200: 10.30, 810: 12.05}[SUITES[name].n_classes], abs=0.005
     )

@@ -142,7 +142,7 @@ def test_the_inverse_is_not_saved_and_the_state_is_enough(generator: torch.Gener
         assert torch.equal(first.logits(queries), second.logits(queries))
 
 
-@pytest.mark.parametrize("options", [{}, {"balanced": True, "balance": "strict"}], ids=["fifo", "strict"])
+@pytest.mark.parametrize("options", [{}, {"balanced": True}], ids=["fifo", "balanced"])
 def test_a_write_that_the_engine_rejects_leaves_buffer_and_engine_as_they_were(
     options: dict[str, Any], generator: torch.Generator
 ) -> None:

@@ -117,7 +117,7 @@ def bad(features: Tensor, row: int = 0) -> Tensor:
     ],
 )
 def test_a_batch_that_cannot_be_is_refused_and_changes_nothing(change: Any, complaint: str, generator: torch.Generator) -> None:
-    refiner = make("gp", balanced=True, balance="strict")
+    refiner = make("gp", balanced=True)
     refiner.remember(*points(8, generator))
     queries = points(4, generator)[0]
     before, answer = {name: value.clone() for name, value in refiner.state_dict().items()}, refiner.probs(queries)

@@ -81,8 +81,8 @@ def test_every_algorithm_runs_with_every_refiner(algorithm: str, refiner: str, t
     [
         ("refiner.role=classifier",),
         ("refiner.role=classifier", "refiner.exclude_same_index=true", "refiner.eval_buffer=rebuilt"),
-        ("refiner.prefill=true", "refiner.eval_head=gp"),
-        ("refiner.push=before", "refiner.balanced=true", "refiner.balance=strict"),
+        ("refiner.warmup_steps=0", "refiner.eval_head=gp"),
+        ("refiner.push=before", "refiner.balanced=true"),
         ("train.clip_norm=1.0",),
         ("train.optimizer=sgd", "train.ema=0", "train.schedule=constant"),
         ("train.compat_usb_order=true", "algorithm.bank=full_teacher"),
@@ -105,6 +105,28 @@ def test_mixed_precision_never_reaches_the_gp(tmp_path: Path) -> None:
     assert features.dtype == torch.float64
     norms = features[:, features.any(dim=0)].square().sum(dim=0)
     assert torch.allclose(norms, torch.ones_like(norms), atol=1e-6)  # bfloat16 would be off by a thousandth
+
+
+@pytest.mark.parametrize("bank", ["momentum", "full_teacher"])
+def test_a_balanced_buffer_is_in_balance_from_the_first_step_after_the_warm_up(bank: str, tmp_path: Path) -> None:
+    settings = ("refiner.balanced=true", f"algorithm.bank={bank}", "train.steps=5", "train.checkpoint_steps=4")
+    summary = train(small_run("simmatch", "gp", *settings), tmp_path)
+    assert summary["gp"]["class_counts"] == [9] * 10
+    fifo = train(small_run("simmatch", "gp", "train.steps=5"), tmp_path / "fifo")
+    assert len(set(fifo["gp"]["class_counts"])) > 1
+
+
+def test_a_run_that_stops_before_its_buffer_is_filled_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    class Impatient(Listener):
+        def step(self, step: int) -> None:
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    experiment = small_run("fixmatch", "similarity", "refiner.balanced=true", "train.steps=8")
+    with pytest.raises(Stopped, match="stopped after step 4"):  # of the refiner's warm-up
+        train(experiment, tmp_path / "cut", listener=Impatient())
+    resumed = train(experiment, tmp_path / "cut", resume=True)
+    assert resumed["results"] == train(experiment, tmp_path / "whole")["results"]
 
 
 @pytest.mark.slow

@@ -81,6 +81,7 @@ class SimMatch(nn.Module):
         self.register_buffer("bank", F.normalize(torch.randn(task.n_labeled, config.projection), dim=1))
         self.register_buffer("bank_labels", torch.zeros(task.n_labeled, dtype=torch.int64))
         self.register_buffer("visited", torch.full((task.n_labeled,), config.compat_usb))
+        self.asks_teacher = config.bank == "full_teacher"  # for the weak views
         self._readable = config.compat_usb  # whether any entry was visited, on the host
         self.register_load_state_dict_post_hook(_restore_readable)  # type: ignore[no-untyped-call]
 

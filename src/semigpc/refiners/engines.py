@@ -217,8 +217,8 @@ class GPConfig(PlacementConfig):
         role: ``refine`` replaces the weak view's probabilities and changes no gradient path; ``classifier`` puts the GP in the
             place of the linear layer for every view, with gradients through the query k(h(x), h_Q) alone.
         buffer_size: N_Q, labelled entries remembered.
-        balanced: one ring of N_Q / C entries for each class (the paper's daggered rows) instead of one queue.
-        balance: with ``strict`` no class holds more than the smallest one does.
+        balanced: one ring of N_Q / C entries for each class (the paper's daggered rows) instead of one queue; all are filled
+            with views of the labelled images when the warm-up ends.
         length_scale: l. With unit features l^2 plays the part of SimMatch's temperature.
         output_scale: eta. The mean depends on noise_std^2 / output_scale alone.
         noise_std: sigma.
@@ -228,7 +228,6 @@ class GPConfig(PlacementConfig):
         class_prior: ``frequency`` subtracts the class shares pi of the buffer and gives every class equal evidence,
             lambda sqrt(nbar / n_c) k K^-1 (Y_c - pi_c 1); ``none`` is the paper's rule.
         exclude_same_index: with role ``classifier``, leave other copies of a labelled image out of its own prediction.
-        prefill: fill the buffer with one pass over the labels before the first step.
         engine: what computes the GP: options out of ``ENGINES``, as in ``LowRankOptions(rank=2048)``, or a name there, which
             stands for its default options. ``exact`` updates K^-1 at O(B N^2) per step; ``lowrank`` works on ``rank``
             landmarks at O(B rank^2) for any N; ``ensemble`` deals the buffer out to exact members; ``matrix_free`` solves to
@@ -252,7 +251,6 @@ class GPConfig(PlacementConfig):
     role: Literal["refine", "classifier"] = "refine"
     buffer_size: int = 16300
     balanced: bool = False
-    balance: Literal["cap", "strict"] = "cap"
     length_scale: float = 0.1**0.5
     output_scale: float = 1.0
     noise_std: float = 0.1**0.5
@@ -261,7 +259,6 @@ class GPConfig(PlacementConfig):
     kernel_clip: float = 0.0
     class_prior: Literal["none", "frequency"] = "none"
     exclude_same_index: bool = False
-    prefill: bool = False
     engine: Any = field(default_factory=AutoOptions, metadata={"choices": ENGINES})
     confidence: Confidence = "max_softmax"
     learn: Literal["never", "marginal", "leave_one_out"] = "never"

@@ -61,7 +61,7 @@ class GaussianProcessRefiner(nn.Module):
         self.logit_scale = config.logit_scale or auto_logit_scale(n_classes)
         self.placement = Placement(config)
         if config.balanced:
-            self.buffer: Buffer = BalancedBuffer(config.buffer_size, n_classes, balance=config.balance)
+            self.buffer: Buffer = BalancedBuffer(config.buffer_size, n_classes)
         else:
             self.buffer = FIFOBuffer(config.buffer_size, n_classes)
         self.choice = choose_engine(config, device)
@@ -221,7 +221,6 @@ class GaussianProcessRefiner(nn.Module):
         written = self.buffer.plan(on_host)
         rows = written.rows.to(features.device, non_blocking=True)
         self.engine.put(written.slots, features[rows], targets[rows])
-        self.engine.remove(written.dropped)
         self.buffer.commit(written, on_host, index)
 
     def rebuild(self) -> None:

@@ -83,9 +83,13 @@ class SimilarityRefiner(nn.Module):
     def observe(self, moment: Moment, x: ModelOutput, batch: Batch) -> None:
         """Write the labelled batch, at the moment that is configured."""
         if moment == self.config.push:
-            features = self.placement.features(x)
-            written = self.buffer.write(batch.y, batch.index)
-            slots, rows = (part.to(features.device, non_blocking=True) for part in (written.slots, written.rows))
-            self.features[slots] = features[rows].to(self.features)
+            self.write(self.placement.features(x), batch.y, batch.index)
         if moment == "after":
             self.placement.steps += 1
+
+    @torch.no_grad()
+    def write(self, features: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
+        """Put labelled features (B, D), normalised already, into the memory. O(B D)."""
+        written = self.buffer.write(labels, index)
+        slots, rows = (part.to(features.device, non_blocking=True) for part in written)
+        self.features[slots] = features[rows].to(self.features)

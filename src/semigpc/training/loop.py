@@ -20,9 +20,9 @@ from semigpc.data import BatchStream, CachedFeatures, EvaluationLoader, Splits, 
 from semigpc.data.dataset import Integers
 from semigpc.data.feature_cache import join
 from semigpc.data.loaders import InOrder, normalised, worker_count
-from semigpc.refiners import GPConfig, PlacementConfig
+from semigpc.refiners import GaussianProcessRefiner, PlacementConfig, SimilarityRefiner
 from semigpc.threads import allowed, using
-from semigpc.training.evaluate import DivergedError, evaluate_run, fill, survey
+from semigpc.training.evaluate import DivergedError, evaluate_run, fill_rings, survey
 from semigpc.training.experiment import Experiment, TrainConfig
 from semigpc.training.journal import Journal, Listener
 from semigpc.training.optim import set_rate
@@ -156,7 +156,6 @@ class Run:
             self.folder.rewind_metrics(0)
             for note in self._notes():
                 self.journal.note(0, note)
-            self._prefill()
         else:
             self.journal.restore(self.saved.state["journal"])
             first = int(self.saved.state["step"])
@@ -167,7 +166,6 @@ class Run:
                 return self._finish(self.current.last, "finished")
             self.current, note = self._following()
             self.journal.note(self.current.first, note)
-            self._prefill()
 
     def batches(self, first: int) -> Generator[Batch]:
         """Return the batches of the current generation from a step on, normalised and on the device."""
@@ -209,6 +207,8 @@ class Run:
             clock = Clock(step - current.first, current.steps, config.epoch_steps, current.number)
             if trainer.addon.surveys(clock):
                 trainer.addon.survey(survey(trainer.evaluated, current.splits, current.loader))
+            if clock.step == getattr(self.experiment.refiner, "warmup_steps", None):
+                self._fill_rings()
             output, rate = take_step(trainer, batch, clock, own)
             journal.record(step, output, batch, rate=rate, waited=waited)
             done = step + 1
@@ -276,11 +276,11 @@ class Run:
         if gp is not None and gp.config.confidence != "max_softmax" and not experiment.has_threshold:
             yield f"refiner.confidence changes nothing: {experiment.algorithm_name} has no threshold as it is set."
 
-    def _prefill(self) -> None:
-        """Write all labelled images into the GP's buffer, if ``refiner.prefill`` is set."""
-        trainer, refiner = self.current.trainer, self.experiment.refiner
-        if trainer.gp is not None and isinstance(refiner, GPConfig) and refiner.prefill:
-            fill(trainer.gp, trainer.evaluated, self.current.loader, self.current.splits.labeled)
+    def _fill_rings(self) -> None:
+        """Bring a balanced buffer into balance, which is done when the refiner begins to act."""
+        current, refiner = self.current, self.current.trainer.refiner
+        if isinstance(refiner, GaussianProcessRefiner | SimilarityRefiner) and refiner.config.balanced:
+            fill_rings(refiner, current.trainer.asked, current.loader, current.splits.labeled, self.experiment.seed)
 
     # Generations ----------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,11 @@ class Trainer:
         return self.refiner if isinstance(self.refiner, GaussianProcessRefiner) else None
 
     @property
+    def asked(self) -> nn.Module:
+        """The network whose weak views are refined."""
+        return self.networks.teacher if getattr(self.algorithm, "asks_teacher", False) else self.networks.student
+
+    @property
     def evaluated(self) -> nn.Module:
         """The network to evaluate: the moving average where there is one, with the logits of algorithm and add-on."""
         replace: LogitsOf | None = getattr(self.algorithm, "answer", None)
