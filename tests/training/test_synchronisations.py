@@ -46,19 +46,19 @@ def steps_of(
     refiner = ["refiner.warmup_steps=0", f"refiner.buffer_size={ROWS}", f"refiner.engine={engine}"] if engine != "none" else []
     if engine == "ensemble":
         refiner.append("refiner.engine.members=2")
-    batches = [f"train.labeled_batch={BATCH}", "train.epoch_steps=3", "train.steps=120", "train.ema=0.999", "train.workers=0"]
-    experiment = small_run(algorithm, "none" if engine == "none" else "gp", *batches, *refiner, *settings)
+    schedule = [f"train.labeled_batch={BATCH}", "train.epoch_steps=3", "train.steps=120", "train.ema=0.999", "train.workers=0"]
+    experiment = small_run(algorithm, "none" if engine == "none" else "gp", *schedule, *refiner, *settings)
     experiment = replace(experiment, addon=ADDONS[addon].config())
     fabric = build_fabric(experiment)
     torch.manual_seed(0)
     data = DataCache().run_data(experiment, fabric.device)
     run = Run(experiment, RunFolder(folder), data, Listener(), fabric, Interrupt())
     trainer, journal = run.current.trainer, Journal(run.folder, experiment, data.splits, Listener())
-    loaded = run.batches(0)
+    batches = run.batches(0)
     for step in range(run.current.steps):
         clock = Clock(step, run.current.steps, experiment.train.epoch_steps)
         gpu.reset()
-        batch = next(loaded)
+        batch = next(batches)
         copied = list(gpu.copies)
         gpu.reset()
         output, rate = take_step(trainer, batch, clock, experiment.train)
@@ -117,10 +117,11 @@ def test_add_ons_wait_for_nothing(addon: str, gpu: PretendDevice, tmp_path: Path
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_each_tensor_of_a_batch_is_copied_once_and_not_waited_for(algorithm: str, gpu: PretendDevice, tmp_path: Path) -> None:
+def test_each_tensor_of_a_batch_is_copied_once_from_pinned_memory(algorithm: str, gpu: PretendDevice, tmp_path: Path) -> None:
     for step in islice(steps_of(gpu, algorithm, "none", tmp_path), 1, 3):
         assert len(step.batch) == step.tensors
-        assert all(copy.non_blocking for copy in step.batch + step.copies)
+        assert all(copy.non_blocking and copy.pinned for copy in step.batch), step.batch
+        assert all(copy.non_blocking for copy in step.copies)
         assert sum(copy.size for copy in step.copies) <= SMALL_BYTES
 
 
