@@ -314,13 +314,17 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
 def shorten(experiment: Experiment, steps: int) -> Experiment:
     """Return the experiment over so many steps, to see it work: it is evaluated and saved at least once, and refines.
 
-    The learning rate warms up over the same share of the run as before, the refiner over at most half of it.
+    The learning rate warms up over the same share of the run as before, the refiner over at most half of it. Its buffer has
+    room for all labelled rows of the run, and no more: a balanced one is filled at once.
     """
     train, refiner = experiment.train, experiment.refiner
     intervals = ("epoch_steps", "eval_steps", "checkpoint_steps", "log_steps")
     at_most = {name: min(getattr(train, name), steps) for name in intervals}
     if isinstance(refiner, GPConfig | SimilarityConfig):
-        refiner = replace(refiner, warmup_steps=min(refiner.warmup_steps, steps // 2))
+        room = max(steps * train.labeled_batch, _n_classes(experiment.data))
+        refiner = replace(
+            refiner, warmup_steps=min(refiner.warmup_steps, steps // 2), buffer_size=min(refiner.buffer_size, room)
+        )
     warmup = train.warmup_steps * steps // train.steps
     return replace(experiment, refiner=refiner, train=replace(train, steps=steps, warmup_steps=warmup, **at_most))
 

@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from semigpc.data import Splits
@@ -71,7 +72,8 @@ class Journal:
         if not self.steps:
             return
         elapsed = time.perf_counter() - self.window_began
-        means = {name: float(total) / self.steps for name, total in self.sums.items()}
+        totals = torch.stack([torch.as_tensor(total).double() for total in self.sums.values()]).tolist()  # one wait for a GPU
+        means = {name: total / self.steps for name, total in zip(self.sums, totals, strict=True)}
         speed = {"steps_per_second": self.steps / elapsed, "data_wait_share": self.waited / elapsed}
         self._write("train", step, window=self.steps, lr=self.rate, **means, **speed)
         window = self.pseudo.flush()

@@ -1,5 +1,6 @@
 """What trains, assembled from an experiment, and how it is saved and restored."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -167,6 +168,7 @@ class EvaluationNetwork(nn.Module):
 
 def build_fabric(experiment: Experiment) -> Fabric:
     """Return one CUDA device or the CPU, with the network's precision. Apple's GPUs lack float64, which the GP needs."""
+    logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.WARNING)  # it advises TF32
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     fabric = Fabric(accelerator=accelerator, devices=1, precision=experiment.train.precision_on(accelerator))
     fabric.launch()
