@@ -178,8 +178,8 @@ def loader(
     images: Annotated[int, typer.Option(help="Files to generate for each size.", min=BATCH)] = 1280,
     image_size: Annotated[list[int] | None, typer.Option(help="Pixels that the network sees; repeat for more.", min=8)] = None,
     workers: Annotated[list[int] | None, typer.Option(help="Processes that load; repeat for more.", min=1)] = None,
-    batches: Annotated[int, typer.Option(help="Of 64 images, in each measurement of training.", min=1)] = 20,
-    rounds: Annotated[int, typer.Option(help="Measurements of each loader; the median counts.", min=1)] = 7,
+    batches: Annotated[int, typer.Option(help="Of 64 images, in each measurement of training.", min=1)] = 10,
+    rounds: Annotated[int, typer.Option(help="Measurements of each loader; the median counts.", min=1)] = 5,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:

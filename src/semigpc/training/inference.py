@@ -225,7 +225,7 @@ def images_at(paths: Sequence[Path], *, follow_links: bool = False, skipped: lis
             files[path] = None
         else:
             raise DataError(f"There is no image and no folder {path}. Check the path.")
-    return ImageSet(FileImages(list(files)), np.full(len(files), -1), [str(path) for path in files])
+    return ImageSet(FileImages(list(files), cache_bytes=0), np.full(len(files), -1), [str(path) for path in files])
 
 
 def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: bool) -> ImageSet:
@@ -241,7 +241,7 @@ def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: b
     if not named:
         raise DataError(f"{labels or path} has no labelled image to evaluate on. Fill in the labels.")
     numbers = _numbers(run, list(named.values()))
-    return ImageSet(FileImages([listing.root / name for name in named]), numbers, list(named))
+    return ImageSet(FileImages([listing.root / name for name in named], cache_bytes=0), numbers, list(named))
 
 
 def _from_arrays(run: LoadedRun, path: Path, labels: Path | None) -> ImageSet:
