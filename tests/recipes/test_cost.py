@@ -13,7 +13,17 @@ from semigpc.data import DigitsConfig
 from semigpc.gp import ExactGP
 from semigpc.gp.tiles import FOLD_RANK
 from semigpc.models import ModelConfig
-from semigpc.recipes.cost import MACHINES, Cost, Machine, forward_flop, gp_step, images_a_step, price, training_images
+from semigpc.recipes.cost import (
+    MACHINES,
+    TRAINING_VIEWS,
+    Cost,
+    Machine,
+    forward_flop,
+    gp_step,
+    images_a_step,
+    price,
+    training_images,
+)
 from semigpc.recipes.paper import cifar10_lt, fgvc
 from semigpc.recipes.scales import SUITES
 from semigpc.refiners import REFINERS
@@ -113,7 +123,7 @@ def test_the_gp_of_the_paper_costs_what_the_spec_counts() -> None:
 
 
 SLOW = Machine(name="slow", float32=2000.0, float64=400.0, bandwidth=200.0, share=0.5, workers=0)
-RUN = Cost(steps=3600, views=5600, learnt=24, looked_at=8, judged=5600 * 3600, flop=10, gp_flop=200.0, gp_traffic=300.0)
+RUN = Cost(steps=3600, views=6000, learnt=24, looked_at=8, judged=3600 * 100_000, flop=10, gp_flop=200.0, gp_traffic=300.0)
 
 
 def test_the_hours_of_a_run() -> None:
@@ -121,16 +131,16 @@ def test_the_hours_of_a_run() -> None:
     assert hours.network == pytest.approx(10 * (3 * 24 + 8) / 1000)
     assert hours.gp == pytest.approx(200 / 200 + 300 / 100)
     assert hours.loading == pytest.approx(1)
-    assert hours.evaluation == pytest.approx(5600 * 10 / 1000 + 1)
-    assert hours.total == pytest.approx(0.8 + 4 + 1 + 57)
+    assert hours.evaluation == pytest.approx(100_000 * 10 / 1000 + 1)
+    assert hours.total == pytest.approx(0.8 + 4 + 1 + 1001)
 
 
 def test_workers_load_while_the_rest_computes() -> None:
     hours = RUN.hours(replace(SLOW, workers=2))
     assert hours.loading == pytest.approx(0.5)
-    assert hours.total == pytest.approx(0.8 + 4 + 56)
+    assert hours.total == pytest.approx(0.8 + 4 + 1000)
     photographs = replace(RUN, style="resize", judged=0).hours(replace(SLOW, workers=2))
-    assert photographs.total == photographs.loading == pytest.approx(5600 / 147 / 2)
+    assert photographs.total == photographs.loading == pytest.approx(6000 / TRAINING_VIEWS["resize"] / 2)
 
 
 def test_a_row_of_the_paper() -> None:

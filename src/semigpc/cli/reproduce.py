@@ -330,10 +330,10 @@ def _price_notes(prices: Sequence[Mapping[str, Any]], scale: str) -> list[str]:
         "network: operations counted, three times the forward pass for images with a gradient. gp: operations and memory "
         f"traffic of the exact engine, in float64, with a full buffer ({memory:.2g} GB). evaluation: of all "
         "test images, each time. features: once for all cells of a group, if the network is frozen.",
-        f"loading-bound: loading takes longer than computing. Each core loads {TRAINING_VIEWS['pad']:.0f} views a second at "
-        f"32 px and {TRAINING_VIEWS['resize']:.0f} at 224 px, and {EVALUATION_IMAGES['resize']:.0f} images for evaluation, by "
-        "python -m benchmarks.loader. With loading processes a step takes the longer of the two, otherwise their sum. What "
-        "add-ons compute is not counted.",
+        f"loading-bound: loading takes longer than computing. Each core makes {TRAINING_VIEWS['pad']:.0f} views a second at "
+        f"32 px and {TRAINING_VIEWS['resize']:.0f} at 224 px, and reads {EVALUATION_IMAGES['resize']:.0f} images of 224 px for "
+        "evaluation, by python -m benchmarks.loader. With loading processes a step takes the longer of the two, otherwise "
+        "their sum. What add-ons compute is not counted.",
         "seeds: as many as the claims need to be judged, unless --seeds N asks for others.",
     ]
     settings = {suite: values for one in prices for suite, values in one["gp_settings"].items()}
