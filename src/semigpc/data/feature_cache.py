@@ -51,7 +51,7 @@ class CacheKey:
     Args:
         network: its name, for people. weights: a hash of all that is in it.
         augment: how views are cut. views: V, of each kind.
-        width: D.
+        width: D. pixels: how images are decoded and resized.
     """
 
     network: str
@@ -59,6 +59,7 @@ class CacheKey:
     augment: AugmentConfig
     views: int
     width: int
+    pixels: str = "JPEG by draft, resized by torch"
 
     def plain(self) -> dict[str, Any]:
         """Return the key as plain values for JSON."""
