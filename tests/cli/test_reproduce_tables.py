@@ -99,7 +99,11 @@ def groups_of(top1: dict[tuple[str, str], float], table: str) -> dict[str, Any]:
     for (group, row), value in top1.items():
         entry = PUBLISHED[table][group].get(row)
         published = None if entry is None else {"top1": entry.top1}
-        groups.setdefault(group, {"cells": {}})["cells"][row] = {"published": published, "last": {"mean": value}}
+        groups.setdefault(group, {"cells": {}})["cells"][row] = {
+            "published": published,
+            "last": {"mean": 0.0},  # of another head
+            "last_by_head": {"linear": [value - 1, value + 1]},
+        }
     return groups
 
 

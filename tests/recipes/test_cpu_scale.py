@@ -10,7 +10,7 @@ from semigpc.data import CifarConfig, FGVCConfig
 from semigpc.models.backbones import input_statistics
 from semigpc.recipes.digits import digits
 from semigpc.recipes.paper import cifar10_lt, fgvc
-from semigpc.recipes.scales import on_cached_features, shrink
+from semigpc.recipes.scales import on_cached_features, shorten, shrink
 from semigpc.refiners import GPConfig
 from semigpc.training import Experiment
 
@@ -107,3 +107,11 @@ def test_a_frozen_network_sees_images_normalised_as_it_was_trained() -> None:
     assert experiment.augment.mean == experiment.augment.std == (0.5, 0.5, 0.5)  # EfficientNet-Lite0
     assert not experiment.augment.flip  # digits are never mirrored
     assert input_statistics("resnet18")[0] == input_statistics("small_cnn")[0] == (0.485, 0.456, 0.406)
+
+
+@BOTH
+def test_the_refiner_acts_in_every_generation_of_an_add_on(features: Scale) -> None:
+    full = cifar10_lt(root="data", imbalance_ratio=100, addon="crest")
+    for experiment in (shrink(full, features), shorten(full, 60), shorten(shrink(full, features), 12)):
+        assert experiment.addon.generations == 6
+        assert experiment.refiner.warmup_steps <= experiment.train.steps // 12

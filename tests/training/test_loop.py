@@ -159,7 +159,7 @@ def test_predictions_that_are_no_numbers_are_told_as_such(tmp_path: Path) -> Non
 
 def test_a_refiner_that_is_never_used_is_noted(tmp_path: Path) -> None:
     train(small_run("fixmatch", "gp", "train.steps=3", "refiner.warmup_steps=3"), tmp_path)
-    assert any("never used" in entry["message"] for entry in entries(tmp_path, "note"))
+    assert any("refines no pseudo-label" in entry["message"] for entry in entries(tmp_path, "note"))
 
 
 @pytest.mark.slow

@@ -188,4 +188,4 @@ def test_tf32_is_off_unless_it_is_set_and_stands_in_the_environment(tf32: bool, 
     assert set(seen) == {(tf32, tf32)}
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
     environment = json.loads((tmp_path / "environment.json").read_text())
-    assert environment["float32 products"] == ("TF32" if tf32 else "float32")
+    assert (environment["precision"], environment["tf32"]) == ("32-true", "on" if tf32 else "off")

@@ -130,7 +130,8 @@ def reproduce(
     quotes from others are shown and not run.
 
     What was stopped goes on where it was: give the command again. Finished
-    runs are kept, and figures.json in the output folder has all of it.
+    runs are kept; figures.json in the output folder has the rows of the
+    algorithms, add-ons and refiners that were asked for last.
 
     What would it cost, does it work, one group of it, and a comparator:
 
@@ -247,7 +248,8 @@ def gains_table(figures: Mapping[str, Any]) -> Table:
 
 def statements_table(figures: Mapping[str, Any]) -> Table:
     """Return what the paper's text says of the whole table: from ours, from the published accuracies, and as printed."""
-    made = table("What the paper says of the table as a whole", "", "over", ">ours", ">published accuracies give", ">text says")
+    headings = ("over", ">ours", ">published accuracies give", ">text says")
+    made = table("What the paper says of the table as a whole, by the linear layer", "", *headings)
     for one in figures["statements"]:
         over = "; ".join(one["over"]) if one["missing"] else "all"
         ours, published = ("-" if one[whose] is None else f"{one[whose]:.2f}" for whose in ("ours", "published"))

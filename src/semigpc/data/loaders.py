@@ -118,11 +118,7 @@ class BatchStream(Dataset[Batch]):
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise DataError(f"{name} must be at least {bound}; got {getattr(self, name)}.")
-        if self.views and not len(self.unlabeled):
-            raise DataError(
-                f"The views {', '.join(self.views)} are made of unlabelled images, and there are none. "
-                "Add unlabelled images, or train with labels alone: --algorithm supervised."
-            )
+        check_unlabeled(self.views, self.unlabeled)
 
     def batches(self, *, first_step: int, workers: int, prefetch: int = 4) -> "InOrder[Batch]":
         """Return batches ``first_step`` to ``total_steps - 1``, in order and the same for any number of workers.
@@ -172,6 +168,15 @@ class BatchStream(Dataset[Batch]):
             return drawn_order(self.labeled.labels, draws, power, seed=self.seed, epoch=epoch, stream=stream)
         size = len(self.unlabeled if stream == UNLABELED else self.labeled)
         return epoch_order(size, draws, seed=self.seed, epoch=epoch, stream=stream, usb_order=self.usb_order)
+
+
+def check_unlabeled(views: Sequence[str], unlabeled: ImageSet) -> None:
+    """Raise a DataError if an algorithm learns from views of unlabelled images and there are none."""
+    if views and not len(unlabeled):
+        raise DataError(
+            f"The views {', '.join(views)} are made of unlabelled images, and there are none. "
+            "Add unlabelled images, or train with labels alone: --algorithm supervised."
+        )
 
 
 def normalised(batch: Batch, source: ViewSource) -> Batch:

@@ -231,7 +231,7 @@ def shrink(experiment: Experiment, features: Literal["live", "cached"]) -> Exper
         features: "live" trains a small CNN from scratch; "cached" trains an adapter on features of EfficientNet-Lite0.
     """
     experiment = replace(experiment, data=_shorter_tails(experiment.data))
-    return _small(experiment) if features == "live" else on_cached_features(experiment)
+    return _acting(_small(experiment) if features == "live" else on_cached_features(experiment))
 
 
 def _shorter_tails(data: Any) -> Any:
@@ -314,7 +314,7 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
 def shorten(experiment: Experiment, steps: int) -> Experiment:
     """Return the experiment over so many steps, to see it work: it is evaluated and saved at least once, and refines.
 
-    The learning rate warms up over the same share of the run as before, the refiner over at most half of it. Its buffer has
+    The learning rate warms up over the same share of the run as before. The refiner's buffer has
     room for all labelled rows of the run, and no more: a balanced one is filled at once.
     """
     train, refiner = experiment.train, experiment.refiner
@@ -322,11 +322,18 @@ def shorten(experiment: Experiment, steps: int) -> Experiment:
     at_most = {name: min(getattr(train, name), steps) for name in intervals}
     if isinstance(refiner, GPConfig | SimilarityConfig):
         room = max(steps * train.labeled_batch, _n_classes(experiment.data))
-        refiner = replace(
-            refiner, warmup_steps=min(refiner.warmup_steps, steps // 2), buffer_size=min(refiner.buffer_size, room)
-        )
+        refiner = replace(refiner, buffer_size=min(refiner.buffer_size, room))
     warmup = train.warmup_steps * steps // train.steps
-    return replace(experiment, refiner=refiner, train=replace(train, steps=steps, warmup_steps=warmup, **at_most))
+    train = replace(train, steps=steps, warmup_steps=warmup, **at_most)
+    return _acting(replace(experiment, refiner=refiner, train=train))
+
+
+def _acting(experiment: Experiment) -> Experiment:
+    """Return the experiment with a refiner that acts in at least half of every generation."""
+    refiner, steps = experiment.refiner, experiment.train.steps // experiment.addon.generations
+    if isinstance(refiner, GPConfig | SimilarityConfig):
+        refiner = replace(refiner, warmup_steps=min(refiner.warmup_steps, steps // 2))
+    return replace(experiment, refiner=refiner)
 
 
 def short_run(algorithm: Any) -> Any:

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
+from semigpc.algorithms import ALGORITHMS
 from semigpc.data import BatchStream, CachedFeatures, EvaluationLoader, Splits, ViewSource
 from semigpc.data.dataset import Integers
 from semigpc.data.feature_cache import join
-from semigpc.data.loaders import InOrder, normalised, worker_count
+from semigpc.data.loaders import InOrder, check_unlabeled, normalised, worker_count
 from semigpc.refiners import GaussianProcessRefiner, PlacementConfig, SimilarityRefiner
 from semigpc.threads import allowed, using
 from semigpc.training.evaluate import DivergedError, evaluate_run, fill_rings, survey
@@ -76,6 +77,7 @@ def train(
             folder.check_same(experiment, splits)
         else:
             folder.refuse_if_taken()
+        check_unlabeled(getattr(ALGORITHMS[experiment.algorithm_name].build, "views", ()), splits.unlabeled)
         with _own_random_numbers(experiment):
             fabric = fabric or build_fabric(experiment)
             with fabric.rank_zero_first(local=True):  # may take minutes, which Ctrl-C ends at once
@@ -263,10 +265,11 @@ class Run:
         """Yield what the reader of a run should know before it begins."""
         experiment, current, gp = self.experiment, self.current, self.current.trainer.gp
         yield from current.splits.notes
-        if isinstance(experiment.refiner, PlacementConfig) and experiment.refiner.warmup_steps >= current.steps:
+        learns = bool(current.trainer.algorithm.views)
+        if isinstance(experiment.refiner, PlacementConfig) and learns and experiment.refiner.warmup_steps >= current.steps:
             yield (
-                "The refiner's warm-up is as long as the run, or a generation of it, so the refiner is never used; lower "
-                "refiner.warmup_steps."
+                f"The refiner's warm-up is no shorter than training ({experiment.refiner.warmup_steps} and {current.steps} steps), "
+                "so it refines no pseudo-label; lower refiner.warmup_steps."
             )
         train = experiment.train
         if train.precision_on(self.fabric.device.type) != train.precision:

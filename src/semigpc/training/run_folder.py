@@ -135,7 +135,8 @@ class RunFolder:
         """Write what a new run is made of, the settings last: with them the folder counts as taken."""
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = {"cpus": str(cores()), "torch threads": str(torch.get_num_threads()), "device": device}
-        environment["float32 products"] = "TF32" if torch.backends.cuda.matmul.allow_tf32 else "float32"
+        environment["precision"] = experiment.train.precision_on("cuda" if torch.cuda.is_available() else "cpu")
+        environment["tf32"] = "on" if torch.backends.cuda.matmul.allow_tf32 else "off"
         write_json(self.path / "environment.json", versions() | environment)
         write_json(self.split, split_facts(splits))
         with replacing(self.path / "split.npz") as draft:
