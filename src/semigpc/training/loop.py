@@ -268,8 +268,8 @@ class Run:
         learns = bool(current.trainer.algorithm.views)
         if isinstance(experiment.refiner, PlacementConfig) and learns and experiment.refiner.warmup_steps >= current.steps:
             yield (
-                f"The refiner's warm-up is no shorter than training ({experiment.refiner.warmup_steps} and {current.steps} steps), "
-                "so it refines no pseudo-label; lower refiner.warmup_steps."
+                f"The refiner's warm-up, {experiment.refiner.warmup_steps} steps, is no shorter than training, "
+                f"{current.steps} steps, so it refines no pseudo-label; lower refiner.warmup_steps."
             )
         train = experiment.train
         if train.precision_on(self.fabric.device.type) != train.precision:
