@@ -34,6 +34,9 @@ def normalised(image: Image.Image) -> Tensor:
     return result
 
 
+A_BYTE = 1.01 / 255 / min(IMAGENET_STD)  # without AVX2 torch rounds differently for each layout in memory
+
+
 def by_torchvision(image: Image.Image, size: list[int]) -> Pixels:
     pixels: Pixels = TF.resize(TF.to_image(image), size).permute(1, 2, 0).numpy()
     return pixels
@@ -108,7 +111,7 @@ def test_the_weak_view_of_a_photograph_is_a_crop_of_the_squashed_image() -> None
     image = random_image(50, 31, default_rng(0))
     augment = Augment(AugmentConfig(image_size=28, style="resize", flip=False))
     squashed = augment.square(image)
-    assert np.array_equal(squashed, by_torchvision(image, [32, 32]))
+    np.testing.assert_allclose(squashed, by_torchvision(image, [32, 32]).astype(int), atol=1, rtol=0)
     crops = {squashed[top : top + 28, left : left + 28].tobytes() for top in range(5) for left in range(5)}
     rng = default_rng(0)
     assert {augment.pixels("weak", squashed, rng).tobytes() for _ in range(400)} == crops
@@ -135,7 +138,7 @@ def test_the_strong_crop_is_cropped_first_and_then_resized(monkeypatch: pytest.M
     width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
     left, top = rng.integers(32 - width + 1), rng.integers(32 - height + 1)
     expected = by_torchvision(to_image(square[top : top + height, left : left + width]), [28, 28])
-    assert np.array_equal(augment.pixels("strong", square, default_rng(3)), expected)
+    np.testing.assert_allclose(augment.pixels("strong", square, default_rng(3)), expected.astype(int), atol=1, rtol=0)
 
 
 def test_a_crop_that_never_fits_is_the_whole_image() -> None:
@@ -151,7 +154,7 @@ def test_photographs_are_evaluated_at_their_centre(shape: tuple[int, int]) -> No
     image = random_image(*shape, default_rng(0))
     expected = TF.center_crop(to_image(by_torchvision(image, [32])), [28, 28])
     actual = plain_view(Augment(AugmentConfig(image_size=28, style="resize")), image)
-    torch.testing.assert_close(actual, normalised(expected), atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual, normalised(expected), atol=A_BYTE, rtol=0)
 
 
 def test_small_images_are_evaluated_as_they_are() -> None:
@@ -159,7 +162,7 @@ def test_small_images_are_evaluated_as_they_are() -> None:
     image, other = random_image(32, 32, default_rng(0)), random_image(40, 25, default_rng(0))
     torch.testing.assert_close(plain_view(augment, image), normalised(image), atol=1e-5, rtol=0)
     expected = normalised(to_image(by_torchvision(other, [32, 32])))
-    torch.testing.assert_close(plain_view(augment, other), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(plain_view(augment, other), expected, atol=A_BYTE, rtol=0)
 
 
 def test_stacks_are_normalised_like_single_images() -> None:
