@@ -116,7 +116,8 @@ def test_what_cannot_train_leaves_no_folder_behind(tmp_path: Path) -> None:
     photos = make_class_folders(tmp_path / "photos", dict.fromkeys(CLASSES, 5))
     out = tmp_path / "run"
     refused("train", photos, "--out", out, code=2, words="Add unlabelled images, or train with labels alone")
-    refused("train", photos, "--out", out, "--model", "resnet81", code=2, words="unknown model 'resnet81'; did you mean")
+    unknown = ("--algorithm", "supervised", "--model", "resnet81")
+    refused("train", photos, "--out", out, *unknown, code=2, words="unknown model 'resnet81'; did you mean")
     refused("train", "digits", "--out", out, "--set", "refiner.buffer_size=0", code=2, words="refiner: ")
     assert not out.exists()
 
