@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from semigpc.algorithms import ALGORITHMS
-from semigpc.refiners import REFINERS
 from semigpc.training import DivergedError, Listener, RunFolder, Stopped, train
 from semigpc.training.run_folder import read_checkpoint
 from tests.training.small_runs import STEPS, small_run
@@ -65,14 +63,6 @@ def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
     results = train(small_run("fixmatch", "none", "data.validation_per_class=0"), tmp_path)["results"]
     assert results["best_on_validation"] is None
     assert not RunFolder(tmp_path).best.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("refiner", REFINERS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_runs_with_every_refiner(algorithm: str, refiner: str, tmp_path: Path) -> None:
-    summary = train(small_run(algorithm, refiner, "train.steps=12", "train.eval_steps=12"), tmp_path)
-    assert summary["status"] == "finished"
 
 
 @pytest.mark.slow
