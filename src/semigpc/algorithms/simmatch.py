@@ -93,7 +93,7 @@ class SimMatch(nn.Module):
             banked = networks.ask_teacher(batch.x)
         elif config.bank == "full_teacher":
             asked = networks.ask_teacher(torch.cat([batch.x, batch.views["weak"]]))
-            banked, weak_view = asked.split([len(batch.x), len(asked.logits) - len(batch.x)])
+            banked, weak_view = asked.split([len(x.logits), len(weak.logits)])
             remembered = banked
 
         refiner.observe("before", remembered, batch)

@@ -43,7 +43,7 @@ class TrainConfig:
         clip_norm: largest norm of a gradient; 0 for no limit.
         precision: of the network; the GP computes in float64 in any case. 16-mixed needs a GPU.
         tf32: let a GPU round the factors of the network's float32 products to 10 bits, which is faster and changes figures.
-        compile: translate the network by torch.compile, which takes a minute at the start and needs a C++ compiler.
+        compile: translate the network by torch.compile, which takes time at the start and needs a C++ compiler.
         compat_usb_order: let the order of images depend on the epoch alone and not on the seed.
         eval_steps, checkpoint_steps, log_steps: how often to do each.
         eval_batch: images at a time in evaluation. workers: processes that load images; 0 loads in the loop. By default
