@@ -42,7 +42,7 @@ def _experiment(data: DigitsConfig, algorithm: str, refiner: str, seed: int) -> 
     refiners: dict[str, Any] = {
         "none": NoRefinerConfig(),
         "similarity": SimilarityConfig(buffer_size=512, warmup_steps=100),
-        "gp": GPConfig(buffer_size=512, warmup_steps=100, logit_scale=11.0, class_prior="frequency"),
+        "gp": GPConfig(buffer_size=512, warmup_steps=100),
     }
     if algorithm not in ALGORITHMS:
         raise SettingError(unknown_name("algorithm", algorithm, ALGORITHMS))

@@ -14,8 +14,8 @@ from semigpc.data.splits import with_validation
 from semigpc.models import MODELS, ModelConfig
 from semigpc.models.backbones import VITS, has_embedded_weights, input_statistics
 from semigpc.recipes import RECIPES
-from semigpc.recipes.scales import EMBEDDED, FROZEN, PRIOR_SCALE, on_cached_features
-from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
+from semigpc.recipes.scales import EMBEDDED, FROZEN, on_cached_features
+from semigpc.refiners import GPConfig, SimilarityConfig
 from semigpc.text import CLASS_GROUPS, similar_names
 from semigpc.training import Experiment, SettingError, TrainConfig
 from semigpc.training.comparison import Cell
@@ -67,12 +67,11 @@ class OwnData:
     """A user's images, listed once: a few hundred to some thousand of them, for a CPU or a GPU.
 
     Args:
-        config: reads the images in every run. n_classes: of the labels. largest_side: of the first labelled images, in pixels.
+        config: reads the images in every run. largest_side: of the first labelled images, in pixels.
         judged: whether some labelled images are kept out of training, for test or validation.
     """
 
     config: FolderConfig | ArraysConfig
-    n_classes: int
     largest_side: int
     judged: bool
 
@@ -119,11 +118,7 @@ class OwnData:
         chosen, memory = config_type("algorithm", algorithm)(), config_type("refiner", refiner)()
         if isinstance(chosen, CoMatchConfig):
             chosen = replace(chosen, queue_batches=8)
-        if isinstance(memory, GPConfig):
-            scale = round(PRIOR_SCALE * auto_logit_scale(self.n_classes), 2)
-            memory = replace(memory, buffer_size=2048, class_prior="frequency", logit_scale=scale, warmup_steps=100)
-            memory = replace(memory, balanced=cached)  # on cached features the GP predicts, see on_cached_features
-        if isinstance(memory, SimilarityConfig):
+        if isinstance(memory, GPConfig | SimilarityConfig):
             memory = replace(memory, buffer_size=2048, warmup_steps=100)
         largest = self.largest_side
         fixed = VITS[name].image_size if name in VITS else None if name in MODELS else TIMM_SIZE
@@ -283,7 +278,7 @@ def _own_data(config: FolderConfig | ArraysConfig, options: TrainOptions, cache:
     largest = max(max(splits.labeled[i].size) for i in range(min(LOOKED_AT, len(splits.labeled))))
     if largest < 2:
         raise DataError(f"Images must be larger than one pixel; {splits.labeled.names[0]} is {splits.labeled[0].size}.")
-    return OwnData(config, splits.n_classes, largest, judged)
+    return OwnData(config, largest, judged)
 
 
 def _absolute(path: Path) -> str:

@@ -13,7 +13,7 @@ from semigpc.recipes.cost import MACHINES, price
 from semigpc.recipes.paper import Group, Options, PaperCell, PaperTable, Scale, select
 from semigpc.recipes.published import STATEMENTS, agrees, judge_gain
 from semigpc.recipes.scales import check_weights
-from semigpc.refiners import GPConfig, auto_logit_scale
+from semigpc.refiners import GPConfig
 from semigpc.report.comparison import write_comparison_report
 from semigpc.report.run_record import read_run
 from semigpc.text import CLASS_GROUPS
@@ -236,8 +236,8 @@ def gp_settings(table: PaperTable, cells: Sequence[PaperCell]) -> dict[str, dict
     for cell in cells:
         group = table.groups[cell.group]
         if cell.experiment is not None and isinstance(refiner := cell.experiment.refiner, GPConfig):
-            scale = refiner.logit_scale or auto_logit_scale(group.data.n_classes)
-            values = {"l^2": refiner.length_scale**2, "sigma^2": refiner.noise_std**2, "lambda": scale}
+            scales = refiner.starting_scales(group.data.n_classes)
+            values = {"l^2": scales["length_scale"] ** 2, "sigma^2": refiner.noise_std**2, "lambda": scales["logit_scale"]}
             found[group.suite] = {name: float(f"{value:.3g}") for name, value in values.items()}
     return found
 

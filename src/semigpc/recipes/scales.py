@@ -29,9 +29,7 @@ AVERAGED = 0.999  # momentum of the moving average, where an algorithm has one
 EMBEDDED = ModelConfig(name="tf_efficientnet_lite0", pretrained="embedded")
 SMALL, PHOTOGRAPH, FROZEN = 16, 48, 96  # pixels a side at scale "cpu": of CIFAR, of photographs, for a frozen network
 TEN = 10  # classes, where the data's config does not contain their number
-FROZEN_LENGTH, FROZEN_NOISE = 0.5, 1.0  # l and sigma on features of an adapter, which fits its few labels closely
 TAILS = 2.5  # times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled images 2000 and 600
-PRIOR_SCALE = 1.7  # the class prior lowers posterior means, so lambda has to be larger; chosen on digits, where it makes 11
 
 
 # In full ----------------------------------------------------------------------------------------------------------------
@@ -176,7 +174,15 @@ def paper_refiner(name: str, suite: Suite, *, balanced: bool) -> Any:
     if isinstance(config, GPConfig | SimilarityConfig):
         config = replace(config, buffer_size=BUFFER, balanced=balanced, warmup_steps=WARMUP)
     if isinstance(config, GPConfig):
-        return replace(config, length_scale=suite.similarity**0.5, output_scale=1.0, noise_std=0.1**0.5)
+        return replace(
+            config,
+            length_scale=suite.similarity**0.5,
+            output_scale=1.0,
+            noise_std=0.1**0.5,
+            logit_scale=auto_logit_scale(suite.n_classes),
+            class_prior="none",
+            eval_head="linear",
+        )
     return replace(config, temperature=suite.similarity) if isinstance(config, SimilarityConfig) else config
 
 
@@ -255,7 +261,7 @@ def _small(experiment: Experiment) -> Experiment:
         augment=replace(experiment.augment, image_size=SMALL if images else PHOTOGRAPH, operations=1),
         model=ModelConfig(name="small_cnn"),
         algorithm=short_run(experiment.algorithm),
-        refiner=_small_memory(experiment.refiner, experiment.data, 1024, 200),
+        refiner=_small_memory(experiment.refiner, 1024, 200),
         train=TrainConfig(
             steps=1500,
             epoch_steps=100,
@@ -281,9 +287,7 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
     """
     algorithm = short_run(experiment.algorithm)
     mean, std = input_statistics(model.name)
-    refiner = _small_memory(experiment.refiner, experiment.data, 512, 50)
-    if isinstance(refiner, GPConfig):
-        refiner = replace(refiner, length_scale=FROZEN_LENGTH, noise_std=FROZEN_NOISE)
+    refiner = _small_memory(experiment.refiner, 512, 50)
     if isinstance(algorithm, ReMixMatchConfig):
         algorithm = replace(algorithm, rotation_weight=0.0)  # features cannot be turned
     return replace(
@@ -349,14 +353,12 @@ def short_run(algorithm: Any) -> Any:
     return algorithm
 
 
-def _small_memory(refiner: Any, data: Any, buffer_size: int, warmup_steps: int) -> Any:
-    """Return a refiner with a smaller buffer; SemiGPC gets the class prior, and if it is balanced, the GP's head is judged."""
+def _small_memory(refiner: Any, buffer_size: int, warmup_steps: int) -> Any:
+    """Return a refiner with a smaller buffer; SemiGPC with its defaults, which follow the features, but for ``balanced``."""
+    if isinstance(refiner, GPConfig):
+        refiner = GPConfig(balanced=refiner.balanced)
     if isinstance(refiner, GPConfig | SimilarityConfig):
         refiner = replace(refiner, buffer_size=buffer_size, warmup_steps=warmup_steps)
-    if isinstance(refiner, GPConfig):
-        head: Literal["gp", "linear"] = "gp" if refiner.balanced else "linear"
-        scale = refiner.logit_scale or float(round(PRIOR_SCALE * auto_logit_scale(_n_classes(data))))
-        return replace(refiner, class_prior="frequency", logit_scale=scale, eval_head=head)
     return refiner
 
 

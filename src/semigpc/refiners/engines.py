@@ -21,12 +21,14 @@ from semigpc.gp import (
     exact_fits,
     spread_out,
 )
+from semigpc.gp.certainty import auto_logit_scale
 from semigpc.refiners.base import PlacementConfig
 from semigpc.text import unknown_name
 
 logger = logging.getLogger(__name__)
 
 RANK = 1024  # landmarks by default
+START_LENGTH = 0.1**0.5  # l, until the features of a run have been seen
 
 Confidence = Literal["max_softmax", "variance", "expected"]  # how sure a pseudo-label is, for an algorithm's threshold
 Device = torch.device | str | None
@@ -211,7 +213,9 @@ ENGINES: dict[str, type[EngineOptions]] = {
 class GPConfig(PlacementConfig):
     """SemiGPC: the posterior mean of a GP over labelled features, in place of the classifier's opinion.
 
-    The paper prints neither length_scale nor noise_std nor logit_scale; the defaults are ours.
+    The paper prints neither length_scale nor noise_std nor logit_scale; the defaults are ours. "auto" follows the features of
+    the run (:class:`semigpc.refiners.tuning.ScaleTuner`), from 0.316 and :func:`auto_logit_scale` on, where it stays with role
+    ``classifier``.
 
     Args:
         role: ``refine`` replaces the weak view's probabilities and changes no gradient path; ``classifier`` puts the GP in the
@@ -219,11 +223,11 @@ class GPConfig(PlacementConfig):
         buffer_size: N_Q, labelled entries remembered.
         balanced: one ring of N_Q / C entries for each class (the paper's daggered rows) instead of one queue; all are filled
             with views of the labelled images when the warm-up ends.
-        length_scale: l. With unit features l^2 plays the part of SimMatch's temperature.
+        length_scale: l, or "auto". With unit features l^2 plays the part of SimMatch's temperature.
         output_scale: eta. The mean depends on noise_std^2 / output_scale alone.
         noise_std: sigma.
         kernel: k, a name in :data:`semigpc.gp.KERNELS`; cosine and ntk have no length_scale.
-        logit_scale: lambda; :func:`auto_logit_scale` if none is given.
+        logit_scale: lambda, or "auto".
         kernel_clip: kernel values below it become 0.
         class_prior: ``frequency`` subtracts the class shares pi of the buffer and gives every class equal evidence,
             lambda sqrt(nbar / n_c) k K^-1 (Y_c - pi_c 1); ``none`` is the paper's rule.
@@ -251,13 +255,13 @@ class GPConfig(PlacementConfig):
     role: Literal["refine", "classifier"] = "refine"
     buffer_size: int = 16300
     balanced: bool = False
-    length_scale: float = 0.1**0.5
+    length_scale: float | Literal["auto"] = "auto"
     output_scale: float = 1.0
     noise_std: float = 0.1**0.5
-    logit_scale: float | None = None
+    logit_scale: float | Literal["auto"] = "auto"
     kernel: str = "rbf"
     kernel_clip: float = 0.0
-    class_prior: Literal["none", "frequency"] = "none"
+    class_prior: Literal["none", "frequency"] = "frequency"
     exclude_same_index: bool = False
     engine: Any = field(default_factory=AutoOptions, metadata={"choices": ENGINES})
     confidence: Confidence = "max_softmax"
@@ -272,12 +276,24 @@ class GPConfig(PlacementConfig):
         """Whether evaluation fills a buffer of its own."""
         return self.eval_buffer == "rebuilt" or (self.eval_buffer == "auto" and self.role == "classifier")
 
+    @property
+    def has_length_scale(self) -> bool:
+        """Whether the kernel has one."""
+        return any(field.name == "length_scale" for field in fields(KERNELS[self.kernel]))
+
+    def starting_scales(self, n_classes: int) -> dict[str, float]:
+        """Return length_scale and logit_scale as configured, or where "auto" starts."""
+        starts = {"length_scale": START_LENGTH, "logit_scale": auto_logit_scale(n_classes)}
+        return {name: start if getattr(self, name) == "auto" else getattr(self, name) for name, start in starts.items()}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kernel not in KERNELS:
             raise ValueError(unknown_name("kernel", self.kernel, KERNELS))
-        if self.logit_scale is not None and self.logit_scale <= 0:
-            raise ValueError(f"logit_scale must be positive; got {self.logit_scale}.")
+        for name in ("length_scale", "logit_scale"):
+            value = getattr(self, name)
+            if value != "auto" and not (isinstance(value, int | float) and value > 0):
+                raise ValueError(f"{name} must be positive, or 'auto'; got {value!r}.")
         if self.exclude_same_index and self.role != "classifier":
             raise ValueError("exclude_same_index acts on the labelled loss, which only role='classifier' takes from the GP.")
         if self.role == "classifier" and self.site != "semantic":
@@ -336,13 +352,12 @@ def build_engine(config: GPConfig, n_features: int, n_classes: int, *, device: D
     return PerClassGP(size, n_features, n_classes, make=member, kernels=kernels, noise_stds=noise_stds)
 
 
-def build_kernel(config: GPConfig) -> Kernel:
-    """Return the kernel that a config names, with those of its scales that the kernel has."""
+def build_kernel(config: GPConfig, length_scale: float | None = None) -> Kernel:
+    """Return the kernel that a config names, with those of its scales that the kernel has; ``length_scale`` instead of its."""
     kind = KERNELS[config.kernel]
-    scales = {
-        field.name: getattr(config, field.name) for field in fields(kind) if field.name in ("length_scale", "output_scale")
-    }
-    kernel: Kernel = kind(**scales)
+    length = START_LENGTH if config.length_scale == "auto" else config.length_scale
+    scales = {"length_scale": length_scale or length, "output_scale": config.output_scale}
+    kernel: Kernel = kind(**{field.name: scales[field.name] for field in fields(kind) if field.name in scales})
     return Clipped(kernel, config.kernel_clip) if config.kernel_clip else kernel
 
 

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from semigpc.buffers import BalancedBuffer, Buffer, FIFOBuffer
 from semigpc.gp import ExactGP, KernelHead, LowRankGP
-from semigpc.gp.certainty import auto_logit_scale, expected_probability, explained_share
+from semigpc.gp.certainty import expected_probability, explained_share
 from semigpc.pseudo_labels import one_hot
 from semigpc.refiners.base import Moment, Placement, Site
 from semigpc.refiners.engines import Confidence, GPConfig, build_engine, choose_engine
 from semigpc.refiners.learning import build_learner
+from semigpc.refiners.tuning import build_tuner
 from semigpc.types import Batch, ModelOutput
 
 
@@ -58,7 +59,6 @@ class GaussianProcessRefiner(nn.Module):
     def __init__(self, config: GPConfig, n_features: int, n_classes: int, *, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.config, self.n_features, self.n_classes = config, n_features, n_classes
-        self.logit_scale = config.logit_scale or auto_logit_scale(n_classes)
         self.placement = Placement(config)
         if config.balanced:
             self.buffer: Buffer = BalancedBuffer(config.buffer_size, n_classes)
@@ -67,7 +67,20 @@ class GaussianProcessRefiner(nn.Module):
         self.choice = choose_engine(config, device)
         self.engine = build_engine(config, n_features, n_classes, device=device)
         self.learner = build_learner(config, n_classes, device=device)
-        self.register_load_state_dict_pre_hook(_learned_before_rows)  # type: ignore[no-untyped-call]
+        self.tuner = build_tuner(config, n_features, n_classes, device=device)
+        self.register_load_state_dict_pre_hook(_adopt)  # type: ignore[no-untyped-call]
+
+    @property
+    def scales(self) -> dict[str, Tensor | float]:
+        """l and lambda as they are now, of those that are one number: ``length_scale`` and ``logit_scale``."""
+        if self.tuner is not None:
+            return {"length_scale": self.tuner.length_scale, "logit_scale": self.tuner.logit_scale}
+        return dict(self.config.starting_scales(self.n_classes))
+
+    @property
+    def logit_scale(self) -> Tensor | float:
+        """lambda, as it is now."""
+        return self.scales["logit_scale"]
 
     # Asking ---------------------------------------------------------------------------------------------------------
 
@@ -81,12 +94,14 @@ class GaussianProcessRefiner(nn.Module):
         return self._logits(output, index)
 
     def _logits(self, output: ModelOutput, index: Tensor | None = None, *, trusted: bool = False) -> Tensor:
-        queries = self._queries(output)
-        prior = self._class_prior()
+        queries, prior = self._queries(output), self._class_prior()
+        mean = self._mean(queries, prior, trusted=trusted)
+        return self.logit_scale * (mean if index is None else mean - self._copies(queries, index, prior))
+
+    def _mean(self, queries: Tensor, prior: "_ClassPrior | None", *, trusted: bool = False) -> Tensor:
+        """mu, (M, C), with equal evidence for all classes where there is a class prior."""
         mean = self.engine.mean(queries, offset=None if prior is None else prior.shares, trusted=trusted)
-        if index is not None:
-            mean = mean - self._copies(queries, index, prior)
-        return self.logit_scale * (mean if prior is None else mean * prior.evidence.to(mean, non_blocking=True))
+        return mean if prior is None else mean * prior.evidence.to(mean, non_blocking=True)
 
     def _queries(self, output: ModelOutput) -> Tensor:
         """h(x), (M, D), in float32 at least, which is also what comes back."""
@@ -121,9 +136,10 @@ class GaussianProcessRefiner(nn.Module):
     @torch.no_grad()
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
         """p_GP(x) in place of ``probs`` (U, C), at the site and after the warm-up that are configured."""
-        if self.config.role == "classifier" or not self.placement.acts_at(site):
+        if self.config.role == "classifier" or site != self.config.site:
             return probs
-        return self.placement.mix(probs, torch.softmax(self.logits(output), dim=1))
+        self._tune(output)
+        return self.placement.mix(probs, torch.softmax(self.logits(output), dim=1)) if self.placement.warm else probs
 
     @torch.no_grad()
     def probs(self, features: Tensor, own: Tensor | None = None) -> Tensor:
@@ -138,6 +154,7 @@ class GaussianProcessRefiner(nn.Module):
                 f"own must have shape ({len(features)}, {self.n_classes}), a row for each of the features; "
                 f"got {tuple(own.shape)}. Hand over the classifier's probabilities for the same rows."
             )
+        self._tune(_said(features))
         if own is not None and not self.placement.warm:
             return own
         refined = torch.softmax(self.logits(_said(features)), dim=1)
@@ -178,7 +195,7 @@ class GaussianProcessRefiner(nn.Module):
         It holds the buffer as it stands now; NoExpansionError if the engine's mean is no fixed sum of kernels.
         """
         prior = self._class_prior()
-        scales = torch.full((self.n_classes,), self.logit_scale, dtype=torch.float64)
+        scales = torch.full((self.n_classes,), float(self.logit_scale), dtype=torch.float64)
         expansion = self.engine.expansion(offset=None if prior is None else prior.shares)
         scales = (scales if prior is None else scales * prior.evidence).to(expansion.weights.device)
         return KernelHead(self.engine.kernel, expansion, scales=scales, unit=self.config.l2norm)
@@ -202,6 +219,15 @@ class GaussianProcessRefiner(nn.Module):
         """
         self.write(self.placement.features(_said(features)), labels, index)
         self._count()
+
+    def _tune(self, output: ModelOutput) -> None:
+        """Show the weak views of a step to the tuner, and let it follow them when it is time."""
+        if self.tuner is None:
+            return
+        self.tuner.sees(self._queries(output))
+        if len(self.engine) and self.tuner.is_due(int(self.placement.steps)):
+            self.tuner.tune_length(self.engine)
+            self.tuner.tune_logits(self._mean(self.tuner.views, self._class_prior()))
 
     def _count(self) -> None:
         self.placement.steps += 1
@@ -228,11 +254,10 @@ class GaussianProcessRefiner(nn.Module):
         self.engine.rebuild()
 
     def empty_copy(self) -> "GaussianProcessRefiner":
-        """A refiner with the same switches, the same engine and the kernel learned so far, and nothing in its buffer."""
+        """A refiner with the same switches, the same engine and the scales found so far, and nothing in its buffer."""
         config = replace(self.config, engine=self.choice.options)
         copy = GaussianProcessRefiner(config, self.n_features, self.n_classes, device=self.engine.features.device)
-        if self.learner is not None and copy.learner is not None:
-            copy.learner.adopt(self.learner.state_dict(), copy.engine)
+        _adopt(copy, self.state_dict())
         return copy
 
     @property
@@ -250,6 +275,7 @@ class GaussianProcessRefiner(nn.Module):
             "engine_reason": self.choice.reason,
             "entries": len(self.engine),
             "class_counts": self.buffer.entries.class_counts().tolist(),
+            "scales": {name: float(value) for name, value in self.scales.items()},
             "learned": self.learned,
             "gap": self.engine.gap()._asdict() if isinstance(self.engine, LowRankGP) else None,
         }
@@ -267,8 +293,11 @@ def _said(features: Tensor) -> ModelOutput:
     return ModelOutput(features, features, {"projection": features})
 
 
-def _learned_before_rows(refiner: GaussianProcessRefiner, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Give the engine the kernel of a state before its rows are loaded, which rebuilds it."""
-    saved = {name: state.get(f"{prefix}learner.{name}") for name in ("log_scales", "times")}
-    if refiner.learner is not None and not any(value is None for value in saved.values()):
-        refiner.learner.adopt({name: value for name, value in saved.items() if value is not None}, refiner.engine)
+def _adopt(refiner: GaussianProcessRefiner, state: dict[str, Any], prefix: str = "", *_: object) -> None:
+    """Give a refiner the scales of a state; before its rows are loaded, as that rebuilds the engine with its kernel."""
+    for name in ("learner", "tuner"):
+        part = getattr(refiner, name)
+        wanted = [] if part is None else list(part.state_dict())
+        saved = {key: state[f"{prefix}{name}.{key}"] for key in wanted if f"{prefix}{name}.{key}" in state}
+        if part is not None and len(saved) == len(wanted):
+            part.adopt(saved, refiner.engine)

@@ -57,7 +57,7 @@ class KernelLearner(nn.Module):
             name: column[0] if len(column) == 1 else column for name, column in columns.items()
         }
 
-    def after_step(self, step: int, engine: Engine, *, logit_scale: float) -> None:
+    def after_step(self, step: int, engine: Engine, *, logit_scale: Tensor | float) -> None:
         """Learn, if it is time and the buffer holds enough.
 
         Args:
@@ -78,7 +78,7 @@ class KernelLearner(nn.Module):
             *self._kernels(),
             objective=self.config.learn,
             per_class=self.config.learn_per_class,
-            logit_scale=logit_scale,
+            logit_scale=float(logit_scale),
             rows=ROWS[self.config.learn_per_class],
             generator=torch.Generator().manual_seed(step),
         )
