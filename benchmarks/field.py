@@ -1,566 +1,625 @@
-"""What does the field put on top of an algorithm against imbalance, and what does SemiGPC add to each?
+"""What does SemiGPC add to the algorithms and add-ons of the field, on long-tailed problems in runs of seconds each?
 
-Algorithm x add-on x refiner on four long-tailed problems, in runs of seconds each. Figures at this scale compare methods with
-each other under one short budget; they say nothing of published ones. Everything is counted twice: as runs are judged, which
-on cached features is by the GP itself where there is one, and by the network's own answer.
+23 methods on 12 problems: digits and MNIST from scratch, CIFAR-10 as features of a frozen network; long-tailed labels (setting
+A) or equally many of each class (B). Figures at this scale compare methods with each other under one short budget; they say
+nothing of published ones.
 """
 
 import json
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, Any, Literal
 
-import numpy as np
+import joblib
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
 
-from benchmarks.peers import GRAPH_BASELINES, Rows
-from benchmarks.ranks import SEMIGPC, draw_mean_ranks, field_notes, paired, problem_table, rank, rank_table
-from benchmarks.step import load_batches, make_trainer
-from benchmarks.tables import WIDTH, Json, Plot, check_folders, script
-from benchmarks.timing import time_in_turns
-from semigpc.addons import (
-    ADDONS,
-    ABCConfig,
-    AddOnConfig,
-    CoSSLConfig,
-    CReSTConfig,
-    CReSTPlusConfig,
-    DARPConfig,
-    DASOConfig,
-    DebiasPLConfig,
-)
+from benchmarks.ranks import draw_study, rank, sign_test
+from benchmarks.tables import WIDTH, Jobs, Json, Plot, check_folders, new_table, script
+from semigpc.addons import ADDONS, AddOnConfig, CoSSLConfig, DebiasPLConfig
 from semigpc.algorithms import ALGORITHMS
-from semigpc.cli.live import ComparisonProgress
-from semigpc.data import Augment, EvaluationLoader, ImageSet, Splits, ViewSource
+from semigpc.data import CifarConfig, DigitsConfig, SplitConfig
 from semigpc.files import write_json
-from semigpc.recipes.digits import digits, digits_balanced
+from semigpc.recipes.digits import digits, mnist
 from semigpc.recipes.paper import cifar10_lt
 from semigpc.recipes.scales import short_run, shrink
-from semigpc.refiners import REFINERS as KNOWN_REFINERS
 from semigpc.refiners import PlacementConfig
-from semigpc.text import unknown_name
-from semigpc.threads import using
-from semigpc.training import Experiment, Listener, SettingError
-from semigpc.training.comparison import Cell, ComparisonListener, compare, finished_run, run_path
-from semigpc.training.evaluate import survey
+from semigpc.text import CLASS_GROUPS, unknown_name
+from semigpc.training import Experiment, SettingError, train
+from semigpc.training.comparison import Cell, finished_run, run_path
 from semigpc.training.experiment import config_type
-from semigpc.training.loop import take_step
-from semigpc.training.metrics import classification_metrics
-from semigpc.training.run_data import DataCache, RunData, load_splits
-from semigpc.training.run_folder import RunFolder, read_json, split_facts
-from semigpc.training.state import Trainer
-from semigpc.types import Batch, Clock
+from semigpc.training.run_data import DataCache
+from semigpc.training.run_folder import RunFolder
 
 BASES = ("fixmatch", "freematch", "simmatch", "remixmatch")
-REFINERS = ("none", "gp")
-BESIDE = (("supervised", "none"), ("npmatch", "none"), ("npmatch", "gp"))  # rows without add-ons, out of the ranking
-PLAIN = "no add-on"
-GENERATIONS = 3  # of CReST, instead of 6
+LABELS_ONLY = "supervised"
+SEEDS = (0, 1, 2, 3, 4)
+TUNING = 100  # seeds from here on are judged on validation images: settings may be chosen by them
+# The fixed values of the paper's recipe, for ten classes: l^2 = sigma^2 = 0.1, and the lambda of 1 - 1/C.
+FIXED: Mapping[str, Any] = {
+    "length_scale": 0.1**0.5,
+    "noise_std": 0.1**0.5,
+    "logit_scale": 6.43,
+    "class_prior": "none",
+    "balanced": False,
+}
 EPOCHS = 6  # in a run; SAW counts and class-balanced draws change between them
-CONFIDENT = 0.8  # a confidence that a network reaches in some hundred steps
-MOMENTUM = 0.99  # of averages that follow within as many
-DECIDED = ("n", "top1", "balanced_accuracy", "macro_f1", "groups", "per_class_recall", "per_class_precision", "confusion")
-TIMED = "digits_a"  # the problem on which steps are timed, as it needs no files
-WINDOW = 10  # steps timed at a time: DARP refines its labels once in them
-LATE = 0.9  # of training is over when steps are timed, so that everything that an add-on does is on
-SETTLING = 20  # steps before the clock starts, in which buffers fill
+WINDOWS = 20  # of a run, in which accepted pseudo-labels are counted
+LATE = 0.75  # of a run has passed when its accepted pseudo-labels are counted for the tables
+MOMENTUM = 0.99  # of averages that follow within some hundred steps
+POINT = 0.01  # of balanced accuracy
+_CACHE = DataCache()  # of a worker process
 
 Record = dict[str, Any]
 Names = list[str] | None
+Data = Literal["digits", "mnist", "cifar10"]
+Score = Callable[[Record], float]
+STEPS: Mapping[Data, int] = {"digits": 300, "mnist": 500, "cifar10": 250}
+TITLES: Mapping[Data, str] = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR-10 features"}
 
 
 # The runs -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class FieldProblem:
-    """Data, the settings they are met in, and how long a run is.
+class StudyProblem:
+    """Data in setting A, with an imbalance ratio, or B, with so many labels of each class."""
 
-    Args:
-        title: for tables. setting: A, labels as long-tailed as U; B, four labels of each class and U long-tailed.
-        steps: of a run. lr, unlabeled_ratio: of it.
-        make: the experiment in full, from (root, algorithm, refiner, seed).
-        cached: whether it is on features of a frozen network, which come from ``root``.
-    """
-
-    title: str
+    data: Data
     setting: Literal["A", "B"]
-    steps: int
-    lr: float
-    unlabeled_ratio: int
-    make: Callable[[Path, str, str, int], Experiment]
-    cached: bool
+    ratio: int = 50
+    labels: int = 4
+
+    @property
+    def title(self) -> str:
+        """Return the name in tables."""
+        rest = f"A, ratio {self.ratio}" if self.setting == "A" else f"B, {self.labels} labels"
+        return f"{TITLES[self.data]}, {rest}"
 
 
-def _cifar(setting: Literal["A", "B"]) -> FieldProblem:
-    def make(root: Path, algorithm: str, refiner: str, seed: int) -> Experiment:
-        full = cifar10_lt(root=root, setting=setting, imbalance_ratio=100, algorithm=algorithm, refiner=refiner, seed=seed)
-        return shrink(full, "cached")
+@dataclass(frozen=True)
+class Method:
+    """An algorithm, with an add-on and a refiner; "gp" is the recipe's, "gp_fixed" the GP with the paper's fixed values."""
 
-    return FieldProblem(f"CIFAR-10-LT features, setting {setting}, ratio 100", setting, 250, 1e-3, 2, make, cached=True)
+    base: str
+    addon: str = "none"
+    refiner: str = "none"
+
+    @property
+    def without(self) -> str:
+        """Return the name of the method without its refiner."""
+        return "+".join(part for part in (self.base, self.addon) if part != "none")
+
+    @property
+    def name(self) -> str:
+        """Return the name, as in "fixmatch+cossl+gp"."""
+        return self.without + (f"+{self.refiner}" if self.refiner != "none" else "")
+
+    @property
+    def label(self) -> str:
+        """Return the name in tables, as in "FixMatch + CoSSL + SemiGPC"."""
+        refiner = {"none": "", "gp": "SemiGPC", "gp_fixed": "SemiGPC, fixed"}.get(self.refiner, self.refiner)
+        addon = "" if self.addon == "none" else ADDONS[self.addon].label
+        return " + ".join(part for part in (ALGORITHMS[self.base].label, addon, refiner) if part)
 
 
-def _digits(setting: Literal["A", "B"]) -> FieldProblem:
-    recipe, ratio = (digits, 30) if setting == "A" else (digits_balanced, 50)
+PROBLEMS: dict[str, StudyProblem] = {
+    f"{data}_{problem.setting.lower()}{problem.ratio if problem.setting == 'A' else problem.labels}": problem
+    for data in STEPS
+    for problem in (
+        StudyProblem(data, "A", ratio=50),
+        StudyProblem(data, "A", ratio=100),
+        StudyProblem(data, "B", labels=4),
+        StudyProblem(data, "B", labels=10),
+    )
+}
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(LABELS_ONLY),
+        *(Method(base, "none", refiner) for base in BASES for refiner in ("none", "similarity", "gp_fixed", "gp")),
+        *(Method("fixmatch", addon, refiner) for addon in ("cossl", "debiaspl", "saw") for refiner in ("none", "gp")),
+    )
+}
 
-    def make(_: Path, algorithm: str, refiner: str, seed: int) -> Experiment:
-        return recipe(imbalance_ratio=ratio, algorithm=algorithm, refiner=refiner, seed=seed)
 
-    return FieldProblem(f"digits, setting {setting}, ratio {ratio}", setting, 240, 4e-3, 1, make, cached=False)
-
-
-PROBLEMS = {"cifar10_a": _cifar("A"), "cifar10_b": _cifar("B"), "digits_a": _digits("A"), "digits_b": _digits("B")}
-
-
-def field_experiment(
-    problem: str, base: str, addon: str, refiner: str, *, root: Path = Path(), seed: int = 0, steps: int | None = None
+def study_experiment(
+    problem: str, method: str, *, roots: Mapping[str, Path], seed: int = 0, steps: int | None = None
 ) -> Experiment:
-    """Return the experiment of one cell; it takes a few seconds on one CPU core.
+    """Return the experiment of one run.
 
-    Runs are judged once, at the end. What the papers count in steps is scaled to the run: averages have a momentum of 0.99, a
-    tenth of the run passes before a refiner speaks. CReST has 3 generations, each as long as a run of the others.
+    It is evaluated halfway and at the end. What the papers count in steps is scaled to the run: averages have a momentum of
+    0.99, a fifth of the run passes before a refiner acts. Runs with a seed of 100 or more have validation images.
 
     Args:
-        problem: out of ``PROBLEMS``. base: algorithm. addon, refiner: on top of it, "none" for neither.
-        root: of the images, where the problem is made of them. seed: of split and run. steps: instead of the problem's.
-
-    Raises:
-        SettingError: an unknown name, or parts that do not go together.
+        problem, method: by name. roots: of "mnist" and "cifar10". seed: of split and run. steps: instead of the problem's.
     """
-    if problem not in PROBLEMS:
-        raise SettingError(unknown_name("problem", problem, PROBLEMS))
-    chosen = PROBLEMS[problem]
-    options = short_addon(config_type("addon", addon)(), chosen.setting)
-    length = steps or chosen.steps
-    full = chosen.make(root, base, refiner, seed)
-    total = length * options.generations
-    train = replace(
-        full.train,
-        steps=total,
-        epoch_steps=max(1, length // EPOCHS),
-        unlabeled_ratio=1 if base == "remixmatch" else chosen.unlabeled_ratio,
-        lr=chosen.lr,
-        ema=0.98,
-        warmup_steps=min(20, length // 10),
-        eval_steps=total,
-        checkpoint_steps=total,
-        log_steps=length,
-        eval_batch=1024,
+    one, chosen = PROBLEMS[problem], METHODS[method]
+    length = steps or STEPS[one.data]
+    names = {"algorithm": chosen.base, "refiner": "gp" if chosen.refiner == "gp_fixed" else chosen.refiner, "seed": seed}
+    full = _full(one, roots.get(one.data, Path()), names, validated=seed >= TUNING)
+    refiner, algorithm = full.refiner, short_run(full.algorithm)
+    if hasattr(algorithm, "threshold"):
+        algorithm = replace(algorithm, threshold=full.algorithm.threshold)
+    if chosen.refiner == "gp_fixed":
+        refiner = replace(refiner, **FIXED)
+    if isinstance(refiner, PlacementConfig):
+        refiner = replace(refiner, warmup_steps=length // 5)
+    return replace(
+        full,
+        algorithm=algorithm,
+        addon=short_addon(config_type("addon", chosen.addon)()),
+        refiner=refiner,
+        train=replace(
+            full.train,
+            steps=length,
+            epoch_steps=max(1, length // EPOCHS),
+            ema=0.98,
+            warmup_steps=min(20, length // 10),
+            eval_steps=length // 2,
+            checkpoint_steps=length,
+            log_steps=max(1, length // WINDOWS),
+            eval_batch=1024,
+        ),
     )
-    refiner_config = (
-        replace(full.refiner, warmup_steps=length // 10) if isinstance(full.refiner, PlacementConfig) else full.refiner
-    )
-    return replace(full, algorithm=short_run(full.algorithm), addon=options, refiner=refiner_config, train=train)
 
 
-def short_addon(addon: AddOnConfig, setting: Literal["A", "B"]) -> AddOnConfig:
-    """An add-on's options in a run of some hundred steps, and those that its paper has for labels unlike U (setting B)."""
-    changes: dict[type[AddOnConfig], dict[str, Any]] = {
-        ABCConfig: {"threshold": CONFIDENT},
-        DebiasPLConfig: {"share_momentum": MOMENTUM},
-        CoSSLConfig: {"head_momentum": MOMENTUM, "start_steps": 500},  # both a tenth of what it takes to forget a start
-        CReSTConfig: {"generations": GENERATIONS},
-        CReSTPlusConfig: {"generations": GENERATIONS, "momentum": MOMENTUM},
-        DARPConfig: {"momentum": MOMENTUM, "counts": "labeled" if setting == "A" else "estimated"},
-        DASOConfig: {"every": 20, "distribution_temperature": 1.5 if setting == "A" else 0.3},
-    }
-    return replace(addon, **changes.get(type(addon), {}))
+def _full(problem: StudyProblem, root: Path, names: Record, *, validated: bool) -> Experiment:
+    """Return the recipe of a problem, with validation images where they are needed."""
+    if problem.data == "digits":
+        head, ratio = (36, problem.ratio) if problem.setting == "A" else (problem.labels, 1.0)
+        overlap: Literal["nested", "disjoint"] = "nested" if problem.setting == "A" else "disjoint"
+        split = SplitConfig(
+            labeled_head=head, labeled_ratio=ratio, unlabeled_head=120, unlabeled_ratio=problem.ratio, overlap=overlap
+        )
+        parts = {"test_per_class": 0, "validation_per_class": 40} if validated else {"validation_per_class": 0}
+        return replace(digits(**names), data=DigitsConfig(split=split, **parts))
+    cut = {"setting": problem.setting, "imbalance_ratio": problem.ratio, "labels_per_class": problem.labels}
+    full = mnist(root=root, **cut, **names) if problem.data == "mnist" else cifar10_lt(root=root, **cut, **names)
+    if validated:
+        full = replace(full, data=replace(full.data, validation_per_class=200))
+    return shrink(full, "cached") if isinstance(full.data, CifarConfig) else full
+
+
+def short_addon(addon: AddOnConfig) -> AddOnConfig:
+    """Return an add-on with the options of a run of some hundred steps."""
+    if isinstance(addon, DebiasPLConfig):
+        return replace(addon, share_momentum=MOMENTUM)
+    if isinstance(addon, CoSSLConfig):
+        return replace(addon, head_momentum=MOMENTUM, start_steps=500)  # both a tenth of what it takes to forget a start
+    return addon
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
-    """What is compared.
+class Study:
+    """What is run, and where: the runs of ``out``, with the data of ``roots`` and ``steps`` instead of the problems' own."""
 
-    Args:
-        problems, bases, addons, refiners: by name. root: of the images, where a problem needs them.
-        seeds: of each run, from 0. steps: of a run, instead of the problem's.
-    """
-
-    problems: tuple[str, ...] = tuple(PROBLEMS)
-    bases: tuple[str, ...] = BASES
-    addons: tuple[str, ...] = tuple(ADDONS)
-    refiners: tuple[str, ...] = REFINERS
-    root: Path = Path()
-    seeds: int = 3
+    problems: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    out: Path
+    roots: Mapping[str, Path]
     steps: int | None = None
 
-    def cells(self, problem: str) -> tuple[list[Cell], list[Record]]:
-        """The cells of a problem, and combinations that are refused, with the reason."""
-        chosen = [(base, "none", refiner) for base, refiner in BESIDE if base not in self.bases]
-        chosen += [(base, addon, refiner) for base in self.bases for addon in self.addons for refiner in self.refiners]
-        found, refused = [], []
-        for base, addon, refiner in chosen:
-            try:
-                experiment = field_experiment(problem, base, addon, refiner, root=self.root, steps=self.steps)
-            except SettingError as error:
-                refused.append({"base": base, "addon": addon, "refiner": refiner, "reason": str(error)})
-            else:
-                found.append(Cell(experiment, f"{ALGORITHMS[base].label}, {method_name(addon, refiner)}"))
-        if len(refused) == len(self.bases) * len(self.addons) * len(self.refiners):
-            raise SettingError(f"nothing of this can be run on {problem}: {refused[0]['reason']}")
-        return found, refused
+    def runs(self) -> list[tuple[str, str, int]]:
+        """Return problem, method and seed of every run, the seeds outermost: a study that is stopped has whole seeds."""
+        return [(problem, method, seed) for seed in self.seeds for problem in self.problems for method in self.methods]
 
-    def graphs(self, problem: str) -> tuple[str, ...]:
-        """The graph baselines of a problem; on images there are none."""
-        return tuple(GRAPH_BASELINES) if PROBLEMS[problem].cached else ()
+    def cell(self, problem: str, method: str, seed: int) -> tuple[Path, Cell]:
+        """Return the folder of a problem and kind of refiner, and the cell to run there."""
+        experiment = study_experiment(problem, method, roots=self.roots, seed=seed, steps=self.steps)
+        return self.out / problem / METHODS[method].refiner, Cell(experiment, METHODS[method].label)
 
-    def methods(self) -> list[str]:
-        """Add-on with refiner, in order: those that some base takes."""
-        made = [cell.experiment for problem in self.problems for cell in self.cells(problem)[0]]
-        taken = {(one.addon_name, one.refiner_name) for one in made if one.algorithm_name in self.bases}
-        return [method_name(a, r) for a in self.addons for r in self.refiners if (a, r) in taken]
+    def finished(self, problem: str, method: str, seed: int) -> Record | None:
+        """Return the figures of a run if it is finished."""
+        folder, cell = self.cell(problem, method, seed)
+        if finished_run(folder, cell, seed) is None:
+            return None
+        return {"problem": problem, "method": method, "seed": seed} | figures(run_path(folder, cell, seed))
 
-    def runs(self) -> int:
-        """How many runs there are in all."""
-        return self.seeds * sum(len(self.cells(problem)[0]) + len(self.graphs(problem)) for problem in self.problems)
+    def run(self, problem: str, method: str, seed: int) -> Record:
+        """Train and return the figures; the weights are deleted, as a table needs none of a thousand networks."""
+        folder, cell = self.cell(problem, method, seed)
+        path = run_path(folder, cell, seed)
+        train(cell.experiment, path, resume=True, cache=_CACHE)
+        shutil.rmtree(RunFolder(path).last.parent)
+        return {"problem": problem, "method": method, "seed": seed} | figures(path)
 
 
-def method_name(addon: str, refiner: str) -> str:
-    """As in "DARP + SemiGPC"; an algorithm alone is "no add-on"."""
-    parts = [ADDONS[addon].label] if addon != "none" else []
-    parts += [SEMIGPC if refiner == "gp" else refiner] if refiner != "none" else []
-    return " + ".join(parts) or PLAIN
+def figures(path: Path) -> Record:
+    """Return what a study keeps of a run: by each head on test images, or else on validation images; of accepted labels."""
+    folder = RunFolder(path)
+    entries = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    summary, experiment = folder.read_summary(), folder.experiment()
+    results = summary["results"]
+    assert results is not None
+    assert results["last"] is not None
+    evaluations = [entry for entry in entries if entry["kind"] == "eval"]
+    part = "validation" if experiment.seed >= TUNING else "test"
+    halfway, last = (
+        {entry["head"]: entry for entry in evaluations if (entry["part"], entry["step"]) == (part, step)}
+        for step in sorted({entry["step"] for entry in evaluations})
+    )
+    kept: Record = {
+        "heads": {
+            head: {"balanced_accuracy": entry["balanced_accuracy"], "ece": entry["ece"], **entry["groups"]}
+            for head, entry in last.items()
+        },
+        "halfway": {head: entry["balanced_accuracy"] for head, entry in halfway.items()},
+        "chosen_head": results["last"]["head"],
+        "ece": results["last"]["ece"],
+        "seconds": summary["seconds"],
+    }
+    windows = [entry for entry in entries if entry["kind"] == "pseudo"]
+    late = [entry for entry in windows if entry["step"] > LATE * experiment.train.steps]
+    if late:
+        accepted = [sum(entry["accepted_counts"]) for entry in late]
+        kept["coverage"] = mean(entry["coverage"] for entry in late)
+        for name in ("precision", "calibration_error"):
+            known = [(entry[name], n) for entry, n in zip(late, accepted, strict=True) if entry.get(name) is not None and n]
+            kept[name] = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+        warmup = getattr(experiment.refiner, "warmup_steps", 0)
+        acting = [entry["coverage"] for entry in windows if entry["step"] - entry["window"] >= warmup]
+        kept |= {"least_coverage": min(acting), "most_coverage": max(acting)}
+    return kept
 
 
-# Running -----------------------------------------------------------------------------------------------------------
-
-
-def run_field(
-    field: Field,
-    out: Path,
-    *,
-    command: str,
-    jobs: int,
-    listener: ComparisonListener,
-    advance: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Run every problem into ``out/PROBLEM``; finished runs are kept and cut-off ones go on. Weights are not kept.
+def run_missing(study: Study, jobs: int, advance: Callable[[list[Record], str], None]) -> list[Record]:
+    """Return the figures of every run, in the order of their runs; what is not finished is run.
 
     Args:
-        field: what to run. out: folder. command: for whoever reads the result. jobs: runs at a time. listener: of runs.
-        advance: told about every graph baseline that is there.
+        study: what to run. jobs: processes. advance: called with all figures so far and a description after every run.
     """
-    for problem in field.problems:
-        cells, _ = field.cells(problem)
-        folder, title = out / problem, PROBLEMS[problem].title
-        weightless = _Weightless(listener, folder)
-        compare(cells, range(field.seeds), folder, title=title, command=command, jobs=jobs, listener=weightless)
-        data_cache = DataCache()
-        for seed in range(field.seeds):
-            for name in field.graphs(problem):
-                if _graph_summary(folder, name, seed) is None:
-                    experiment = replace(cells[0].experiment, seed=seed)
-                    run_data = data_cache.run_data(experiment)
-                    _judge_graph(name, run_data, folder, seed)
-                advance(f"{problem}: {GRAPH_BASELINES[name].label}")
+    # By its name in the package, since a function of the main script would be sent to every worker with a cache of its own.
+    from benchmarks.field import run_one
+
+    records = {run: study.finished(*run) for run in study.runs()}
+    missing = [run for run, record in records.items() if record is None]
+    features = DataCache()
+    for problem, seed in dict.fromkeys((problem, seed) for problem, _, seed in missing):
+        if PROBLEMS[problem].data == "cifar10":  # once, before several processes begin to compute the same
+            advance([], f"features of {problem}, seed {seed}")
+            features.run_data(study.cell(problem, LABELS_ONLY, seed)[1].experiment)
+    del features
+    with joblib.parallel_config("loky", inner_max_num_threads=1 if jobs > 1 else None):
+        parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")
+        for run, record in parallel(joblib.delayed(run_one)(study, run) for run in missing):
+            records[run] = record
+            advance([one for one in records.values() if one is not None], f"{run[0]}, {run[1]}, seed {run[2]}")
+    return [one for one in records.values() if one is not None]
 
 
-class _Weightless(ComparisonListener):
-    """Passes everything on, and deletes the checkpoints of finished runs: a table needs none of a thousand networks."""
-
-    def __init__(self, listener: ComparisonListener, folder: Path) -> None:
-        self.listener, self.folder = listener, folder
-
-    def features(self, done: int, total: int) -> None:
-        self.listener.features(done, total)
-
-    def run(self, cell: Cell, seed: int) -> Listener:
-        return self.listener.run(cell, seed)
-
-    def done(self, cell: Cell, seed: int, summary: Mapping[str, Any], *, kept: bool) -> None:
-        shutil.rmtree(RunFolder(run_path(self.folder, cell, seed)).last.parent, ignore_errors=True)
-        self.listener.done(cell, seed, summary, kept=kept)
+def run_one(study: Study, run: tuple[str, str, int]) -> tuple[tuple[str, str, int], Record]:
+    """Return a run with its figures."""
+    return run, study.run(*run)
 
 
-def _graph_path(folder: Path, name: str, seed: int) -> Path:
-    return folder / "graphs" / name / f"seed{seed}.json"
+# Counting ------------------------------------------------------------------------------------------------------------
 
 
-def _graph_summary(folder: Path, name: str, seed: int) -> Record | None:
-    path = _graph_path(folder, name, seed)
-    return read_json(path, "it was never made", dict[str, Any]) if path.exists() else None
+def by_linear(record: Record) -> float:
+    """Return the balanced accuracy by the linear head."""
+    return float(record["heads"]["linear"]["balanced_accuracy"])
 
 
-def _judge_graph(name: str, run_data: RunData, folder: Path, seed: int) -> None:
-    """Fit on labelled and unlabelled features, judge on those of the test set, and write a summary as a run does."""
-    splits, source = run_data
-    assert splits.test is not None
-    began = time.perf_counter()
-    labeled, unlabeled = features_of(splits.labeled, source), features_of(splits.unlabeled, source)
-    predict = GRAPH_BASELINES[name].fit(labeled, splits.labeled.labels, unlabeled, splits.n_classes)
-    answers = np.eye(splits.n_classes)[predict(features_of(splits.test, source))]
-    figures = classification_metrics(answers, splits.test.labels, split_facts(splits)["class_groups"] or {})
-    result = {key: figures[key] for key in DECIDED}  # the rest would be of probabilities, which these do not have
-    path = _graph_path(folder, name, seed)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"status": "finished", "seconds": time.perf_counter() - began, "results": {"last": result}})
+def by_chosen(record: Record) -> float:
+    """Return the balanced accuracy by the head that the run chose."""
+    return float(record["heads"][record["chosen_head"]]["balanced_accuracy"])
 
 
-def features_of(images: ImageSet, source: ViewSource) -> Rows:
-    """(n, D) plain features."""
-    return np.asarray(source.normalise(source.plain(images, np.arange(len(images)))))
+def by_better(record: Record) -> float:
+    """Return the balanced accuracy by the better head."""
+    return float(max(head["balanced_accuracy"] for head in record["heads"].values()))
 
 
-# Reading ------------------------------------------------------------------------------------------------------------
+SCORES: dict[str, Score] = {"linear": by_linear, "chosen": by_chosen, "better": by_better}
 
 
-def rows_of(field: Field, problem: str, out: Path) -> list[Record]:
-    """A row for each cell and graph baseline of which some seed is finished."""
-    cells, _ = field.cells(problem)
-    rows = []
-    for cell in cells:
-        found = {seed: finished_run(out / problem, cell, seed) for seed in range(field.seeds)}
-        row = _row(_names(cell.experiment), found)
-        rows.append(row | _by_network(row, [run_path(out / problem, cell, seed) for seed in row["seeds"]]))
-    for name in field.graphs(problem):
-        found = {seed: _graph_summary(out / problem, name, seed) for seed in range(field.seeds)}
-        rows.append(_row({"base": name, "label": GRAPH_BASELINES[name].label, "method": None}, found))
-    return [row for row in rows if row["seeds"]]
+def gains(records: Sequence[Record], score: Score, refiner: str = "gp", against: str = "none") -> list[Record]:
+    """Return the gain of each run with a refiner over its pair with another one: same problem, base, add-on and seed."""
+    found = {(one["problem"], one["method"], one["seed"]): one for one in records}
+    pairs = []
+    for (problem, name, seed), record in found.items():
+        method = METHODS[name]
+        other = found.get((problem, replace(method, refiner=against).name, seed))
+        if method.refiner == refiner and other is not None:
+            pairs.append({"problem": problem, "method": method, "gain": score(record) - score(other)})
+    return pairs
 
 
-def _names(experiment: Experiment) -> Record:
-    base, addon, refiner = experiment.algorithm_name, experiment.addon_name, experiment.refiner_name
-    label = ALGORITHMS[base].label
-    return {"base": base, "addon": addon, "refiner": refiner, "label": label, "method": method_name(addon, refiner)}
-
-
-def _row(names: Record, summaries: Mapping[int, Record | None]) -> Record:
-    done = {seed: summary for seed, summary in summaries.items() if summary is not None}
-    results = [summary["results"]["last"] for summary in done.values()]
-    values = [result["balanced_accuracy"] for result in results]
-    groups = results[0]["groups"] if results else ()
-    return names | {
-        "head": results[0].get("head") if results else None,
-        "seeds": list(done),
-        "balanced_accuracy": values,
-        "mean": float(np.mean(values)) if values else None,
-        "std": float(np.std(values)) if values else None,
-        "groups": {group: float(np.mean([result["groups"][group] for result in results])) for group in groups},
-        "seconds": float(np.mean([summary["seconds"] for summary in done.values()])) if done else None,
+def summarise(records: Sequence[Record]) -> Record:
+    """Return the figures that the study is judged by, each None or empty where its runs are not there yet."""
+    plain = {name: [pair for pair in gains(records, score) if pair["method"].addon == "none"] for name, score in SCORES.items()}
+    summary: Record = {
+        "runs": len(records),
+        "gain": {name: _by_setting(pairs) for name, pairs in plain.items()},
+        "gain_on_addons": {
+            name: _by_setting([pair for pair in gains(records, score) if pair["method"].addon != "none"])
+            for name, score in SCORES.items()
+        },
+        "gain_by_problem": {name: _by_problem(pairs) for name, pairs in plain.items()},
+        "gain_over_fixed": {name: _by_data(gains(records, score, against="gp_fixed")) for name, score in SCORES.items()},
+        "gain_by_group": {group: _by_setting(_group_gains(records, group)) for group in CLASS_GROUPS},
+        "over_labels_only": _over_labels_only(records),
+        "ranks": {name: rank(_scores(records, score), _methods(records)).plain() for name, score in SCORES.items()},
     }
-
-
-def _by_network(row: Record, runs: list[Path]) -> Record:
-    """Mean balanced accuracy by the network's own answer, which differs where a run is judged by its GP."""
-    if row["head"] != "gp":
-        return {"by_network": row["mean"]}
-    found = []
-    for run in runs:
-        lines = (json.loads(line) for line in RunFolder(run).metrics.read_text().splitlines())
-        found += [line["balanced_accuracy"] for line in lines if (line.get("part"), line.get("head")) == ("test", "linear")]
-    return {"by_network": float(np.mean(found))}
-
-
-def refusals(field: Field) -> list[Record]:
-    """Combinations that were left out, each with the problems that refuse it."""
-    found: dict[tuple[str, ...], Record] = {}
-    for problem in field.problems:
-        for one in field.cells(problem)[1]:
-            found.setdefault(tuple(one.values()), one | {"problems": []})["problems"].append(problem)
-    return list(found.values())
-
-
-def summarise(field: Field, out: Path) -> Record:
-    """Everything but step times, from the runs that are finished."""
-    problems: dict[str, Record] = {
-        name: {"title": PROBLEMS[name].title, "rows": rows_of(field, name, out), "of_seeds": field.seeds}
-        for name in field.problems
+    ours = [record for record in records if METHODS[record["method"]].refiner == "gp"]
+    acting = [record for record in ours if "coverage" in record]
+    bases = [by_linear(one) - one["halfway"]["linear"] for one in records if METHODS[one["method"]].refiner == "none"]
+    summary["head_within_a_point"] = _mean(by_better(one) - by_chosen(one) <= POINT for one in ours)
+    summary["coverage"] = {
+        "least": min((one["least_coverage"] for one in acting), default=None),
+        "most": max((one["most_coverage"] for one in acting), default=None),
+        "late": _mean(one["coverage"] for one in acting),
     }
-    ranking, by_network = (rank(scores(problems, field, key), field.methods()) for key in ("mean", "by_network"))
+    summary["ece"] = _mean(one["ece"] for one in ours)
+    summary["second_half_of_bases"] = _mean(bases)
+    return summary
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return float(mean(found)) if found else None
+
+
+def _by_setting(pairs: Sequence[Record]) -> Record:
     return {
-        "seeds": field.seeds,
-        "bases": list(field.bases),
-        "problems": problems,
-        "unfinished": field.runs() - sum(len(row["seeds"]) for one in problems.values() for row in one["rows"]),
-        "refused": refusals(field),
-        "ranks": ranking.plain(),
-        "with_gp": gains(problems, field.bases, "mean"),
-        "by_network": {"ranks": by_network.plain(), "with_gp": gains(problems, field.bases, "by_network")},
+        key: sign_test([pair["gain"] for pair in pairs if PROBLEMS[pair["problem"]].setting in key]) for key in ("A", "B", "AB")
     }
 
 
-def scores(problems: Mapping[str, Record], field: Field, key: str) -> dict[str, dict[str, float]]:
-    """Block -> method -> mean balanced accuracy; a block is a problem with a base, and counts rows with all seeds."""
-    found: dict[str, dict[str, float]] = {}
-    for name, problem in problems.items():
-        for base in field.bases:
-            found[f"{name}, {base}"] = {
-                row["method"]: row[key] for row in problem["rows"] if row["base"] == base and len(row["seeds"]) == field.seeds
-            }
-    return found
+def _by_problem(pairs: Sequence[Record]) -> Record:
+    return {name: _mean(pair["gain"] for pair in pairs if pair["problem"] == name) for name in PROBLEMS}
 
 
-def gains(problems: Mapping[str, Record], bases: Sequence[str], key: str) -> Record:
-    """With SemiGPC minus without, of the same problem, base, add-on and seeds: in all, and by each of the first three."""
-    found: list[Record] = []
-    for name, problem in problems.items():
-        rows = {(row["base"], row["addon"], row["refiner"]): row for row in problem["rows"] if row["base"] in bases}
-        for (base, addon, refiner), row in rows.items():
-            without = rows.get((base, addon, "none"))
-            if refiner == "gp" and without is not None and row["seeds"] == without["seeds"]:
-                gain = row[key] - without[key]
-                found.append({"problem": name, "base": base, "addon": addon, "gain": gain})
-    return {"all": _gain(found)} | {f"by_{part}": _by(found, part) for part in ("problem", "base", "addon")}
+def _by_data(pairs: Sequence[Record]) -> Record:
+    return {data: sign_test([pair["gain"] for pair in pairs if PROBLEMS[pair["problem"]].data == data]) for data in STEPS}
 
 
-def _by(found: Sequence[Record], part: str) -> dict[str, Record]:
-    return {name: _gain([one for one in found if one[part] == name]) for name in dict.fromkeys(one[part] for one in found)}
+def _group_gains(records: Sequence[Record], group: str) -> list[Record]:
+    return [
+        pair
+        for pair in gains(records, lambda record: float(record["heads"][record["chosen_head"]][group]))
+        if pair["method"].addon == "none"
+    ]
 
 
-def _gain(found: Sequence[Record]) -> Record:
-    return paired([one["gain"] for one in found])
+def _over_labels_only(records: Sequence[Record]) -> dict[str, float | None]:
+    """Return by problem the mean of the bases with the GP, each by its better head, over labels only."""
+    labels = {(one["problem"], one["seed"]): by_linear(one) for one in records if one["method"] == LABELS_ONLY}
+    names = [f"{base}+gp" for base in BASES]
+    return {
+        name: _mean(
+            by_better(one) - labels[name, one["seed"]]
+            for one in records
+            if one["problem"] == name and one["method"] in names and (name, one["seed"]) in labels
+        )
+        for name in PROBLEMS
+    }
 
 
-# Step times -----------------------------------------------------------------------------------------------------------
+def _methods(records: Sequence[Record]) -> list[str]:
+    there = {record["method"] for record in records}
+    return [name for name in METHODS if name in there]
 
 
-def addon_steps(
-    bases: Sequence[str], addons: Sequence[str], *, repetitions: int = 10, advance: Callable[[str], None] = lambda _: None
-) -> dict[str, dict[str, dict[str, float]]]:
-    """base -> add-on -> seconds of a step, and their ratio to the base without one.
-
-    The fastest of ``repetitions`` windows of ten steps, late in a run on the small network of digits, batches at hand; what an
-    add-on does once in a run or between generations is in the seconds of a run alone. On a larger network ratios are
-    nearer to 1. Add-ons that a base refuses are left out.
-    """
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for base in bases:
-        steps: dict[str, Callable[[], Any]] = {}
-        for addon in dict.fromkeys(("none", *addons)):
-            try:
-                experiment = field_experiment(TIMED, base, addon, "none")
-            except SettingError:
-                continue
-            steps[addon] = _window(experiment)
-        seconds = {addon: min(times) for addon, times in time_in_turns(steps, repetitions=repetitions).items()}
-        found[base] = {addon: {"step_s": value / WINDOW, "ratio": value / seconds["none"]} for addon, value in seconds.items()}
-        advance(f"step times of {base}")
-    return found
+def _scores(records: Sequence[Record], score: Score) -> dict[str, dict[str, float]]:
+    """Problem -> method -> mean over the seeds that all of its methods have."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for one in records:
+        found.setdefault(one["problem"], {}).setdefault(one["method"], {})[one["seed"]] = score(one)
+    table: dict[str, dict[str, float]] = {}
+    for problem, methods in found.items():
+        seeds = set.intersection(*(set(values) for values in methods.values()))
+        table[problem] = {name: mean(values[seed] for seed in seeds) for name, values in methods.items()} if seeds else {}
+    return table
 
 
-def _window(experiment: Experiment) -> Callable[[], None]:
-    """Ten steps, late in a generation."""
-    splits = load_splits(experiment)
-    trainer = make_trainer(experiment, splits)
-    length = experiment.train.steps // experiment.addon.generations
-    first = int(LATE * length) // WINDOW * WINDOW
-    batches = list(islice(load_batches(experiment, splits, trainer, first=first, count=WINDOW), WINDOW))
-    for step in range(SETTLING):
-        _step(trainer, batches[step % WINDOW], first - SETTLING + step, length, experiment, splits)
+# Tables ---------------------------------------------------------------------------------------------------------------
 
-    def window() -> None:
-        with using(1):
-            for number, batch in enumerate(batches):
-                _step(trainer, batch, first + number, length, experiment, splits)
-
-    return window
+Rows = list[list[str]]  # the first has the headings
 
 
-def _step(trainer: Trainer, batch: Batch, step: int, length: int, experiment: Experiment, splits: Splits) -> None:
-    """As the loop takes it."""
-    config = experiment.train
-    clock = Clock(step, length, config.epoch_steps)
-    if trainer.addon.surveys(clock):
-        sets, source = (splits.labeled, splits.unlabeled), Augment(experiment.augment)
-        loader = EvaluationLoader(sets, source, batch_size=config.eval_batch, workers=0, device=trainer.fabric.device)
-        trainer.addon.survey(survey(trainer.evaluated, splits, loader))
-    take_step(trainer, trainer.fabric.to_device(batch), clock, config)
+def percent(value: float | None, *, sign: bool = False) -> str:
+    """Return a share in percent or points, "-" where there is none."""
+    return "-" if value is None else f"{100 * value:{'+' if sign else ''}.1f}"
+
+
+def problem_rows(records: Sequence[Record], summary: Mapping[str, Any]) -> Rows:
+    """Return one row per problem: means over bases and seeds, and the gain of SemiGPC over its base."""
+    rows = [["", "labels only", "base", "similarity", "fixed GP", "SemiGPC", "by chosen head", "gain", "chosen head's"]]
+    for name, problem in PROBLEMS.items():
+        ours = [one for one in records if one["problem"] == name and METHODS[one["method"]].addon == "none"]
+        if not ours:
+            continue
+
+        def score(refiner: str, by: Score, ours: Sequence[Record] = ours) -> str:
+            kind = [one for one in ours if METHODS[one["method"]].refiner == refiner and one["method"] != LABELS_ONLY]
+            return percent(_mean(map(by, kind)))
+
+        labels = percent(_mean(by_linear(one) for one in ours if one["method"] == LABELS_ONLY))
+        linear = [score(refiner, by_linear) for refiner in ("none", "similarity", "gp_fixed", "gp")]
+        gain = [percent(summary["gain_by_problem"][by][name], sign=True) for by in ("linear", "chosen")]
+        rows.append([problem.title, labels, *linear, score("gp", by_chosen), *gain])
+    return rows
+
+
+def method_rows(records: Sequence[Record], summary: Mapping[str, Any]) -> Rows:
+    """Return one row per method, by mean rank: means over problems and seeds, by the chosen head and by the linear one."""
+    rows = [["", "rank", "A", "B", "few", "rank, linear", "A", "B", "few", "accepted", "right", "calibration", "s per run"]]
+    ranks = {name: one["mean_ranks"] for name, one in summary["ranks"].items()}
+    for name in ranks["chosen"] or _methods(records):
+        ours = [one for one in records if one["method"] == name]
+        row = [METHODS[name].label]
+        for by, head in (("chosen", lambda one: one["chosen_head"]), ("linear", lambda _: "linear")):
+            row.append(f"{ranks[by][name]:.1f}" if name in ranks[by] else "-")
+            for setting in "AB":
+                row.append(percent(_mean(SCORES[by](one) for one in ours if PROBLEMS[one["problem"]].setting == setting)))
+            row.append(percent(_mean(one["heads"][head(one)]["few"] for one in ours)))
+        for figure in ("coverage", "precision", "calibration_error"):
+            row.append(percent(_mean(one[figure] for one in ours if one.get(figure) is not None)))
+        rows.append([*row, f"{mean(one['seconds'] for one in ours):.1f}"])
+    return rows
+
+
+def claim_rows(summary: Mapping[str, Any]) -> Rows:
+    """Return one row per claim that the study can decide."""
+    rows = [["", "setting A", "setting B", "both", "sign test"]]
+    labels = {"linear": "linear head", "chosen": "chosen head", "better": "better head"}
+    gained = {f"gain over the base, {labels[by]}": one for by, one in summary["gain"].items()}
+    gained |= {f"on top of add-ons, {labels[by]}": one for by, one in summary["gain_on_addons"].items() if by != "better"}
+    gained |= {f"gain for classes with {group} labels, chosen head": one for group, one in summary["gain_by_group"].items()}
+    for title, one in gained.items():
+        test = (
+            "-" if one["AB"]["p_value"] is None else f"{one['AB']['wins']}:{one['AB']['losses']}, p {one['AB']['p_value']:.1g}"
+        )
+        rows.append([title, *(percent(one[key]["mean_gain"], sign=True) for key in ("A", "B", "AB")), test])
+    return rows
+
+
+def note_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return the rest of the claims, one per line."""
+    coverage, above = summary["coverage"], {k: v for k, v in summary["over_labels_only"].items() if v is not None}
+    below = {name: gain for name, gain in summary["gain_by_problem"]["linear"].items() if gain is not None}
+    lines = [f"Runs: {summary['runs']}."]
+    if below:
+        worst = min(below, key=lambda name: below[name])
+        lines.append(f"Least gain of a problem, linear head: {percent(below[worst], sign=True)}, {PROBLEMS[worst].title}.")
+    if above:
+        worst = min(above, key=lambda name: above[name])
+        wins = sum(value > 0 for value in above.values())
+        lines.append(
+            f"Above labels only by the better head on {wins} of {len(above)} problems, "
+            f"least {percent(above[worst], sign=True)}, {PROBLEMS[worst].title}."
+        )
+    for by in ("linear", "chosen"):
+        fixed = [
+            f"{TITLES[data]} {percent(one['mean_gain'], sign=True)}" for data, one in summary["gain_over_fixed"][by].items()
+        ]
+        lines.append(f"Self-tuned over the paper's fixed values, {by} head: {', '.join(fixed)}.")
+    lines += [
+        f"The chosen head is within a point of the better one in {percent(summary['head_within_a_point'])} % of runs.",
+        f"Coverage of SemiGPC after the warm-up: {percent(coverage['least'])} to {percent(coverage['most'])} %, late in a run "
+        f"{percent(coverage['late'])} % on average.",
+        f"Calibration error of what SemiGPC's runs report: {percent(summary['ece'])} points.",
+        f"Gain of methods without a refiner in the second half of a run: {percent(summary['second_half_of_bases'], sign=True)}.",
+    ]
+    if difference := summary["ranks"]["chosen"]["critical_difference"]:
+        lines.append(f"Mean ranks closer than {difference:.1f} cannot be told apart (Nemenyi, 5 %).")
+    return lines
+
+
+def markdown(rows: Rows) -> str:
+    """Return a table of Markdown."""
+    head, *body = rows
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def field(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of runs; what it holds is not run again.")],
-    root: Annotated[
-        Path | None, typer.Option("--root", metavar="DIR", help="CIFAR-10, a folder or a .zip; without it digits alone.")
+    mnist: Annotated[Path | None, typer.Option(metavar="PATH", exists=True, help="MNIST, .npz or folder of idx files.")] = None,
+    cifar: Annotated[Path | None, typer.Option(metavar="PATH", exists=True, help="CIFAR-10, a folder or a .zip.")] = None,
+    problem: Annotated[Names, typer.Option(metavar="NAME", help="Such as mnist_a50 or digits_b4; repeat for several.")] = None,
+    method: Annotated[Names, typer.Option(metavar="NAME", help="Such as fixmatch+cossl+gp; repeat for several.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="0 to 4 without it; from 100 on, judged on validation.")
     ] = None,
-    problem: Annotated[Names, typer.Option(metavar="NAME", help="cifar10_a, cifar10_b, digits_a, digits_b; repeat.")] = None,
-    base: Annotated[Names, typer.Option(metavar="NAME", help="Algorithm; repeat for several.")] = None,
-    addon: Annotated[
-        Names, typer.Option(metavar="NAME", help="Or none; repeat. All of semigpc list addons without it.")
-    ] = None,
-    refiner: Annotated[
-        Names, typer.Option(metavar="NAME", help="none, gp or similarity; repeat. The first two without it.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Splits of each problem.", metavar="N", min=1)] = 3,
-    steps: Annotated[int | None, typer.Option(help="Of a run, for a trial.", metavar="N", min=10)] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time.", metavar="N", min=1)] = 1,
+    steps: Annotated[int | None, typer.Option(help="Of a run, for a trial.", metavar="N", min=20)] = None,
+    jobs: Jobs = 1,
     only_summary: Annotated[bool, typer.Option("--only-summary", help="Run nothing more; show what is finished.")] = False,
     plot: Plot = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare add-ons against imbalance, on several algorithms, with and without SemiGPC.
+    """Compare methods of the field with and without SemiGPC, on the same splits and seeds.
 
-    Every algorithm with every add-on and refiner, in short runs on the same
-    splits and seeds: long-tailed labels (setting A) or four of each class (B),
-    of CIFAR-10 as features of a frozen network and of digits as images.
-    Labels only, NP-Match and, on features, label propagation stand beside
-    them. Then mean ranks, and each method with SemiGPC against without.
+    Problems: digits and MNIST from scratch, CIFAR-10 as features of a frozen
+    network; a50 and a100 have long-tailed labels of that ratio, b4 and b10 so
+    many of each class and unlabelled images with a ratio of 50. Without --mnist
+    or --cifar those problems are left out.
 
     What was stopped goes on where it was: give the command again. The figures
-    of all runs are in field.json in the output folder.
+    of all runs are in study.json in the output folder, written after each run.
 
-      python benchmarks/field.py --root cifar10.zip --out field --jobs 2
+      python benchmarks/field.py --mnist mnist.npz --cifar cifar10.zip --out study --jobs 2
     """
     check_folders(plot=plot)
-    chosen = _chosen(root, problem, base, addon, refiner, seeds, steps)
-    command = shlex.join(["python", "benchmarks/field.py", *sys.argv[1:]])
-    total, result = chosen.runs(), out / "field.json"
-    if not only_summary:
-        with ComparisonProgress(total, f"{total} runs") as progress:
-            run_field(chosen, out, command=command, jobs=jobs, listener=progress, advance=progress.advance)
-    summary: Record = {"command": command} | summarise(chosen, out)
-    step_times = json.loads(result.read_text()).get("step_times", {}) if result.exists() else {}
-    missing = [name for name in chosen.bases if not set(chosen.addons) <= set(step_times.get(name, ()))]
-    if missing and not only_summary:
-        with Console(stderr=True).status("step times"):
-            step_times |= addon_steps(missing, chosen.addons)
-    summary["step_times"] = step_times
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(result, summary)
-    if plot is not None and summary["ranks"]["mean_ranks"]:
-        draw_mean_ranks(summary["ranks"], plot, marked=SEMIGPC, title="Add-ons against imbalance, with and without SemiGPC")
+    roots = {name: path for name, path in (("mnist", mnist), ("cifar10", cifar)) if path is not None}
+    study = _chosen(problem, method, seed, out, roots, steps)
+    command, result = shlex.join(["python", "benchmarks/field.py", *sys.argv[1:]]), out / "study.json"
+    runs = study.runs()
+    if only_summary:
+        records = [record for run in runs if (record := study.finished(*run)) is not None]
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        errors = Console(stderr=True)
+        with Progress(console=errors, disable=not errors.is_terminal) as bar:
+            task = bar.add_task("runs", total=len(runs))
+
+            def advance(records: list[Record], text: str) -> None:
+                bar.update(task, completed=len(records) or None, description=text)
+                if records:
+                    write_json(result, {"command": command, "summary": summarise(records), "records": records})
+
+            records = run_missing(study, jobs, advance)
+    summary = summarise(records)
+    write_json(result, {"command": command, "summary": summary, "records": records})
+    if plot is not None:
+        draw_study(summary, plot, titles={name: one.title for name, one in PROBLEMS.items()}, labels=_labels())
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
         return
     console = Console(width=None if Console().is_terminal else WIDTH)
-    for one in summary["problems"].values():
-        console.print(problem_table(one, summary["bases"]))
-    if summary["ranks"]["mean_ranks"]:
-        console.print(rank_table(summary))
-    for line in field_notes(summary):
-        typer.echo(line)
-    typer.echo(f"figures: {result}")
+    tables = {
+        "Balanced accuracy in percent, means over bases and seeds, by the linear head": problem_rows(records, summary),
+        "Methods by mean rank, by the chosen head and by the linear one": method_rows(records, summary),
+        "What SemiGPC adds, in points of balanced accuracy": claim_rows(summary),
+    }
+    for title, rows in tables.items():
+        if as_markdown:
+            typer.echo(f"{title}:\n\n{markdown(rows)}")
+            continue
+        table = new_table(title, *rows[0])
+        for row in rows[1:]:
+            table.add_row(*row)
+        console.print(table)
+    for line in note_lines(summary):
+        typer.echo(f"- {line}" if as_markdown else line)
+
+
+def _labels() -> dict[str, str]:
+    return {name: method.label for name, method in METHODS.items()}
 
 
 def _chosen(
-    root: Path | None, problem: Names, base: Names, addon: Names, refiner: Names, seeds: int, steps: int | None
-) -> Field:
-    """Return what is to be compared, with every name checked before anything is run."""
-    at_hand = [name for name, one in PROBLEMS.items() if root is not None or not one.cached]
-    asked: dict[str, tuple[Iterable[str], Mapping[str, Any]]] = {
-        "problem": (problem or at_hand, PROBLEMS),
-        "algorithm": (base or BASES, ALGORITHMS),
-        "addon": (addon or ADDONS, ADDONS),
-        "refiner": (refiner or REFINERS, KNOWN_REFINERS),
-    }
-    for kind, (names, known) in asked.items():
-        for name in names:
+    problem: Names, method: Names, seed: list[int] | None, out: Path, roots: Mapping[str, Path], steps: int | None
+) -> Study:
+    """Return what is to be run, with every name checked before anything is."""
+    at_hand = [name for name, one in PROBLEMS.items() if one.data == "digits" or one.data in roots]
+    for kind, names, known in (("problem", problem, PROBLEMS), ("method", method, METHODS)):
+        for name in names or ():
             if name not in known:
                 raise SettingError(unknown_name(kind, name, known))
-    problems, bases, addons, refiners = (tuple(dict.fromkeys(names)) for names, _ in asked.values())
-    needy = [name for name in problems if name not in at_hand]
-    if needy:
-        raise SettingError(f"{needy[0]} is made of images: say where CIFAR-10 is by --root, a folder or a .zip.")
-    return Field(
-        problems=problems, bases=bases, addons=addons, refiners=refiners, root=root or Path(), seeds=seeds, steps=steps
+    for name in problem or ():
+        if name not in at_hand:
+            option = "--mnist" if PROBLEMS[name].data == "mnist" else "--cifar"
+            raise SettingError(f"{name} is made of images: give the path of their data by {option}.")
+    return Study(
+        problems=tuple(name for name in PROBLEMS if name in (problem or at_hand)),
+        methods=tuple(name for name in METHODS if name in (method or METHODS)),
+        seeds=tuple(dict.fromkeys(seed or SEEDS)),
+        out=out,
+        roots={name: path.resolve() for name, path in roots.items()},
+        steps=steps,
     )
 
 

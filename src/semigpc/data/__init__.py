@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from semigpc.data import arrays, cifar, digits, fgvc, folder
+from semigpc.data import arrays, cifar, digits, fgvc, folder, mnist
 from semigpc.data.arrays import ArraysConfig, splits_from_arrays
 from semigpc.data.augment import Augment, AugmentConfig, ViewSource
 from semigpc.data.cifar import CifarConfig
@@ -13,6 +13,7 @@ from semigpc.data.feature_cache import CachedFeatures, CacheKey, FeatureCache, c
 from semigpc.data.fgvc import FGVCConfig
 from semigpc.data.folder import FolderConfig
 from semigpc.data.loaders import BatchStream, EvaluationBatch, EvaluationLoader
+from semigpc.data.mnist import MnistConfig
 from semigpc.data.splits import Split, SplitConfig, carve_validation, long_tail_counts, long_tail_split
 
 
@@ -29,6 +30,7 @@ DATASETS: dict[str, DatasetEntry] = {
     "digits": DatasetEntry(DigitsConfig, digits.load),
     "fgvc": DatasetEntry(FGVCConfig, fgvc.load),
     "folder": DatasetEntry(FolderConfig, folder.load),
+    "mnist": DatasetEntry(MnistConfig, mnist.load),
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "FolderConfig",
     "ImageSet",
     "Images",
+    "MnistConfig",
     "Split",
     "SplitConfig",
     "Splits",
