@@ -528,25 +528,3 @@ TUNED_PEERS: Mapping[str, TunedPeer] = {
         "SelfTraining (balanced logistic)", _self_training, (1.0, 0.1, 10.0), most_unlabeled=TRAINED_UNLABELED
     ),
 }
-
-
-# Methods on features of a frozen network that take no steps, with fixed options --------------------------------------
-
-
-@dataclass(frozen=True)
-class GraphBaseline:
-    """A method without steps: its name in tables, and how it learns from (labelled rows, codes, unlabelled rows, C)."""
-
-    label: str
-    fit: Callable[[Rows, Codes, Rows, int], Predict]
-
-
-def _peer(name: str) -> Callable[[Rows, Codes, Rows, int], Predict]:
-    return lambda labeled, codes, unlabeled, _: fit_peer(PEERS[name], labeled, codes, unlabeled).predict
-
-
-GRAPH_BASELINES: Mapping[str, GraphBaseline] = {
-    "knn": GraphBaseline("5 nearest labels", _peer("knn5")),
-    "label_spreading": GraphBaseline("LabelSpreading", _peer("label_spreading")),
-    "diffusion": GraphBaseline("diffusion", lambda x, codes, u, _: Diffusion(np.concatenate([x, u])).learn(codes)),
-}

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.neighbors import KNeighborsClassifier
 from sklearn.semi_supervised import LabelSpreading
 
 from benchmarks.peers import (
-    GRAPH_BASELINES,
     TUNED_PEERS,
     Codes,
     Diffusion,
@@ -75,17 +73,6 @@ def test_few_rows_are_all_neighbours() -> None:
     labeled, codes, unlabeled, test, truth = clouds()
     found = Diffusion(np.concatenate([labeled, unlabeled[:4]])).learn(codes)(test)
     assert (found == truth).mean() > 0.5
-
-
-def test_peers_are_scikit_learns_on_unit_rows() -> None:
-    labeled, codes, unlabeled, test, _ = clouds()
-    lengths = [np.linalg.norm(rows, axis=1, keepdims=True) for rows in (labeled, unlabeled, test)]
-    x, u, t = labeled / lengths[0], unlabeled / lengths[1], test / lengths[2]
-    neighbours = KNeighborsClassifier(n_neighbors=5).fit(x, codes).predict(t)
-    assert (GRAPH_BASELINES["knn"].fit(labeled, codes, unlabeled, CLASSES)(test) == neighbours).all()
-    both = np.concatenate([codes, np.full(len(u), -1)])
-    spread = LabelSpreading(kernel="knn", n_neighbors=7, max_iter=100).fit(np.concatenate([x, u]), both).predict(t)
-    assert (GRAPH_BASELINES["label_spreading"].fit(labeled, codes, unlabeled, CLASSES)(test) == spread).all()
 
 
 @pytest.mark.parametrize("name", TUNED_PEERS)
