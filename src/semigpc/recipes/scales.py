@@ -354,9 +354,9 @@ def short_run(algorithm: Any) -> Any:
 
 
 def _small_memory(refiner: Any, buffer_size: int, warmup_steps: int) -> Any:
-    """Return a refiner with a smaller buffer; SemiGPC with its defaults, which follow the features, but for ``balanced``."""
+    """Return a refiner with a smaller buffer; SemiGPC with its defaults, which follow the features and need no balanced one."""
     if isinstance(refiner, GPConfig):
-        refiner = GPConfig(balanced=refiner.balanced)
+        refiner = GPConfig()
     if isinstance(refiner, GPConfig | SimilarityConfig):
         refiner = replace(refiner, buffer_size=buffer_size, warmup_steps=warmup_steps)
     return refiner
