@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from semigpc.data import ImageSet, Splits
 from semigpc.data.images import ArrayImages
+from semigpc.refiners import GaussianProcessRefiner, GPConfig
 from semigpc.training import Listener, RunFolder, train
-from semigpc.training.journal import CHECK_ROWS, CHECK_STEPS, PseudoLabelChecks, hardly_believed
+from semigpc.training.journal import CHECK_ROWS, CHECK_STEPS, Journal, PseudoLabelChecks, hardly_believed
 from semigpc.training.metrics import Array
+from semigpc.types import Batch, PseudoLabels, StepOutput
 from tests.training.small_runs import small_run
 
 LABELED = np.full(10, 4)
@@ -24,14 +27,17 @@ def long_tail(ratio: float, n_classes: int = 10) -> Array:
     return np.asarray(shares / shares.sum())
 
 
-def checks(algorithm: str = "fixmatch", refiner: str = "gp") -> PseudoLabelChecks:
+def balanced_splits() -> Splits:
     labels = np.repeat(np.arange(10), LABELED)
     images, names = ArrayImages(np.zeros((len(labels), 1, 1, 3), dtype=np.uint8)), [str(i) for i in range(len(labels))]
     unlabeled = ImageSet(images, np.full(len(labels), -1), names)
     labeled = ImageSet(images, labels, names)
-    splits = Splits(labeled=labeled, unlabeled=unlabeled, unlabeled_truth=labels, class_names=tuple("abcdefghij"))
+    return Splits(labeled=labeled, unlabeled=unlabeled, unlabeled_truth=labels, class_names=tuple("abcdefghij"))
+
+
+def checks(algorithm: str = "fixmatch", refiner: str = "gp") -> PseudoLabelChecks:
     settings = [f"refiner.{name}={scale}" for name, scale in SCALES.items() if refiner == "gp"]
-    return PseudoLabelChecks(small_run(algorithm, refiner, *settings), splits)
+    return PseudoLabelChecks(small_run(algorithm, refiner, *settings), balanced_splits())
 
 
 def window(coverage: float, *, steps: int = 50, shares: Any = None) -> dict[str, Any]:
@@ -47,25 +53,25 @@ def test_two_hundred_steps_without_an_accepted_label_are_noted_once_with_what_to
     check, nothing = checks(), window(0.0)
     assert notes(check, *[nothing] * 3) == []
     (note,) = notes(check, *[nothing] * 9)
-    assert note.startswith("No pseudo-label was accepted in the last 200 steps")
+    assert note.startswith("Fewer than 1 in 1000 pseudo-labels were accepted in the last 200 steps")
     assert note.endswith(
         "raise refiner.length_scale (now 0.3; auto chooses one), raise refiner.logit_scale (now 11; auto chooses one), "
         "lower algorithm.threshold (now 0.95) or raise train.steps."
     )
 
 
-def test_one_accepted_label_begins_the_two_hundred_steps_anew() -> None:
+def test_accepted_labels_begin_the_two_hundred_steps_anew() -> None:
     nothing = window(0.0)
-    assert notes(checks(), *[nothing] * 3, window(1e-4), *[nothing] * 3) == []
-    assert len(notes(checks(), window(1e-4), *[nothing] * 4)) == 1
+    assert notes(checks(), *[nothing] * 3, window(0.01), *[nothing] * 3) == []
+    assert len(notes(checks(), window(0.01), *[nothing] * 4)) == 1
 
 
 def test_every_label_accepted_is_noted_where_the_algorithm_has_a_threshold() -> None:
     everything = [window(1.0)] * 4
     (note,) = notes(checks(), *everything)
-    assert note.startswith("Every pseudo-label was accepted in the last 200 steps")
+    assert note.startswith("All but 1 in 1000 pseudo-labels were accepted in the last 200 steps")
     assert note.endswith("lower refiner.logit_scale (now 11; auto chooses one) or raise algorithm.threshold (now 0.95).")
-    assert notes(checks(), *[window(0.999)] * 8) == []
+    assert notes(checks(), *[window(0.99)] * 8) == []
     for algorithm in ("remixmatch", "freematch"):
         assert notes(checks(algorithm), *everything) == []
 
@@ -133,8 +139,25 @@ def test_a_run_notes_once_that_its_gp_accepts_nothing_also_when_it_is_resumed(
             train(experiment, tmp_path, resume=True, listener=Killed(at))
     train(experiment, tmp_path, resume=True)
     lines = [json.loads(line) for line in RunFolder(tmp_path).metrics.read_text().splitlines()]
-    about = [line for line in lines if line["kind"] == "note" and "No pseudo-label" in line["message"]]
+    about = [line for line in lines if line["kind"] == "note" and "Fewer than 1 in 1000" in line["message"]]
     assert [line["step"] for line in about] == [12], "4 steps of warm-up, then 8 without a label"
     assert not any("far from" in line["message"] for line in lines if line["kind"] == "note"), "no label, no class"
     trained = [line for line in lines if line["kind"] == "train"]
     assert {(line["length_scale"], line["logit_scale"]) for line in trained} == {(1e-3, 7.0)}
+
+
+def test_scales_that_are_tensors_are_logged_as_they_are_and_not_as_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scales = {"length_scale": torch.tensor(0.25), "logit_scale": 12.0}
+    monkeypatch.setattr(GaussianProcessRefiner, "scales", scales)
+    journal = Journal(RunFolder(tmp_path), small_run(), balanced_splits(), Listener())
+    journal.follow(GaussianProcessRefiner(GPConfig(buffer_size=10), 2, 10), 0)
+    batch = Batch(torch.zeros(1), torch.zeros(1), torch.zeros(1), {}, torch.arange(4))
+    for loss in (1.0, 2.0):
+        pseudo = PseudoLabels(torch.full((4, 10), 0.1), torch.ones(4))
+        journal.record(0, StepOutput(torch.tensor(loss), {}, pseudo), batch, rate=0.1, waited=0.0)
+    journal.log(2)
+    line = json.loads(RunFolder(tmp_path).metrics.read_text().splitlines()[0])
+    assert (line["kind"], line["loss"], line["length_scale"], line["logit_scale"]) == ("train", 1.5, 0.25, 12.0)
+    assert scales == {"length_scale": torch.tensor(0.25), "logit_scale": 12.0}

@@ -180,32 +180,23 @@ def _sections(config: Entry) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def loss_chart(run: RunRecord) -> Chart | None:
-    """Draw each part of the training loss, and beside it how much of the unlabelled data was used."""
+    """Draw each part of the training loss."""
     others = {key for entry in run.train for key in entry if key.startswith("loss")} - LOSS_NAMES.keys()
     keys = [*LOSS_NAMES, *sorted(others)]
     curves = {key: curve for key in keys if len((curve := series(run.train, key))[0])}
     if not curves:
         return None
-    mask = series(run.train, "mask_rate")
-    figure, (left, *right) = style.panels(1, 2 if len(mask[0]) else 1, height=3.1)
+    figure, (axes,) = style.panels(1, 1, height=3.1)
     parts = [key for key in curves if key != "loss"]
     for key, curve in curves.items():
         name = LOSS_NAMES.get(key, key.removeprefix("loss_").replace("_", " "))
         colour = style.INK if key == "loss" else LOSS_COLOURS[parts.index(key) % len(LOSS_COLOURS)]
-        draw_curve(left, curve, label=name, color=colour, linewidth=1.8 if key == "loss" else 1.4)
-    style.name_panel(left, "Training loss")
-    left.set_ylim(bottom=min(0.0, left.get_ylim()[0]))
-    style.step_axis(left)
-    left.legend(frameon=False, fontsize=9, labelcolor=style.INK)
-    for axes in right:
-        draw_curve(axes, mask, color=style.GREEN, linewidth=1.6)
-        style.name_panel(axes, "Unlabelled images used")
-        style.share_axis(axes, whole=True)
-        style.step_axis(axes)
-    title = "Loss, and use of the unlabelled images" if right else "Loss"
-    used = " and more unlabelled images should pass the threshold" if right else ""
-    caption = f"Each part, here before its weight, should settle{used}; a part stuck at zero does no work."
-    return style.chart(figure, title, caption)
+        draw_curve(axes, curve, label=name, color=colour, linewidth=1.8 if key == "loss" else 1.4)
+    style.name_panel(axes)
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    style.step_axis(axes)
+    style.key_below(figure)
+    return style.chart(figure, "Loss", "Each part, here before its weight, should settle; a part stuck at zero does no work.")
 
 
 def accuracy_chart(run: RunRecord) -> Chart | None:

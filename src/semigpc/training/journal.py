@@ -19,6 +19,7 @@ from semigpc.training.run_folder import RunFolder
 from semigpc.types import Batch, StepOutput
 
 CHECK_STEPS = 200  # over which pseudo-labels must be useless before a note says so
+NEARLY = 0.001  # share of pseudo-labels: ties and single images do not hide that the others are of no use
 CHECK_ROWS = 20  # pseudo-labels per class, on average, before their classes are compared with those of the labels
 HARDLY = 0.1  # a class with less than this part of its share among the labels hardly occurs
 
@@ -159,9 +160,9 @@ class Journal:
 
 
 class PseudoLabelChecks:
-    """Finds pseudo-labels that are of no use: none accepted, every one accepted, or far from the classes of the labels.
+    """Finds pseudo-labels that are of no use: (nearly) none accepted, all accepted, or far from the classes of the labels.
 
-    Each is noted once per run, with the settings to change. Every one accepted is as intended without a threshold, and in the
+    Each is noted once per run, with the settings to change. All accepted is as intended without a threshold, and in the
     first thousand steps of FreeMatch, whose own threshold starts at 1/C.
 
     Args:
@@ -175,9 +176,9 @@ class PseudoLabelChecks:
     def add(self, window: Mapping[str, Any], scales: Mapping[str, float]) -> Iterator[str]:
         """Take in a window of :class:`PseudoLabelStats`, with the GP's scales at its end, and yield what to note."""
         state, steps, coverage = self.state, window["window"], window["coverage"]
-        state["none"] = state["none"] + steps if coverage == 0 else 0
-        state["every"] = state["every"] + steps if coverage == 1 else 0
-        if coverage > 0:  # where nothing is accepted, the classes do not matter
+        state["none"] = state["none"] + steps if coverage < NEARLY else 0
+        state["every"] = state["every"] + steps if coverage > 1 - NEARLY else 0
+        if coverage >= NEARLY:  # where nothing is accepted, the classes do not matter
             state["steps"] += steps
             state["believed"] = [a + b for a, b in zip(state["believed"], window["believed_counts"], strict=True)]
         found = {}
@@ -197,15 +198,15 @@ class PseudoLabelChecks:
     def _none_accepted(self, scales: Mapping[str, float]) -> str:
         raised = [f"raise {self._now(name, scales)}" for name in scales]
         return (
-            f"No pseudo-label was accepted in the last {self.state['none']} steps, so only the labels train the network. "
-            f"To accept some, {_either(*raised, *self._threshold('lower'), 'raise train.steps')}."
+            f"Fewer than 1 in 1000 pseudo-labels were accepted in the last {self.state['none']} steps, so only labels train "
+            f"the network. To accept some, {_either(*raised, *self._threshold('lower'), 'raise train.steps')}."
         )
 
     def _every_accepted(self, scales: Mapping[str, float]) -> str:
         lowered = [f"lower {self._now('logit_scale', scales)}"] if scales else []
         return (
-            f"Every pseudo-label was accepted in the last {self.state['every']} steps, so the threshold excludes nothing. "
-            f"Unless nearly all are right, {_either(*lowered, *self._threshold('raise'))}."
+            f"All but 1 in 1000 pseudo-labels were accepted in the last {self.state['every']} steps, so the threshold excludes "
+            f"nothing. Unless nearly all are right, {_either(*lowered, *self._threshold('raise'))}."
         )
 
     def _far_from_labels(self, hardly: int, scales: Mapping[str, float]) -> str:
