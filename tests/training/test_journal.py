@@ -35,8 +35,8 @@ def balanced_splits() -> Splits:
     return Splits(labeled=labeled, unlabeled=unlabeled, unlabeled_truth=labels, class_names=tuple("abcdefghij"))
 
 
-def checks(algorithm: str = "fixmatch", refiner: str = "gp") -> PseudoLabelChecks:
-    settings = [f"refiner.{name}={scale}" for name, scale in SCALES.items() if refiner == "gp"]
+def checks(algorithm: str = "fixmatch", refiner: str = "gp", **fixed: Any) -> PseudoLabelChecks:
+    settings = [f"refiner.{name}={scale}" for name, scale in {**SCALES, **fixed}.items() if refiner == "gp"]
     return PseudoLabelChecks(small_run(algorithm, refiner, *settings), balanced_splits())
 
 
@@ -74,6 +74,11 @@ def test_every_label_accepted_is_noted_where_the_algorithm_has_a_threshold() -> 
     assert notes(checks(), *[window(0.99)] * 8) == []
     for algorithm in ("remixmatch", "freematch"):
         assert notes(checks(algorithm), *everything) == []
+
+
+def test_scales_that_the_gp_chose_are_named_as_such() -> None:
+    (note,) = notes(checks(logit_scale="auto"), *[window(1.0)] * 4)
+    assert "lower refiner.logit_scale (now 11, chosen by auto)" in note
 
 
 def test_without_a_gp_the_notes_name_none_of_its_settings() -> None:

@@ -265,11 +265,6 @@ class GaussianProcessRefiner(nn.Module):
         """Length-scale, output scale and noise as they were learned, and how often; None with learn="never"."""
         return None if self.learner is None else self.learner.learned
 
-    @property
-    def scales(self) -> dict[str, Tensor | float]:
-        """l and lambda as they stand; tensors are on the device, so that reading them does not make the host wait."""
-        return {"length_scale": self.config.length_scale, "logit_scale": self.logit_scale}
-
     def facts(self) -> dict[str, Any]:
         """What to say of it: the engine and why it is that one, the entries, what was learned, and for landmarks the gap.
 
