@@ -96,6 +96,7 @@ def pseudo_window(
         "window": 100,
         "coverage": float((coverage * prior).sum()),
         "precision": float((precision * prior).sum()),
+        "ece": 0.2 * (1 - progress),
         "believed_counts": believed.tolist(),
         "accepted_counts": accepted.tolist(),
         "true_counts": true.tolist(),
@@ -126,8 +127,9 @@ def write_run(
         p = 1 - np.exp(-3 * step / steps)
         loss_x, loss_u = 2.2 * (1 - p) + rng.uniform(0, 0.1), 0.6 * p * (1.3 - p) + rng.uniform(0, 0.05)
         losses = {"loss": loss_x + loss_u, "loss_x": loss_x, "loss_u": loss_u, "mask_rate": 0.9 * p, "lr": 0.03}
+        scales = {"logit_scale": 8 + 6 * p, "length_scale": 0.5 - 0.3 * p} if refiner == "gp" else {}
         speed = {"steps_per_second": 11.5 + rng.normal(0, 0.3), "data_wait_share": 0.04}
-        lines.append({"kind": "train", "step": step, **losses, **speed})
+        lines.append({"kind": "train", "step": step, **losses, **scales, **speed})
     for step in range(steps // 20, steps + 1, steps // 20):
         p = 1 - float(np.exp(-3 * step / steps))
         for part in ("test", "validation"):
@@ -135,7 +137,7 @@ def write_run(
                 lift = 0.02 * (head == "gp") - 0.01 * (part == "validation")
                 lines.append(evaluation(rng, counts, step=step, progress=p, skill=skill + lift, part=part, head=head))
         window = pseudo_window(rng, counts, step=step, progress=p, skill=skill)
-        unknown = ("true_counts", "per_class_coverage", "per_class_precision", "precision")
+        unknown = ("true_counts", "per_class_coverage", "per_class_precision", "precision", "ece")
         lines.append(window if true_known else {**window, **dict.fromkeys(unknown)})
     last = [line for line in lines if line["kind"] == "eval" and (line["part"], line["head"]) == ("test", "linear")]
     best = max(last, key=lambda line: float(line["balanced_accuracy"]))

@@ -83,10 +83,19 @@ def test_every_part_of_the_page_is_there_with_a_caption(finished: Finished) -> N
         "Confusion matrix",
         "Reliability",
         "Quality of the pseudo-labels",
+        "Scales of the GP",
         "Class counts: given, believed, true",
         "Pseudo-labels of each class over time",
-        "Loss, and use of the unlabelled images",
+        "Loss",
     ]
+    for curve in (
+        "coverage: ",
+        "precision: ",
+        "calibration error of accepted",
+        "lambda (refiner.logit_scale",
+        "l (refiner.length",
+    ):
+        assert f">{curve}" in page
     captions = re.findall(r"<figcaption>(.+?)</figcaption>", page)
     assert len(captions) == len(titles)
     assert all(caption.endswith(".") for caption in captions)
@@ -191,6 +200,7 @@ def test_without_pseudo_labels_the_counts_are_still_shown(tmp_path: Path) -> Non
     page = page_of(tmp_path / "run")
     assert "No pseudo-labels were made" in page
     assert "Quality of the pseudo-labels" not in page
+    assert "Scales of the GP" not in page
 
 
 @pytest.mark.slow

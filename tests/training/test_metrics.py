@@ -65,6 +65,8 @@ def test_pseudo_label_statistics_of_a_hand_made_window() -> None:
         "window": 1,
         "coverage": 0.75,
         "precision": 0.5,  # of the two whose truth is known
+        "ece": 0.5,
+        "ece_all": pytest.approx(1 / 3),
         "believed_counts": [1, 1, 2],
         "accepted_counts": [1, 1, 1],
         "true_counts": [1, 1, 1],
@@ -80,5 +82,30 @@ def test_without_truth_there_is_no_precision() -> None:
     window = stats.flush()
     assert window is not None
     assert window["precision"] is None
-    assert window["true_counts"] is window["per_class_precision"] is None
+    assert window["true_counts"] is window["per_class_precision"] is window["ece"] is window["ece_all"] is None
     assert window["coverage"] == 1
+
+
+def test_calibration_errors_of_pseudo_labels_are_those_of_all_steps_taken_together() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(-1, 4, 50)
+    stats, seen = PseudoLabelStats(4, truth), []
+    for _ in range(3):
+        probs, mask, index = rng.dirichlet(np.full(4, 0.4), 40), rng.random(40) < 0.6, rng.integers(0, 50, 40)
+        stats.add(PseudoLabels(torch.from_numpy(probs), torch.from_numpy(mask)), torch.from_numpy(index))
+        seen.append((probs.max(axis=1), probs.argmax(axis=1) == truth[index], truth[index] >= 0, mask))
+    confidence, right, known, mask = (np.concatenate(parts) for parts in zip(*seen, strict=True))
+    window = stats.flush()
+    assert window is not None
+    for key, rows in (("ece", known & mask), ("ece_all", known)):
+        assert window[key] == pytest.approx(calibration(confidence[rows], right[rows])[1])
+    assert window["ece"] != pytest.approx(window["ece_all"], abs=1e-3), "both rows of the window are the same"
+
+
+def test_calibration_errors_are_none_where_nothing_was_accepted() -> None:
+    stats = PseudoLabelStats(2, np.zeros(4, dtype=np.int64))
+    stats.add(PseudoLabels(torch.tensor([[0.9, 0.1]] * 4), torch.zeros(4)), torch.arange(4))
+    window = stats.flush()
+    assert window is not None
+    assert window["ece"] is None
+    assert window["ece_all"] == pytest.approx(0.1)

@@ -363,9 +363,9 @@ def curve_chart(comparison: Comparison) -> Chart | None:
 
 
 def pseudo_chart(comparison: Comparison) -> Chart | None:
-    """Draw coverage and precision of the pseudo-labels over training for all cells."""
-    measures = {"Coverage": "coverage", "Precision": "precision"}
-    caption = "The better method is higher on both sides; a gain in coverage that costs precision is no gain."
+    """Draw coverage, precision and calibration error of the accepted pseudo-labels over training for all cells."""
+    measures = {"Coverage": "coverage", "Precision": "precision", "Calibration error": "ece"}
+    caption = "The better method has higher coverage and precision; a gain in coverage that costs precision is no gain."
     title = "Quality of the pseudo-labels"
     return _over_steps(comparison, measures, lambda _, run: run.pseudo, title, caption, whole=True)
 

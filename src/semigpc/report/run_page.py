@@ -77,7 +77,7 @@ def write_run_report(folder: Path) -> Path:
             [recall_chart(run, entry)], *([[matrix], [reliability]] if broad else [[matrix, reliability]])
         ),
         "screening": _screening(run),
-        "pseudo": style.chart_rows([pseudo_chart(run)], [share_chart(run)], [pseudo_map_chart(run)]),
+        "pseudo": style.chart_rows([pseudo_chart(run)], [scale_chart(run)], [share_chart(run)], [pseudo_map_chart(run)]),
         "training": style.chart_rows([loss_chart(run)]),
         "sections": _sections(run.config),
         "gp": flatten(run.summary["gp"]) if run.summary.get("gp") else [],
@@ -180,32 +180,23 @@ def _sections(config: Entry) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def loss_chart(run: RunRecord) -> Chart | None:
-    """Draw each part of the training loss, and beside it how much of the unlabelled data was used."""
+    """Draw each part of the training loss."""
     others = {key for entry in run.train for key in entry if key.startswith("loss")} - LOSS_NAMES.keys()
     keys = [*LOSS_NAMES, *sorted(others)]
     curves = {key: curve for key in keys if len((curve := series(run.train, key))[0])}
     if not curves:
         return None
-    mask = series(run.train, "mask_rate")
-    figure, (left, *right) = style.panels(1, 2 if len(mask[0]) else 1, height=3.1)
+    figure, (axes,) = style.panels(1, 1, height=3.1)
     parts = [key for key in curves if key != "loss"]
     for key, curve in curves.items():
         name = LOSS_NAMES.get(key, key.removeprefix("loss_").replace("_", " "))
         colour = style.INK if key == "loss" else LOSS_COLOURS[parts.index(key) % len(LOSS_COLOURS)]
-        draw_curve(left, curve, label=name, color=colour, linewidth=1.8 if key == "loss" else 1.4)
-    style.name_panel(left, "Training loss")
-    left.set_ylim(bottom=min(0.0, left.get_ylim()[0]))
-    style.step_axis(left)
-    left.legend(frameon=False, fontsize=9, labelcolor=style.INK)
-    for axes in right:
-        draw_curve(axes, mask, color=style.GREEN, linewidth=1.6)
-        style.name_panel(axes, "Unlabelled images used")
-        style.share_axis(axes, whole=True)
-        style.step_axis(axes)
-    title = "Loss, and use of the unlabelled images" if right else "Loss"
-    used = " and more unlabelled images should pass the threshold" if right else ""
-    caption = f"Each part, here before its weight, should settle{used}; a part stuck at zero does no work."
-    return style.chart(figure, title, caption)
+        draw_curve(axes, curve, label=name, color=colour, linewidth=1.8 if key == "loss" else 1.4)
+    style.name_panel(axes)
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    style.step_axis(axes)
+    style.key_below(figure)
+    return style.chart(figure, "Loss", "Each part, here before its weight, should settle; a part stuck at zero does no work.")
 
 
 def accuracy_chart(run: RunRecord) -> Chart | None:
@@ -231,10 +222,11 @@ def accuracy_chart(run: RunRecord) -> Chart | None:
 
 
 def pseudo_chart(run: RunRecord) -> Chart | None:
-    """Draw how many unlabelled images got a pseudo-label, and how many of those were right."""
+    """Draw how many unlabelled images got a pseudo-label, how many of those were right, and their calibration error."""
     looks = {
         "coverage": ("coverage: share of images accepted", style.GREEN),
         "precision": ("precision: share of accepted ones that are right", style.PURPLE),
+        "ece": ("calibration error of accepted ones", style.ORANGE),
     }
     curves = {key: curve for key in looks if len((curve := series(run.pseudo, key))[0])}
     if not curves:
@@ -247,8 +239,27 @@ def pseudo_chart(run: RunRecord) -> Chart | None:
     style.step_axis(axes)
     style.key_below(figure)
     unknown = "" if "precision" in curves else " Precision is not known, as the unlabelled images have no true labels here."
-    caption = f"Coverage should rise without precision falling: accepting more but worse labels teaches mistakes.{unknown}"
+    error = " The calibration error is the gap between precision and mean confidence, bin by bin." if "ece" in curves else ""
+    caption = (
+        f"Coverage should rise without precision falling: accepting more but worse labels teaches mistakes.{error}{unknown}"
+    )
     return style.chart(figure, "Quality of the pseudo-labels", caption)
+
+
+def scale_chart(run: RunRecord) -> Chart | None:
+    """Draw lambda and l of the GP, each in a panel of its own."""
+    names = {"logit_scale": "lambda (refiner.logit_scale)", "length_scale": "l (refiner.length_scale)"}
+    curves = {name: curve for key, name in names.items() if len((curve := series(run.train, key))[0])}
+    if not curves:
+        return None
+    figure, panels = style.panels(1, len(curves), height=2.6)
+    for axes, (name, curve) in zip(panels, curves.items(), strict=True):
+        draw_curve(axes, curve, color=style.BLUE)
+        axes.set_ylim(bottom=0)
+        style.name_panel(axes, name)
+        style.step_axis(axes)
+    caption = "A larger lambda makes every pseudo-label more confident; with a larger l, labels reach less similar images."
+    return style.chart(figure, "Scales of the GP", caption)
 
 
 def draw_curve(axes: Axes, curve: tuple[Floats, Floats], **look: Any) -> None:

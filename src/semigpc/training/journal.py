@@ -2,17 +2,26 @@
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from semigpc.data import Splits
+from semigpc.refiners import GaussianProcessRefiner
+from semigpc.text import percent
 from semigpc.training.evaluate import Evaluation
 from semigpc.training.experiment import Experiment
-from semigpc.training.metrics import METRIC, PseudoLabelStats
+from semigpc.training.metrics import METRIC, Array, PseudoLabelStats
 from semigpc.training.run_folder import RunFolder
 from semigpc.types import Batch, StepOutput
+
+CHECK_STEPS = 200  # over which pseudo-labels must be useless before a note says so
+NEARLY = 0.001  # share of pseudo-labels: ties and single images do not hide that the others are of no use
+CHECK_ROWS = 20  # pseudo-labels per class, on average, before their classes are compared with those of the labels
+HARDLY = 0.1  # a class with less than this part of its share among the labels hardly occurs
 
 
 class Listener:
@@ -42,6 +51,9 @@ class Journal:
     def __init__(self, folder: RunFolder, experiment: Experiment, splits: Splits, listener: Listener) -> None:
         self.folder, self.total_steps, self.listener = folder, experiment.train.steps, listener
         self.pseudo = PseudoLabelStats(splits.n_classes, splits.unlabeled_truth)
+        self.checks = PseudoLabelChecks(experiment, splits)
+        self.gp: GaussianProcessRefiner | None = None
+        self.checked_from = 0
         self.results: dict[str, Any] = {"last": None, "best_on_validation": None, "best_on_test": None}
         self.seconds_before = 0.0
         self.began = time.perf_counter()
@@ -58,6 +70,10 @@ class Journal:
         self._clear()
         self.listener.begin(first_step, self.total_steps)
 
+    def follow(self, gp: GaussianProcessRefiner | None, checked_from: int) -> None:
+        """Log the scales of this GP from now on, and check pseudo-labels from a step on, where warm-ups are over."""
+        self.gp, self.checked_from = gp, checked_from
+
     def record(self, step: int, output: StepOutput, batch: Batch, *, rate: float, waited: float) -> None:
         """Take in one step: its output, its learning rate, and the seconds it waited for data. The device is not waited for."""
         for name, value in {"loss": output.loss, **output.metrics}.items():
@@ -72,13 +88,19 @@ class Journal:
         if not self.steps:
             return
         elapsed = time.perf_counter() - self.window_began
-        totals = torch.stack([torch.as_tensor(total).double() for total in self.sums.values()]).tolist()  # one wait for a GPU
-        means = {name: total / self.steps for name, total in zip(self.sums, totals, strict=True)}
+        scales = {} if self.gp is None else self.gp.scales
+        tensors = self.sums | {name: scale for name, scale in scales.items() if isinstance(scale, Tensor)}
+        numbers = torch.stack([torch.as_tensor(tensor).double() for tensor in tensors.values()]).tolist()  # one wait for a GPU
+        values = scales | dict(zip(tensors, numbers, strict=True))
+        means = {name: values.pop(name) / self.steps for name in self.sums}
         speed = {"steps_per_second": self.steps / elapsed, "data_wait_share": self.waited / elapsed}
-        self._write("train", step, window=self.steps, lr=self.rate, **means, **speed)
+        self._write("train", step, window=self.steps, lr=self.rate, **means, **values, **speed)
         window = self.pseudo.flush()
         if window is not None:
             self._write("pseudo", step, **window)
+            if step - self.steps >= self.checked_from:
+                for message in self.checks.add(window, values):
+                    self.note(step, message)
         self._clear()
 
     def note(self, step: int, message: str) -> None:
@@ -114,11 +136,13 @@ class Journal:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the journal."""
-        return {"results": self.results, "seconds": self._seconds(), "metrics_size": self.folder.metrics_size()}
+        size = self.folder.metrics_size()
+        return {"results": self.results, "seconds": self._seconds(), "metrics_size": size, "checks": self.checks.state}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint, and cut off the lines written after it."""
         self.results, self.seconds_before = state["results"], state["seconds"]
+        self.checks.state |= state.get("checks", {})  # older checkpoints have none
         self.folder.rewind_metrics(state["metrics_size"])
 
     def _seconds(self) -> float:
@@ -133,6 +157,95 @@ class Journal:
                 if isinstance(value, float):
                     self._board.add_scalar(f"{prefix}/{name}", value, step)
         return entry
+
+
+class PseudoLabelChecks:
+    """Finds pseudo-labels that are of no use: (nearly) none accepted, all accepted, or far from the classes of the labels.
+
+    Each is noted once per run, with the settings to change. All accepted is as intended without a threshold, and in the
+    first thousand steps of FreeMatch, whose own threshold starts at 1/C.
+
+    Args:
+        experiment: what is run. splits: of the run.
+    """
+
+    def __init__(self, experiment: Experiment, splits: Splits) -> None:
+        self.experiment, self.names, self.labeled = experiment, splits.class_names, splits.class_counts
+        self.state: dict[str, Any] = {"none": 0, "every": 0, "steps": 0, "believed": [0] * splits.n_classes, "noted": []}
+
+    def add(self, window: Mapping[str, Any], scales: Mapping[str, float]) -> Iterator[str]:
+        """Take in a window of :class:`PseudoLabelStats`, with the GP's scales at its end, and yield what to note."""
+        state, steps, coverage = self.state, window["window"], window["coverage"]
+        state["none"] = state["none"] + steps if coverage < NEARLY else 0
+        state["every"] = state["every"] + steps if coverage > 1 - NEARLY else 0
+        if coverage >= NEARLY:  # where nothing is accepted, the classes do not matter
+            state["steps"] += steps
+            state["believed"] = [a + b for a, b in zip(state["believed"], window["believed_counts"], strict=True)]
+        found = {}
+        if state["none"] >= CHECK_STEPS and self.experiment.has_threshold:
+            found["none"] = self._none_accepted(scales)
+        if state["every"] >= CHECK_STEPS and getattr(self.experiment.algorithm, "threshold", 0):
+            found["every"] = self._every_accepted(scales)
+        if state["steps"] >= CHECK_STEPS and sum(state["believed"]) >= CHECK_ROWS * len(self.names):
+            if (hardly := hardly_believed(np.array(state["believed"]), self.labeled)) is not None:
+                found["classes"] = self._far_from_labels(hardly, scales)
+            state["steps"], state["believed"] = 0, [0] * len(self.names)
+        for kind, message in found.items():
+            if kind not in state["noted"]:
+                state["noted"] = [*state["noted"], kind]
+                yield message
+
+    def _none_accepted(self, scales: Mapping[str, float]) -> str:
+        raised = [f"raise {self._now(name, scales)}" for name in scales]
+        return (
+            f"Fewer than 1 in 1000 pseudo-labels were accepted in the last {self.state['none']} steps, so only labels train "
+            f"the network. To accept some, {_either(*raised, *self._threshold('lower'), 'raise train.steps')}."
+        )
+
+    def _every_accepted(self, scales: Mapping[str, float]) -> str:
+        lowered = [f"lower {self._now('logit_scale', scales)}"] if scales else []
+        return (
+            f"All but 1 in 1000 pseudo-labels were accepted in the last {self.state['every']} steps, so the threshold excludes "
+            f"nothing. Unless nearly all are right, {_either(*lowered, *self._threshold('raise'))}."
+        )
+
+    def _far_from_labels(self, hardly: int, scales: Mapping[str, float]) -> str:
+        believed = np.array(self.state["believed"])
+        prior = ["set refiner.class_prior=frequency"] if getattr(self.experiment.refiner, "class_prior", "") == "none" else []
+        other = f"change {self._now('length_scale', scales)}" if scales else "use the GP (--refiner gp)"
+        return (
+            f"The pseudo-labels are far from the labels: in the last {self.state['steps']} steps {hardly} of {len(believed)} "
+            f"classes had less than a tenth of their share among the labels, and {percent(believed.max() / believed.sum())} of "
+            f"the pseudo-labels were {self.names[believed.argmax()]!r}. Unless the unlabelled images are of so few classes, "
+            f"{_either(*prior, other, 'lower train.lr')}."
+        )
+
+    def _threshold(self, verb: str) -> list[str]:
+        threshold = getattr(self.experiment.algorithm, "threshold", 0)  # FreeMatch chooses its own
+        return [f"{verb} algorithm.threshold (now {threshold:g})"] if threshold else []
+
+    def _now(self, name: str, scales: Mapping[str, float]) -> str:
+        auto = ", chosen by auto" if getattr(self.experiment.refiner, name) == "auto" else "; auto chooses one"
+        return f"refiner.{name} (now {scales[name]:.3g}{auto})"
+
+
+def hardly_believed(believed: Array, labeled: Array) -> int | None:
+    """Return how many classes hardly occur among pseudo-labels where these have collapsed onto a few classes, else None.
+
+    r_c = (b_c / sum b) / (n_c / sum n) compares shares among pseudo-labels and labels. Classes with r_c < 0.1 hardly occur, and
+    a collapse is that more than half of them do, or that one class has everything. Where labels are balanced and the largest
+    class of the unlabelled images is g times the smallest, correct pseudo-labels have a median r of about ln(g) / sqrt(g):
+    0.46 at g = 100, 0.22 at g = 1000. So neither rare classes nor balanced labels are taken for a collapse.
+
+    Args:
+        believed: (C,) pseudo-labels of each class. labeled: (C,) labelled images of each class, none of them 0.
+    """
+    hardly = int((believed / believed.sum() < HARDLY * labeled / labeled.sum()).sum())
+    return hardly if 2 * hardly > len(believed) or (believed > 0).sum() == 1 else None
+
+
+def _either(*changes: str) -> str:
+    return " or ".join(filter(None, (", ".join(changes[:-1]), changes[-1])))
 
 
 def _better(entry: dict[str, Any], best: dict[str, Any] | None, key: str) -> bool:

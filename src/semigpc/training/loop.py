@@ -201,6 +201,9 @@ class Run:
     def _train_on(self, batches: Iterator[Batch], first: int) -> None:
         config, current, trainer, journal = self.experiment.train, self.current, self.current.trainer, self.journal
         own = replace(config, steps=current.steps)
+        journal.follow(
+            trainer.gp, current.first + max(config.warmup_steps, getattr(self.experiment.refiner, "warmup_steps", 0))
+        )
         for step in range(first, current.last):
             waited = time.perf_counter()
             batch = next(batches)

@@ -89,6 +89,8 @@ def _mean(values: Array) -> float | None:
 class PseudoLabelStats:
     """Counts pseudo-labels over a window of steps, and compares them with the truth where it is known.
 
+    The confidence of a pseudo-label is its largest probability, whatever the mask was decided by.
+
     Args:
         n_classes: C.
         truth: (n_unlabeled,) true classes, -1 where unknown.
@@ -105,21 +107,34 @@ class PseudoLabelStats:
 
     def add(self, pseudo: PseudoLabels, view_index: Tensor) -> None:
         """Add the pseudo-labels of one step, of the unlabelled images at these positions (U,). The host does not wait."""
-        n_classes, labels = self.n_classes, pseudo.probs.argmax(dim=1)
-        if self._window is None:  # of all and of the accepted: true class, the unknown ones last, x pseudo-label
-            self._window = labels.new_zeros(2, n_classes + 1, n_classes)
+        n_classes, labels, confidence = self.n_classes, pseudo.probs.argmax(dim=1), pseudo.probs.amax(dim=1).double()
+        cells = (n_classes + 1) * n_classes
+        if self._window is None:
+            # One row of all and one of the accepted: counts of true class, the unknown ones last, x pseudo-label; then for
+            # each bin of confidence the sum of confidence - right.
+            self._window = confidence.new_zeros(2, cells + BINS)
             self.truth = self.truth.to(labels.device)
         truth = self.truth[view_index.to(labels.device)]
-        cells = torch.where(truth < 0, n_classes, truth) * n_classes + labels
-        counted = torch.stack([torch.ones_like(labels), pseudo.mask.bool().to(labels)])
-        self._window.flatten(1).index_add_(1, cells, counted)
+        bins = (confidence * BINS).long().clamp(0, BINS - 1)
+        counted = torch.stack([torch.ones_like(confidence), pseudo.mask.bool().to(confidence)])
+        excess = torch.where(truth < 0, 0, confidence - (truth == labels).to(confidence))
+        self._window.index_add_(1, torch.where(truth < 0, n_classes, truth) * n_classes + labels, counted)
+        self._window.index_add_(1, cells + bins, excess * counted)
         self.steps += 1
 
     def flush(self) -> dict[str, Any] | None:
-        """Return the window as plain numbers, None if it is empty, and begin a new one."""
+        """Return the window as plain numbers, None if it is empty, and begin a new one.
+
+        ``coverage`` is the share that was accepted and ``precision`` the share of these that is right. ``ece`` is the expected
+        calibration error of the accepted ones, sum over 15 bins of |sum of confidence - number right| / number accepted, and
+        ``ece_all`` that of all. What needs the truth is None where it is unknown, and ``precision`` and ``ece`` are None
+        where nothing was accepted.
+        """
         if self._window is None:
             return None
-        every, accepted = self._window.cpu().numpy()
+        window = self._window.cpu().numpy()
+        every, accepted = window[:, :-BINS].reshape(2, self.n_classes + 1, self.n_classes).astype(np.int64)
+        gaps = np.abs(window[:, -BINS:]).sum(axis=1)
         seen, believed = every.sum(axis=1), every.sum(axis=0)
         total, known = seen.sum(), accepted[:-1]
         right, taken = np.diag(known), known.sum(axis=0)
@@ -128,6 +143,8 @@ class PseudoLabelStats:
             "window": self.steps,
             "coverage": float(accepted.sum() / total),
             "precision": float(right.sum() / taken.sum()) if taken.sum() else None,
+            "ece": float(gaps[1] / taken.sum()) if taken.sum() else None,
+            "ece_all": float(gaps[0] / seen[:-1].sum()) if has_truth else None,
             "believed_counts": believed.tolist(),
             "accepted_counts": accepted.sum(axis=0).tolist(),
             "true_counts": seen[:-1].tolist() if has_truth else None,
