@@ -211,7 +211,7 @@ MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Experiment]] = {
         tiny_run(),
     ),
     "a vector left on the host": (
-        _edited(GaussianProcessRefiner._logits, ".to(mean, non_blocking=True)", ""),
+        _edited(GaussianProcessRefiner._mean, ".to(mean, non_blocking=True)", ""),
         tiny_run(),
     ),
     "arange without a device": (_edited(one_hot, ", device=labels.device", ""), tiny_run()),

@@ -56,7 +56,9 @@ class SlowGP:
     """mu(x) = k(h(x), h_Q) K^-1 Y_Q solved afresh at every question; entries in a list, oldest first."""
 
     def __init__(self, config: GPConfig) -> None:
-        self.config = config
+        assert not isinstance(config.length_scale, str)
+        assert not isinstance(config.logit_scale, str), "this one does not tune"
+        self.config, self.length_scale, self.logit_scale = config, config.length_scale, config.logit_scale
         self.entries: list[Entry] = []
         self.steps = 0
         self.answers = 0
@@ -67,14 +69,8 @@ class SlowGP:
 
     def kernel(self, a: Tensor, b: Tensor) -> Tensor:
         distances = (a**2).sum(dim=1)[:, None] + (b**2).sum(dim=1)[None, :] - 2 * a @ b.mT
-        k = self.config.output_scale * torch.exp(-distances / (2 * self.config.length_scale**2))
+        k = self.config.output_scale * torch.exp(-distances / (2 * self.length_scale**2))
         return torch.where(k < self.config.kernel_clip, torch.zeros_like(k), k)
-
-    def scale(self) -> float:
-        if self.config.logit_scale is not None:
-            return self.config.logit_scale
-        tau = torch.tensor(0.95, dtype=torch.float64)
-        return float(torch.log((CLASSES - 1) * tau / (1 - tau)) / 0.8)
 
     def answer(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:
         """z_GP (M, C), differentiable in the queries; copies of the images ``index`` have no say."""
@@ -99,7 +95,7 @@ class SlowGP:
             same = torch.tensor([[entry.index == i for entry in self.entries] for i in index.tolist()])
             k = k * ~same
         mu: Tensor = k @ torch.linalg.solve(K, targets)
-        return self.scale() * weights * mu
+        return self.logit_scale * weights * mu
 
     def logits(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:
         if self.config.role != "classifier" or self.steps < self.config.warmup_steps:

@@ -14,6 +14,7 @@ from semigpc.refiners import NoRefiner
 from semigpc.types import Clock, ModelOutput
 from tests.algorithms.test_acceptance import batch_of, image, rolled, step
 from tests.algorithms.tiny import CLASSES, LABELS, UNLABELED, learn, make_algorithm, make_refiner, pair, seeded, stream
+from tests.refiners.outputs import paper_scales
 
 KINDS = ("max_softmax", "variance", "expected")
 MASKED = [name for name in ALGORITHMS if name != "supervised"]
@@ -93,7 +94,7 @@ def test_remixmatch_without_a_threshold_asks_nobody() -> None:
 @pytest.mark.parametrize(("name", "kind"), list(itertools.product(MASKED, KINDS)))
 def test_every_algorithm_masks_by_every_confidence_of_a_gp(name: str, kind: str) -> None:
     options = OPTIONS[name] if name == "freematch" else {**OPTIONS[name], "threshold": 0.4}
-    refiner: Any = make_refiner("gp", confidence=kind, buffer_size=12, warmup_steps=1)
+    refiner: Any = make_refiner("gp", confidence=kind, buffer_size=12, warmup_steps=1, **paper_scales(CLASSES))
     algorithm: Any = make_algorithm(name, refiner, **options).double()
     networks, masks = pair(), []
     for number, batch in enumerate(stream(8)):

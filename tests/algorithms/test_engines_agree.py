@@ -14,6 +14,7 @@ from semigpc.refiners import GaussianProcessRefiner, GPConfig
 from semigpc.types import ModelOutput
 from tests.algorithms.slow_refiners import Entry, SlowGP, newest_of_each_class
 from tests.algorithms.tiny import CLASSES
+from tests.refiners.outputs import paper_scales
 
 BATCH, QUERIES, WIDTH, TAU = 8, 16, 32, 0.95
 WORST = 1e-4  # of a mean in float32
@@ -45,7 +46,7 @@ def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spr
         shake = torch.randn(len(chosen), WIDTH, generator=generator) / WIDTH**0.5
         return F.normalize(images[chosen] + noise * shake, dim=1)
 
-    config = GPConfig(buffer_size=size, **options)
+    config = GPConfig(buffer_size=size, **paper_scales(CLASSES) | options)
     refiner, slow = GaussianProcessRefiner(config, WIDTH, CLASSES), SlowGP(config)
     passed: set[bool] = set()
     worst, compared = 0.0, 0
@@ -53,12 +54,12 @@ def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spr
         queries = views(torch.randint(len(labels), (QUERIES,), generator=generator), torch.linspace(0, 1, QUERIES)[:, None])
         with torch.no_grad():
             fast, exact = refiner.logits(said(queries)), slow.answer(said(queries.double()))
-        worst = max(worst, float((fast.double() - exact).abs().max()) / refiner.logit_scale)
+        worst = max(worst, float((fast.double() - exact).abs().max()) / slow.logit_scale)
         best = exact.topk(2, dim=1).values
-        decided = best[:, 0] - best[:, 1] > 2 * WORST * refiner.logit_scale
+        decided = best[:, 0] - best[:, 1] > 2 * WORST * slow.logit_scale
         assert torch.equal(fast.argmax(dim=1)[decided], exact.argmax(dim=1)[decided]), step
         confidence, truth = (torch.softmax(z, dim=1).max(dim=1).values for z in (fast, exact))
-        clear = (truth - TAU).abs() > WORST * refiner.logit_scale
+        clear = (truth - TAU).abs() > WORST * slow.logit_scale
         assert torch.equal(confidence[clear] >= TAU, truth[clear] >= TAU), step
         passed |= set((truth[clear] >= TAU).tolist())
         compared += int((decided & clear).sum())

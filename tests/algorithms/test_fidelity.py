@@ -12,6 +12,7 @@ from semigpc.types import Clock, ModelOutput, Networks, Task
 from tests.algorithms.shadowing import follow
 from tests.algorithms.slow_refiners import SlowGP
 from tests.algorithms.tiny import (
+    CLASSES,
     COUNTS,
     LABELED,
     PROJECTION,
@@ -25,6 +26,7 @@ from tests.algorithms.tiny import (
     stream,
 )
 from tests.batteries import combinations
+from tests.refiners.outputs import paper_scales
 
 MASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "fixmatch": ("fixmatch", {"threshold": 0.7, "unlabeled_weight": 1.3}),
@@ -91,7 +93,7 @@ STEPS = 4
 
 def gp(**options: Any) -> tuple[Any, SlowGP]:
     """The refiner and its slow reading: a buffer of 12 that batches of 5 wrap around from the third step on."""
-    options = {"warmup_steps": 1, "buffer_size": 12, "length_scale": 0.7, **options}
+    options = {"warmup_steps": 1, "buffer_size": 12, **paper_scales(CLASSES), "length_scale": 0.7, **options}
     width = PROJECTION if options.get("feature") == "projection" else WIDTH
     return make_refiner("gp", width, **options), SlowGP(GPConfig(**options))
 

@@ -84,13 +84,13 @@ def test_photographs_train_on_the_frozen_network_and_the_first_line_says_so(
     done = semigpc("train", photos, *tables, "--steps", "60", "--out", tmp_path / "run", *SHORT)
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith(
-        "Network: tf_efficientnet_lite0, pre-trained and frozen; the GP predicts from its cached features at 96 px. "
+        "Network: tf_efficientnet_lite0, pre-trained and frozen; an adapter trains on its cached features at 96 px. "
         "Another: --model NAME"
     )
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert (config["model"]["name"], config["model"]["pretrained"]) == ("tf_efficientnet_lite0", "embedded")
     assert config["frozen"] is not None
-    assert (config["refiner"]["eval_head"], config["refiner"]["balanced"]) == ("gp", True)
+    assert (config["refiner"]["length_scale"], config["refiner"]["logit_scale"]) == ("auto", "auto")
     assert results(tmp_path / "run")["last"]["balanced_accuracy"] > 0.5  # of three classes
 
 

@@ -60,27 +60,16 @@ def test_every_algorithm_can_be_cut_and_written_down(features: Scale, algorithm:
 
 
 @BOTH
-def test_semigpc_is_judged_by_its_own_head_where_its_buffer_is_balanced(
+def test_semigpc_has_the_defaults_but_for_the_size_and_the_balance_of_its_buffer(
     features: Scale, paper: Callable[..., Experiment]
 ) -> None:
-    balanced, queue = (shrink(paper(setting), features).refiner for setting in ("A", "B"))
-    assert isinstance(balanced, GPConfig)
-    assert isinstance(queue, GPConfig)
-    assert (balanced.balanced, balanced.eval_head) == (True, "gp")
-    assert (queue.balanced, queue.eval_head) == (False, "linear")
-    assert balanced.class_prior == queue.class_prior == "frequency"
-
-
-def test_lambda_follows_the_number_of_classes_unless_it_was_set() -> None:
-    found = {}
-    for name in ("semi_aves", "semi_inat", "cub"):
-        refiner = shrink(fgvc(root="data", benchmark=name), "cached").refiner
+    for setting in ("A", "B"):
+        refiner = shrink(paper(setting), features).refiner
         assert isinstance(refiner, GPConfig)
-        found[name] = refiner.logit_scale
-    assert found == {"semi_aves": 18.0, "semi_inat": 20.0, "cub": 16.0}  # 1.7 times the automatic one
-    given = on_cached_features(digits().override(["refiner.logit_scale=7.7"])).refiner
-    assert isinstance(given, GPConfig)
-    assert given.logit_scale == 7.7
+        size, warmup = refiner.buffer_size, refiner.warmup_steps
+        assert refiner == GPConfig(balanced=setting == "A", buffer_size=size, warmup_steps=warmup)
+        assert size <= 1024
+        assert warmup <= 200
 
 
 def test_features_are_not_turned_but_images_are(paper: Callable[..., Experiment]) -> None:

@@ -10,7 +10,7 @@ from semigpc.data.fgvc import BENCHMARKS
 from semigpc.models.backbones import VITS
 from semigpc.recipes.paper import TABLES, Options, balanced_cifar, cifar10_lt, cifar100_lt, fgvc
 from semigpc.recipes.scales import SUITES
-from semigpc.refiners import AutoOptions, auto_logit_scale
+from semigpc.refiners import AutoOptions
 from semigpc.training import Experiment, SettingError
 
 ABLATIONS = ("algorithm_ablation", "pretraining_ablation")
@@ -143,12 +143,11 @@ def test_semigpc_has_the_defaults_of_the_spec(name: str) -> None:
     gp = experiment_on(name, algorithm="fixmatch").refiner
     assert (gp.buffer_size, gp.role, gp.site, gp.blend) == (16_300, "refine", "semantic", 1.0)
     assert (gp.feature, gp.l2norm, gp.push) == ("backbone", True, "after")
-    assert (gp.output_scale, gp.logit_scale, gp.kernel_clip, gp.class_prior) == (1.0, None, 0.0, "none")
+    assert (gp.output_scale, gp.kernel_clip, gp.class_prior) == (1.0, 0.0, "none")
+    assert gp.length_scale != "auto", "the paper's experiments do not tune"
     assert gp.noise_std**2 == pytest.approx(0.1)
     assert (gp.warmup_steps, gp.eval_head, gp.engine) == (1024, "linear", AutoOptions())
-    assert auto_logit_scale(SUITES[name].n_classes) == pytest.approx(
-        {10: 6.43, 100: 9.42, 200: 10.30, 810: 12.05}[SUITES[name].n_classes], abs=0.005
-    )
+    assert gp.logit_scale == pytest.approx({10: 6.43, 100: 9.42, 200: 10.30, 810: 12.05}[SUITES[name].n_classes], abs=0.005)
 
 
 def test_the_kernel_average_is_given_the_same_memory() -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semigpc.refiners import REFINERS, EnsembleOptions, ExactOptions, LowRankOptions, MatrixFreeOptions
+from semigpc.refiners import REFINERS, EnsembleOptions, ExactOptions, LowRankOptions, MatrixFreeOptions, auto_logit_scale
 from semigpc.types import Batch, ModelOutput
 
 CLASSES, WIDTH = 3, 8
@@ -40,10 +40,16 @@ def batch_of(features: Tensor, labels: Tensor, index: Tensor | None = None) -> B
     return Batch(features, labels, torch.arange(len(labels)) if index is None else index, {}, torch.arange(0))
 
 
+def paper_scales(n_classes: int = CLASSES) -> dict[str, Any]:
+    """Options of a GP by the paper's rule, whose scales stay: l^2 = 0.1, lambda by the threshold, and no class prior."""
+    return {"length_scale": 0.1**0.5, "logit_scale": auto_logit_scale(n_classes), "class_prior": "none"}
+
+
 def make(name: str, **options: Any) -> Any:
-    """A refiner from the registry; without a warm-up unless one is asked for."""
+    """A refiner from the registry; unless asked for otherwise without a warm-up, and a GP with ``paper_scales``."""
     entry = REFINERS[name]
-    return entry.build(entry.config(**{"warmup_steps": 0, "buffer_size": 24, **options}), WIDTH, CLASSES)
+    scales = paper_scales() if name == "gp" else {}
+    return entry.build(entry.config(**{"warmup_steps": 0, "buffer_size": 24, **scales, **options}), WIDTH, CLASSES)
 
 
 def show(refiner: Any, features: Tensor, labels: Tensor) -> None:

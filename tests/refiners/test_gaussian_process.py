@@ -28,7 +28,7 @@ def test_the_logit_scale_may_be_given(generator: torch.Generator) -> None:
         show(refiner, features, labels)
         answers.append(refiner.logits(said(features)))
     torch.testing.assert_close(3 * answers[0], answers[1])
-    assert make("gp").logit_scale == auto_logit_scale(CLASSES)
+    assert make("gp", logit_scale="auto").logit_scale == auto_logit_scale(CLASSES), "where it starts"
 
 
 @pytest.mark.parametrize("prior", ["none", "frequency"])
@@ -193,7 +193,8 @@ def test_casting_the_algorithm_leaves_the_engine_as_it_is(
     dtype: Literal["float32", "float64"], generator: torch.Generator
 ) -> None:
     features, labels = points(10, generator)
-    cast, plain = (make("gp", engine=LowRankOptions(dtype=dtype)) for _ in range(2))
+    auto: dict[str, Any] = {"length_scale": "auto", "logit_scale": "auto"}
+    cast, plain = (make("gp", engine=LowRankOptions(dtype=dtype), **auto) for _ in range(2))
     for refiner in (cast, plain):
         show(refiner, features, labels)
     cast.to(torch.float16)
@@ -205,6 +206,8 @@ def test_casting_the_algorithm_leaves_the_engine_as_it_is(
     [
         ({"logit_scale": 0.0}, "logit_scale must be positive"),
         ({"logit_scale": -1.0}, "logit_scale must be positive"),
+        ({"logit_scale": None}, "logit_scale must be positive, or 'auto'; got None"),
+        ({"length_scale": "automatic"}, "length_scale must be positive, or 'auto'; got 'automatic'"),
         ({"exclude_same_index": True}, "role='classifier'"),
         ({"role": "classifier", "site": "final"}, "leave site at 'semantic'"),
         ({"role": "classifier", "site": "aggregate"}, "leave site at 'semantic'"),
@@ -235,7 +238,8 @@ def test_the_defaults_are_those_of_the_method() -> None:
     config = GPConfig()
     assert config.buffer_size == 16300
     assert config.noise_std**2 / config.output_scale == pytest.approx(0.1)
-    assert config.length_scale**2 == pytest.approx(0.1)
+    assert (config.length_scale, config.logit_scale) == ("auto", "auto")
+    assert config.starting_scales(10) == {"length_scale": 0.1**0.5, "logit_scale": auto_logit_scale(10)}
     assert (config.role, config.site, config.blend, config.push) == ("refine", "semantic", 1.0, "after")
     assert (config.feature, config.l2norm) == ("backbone", True)
-    assert (config.class_prior, config.warmup_steps, config.kernel_clip) == ("none", 1024, 0.0)
+    assert (config.class_prior, config.warmup_steps, config.kernel_clip) == ("frequency", 1024, 0.0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semigpc.refiners import GaussianProcessRefiner, GPConfig, auto_logit_scale
-from tests.refiners.outputs import CLASSES, WIDTH, make, points, said, show
+from tests.refiners.outputs import CLASSES, WIDTH, make, paper_scales, points, said, show
 
 
 def by_hand(memory: list[tuple[list[float], int]], queries: Tensor, scale: float) -> Tensor:
@@ -30,7 +30,7 @@ def by_hand(memory: list[tuple[list[float], int]], queries: Tensor, scale: float
 
 
 def test_three_steps_of_a_plain_loop_follow_the_equations(generator: torch.Generator) -> None:
-    refiner = GaussianProcessRefiner(GPConfig(buffer_size=12, warmup_steps=0), WIDTH, CLASSES)
+    refiner = GaussianProcessRefiner(GPConfig(buffer_size=12, warmup_steps=0, **paper_scales()), WIDTH, CLASSES)
     memory: list[tuple[list[float], int]] = []
     for _ in range(3):
         features, labels = points(5, generator)

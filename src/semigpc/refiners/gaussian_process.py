@@ -116,13 +116,14 @@ class GaussianProcessRefiner(nn.Module):
         return _ClassPrior(counts / counts.sum().clamp_min(1), (counts.mean() / counts.clamp_min(1)).sqrt())
 
     def _copies(self, queries: Tensor, index: Tensor, prior: "_ClassPrior | None") -> Tensor:
-        """What the entries of the same images add to the mean, (M, C)."""
+        """What the entries of the same images add to the mean, (M, C), with equal evidence for all classes as there."""
         same = index.unsqueeze(1) == self.buffer.entries.indices.to(index.device, non_blocking=True)  # (M, N)
         assert isinstance(self.engine, ExactGP)  # the config insists on it
         features, weights = self.engine.features.clone(), self.engine.alpha.clone()  # (N, D), (N, C)
         if prior is not None:
             ones = weights.sum(dim=1, keepdim=True)  # K^-1 1, as rows of Y sum to 1
-            weights = weights - ones * prior.shares.to(weights, non_blocking=True)
+            shares, evidence = (part.to(weights, non_blocking=True) for part in prior)
+            weights = (weights - ones * shares) * evidence
         return ((self.engine.kernel(queries.to(features), features) * same) @ weights).to(queries)
 
     def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -61,6 +62,11 @@ class ScaleTuner(HostState):
         self.register_buffer("due", torch.tensor(config.warmup_steps))
         for name, value in config.starting_scales(n_classes).items():
             self.register_buffer(name, torch.tensor(value, dtype=torch.float64, device=device))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow a surrounding module to its device, never to its dtype, as the engine does."""
+        device = fn(torch.empty(0, device=self.recent.device)).device
+        return super()._apply(lambda tensor: tensor.to(device), recurse)
 
     def sees(self, queries: Tensor) -> None:
         """Remember views (M, D), at the cost of copying 512 of them."""

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from semigpc.files import problem
+from semigpc.files import problem, shown
 from semigpc.text import similar_names, unknown_name
 
 LARGEST = 1e300  # in size, of a number; larger ones overflow as soon as they are used
@@ -184,6 +184,11 @@ def _leaf(hint: Any, value: Any, where: str) -> Any:
         if is_number:
             with suppress(ValidationError):
                 return _adapter(hint).validate_json(json.dumps(str(value)))
+        rules = [
+            each["msg"].removeprefix("Input should be ") for each in error.errors() if isinstance((*each["loc"], 0)[0], str)
+        ]
+        if len(rules) > 1:  # one for each type of a union, where pydantic has the type in place of a key
+            raise SettingError(f"{where} must be {', or '.join(rules)}; got {shown(value)}.") from error
         raise SettingError(f"{problem(error, where)}.") from error
 
 
