@@ -5,7 +5,7 @@ with which FixMatch computes probabilities from the weak logits; the call of ``d
 and the hooks that run after a step. Features are read with a forward hook of torch during one ``train_step``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,19 @@ else:
     AlgorithmBase = object  # the class below is mixed into semilearn's algorithms
 
 STATE = "semigpc"  # key of the memory in a checkpoint of semilearn
-OPTIONS: dict[str, type] = {
+
+
+def _scale(text: str) -> float | str:
+    """Return a number, or "auto"."""
+    return text if text == "auto" else float(text)
+
+
+OPTIONS: dict[str, Callable[[str], Any]] = {
     "buffer_size": int,
     "balanced": bool,
-    "length_scale": float,
+    "length_scale": _scale,
     "noise_std": float,
-    "logit_scale": float,
+    "logit_scale": _scale,
     "class_prior": str,
     "blend": float,
     "warmup_steps": int,
