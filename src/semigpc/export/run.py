@@ -19,10 +19,9 @@ from semigpc.files import replacing, write_json, writing
 from semigpc.gp import NoExpansionError
 from semigpc.models.onnx import INPUT, ONNX_PACKAGES, NotExportableError
 from semigpc.refiners import GaussianProcessRefiner
-from semigpc.run_files import Head
 from semigpc.text import versions
 from semigpc.training.evaluate import predict
-from semigpc.training.inference import LoadedRun, load_run
+from semigpc.training.inference import HeadChoice, LoadedRun, load_run
 from semigpc.training.run_folder import Choice, RunError
 from semigpc.training.settings import SettingError
 
@@ -52,7 +51,7 @@ def export_run(
     checkpoint: Choice | None = None,
     kind: Kind = "onnx",
     out: Path | None = None,
-    head: Head | Literal["auto"] = "auto",
+    head: HeadChoice = "auto",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Exported:
@@ -86,7 +85,7 @@ def export_run(
         raise NotExportableError(
             f"the GP of {run.folder.path} cannot be exported: {error} Or take --head linear, the linear classifier alone."
         ) from error
-    temperatures = {name: run.temperatures.get(name, 1.0) for name in chosen}
+    temperatures: dict[str, float] = {name: run.temperatures.get(name, 1.0) for name in chosen}
     augment = run.experiment.augment
     exported = ExportedNetwork(network, kernel, gp_feature=feature, augment=augment, temperatures=temperatures).eval()
     images = _check_images(run)

@@ -21,8 +21,9 @@ NOISE_STD = 0.1**0.5  # sigma of the halves
 def tempered(probs: Floats, temperature: float) -> Floats:
     """Return p^(1/T) / sum p^(1/T), (M, C): softmax(z / T) of the logits z. The order of the classes does not change."""
     logits = np.log(np.maximum(probs, np.finfo(np.float64).tiny)) / temperature
-    powers: Floats = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares: Floats = powers / powers.sum(axis=1, keepdims=True)
+    return shares
 
 
 def temperature_for(probs: Floats, accuracy: float, weights: Floats | None = None) -> float:

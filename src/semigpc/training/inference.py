@@ -39,6 +39,7 @@ from semigpc.training.settings import SettingError
 from semigpc.training.state import assemble, build_fabric, products_in
 
 Part = Literal["test", "validation"]
+HeadChoice = Literal["auto", "linear", "gp"]
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,12 @@ class LoadedRun:
         with self._loader(images) as loader, using(train.threads or allowed()), products_in(train.tf32):
             return predict(self.network, self.gp, batches(loader)).scaled(self.temperatures)
 
-    def heads(self, choice: Head | Literal["auto"]) -> tuple[Head, ...]:
+    def heads(self, choice: HeadChoice) -> tuple[Head, ...]:
         """Return the heads to use: all that can predict, the judged one first, for ``auto``; else the one that was chosen."""
         trained = self.gp is not None and len(self.gp.engine) > 0
         if choice == "gp" and not trained:
-            why = f"had seen no labels at step {self.step}" if self.gp is not None else "was not part of its training"
-            raise SettingError(f"the GP of {self.folder.path} {why}, so there is no GP head. Leave --head out.")
+            why = "was trained without a GP" if self.gp is None else f"had no labels in its GP at step {self.step}"
+            raise SettingError(f"{self.folder.path} {why}, so it has no GP head. Leave --head out.")
         if choice != "auto":
             return (choice,)
         if not trained:
