@@ -18,6 +18,7 @@ LARGEST = 1e30  # in size, of a number that can be drawn; NaN and infinity are w
 LOOSE = ConfigDict(strict=True, extra="allow")
 
 Numbers = list[float | None]
+Head = Literal["linear", "gp"]
 
 
 class ReliabilityBins(TypedDict):
@@ -34,7 +35,9 @@ class Figures(TypedDict, total=False):
     """The figures of one evaluation, of C classes; those that no image speaks for are None."""
 
     part: Literal["test", "validation"]
-    head: Literal["linear", "gp"]
+    head: Head
+    judged: bool
+    temperature: float
     message: str
     n: Count | None
     top1: Share | None
@@ -91,13 +94,18 @@ class SplitFacts(TypedDict, total=False):
 
 @with_config(LOOSE)
 class RunSummary(TypedDict, total=False):
-    """``summary.json``: how a run ended; ``label`` is the method's name for people."""
+    """``summary.json``: how a run ended; ``label`` is the method's name for people.
+
+    ``head`` is the one that is judged and that predicts, ``temperatures`` scale the confidence of each head.
+    """
 
     label: str
     status: Literal["finished", "stopped"]
     step: Count | None
     seconds: Annotated[float, Field(ge=0, le=LARGEST)] | None
     results: Results | None
+    head: Head | None
+    temperatures: dict[str, float]
     class_groups: dict[str, list[Count]] | None
     gp: dict[str, Any] | None
     files: dict[str, FileFacts]

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[type[torch.nn.Module], dict[str, Any]]] = {
     "ntk": (ExactGP, {"kernel": "ntk", "l2norm": False}),
 }
 Floats = npt.NDArray[np.float32]
+TEMPERATURES = {"gp": 2.0, "linear": 0.5}
 
 
 class Several(torch.nn.Module):
@@ -61,7 +62,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     refiners = {name: gp(classifier, **options) for name, (_, options) in CASES.items()}
     pixels, _ = images(ROWS, seed=3)
     output = classifier(Augment(AUGMENT).normalise(torch.from_numpy(pixels)))
-    expected = {name: torch.softmax(refiner.logits(output).double(), dim=1).numpy() for name, refiner in refiners.items()}
+    expected = {name: torch.softmax(refiner.logits(output).double() / 2, dim=1).numpy() for name, refiner in refiners.items()}
     raw = (pixels.transpose(0, 3, 1, 2) / 255).astype(np.float32)
     said = {}
     for kind, form in FORMATS.items():
@@ -74,7 +75,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
 
 def exported(classifier: Classifier, refiner: GaussianProcessRefiner) -> ExportedNetwork:
     feature = refiner.config.feature
-    return ExportedNetwork(classifier, refiner.head(), gp_feature=feature, augment=AUGMENT, heads=("gp", "linear")).eval()
+    return ExportedNetwork(classifier, refiner.head(), gp_feature=feature, augment=AUGMENT, temperatures=TEMPERATURES).eval()
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -142,7 +143,9 @@ def test_what_onnx_runtime_cannot_compute_is_refused_and_torch_can(tmp_path: Pat
         FORMATS["onnx"].open(onnx)
     FORMATS["torch"].write(module, SIDE, pt2)
     answer = FORMATS["torch"].open(pt2)
-    found = differences(answer, classifier, refiner, augment=Augment(AUGMENT), outputs=module.outputs, pixels=pixels)
+    found = differences(
+        answer, classifier, refiner, augment=Augment(AUGMENT), outputs=module.outputs, temperatures=TEMPERATURES, pixels=pixels
+    )
     assert set(found) == {"probabilities", "gp_probabilities", "linear_probabilities"}
     assert max(found.values()) <= TOLERANCE
 
@@ -154,7 +157,9 @@ def test_a_network_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return images.flatten(1) if float(images.sum()) > 0 else -images.flatten(1)
 
-    module = ExportedNetwork(Classifier(Moody(), 4).eval(), None, gp_feature="backbone", augment=AUGMENT, heads=("linear",))
+    module = ExportedNetwork(
+        Classifier(Moody(), 4).eval(), None, gp_feature="backbone", augment=AUGMENT, temperatures={"linear": 1.0}
+    )
     for kind in FORMATS:
         with pytest.raises(NotExportableError, match="the network cannot be traced: "):
             FORMATS[kind].write(module, SIDE, tmp_path / "model")
@@ -164,7 +169,12 @@ def test_differences_are_seen() -> None:
     """Also in the last of the rows, in a batch of any size, and where they are no numbers."""
     classifier, pixels = network(), images(20, seed=4)[0]
     honest = torch.softmax(classifier(Augment(AUGMENT).normalise(torch.from_numpy(pixels))).logits, dim=1).numpy()
-    compared: dict[str, Any] = {"augment": Augment(AUGMENT), "outputs": {"probabilities": "linear"}, "pixels": pixels}
+    compared: dict[str, Any] = {
+        "augment": Augment(AUGMENT),
+        "outputs": {"probabilities": "linear"},
+        "pixels": pixels,
+        "temperatures": {},
+    }
     sizes: list[int] = []
 
     def answer(given: Floats, change: float = 0.0) -> dict[str, Any]:

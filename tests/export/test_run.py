@@ -96,7 +96,7 @@ def test_torch_reads_its_own_format_for_any_number_of_images(frozen: Path, tmp_p
     seen: list[tuple[str, int]] = []
     path = tmp_path / "model.pt2"
     done = export_run(
-        frozen, kind="torch", out=path, heads="gp", checkpoint="last", progress=lambda stage, n, _: seen.append((stage, n))
+        frozen, kind="torch", out=path, head="gp", checkpoint="last", progress=lambda stage, n, _: seen.append((stage, n))
     )
     module = torch.export.load(path).module()
     for rows in (1, 3):
@@ -118,7 +118,7 @@ def test_a_run_without_a_gp_exports_its_classifier(plain: Path, tmp_path: Path) 
     assert done.facts["gp"] is None
     assert done.facts["notes"] == []
     with pytest.raises(SettingError, match=r"was trained without a GP, so it has no GP head\. Leave --head out"):
-        export_run(plain, kind="torch", out=tmp_path / "gp.pt2", heads="gp")
+        export_run(plain, kind="torch", out=tmp_path / "gp.pt2", head="gp")
 
 
 def test_what_trained_with_16_bits_answers_in_float32(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def test_a_gp_that_has_seen_nothing_is_left_out(frozen: Path, tmp_path: Path, mo
     assert list(done.facts["outputs"]) == ["probabilities"]
     assert done.facts["outputs"]["probabilities"]["head"] == "linear"
     assert "had seen no labels at step" in done.facts["notes"][0]
-    with pytest.raises(SettingError, match=r"had seen no labels at step .*, so it has nothing to say\. Train on with --resume"):
-        export_run(frozen, kind="torch", out=tmp_path / "gp.pt2", heads="gp")
+    with pytest.raises(SettingError, match=r"had no labels in its GP at step .*, so it has no GP head"):
+        export_run(frozen, kind="torch", out=tmp_path / "gp.pt2", head="gp")
 
 
 def test_an_engine_without_an_expansion_is_refused_with_a_way_out(
@@ -151,7 +151,7 @@ def test_an_engine_without_an_expansion_is_refused_with_a_way_out(
     with pytest.raises(NotExportableError, match=words):
         export_run(frozen, kind="torch", out=tmp_path / "model.pt2")
     assert list(tmp_path.iterdir()) == []
-    export_run(frozen, kind="torch", out=tmp_path / "model.pt2", heads="linear")
+    export_run(frozen, kind="torch", out=tmp_path / "model.pt2", head="linear")
 
 
 def test_a_file_that_answers_otherwise_is_not_kept(frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

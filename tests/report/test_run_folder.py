@@ -57,11 +57,11 @@ def test_without_a_split_classes_are_numbered(tmp_path: Path) -> None:
     assert run.order.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_an_interrupted_run_opens_with_the_head_its_refiner_asks_for(tmp_path: Path) -> None:
+def test_an_interrupted_run_opens_with_the_head_that_its_last_evaluation_chose(tmp_path: Path) -> None:
     write_run(tmp_path / "run", n_classes=5)
     (tmp_path / "run" / "summary.json").unlink()
     assert read_run(tmp_path / "run").head == "linear"
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    config["refiner"]["eval_head"] = "gp"
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    metrics.write_text("\n".join(json.dumps(line | {"judged": line.get("head") == "gp"}) for line in lines))
     assert read_run(tmp_path / "run").head == "gp"

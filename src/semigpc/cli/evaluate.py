@@ -19,6 +19,9 @@ Which = Annotated[
     Literal["best", "last"] | None,
     typer.Option("--checkpoint", metavar="best|last", help="Best on validation, if there is one, or last."),
 ]
+WhichHead = Annotated[
+    Literal["auto", "linear", "gp"], typer.Option("--head", help="Linear classifier or GP; auto: as the run was judged.")
+]
 
 
 @reported("evaluate")
@@ -68,8 +71,11 @@ def evaluate(
     with StageBar() as bar:
         heads = judge(loaded.predict(images, on_batch=bar.counter("Images", len(images))), loaded.groups)
     if as_json:
-        facts = {"run": str(run), "checkpoint": loaded.checkpoint, "step": loaded.step, "images": source}
+        facts = {"run": str(run), "checkpoint": loaded.checkpoint, "step": loaded.step, "images": source, "head": loaded.head}
         typer.echo(json.dumps({**facts, "class_names": loaded.class_names, "heads": heads}, indent=2))
     place = {"step": loaded.step, "part": f"{source} ({len(images)})"}
-    rows = [(loaded.checkpoint, {**figures, **place, "head": head}) for head, figures in heads.items()]
+    rows = [
+        (loaded.checkpoint, {**figures, **place, "head": head, "judged": head == loaded.head})
+        for head, figures in heads.items()
+    ]
     Console(stderr=as_json).print(accuracy_table(rows))

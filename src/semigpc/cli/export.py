@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from semigpc.cli.evaluate import Run, Which
+from semigpc.cli.evaluate import Run, Which, WhichHead
 from semigpc.cli.failures import reported
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import AsJson, say
@@ -21,9 +21,7 @@ def export(
     kind: Annotated[
         Literal["onnx", "torch"], typer.Option("--format", help="For ONNX Runtime and its like, or a program of torch.export.")
     ] = "onnx",
-    head: Annotated[
-        Literal["both", "linear", "gp"], typer.Option("--head", help="The linear classifier, the GP, or both if there is one.")
-    ] = "both",
+    head: WhichHead = "auto",
     checkpoint: Which = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there already.")] = False,
     as_json: AsJson = False,
@@ -49,7 +47,7 @@ def export(
             checkpoint=checkpoint,
             kind=kind,
             out=out,
-            heads=head,
+            head=head,
             overwrite=overwrite,
             progress=bar.show,
         )

@@ -73,7 +73,7 @@ class RunProgress(_Bars, Listener):
             self.last["loss"] = f"loss {entry['loss']:.3f}, {entry['steps_per_second']:.1f} steps/s"
         elif entry["kind"] == "eval":
             accuracy = f"{percent(entry['balanced_accuracy'])} balanced accuracy ({entry['part']}, {entry['head']} head)"
-            if entry["head"] == "linear":  # one figure is enough beside the bar
+            if entry["judged"]:  # one figure is enough beside the bar
                 self.last["accuracy"] = accuracy
             if self.bars.disable:
                 figures = ", ".join([*([self.last["loss"]] if "loss" in self.last else []), accuracy])
@@ -144,5 +144,5 @@ class _RunBar(Listener):
 
     def entry(self, entry: dict[str, Any]) -> None:
         """Show the last accuracy."""
-        if entry["kind"] == "eval" and entry["head"] == "linear":
+        if entry["kind"] == "eval" and entry["judged"]:
             self.bars.update(self.task, note=percent(entry["balanced_accuracy"]))

@@ -4,13 +4,13 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from semigpc.cli.evaluate import Run, Which
+from semigpc.cli.evaluate import Run, Which, WhichHead
 from semigpc.cli.failures import reported
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import AsJson, FollowLinks, say, table, verbatim
@@ -32,9 +32,7 @@ def predict(
     run: Run,
     paths: Annotated[list[Path], typer.Argument(metavar="PATHS...", help="Images, and folders of images.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a .csv, .parquet or .json file.")] = None,
-    head: Annotated[
-        Literal["auto", "linear", "gp"], typer.Option("--head", help="linear, gp, or the one the run was judged by (auto).")
-    ] = "auto",
+    head: WhichHead = "auto",
     checkpoint: Which = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Name images that cannot be read, and go on.")] = False,
     follow_links: FollowLinks = False,
@@ -42,7 +40,8 @@ def predict(
 ) -> None:
     """Label images with a trained run.
 
-    For each image: the class with its confidence, and the second best class.
+    For each image: the class with its calibrated confidence, and the second
+    best class.
     Without --out the table is printed.
 
     For example:
@@ -53,7 +52,6 @@ def predict(
         raise typer.BadParameter(f"the name must end in {', '.join(SUFFIXES)}; got {out.name!r}.", param_hint="--out")
     if out is not None and not out.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.parent}.", param_hint="--out")
-    from semigpc.training import SettingError
     from semigpc.training.inference import images_at, load_run
 
     skipped: list[tuple[str, str]] | None = [] if skip_bad else None
@@ -63,9 +61,7 @@ def predict(
     if skip_bad:
         images = _readable(images)
     loaded = load_run(run, checkpoint)
-    if head == "gp" and loaded.gp is None:
-        raise SettingError(f"{run} was trained without a GP, so it has no GP head. Leave --head out.")
-    rows = _label(loaded, images, loaded.head if head == "auto" else head)
+    rows = _label(loaded, images, loaded.heads(head)[0])
     if out is not None:
         _write(rows, out)
         say(f"wrote {out}: {len(rows)} images", err=as_json)
@@ -95,8 +91,7 @@ def _readable(images: "ImageSet") -> "ImageSet":
 
 def _label(run: "LoadedRun", images: "ImageSet", head: str) -> list[Row]:
     with StageBar() as bar:
-        probs = run.predict(images, on_batch=bar.counter("Images", len(images))).probs
-    chosen = probs[head] if head in probs else probs["linear"]  # a GP with an empty buffer gives no probabilities
+        chosen = run.predict(images, on_batch=bar.counter("Images", len(images))).probs[head]
     rows = []
     for name, row in zip(images.names, chosen, strict=True):
         first, second = (int(c) for c in (-row).argsort(kind="stable")[:2])

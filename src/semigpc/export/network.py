@@ -1,6 +1,6 @@
 """The exported network, from images to probabilities, and the two formats in which it is written and read."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,22 +20,24 @@ from semigpc.threads import allowed
 from semigpc.training.state import EvaluationNetwork
 from semigpc.types import ModelOutput
 
-HEADLINE = "probabilities"
+PROBABILITIES = "probabilities"
 Floats = NDArray[np.float32]
 Answer = Callable[[Floats], dict[str, Floats]]
 
 
 class ExportedNetwork(nn.Module):
-    """p(x) = softmax(z(x)) for each head; images, RGB in [0, 1], are normalised inside by x / std - mean / std.
+    """p(x) = softmax(z(x) / T) for each head and its temperature T.
 
-    Returns a dictionary of (M, C) float32. ``probabilities`` are those of the headline head; if there are two heads, each is
+    Images, RGB in [0, 1], are normalised inside by x / std - mean / std.
+
+    Returns a dictionary of (M, C) float32. ``probabilities`` are those of the judged head; if there are two heads, each is
     also there under its own name, ``linear_probabilities`` and ``gp_probabilities``.
 
     Args:
         network: a classifier, alone or with an add-on that replaces its logits, or one of these on a frozen network.
         gp: the GP's head, if it is to be inside. gp_feature: its input, ``backbone`` or ``projection``.
         augment: contains the mean and deviation of pixels.
-        heads: ``linear``, ``gp`` or both; the headline one first.
+        temperatures: T of ``linear``, ``gp`` or both, which are the heads inside; the judged one first.
     """
 
     scale: Tensor
@@ -48,7 +50,7 @@ class ExportedNetwork(nn.Module):
         *,
         gp_feature: str,
         augment: AugmentConfig,
-        heads: tuple[str, ...],
+        temperatures: Mapping[str, float],
     ) -> None:
         super().__init__()
         frozen, classifier = ([network.frozen], network.classifier) if isinstance(network, OnFrozen) else ([], network)
@@ -56,9 +58,9 @@ class ExportedNetwork(nn.Module):
         classifier = classifier.network if isinstance(classifier, EvaluationNetwork) else classifier
         assert isinstance(classifier, Classifier)
         self.backbone = nn.Sequential(*frozen, classifier.backbone)
-        self.linear = classifier.classifier if "linear" in heads else None
+        self.linear = classifier.classifier if "linear" in temperatures else None
         self.projection = classifier.heads["projection"] if gp is not None and gp_feature == "projection" else None
-        self.gp, self.heads = gp, heads
+        self.gp, self.temperatures = gp, dict(temperatures)
         mean, std = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (augment.mean, augment.std))
         self.register_buffer("scale", (1 / std).float())
         self.register_buffer("shift", (-mean / std).float())
@@ -66,8 +68,8 @@ class ExportedNetwork(nn.Module):
     @property
     def outputs(self) -> dict[str, str]:
         """Which head each output comes from, in the order of the outputs."""
-        named = {f"{head}_probabilities": head for head in self.heads}
-        return {HEADLINE: self.heads[0]} | (named if len(self.heads) > 1 else {})
+        named = {f"{head}_probabilities": head for head in self.temperatures}
+        return {PROBABILITIES: next(iter(self.temperatures))} | (named if len(named) > 1 else {})
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Return probabilities (M, C) for images (M, 3, s, s), float32, RGB in [0, 1]."""
@@ -78,10 +80,10 @@ class ExportedNetwork(nn.Module):
             if self.answering is not None:  # an add-on replaces the logits of the linear head
                 heads = {name: head(features) for name, head in self.answering.network.heads.items()}  # type: ignore[union-attr,operator]
                 logits = self.answering.replaced(ModelOutput(logits, features, heads)).logits
-            probs["linear"] = torch.softmax(logits, dim=1)
+            probs["linear"] = torch.softmax(logits / self.temperatures["linear"], dim=1)
         if self.gp is not None:
             queries = features if self.projection is None else self.projection(features)
-            probs["gp"] = torch.softmax(self.gp(queries), dim=1).float()
+            probs["gp"] = torch.softmax(self.gp(queries) / self.temperatures["gp"], dim=1).float()
         return {name: probs[head] for name, head in self.outputs.items()}
 
 

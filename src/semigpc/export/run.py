@@ -21,12 +21,11 @@ from semigpc.models.onnx import INPUT, ONNX_PACKAGES, NotExportableError
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.text import versions
 from semigpc.training.evaluate import predict
-from semigpc.training.inference import LoadedRun, load_run
+from semigpc.training.inference import HeadChoice, LoadedRun, load_run
 from semigpc.training.run_folder import Choice, RunError
 from semigpc.training.settings import SettingError
 
 Kind = Literal["onnx", "torch"]
-Heads = Literal["both", "linear", "gp"]
 Progress = Callable[[str, int, int | None], None]
 ROWS = 1024  # images of a check
 TOLERANCE = 1e-4  # largest difference of a probability
@@ -52,7 +51,7 @@ def export_run(
     checkpoint: Choice | None = None,
     kind: Kind = "onnx",
     out: Path | None = None,
-    heads: Heads = "both",
+    head: HeadChoice = "auto",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Exported:
@@ -67,7 +66,7 @@ def export_run(
         checkpoint: the best on validation or the last; without it the best, if there is one.
         kind: of file.
         out: ``export/model.onnx`` or ``export/model.pt2`` in the run's folder if left out.
-        heads: which heads to put inside; ``both`` are those that the run has.
+        head: the one to put inside; ``auto`` puts in all that the run has, and ``probabilities`` are of the judged one.
         overwrite: replace an existing file.
         progress: called with the stage, how much of it is done and of how much.
     """
@@ -78,15 +77,17 @@ def export_run(
     report("Loading the run", 0, None)
     run = load_run(folder, checkpoint)
     network, gp = bare(run.network), None if run.gp is None else run.gp.cpu()
-    chosen = _chosen_heads(run, heads)
+    chosen = run.heads(head)
     feature = "backbone" if gp is None else gp.config.feature
     try:
-        head = gp.head() if gp is not None and "gp" in chosen else None
+        kernel = gp.head() if gp is not None and "gp" in chosen else None
     except NoExpansionError as error:
         raise NotExportableError(
             f"the GP of {run.folder.path} cannot be exported: {error} Or take --head linear, the linear classifier alone."
         ) from error
-    exported = ExportedNetwork(network, head, gp_feature=feature, augment=run.experiment.augment, heads=chosen).eval()
+    temperatures: dict[str, float] = {name: run.temperatures.get(name, 1.0) for name in chosen}
+    augment = run.experiment.augment
+    exported = ExportedNetwork(network, kernel, gp_feature=feature, augment=augment, temperatures=temperatures).eval()
     images = _check_images(run)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,6 +101,7 @@ def export_run(
             gp,
             augment=Augment(run.experiment.augment),
             outputs=exported.outputs,
+            temperatures=temperatures,
             pixels=images.pixels,
             largest_batch=min(LARGE_BATCH, run.experiment.train.eval_batch),
             progress=lambda done, total: report("Checking", done, total),
@@ -126,22 +128,6 @@ def _check_free(path: Path, form: Format, *, overwrite: bool) -> None:
 def _beside(path: Path) -> Path:
     """Return the path of the JSON file that describes the exported one."""
     return path.with_name(f"{path.name}.json")
-
-
-def _chosen_heads(run: LoadedRun, heads: Heads) -> tuple[str, ...]:
-    trained = run.gp is not None and len(run.gp.engine) > 0
-    if heads == "gp" and run.gp is None:
-        raise SettingError(f"{run.folder.path} was trained without a GP, so it has no GP head. Leave --head out.")
-    if heads == "gp" and not trained:
-        raise SettingError(
-            f"the GP of {run.folder.path} had seen no labels at step {run.step}, so it has nothing to say. "
-            "Train on with --resume, or leave --head out."
-        )
-    if heads == "linear" or not trained:
-        return ("linear",)
-    if heads == "gp":
-        return ("gp",)
-    return ("gp", "linear") if run.head == "gp" else ("linear", "gp")
 
 
 # The check ----------------------------------------------------------------------------------------------------------
@@ -181,6 +167,7 @@ def differences(
     *,
     augment: Augment,
     outputs: Mapping[str, str],
+    temperatures: Mapping[str, float],
     pixels: Pixels,
     largest_batch: int = LARGE_BATCH,
     progress: Callable[[int, int], None] | None = None,
@@ -190,7 +177,7 @@ def differences(
     Args:
         answer: the exported file as a function of images in [0, 1].
         network, gp: what it was made from, called with the images as evaluation normalises them.
-        outputs: the head of each output.
+        outputs: the head of each output. temperatures: of each head.
         pixels: (n, s, s, 3) bytes.
         progress: called with how many images are done, and of how many.
     """
@@ -199,7 +186,7 @@ def differences(
     while start < len(pixels):
         batch = pixels[start : start + next(sizes)]
         rows = torch.arange(len(batch))
-        expected = predict(network, gp, [(augment.normalise(torch.from_numpy(batch)), rows, rows)]).probs
+        expected = predict(network, gp, [(augment.normalise(torch.from_numpy(batch)), rows, rows)]).scaled(temperatures).probs
         probs = answer(np.ascontiguousarray(batch.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255))
         for name, head in outputs.items():
             if probs[name].shape != expected[head].shape:
@@ -247,7 +234,12 @@ def _facts(run: LoadedRun, exported: ExportedNetwork, images: CheckImages, large
         "image_size": size,
         "normalised_inside_by": {"mean": list(augment.mean), "std": list(augment.std)},
         "outputs": {
-            name: {"head": head, "shape": ["M", len(run.class_names)], "dtype": "float32"}
+            name: {
+                "head": head,
+                "temperature": exported.temperatures[head],
+                "shape": ["M", len(run.class_names)],
+                "dtype": "float32",
+            }
             for name, head in exported.outputs.items()
         },
         "gp": None if gp is None else {"kernel": repr(gp.kernel), "points": len(gp.points), "dtype": "float64"},

@@ -247,7 +247,8 @@ class GPConfig(PlacementConfig):
         learn: choose length_scale, output_scale and noise_std from the buffer as it stands, by the ``marginal`` likelihood or
             by ``leave_one_out``, every ``learn_steps`` steps; the engine is then rebuilt with them and goes on.
         learn_per_class: a kernel of its own for each class, each carried by a low-rank engine.
-        eval_head: which head gives the headline number; the other is reported beside it.
+        eval_head: the head that is judged and that predicts; the other is reported beside it. ``auto`` is the better one on the
+            validation images; without any, the GP where labels are long-tailed, else the linear head.
         eval_buffer: evaluate with the buffer as it stands, or with one rebuilt from the labels by the evaluated weights;
             ``auto`` rebuilds it for role ``classifier``.
     """
@@ -268,7 +269,7 @@ class GPConfig(PlacementConfig):
     learn: Literal["never", "marginal", "leave_one_out"] = "never"
     learn_steps: int = 2048
     learn_per_class: bool = False
-    eval_head: Literal["linear", "gp"] = "linear"
+    eval_head: Literal["auto", "linear", "gp"] = "auto"
     eval_buffer: Literal["auto", "live", "rebuilt"] = "auto"
 
     @property

@@ -22,11 +22,11 @@ from typing_extensions import TypedDict
 from semigpc.files import Count, FileError, read_json, replacing
 from semigpc.report import style
 from semigpc.report.class_figures import class_axis, class_shares, draw_shares, share_scale
-from semigpc.report.run_record import Entry, Floats, RunRecord, floats, mean_known, read_run, series
+from semigpc.report.run_record import HEADS, Entry, Floats, RunRecord, floats, mean_known, read_run, series
 from semigpc.report.style import BLUE, FONT, GREEN, GREY, INK, MUTED, NAMED, ORANGE, PAPER, PURPLE, Chart
-from semigpc.report.wording import metric_name, number_of, short
+from semigpc.report.wording import HEAD_NAMES, JUDGED, metric_name, number_of, short
 from semigpc.run_files import LOOSE, Figures
-from semigpc.text import CLASS_GROUPS, count, mean_and_spread, points
+from semigpc.text import CLASS_GROUPS, count, mean_and_spread, percent, points
 
 COLUMNS = ("balanced_accuracy", *CLASS_GROUPS, "top1", "macro_f1", "ece")
 LOWER_IS_BETTER = ("ece", "loss")
@@ -248,7 +248,9 @@ def write_comparison_report(folder: Path) -> Path:
         "rows": _rows(comparison, columns),
         "pairs": record.get("pairs") or [],
         "runs": [
-            (cell.label, run, _page_of(folder, run)) for cell in comparison.cells for run in cell.record.get("runs") or []
+            (cell.label, run, _page_of(folder, run), _by_head(comparison, cell, run))
+            for cell in comparison.cells
+            for run in cell.record.get("runs") or []
         ],
         "differences": style.chart_rows([difference_chart(comparison)]),
         "curves": style.chart_rows([curve_chart(comparison)]),
@@ -256,6 +258,17 @@ def write_comparison_report(folder: Path) -> Path:
         "pseudo": style.chart_rows([pseudo_chart(comparison)], [share_chart(comparison)]),
     }
     return style.write_page(folder / "report.html", "comparison.html", context)
+
+
+def _by_head(comparison: Comparison, cell: ComparedCell, run: Entry) -> str:
+    """Return the metric of each head at the last evaluation of a run, and which of them is judged."""
+    result, path = run.get("result") or {}, comparison.path / str(run.get("folder") or "")
+    records = [record for _, record in cell.runs if record.path == path]
+    last = {head: curve[-1] for record in records for head in HEADS if (curve := record.curve(str(result.get("part")), head))}
+    return ", ".join(
+        f"{HEAD_NAMES[head]} {percent(number_of(entry, comparison.metric))}{JUDGED if head == result.get('head') else ''}"
+        for head, entry in last.items()
+    )
 
 
 def _rows(comparison: Comparison, columns: Sequence[str]) -> list[dict[str, Any]]:

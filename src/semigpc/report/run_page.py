@@ -19,7 +19,7 @@ from semigpc.report.class_figures import (
 )
 from semigpc.report.run_record import HEADS, PARTS, Entry, Floats, RunRecord, read_run, series
 from semigpc.report.style import Chart
-from semigpc.report.wording import HEAD_NAMES, SCORE_NAMES, flatten, metric_name, run_title
+from semigpc.report.wording import HEAD_NAMES, JUDGED, SCORE_NAMES, flatten, metric_name, run_title
 from semigpc.text import CLASS_GROUPS, count, duration, percent
 
 CHOICES = {
@@ -142,7 +142,8 @@ def _results(run: RunRecord) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "where": ", ".join(filter(None, (str(entry.get("part", "")), _head(entry)))),
+            "where": ", ".join(filter(None, (str(entry.get("part", "")), _head(entry))))
+            + (JUDGED if entry.get("judged") else ""),
             "step": entry.get("step"),
             "entry": entry,
         }

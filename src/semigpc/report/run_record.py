@@ -69,12 +69,10 @@ class RunRecord:
 
     @property
     def head(self) -> str:
-        """The head whose numbers open the page: the summary's, else the one the refiner prefers, if it was measured."""
+        """The head that is judged, whose numbers open the page: by the summary, else by the last evaluation."""
         last = (self.summary.get("results") or {}).get("last") or {}
-        refiner = self.config.get("refiner") or {}
-        preferred = reversed(HEADS) if refiner.get("eval_head") == "gp" or refiner.get("role") == "classifier" else HEADS
-        measured = [str(entry.get("head")) for entry in self.evals]
-        return str(last.get("head") or next((head for head in preferred if head in measured), "linear"))
+        judged = [str(entry["head"]) for entry in self.evals if entry.get("judged")]
+        return str(last.get("head") or (judged[-1] if judged else "linear"))
 
     def counts(self, key: str) -> Floats | None:
         """Return counts (C,) from split.json, or None where they are not known."""
@@ -85,7 +83,7 @@ class RunRecord:
         return [entry for entry in self.evals if entry.get("part") == part and entry.get("head") == head]
 
     def headline(self) -> Entry | None:
-        """Return the last evaluation of the headline head: on the test images if there are any, else on the validation ones."""
+        """Return the last evaluation of the judged head: on the test images if there are any, else on the validation ones."""
         last = (self.summary.get("results") or {}).get("last") or {}
         for part in (last["part"],) if "part" in last else PARTS:
             if entries := self.curve(part, self.head):

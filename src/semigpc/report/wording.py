@@ -8,6 +8,7 @@ from semigpc.text import CLASS_GROUPS, count, printable
 
 METRICS = {"top1": "Top-1", "top5": "Top-5", "macro_f1": "Macro F1", "ece": "ECE"}  # others are named by their key
 HEAD_NAMES = {"linear": "linear head", "gp": "GP head"}
+JUDGED = " (judged)"  # after the name of the head whose figures count, and which predicts
 SCORE_NAMES = {
     "auroc_linear": "largest probability, linear head",
     "auroc_max_softmax": "largest probability, GP",

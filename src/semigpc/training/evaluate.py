@@ -13,13 +13,15 @@ from semigpc.addons import Survey
 from semigpc.data import EvaluationLoader, ImageSet, Splits
 from semigpc.refiners import GaussianProcessRefiner, SimilarityRefiner
 from semigpc.refiners.engines import Confidence
+from semigpc.training.calibration import from_halves, from_labels, halved, predicted_by_halves, tempered
 from semigpc.training.experiment import Experiment
-from semigpc.training.metrics import classification_metrics
+from semigpc.training.metrics import METRIC, classification_metrics
 from semigpc.training.state import Trainer
 from semigpc.types import ModelOutput
 
 FILLING = 31  # keeps the random numbers of filling a buffer apart from others of the same seed
-SAMPLE = 2000  # unlabelled images that screening looks at: its AUROC is then known to about one point
+SAMPLE = 2000  # unlabelled images for screening and calibration: a share of them is then known to about one point
+LONG_TAIL = 2  # labels are long-tailed if the largest class has as many times the labels of the smallest
 
 
 class DivergedError(RuntimeError):
@@ -32,33 +34,56 @@ class Predictions(NamedTuple):
     probs: dict[str, npt.NDArray[np.float64]]
     labels: npt.NDArray[np.int64]
 
+    def scaled(self, temperatures: Mapping[str, float]) -> "Predictions":
+        """Return the same decisions with p^(1/T) for the temperature T of each head, 1 where there is none."""
+        return self._replace(probs={head: tempered(p, temperatures.get(head, 1.0)) for head, p in self.probs.items()})
+
 
 class Evaluation(NamedTuple):
-    """What was measured at a step: ``results`` has one entry for each part and head, ``headline`` the head of the tables."""
+    """What was measured at a step: ``results`` has one entry for each part and head.
+
+    ``head`` is the one that is judged and used, ``temperatures`` scale the confidence of each (:mod:`.calibration`).
+    """
 
     results: list[dict[str, Any]]
-    headline: str
+    head: str
+    temperatures: dict[str, float]
     screening: dict[str, Any] | None
 
 
 def evaluate_run(
-    experiment: Experiment, trainer: Trainer, splits: Splits, loader: EvaluationLoader, groups: dict[str, list[int]]
+    experiment: Experiment,
+    trainer: Trainer,
+    splits: Splits,
+    loader: EvaluationLoader,
+    groups: dict[str, list[int]],
+    *,
+    last: bool,
 ) -> Evaluation:
     """Evaluate the network and its GP on validation and test images, and its screening of unlabelled ones.
 
-    A GP that is rebuilt for evaluation is refilled once, from the labelled images as the network sees them now.
+    A GP that is rebuilt for evaluation is refilled once, from the labelled images as the network sees them now. Confidence is
+    calibrated on the validation images; without any, at the ``last`` step, by two halves of the labels.
     """
     network, gp = trainer.evaluated, trainer.gp
     if gp is not None and gp.config.rebuilt_for_evaluation:
         gp = refilled(gp, network, loader, splits.labeled)
-    results: list[dict[str, Any]] = []
-    headline = headline_head(trainer)
-    for part, images in (("validation", splits.validation), ("test", splits.test)):
-        if images is not None:
-            heads = evaluate(predict(network, gp, loader.batches(images)), groups)
-            results += [{"part": part, "head": head, **figures} for head, figures in heads.items()]
-            headline = headline if headline in heads else "linear"
-    return Evaluation(results, headline, screening(experiment, splits, loader, network, gp))
+    parts = {"validation": splits.validation, "test": splits.test}
+    predictions = {part: predict(network, gp, loader.batches(images)) for part, images in parts.items() if images is not None}
+    temperatures: dict[str, float] = {}
+    if "validation" in predictions:
+        temperatures = from_labels(*predictions["validation"])
+    elif last:
+        temperatures = _temperatures_without_labels(experiment, splits, loader, network, gp)
+    measured = {part: evaluate(raw.scaled(temperatures), groups) for part, raw in predictions.items()}
+    validation = {head: figures[METRIC] for head, figures in measured.get("validation", {}).items()}
+    judged = judged_head(gp, splits.class_counts, validation)
+    results = [
+        {"part": part, "head": head, "judged": head == judged, "temperature": temperatures.get(head, 1.0), **figures}
+        for part, heads in measured.items()
+        for head, figures in heads.items()
+    ]
+    return Evaluation(results, judged, temperatures, screening(experiment, splits, loader, network, gp))
 
 
 def evaluate(predictions: Predictions, groups: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
@@ -66,10 +91,54 @@ def evaluate(predictions: Predictions, groups: dict[str, list[int]]) -> dict[str
     return {head: classification_metrics(probs, predictions.labels, groups) for head, probs in predictions.probs.items()}
 
 
-def headline_head(trainer: Trainer) -> str:
-    """Return the head whose figures stand in the tables: the linear one, unless the GP is the classifier or was chosen."""
-    config = None if trainer.gp is None else trainer.gp.config
-    return "gp" if config is not None and (config.eval_head == "gp" or config.role == "classifier") else "linear"
+def judged_head(
+    gp: GaussianProcessRefiner | None, class_counts: npt.NDArray[np.int64], validation: Mapping[str, float] | None = None
+) -> str:
+    """Return the head by which a run is judged and which predicts, "linear" or "gp". No test label is needed.
+
+    It is the linear one without a GP or with an empty buffer, the GP with role ``classifier``, and otherwise as
+    ``eval_head`` says. ``auto``: the head with the better balanced accuracy on validation images; without any, or if both are
+    equal, the GP where the labels are long-tailed (:data:`LONG_TAIL`), else the linear one.
+
+    Args:
+        gp: as it is evaluated. class_counts: (C,) labelled images. validation: balanced accuracy of both heads, if known.
+    """
+    if gp is None or not len(gp.engine):
+        return "linear"
+    if gp.config.role == "classifier":
+        return "gp"
+    if gp.config.eval_head != "auto":
+        return gp.config.eval_head
+    if validation and validation["gp"] != validation["linear"]:
+        return max(validation, key=lambda head: validation[head])
+    return "gp" if class_counts.max() >= LONG_TAIL * class_counts.min() else "linear"
+
+
+def _temperatures_without_labels(
+    experiment: Experiment, splits: Splits, loader: EvaluationLoader, network: nn.Module, gp: GaussianProcessRefiner | None
+) -> dict[str, float]:
+    """Return the temperature of each head by two halves of the labels, on 2000 unlabelled images at most; none if impossible.
+
+    The halves work on cached features where the network trains on those, which have not seen the labels, else on its own.
+    """
+    chosen, halves = (
+        _sample(len(splits.unlabeled), experiment.seed),
+        halved(splits.labeled.labels, splits.n_classes, experiment.seed),
+    )
+    if halves is None or not len(chosen):
+        return {}
+
+    def features(images: ImageSet, positions: npt.NDArray[np.int64] | None = None) -> Tensor:
+        with _evaluating(network):
+            batches = (inputs for inputs, _, _ in loader.batches(images, positions))
+            return torch.cat([inputs if frozen else network(inputs).features for inputs in batches])
+
+    frozen = experiment.frozen is not None
+    labels = splits.labeled.labels
+    predicted = predicted_by_halves(
+        features(splits.labeled), labels, halves, features(splits.unlabeled, chosen), splits.n_classes
+    )
+    return from_halves(predict(network, gp, loader.batches(splits.unlabeled, chosen)).probs, predicted, strict=not frozen)
 
 
 def predict(

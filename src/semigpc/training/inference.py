@@ -1,6 +1,6 @@
 """Use a finished run: its network and its GP, on its own test images or on others, with labels or without."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,15 +29,17 @@ from semigpc.data.paths import Bad, checked, existing, reject_bad, sorted_images
 from semigpc.data.tables import is_table
 from semigpc.models import OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
-from semigpc.run_files import SplitFacts
+from semigpc.run_files import Head, SplitFacts
 from semigpc.threads import allowed, using
-from semigpc.training.evaluate import Predictions, headline_head, predict, refilled
+from semigpc.training.evaluate import Predictions, judged_head, predict, refilled
 from semigpc.training.experiment import Experiment
 from semigpc.training.run_data import frozen_backbone, load_splits
 from semigpc.training.run_folder import Choice, RunError, RunFolder, read_json
+from semigpc.training.settings import SettingError
 from semigpc.training.state import assemble, build_fabric, products_in
 
 Part = Literal["test", "validation"]
+HeadChoice = Literal["auto", "linear", "gp"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class LoadedRun:
     """What a run learnt, ready to predict.
 
     ``network`` is the one that was evaluated in training, in evaluation mode; ``gp`` is None if the run had none; ``head`` is
-    the one whose figures stand in the tables; ``step`` is where the ``checkpoint`` was written.
+    the one by which the run is judged; ``temperatures`` scale the confidence of each head, 1 where there is none; ``step`` is
+    where the ``checkpoint`` was written.
     """
 
     folder: RunFolder
@@ -54,6 +57,7 @@ class LoadedRun:
     network: nn.Module
     gp: GaussianProcessRefiner | None
     head: str
+    temperatures: Mapping[str, float]
     source: ViewSource
     device: torch.device
     checkpoint: Choice
@@ -70,7 +74,7 @@ class LoadedRun:
         return self.split["class_groups"] or {}
 
     def predict(self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None) -> Predictions:
-        """Return the probabilities of M images by each head; ``on_batch`` receives how many images were just done."""
+        """Return calibrated probabilities of M images by each head; ``on_batch`` receives how many images were just done."""
 
         def batches(loader: EvaluationLoader) -> Iterator[EvaluationBatch]:
             for batch in loader.batches(images):
@@ -80,7 +84,19 @@ class LoadedRun:
 
         train = self.experiment.train
         with self._loader(images) as loader, using(train.threads or allowed()), products_in(train.tf32):
-            return predict(self.network, self.gp, batches(loader))
+            return predict(self.network, self.gp, batches(loader)).scaled(self.temperatures)
+
+    def heads(self, choice: HeadChoice) -> tuple[Head, ...]:
+        """Return the heads to use: all that can predict, the judged one first, for ``auto``; else the one that was chosen."""
+        trained = self.gp is not None and len(self.gp.engine) > 0
+        if choice == "gp" and not trained:
+            why = "was trained without a GP" if self.gp is None else f"had no labels in its GP at step {self.step}"
+            raise SettingError(f"{self.folder.path} {why}, so it has no GP head. Leave --head out.")
+        if choice != "auto":
+            return (choice,)
+        if not trained:
+            return ("linear",)
+        return ("gp", "linear") if self.head == "gp" else ("linear", "gp")
 
     def _loader(self, images: ImageSet) -> EvaluationLoader:
         train = self.experiment.train
@@ -158,7 +174,8 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         split,
         network.eval(),
         trainer.gp,
-        headline_head(trainer),
+        saved.state["journal"].get("head") or judged_head(trainer.gp, counts),
+        saved.state["journal"].get("temperatures", {}),
         Augment(experiment.augment),
         trainer.fabric.device,
         choice,

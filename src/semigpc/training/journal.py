@@ -55,6 +55,8 @@ class Journal:
         self.gp: GaussianProcessRefiner | None = None
         self.checked_from = 0
         self.results: dict[str, Any] = {"last": None, "best_on_validation": None, "best_on_test": None}
+        self.head: str | None = None  # that is judged, by the last evaluation
+        self.temperatures: dict[str, float] = {}
         self.seconds_before = 0.0
         self.began = time.perf_counter()
         self._clear()
@@ -109,14 +111,12 @@ class Journal:
 
     def evaluated(self, step: int, evaluation: Evaluation, *, seconds: float) -> bool:
         """Write an evaluation that took so long; returns whether validation has never been better."""
-        headlines = {}
-        for result in evaluation.results:
-            entry = self._write("eval", step, **result)
-            if entry["head"] == evaluation.headline:
-                headlines[entry["part"]] = entry
+        self.head, self.temperatures = evaluation.head, evaluation.temperatures
+        entries = [self._write("eval", step, **result) for result in evaluation.results]
+        judged = {entry["part"]: entry for entry in entries if entry["judged"]}
         if evaluation.screening is not None:
             self._write("screening", step, **evaluation.screening)
-        test, validation = headlines.get("test"), headlines.get("validation")
+        test, validation = judged.get("test"), judged.get("validation")
         self.results["last"] = test or validation
         best = validation is not None and _better(validation, self.results["best_on_validation"], "chosen_by")
         if validation is not None and best:
@@ -128,7 +128,14 @@ class Journal:
 
     def finish(self, step: int, *, status: str, **facts: Any) -> dict[str, Any]:
         """Write ``summary.json`` with these facts, and return it."""
-        summary = {"status": status, "step": step, "seconds": self._seconds(), "results": self.results, **facts}
+        summary = {
+            "status": status,
+            "step": step,
+            "seconds": self._seconds(),
+            "results": self.results,
+            **self._confidence(),
+            **facts,
+        }
         self.folder.write_summary(summary)
         if self._board is not None:
             self._board.close()
@@ -137,13 +144,18 @@ class Journal:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the journal."""
         size = self.folder.metrics_size()
-        return {"results": self.results, "seconds": self._seconds(), "metrics_size": size, "checks": self.checks.state}
+        own = {"results": self.results, "checks": self.checks.state, **self._confidence()}
+        return own | {"seconds": self._seconds(), "metrics_size": size}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint, and cut off the lines written after it."""
         self.results, self.seconds_before = state["results"], state["seconds"]
-        self.checks.state |= state.get("checks", {})  # older checkpoints have none
+        self.checks.state |= state["checks"]
+        self.head, self.temperatures = state["head"], state["temperatures"]
         self.folder.rewind_metrics(state["metrics_size"])
+
+    def _confidence(self) -> dict[str, Any]:
+        return {"head": self.head, "temperatures": self.temperatures}
 
     def _seconds(self) -> float:
         return self.seconds_before + time.perf_counter() - self.began

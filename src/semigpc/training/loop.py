@@ -238,7 +238,8 @@ class Run:
 
     def _evaluate(self, step: int) -> bool:
         began, current = time.perf_counter(), self.current
-        evaluation = evaluate_run(self.experiment, current.trainer, current.splits, current.loader, self.groups)
+        last = step == self.experiment.train.steps
+        evaluation = evaluate_run(self.experiment, current.trainer, current.splits, current.loader, self.groups, last=last)
         return self.journal.evaluated(step, evaluation, seconds=time.perf_counter() - began)
 
     def _save(self, path: Path, step: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, NotRequired, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ from semigpc.files import (
     write_text,
     writing,
 )
-from semigpc.run_files import Results, RunSummary, SplitFacts, check_split, check_summary
+from semigpc.run_files import Head, Results, RunSummary, SplitFacts, check_split, check_summary
 from semigpc.text import printable, versions
 from semigpc.threads import cores
 from semigpc.training.experiment import Experiment
@@ -66,6 +66,8 @@ class JournalState(TypedDict):
     """What a checkpoint keeps of the journal."""
 
     results: Results
+    head: NotRequired[Head | None]
+    temperatures: NotRequired[dict[str, float]]
     seconds: float
     metrics_size: Count
 

@@ -1,0 +1,165 @@
+"""The head that is judged, and the confidence that people read."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from semigpc.refiners import GaussianProcessRefiner, GPConfig
+from semigpc.run_files import Head
+from semigpc.training import train
+from semigpc.training.calibration import (
+    RANGE,
+    from_halves,
+    from_labels,
+    halved,
+    predicted_by_halves,
+    temperature_for,
+    tempered,
+)
+from semigpc.training.evaluate import judged_head
+from semigpc.training.inference import load_run
+from semigpc.training.metrics import calibration
+from semigpc.training.run_folder import RunFolder, read_checkpoint
+from tests.training.small_runs import small_run
+
+EVEN, LONG = np.array([4, 4, 3]), np.array([40, 12, 2])
+Floats = NDArray[np.float64]
+
+
+def gp(*, entries: int = 3, **options: object) -> GaussianProcessRefiner:
+    refiner = GaussianProcessRefiner(GPConfig(buffer_size=8, **options), 2, 3)  # type: ignore[arg-type]
+    refiner.remember(torch.eye(3, 2)[:entries], torch.arange(3)[:entries])
+    return refiner
+
+
+# The head ---------------------------------------------------------------------------------------------------------------
+
+
+def test_without_validation_long_tailed_labels_choose_the_gp() -> None:
+    assert judged_head(gp(), LONG) == "gp"
+    assert judged_head(gp(), EVEN) == "linear"
+    assert judged_head(None, LONG) == "linear"
+    empty = GaussianProcessRefiner(GPConfig(buffer_size=8), 2, 3)
+    assert judged_head(empty, LONG) == "linear"
+
+
+def test_validation_decides_and_a_tie_does_not() -> None:
+    assert judged_head(gp(), LONG, {"linear": 0.6, "gp": 0.5}) == "linear"
+    assert judged_head(gp(), EVEN, {"linear": 0.4, "gp": 0.5}) == "gp"
+    assert judged_head(gp(), LONG, {"linear": 0.5, "gp": 0.5}) == "gp"
+
+
+@pytest.mark.parametrize("head", ["linear", "gp"])
+def test_a_setting_overrules_the_rule_and_a_gp_that_classifies_is_always_judged(head: Head) -> None:
+    worse = {"linear": 0.1, "gp": 0.1, head: 0.0}
+    assert judged_head(gp(eval_head=head), LONG, worse) == head
+    assert judged_head(gp(role="classifier", eval_head=head), EVEN, {"linear": 1.0, "gp": 0.0}) == "gp"
+
+
+# Temperatures -----------------------------------------------------------------------------------------------------------
+
+
+def overconfident(n: int, seed: int = 0) -> tuple[Floats, NDArray[np.int64]]:
+    """Probabilities whose logits are five times as large as the truth of the labels, (n, 4) and (n,)."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(n, 4))
+    labels = (logits + rng.gumbel(size=(n, 4))).argmax(axis=1)
+    return tempered(np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True), 0.2), labels
+
+
+def error(probs: Floats, labels: NDArray[np.int64]) -> float:
+    return calibration(probs.max(axis=1), probs.argmax(axis=1) == labels)[1]
+
+
+def test_the_calibration_error_of_an_overconfident_network_falls_and_no_decision_changes() -> None:
+    temperature = from_labels({"linear": overconfident(500)[0]}, overconfident(500)[1])["linear"]
+    assert 3.5 < temperature < 7
+    probs, labels = overconfident(4000, seed=1)
+    scaled = tempered(probs, temperature)
+    assert error(probs, labels) > 0.25
+    assert error(scaled, labels) < 0.05
+    np.testing.assert_array_equal(probs.argsort(axis=1), scaled.argsort(axis=1))
+    np.testing.assert_allclose(scaled.sum(axis=1), 1)
+
+
+def test_a_temperature_stays_in_range_also_for_certain_probabilities() -> None:
+    certain = np.eye(3)[[0, 1, 2, 0]]
+    assert temperature_for(certain, 0.2) == RANGE[1]
+    flat = np.full((4, 3), 1 / 3)
+    assert temperature_for(flat, 0.9) == RANGE[0]
+    sure = from_labels({"gp": np.array([[0.9, 0.1]] * 3)}, np.zeros(3, dtype=np.int64))["gp"]
+    assert tempered(np.array([[0.9, 0.1]]), sure)[0, 0] == pytest.approx(0.8, abs=1e-3)  # (3 + 1) / (3 + 2), not 1
+
+
+def test_halves_share_no_label_but_that_of_a_class_with_one() -> None:
+    labels = np.array([0] * 7 + [1] + [2] * 2)
+    halves = halved(labels, 3, seed=0)
+    assert halves is not None
+    assert set(halves[0]) & set(halves[1]) == {7}
+    assert sorted(set(halves[0]) | set(halves[1])) == list(range(10))
+    assert [sorted(np.bincount(labels[half])) for half in halves] == [[1, 1, 4], [1, 1, 3]]
+    assert halved(np.arange(5), 5, seed=0) is None
+
+
+def test_halves_count_rare_classes_as_much_as_frequent_ones() -> None:
+    """Of 90 images of class 0 all are right, of 10 of class 1 none: the accuracy is a half, not 0.9."""
+    truth = np.repeat([0, 1], [90, 10])
+    probs = np.full((100, 2), [0.99, 0.01])
+    temperature = from_halves({"linear": probs}, (truth, truth), strict=True)["linear"]
+    assert tempered(probs, temperature)[0, 0] < 0.6
+
+
+def test_strict_halves_believe_only_what_both_agree_on() -> None:
+    probs = np.tile([0.97, 0.01, 0.01, 0.01], (40, 1))
+    halves = (np.zeros(40, dtype=np.int64), np.repeat([0, 1], [32, 8]))
+    mild, strict = (from_halves({"gp": probs}, halves, strict=flag)["gp"] for flag in (False, True))
+    assert strict > mild
+
+
+def test_two_gps_agree_on_images_that_are_easy_and_not_on_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = np.repeat(np.arange(3), 10)
+    centres = 6 * torch.eye(3, 8)
+
+    def agreement(spread: float) -> float:
+        features = centres[labels] + spread * torch.randn(30, 8, generator=generator)
+        queries = centres.repeat(50, 1) + spread * torch.randn(150, 8, generator=generator)
+        halves = halved(labels, 3, seed=1)
+        assert halves is not None
+        first, second = predicted_by_halves(features, labels, halves, queries, 3)
+        return float((first == second).mean())
+
+    assert agreement(0.5) > 0.98
+    assert agreement(20.0) < 0.7
+
+
+# A run ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("validation", [0, 3])
+def test_a_run_remembers_its_head_and_its_temperatures(validation: int, tmp_path: Path) -> None:
+    settings = ("train.steps=12", "train.eval_steps=6", "train.checkpoint_steps=6", f"data.validation_per_class={validation}")
+    summary = train(small_run("fixmatch", "gp", *settings), tmp_path)
+    state = read_checkpoint(RunFolder(tmp_path).last).state["journal"]
+    assert (state["head"], state["temperatures"]) == (summary["head"], summary["temperatures"])
+    assert set(summary["temperatures"]) == {"linear", "gp"}
+    assert summary["results"]["last"]["head"] == summary["head"]
+    if not validation:
+        assert summary["head"] == "gp"  # digits have long-tailed labels
+
+    run = load_run(tmp_path, "last")
+    assert (run.head, run.temperatures) == (summary["head"], summary["temperatures"])
+    assert run.heads("auto")[0] == run.head
+    run, images = run.part("test")
+    probs = run.predict(images).probs[run.head]
+    assert calibration(probs.max(axis=1), probs.argmax(axis=1) == images.labels)[1] == pytest.approx(
+        summary["results"]["last"]["ece"], abs=1e-6
+    )
+    object.__setattr__(run, "temperatures", {})
+    raw = run.predict(images).probs[run.head]
+    np.testing.assert_array_equal(raw.argmax(axis=1), probs.argmax(axis=1))
+    np.testing.assert_allclose(probs, tempered(raw, summary["temperatures"][run.head]), atol=1e-9)
+    assert np.abs(probs - raw).max() > 1e-3
