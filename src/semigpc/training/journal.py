@@ -238,7 +238,7 @@ class PseudoLabelChecks:
 
     def _now(self, name: str, scales: Mapping[str, float]) -> str:
         auto = ", chosen by auto" if getattr(self.experiment.refiner, name) == "auto" else "; auto chooses one"
-        return f"refiner.{name} (now {scales[name]:.3g}{auto})"
+        return f"refiner.{name} (now {scales[name]:.4g}{auto})"
 
 
 def hardly_believed(believed: Array, labeled: Array) -> int | None:
