@@ -34,7 +34,7 @@ def arrays() -> dict[str, NDArray[Any]]:
 
 @pytest.fixture
 def npz(arrays: dict[str, NDArray[Any]], tmp_path: Path) -> Path:
-    np.savez_compressed(tmp_path / "mnist.npz", **arrays)
+    np.savez_compressed(tmp_path / "mnist.npz", allow_pickle=False, **arrays)
     return tmp_path / "mnist.npz"
 
 
@@ -105,11 +105,11 @@ def test_a_damaged_idx_file_is_named(folder: Path) -> None:
 
 def test_arrays_that_are_not_mnist_are_an_error(npz: Path, arrays: dict[str, NDArray[Any]]) -> None:
     config = MnistConfig(root=str(npz), split=SPLIT)
-    np.savez(npz, **{name: array for name, array in arrays.items() if name != "x_test"})
+    np.savez(npz, allow_pickle=False, **{name: array for name, array in arrays.items() if name != "x_test"})
     with pytest.raises(DataError, match="missing: x_test"):
         load(config, 0)
     for labels in (arrays["y_train"][:-1], arrays["y_train"] % 9, arrays["y_train"] / 2):
-        np.savez(npz, **(arrays | {"y_train": labels}))
+        np.savez(npz, allow_pickle=False, **(arrays | {"y_train": labels}))
         with pytest.raises(DataError, match="The train labels of MNIST must be one digit for each of 300 images"):
             load(config, 0)
     with pytest.raises(DataError, match=r"MNIST is not at .*by --root"):
