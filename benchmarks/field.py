@@ -263,8 +263,8 @@ def figures(path: Path) -> Record:
     if late:
         accepted = [sum(entry["accepted_counts"]) for entry in late]
         kept["coverage"] = mean(entry["coverage"] for entry in late)
-        for name in ("precision", "calibration_error"):
-            known = [(entry[name], n) for entry, n in zip(late, accepted, strict=True) if entry.get(name) is not None and n]
+        for name, key in (("precision", "precision"), ("calibration_error", "ece")):
+            known = [(entry[key], n) for entry, n in zip(late, accepted, strict=True) if n and entry[key] is not None]
             kept[name] = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
         warmup = getattr(experiment.refiner, "warmup_steps", 0)
         acting = [entry["coverage"] for entry in windows if entry["step"] - entry["window"] >= warmup]

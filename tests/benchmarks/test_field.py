@@ -71,6 +71,7 @@ def test_precision_is_weighted_by_what_was_accepted(studied: tuple[Path, str]) -
     assert found["coverage"] == pytest.approx(sum(accepted) / sum(sum(entry["believed_counts"]) for entry in late))
     if sum(accepted):
         assert found["precision"] == pytest.approx(right / sum(accepted))
+        assert 0 <= found["calibration_error"] <= 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from semigpc.cli.failures import reported
 from semigpc.cli.tables import AsJson, comparison_table, pairs_table, say
-from semigpc.cli.train import FeatureChoice, ImageSize, Labels, ModelName, OwnLinks, Test, Validation
+from semigpc.cli.train import FeatureChoice, ImageSize, Labels, ModelName, OwnLinks, Root, Test, Validation, short_settings
 
 RATIO = 30.0  # imbalance of a recipe's labels
 
@@ -31,6 +31,7 @@ def compare_command(
     ratio: Annotated[
         list[float], typer.Option("--ratio", metavar="GAMMA", help=f"Imbalance of a recipe, {RATIO:g}; repeat for more.")
     ] = [],  # noqa: B006
+    root: Root = None,
     features: FeatureChoice = None,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Length of every run.")] = None,
     settings: Annotated[
@@ -73,7 +74,7 @@ def compare_command(
     console = Console(stderr=as_json, width=None if Console().is_terminal else 120)  # a file has no edge to fit into
     command = shlex.join(["semigpc", *sys.argv[1:]])
     comparisons = {}
-    settings = settings if steps is None else [*settings, f"train.steps={steps}"]
+    settings = [*settings, *short_settings(data, steps, root)]
     ratios: list[float] | list[None] = ratio or ([RATIO] if data in RECIPES else [None])
     for gamma in ratios:
         options = TrainOptions(

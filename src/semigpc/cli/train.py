@@ -24,6 +24,9 @@ Features = Literal["live", "cached"]
 FeatureChoice = Annotated[
     Features | None, typer.Option("--features", help="live trains the network; cached, for photos on a CPU, on its features.")
 ]
+Root = Annotated[
+    Path | None, typer.Option("--root", metavar="PATH", help="Data of the recipes mnist; short for --set data.root=PATH.")
+]
 Labels = Annotated[Path | None, option("--labels", OWN, "FILE", "CSV or Parquet: file_name, label.")]
 Test = Annotated[Path | None, option("--test", OWN, "PATH", "Labelled images: such a file, or class folders.")]
 Validation = Annotated[
@@ -43,6 +46,7 @@ def train(
     ratio: Annotated[
         float | None, typer.Option("--ratio", metavar="GAMMA", help="Imbalance of a recipe, head over tail.")
     ] = None,
+    root: Root = None,
     features: FeatureChoice = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of split, weights and order.")] = 0,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Short for --set train.steps=N.")] = None,
@@ -107,8 +111,9 @@ def train(
         follow_links=follow_links,
     )
     cache = DataCache()
+    changes = [*(settings or []), *short_settings(data, steps, root)]
     experiment, name = resolve(data, options, cache)
-    experiment = experiment.override([*(settings or []), *([f"train.steps={steps}"] if steps else [])])
+    experiment = experiment.override(changes)
     name = f"{name}-cached" if features == "cached" else name
     parts = [experiment.algorithm_name, *([] if addon == "none" else [addon]), experiment.refiner_name]
     folder = out or Path("runs", f"{name}-{'-'.join(parts)}-seed{experiment.seed}")
@@ -130,6 +135,17 @@ def train(
     _print_results(folder, summary, console)
     say(f"run: {folder}", err=as_json)
     say(f"report: {page}", err=as_json)
+
+
+def short_settings(data: str, steps: int | None, root: Path | None) -> list[str]:
+    """Return the settings that ``--steps`` and ``--root`` are short for."""
+    from semigpc.recipes import RECIPES
+    from semigpc.training import SettingError
+
+    if root is not None and data not in RECIPES:
+        raise SettingError(f"--root is where the data of a recipe are; your own data are {data}. Leave it out.")
+    paths = [] if root is None else [f"data.root={root.expanduser().resolve()}"]
+    return paths if steps is None else [*paths, f"train.steps={steps}"]
 
 
 def _print_results(folder: Path, summary: dict[str, Any], console: Console) -> None:

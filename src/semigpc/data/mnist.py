@@ -71,6 +71,8 @@ def load(config: MnistConfig, seed: int) -> Splits:
 
 def _read(root: Path) -> dict[str, NDArray[Any]]:
     """Return the four arrays by the names of ``IDX_FILES``."""
+    if not root.exists():
+        raise DataError(f"MNIST is not at {root}. Give its .npz file, or the folder of the four official files, by --root.")
     if root.is_dir():
         return {name: _read_idx(root, file) for name, file in IDX_FILES.items()}
     arrays = read_npz(root, only=IDX_FILES)

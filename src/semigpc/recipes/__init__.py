@@ -5,9 +5,14 @@ Each takes ``imbalance_ratio``, ``algorithm``, ``refiner`` and ``seed`` by keywo
 
 from collections.abc import Callable
 
-from semigpc.recipes.digits import digits, digits_balanced
+from semigpc.recipes.digits import digits, digits_balanced, mnist, mnist_balanced
 from semigpc.training import Experiment
 
-RECIPES: dict[str, Callable[..., Experiment]] = {"digits": digits, "digits_balanced": digits_balanced}
+RECIPES: dict[str, Callable[..., Experiment]] = {
+    "digits": digits,
+    "digits_balanced": digits_balanced,
+    "mnist": mnist,
+    "mnist_balanced": mnist_balanced,
+}
 
-__all__ = ["RECIPES", "digits", "digits_balanced"]
+__all__ = ["RECIPES", "digits", "digits_balanced", "mnist", "mnist_balanced"]

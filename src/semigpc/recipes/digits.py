@@ -40,7 +40,7 @@ def digits_balanced(
 
 def mnist(
     *,
-    root: str | Path,
+    root: str | Path = "mnist.npz",
     setting: Literal["A", "B"] = "A",
     imbalance_ratio: float = 50,
     labels_per_class: int = 4,
@@ -48,15 +48,16 @@ def mnist(
     refiner: str = "gp",
     seed: int = 0,
 ) -> Experiment:
-    """MNIST at 28 x 28, 1000 unlabelled images of the largest class; 200 test images of each class.
+    """MNIST at 28 x 28, labels as long-tailed as the unlabelled images, 100 of the largest class.
 
-    ``semigpc train mnist --root mnist.npz`` or ``mnist_balanced``; about a minute on one CPU core.
+    ``semigpc train mnist --root mnist.npz``; about 30 seconds on one CPU core. The largest class has 1000 unlabelled images;
+    200 test images of each class are used, which ``--set data.test_per_class=0`` makes all 10 000.
 
     Args:
         root: an ``.npz`` file or the folder of the official files, see :class:`MnistConfig`.
-        setting: A, labels as long-tailed as the unlabelled images, 100 of the largest class; B, ``labels_per_class`` of each
-            class, none of them among the unlabelled images.
+        setting: A, as above; B, ``labels_per_class`` of each class, none of them among the unlabelled images.
         imbalance_ratio: the largest class over the smallest.
+        labels_per_class: in setting B.
     """
     if setting not in ("A", "B"):
         raise SettingError(f"setting is 'A' (long-tailed labels) or 'B' (equally many of each class); got {setting!r}.")
@@ -71,6 +72,14 @@ def mnist(
     data = MnistConfig(root=str(Path(root).expanduser().resolve()), split=split, test_per_class=200)
     experiment = _experiment(data, algorithm, refiner, seed)
     return replace(experiment, augment=replace(experiment.augment, image_size=28))
+
+
+def mnist_balanced(**options: Any) -> Experiment:
+    """MNIST at 28 x 28, setting B: four labels of each class, the unlabelled images long-tailed and none of them labelled.
+
+    ``semigpc train mnist_balanced --root mnist.npz``. The options are those of :func:`mnist`.
+    """
+    return mnist(setting="B", **options)
 
 
 def _experiment(data: DigitsConfig | MnistConfig, algorithm: str, refiner: str, seed: int) -> Experiment:
