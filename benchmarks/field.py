@@ -62,7 +62,7 @@ Record = dict[str, Any]
 Names = list[str] | None
 Data = Literal["digits", "mnist", "cifar10"]
 Score = Callable[[Record], float]
-STEPS: Mapping[Data, int] = {"digits": 300, "mnist": 500, "cifar10": 250}
+STEPS: Mapping[Data, int] = {"digits": 600, "mnist": 500, "cifar10": 250}
 TITLES: Mapping[Data, str] = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR-10 features"}
 
 
