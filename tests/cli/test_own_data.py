@@ -34,7 +34,8 @@ def test_training_says_what_it_found_and_what_came_out(trained: Trained) -> None
         "Found 3 classes, 14 labelled images (one 5, two 3, zero 6), 36 unlabelled, 15 for test.",
         "Note: No validation images",
         "last            30 test   GP",
-        "best on test*   30 test   linear",
+        "best on test*   30 test   GP",
+        "The GP head is judged, and predicts.",
         "* chosen on the test set itself",
         f"report: {trained.run / 'report.html'}",
     ):
@@ -56,7 +57,7 @@ def test_evaluation_repeats_the_figures_of_the_run(trained: Trained) -> None:
     told = json.loads(done.stdout)
     assert (told["checkpoint"], told["step"], told["images"]) == ("last", 30, "test")
     last = json.loads((trained.run / "summary.json").read_text())["results"]["last"]
-    assert told["heads"]["linear"].items() <= last.items()
+    assert told["heads"][told["head"]].items() <= last.items()
     assert set(told["heads"]) == {"linear", "gp"}
     assert "balanced" in done.stderr
 

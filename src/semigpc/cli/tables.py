@@ -59,13 +59,18 @@ def share(mean: float | None, std: float | None = None, *, seeds: int = 1) -> st
 
 
 def accuracy_table(rows: Iterable[tuple[str, Mapping[str, Any]]], caption: str | None = None) -> Table:
-    """Return one row for each named evaluation: its step, images and head, the judged one with a *, and accuracy in percent."""
+    """Return one row for each named evaluation: its step, images and head, and accuracy in percent.
+
+    The caption names the head of the first row that is judged.
+    """
+    rows = list(rows)
+    judged = [f"The {HEADS[entry['head']]} head is judged, and predicts." for _, entry in rows if entry.get("judged")]
+    caption = "\n".join([*judged[:1], *([caption] if caption else [])])
     headings = (">step", "images", "head", *(f">{name}" for name in ("balanced", "top-1", *CLASS_GROUPS)))
     made = table("Accuracy in percent", "", *headings, caption=caption, padding=0)  # so that it fits 80 characters
     for name, entry in rows:
         figures = (entry["balanced_accuracy"], entry["top1"], *(entry["groups"].get(group) for group in CLASS_GROUPS))
-        head = f"{HEADS[entry['head']]}{' *' if entry.get('judged') else ''}"
-        made.add_row(name, str(entry["step"]), verbatim(entry["part"]), head, *map(share, figures))
+        made.add_row(name, str(entry["step"]), verbatim(entry["part"]), HEADS[entry["head"]], *map(share, figures))
     return made
 
 
