@@ -47,9 +47,9 @@ def test_a_run_folder_tells_everything(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_best_is_chosen_on_validation_and_test_is_named_apart(tmp_path: Path) -> None:
     results = train(small_run(), tmp_path)["results"]
-    linear = [entry for entry in entries(tmp_path, "eval") if entry["head"] == "linear"]
-    validation = {entry["step"]: entry["balanced_accuracy"] for entry in linear if entry["part"] == "validation"}
-    test = {entry["step"]: entry["balanced_accuracy"] for entry in linear if entry["part"] == "test"}
+    judged = [entry for entry in entries(tmp_path, "eval") if entry["judged"]]
+    validation = {entry["step"]: entry["balanced_accuracy"] for entry in judged if entry["part"] == "validation"}
+    test = {entry["step"]: entry["balanced_accuracy"] for entry in judged if entry["part"] == "test"}
     best = max(validation, key=lambda step: validation[step])  # the first of equals
     assert results["best_on_validation"]["step"] == best
     assert results["best_on_validation"]["balanced_accuracy"] == test[best]
