@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any, Literal
@@ -238,15 +239,13 @@ def figures(path: Path) -> Record:
     """Return what a study keeps of a run: by each head on test images, or else on validation images; of accepted labels."""
     folder = RunFolder(path)
     entries = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    summary, experiment = folder.read_summary(), folder.experiment()
-    results = summary["results"]
-    assert results is not None
-    assert results["last"] is not None
+    experiment, summary = folder.experiment(), folder.read_summary()
+    headline: Any = (summary["results"] or {})["last"]
     evaluations = [entry for entry in entries if entry["kind"] == "eval"]
     part = "validation" if experiment.seed >= TUNING else "test"
     halfway, last = (
         {entry["head"]: entry for entry in evaluations if (entry["part"], entry["step"]) == (part, step)}
-        for step in sorted({entry["step"] for entry in evaluations})
+        for step in (evaluations[0]["step"], evaluations[-1]["step"])
     )
     kept: Record = {
         "heads": {
@@ -254,8 +253,8 @@ def figures(path: Path) -> Record:
             for head, entry in last.items()
         },
         "halfway": {head: entry["balanced_accuracy"] for head, entry in halfway.items()},
-        "chosen_head": results["last"]["head"],
-        "ece": results["last"]["ece"],
+        "chosen_head": headline["head"],
+        "ece": headline["ece"],
         "seconds": summary["seconds"],
     }
     windows = [entry for entry in entries if entry["kind"] == "pseudo"]
@@ -320,34 +319,46 @@ def by_better(record: Record) -> float:
     return float(max(head["balanced_accuracy"] for head in record["heads"].values()))
 
 
+def of_group(group: str, record: Record) -> float:
+    """Return the balanced accuracy of a third of the classes, by the head that the run chose."""
+    return float(record["heads"][record["chosen_head"]][group])
+
+
 SCORES: dict[str, Score] = {"linear": by_linear, "chosen": by_chosen, "better": by_better}
 
 
-def gains(records: Sequence[Record], score: Score, refiner: str = "gp", against: str = "none") -> list[Record]:
-    """Return the gain of each run with a refiner over its pair with another one: same problem, base, add-on and seed."""
+Gains = list[tuple[StudyProblem, float]]
+
+
+def gains(records: Sequence[Record], score: Score, *, addons: bool = False, against: str = "none") -> Gains:
+    """Return the gain of each run with SemiGPC over its pair with another refiner: same problem, base, add-on and seed.
+
+    Args:
+        records: of all runs. score: of a run. addons: of methods with an add-on, or without. against: the other refiner.
+    """
     found = {(one["problem"], one["method"], one["seed"]): one for one in records}
     pairs = []
     for (problem, name, seed), record in found.items():
         method = METHODS[name]
-        other = found.get((problem, replace(method, refiner=against).name, seed))
-        if method.refiner == refiner and other is not None:
-            pairs.append({"problem": problem, "method": method, "gain": score(record) - score(other)})
+        if method.refiner == "gp" and (method.addon != "none") == addons:
+            other = found.get((problem, replace(method, refiner=against).name, seed))
+            pairs += [] if other is None else [(PROBLEMS[problem], score(record) - score(other))]
     return pairs
 
 
 def summarise(records: Sequence[Record]) -> Record:
     """Return the figures that the study is judged by, each None or empty where its runs are not there yet."""
-    plain = {name: [pair for pair in gains(records, score) if pair["method"].addon == "none"] for name, score in SCORES.items()}
+    plain = {name: gains(records, score) for name, score in SCORES.items()}
     summary: Record = {
         "runs": len(records),
         "gain": {name: _by_setting(pairs) for name, pairs in plain.items()},
-        "gain_on_addons": {
-            name: _by_setting([pair for pair in gains(records, score) if pair["method"].addon != "none"])
-            for name, score in SCORES.items()
+        "gain_on_addons": {name: _by_setting(gains(records, score, addons=True)) for name, score in SCORES.items()},
+        "gain_by_problem": {
+            by: {name: _mean(gain for one, gain in pairs if one == problem) for name, problem in PROBLEMS.items()}
+            for by, pairs in plain.items()
         },
-        "gain_by_problem": {name: _by_problem(pairs) for name, pairs in plain.items()},
         "gain_over_fixed": {name: _by_data(gains(records, score, against="gp_fixed")) for name, score in SCORES.items()},
-        "gain_by_group": {group: _by_setting(_group_gains(records, group)) for group in CLASS_GROUPS},
+        "gain_by_group": {group: _by_setting(gains(records, partial(of_group, group))) for group in CLASS_GROUPS},
         "over_labels_only": _over_labels_only(records),
         "ranks": {name: rank(_scores(records, score), _methods(records)).plain() for name, score in SCORES.items()},
     }
@@ -370,26 +381,12 @@ def _mean(values: Iterable[float]) -> float | None:
     return float(mean(found)) if found else None
 
 
-def _by_setting(pairs: Sequence[Record]) -> Record:
-    return {
-        key: sign_test([pair["gain"] for pair in pairs if PROBLEMS[pair["problem"]].setting in key]) for key in ("A", "B", "AB")
-    }
+def _by_setting(pairs: Gains) -> Record:
+    return {key: sign_test([gain for problem, gain in pairs if problem.setting in key]) for key in ("A", "B", "AB")}
 
 
-def _by_problem(pairs: Sequence[Record]) -> Record:
-    return {name: _mean(pair["gain"] for pair in pairs if pair["problem"] == name) for name in PROBLEMS}
-
-
-def _by_data(pairs: Sequence[Record]) -> Record:
-    return {data: sign_test([pair["gain"] for pair in pairs if PROBLEMS[pair["problem"]].data == data]) for data in STEPS}
-
-
-def _group_gains(records: Sequence[Record], group: str) -> list[Record]:
-    return [
-        pair
-        for pair in gains(records, lambda record: float(record["heads"][record["chosen_head"]][group]))
-        if pair["method"].addon == "none"
-    ]
+def _by_data(pairs: Gains) -> Record:
+    return {data: sign_test([gain for problem, gain in pairs if problem.data == data]) for data in STEPS}
 
 
 def _over_labels_only(records: Sequence[Record]) -> dict[str, float | None]:
@@ -555,7 +552,8 @@ def field(
     check_folders(plot=plot)
     roots = {name: path for name, path in (("mnist", mnist), ("cifar10", cifar)) if path is not None}
     study = _chosen(problem, method, seed, out, roots, steps)
-    command, result = shlex.join(["python", "benchmarks/field.py", *sys.argv[1:]]), out / "study.json"
+    words = (Path(word).name if "/" in word else word for word in sys.argv[1:])  # of no use elsewhere: where the files lie
+    command, result = shlex.join(["python", "benchmarks/field.py", *words]), out / "study.json"
     runs = study.runs()
     if only_summary:
         records = [record for run in runs if (record := study.finished(*run)) is not None]
