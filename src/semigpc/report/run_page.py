@@ -256,7 +256,7 @@ def scale_chart(run: RunRecord) -> Chart | None:
     figure, panels = style.panels(1, len(curves), height=2.6)
     for axes, (name, curve) in zip(panels, curves.items(), strict=True):
         draw_curve(axes, curve, color=style.BLUE)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
         style.name_panel(axes, name)
         style.step_axis(axes)
     caption = "A larger lambda makes every pseudo-label more confident; with a larger l, labels reach less similar images."
