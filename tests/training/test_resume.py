@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from semigpc.algorithms import ALGORITHMS
-from semigpc.training import Experiment, RunError, RunFolder, train
+from semigpc.training import Experiment, Listener, RunError, RunFolder, train
 from semigpc.training.run_folder import read_checkpoint
 from tests.training.small_runs import STEPS, small_run
 
@@ -70,6 +71,34 @@ def test_a_killed_run_resumes_to_the_same_bits(algorithm: str, workers: int, tmp
     train(experiment, tmp_path / "killed", resume=True)
     train(experiment, tmp_path / "whole")
     assert_same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+class Copier(Listener):
+    """Copies a run, as if it had been killed, in the step after its second checkpoint."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+
+    def step(self, step: int) -> None:
+        if step == 14:
+            shutil.copytree(self.run, self.run.with_name("killed"))
+
+
+@pytest.mark.parametrize("engine", ["exact", "lowrank"])
+def test_a_run_whose_scales_change_on_both_sides_of_the_break_ends_the_same(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semigpc.refiners.tuning.STEPS", 6)  # looks at steps 4, 10, 16, 22, 28
+    experiment, whole, killed = small_run("fixmatch", "gp", f"refiner.engine={engine}"), tmp_path / "whole", tmp_path / "killed"
+    train(experiment, whole, listener=Copier(whole))
+    scales = {
+        entry["step"]: (entry["length_scale"], entry["logit_scale"]) for entry in lines(whole) if entry["kind"] == "train"
+    }
+    assert len({found for step, found in scales.items() if step <= 12}) > 1
+    assert len({found for step, found in scales.items() if step > 12}) > 1
+    assert read_checkpoint(RunFolder(killed).last).state["step"] == 14
+    train(experiment, killed, resume=True)
+    assert_same_end(killed, whole)
 
 
 @pytest.mark.slow

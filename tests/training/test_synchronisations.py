@@ -106,6 +106,25 @@ def test_class_prior_and_balance_cost_no_synchronisation(settings: tuple[str, ..
     assert waits_of(other).total() <= waits_of(plain).total()
 
 
+def test_scales_that_follow_the_features_wait_at_a_look_alone(
+    gpu: PretendDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There once for l, and once to check the views; what a rebuild of the engine waits for comes on top, where l changes."""
+    monkeypatch.setattr("semigpc.refiners.tuning.STEPS", 1)
+    monkeypatch.setattr("semigpc.refiners.tuning.ROWS_PER_STEP", ROWS // 4)  # looks at steps 1, 5, 9
+    fixed, auto = (
+        list(islice(steps_of(gpu, "fixmatch", "exact", tmp_path, *each), 10))
+        for each in (("refiner.length_scale=0.3", "refiner.logit_scale=11"), ())
+    )
+    more = [tuned.waits - plain.waits for plain, tuned in zip(fixed, auto, strict=True)]
+    assert [step for step, waits in enumerate(more) if waits] == [1, 5, 9]
+    for waits in more:
+        rooms = Counter(where.partition(":")[0] for _, where in waits.elements())
+        assert rooms["refiners/tuning.py"] <= 1, waits
+        assert set(rooms) <= {"refiners/tuning.py", "gp/engine.py", "gp/exact.py", "gp/tiles.py"}, waits
+        assert waits.total() <= BUDGET["exact"], waits
+
+
 @pytest.mark.parametrize("addon", ["daso", "saw", "abc", "debiaspl", "effective_number", "logit_adjustment", "crest_plus"])
 def test_add_ons_wait_for_nothing(addon: str, gpu: PretendDevice, tmp_path: Path) -> None:
     steps = steps_of(gpu, "fixmatch", "none", tmp_path, addon=addon)

@@ -74,7 +74,7 @@ class GaussianProcessRefiner(nn.Module):
     def scales(self) -> dict[str, Tensor | float]:
         """l and lambda as they are now, of those that are one number: ``length_scale`` and ``logit_scale``."""
         if self.tuner is not None:
-            return {"length_scale": self.tuner.length_scale, "logit_scale": self.tuner.logit_scale}
+            return {"length_scale": float(self.tuner.length_scale), "logit_scale": self.tuner.logit_scale}
         return dict(self.config.starting_scales(self.n_classes))
 
     @property

@@ -39,13 +39,13 @@ class ScaleTuner(HostState):
     changed by a tenth or more, since the engine is then rebuilt.
 
     The views and the scales are its state, so that a resumed run goes on to the same bits. lambda stays on the device; the host
-    waits for it once per look, for l.
+    waits for it once per look, for l, and where the engine is rebuilt.
 
     Args:
         config: the switches; a scale that is not "auto" keeps its value. n_features: D. n_classes: C.
     """
 
-    on_host = ("filled", "due")
+    on_host = ("length_scale", "filled", "due")
     recent: Tensor
     length_scale: Tensor
     logit_scale: Tensor
@@ -61,7 +61,8 @@ class ScaleTuner(HostState):
         self.register_buffer("filled", torch.tensor(0))
         self.register_buffer("due", torch.tensor(config.warmup_steps))
         for name, value in config.starting_scales(n_classes).items():
-            self.register_buffer(name, torch.tensor(value, dtype=torch.float64, device=device))
+            place = None if name in self.on_host else device
+            self.register_buffer(name, torch.tensor(value, dtype=torch.float64, device=place))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow a surrounding module to its device, never to its dtype, as the engine does."""
