@@ -163,9 +163,8 @@ def describe_network(experiment: Experiment) -> str:
     """Return one line: the network, what of it trains, at which size, and how to choose another."""
     name, size = experiment.model.name, experiment.augment.image_size
     if experiment.frozen is not None:
-        head = "the GP predicts from" if getattr(experiment.refiner, "eval_head", "linear") == "gp" else "an adapter trains on"
         return (
-            f"Network: {name}, pre-trained and frozen; {head} its cached features at {size} px. "
+            f"Network: {name}, pre-trained and frozen; an adapter trains on its cached features at {size} px. "
             "Another: --model NAME, such as small_cnn, trained from scratch; larger images: --image-size."
         )
     if experiment.model.pretrained:

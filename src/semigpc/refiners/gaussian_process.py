@@ -72,10 +72,13 @@ class GaussianProcessRefiner(nn.Module):
 
     @property
     def scales(self) -> dict[str, Tensor | float]:
-        """l and lambda as they are now, of those that are one number: ``length_scale`` and ``logit_scale``."""
+        """l and lambda as they are now: ``length_scale``, unless the kernel has none or it is learned, and ``logit_scale``."""
+        scales: dict[str, Tensor | float] = dict(self.config.starting_scales(self.n_classes))
         if self.tuner is not None:
-            return {"length_scale": float(self.tuner.length_scale), "logit_scale": self.tuner.logit_scale}
-        return dict(self.config.starting_scales(self.n_classes))
+            scales = {"length_scale": float(self.tuner.length_scale), "logit_scale": self.tuner.logit_scale}
+        if self.learner is not None or not self.config.has_length_scale:
+            del scales["length_scale"]
+        return scales
 
     @property
     def logit_scale(self) -> Tensor | float:

@@ -224,12 +224,13 @@ class PseudoLabelChecks:
     def _far_from_labels(self, hardly: int, scales: Mapping[str, float]) -> str:
         believed = np.array(self.state["believed"])
         prior = ["set refiner.class_prior=frequency"] if getattr(self.experiment.refiner, "class_prior", "") == "none" else []
-        other = f"change {self._now('length_scale', scales)}" if scales else "use the GP (--refiner gp)"
+        other = [f"change {self._now('length_scale', scales)}"] if "length_scale" in scales else []
+        other = other if scales else ["use the GP (--refiner gp)"]
         return (
             f"The pseudo-labels are far from the labels: in the last {self.state['steps']} steps {hardly} of {len(believed)} "
             f"classes had less than a tenth of their share among the labels, and {percent(believed.max() / believed.sum())} of "
             f"the pseudo-labels were {self.names[believed.argmax()]!r}. Unless the unlabelled images are of so few classes, "
-            f"{_either(*prior, other, 'lower train.lr')}."
+            f"{_either(*prior, *other, 'lower train.lr')}."
         )
 
     def _threshold(self, verb: str) -> list[str]:
