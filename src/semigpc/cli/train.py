@@ -74,7 +74,7 @@ def train(
     Your images of more than 32 pixels are seen by EfficientNet-Lite0, which
     is pre-trained (extra 'embedded'). With a GPU it is fine-tuned. Without,
     as with --features cached, it stays as it is: features of all images are
-    computed once, training takes seconds, and the GP predicts. --model takes
+    computed once, and training takes seconds. --model takes
     any other network. Smaller images train a small CNN from scratch.
 
     With --devices the batch is shared by so many processes on this machine,
