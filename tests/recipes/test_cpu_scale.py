@@ -60,14 +60,12 @@ def test_every_algorithm_can_be_cut_and_written_down(features: Scale, algorithm:
 
 
 @BOTH
-def test_semigpc_has_the_defaults_but_for_the_size_and_the_balance_of_its_buffer(
-    features: Scale, paper: Callable[..., Experiment]
-) -> None:
+def test_semigpc_has_the_defaults_but_for_the_size_of_its_buffer(features: Scale, paper: Callable[..., Experiment]) -> None:
     for setting in ("A", "B"):
         refiner = shrink(paper(setting), features).refiner
         assert isinstance(refiner, GPConfig)
         size, warmup = refiner.buffer_size, refiner.warmup_steps
-        assert refiner == GPConfig(balanced=setting == "A", buffer_size=size, warmup_steps=warmup)
+        assert refiner == GPConfig(buffer_size=size, warmup_steps=warmup)
         assert size <= 1024
         assert warmup <= 200
 
