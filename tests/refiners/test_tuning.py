@@ -217,6 +217,18 @@ def test_a_resumed_refiner_goes_on_and_tunes_to_the_same_bits(options: dict[str,
     assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
 
 
+def test_questions_in_evaluation_mode_tune_nothing(generator: torch.Generator) -> None:
+    refiner = build()
+    steps_of(refiner, stream(WARMUP, generator))
+    before = {name: value.clone() for name, value in refiner.state_dict().items()}
+    refiner.eval()
+    refiner.probs(draw(30, generator)[0])
+    assert all(torch.equal(value, before[name]) for name, value in refiner.state_dict().items())
+    refiner.train()
+    refiner.probs(draw(30, generator)[0])
+    assert not torch.equal(refiner.state_dict()["tuner.logit_scale"], before["tuner.logit_scale"])
+
+
 def test_an_empty_copy_has_the_scales_that_were_found(generator: torch.Generator) -> None:
     refiner = build(engine=ENGINES_OF_24["exact"])
     steps_of(refiner, stream(WARMUP + 1, generator))

@@ -47,6 +47,8 @@ class GaussianProcessRefiner(nn.Module):
         targets = refiner.probs(weak_features, own=weak_logits.softmax(dim=1))  # before the losses
         refiner.remember(labeled_features, labels)  # after the optimiser's step
 
+    Scales that are "auto" follow the features that ``probs`` is asked about; ``refiner.eval()`` leaves them as they are.
+
     Args:
         config: the switches.
         n_features: D, of the feature the config names.
@@ -225,8 +227,8 @@ class GaussianProcessRefiner(nn.Module):
         self._count()
 
     def _tune(self, output: ModelOutput) -> None:
-        """Show the weak views of a step to the tuner, and let it follow them when it is time."""
-        if self.tuner is None:
+        """Show the weak views of a step to the tuner, and let it follow them when it is time; not in evaluation mode."""
+        if self.tuner is None or not self.training:
             return
         self.tuner.sees(self._queries(output))
         if len(self.engine) and self.tuner.is_due(int(self.placement.steps)):
