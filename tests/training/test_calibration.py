@@ -41,6 +41,8 @@ def gp(*, entries: int = 3, **options: object) -> GaussianProcessRefiner:
 def test_without_validation_long_tailed_labels_choose_the_gp() -> None:
     assert judged_head(gp(), LONG) == "gp"
     assert judged_head(gp(), EVEN) == "linear"
+    assert judged_head(gp(), LONG, addon_answers=True) == "linear"
+    assert judged_head(gp(), EVEN, {"linear": 0.4, "gp": 0.5}, addon_answers=True) == "gp"
     assert judged_head(None, LONG) == "linear"
     empty = GaussianProcessRefiner(GPConfig(buffer_size=8), 2, 3)
     assert judged_head(empty, LONG) == "linear"

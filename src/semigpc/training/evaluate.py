@@ -77,7 +77,7 @@ def evaluate_run(
         temperatures = _temperatures_without_labels(experiment, splits, loader, network, gp)
     measured = {part: evaluate(raw.scaled(temperatures), groups) for part, raw in predictions.items()}
     validation = {head: figures[METRIC] for head, figures in measured.get("validation", {}).items()}
-    judged = judged_head(gp, splits.class_counts, validation)
+    judged = judged_head(gp, splits.class_counts, validation, addon_answers=trainer.addon.answers)
     results = [
         {"part": part, "head": head, "judged": head == judged, "temperature": temperatures.get(head, 1.0), **figures}
         for part, heads in measured.items()
@@ -92,16 +92,22 @@ def evaluate(predictions: Predictions, groups: dict[str, list[int]]) -> dict[str
 
 
 def judged_head(
-    gp: GaussianProcessRefiner | None, class_counts: npt.NDArray[np.int64], validation: Mapping[str, float] | None = None
+    gp: GaussianProcessRefiner | None,
+    class_counts: npt.NDArray[np.int64],
+    validation: Mapping[str, float] | None = None,
+    *,
+    addon_answers: bool = False,
 ) -> str:
     """Return the head by which a run is judged and which predicts, "linear" or "gp". No test label is needed.
 
     It is the linear one without a GP or with an empty buffer, the GP with role ``classifier``, and otherwise as
     ``eval_head`` says. ``auto``: the head with the better balanced accuracy on validation images; without any, or if both are
-    equal, the GP where the labels are long-tailed (:data:`LONG_TAIL`), else the linear one.
+    equal, the GP where the labels are long-tailed (:data:`LONG_TAIL`), else the linear one; and that too where an add-on such
+    as CoSSL answers in its place, with a classifier that was trained for balance.
 
     Args:
         gp: as it is evaluated. class_counts: (C,) labelled images. validation: balanced accuracy of both heads, if known.
+        addon_answers: whether the linear head's answer is an add-on's.
     """
     if gp is None or not len(gp.engine):
         return "linear"
@@ -111,7 +117,7 @@ def judged_head(
         return gp.config.eval_head
     if validation and validation["gp"] != validation["linear"]:
         return max(validation, key=lambda head: validation[head])
-    return "gp" if class_counts.max() >= LONG_TAIL * class_counts.min() else "linear"
+    return "gp" if class_counts.max() >= LONG_TAIL * class_counts.min() and not addon_answers else "linear"
 
 
 def _temperatures_without_labels(

@@ -174,7 +174,7 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         split,
         network.eval(),
         trainer.gp,
-        saved.state["journal"].get("head") or judged_head(trainer.gp, counts),
+        saved.state["journal"].get("head") or judged_head(trainer.gp, counts, addon_answers=trainer.addon.answers),
         saved.state["journal"].get("temperatures", {}),
         Augment(experiment.augment),
         trainer.fabric.device,
