@@ -52,6 +52,10 @@ FIXED: Mapping[str, Any] = {
     "class_prior": "none",
     "balanced": False,
 }
+# Fixed pairs of l^2 and lambda, beside which the self-tuned GP is put by --grid.
+GRID: Mapping[str, tuple[float, float]] = {
+    f"gp_{square:g}_{scale:g}": (square, scale) for square in (0.03, 0.1, 0.3, 1.0) for scale in (5.0, 11.0, 25.0, 60.0)
+}
 EPOCHS = 6  # in a run; SAW counts and class-balanced draws change between them
 WINDOWS = 20  # of a run, in which accepted pseudo-labels are counted
 LATE = 0.75  # of a run has passed when its accepted pseudo-labels are counted for the tables
@@ -88,7 +92,10 @@ class StudyProblem:
 
 @dataclass(frozen=True)
 class Method:
-    """An algorithm, with an add-on and a refiner; "gp" is the recipe's, "gp_fixed" the GP with the paper's fixed values."""
+    """An algorithm, with an add-on and a refiner.
+
+    "gp" is the recipe's, "gp_fixed" the GP with the paper's fixed values, and "gp_0.1_11" one with l^2 = 0.1 and lambda = 11.
+    """
 
     base: str
     addon: str = "none"
@@ -128,6 +135,7 @@ METHODS: dict[str, Method] = {
         Method(LABELS_ONLY),
         *(Method(base, "none", refiner) for base in BASES for refiner in ("none", "similarity", "gp_fixed", "gp")),
         *(Method("fixmatch", addon, refiner) for addon in ("cossl", "debiaspl", "saw") for refiner in ("none", "gp")),
+        *(Method("fixmatch", "none", refiner) for refiner in GRID),
     )
 }
 
@@ -145,13 +153,16 @@ def study_experiment(
     """
     one, chosen = PROBLEMS[problem], METHODS[method]
     length = steps or STEPS[one.data]
-    names = {"algorithm": chosen.base, "refiner": "gp" if chosen.refiner == "gp_fixed" else chosen.refiner, "seed": seed}
+    names = {"algorithm": chosen.base, "refiner": chosen.refiner.split("_")[0], "seed": seed}
     full = _full(one, roots.get(one.data, Path()), names, validated=seed >= TUNING)
     refiner, algorithm = full.refiner, short_run(full.algorithm)
     if hasattr(algorithm, "threshold"):
         algorithm = replace(algorithm, threshold=full.algorithm.threshold)
     if chosen.refiner == "gp_fixed":
         refiner = replace(refiner, **FIXED)
+    if chosen.refiner in GRID:
+        square, scale = GRID[chosen.refiner]
+        refiner = replace(refiner, length_scale=square**0.5, logit_scale=scale)
     if isinstance(refiner, PlacementConfig):
         refiner = replace(refiner, warmup_steps=length // 5)
     return replace(
@@ -467,6 +478,32 @@ def method_rows(records: Sequence[Record], summary: Mapping[str, Any]) -> Rows:
     return rows
 
 
+def grid_rows(records: Sequence[Record]) -> Rows:
+    """Return one row per problem: FixMatch, SemiGPC, and the best of the fixed pairs of scales, by the linear head."""
+    rows = [["", "FixMatch", "SemiGPC", "best of 16", "l^2", "lambda", "behind it", "mean of 16", "worst", "coverage"]]
+    for name, problem in PROBLEMS.items():
+        ours = [one for one in records if one["problem"] == name]
+        scores = {method: _mean(by_linear(one) for one in ours if one["method"] == method) for method in _methods(ours)}
+        pairs = {refiner: score for refiner in GRID if (score := scores.get(f"fixmatch+{refiner}")) is not None}
+        base, tuned = scores.get("fixmatch"), scores.get("fixmatch+gp")
+        if not pairs or base is None or tuned is None:
+            continue
+        best = max(pairs, key=lambda refiner: pairs[refiner])
+        found = [one for one in ours if one["method"] == "fixmatch+gp"]
+        coverage = (
+            f"{percent(min(one['least_coverage'] for one in found))} to {percent(max(one['most_coverage'] for one in found))}"
+        )
+        scales = [f"{scale:g}" for scale in GRID[best]]
+        others = [
+            percent(pairs[best] - tuned, sign=True),
+            percent(mean(pairs.values())),
+            percent(min(pairs.values())),
+            coverage,
+        ]
+        rows.append([problem.title, percent(base), percent(tuned), percent(pairs[best]), *scales, *others])
+    return rows
+
+
 def claim_rows(summary: Mapping[str, Any]) -> Rows:
     """Return one row per claim that the study can decide."""
     rows = [["", "setting A", "setting B", "both", "sign test"]]
@@ -530,6 +567,9 @@ def field(
     seed: Annotated[
         list[int] | None, typer.Option(metavar="N", help="0 to 4 without it; from 100 on, judged on validation.")
     ] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Run FixMatch with SemiGPC and with 16 pairs of fixed l and lambda instead.")
+    ] = False,
     steps: Annotated[int | None, typer.Option(help="Of a run, for a trial.", metavar="N", min=20)] = None,
     jobs: Jobs = 1,
     only_summary: Annotated[bool, typer.Option("--only-summary", help="Run nothing more; show what is finished.")] = False,
@@ -551,6 +591,8 @@ def field(
     """
     check_folders(plot=plot)
     roots = {name: path for name, path in (("mnist", mnist), ("cifar10", cifar)) if path is not None}
+    if grid:
+        method, seed = ["fixmatch", "fixmatch+gp", *(f"fixmatch+{refiner}" for refiner in GRID)], seed or [TUNING]
     study = _chosen(problem, method, seed, out, roots, steps)
     words = (Path(word).name if "/" in word else word for word in sys.argv[1:])  # of no use elsewhere: where the files lie
     command, result = shlex.join(["python", "benchmarks/field.py", *words]), out / "study.json"
@@ -581,11 +623,15 @@ def field(
         typer.echo(json.dumps(summary, indent=2))
         return
     console = Console(width=None if Console().is_terminal else WIDTH)
-    tables = {
-        "Balanced accuracy in percent, means over bases and seeds, by the linear head": problem_rows(records, summary),
-        "Methods by mean rank, by the chosen head and by the linear one": method_rows(records, summary),
-        "What SemiGPC adds, in points of balanced accuracy": claim_rows(summary),
-    }
+    tables = (
+        {"Scales of SemiGPC on FixMatch, balanced accuracy by the linear head": grid_rows(records)}
+        if grid
+        else {
+            "Balanced accuracy in percent, means over bases and seeds, by the linear head": problem_rows(records, summary),
+            "Methods by mean rank, by the chosen head and by the linear one": method_rows(records, summary),
+            "What SemiGPC adds, in points of balanced accuracy": claim_rows(summary),
+        }
+    )
     for title, rows in tables.items():
         if as_markdown:
             typer.echo(f"{title}:\n\n{markdown(rows)}")
@@ -594,7 +640,7 @@ def field(
         for row in rows[1:]:
             table.add_row(*row)
         console.print(table)
-    for line in note_lines(summary):
+    for line in () if grid else note_lines(summary):
         typer.echo(f"- {line}" if as_markdown else line)
 
 
@@ -613,7 +659,7 @@ def _chosen(
             raise SettingError(f"{name} is made of images: give the path of their data by {option}.")
     return Study(
         problems=tuple(name for name in PROBLEMS if name in (problem or at_hand)),
-        methods=tuple(name for name in METHODS if name in (method or METHODS)),
+        methods=tuple(name for name, one in METHODS.items() if (name in method if method else one.refiner not in GRID)),
         seeds=tuple(dict.fromkeys(seed or SEEDS)),
         out=out,
         roots={name: path.resolve() for name, path in roots.items()},

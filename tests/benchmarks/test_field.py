@@ -1,12 +1,24 @@
 """``benchmarks/field.py`` as a user calls it, the short runs it makes, and what it counts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.field import FIXED, METHODS, PROBLEMS, TUNING, figures, markdown, study_experiment, summarise
+from benchmarks.field import (
+    FIXED,
+    GRID,
+    METHODS,
+    PROBLEMS,
+    TUNING,
+    figures,
+    grid_rows,
+    markdown,
+    study_experiment,
+    summarise,
+)
 from tests.benchmarks.calls import bench, refused
 
 ROOTS = {"mnist": Path("mnist.npz"), "cifar10": Path("images.zip")}
@@ -91,8 +103,8 @@ def test_what_cannot_be_run_is_an_error_before_anything_runs(arguments: tuple[st
 # The short runs
 
 
-def test_there_are_twelve_problems_and_23_methods() -> None:
-    assert (len(PROBLEMS), len(METHODS)) == (12, 23)
+def test_there_are_twelve_problems_and_23_methods_beside_the_grid() -> None:
+    assert (len(PROBLEMS), len(METHODS) - len(GRID), len(GRID)) == (12, 23, 16)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -104,13 +116,14 @@ def test_every_run_is_an_experiment_of_its_own_problem(problem: str) -> None:
     assert split.unlabeled_ratio == PROBLEMS[problem].ratio
     for method, one in made.items():
         chosen = METHODS[method]
-        refiner = "gp" if chosen.refiner == "gp_fixed" else chosen.refiner
+        refiner = "gp" if chosen.refiner.startswith("gp") else chosen.refiner
         assert (one.algorithm_name, one.addon_name, one.refiner_name) == (chosen.base, chosen.addon, refiner)
         assert one.train.steps == 2 * one.train.eval_steps
         assert (one.frozen is not None) == (PROBLEMS[problem].data == "cifar10")
     fixed, ours = made["fixmatch+gp_fixed"].refiner, made["fixmatch+gp"].refiner
     assert {name: getattr(fixed, name) for name in FIXED} == FIXED
     assert (ours.length_scale, ours.logit_scale) == ("auto", "auto")
+    assert made["fixmatch+gp_0.1_25"].refiner == replace(ours, length_scale=0.1**0.5, logit_scale=25.0)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -164,3 +177,23 @@ def test_gains_are_paired_by_problem_base_and_seed() -> None:
 
 def test_a_table_of_markdown_has_its_numbers_at_the_right() -> None:
     assert markdown([["", "A"], ["x", "1.0"]]) == "|  | A |\n| --- | ---: |\n| x | 1.0 |\n"
+
+
+def test_the_grid_names_its_best_pair_and_how_far_the_tuned_one_is_behind() -> None:
+    seen = {"least_coverage": 0.5, "most_coverage": 0.75}
+    records = [record("digits_a50", "fixmatch", 100, 0.5), record("digits_a50", "fixmatch+gp", 100, 0.6, 0.7, **seen)]
+    records += [record("digits_a50", f"fixmatch+{name}", 100, 0.3) for name in GRID]
+    records.append(record("digits_a50", "fixmatch+gp_0.3_11", 101, 0.92))
+    records.append(record("mnist_a50", "fixmatch", 100, 0.5))
+    heading, row = grid_rows(records)
+    assert dict(zip(heading[1:], row[1:], strict=True)) == {
+        "FixMatch": "50.0",
+        "SemiGPC": "60.0",
+        "best of 16": "61.0",
+        "l^2": "0.3",
+        "lambda": "11",
+        "behind it": "+1.0",
+        "mean of 16": "31.9",
+        "worst": "30.0",
+        "coverage": "50.0 to 75.0",
+    }
