@@ -189,12 +189,13 @@ def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> N
         assert cell["last_by_head"][cell["head"]] == cell["last"]["balanced_accuracy"]
         assert len(cell["mean_of_last_20"]) == 1
     assert (base["head"], set(base["last_by_head"])) == ("linear", {"linear"})
-    assert (refined["head"], set(refined["last_by_head"])) == ("gp", {"linear", "gp"})  # the buffer is balanced
+    assert (refined["head"], set(refined["last_by_head"])) == ("gp", {"linear", "gp"})  # labels have a long tail
     assert refined["last"]["difference"] == pytest.approx(refined["last"]["mean"] - 95.74)
     assert base["split_sha256"] == refined["split_sha256"]
     assert (refined["config"]["train"]["steps"], refined["config"]["refiner"]["buffer_size"]) == (6, 40)
     assert refined["config"]["data"]["root"] == "images"
-    assert refined["config"]["refiner"]["balanced"]
+    refiner = refined["config"]["refiner"]
+    assert (refiner["class_prior"], refiner["balanced"], refiner["length_scale"]) == ("frequency", False, "auto")
     (gain,) = group["gains"]
     assert gain["mean"] == pytest.approx(refined["last"]["mean"] - base["last"]["mean"])
     assert (gain["published"], gain["claim"]) == (1.15, None)

@@ -214,7 +214,7 @@ def test_what_answers_in_place_of_the_linear_head_is_inside_too(addon: str, tmp_
     with torch.no_grad():
         output = run.network((images - mean) / std)
         said = program(images)["probabilities"]
-    assert torch.allclose(said, torch.softmax(output.logits, dim=1), atol=TOLERANCE)
+    assert torch.allclose(said, torch.softmax(output.logits / run.temperatures["linear"], dim=1), atol=TOLERANCE)
     network = run.network
     assert isinstance(network, EvaluationNetwork)
     with torch.no_grad():
