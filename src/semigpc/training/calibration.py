@@ -9,12 +9,12 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
+from semigpc.refiners.tuning import NEIGHBOURHOOD
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 RANGE = (0.02, 50.0)  # of a temperature: from all but certain to all but uniform
 ROWS = 4000  # labelled images that are split into halves; each half is then solved in about a second
-LENGTH = 1.5  # l^2 in units of the median squared distance from an unlabelled row to its nearest labelled one
 NOISE_STD = 0.1**0.5  # sigma of the halves
 
 
@@ -105,7 +105,7 @@ def predicted_by_halves(
     nearest = torch.cdist(unlabeled, used).amin(dim=1).median()
     config = GPConfig(
         buffer_size=len(used),
-        length_scale=max(float(LENGTH**0.5 * nearest), 1e-3),
+        length_scale=max(float(NEIGHBOURHOOD**0.5 * nearest), 1e-3),
         noise_std=NOISE_STD,
         logit_scale=1.0,
         class_prior="frequency",
