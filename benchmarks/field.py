@@ -5,15 +5,16 @@ A) or equally many of each class (B). Figures at this scale compare methods with
 nothing of published ones.
 """
 
+import hashlib
 import json
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 import joblib
@@ -28,14 +29,13 @@ from benchmarks.tables import WIDTH, Jobs, Json, Plot, check_folders, new_table,
 from semigpc.addons import ADDONS, AddOnConfig, CoSSLConfig, DebiasPLConfig
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import CifarConfig, DigitsConfig, SplitConfig
-from semigpc.files import write_json
+from semigpc.files import read_json, write_json
 from semigpc.recipes.digits import digits, mnist
 from semigpc.recipes.paper import cifar10_lt
 from semigpc.recipes.scales import short_run, shrink
 from semigpc.refiners import PlacementConfig
 from semigpc.text import CLASS_GROUPS, unknown_name
 from semigpc.training import Experiment, SettingError, train
-from semigpc.training.comparison import Cell, finished_run, run_path
 from semigpc.training.experiment import config_type
 from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import RunFolder
@@ -64,6 +64,7 @@ POINT = 0.01  # of balanced accuracy
 _CACHE = DataCache()  # of a worker process
 
 Record = dict[str, Any]
+Run = tuple[str, str, int]  # problem, method, seed
 Names = list[str] | None
 Data = Literal["digits", "mnist", "cifar10"]
 Score = Callable[[Record], float]
@@ -212,7 +213,7 @@ def short_addon(addon: AddOnConfig) -> AddOnConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is run, and where: the runs of ``out``, with the data of ``roots`` and ``steps`` instead of the problems' own."""
+    """What is run, and where: ``out`` has study.json, ``roots`` the data; ``steps`` replaces the problems' own."""
 
     problems: tuple[str, ...]
     methods: tuple[str, ...]
@@ -221,29 +222,56 @@ class Study:
     roots: Mapping[str, Path]
     steps: int | None = None
 
-    def runs(self) -> list[tuple[str, str, int]]:
+    def runs(self) -> list[Run]:
         """Return problem, method and seed of every run, the seeds outermost: a study that is stopped has whole seeds."""
         return [(problem, method, seed) for seed in self.seeds for problem in self.problems for method in self.methods]
 
-    def cell(self, problem: str, method: str, seed: int) -> tuple[Path, Cell]:
-        """Return the folder of a problem and kind of refiner, and the cell to run there."""
-        experiment = study_experiment(problem, method, roots=self.roots, seed=seed, steps=self.steps)
-        return self.out / problem / METHODS[method].refiner, Cell(experiment, METHODS[method].label)
+    def experiment(self, problem: str, method: str, seed: int) -> Experiment:
+        """Return the experiment of one run."""
+        return study_experiment(problem, method, roots=self.roots, seed=seed, steps=self.steps)
 
-    def finished(self, problem: str, method: str, seed: int) -> Record | None:
-        """Return the figures of a run if it is finished."""
-        folder, cell = self.cell(problem, method, seed)
-        if finished_run(folder, cell, seed) is None:
-            return None
-        return {"problem": problem, "method": method, "seed": seed} | figures(run_path(folder, cell, seed))
+    @property
+    def result(self) -> Path:
+        """The file with the figures of all runs."""
+        return self.out / "study.json"
+
+    def finished(self) -> list[Record]:
+        """Return the records of study.json that were made with the settings of these runs, in their order."""
+        known = self._known()
+        there = [(run, known[run]) for run in self.runs() if run in known]
+        return [record for run, record in there if record["settings"] == settings_digest(self.experiment(*run))]
+
+    def write(self, records: Sequence[Record], command: str) -> None:
+        """Write study.json: the summary of these records, and them beside those of other runs that it holds."""
+        together = self._known() | {_run_of(record): record for record in records}
+        write_json(self.result, {"command": command, "summary": summarise(records), "records": list(together.values())})
+
+    def _known(self) -> dict[Run, Record]:
+        if not self.result.exists():
+            return {}
+        remedy = "Delete that file to run everything again."
+        records = read_json(self.result, dict[str, Any], error=SettingError, remedy=remedy).get("records", [])
+        return {_run_of(record): record for record in records}
 
     def run(self, problem: str, method: str, seed: int) -> Record:
-        """Train and return the figures; the weights are deleted, as a table needs none of a thousand networks."""
-        folder, cell = self.cell(problem, method, seed)
-        path = run_path(folder, cell, seed)
-        train(cell.experiment, path, resume=True, cache=_CACHE)
-        shutil.rmtree(RunFolder(path).last.parent)
-        return {"problem": problem, "method": method, "seed": seed} | figures(path)
+        """Train in a folder that is deleted afterwards, and return the figures."""
+        experiment = self.experiment(problem, method, seed)
+        with TemporaryDirectory(prefix=".run-", dir=self.out) as folder:
+            train(experiment, Path(folder) / "run", cache=_CACHE)
+            measured = figures(Path(folder) / "run")
+        names = {"problem": problem, "method": method, "seed": seed, "settings": settings_digest(experiment)}
+        return names | measured
+
+
+def _run_of(record: Record) -> Run:
+    return record["problem"], record["method"], record["seed"]
+
+
+def settings_digest(experiment: Experiment) -> str:
+    """Return twelve digits of a hash of all settings but the place of the data, which differs between machines."""
+    plain = experiment.to_plain()
+    plain["data"].pop("root", None)
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def figures(path: Path) -> Record:
@@ -291,23 +319,23 @@ def run_missing(study: Study, jobs: int, advance: Callable[[list[Record], str], 
     # By its name in the package, since a function of the main script would be sent to every worker with a cache of its own.
     from benchmarks.field import run_one
 
-    records = {run: study.finished(*run) for run in study.runs()}
-    missing = [run for run, record in records.items() if record is None]
+    records = {_run_of(record): record for record in study.finished()}
+    missing = [run for run in study.runs() if run not in records]
     features = DataCache()
     for problem, seed in dict.fromkeys((problem, seed) for problem, _, seed in missing):
         if PROBLEMS[problem].data == "cifar10":  # once, before several processes begin to compute the same
             advance([], f"features of {problem}, seed {seed}")
-            features.run_data(study.cell(problem, LABELS_ONLY, seed)[1].experiment)
+            features.run_data(study.experiment(problem, LABELS_ONLY, seed))
     del features
     with joblib.parallel_config("loky", inner_max_num_threads=1 if jobs > 1 else None):
         parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")
         for run, record in parallel(joblib.delayed(run_one)(study, run) for run in missing):
             records[run] = record
-            advance([one for one in records.values() if one is not None], f"{run[0]}, {run[1]}, seed {run[2]}")
-    return [one for one in records.values() if one is not None]
+            advance([records[one] for one in study.runs() if one in records], f"{run[0]}, {run[1]}, seed {run[2]}")
+    return [records[run] for run in study.runs()]
 
 
-def run_one(study: Study, run: tuple[str, str, int]) -> tuple[tuple[str, str, int], Record]:
+def run_one(study: Study, run: Run) -> tuple[Run, Record]:
     """Return a run with its figures."""
     return run, study.run(*run)
 
@@ -559,7 +587,7 @@ def markdown(rows: Rows) -> str:
 
 
 def field(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of runs; what it holds is not run again.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of study.json; what it holds is not run again.")],
     mnist: Annotated[Path | None, typer.Option(metavar="PATH", exists=True, help="MNIST, .npz or folder of idx files.")] = None,
     cifar: Annotated[Path | None, typer.Option(metavar="PATH", exists=True, help="CIFAR-10, a folder or a .zip.")] = None,
     problem: Annotated[Names, typer.Option(metavar="NAME", help="Such as mnist_a50 or digits_b4; repeat for several.")] = None,
@@ -584,8 +612,9 @@ def field(
     many of each class and unlabelled images with a ratio of 50. Without --mnist
     or --cifar those problems are left out.
 
-    What was stopped goes on where it was: give the command again. The figures
-    of all runs are in study.json in the output folder, written after each run.
+    The figures of all runs are in study.json in the output folder, written
+    after each run. What was stopped goes on where it was: give the command
+    again. A study.json of another machine can be continued in the same way.
 
       python benchmarks/field.py --mnist mnist.npz --cifar cifar10.zip --out study --jobs 2
     """
@@ -595,10 +624,10 @@ def field(
         method, seed = ["fixmatch", "fixmatch+gp", *(f"fixmatch+{refiner}" for refiner in GRID)], seed or [TUNING]
     study = _chosen(problem, method, seed, out, roots, steps)
     words = (Path(word).name if "/" in word else word for word in sys.argv[1:])  # of no use elsewhere: where the files lie
-    command, result = shlex.join(["python", "benchmarks/field.py", *words]), out / "study.json"
+    command = shlex.join(["python", "benchmarks/field.py", *words])
     runs = study.runs()
     if only_summary:
-        records = [record for run in runs if (record := study.finished(*run)) is not None]
+        records = study.finished()
     else:
         out.mkdir(parents=True, exist_ok=True)
         errors = Console(stderr=True)
@@ -608,11 +637,11 @@ def field(
             def advance(records: list[Record], text: str) -> None:
                 bar.update(task, completed=len(records) or None, description=text)
                 if records:
-                    write_json(result, {"command": command, "summary": summarise(records), "records": records})
+                    study.write(records, command)
 
             records = run_missing(study, jobs, advance)
+    study.write(records, command)
     summary = summarise(records)
-    write_json(result, {"command": command, "summary": summary, "records": records})
     if plot is not None:
         titles, labels = (
             {name: one.title for name, one in PROBLEMS.items()},

@@ -16,9 +16,11 @@ from benchmarks.field import (
     figures,
     grid_rows,
     markdown,
+    settings_digest,
     study_experiment,
     summarise,
 )
+from semigpc.training import train
 from tests.benchmarks.calls import bench, refused
 
 ROOTS = {"mnist": Path("mnist.npz"), "cifar10": Path("images.zip")}
@@ -51,30 +53,38 @@ def test_every_run_leaves_its_figures_and_no_weights(studied: tuple[Path, str]) 
     )
     assert "FixMatch + SemiGPC, fixed" in printed
     assert (out / "study.png").stat().st_size > 1000
-    assert not list(out.rglob("*.safetensors"))
+    assert {path.name for path in out.iterdir()} == {"study.json", "study.png"}
 
 
-def test_what_is_finished_is_not_run_again(studied: tuple[Path, str]) -> None:
+def test_what_is_finished_is_not_run_again_and_other_runs_are_kept(studied: tuple[Path, str]) -> None:
     out, _ = studied
-    runs = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
+    before = json.loads((out / "study.json").read_text())["records"]
     done = bench("field", *SMALL, "--seed", "0", "--seed", "1", "--out", out, "--only-summary", "--markdown")
     assert done.exit_code == 0, done.output
     assert "| digits, B, 4 labels |" in done.stdout
     done = bench("field", *SMALL, "--seed", "0", "--out", out, "--json")
     assert json.loads(done.stdout)["runs"] == 2
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")} == runs
+    assert json.loads((out / "study.json").read_text())["records"] == before, "with the seconds that they took"
 
 
-def test_a_run_with_other_settings_is_not_counted(studied: tuple[Path, str]) -> None:
-    out, _ = studied
-    done = bench("field", *SMALL[:-1], "40", "--seed", "0", "--out", out)
-    assert done.exit_code == 1
-    assert "holds a run with other settings" in done.stderr
+def test_a_run_with_other_settings_is_run_again(studied: tuple[Path, str], tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_bytes((studied[0] / "study.json").read_bytes())
+    arguments = ("--problem", "digits_b4", "--method", "fixmatch", "--seed", "0", "--out", tmp_path, "--steps", "40")
+    assert "Runs: 0." in bench("field", *arguments, "--only-summary").stdout
+    assert "Runs: 1." in bench("field", *arguments).stdout
 
 
-def test_precision_is_weighted_by_what_was_accepted(studied: tuple[Path, str]) -> None:
-    out, _ = studied
-    run = next(out.glob("digits_b4/gp/cells/*/seed0"))
+def test_the_place_of_the_data_is_no_setting() -> None:
+    here, there, other = (
+        settings_digest(study_experiment("mnist_a50", "fixmatch", roots={"mnist": Path(root)}, seed=seed))
+        for root, seed in (("mnist.npz", 0), ("data/mnist.npz", 0), ("mnist.npz", 1))
+    )
+    assert here == there != other
+
+
+def test_precision_is_weighted_by_what_was_accepted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(study_experiment("digits_b4", "fixmatch+gp", roots={}, steps=20), run)
     late = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     late = [entry for entry in late if entry["kind"] == "pseudo" and entry["step"] > 15]
     accepted = [sum(entry["accepted_counts"]) for entry in late]

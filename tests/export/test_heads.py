@@ -33,7 +33,7 @@ CASES: dict[str, tuple[type[torch.nn.Module], dict[str, Any]]] = {
     "ntk": (ExactGP, {"kernel": "ntk", "l2norm": False}),
 }
 Floats = npt.NDArray[np.float32]
-TEMPERATURES = {"gp": 2.0, "linear": 0.5}
+TEMPERATURES = {"gp": 2.0, "linear": 8.0}  # its layer is not trained, and should not outvote the GP
 
 
 class Several(torch.nn.Module):
@@ -62,7 +62,11 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     refiners = {name: gp(classifier, **options) for name, (_, options) in CASES.items()}
     pixels, _ = images(ROWS, seed=3)
     output = classifier(Augment(AUGMENT).normalise(torch.from_numpy(pixels)))
-    expected = {name: torch.softmax(refiner.logits(output).double() / 2, dim=1).numpy() for name, refiner in refiners.items()}
+    linear = torch.softmax(output.logits.double() / 8, dim=1)
+    expected = {
+        name: ((2 * torch.softmax(refiner.logits(output).double() / 2, dim=1) + linear) / 3).numpy()
+        for name, refiner in refiners.items()
+    }
     raw = (pixels.transpose(0, 3, 1, 2) / 255).astype(np.float32)
     said = {}
     for kind, form in FORMATS.items():
@@ -75,7 +79,14 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
 
 def exported(classifier: Classifier, refiner: GaussianProcessRefiner) -> ExportedNetwork:
     feature = refiner.config.feature
-    return ExportedNetwork(classifier, refiner.head(), gp_feature=feature, augment=AUGMENT, temperatures=TEMPERATURES).eval()
+    return ExportedNetwork(
+        classifier,
+        refiner.head(),
+        gp_feature=feature,
+        augment=AUGMENT,
+        outputs_of=("gp", "linear"),
+        temperatures=TEMPERATURES,
+    ).eval()
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -158,7 +169,7 @@ def test_a_network_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
             return images.flatten(1) if float(images.sum()) > 0 else -images.flatten(1)
 
     module = ExportedNetwork(
-        Classifier(Moody(), 4).eval(), None, gp_feature="backbone", augment=AUGMENT, temperatures={"linear": 1.0}
+        Classifier(Moody(), 4).eval(), None, gp_feature="backbone", augment=AUGMENT, outputs_of=("linear",), temperatures={}
     )
     for kind in FORMATS:
         with pytest.raises(NotExportableError, match="the network cannot be traced: "):

@@ -64,11 +64,11 @@ def nearest_by_hand(views: Tensor, rows: Tensor) -> float:
 
 
 def share_of_sure(logits: Tensor) -> float:
-    """The share of rows (M, C) whose largest probability is 0.95 or more, row by row."""
+    """The share of rows (M, C) whose largest probability is 0.999 or more, row by row."""
     sure = 0
     for row in logits.double().tolist():
         powers = [math.exp(z - max(row)) for z in row]
-        sure += max(powers) / sum(powers) >= 0.95
+        sure += max(powers) / sum(powers) >= 0.999
     return sure / len(logits)
 
 

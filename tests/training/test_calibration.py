@@ -12,6 +12,7 @@ from semigpc.run_files import Head
 from semigpc.training import train
 from semigpc.training.calibration import (
     RANGE,
+    calibrated,
     from_halves,
     from_labels,
     halved,
@@ -25,7 +26,6 @@ from semigpc.training.metrics import calibration
 from semigpc.training.run_folder import RunFolder, read_checkpoint
 from tests.training.small_runs import small_run
 
-EVEN, LONG = np.array([4, 4, 3]), np.array([40, 12, 2])
 Floats = NDArray[np.float64]
 
 
@@ -38,27 +38,24 @@ def gp(*, entries: int = 3, **options: object) -> GaussianProcessRefiner:
 # The head ---------------------------------------------------------------------------------------------------------------
 
 
-def test_without_validation_long_tailed_labels_choose_the_gp() -> None:
-    assert judged_head(gp(), LONG) == "gp"
-    assert judged_head(gp(), EVEN) == "linear"
-    assert judged_head(gp(), LONG, addon_answers=True) == "linear"
-    assert judged_head(gp(), EVEN, {"linear": 0.4, "gp": 0.5}, addon_answers=True) == "gp"
-    assert judged_head(None, LONG) == "linear"
-    empty = GaussianProcessRefiner(GPConfig(buffer_size=8), 2, 3)
-    assert judged_head(empty, LONG) == "linear"
+def test_without_validation_the_gp_is_judged_unless_an_addon_answers() -> None:
+    assert judged_head(gp()) == "gp"
+    assert judged_head(gp(), addon_answers=True) == "linear"
+    assert judged_head(None) == "linear"
+    assert judged_head(GaussianProcessRefiner(GPConfig(buffer_size=8), 2, 3)) == "linear", "its buffer is empty"
 
 
 def test_validation_decides_and_a_tie_does_not() -> None:
-    assert judged_head(gp(), LONG, {"linear": 0.6, "gp": 0.5}) == "linear"
-    assert judged_head(gp(), EVEN, {"linear": 0.4, "gp": 0.5}) == "gp"
-    assert judged_head(gp(), LONG, {"linear": 0.5, "gp": 0.5}) == "gp"
+    assert judged_head(gp(), {"linear": 0.6, "gp": 0.5}) == "linear"
+    assert judged_head(gp(), {"linear": 0.4, "gp": 0.5}, addon_answers=True) == "gp"
+    assert judged_head(gp(), {"linear": 0.5, "gp": 0.5}) == "gp"
 
 
 @pytest.mark.parametrize("head", ["linear", "gp"])
 def test_a_setting_overrules_the_rule_and_a_gp_that_classifies_is_always_judged(head: Head) -> None:
     worse = {"linear": 0.1, "gp": 0.1, head: 0.0}
-    assert judged_head(gp(eval_head=head), LONG, worse) == head
-    assert judged_head(gp(role="classifier", eval_head=head), EVEN, {"linear": 1.0, "gp": 0.0}) == "gp"
+    assert judged_head(gp(eval_head=head), worse) == head
+    assert judged_head(gp(role="classifier", eval_head=head), {"linear": 1.0, "gp": 0.0}) == "gp"
 
 
 # Temperatures -----------------------------------------------------------------------------------------------------------
@@ -107,11 +104,13 @@ def test_halves_share_no_label_but_that_of_a_class_with_one() -> None:
 
 
 def test_halves_count_rare_classes_as_much_as_frequent_ones() -> None:
-    """Of 90 images of class 0 all are right, of 10 of class 1 none: the accuracy is a half, not 0.9."""
+    """Of 90 images of class 0 all are right, of 10 of class 1 none: the agreement is a half, and 0.99 the confidence."""
     truth = np.repeat([0, 1], [90, 10])
     probs = np.full((100, 2), [0.99, 0.01])
     temperature = from_halves({"linear": probs}, (truth, truth), strict=True)["linear"]
-    assert tempered(probs, temperature)[0, 0] < 0.6
+    assert tempered(probs, temperature)[0, 0] == pytest.approx((0.5 + 0.99) / 2, abs=1e-3)
+    alone = from_halves({"gp": probs}, (truth, truth), strict=True)["gp"]
+    assert tempered(probs, alone)[0, 0] < 0.6, "without a linear head the agreement decides"
 
 
 def test_strict_halves_believe_only_what_both_agree_on() -> None:
@@ -119,6 +118,21 @@ def test_strict_halves_believe_only_what_both_agree_on() -> None:
     halves = (np.zeros(40, dtype=np.int64), np.repeat([0, 1], [32, 8]))
     mild, strict = (from_halves({"gp": probs}, halves, strict=flag)["gp"] for flag in (False, True))
     assert strict > mild
+
+
+def test_halves_that_agree_do_not_make_a_head_surer_than_it_is() -> None:
+    truth = np.zeros(20, dtype=np.int64)
+    probs = {"linear": np.tile([0.6, 0.4], (20, 1)), "gp": np.tile([0.7, 0.3], (20, 1))}
+    assert from_halves(probs, (truth, truth), strict=True) == {"linear": 1.0, "gp": 1.0}
+
+
+def test_the_gp_reports_a_third_of_the_linear_head_where_both_are_calibrated() -> None:
+    linear, own = np.array([[0.5, 0.5]]), np.array([[0.8, 0.2]])
+    reported = calibrated({"linear": linear, "gp": own}, {"linear": 2.0, "gp": 1.0})
+    np.testing.assert_allclose(reported["gp"], [[0.7, 0.3]])
+    np.testing.assert_allclose(reported["linear"], linear)
+    for temperatures in ({}, {"gp": 1.0}, {"linear": 1.0}):
+        np.testing.assert_allclose(calibrated({"linear": linear, "gp": own}, temperatures)["gp"], own)
 
 
 def test_two_gps_agree_on_images_that_are_easy_and_not_on_others() -> None:
@@ -150,7 +164,7 @@ def test_a_run_remembers_its_head_and_its_temperatures(validation: int, tmp_path
     assert set(summary["temperatures"]) == {"linear", "gp"}
     assert summary["results"]["last"]["head"] == summary["head"]
     if not validation:
-        assert summary["head"] == "gp"  # digits have long-tailed labels
+        assert summary["head"] == "gp"
 
     run = load_run(tmp_path, "last")
     assert (run.head, run.temperatures) == (summary["head"], summary["temperatures"])
@@ -161,7 +175,12 @@ def test_a_run_remembers_its_head_and_its_temperatures(validation: int, tmp_path
         summary["results"]["last"]["ece"], abs=1e-6
     )
     object.__setattr__(run, "temperatures", {})
-    raw = run.predict(images).probs[run.head]
-    np.testing.assert_array_equal(raw.argmax(axis=1), probs.argmax(axis=1))
-    np.testing.assert_allclose(probs, tempered(raw, summary["temperatures"][run.head]), atol=1e-9)
-    assert np.abs(probs - raw).max() > 1e-3
+    raw = run.predict(images).probs
+    np.testing.assert_allclose(probs, calibrated(raw, summary["temperatures"])[run.head], atol=1e-9)
+    assert np.abs(probs - raw[run.head]).max() > 1e-3
+
+
+def test_a_gp_that_classifies_is_calibrated_alone(tmp_path: Path) -> None:
+    """Nothing trains the linear head then, and it takes no part in what the GP reports."""
+    settings = ("train.steps=8", "train.eval_steps=8", "train.checkpoint_steps=8", "refiner.role=classifier")
+    assert set(train(small_run("fixmatch", "gp", *settings), tmp_path)["temperatures"]) == {"gp"}

@@ -216,7 +216,7 @@ def test_a_loaded_run_says_of_images_what_it_said_of_their_features(refiner: str
     assert splits.test is not None
     source = features_of(experiment, splits=splits)
     loader = EvaluationLoader([splits.test], source, batch_size=256, workers=0, device=CPU)
-    cached = predict(run.network.get_submodule("classifier"), run.gp, loader.batches(splits.test)).scaled(run.temperatures)
+    cached = predict(run.network.get_submodule("classifier"), run.gp, loader.batches(splits.test)).calibrated(run.temperatures)
     assert answers.probs.keys() == cached.probs.keys() == ({"linear", "gp"} if refiner == "gp" else {"linear"})
     for head, probs in answers.probs.items():
         np.testing.assert_allclose(probs, cached.probs[head], atol=0.01)  # features are rounded to 16 bits

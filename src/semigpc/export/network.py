@@ -1,6 +1,6 @@
 """The exported network, from images to probabilities, and the two formats in which it is written and read."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ from semigpc.models import Classifier, OnFrozen
 from semigpc.models import onnx as onnx_form
 from semigpc.models.onnx import ONNX_PACKAGES, NotExportableError, trace
 from semigpc.threads import allowed
+from semigpc.training.calibration import GP_SHARE
 from semigpc.training.state import EvaluationNetwork
 from semigpc.types import ModelOutput
 
@@ -26,7 +27,7 @@ Answer = Callable[[Floats], dict[str, Floats]]
 
 
 class ExportedNetwork(nn.Module):
-    """p(x) = softmax(z(x) / T) for each head and its temperature T.
+    """What each head of a run reports: :func:`semigpc.training.calibration.calibrated` of softmax(z(x)), as one module.
 
     Images, RGB in [0, 1], are normalised inside by x / std - mean / std.
 
@@ -37,7 +38,7 @@ class ExportedNetwork(nn.Module):
         network: a classifier, alone or with an add-on that replaces its logits, or one of these on a frozen network.
         gp: the GP's head, if it is to be inside. gp_feature: its input, ``backbone`` or ``projection``.
         augment: contains the mean and deviation of pixels.
-        temperatures: T of ``linear``, ``gp`` or both, which are the heads inside; the judged one first.
+        outputs_of: ``linear``, ``gp`` or both, the judged one first. temperatures: T of each head of the run that has one.
     """
 
     scale: Tensor
@@ -50,6 +51,7 @@ class ExportedNetwork(nn.Module):
         *,
         gp_feature: str,
         augment: AugmentConfig,
+        outputs_of: Sequence[str],
         temperatures: Mapping[str, float],
     ) -> None:
         super().__init__()
@@ -58,9 +60,10 @@ class ExportedNetwork(nn.Module):
         classifier = classifier.network if isinstance(classifier, EvaluationNetwork) else classifier
         assert isinstance(classifier, Classifier)
         self.backbone = nn.Sequential(*frozen, classifier.backbone)
-        self.linear = classifier.classifier if "linear" in temperatures else None
+        self.mixes = "gp" in outputs_of and {"linear", "gp"} <= temperatures.keys()
+        self.linear = classifier.classifier if "linear" in outputs_of or self.mixes else None
         self.projection = classifier.heads["projection"] if gp is not None and gp_feature == "projection" else None
-        self.gp, self.temperatures = gp, dict(temperatures)
+        self.gp, self.outputs_of, self.temperatures = gp, tuple(outputs_of), dict(temperatures)
         mean, std = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (augment.mean, augment.std))
         self.register_buffer("scale", (1 / std).float())
         self.register_buffer("shift", (-mean / std).float())
@@ -68,8 +71,8 @@ class ExportedNetwork(nn.Module):
     @property
     def outputs(self) -> dict[str, str]:
         """Which head each output comes from, in the order of the outputs."""
-        named = {f"{head}_probabilities": head for head in self.temperatures}
-        return {PROBABILITIES: next(iter(self.temperatures))} | (named if len(named) > 1 else {})
+        named = {f"{head}_probabilities": head for head in self.outputs_of}
+        return {PROBABILITIES: self.outputs_of[0]} | (named if len(named) > 1 else {})
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Return probabilities (M, C) for images (M, 3, s, s), float32, RGB in [0, 1]."""
@@ -80,10 +83,12 @@ class ExportedNetwork(nn.Module):
             if self.answering is not None:  # an add-on replaces the logits of the linear head
                 heads = {name: head(features) for name, head in self.answering.network.heads.items()}  # type: ignore[union-attr,operator]
                 logits = self.answering.replaced(ModelOutput(logits, features, heads)).logits
-            probs["linear"] = torch.softmax(logits / self.temperatures["linear"], dim=1)
+            probs["linear"] = torch.softmax(logits / self.temperatures.get("linear", 1.0), dim=1)
         if self.gp is not None:
             queries = features if self.projection is None else self.projection(features)
-            probs["gp"] = torch.softmax(self.gp(queries) / self.temperatures["gp"], dim=1).float()
+            probs["gp"] = torch.softmax(self.gp(queries) / self.temperatures.get("gp", 1.0), dim=1).float()
+        if self.mixes:
+            probs["gp"] = GP_SHARE * probs["gp"] + (1 - GP_SHARE) * probs["linear"]
         return {name: probs[head] for name, head in self.outputs.items()}
 
 

@@ -85,9 +85,10 @@ def export_run(
         raise NotExportableError(
             f"the GP of {run.folder.path} cannot be exported: {error} Or take --head linear, the linear classifier alone."
         ) from error
-    temperatures: dict[str, float] = {name: run.temperatures.get(name, 1.0) for name in chosen}
     augment = run.experiment.augment
-    exported = ExportedNetwork(network, kernel, gp_feature=feature, augment=augment, temperatures=temperatures).eval()
+    exported = ExportedNetwork(
+        network, kernel, gp_feature=feature, augment=augment, outputs_of=chosen, temperatures=run.temperatures
+    ).eval()
     images = _check_images(run)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +102,7 @@ def export_run(
             gp,
             augment=Augment(run.experiment.augment),
             outputs=exported.outputs,
-            temperatures=temperatures,
+            temperatures=run.temperatures,
             pixels=images.pixels,
             largest_batch=min(LARGE_BATCH, run.experiment.train.eval_batch),
             progress=lambda done, total: report("Checking", done, total),
@@ -186,7 +187,9 @@ def differences(
     while start < len(pixels):
         batch = pixels[start : start + next(sizes)]
         rows = torch.arange(len(batch))
-        expected = predict(network, gp, [(augment.normalise(torch.from_numpy(batch)), rows, rows)]).scaled(temperatures).probs
+        expected = (
+            predict(network, gp, [(augment.normalise(torch.from_numpy(batch)), rows, rows)]).calibrated(temperatures).probs
+        )
         probs = answer(np.ascontiguousarray(batch.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255))
         for name, head in outputs.items():
             if probs[name].shape != expected[head].shape:
@@ -236,7 +239,7 @@ def _facts(run: LoadedRun, exported: ExportedNetwork, images: CheckImages, large
         "outputs": {
             name: {
                 "head": head,
-                "temperature": exported.temperatures[head],
+                "temperature": exported.temperatures.get(head, 1.0),
                 "shape": ["M", len(run.class_names)],
                 "dtype": "float32",
             }

@@ -248,7 +248,7 @@ class GPConfig(PlacementConfig):
             by ``leave_one_out``, every ``learn_steps`` steps; the engine is then rebuilt with them and goes on.
         learn_per_class: a kernel of its own for each class, each carried by a low-rank engine.
         eval_head: the head that is judged and that predicts; the other is reported beside it. ``auto`` is the better one on the
-            validation images; without any, the GP where labels are long-tailed, else the linear head.
+            validation images; without any, the GP, unless an add-on such as CoSSL answers in the place of the linear head.
         eval_buffer: evaluate with the buffer as it stands, or with one rebuilt from the labels by the evaluated weights;
             ``auto`` rebuilds it for role ``classifier``.
     """

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from semigpc.gp import Engine, NotPositiveDefiniteError
-from semigpc.gp.certainty import SURE
 from semigpc.gp.kernels import squared_distances
 from semigpc.refiners.engines import GPConfig, build_kernel
 from semigpc.types import HostState
@@ -19,6 +18,7 @@ logger = logging.getLogger(__name__)
 RECENT = 512  # weak views looked at
 NEIGHBOURHOOD = 1.5  # l^2 over the median squared distance to the nearest labelled row
 COVERED = 0.8  # share of recent views that reach a confidence of SURE
+SURE = 0.999  # above the usual threshold of 0.95, so that alignment and smoothing, as in SimMatch, leave most above it too
 SMALLEST_LENGTH = 1e-3  # views that are labelled images themselves have no distance
 CHANGED = 0.1  # change of log l that is worth rebuilding the engine
 STEPS = 50  # between two looks; more for a large buffer, whose engine takes longer to rebuild
@@ -32,7 +32,7 @@ class ScaleTuner(HostState):
     """Chooses l and lambda from recent weak views, when the warm-up ends and then every max(50, N / 16) steps.
 
         l^2     =  1.5 median_i min_j |h_i - h_j|^2                     views i, rows j of the buffer
-        lambda  :  max softmax(lambda mu(h_i)) >= 0.95 for 0.8 of the views
+        lambda  :  max softmax(lambda mu(h_i)) >= 0.999 for 0.8 of the views
 
     So the typical view has a neighbour within the kernel's reach, whatever the network, and four of five pseudo-labels are
     confident, whatever the number of classes. A look costs O(512 N (D + C)), and O(N^3) with the exact engine where l has

@@ -13,7 +13,7 @@ from semigpc.addons import Survey
 from semigpc.data import EvaluationLoader, ImageSet, Splits
 from semigpc.refiners import GaussianProcessRefiner, SimilarityRefiner
 from semigpc.refiners.engines import Confidence
-from semigpc.training.calibration import from_halves, from_labels, halved, predicted_by_halves, tempered
+from semigpc.training.calibration import calibrated, from_halves, from_labels, halved, predicted_by_halves
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import METRIC, classification_metrics
 from semigpc.training.state import Trainer
@@ -21,7 +21,6 @@ from semigpc.types import ModelOutput
 
 FILLING = 31  # keeps the random numbers of filling a buffer apart from others of the same seed
 SAMPLE = 2000  # unlabelled images for screening and calibration: a share of them is then known to about one point
-LONG_TAIL = 2  # labels are long-tailed if the largest class has as many times the labels of the smallest
 
 
 class DivergedError(RuntimeError):
@@ -34,9 +33,9 @@ class Predictions(NamedTuple):
     probs: dict[str, npt.NDArray[np.float64]]
     labels: npt.NDArray[np.int64]
 
-    def scaled(self, temperatures: Mapping[str, float]) -> "Predictions":
-        """Return the same decisions with p^(1/T) for the temperature T of each head, 1 where there is none."""
-        return self._replace(probs={head: tempered(p, temperatures.get(head, 1.0)) for head, p in self.probs.items()})
+    def calibrated(self, temperatures: Mapping[str, float]) -> "Predictions":
+        """Return what the heads report with these temperatures: :func:`semigpc.training.calibration.calibrated`."""
+        return self._replace(probs=calibrated(self.probs, temperatures))
 
 
 class Evaluation(NamedTuple):
@@ -72,12 +71,13 @@ def evaluate_run(
     predictions = {part: predict(network, gp, loader.batches(images)) for part, images in parts.items() if images is not None}
     temperatures: dict[str, float] = {}
     if "validation" in predictions:
-        temperatures = from_labels(*predictions["validation"])
+        validation_images = predictions["validation"]
+        temperatures = from_labels(_trained_heads(validation_images, gp), validation_images.labels)
     elif last:
         temperatures = _temperatures_without_labels(experiment, splits, loader, network, gp)
-    measured = {part: evaluate(raw.scaled(temperatures), groups) for part, raw in predictions.items()}
+    measured = {part: evaluate(raw.calibrated(temperatures), groups) for part, raw in predictions.items()}
     validation = {head: figures[METRIC] for head, figures in measured.get("validation", {}).items()}
-    judged = judged_head(gp, splits.class_counts, validation, addon_answers=trainer.addon.answers)
+    judged = judged_head(gp, validation, addon_answers=trainer.addon.answers)
     results = [
         {"part": part, "head": head, "judged": head == judged, "temperature": temperatures.get(head, 1.0), **figures}
         for part, heads in measured.items()
@@ -92,21 +92,16 @@ def evaluate(predictions: Predictions, groups: dict[str, list[int]]) -> dict[str
 
 
 def judged_head(
-    gp: GaussianProcessRefiner | None,
-    class_counts: npt.NDArray[np.int64],
-    validation: Mapping[str, float] | None = None,
-    *,
-    addon_answers: bool = False,
+    gp: GaussianProcessRefiner | None, validation: Mapping[str, float] | None = None, *, addon_answers: bool = False
 ) -> str:
     """Return the head by which a run is judged and which predicts, "linear" or "gp". No test label is needed.
 
     It is the linear one without a GP or with an empty buffer, the GP with role ``classifier``, and otherwise as
     ``eval_head`` says. ``auto``: the head with the better balanced accuracy on validation images; without any, or if both are
-    equal, the GP where the labels are long-tailed (:data:`LONG_TAIL`), else the linear one; and that too where an add-on such
-    as CoSSL answers in its place, with a classifier that was trained for balance.
+    equal, the GP, unless an add-on such as CoSSL answers in place of the linear head, with a classifier trained for balance.
 
     Args:
-        gp: as it is evaluated. class_counts: (C,) labelled images. validation: balanced accuracy of both heads, if known.
+        gp: as it is evaluated. validation: balanced accuracy of both heads, if known.
         addon_answers: whether the linear head's answer is an add-on's.
     """
     if gp is None or not len(gp.engine):
@@ -117,7 +112,7 @@ def judged_head(
         return gp.config.eval_head
     if validation and validation["gp"] != validation["linear"]:
         return max(validation, key=lambda head: validation[head])
-    return "gp" if class_counts.max() >= LONG_TAIL * class_counts.min() and not addon_answers else "linear"
+    return "linear" if addon_answers else "gp"
 
 
 def _temperatures_without_labels(
@@ -144,7 +139,14 @@ def _temperatures_without_labels(
     predicted = predicted_by_halves(
         features(splits.labeled), labels, halves, features(splits.unlabeled, chosen), splits.n_classes
     )
-    return from_halves(predict(network, gp, loader.batches(splits.unlabeled, chosen)).probs, predicted, strict=not frozen)
+    predictions = predict(network, gp, loader.batches(splits.unlabeled, chosen))
+    return from_halves(_trained_heads(predictions, gp), predicted, strict=not frozen)
+
+
+def _trained_heads(predictions: Predictions, gp: GaussianProcessRefiner | None) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the probabilities of the heads to calibrate: with role ``classifier`` nothing trains the linear one."""
+    untrained = {"linear"} if "gp" in predictions.probs and gp is not None and gp.config.role == "classifier" else set()
+    return {head: probs for head, probs in predictions.probs.items() if head not in untrained}
 
 
 def predict(

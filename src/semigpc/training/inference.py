@@ -84,7 +84,7 @@ class LoadedRun:
 
         train = self.experiment.train
         with self._loader(images) as loader, using(train.threads or allowed()), products_in(train.tf32):
-            return predict(self.network, self.gp, batches(loader)).scaled(self.temperatures)
+            return predict(self.network, self.gp, batches(loader)).calibrated(self.temperatures)
 
     def heads(self, choice: HeadChoice) -> tuple[Head, ...]:
         """Return the heads to use: all that can predict, the judged one first, for ``auto``; else the one that was chosen."""
@@ -174,7 +174,7 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         split,
         network.eval(),
         trainer.gp,
-        saved.state["journal"].get("head") or judged_head(trainer.gp, counts, addon_answers=trainer.addon.answers),
+        saved.state["journal"].get("head") or judged_head(trainer.gp, addon_answers=trainer.addon.answers),
         saved.state["journal"].get("temperatures", {}),
         Augment(experiment.augment),
         trainer.fabric.device,
