@@ -1,23 +1,19 @@
 """What does SemiGPC add to the algorithms and add-ons of the field, on long-tailed problems in runs of seconds each?
 
-23 methods on 12 problems: digits and MNIST from scratch, CIFAR-10 as features of a frozen network; long-tailed labels (setting
-A) or equally many of each class (B). Figures at this scale compare methods with each other under one short budget; they say
-nothing of published ones.
+Runs what benchmarks/study.py defines, and counts: 23 methods on 12 problems. Figures at this scale compare methods with each
+other under one short budget; they say nothing of published ones.
 """
 
-import hashlib
 import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import joblib
 import typer
 from rich.console import Console
 from rich.progress import Progress
@@ -25,319 +21,29 @@ from rich.progress import Progress
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
 
 from benchmarks.ranks import draw_study, rank, sign_test
+from benchmarks.study import (
+    BASES,
+    FINETUNED,
+    GRID,
+    LABELS_ONLY,
+    METHODS,
+    PROBLEMS,
+    SEEDS,
+    STEPS,
+    TITLES,
+    TUNING,
+    Record,
+    Study,
+    StudyProblem,
+    run_missing,
+)
 from benchmarks.tables import WIDTH, Jobs, Json, Plot, check_folders, new_table, script
-from semigpc.addons import ADDONS, AddOnConfig, CoSSLConfig, DebiasPLConfig
-from semigpc.algorithms import ALGORITHMS
-from semigpc.data import CifarConfig, DigitsConfig, SplitConfig
-from semigpc.files import read_json, write_json
-from semigpc.recipes.digits import digits, mnist
-from semigpc.recipes.paper import cifar10_lt
-from semigpc.recipes.scales import short_run, shrink
-from semigpc.refiners import PlacementConfig
 from semigpc.text import CLASS_GROUPS, unknown_name
-from semigpc.training import Experiment, SettingError, train
-from semigpc.training.experiment import config_type
-from semigpc.training.run_data import DataCache
-from semigpc.training.run_folder import RunFolder
+from semigpc.training import SettingError
 
-BASES = ("fixmatch", "freematch", "simmatch", "remixmatch")
-LABELS_ONLY = "supervised"
-SEEDS = (0, 1, 2, 3, 4)
-TUNING = 100  # seeds from here on are judged on validation images: settings may be chosen by them
-# The fixed values of the paper's recipe, for ten classes: l^2 = sigma^2 = 0.1, and the lambda of 1 - 1/C.
-FIXED: Mapping[str, Any] = {
-    "length_scale": 0.1**0.5,
-    "noise_std": 0.1**0.5,
-    "logit_scale": 6.43,
-    "class_prior": "none",
-    "balanced": False,
-}
-# Fixed pairs of l^2 and lambda, beside which the self-tuned GP is put by --grid.
-GRID: Mapping[str, tuple[float, float]] = {
-    f"gp_{square:g}_{scale:g}": (square, scale) for square in (0.03, 0.1, 0.3, 1.0) for scale in (5.0, 11.0, 25.0, 60.0)
-}
-EPOCHS = 6  # in a run; SAW counts and class-balanced draws change between them
-WINDOWS = 20  # of a run, in which accepted pseudo-labels are counted
-LATE = 0.75  # of a run has passed when its accepted pseudo-labels are counted for the tables
-MOMENTUM = 0.99  # of averages that follow within some hundred steps
 POINT = 0.01  # of balanced accuracy
-_CACHE = DataCache()  # of a worker process
-
-Record = dict[str, Any]
-Run = tuple[str, str, int]  # problem, method, seed
 Names = list[str] | None
-Data = Literal["digits", "mnist", "cifar10"]
 Score = Callable[[Record], float]
-STEPS: Mapping[Data, int] = {"digits": 600, "mnist": 500, "cifar10": 250}
-TITLES: Mapping[Data, str] = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR-10 features"}
-
-
-# The runs -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StudyProblem:
-    """Data in setting A, with an imbalance ratio, or B, with so many labels of each class."""
-
-    data: Data
-    setting: Literal["A", "B"]
-    ratio: int = 50
-    labels: int = 4
-
-    @property
-    def title(self) -> str:
-        """Return the name in tables."""
-        rest = f"A, ratio {self.ratio}" if self.setting == "A" else f"B, {self.labels} labels"
-        return f"{TITLES[self.data]}, {rest}"
-
-
-@dataclass(frozen=True)
-class Method:
-    """An algorithm, with an add-on and a refiner.
-
-    "gp" is the recipe's, "gp_fixed" the GP with the paper's fixed values, and "gp_0.1_11" one with l^2 = 0.1 and lambda = 11.
-    """
-
-    base: str
-    addon: str = "none"
-    refiner: str = "none"
-
-    @property
-    def without(self) -> str:
-        """Return the name of the method without its refiner."""
-        return "+".join(part for part in (self.base, self.addon) if part != "none")
-
-    @property
-    def name(self) -> str:
-        """Return the name, as in "fixmatch+cossl+gp"."""
-        return self.without + (f"+{self.refiner}" if self.refiner != "none" else "")
-
-    @property
-    def label(self) -> str:
-        """Return the name in tables, as in "FixMatch + CoSSL + SemiGPC"."""
-        refiner = {"none": "", "gp": "SemiGPC", "gp_fixed": "SemiGPC, fixed"}.get(self.refiner, self.refiner)
-        addon = "" if self.addon == "none" else ADDONS[self.addon].label
-        return " + ".join(part for part in (ALGORITHMS[self.base].label, addon, refiner) if part)
-
-
-PROBLEMS: dict[str, StudyProblem] = {
-    f"{data}_{problem.setting.lower()}{problem.ratio if problem.setting == 'A' else problem.labels}": problem
-    for data in STEPS
-    for problem in (
-        StudyProblem(data, "A", ratio=50),
-        StudyProblem(data, "A", ratio=100),
-        StudyProblem(data, "B", labels=4),
-        StudyProblem(data, "B", labels=10),
-    )
-}
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        Method(LABELS_ONLY),
-        *(Method(base, "none", refiner) for base in BASES for refiner in ("none", "similarity", "gp_fixed", "gp")),
-        *(Method("fixmatch", addon, refiner) for addon in ("cossl", "debiaspl", "saw") for refiner in ("none", "gp")),
-        *(Method("fixmatch", "none", refiner) for refiner in GRID),
-    )
-}
-
-
-def study_experiment(
-    problem: str, method: str, *, roots: Mapping[str, Path], seed: int = 0, steps: int | None = None
-) -> Experiment:
-    """Return the experiment of one run.
-
-    It is evaluated halfway and at the end. What the papers count in steps is scaled to the run: averages have a momentum of
-    0.99, a fifth of the run passes before a refiner acts. Runs with a seed of 100 or more have validation images.
-
-    Args:
-        problem, method: by name. roots: of "mnist" and "cifar10". seed: of split and run. steps: instead of the problem's.
-    """
-    one, chosen = PROBLEMS[problem], METHODS[method]
-    length = steps or STEPS[one.data]
-    names = {"algorithm": chosen.base, "refiner": chosen.refiner.split("_")[0], "seed": seed}
-    full = _full(one, roots.get(one.data, Path()), names, validated=seed >= TUNING)
-    refiner, algorithm = full.refiner, short_run(full.algorithm)
-    if hasattr(algorithm, "threshold"):
-        algorithm = replace(algorithm, threshold=full.algorithm.threshold)
-    if chosen.refiner == "gp_fixed":
-        refiner = replace(refiner, **FIXED)
-    if chosen.refiner in GRID:
-        square, scale = GRID[chosen.refiner]
-        refiner = replace(refiner, length_scale=square**0.5, logit_scale=scale)
-    if isinstance(refiner, PlacementConfig):
-        refiner = replace(refiner, warmup_steps=length // 5)
-    return replace(
-        full,
-        algorithm=algorithm,
-        addon=short_addon(config_type("addon", chosen.addon)()),
-        refiner=refiner,
-        train=replace(
-            full.train,
-            steps=length,
-            epoch_steps=max(1, length // EPOCHS),
-            ema=0.98,
-            warmup_steps=min(20, length // 10),
-            eval_steps=length // 2,
-            checkpoint_steps=length,
-            log_steps=max(1, length // WINDOWS),
-            eval_batch=1024,
-        ),
-    )
-
-
-def _full(problem: StudyProblem, root: Path, names: Record, *, validated: bool) -> Experiment:
-    """Return the recipe of a problem, with validation images where they are needed."""
-    if problem.data == "digits":
-        head, ratio = (36, problem.ratio) if problem.setting == "A" else (problem.labels, 1.0)
-        overlap: Literal["nested", "disjoint"] = "nested" if problem.setting == "A" else "disjoint"
-        split = SplitConfig(
-            labeled_head=head, labeled_ratio=ratio, unlabeled_head=120, unlabeled_ratio=problem.ratio, overlap=overlap
-        )
-        parts = {"test_per_class": 0, "validation_per_class": 40} if validated else {"validation_per_class": 0}
-        return replace(digits(**names), data=DigitsConfig(split=split, **parts))
-    cut: Record = {"setting": problem.setting, "imbalance_ratio": problem.ratio, "labels_per_class": problem.labels}
-    full = mnist(root=root, **cut, **names) if problem.data == "mnist" else cifar10_lt(root=root, **cut, **names)
-    if validated:
-        full = replace(full, data=replace(full.data, validation_per_class=200))
-    return shrink(full, "cached") if isinstance(full.data, CifarConfig) else full
-
-
-def short_addon(addon: AddOnConfig) -> AddOnConfig:
-    """Return an add-on with the options of a run of some hundred steps."""
-    if isinstance(addon, DebiasPLConfig):
-        return replace(addon, share_momentum=MOMENTUM)
-    if isinstance(addon, CoSSLConfig):
-        return replace(addon, head_momentum=MOMENTUM, start_steps=500)  # both a tenth of what it takes to forget a start
-    return addon
-
-
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    """What is run, and where: ``out`` has study.json, ``roots`` the data; ``steps`` replaces the problems' own."""
-
-    problems: tuple[str, ...]
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...]
-    out: Path
-    roots: Mapping[str, Path]
-    steps: int | None = None
-
-    def runs(self) -> list[Run]:
-        """Return problem, method and seed of every run, the seeds outermost: a study that is stopped has whole seeds."""
-        return [(problem, method, seed) for seed in self.seeds for problem in self.problems for method in self.methods]
-
-    def experiment(self, problem: str, method: str, seed: int) -> Experiment:
-        """Return the experiment of one run."""
-        return study_experiment(problem, method, roots=self.roots, seed=seed, steps=self.steps)
-
-    @property
-    def result(self) -> Path:
-        """The file with the figures of all runs."""
-        return self.out / "study.json"
-
-    def finished(self) -> list[Record]:
-        """Return the records of study.json that were made with the settings of these runs, in their order."""
-        known = self._known()
-        there = [(run, known[run]) for run in self.runs() if run in known]
-        return [record for run, record in there if record["settings"] == settings_digest(self.experiment(*run))]
-
-    def write(self, records: Sequence[Record], command: str) -> None:
-        """Write study.json: the summary of these records, and them beside those of other runs that it holds."""
-        together = self._known() | {_run_of(record): record for record in records}
-        write_json(self.result, {"command": command, "summary": summarise(records), "records": list(together.values())})
-
-    def _known(self) -> dict[Run, Record]:
-        if not self.result.exists():
-            return {}
-        remedy = "Delete that file to run everything again."
-        records = read_json(self.result, dict[str, Any], error=SettingError, remedy=remedy).get("records", [])
-        return {_run_of(record): record for record in records}
-
-    def run(self, problem: str, method: str, seed: int) -> Record:
-        """Train in a folder that is deleted afterwards, and return the figures."""
-        experiment = self.experiment(problem, method, seed)
-        with TemporaryDirectory(prefix=".run-", dir=self.out) as folder:
-            train(experiment, Path(folder) / "run", cache=_CACHE)
-            measured = figures(Path(folder) / "run")
-        names = {"problem": problem, "method": method, "seed": seed, "settings": settings_digest(experiment)}
-        return names | measured
-
-
-def _run_of(record: Record) -> Run:
-    return record["problem"], record["method"], record["seed"]
-
-
-def settings_digest(experiment: Experiment) -> str:
-    """Return twelve digits of a hash of all settings but the place of the data, which differs between machines."""
-    plain = experiment.to_plain()
-    plain["data"].pop("root", None)
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def figures(path: Path) -> Record:
-    """Return what a study keeps of a run: by each head on test images, or else on validation images; of accepted labels."""
-    folder = RunFolder(path)
-    entries = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    experiment, summary = folder.experiment(), folder.read_summary()
-    headline: Any = (summary["results"] or {})["last"]
-    evaluations = [entry for entry in entries if entry["kind"] == "eval"]
-    part = "validation" if experiment.seed >= TUNING else "test"
-    halfway, last = (
-        {entry["head"]: entry for entry in evaluations if (entry["part"], entry["step"]) == (part, step)}
-        for step in (evaluations[0]["step"], evaluations[-1]["step"])
-    )
-    kept: Record = {
-        "heads": {
-            head: {"balanced_accuracy": entry["balanced_accuracy"], "ece": entry["ece"], **entry["groups"]}
-            for head, entry in last.items()
-        },
-        "halfway": {head: entry["balanced_accuracy"] for head, entry in halfway.items()},
-        "chosen_head": headline["head"],
-        "ece": headline["ece"],
-        "seconds": summary["seconds"],
-    }
-    windows = [entry for entry in entries if entry["kind"] == "pseudo"]
-    late = [entry for entry in windows if entry["step"] > LATE * experiment.train.steps]
-    if late:
-        accepted = [sum(entry["accepted_counts"]) for entry in late]
-        kept["coverage"] = mean(entry["coverage"] for entry in late)
-        for name, key in (("precision", "precision"), ("calibration_error", "ece")):
-            known = [(entry[key], n) for entry, n in zip(late, accepted, strict=True) if n and entry[key] is not None]
-            kept[name] = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
-        warmup = getattr(experiment.refiner, "warmup_steps", 0)
-        acting = [entry["coverage"] for entry in windows if entry["step"] - entry["window"] >= warmup]
-        kept |= {"least_coverage": min(acting), "most_coverage": max(acting)}
-    return kept
-
-
-def run_missing(study: Study, jobs: int, advance: Callable[[list[Record], str], None]) -> list[Record]:
-    """Return the figures of every run, in the order of their runs; what is not finished is run.
-
-    Args:
-        study: what to run. jobs: processes. advance: called with all figures so far and a description after every run.
-    """
-    # By its name in the package, since a function of the main script would be sent to every worker with a cache of its own.
-    from benchmarks.field import run_one
-
-    records = {_run_of(record): record for record in study.finished()}
-    missing = [run for run in study.runs() if run not in records]
-    features = DataCache()
-    for problem, seed in dict.fromkeys((problem, seed) for problem, _, seed in missing):
-        if PROBLEMS[problem].data == "cifar10":  # once, before several processes begin to compute the same
-            advance([], f"features of {problem}, seed {seed}")
-            features.run_data(study.experiment(problem, LABELS_ONLY, seed))
-    del features
-    with joblib.parallel_config("loky", inner_max_num_threads=1 if jobs > 1 else None):
-        parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")
-        for run, record in parallel(joblib.delayed(run_one)(study, run) for run in missing):
-            records[run] = record
-            advance([records[one] for one in study.runs() if one in records], f"{run[0]}, {run[1]}, seed {run[2]}")
-    return [records[run] for run in study.runs()]
-
-
-def run_one(study: Study, run: Run) -> tuple[Run, Record]:
-    """Return a run with its figures."""
-    return run, study.run(*run)
 
 
 # Counting ------------------------------------------------------------------------------------------------------------
@@ -564,7 +270,9 @@ def note_lines(summary: Mapping[str, Any]) -> list[str]:
         )
     for by in ("linear", "chosen"):
         fixed = [
-            f"{TITLES[data]} {percent(one['mean_gain'], sign=True)}" for data, one in summary["gain_over_fixed"][by].items()
+            f"{TITLES[data]} {percent(one['mean_gain'], sign=True)}"
+            for data, one in summary["gain_over_fixed"][by].items()
+            if one["mean_gain"] is not None
         ]
         lines.append(f"Self-tuned over the paper's fixed values, {by} head: {', '.join(fixed)}.")
     lines += [
@@ -610,7 +318,8 @@ def field(
     Problems: digits and MNIST from scratch, CIFAR-10 as features of a frozen
     network; a50 and a100 have long-tailed labels of that ratio, b4 and b10 so
     many of each class and unlabelled images with a ratio of 50. Without --mnist
-    or --cifar those problems are left out.
+    or --cifar those problems are left out. finetuned_b10, which trains all of
+    the pre-trained network at 64 px in minutes, is run if it is asked for.
 
     The figures of all runs are in study.json in the output folder, written
     after each run. What was stopped goes on where it was: give the command
@@ -637,11 +346,11 @@ def field(
             def advance(records: list[Record], text: str) -> None:
                 bar.update(task, completed=len(records) or None, description=text)
                 if records:
-                    study.write(records, command)
+                    study.write(records, summarise(records), command)
 
             records = run_missing(study, jobs, advance)
-    study.write(records, command)
     summary = summarise(records)
+    study.write(records, summary, command)
     if plot is not None:
         titles, labels = (
             {name: one.title for name, one in PROBLEMS.items()},
@@ -677,17 +386,17 @@ def _chosen(
     problem: Names, method: Names, seed: list[int] | None, out: Path, roots: Mapping[str, Path], steps: int | None
 ) -> Study:
     """Return what is to be run, with every name checked before anything is."""
-    at_hand = [name for name, one in PROBLEMS.items() if one.data == "digits" or one.data in roots]
+    at_hand = [name for name, one in PROBLEMS.items() if one.source in ("digits", *roots)]
     for kind, names, known in (("problem", problem, PROBLEMS), ("method", method, METHODS)):
         for name in names or ():
             if name not in known:
                 raise SettingError(unknown_name(kind, name, known))
     for name in problem or ():
         if name not in at_hand:
-            option = "--mnist" if PROBLEMS[name].data == "mnist" else "--cifar"
+            option = "--mnist" if PROBLEMS[name].source == "mnist" else "--cifar"
             raise SettingError(f"{name} is made of images: give the path of their data by {option}.")
     return Study(
-        problems=tuple(name for name in PROBLEMS if name in (problem or at_hand)),
+        problems=tuple(name for name in at_hand if (name in problem if problem else name != FINETUNED)),
         methods=tuple(name for name, one in METHODS.items() if (name in method if method else one.refiner not in GRID)),
         seeds=tuple(dict.fromkeys(seed or SEEDS)),
         out=out,
