@@ -132,9 +132,21 @@ def test_it_looks_again_after_so_many_steps_and_not_between(generator: torch.Gen
         found.append(scales(refiner))
     looks = [step for step, (before, now) in enumerate(pairwise(found), start=1) if before != now]
     assert looks == [WARMUP, WARMUP + EVERY, WARMUP + 2 * EVERY]
-    larger = build(buffer_size=1600)
-    assert larger.tuner is not None
-    assert larger.tuner.every == 100, "the engine of a large buffer takes longer to rebuild"
+
+
+def test_the_engine_is_not_rebuilt_again_within_n_over_4_steps_and_lambda_follows_all_the_same(
+    generator: torch.Generator,
+) -> None:
+    refiner = build(buffer_size=4 * 3 * EVERY, warmup_steps=0)
+    refiner.remember(*draw(SIZE, generator))
+    found = []
+    for look in range(5):  # features shrink, so that l has to follow
+        refiner.placement.steps.fill_(look * EVERY)
+        refiner.probs(draw(RECENT, generator, spread=0.5**look)[0])
+        found.append(scales(refiner))
+    lengths, logits = zip(*found, strict=True)
+    assert lengths[0] == lengths[1] == lengths[2] != lengths[3] == lengths[4]
+    assert len(set(logits)) == 5
 
 
 def test_a_small_change_of_l_is_not_worth_a_rebuild(generator: torch.Generator) -> None:

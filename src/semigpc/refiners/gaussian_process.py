@@ -96,10 +96,10 @@ class GaussianProcessRefiner(nn.Module):
             output: of M images.
             index: (M,) labelled images whose copies in the buffer must not answer for them.
         """
-        return self._logits(output, index)
+        return self._logits(self._queries(output), index)
 
-    def _logits(self, output: ModelOutput, index: Tensor | None = None, *, trusted: bool = False) -> Tensor:
-        queries, prior = self._queries(output), self._class_prior()
+    def _logits(self, queries: Tensor, index: Tensor | None = None, *, trusted: bool = False) -> Tensor:
+        prior = self._class_prior()
         mean = self._mean(queries, prior, trusted=trusted)
         return self.logit_scale * (mean if index is None else mean - self._copies(queries, index, prior))
 
@@ -136,7 +136,7 @@ class GaussianProcessRefiner(nn.Module):
         if self.config.role == "refine" or not self.placement.warm:
             return output
         trusted = torch.is_grad_enabled()  # in training, features that are not finite show in the loss
-        logits = self._logits(output, index if self.config.exclude_same_index else None, trusted=trusted)
+        logits = self._logits(self._queries(output), index if self.config.exclude_same_index else None, trusted=trusted)
         return output._replace(logits=logits.to(output.logits))
 
     @torch.no_grad()
@@ -144,8 +144,9 @@ class GaussianProcessRefiner(nn.Module):
         """p_GP(x) in place of ``probs`` (U, C), at the site and after the warm-up that are configured."""
         if self.config.role == "classifier" or site != self.config.site:
             return probs
-        self._tune(output)
-        return self.placement.mix(probs, torch.softmax(self.logits(output), dim=1)) if self.placement.warm else probs
+        queries = self._queries(output)
+        self._tune(queries)
+        return self.placement.mix(probs, torch.softmax(self._logits(queries), dim=1)) if self.placement.warm else probs
 
     @torch.no_grad()
     def probs(self, features: Tensor, own: Tensor | None = None) -> Tensor:
@@ -160,10 +161,11 @@ class GaussianProcessRefiner(nn.Module):
                 f"own must have shape ({len(features)}, {self.n_classes}), a row for each of the features; "
                 f"got {tuple(own.shape)}. Hand over the classifier's probabilities for the same rows."
             )
-        self._tune(_said(features))
+        queries = self._queries(_said(features))
+        self._tune(queries)
         if own is not None and not self.placement.warm:
             return own
-        refined = torch.softmax(self.logits(_said(features)), dim=1)
+        refined = torch.softmax(self._logits(queries), dim=1)
         return refined if own is None else self.placement.mix(own, refined)
 
     @torch.no_grad()
@@ -226,13 +228,14 @@ class GaussianProcessRefiner(nn.Module):
         self.write(self.placement.features(_said(features)), labels, index)
         self._count()
 
-    def _tune(self, output: ModelOutput) -> None:
+    def _tune(self, queries: Tensor) -> None:
         """Show the weak views of a step to the tuner, and let it follow them when it is time; not in evaluation mode."""
         if self.tuner is None or not self.training:
             return
-        self.tuner.sees(self._queries(output))
-        if len(self.engine) and self.tuner.is_due(int(self.placement.steps)):
-            self.tuner.tune_length(self.engine)
+        self.tuner.sees(queries)
+        step = int(self.placement.steps)
+        if len(self.engine) and self.tuner.is_due(step):
+            self.tuner.tune_length(self.engine, step)
             self.tuner.tune_logits(self._mean(self.tuner.views, self._class_prior()))
 
     def _count(self) -> None:

@@ -21,22 +21,22 @@ COVERED = 0.8  # share of recent views that reach a confidence of SURE
 SURE = 0.999  # above the usual threshold of 0.95, so that alignment and smoothing, as in SimMatch, leave most above it too
 SMALLEST_LENGTH = 1e-3  # views that are labelled images themselves have no distance
 CHANGED = 0.1  # change of log l that is worth rebuilding the engine
-STEPS = 50  # between two looks; more for a large buffer, whose engine takes longer to rebuild
-ROWS_PER_STEP = 16
+STEPS = 50  # between two looks
+ROWS_PER_STEP = 4  # steps between two rebuilds of the engine: at least N / 4, since a rebuild costs as much as N / B updates
 CHUNK = 8192  # rows of the buffer compared at once
 LOGIT_SCALES = (0.1, 1e4)  # lambda lies between these
-HALVINGS = 40
+HALVINGS = 20  # of the range of log lambda, which is then right to 1e-5
 
 
 class ScaleTuner(HostState):
-    """Chooses l and lambda from recent weak views, when the warm-up ends and then every max(50, N / 16) steps.
+    """Chooses l and lambda from recent weak views, when the warm-up ends and then every 50 steps.
 
         l^2     =  1.5 median_i min_j |h_i - h_j|^2                     views i, rows j of the buffer
         lambda  :  max softmax(lambda mu(h_i)) >= 0.999 for 0.8 of the views
 
     So the typical view has a neighbour within the kernel's reach, whatever the network, and four of five pseudo-labels are
-    confident, whatever the number of classes. A look costs O(512 N (D + C)), and O(N^3) with the exact engine where l has
-    changed by a tenth or more, since the engine is then rebuilt.
+    confident, whatever the number of classes. A look costs O(512 N (D + C)). Where l has changed by a tenth or more the engine
+    is rebuilt, in O(N^3) if it is exact, and then not again for N / 4 steps.
 
     The views and the scales are its state, so that a resumed run goes on to the same bits. lambda stays on the device; the host
     waits for it once per look, for l, and where the engine is rebuilt.
@@ -45,21 +45,22 @@ class ScaleTuner(HostState):
         config: the switches; a scale that is not "auto" keeps its value. n_features: D. n_classes: C.
     """
 
-    on_host = ("length_scale", "filled", "due")
+    on_host = ("length_scale", "filled", "due", "rebuild_due")
     recent: Tensor
     length_scale: Tensor
     logit_scale: Tensor
     filled: Tensor
     due: Tensor
+    rebuild_due: Tensor
 
     def __init__(self, config: GPConfig, n_features: int, n_classes: int, *, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.config = config
-        self.every = max(STEPS, config.buffer_size // ROWS_PER_STEP)
         self.tunes_length = config.length_scale == "auto" and config.learn == "never" and config.has_length_scale
         self.register_buffer("recent", torch.zeros(RECENT, n_features, device=device))
         self.register_buffer("filled", torch.tensor(0))
         self.register_buffer("due", torch.tensor(config.warmup_steps))
+        self.register_buffer("rebuild_due", torch.tensor(0))
         for name, value in config.starting_scales(n_classes).items():
             place = None if name in self.on_host else device
             self.register_buffer(name, torch.tensor(value, dtype=torch.float64, device=place))
@@ -79,7 +80,7 @@ class ScaleTuner(HostState):
         """Whether it is time for a look; if so, the next one is due so many steps later."""
         if step < int(self.due):
             return False
-        self.due.fill_(step + self.every)
+        self.due.fill_(step + STEPS)
         return True
 
     @property
@@ -87,9 +88,9 @@ class ScaleTuner(HostState):
         """The recent views, (at most 512, D), the newest first."""
         return self.recent[: int(self.filled)]
 
-    def tune_length(self, engine: Engine) -> None:
+    def tune_length(self, engine: Engine, step: int) -> None:
         """Follow the distance from views to the nearest rows, and give the engine the kernel with it."""
-        if not self.tunes_length:
+        if not self.tunes_length or step < int(self.rebuild_due):
             return
         views, there = self.views.to(engine.dtype), engine.occupied.split(CHUNK)
         nearest = [
@@ -101,6 +102,7 @@ class ScaleTuner(HostState):
         if abs(math.log(length / float(self.length_scale))) > CHANGED:
             before = self.length_scale.clone()
             self.length_scale.fill_(length)
+            self.rebuild_due.fill_(step + self.config.buffer_size // ROWS_PER_STEP)
             try:
                 self.anchor(engine)
             except NotPositiveDefiniteError as error:
@@ -112,7 +114,7 @@ class ScaleTuner(HostState):
         if self.config.logit_scale != "auto":
             return
         low, high = (torch.full_like(self.logit_scale, bound) for bound in LOGIT_SCALES)
-        for _ in range(HALVINGS):  # of the range of log lambda; the share that is confident grows with lambda
+        for _ in range(HALVINGS):  # the share that is confident grows with lambda
             middle = (low * high).sqrt()
             covered = (torch.softmax(middle * mean, dim=1).amax(dim=1) >= SURE).double().mean() >= COVERED
             low, high = torch.where(covered, low, middle), torch.where(covered, middle, high)
