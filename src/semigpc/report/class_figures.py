@@ -320,7 +320,7 @@ def reliability_chart(entry: Entry, *, alone: bool = False, noun: str = "images"
         axes.set_xlim(0, 1)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
     temperature = number_of(entry, "temperature")
-    caption = "" if temperature is None else f"Confidence as predict gives it, p^(1/T) with T = {temperature:.2g}. "
+    caption = "" if temperature is None else f"Confidence as predict gives it, with the temperature {temperature:.2g}. "
     caption += (
         "Orange above a bar: labels are right less often than their confidence says; orange below its top: more often. "
         f"Bins with few {noun} say little."
