@@ -346,7 +346,7 @@ def field(
             def advance(records: list[Record], text: str) -> None:
                 bar.update(task, completed=len(records) or None, description=text)
                 if records:
-                    study.write(records, summarise(records), command)
+                    study.write(records, {}, command)
 
             records = run_missing(study, jobs, advance)
     summary = summarise(records)

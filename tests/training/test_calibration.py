@@ -30,8 +30,9 @@ Floats = NDArray[np.float64]
 
 
 def gp(*, entries: int = 3, **options: object) -> GaussianProcessRefiner:
-    refiner = GaussianProcessRefiner(GPConfig(buffer_size=8, **options), 2, 3)  # type: ignore[arg-type]
+    refiner = GaussianProcessRefiner(GPConfig(buffer_size=8, warmup_steps=1, **options), 2, 3)  # type: ignore[arg-type]
     refiner.remember(torch.eye(3, 2)[:entries], torch.arange(3)[:entries])
+    refiner.probs(torch.eye(3, 2))
     return refiner
 
 
@@ -42,7 +43,10 @@ def test_without_validation_the_gp_is_judged_unless_an_addon_answers() -> None:
     assert judged_head(gp()) == "gp"
     assert judged_head(gp(), addon_answers=True) == "linear"
     assert judged_head(None) == "linear"
-    assert judged_head(GaussianProcessRefiner(GPConfig(buffer_size=8), 2, 3)) == "linear", "its buffer is empty"
+    fresh = GaussianProcessRefiner(GPConfig(buffer_size=8), 2, 3)
+    assert judged_head(fresh) == "linear", "its buffer is empty"
+    fresh.remember(torch.eye(3, 2), torch.arange(3))
+    assert judged_head(fresh) == "linear", "it has seen no view to tune its scales by"
 
 
 def test_validation_decides_and_a_tie_does_not() -> None:

@@ -87,6 +87,11 @@ class GaussianProcessRefiner(nn.Module):
         """lambda, as it is now."""
         return self.scales["logit_scale"]
 
+    @property
+    def is_tuned(self) -> bool:
+        """Whether scales that are "auto" have been found: not during the warm-up, nor where no weak view is ever seen."""
+        return self.tuner is None or self.tuner.has_looked
+
     # Asking ---------------------------------------------------------------------------------------------------------
 
     def logits(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:

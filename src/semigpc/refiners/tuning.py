@@ -84,6 +84,11 @@ class ScaleTuner(HostState):
         return True
 
     @property
+    def has_looked(self) -> bool:
+        """Whether the scales come from the features of the run."""
+        return int(self.due) > self.config.warmup_steps
+
+    @property
     def views(self) -> Tensor:
         """The recent views, (at most 512, D), the newest first."""
         return self.recent[: int(self.filled)]

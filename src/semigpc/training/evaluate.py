@@ -98,7 +98,8 @@ def judged_head(
 
     It is the linear one without a GP or with an empty buffer, the GP with role ``classifier``, and otherwise as
     ``eval_head`` says. ``auto``: the head with the better balanced accuracy on validation images; without any, or if both are
-    equal, the GP, unless an add-on such as CoSSL answers in place of the linear head, with a classifier trained for balance.
+    equal, the GP, once its scales are tuned, unless an add-on such as CoSSL answers in place of the linear head, with a
+    classifier trained for balance.
 
     Args:
         gp: as it is evaluated. validation: balanced accuracy of both heads, if known.
@@ -112,7 +113,7 @@ def judged_head(
         return gp.config.eval_head
     if validation and validation["gp"] != validation["linear"]:
         return max(validation, key=lambda head: validation[head])
-    return "linear" if addon_answers else "gp"
+    return "gp" if gp.is_tuned and not addon_answers else "linear"
 
 
 def _temperatures_without_labels(
