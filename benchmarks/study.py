@@ -214,7 +214,7 @@ def finetuned(frozen: Experiment) -> Experiment:
     refiner = frozen.refiner
     if isinstance(refiner, GPConfig | SimilarityConfig):
         refiner = replace(refiner, buffer_size=2048)
-    options = replace(frozen.train, labeled_batch=16, unlabeled_ratio=3, lr=5e-4)
+    options = replace(frozen.train, labeled_batch=16, unlabeled_ratio=3, lr=5e-4, workers=0)  # runs are processes already
     return replace(frozen, frozen=None, augment=augment, refiner=refiner, train=options)
 
 

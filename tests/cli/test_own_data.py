@@ -34,8 +34,8 @@ def test_training_says_what_it_found_and_what_came_out(trained: Trained) -> None
         "Found 3 classes, 14 labelled images (one 5, two 3, zero 6), 36 unlabelled, 15 for test.",
         "Note: No validation images",
         "last            30 test   GP",
-        "best on test*   ",
-        "The GP head is judged, and predicts.",
+        "best on test*   30 test   linear",
+        "The linear head is judged, and predicts.",
         "* chosen on the test set itself",
         f"report: {trained.run / 'report.html'}",
     ):
