@@ -306,7 +306,7 @@ def field(
     grid: Annotated[
         bool, typer.Option("--grid", help="Run FixMatch with SemiGPC and with 16 pairs of fixed l and lambda instead.")
     ] = False,
-    steps: Annotated[int | None, typer.Option(help="Of a run, for a trial.", metavar="N", min=20)] = None,
+    times: Annotated[float, typer.Option(metavar="X", min=0.03, help="Make every run so many times longer, or shorter.")] = 1.0,
     jobs: Jobs = 1,
     only_summary: Annotated[bool, typer.Option("--only-summary", help="Run nothing more; show what is finished.")] = False,
     plot: Plot = None,
@@ -331,7 +331,7 @@ def field(
     roots = {name: path for name, path in (("mnist", mnist), ("cifar10", cifar)) if path is not None}
     if grid:
         method, seed = ["fixmatch", "fixmatch+gp", *(f"fixmatch+{refiner}" for refiner in GRID)], seed or [TUNING]
-    study = _chosen(problem, method, seed, out, roots, steps)
+    study = _chosen(problem, method, seed, out, roots, times)
     words = (Path(word).name if "/" in word else word for word in sys.argv[1:])  # of no use elsewhere: where the files lie
     command = shlex.join(["python", "benchmarks/field.py", *words])
     runs = study.runs()
@@ -382,9 +382,7 @@ def field(
         typer.echo(f"- {line}" if as_markdown else line)
 
 
-def _chosen(
-    problem: Names, method: Names, seed: list[int] | None, out: Path, roots: Mapping[str, Path], steps: int | None
-) -> Study:
+def _chosen(problem: Names, method: Names, seed: list[int] | None, out: Path, roots: Mapping[str, Path], times: float) -> Study:
     """Return what is to be run, with every name checked before anything is."""
     at_hand = [name for name, one in PROBLEMS.items() if one.source in ("digits", *roots)]
     for kind, names, known in (("problem", problem, PROBLEMS), ("method", method, METHODS)):
@@ -401,7 +399,7 @@ def _chosen(
         seeds=tuple(dict.fromkeys(seed or SEEDS)),
         out=out,
         roots={name: path.resolve() for name, path in roots.items()},
-        steps=steps,
+        times=times,
     )
 
 

@@ -144,19 +144,17 @@ METHODS: dict[str, Method] = {
 }
 
 
-def study_experiment(
-    problem: str, method: str, *, roots: Mapping[str, Path], seed: int = 0, steps: int | None = None
-) -> Experiment:
+def study_experiment(problem: str, method: str, *, roots: Mapping[str, Path], seed: int = 0, times: float = 1.0) -> Experiment:
     """Return the experiment of one run.
 
     It is evaluated halfway and at the end. What the papers count in steps is scaled to the run: averages have a momentum of
     0.99, a fifth of the run passes before a refiner acts. Runs with a seed of 100 or more have validation images.
 
     Args:
-        problem, method: by name. roots: of "mnist" and "cifar10". seed: of split and run. steps: instead of the problem's.
+        problem, method: by name. roots: of "mnist" and "cifar10". seed: of split and run. times: longer than the problem's own.
     """
     one, chosen = PROBLEMS[problem], METHODS[method]
-    length = steps or STEPS[one.data]
+    length = 2 * round(times * STEPS[one.data] / 2)
     names = {"algorithm": chosen.base, "refiner": chosen.refiner.split("_")[0], "seed": seed}
     full = _full(one, roots.get(one.source, Path()), names, validated=seed >= TUNING)
     refiner, algorithm = full.refiner, short_run(full.algorithm)
@@ -229,14 +227,14 @@ def short_addon(addon: AddOnConfig) -> AddOnConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is run, and where: ``out`` has study.json, ``roots`` the data; ``steps`` replaces the problems' own."""
+    """What is run, and where: ``out`` has study.json, ``roots`` the data; runs are so many ``times`` longer."""
 
     problems: tuple[str, ...]
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     out: Path
     roots: Mapping[str, Path]
-    steps: int | None = None
+    times: float = 1.0
 
     def runs(self) -> list[Run]:
         """Return problem, method and seed of every run, the seeds outermost: a study that is stopped has whole seeds."""
@@ -244,7 +242,7 @@ class Study:
 
     def experiment(self, problem: str, method: str, seed: int) -> Experiment:
         """Return the experiment of one run."""
-        return study_experiment(problem, method, roots=self.roots, seed=seed, steps=self.steps)
+        return study_experiment(problem, method, roots=self.roots, seed=seed, times=self.times)
 
     @property
     def result(self) -> Path:

@@ -13,7 +13,7 @@ from semigpc.training import train
 from tests.benchmarks.calls import bench, refused
 
 ROOTS = {"mnist": Path("mnist.npz"), "cifar10": Path("images.zip")}
-SMALL = ("--problem", "digits_b4", "--method", "fixmatch", "--method", "fixmatch+gp", "--steps", "20")
+SMALL = ("--problem", "digits_b4", "--method", "fixmatch", "--method", "fixmatch+gp", "--times", "0.034")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_what_is_finished_is_not_run_again_and_other_runs_are_kept(studied: tupl
 
 def test_a_run_with_other_settings_is_run_again(studied: tuple[Path, str], tmp_path: Path) -> None:
     (tmp_path / "study.json").write_bytes((studied[0] / "study.json").read_bytes())
-    arguments = ("--problem", "digits_b4", "--method", "fixmatch", "--seed", "0", "--out", tmp_path, "--steps", "40")
+    arguments = ("--problem", "digits_b4", "--method", "fixmatch", "--seed", "0", "--out", tmp_path, "--times", "0.067")
     assert "Runs: 0." in bench("field", *arguments, "--only-summary").stdout
     assert "Runs: 1." in bench("field", *arguments).stdout
 
@@ -73,7 +73,7 @@ def test_the_place_of_the_data_is_no_setting() -> None:
 
 def test_precision_is_weighted_by_what_was_accepted(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train(study_experiment("digits_b4", "fixmatch+gp", roots={}, steps=20), run)
+    train(study_experiment("digits_b4", "fixmatch+gp", roots={}, times=20 / 600), run)
     late = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     late = [entry for entry in late if entry["kind"] == "pseudo" and entry["step"] > 15]
     accepted = [sum(entry["accepted_counts"]) for entry in late]
