@@ -108,26 +108,35 @@ def test_halves_share_no_label_but_that_of_a_class_with_one() -> None:
 
 
 def test_halves_count_rare_classes_as_much_as_frequent_ones() -> None:
-    """Of 90 images of class 0 all are right, of 10 of class 1 none: the agreement is a half, and 0.99 the confidence."""
+    """Of 90 images of class 0 all are right, of 10 of class 1 none: the agreement is a half, and 0.99 the confidence.
+
+    That is an error of 0.255, and one of 0.255 + 0.255^2 with those that nobody sees.
+    """
     truth = np.repeat([0, 1], [90, 10])
     probs = np.full((100, 2), [0.99, 0.01])
     temperature = from_halves({"linear": probs}, (truth, truth), strict=True)["linear"]
-    assert tempered(probs, temperature)[0, 0] == pytest.approx((0.5 + 0.99) / 2, abs=1e-3)
+    assert tempered(probs, temperature)[0, 0] == pytest.approx(1 - 0.255 - 0.255**2, abs=1e-3)
     alone = from_halves({"gp": probs}, (truth, truth), strict=True)["gp"]
     assert tempered(probs, alone)[0, 0] < 0.6, "without a linear head the agreement decides"
 
 
 def test_strict_halves_believe_only_what_both_agree_on() -> None:
-    probs = np.tile([0.97, 0.01, 0.01, 0.01], (40, 1))
-    halves = (np.zeros(40, dtype=np.int64), np.repeat([0, 1], [32, 8]))
+    probs = np.repeat([[0.97, 0.01, 0.01, 0.01], [0.01, 0.97, 0.01, 0.01]], [30, 10], axis=0)
+    halves = (np.repeat([0, 1], [30, 10]), np.repeat([0, 1], [34, 6]))
     mild, strict = (from_halves({"gp": probs}, halves, strict=flag)["gp"] for flag in (False, True))
-    assert strict > mild
+    assert strict > mild > 1
 
 
 def test_halves_that_agree_do_not_make_a_head_surer_than_it_is() -> None:
     truth = np.zeros(20, dtype=np.int64)
     probs = {"linear": np.tile([0.6, 0.4], (20, 1)), "gp": np.tile([0.7, 0.3], (20, 1))}
     assert from_halves(probs, (truth, truth), strict=True) == {"linear": 1.0, "gp": 1.0}
+
+
+def test_no_agreement_leaves_a_head_as_sure_as_a_guess() -> None:
+    truth = np.ones(20, dtype=np.int64)
+    temperature = from_halves({"gp": np.tile([0.9, 0.1], (20, 1))}, (truth, truth), strict=False)["gp"]
+    assert temperature == RANGE[1]
 
 
 def test_the_gp_reports_a_third_of_the_linear_head_where_both_are_calibrated() -> None:

@@ -79,12 +79,14 @@ def from_halves(probs: Mapping[str, Floats], halves: tuple[Integers, Integers], 
     images with a long tail then speak for every class, and the confidence is that on images with balanced classes::
 
         agreement  =  mean over classes c of P(head = c | half = c)
-        accuracy   =  (agreement + mean confidence of the linear head) / 2          agreement alone without a linear head
+        e          =  1 - (agreement + mean confidence of the linear head) / 2      1 - agreement without a linear head
+        accuracy   =  1 - e - e^2                                                   at least 1 / C
 
     T is chosen such that the mean confidence, weighted likewise, equals the accuracy, but never below 1. Half of a few labels
-    knows less than all of them, so agreement can be too low; a network's confidence tends to be too high. Features that were
-    trained on all labels make the halves agree too often; with ``strict`` a head therefore counts as right only where both
-    halves agree with it.
+    knows less than all of them, so agreement can be too low; a network's confidence tends to be too high. The error e that is
+    seen is most of it on easy images; on hard ones the network and both halves are often wrong together, hence e^2. Features
+    that were trained on all labels make the halves agree too often; with ``strict`` a head therefore counts as right only where
+    both halves agree with it.
     """
     truth, other = np.concatenate(halves), np.concatenate(halves[::-1])
     weights = 1 / np.bincount(truth)[truth]
@@ -94,8 +96,9 @@ def from_halves(probs: Mapping[str, Floats], halves: tuple[Integers, Integers], 
     for head, values in twice.items():
         classes = values.argmax(axis=1)
         right = (classes == truth) & ((classes == other) | (not strict))
-        estimates = [np.average(right, weights=weights), *confident]
-        temperatures[head] = max(1.0, temperature_for(values, float(np.mean(estimates)), weights))
+        error = 1 - float(np.mean([np.average(right, weights=weights), *confident]))
+        accuracy = max(1 - error - error**2, 1 / values.shape[1])
+        temperatures[head] = max(1.0, temperature_for(values, accuracy, weights))
     return temperatures
 
 
