@@ -174,6 +174,24 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path: Path) -> 
         pass
 
 
+UNGUARDED = """
+import multiprocessing
+from pathlib import Path
+from semigpc.files import locked
+
+with locked(Path("out")):
+    worker = multiprocessing.get_context("spawn").Process(target=print)
+    worker.start()
+    worker.join()
+"""
+
+
+def test_a_worker_that_runs_the_script_again_says_how_to_write_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    assert "Put what it does below: if __name__ == '__main__':" in done.stderr
+
+
 FORKS = """
 import os, sys, time
 from pathlib import Path

@@ -11,6 +11,7 @@ import functools
 import glob
 import hashlib
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -196,7 +197,12 @@ def locked(folder: Path, file: str = "", *, waiting: Callable[[str], None] | Non
 
     Raises:
         InUseError: another process writes there, and ``waiting`` is None. WriteError: the folder cannot be written.
+        RuntimeError: this is a worker process that runs its parent's script again, and would wait for it for ever.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "Worker processes import the script that started them. Put what it does below: if __name__ == '__main__':"
+        )
     target, path = folder / file, folder / (f".{file}.lock" if file else LOCK)
     if folder.exists() and not folder.is_dir():
         raise WriteError(f"{folder} must be a folder; it is a file. Choose another place.")
