@@ -110,12 +110,12 @@ def test_halves_share_no_label_but_that_of_a_class_with_one() -> None:
 def test_halves_count_rare_classes_as_much_as_frequent_ones() -> None:
     """Of 90 images of class 0 all are right, of 10 of class 1 none: the agreement is a half, and 0.99 the confidence.
 
-    That is an error of 0.255, and one of 0.255 + 0.255^2 with those that nobody sees.
+    That is an error of 0.255, to which 0.255^2 of the rest are added.
     """
     truth = np.repeat([0, 1], [90, 10])
     probs = np.full((100, 2), [0.99, 0.01])
     temperature = from_halves({"linear": probs}, (truth, truth), strict=True)["linear"]
-    assert tempered(probs, temperature)[0, 0] == pytest.approx(1 - 0.255 - 0.255**2, abs=1e-3)
+    assert tempered(probs, temperature)[0, 0] == pytest.approx((1 - 0.255) * (1 - 0.255**2), abs=1e-3)
     alone = from_halves({"gp": probs}, (truth, truth), strict=True)["gp"]
     assert tempered(probs, alone)[0, 0] < 0.6, "without a linear head the agreement decides"
 

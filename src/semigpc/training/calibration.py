@@ -80,13 +80,13 @@ def from_halves(probs: Mapping[str, Floats], halves: tuple[Integers, Integers], 
 
         agreement  =  mean over classes c of P(head = c | half = c)
         e          =  1 - (agreement + mean confidence of the linear head) / 2      1 - agreement without a linear head
-        accuracy   =  1 - e - e^2                                                   at least 1 / C
+        accuracy   =  (1 - e) (1 - e^2)
 
     T is chosen such that the mean confidence, weighted likewise, equals the accuracy, but never below 1. Half of a few labels
-    knows less than all of them, so agreement can be too low; a network's confidence tends to be too high. The error e that is
-    seen is most of it on easy images; on hard ones the network and both halves are often wrong together, hence e^2. Features
-    that were trained on all labels make the halves agree too often; with ``strict`` a head therefore counts as right only where
-    both halves agree with it.
+    knows less than all of them, so agreement can be too low; a network's confidence tends to be too high. On easy images nearly
+    all errors are seen in e; on hard ones the network and both halves are often wrong together, hence e^2. Features that were
+    trained on all labels make the halves agree too often; with ``strict`` a head therefore counts as right only where both
+    halves agree with it.
     """
     truth, other = np.concatenate(halves), np.concatenate(halves[::-1])
     weights = 1 / np.bincount(truth)[truth]
@@ -97,8 +97,7 @@ def from_halves(probs: Mapping[str, Floats], halves: tuple[Integers, Integers], 
         classes = values.argmax(axis=1)
         right = (classes == truth) & ((classes == other) | (not strict))
         error = 1 - float(np.mean([np.average(right, weights=weights), *confident]))
-        accuracy = max(1 - error - error**2, 1 / values.shape[1])
-        temperatures[head] = max(1.0, temperature_for(values, accuracy, weights))
+        temperatures[head] = max(1.0, temperature_for(values, (1 - error) * (1 - error**2), weights))
     return temperatures
 
 
