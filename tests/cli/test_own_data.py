@@ -156,6 +156,46 @@ def test_arrays(tmp_path: Path) -> None:
     told = [semigpc("evaluate", tmp_path / "run", *extra, "--json") for extra in ((), ("--data", tmp_path / "a.npz"))]
     own, other = (json.loads(done.stdout)["heads"] for done in told)
     assert own == other
+    done = semigpc("predict", tmp_path / "run", tmp_path / "a.npz", "--out", tmp_path / "a.csv")
+    assert done.exit_code == 0, done.output
+    assert "not calibrated" not in done.output
+    assert [row["file"] for row in read_csv(tmp_path / "a.csv")] == [f"x_unlabeled/{i}" for i in range(24)]
+    np.savez(tmp_path / "test.npz", x_test=x, y_test=y)
+    refused(
+        "predict", tmp_path / "run", tmp_path / "test.npz", code=2, words="has no unlabelled images, in x_unlabeled or with -1"
+    )
+
+
+@pytest.mark.slow
+def test_one_label_a_class_is_too_few_to_calibrate_by_or_to_hold_out(tmp_path: Path) -> None:
+    x, y = np.concatenate([pixels(name, 6) for name in CLASSES]), np.repeat(np.arange(3), 6)
+    y[np.arange(len(y)) % 6 > 0] = -1
+    np.savez(tmp_path / "a.npz", x_labeled=x, y_labeled=y, x_unlabeled=x[:0])
+    command = (
+        "train",
+        tmp_path / "a.npz",
+        "--steps",
+        "2",
+        "--validation",
+        "0.2",
+        "--resume",
+        "--out",
+        tmp_path / "run",
+        *SHORT,
+    )
+    done = semigpc(*command)
+    assert done.exit_code == 0, done.output
+    for words in (
+        f"There is no run in {tmp_path / 'run'} to resume: a new one begins.",
+        "A fraction of 0.2 is less than one label of any class",
+        "No test images: semigpc evaluate",
+        "Note at step 2: The confidence is not calibrated and may be far too high. No class has two labels",
+    ):
+        assert words in done.output
+    assert "See --validation" not in done.output
+    done = semigpc("predict", tmp_path / "run", tmp_path / "a.npz", "--json")
+    assert "Note: The confidence is not calibrated" in done.stderr
+    assert [row["file"] for row in json.loads(done.stdout)][:6] == [f"x_labeled/{i}" for i in (1, 2, 3, 4, 5, 7)]
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def test_a_run_killed_before_its_first_line_has_a_page(tmp_path: Path) -> None:
     page = page_of(tmp_path / "run")
     assert "summary.json cannot be read: it is not JSON" in page
     assert "it has written no metrics" in page
-    assert "Nothing was evaluated before the run ended." in page
+    assert "No images were judged" in page
 
 
 @pytest.mark.slow

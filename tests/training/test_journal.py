@@ -60,6 +60,13 @@ def test_two_hundred_steps_without_an_accepted_label_are_noted_once_with_what_to
     )
 
 
+def test_what_auto_chose_is_not_the_reason_that_nothing_is_accepted_and_smoothing_may_be() -> None:
+    (note,) = notes(checks("simmatch", length_scale="auto", logit_scale="auto"), *[window(0.0)] * 4)
+    assert note.endswith(
+        "To accept some, raise algorithm.smoothing (now 0.9), lower algorithm.threshold (now 0.95) or raise train.steps."
+    )
+
+
 def test_accepted_labels_begin_the_two_hundred_steps_anew() -> None:
     nothing = window(0.0)
     assert notes(checks(), *[nothing] * 3, window(0.01), *[nothing] * 3) == []

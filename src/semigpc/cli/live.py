@@ -68,7 +68,8 @@ class RunProgress(_Bars, Listener):
     def entry(self, entry: dict[str, Any]) -> None:
         """Show the last loss and accuracy: beside the bar, or as a line of its own."""
         if entry["kind"] == "note" and entry["message"] not in self.folder.read_split()["notes"]:
-            self.console.print(verbatim(f"Note: {entry['message']}"), soft_wrap=True)
+            when = f" at step {entry['step']}" if entry["step"] else ""
+            self.console.print(verbatim(f"Note{when}: {entry['message']}"), soft_wrap=True)
         elif entry["kind"] == "train":
             self.last["loss"] = f"loss {entry['loss']:.3f}, {entry['steps_per_second']:.1f} steps/s"
         elif entry["kind"] == "eval":
@@ -92,9 +93,10 @@ def print_split(split: dict[str, Any], console: Console) -> None:
     ]
     notes = list(split["notes"])
     if not split["validation_counts"]:
-        notes.append("No validation images: the best step cannot be told, so the last one counts. See --validation.")
+        see = "" if any("validation" in note for note in notes) else " See --validation."
+        notes.append(f"No validation images: the best step cannot be told, so the last one counts.{see}")
     if not split["test_counts"]:
-        notes.append("No test images: see --test." if split["validation_counts"] else "No test images either: see --test.")
+        notes.append("No test images: semigpc evaluate judges the run on images that you give it.")
     for line in (f"Found {', '.join(counts)}.", *(f"Note: {note}" for note in notes)):
         console.print(verbatim(line), soft_wrap=True)
 

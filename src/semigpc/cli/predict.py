@@ -30,7 +30,7 @@ Row = dict[str, Any]
 @reported("predict")
 def predict(
     run: Run,
-    paths: Annotated[list[Path], typer.Argument(metavar="PATHS...", help="Images, and folders of images.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATHS...", help="Images and folders of them, or one .npz file.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a .csv, .parquet or .json file.")] = None,
     head: WhichHead = "auto",
     checkpoint: Which = None,
@@ -41,8 +41,8 @@ def predict(
     """Label images with a trained run.
 
     For each image: the class with its calibrated confidence, and the second
-    best class.
-    Without --out the table is printed.
+    best class. Of an .npz file, as semigpc train takes it, the unlabelled
+    images are labelled. Without --out the table is printed.
 
     For example:
 
@@ -52,6 +52,7 @@ def predict(
         raise typer.BadParameter(f"the name must end in {', '.join(SUFFIXES)}; got {out.name!r}.", param_hint="--out")
     if out is not None and not out.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.parent}.", param_hint="--out")
+    from semigpc.training.calibration import UNCALIBRATED
     from semigpc.training.inference import images_at, load_run
 
     skipped: list[tuple[str, str]] | None = [] if skip_bad else None
@@ -61,6 +62,8 @@ def predict(
     if skip_bad:
         images = _readable(images)
     loaded = load_run(run, checkpoint)
+    if not loaded.temperatures:
+        say(f"Note: {UNCALIBRATED} It would take a run that ended, with validation images or two labels of a class.", err=True)
     rows = _label(loaded, images, loaded.heads(head)[0])
     if out is not None:
         _write(rows, out)

@@ -119,6 +119,8 @@ def train(
     folder = out or Path("runs", f"{name}-{'-'.join(parts)}-seed{experiment.seed}")
 
     console = Console(stderr=as_json)
+    if resume and not RunFolder(folder).config.exists():
+        console.print(verbatim(f"There is no run in {folder} to resume: a new one begins."), soft_wrap=True)
     several = devices > 1 or has_rank()
     group = process_group(experiment, folder, devices, resume=resume) if several else nullcontext()
     with RunProgress(RunFolder(folder), console) as progress, group as fabric:
@@ -156,7 +158,7 @@ def _print_results(folder: Path, summary: dict[str, Any], console: Console) -> N
         console.print(screening_table(evaluations.screening[-1]))
     results = summary["results"]
     if results["last"] is None:
-        console.print("There were no images to judge by. Give some with --test, or with semigpc evaluate.", soft_wrap=True)
+        console.print("There were no images to judge by. Give some with semigpc evaluate --data.", soft_wrap=True)
         return
     curves = [evaluations.curve(results["last"]["part"], head) for head in HEADS]
     rows = [("last", curve[-1]) for curve in curves if curve]

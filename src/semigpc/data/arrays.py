@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from semigpc.data.dataset import DataError, ImageSet, Splits, integers, listed
 from semigpc.data.images import ArrayImages
 from semigpc.data.paths import checked
-from semigpc.data.splits import carve_validation
+from semigpc.data.splits import carve_validation, no_validation
 
 REQUIRED = ("x_labeled", "y_labeled", "x_unlabeled")
 OPTIONAL = ("y_unlabeled_truth", "unlabeled_out", "x_val", "y_val", "x_test", "y_test")
@@ -152,10 +152,12 @@ def splits_from_arrays(
         unlabeled = _named("unlabeled", pixels, np.full(len(pixels), -1))
     truth = np.full(len(unlabeled), -1) if y_unlabeled_truth is None else y_unlabeled_truth
     test, held_out = _image_set("test", x_test, y_test), _image_set("val", x_val, y_val)
+    notes = []
     if held_out is None and validation > 0:
         kept, carved = carve_validation(labeled.labels, validation, seed)
         held_out = labeled.subset(carved) if len(carved) else None
         labeled = labeled.subset(kept)
+        notes += [] if len(carved) else [no_validation(validation)]
     if not class_names:
         largest = max(int(part.labels.max(initial=-1)) for part in (labeled, held_out, test) if part is not None)
         class_names = tuple(str(c) for c in range(largest + 1))
@@ -167,6 +169,7 @@ def splits_from_arrays(
         test=test,
         class_names=class_names,
         unlabeled_out=None if unlabeled_out is None else np.asarray(unlabeled_out),
+        notes=tuple(notes),
     )
 
 

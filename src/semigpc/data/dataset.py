@@ -151,7 +151,7 @@ class Splits:
         if absent:
             raise DataError(
                 f"Every class needs at least one labelled image; there is none of {listed(absent)}. Label one, "
-                "or take the class out of the data."
+                "take the class out of the data, or number the classes of arrays without gaps."
             )
         if single:
             note = f"Classes with a single labelled image: {listed(single)}."

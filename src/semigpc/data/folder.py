@@ -21,7 +21,7 @@ from semigpc.data.paths import (
     sorted_images,
     unusable,
 )
-from semigpc.data.splits import SplitConfig, carve_validation, long_tail_split
+from semigpc.data.splits import SplitConfig, carve_validation, long_tail_split, no_validation
 from semigpc.data.tables import is_table, read_labels
 from semigpc.text import label_text, printable
 
@@ -80,7 +80,7 @@ def load(config: FolderConfig, seed: int) -> Splits:
         if len(validation):
             sets["validation"] = pool.subset(labeled[validation])
         else:
-            notes.append(f"A fraction of {config.validation} is less than one label of any class: there is no validation part.")
+            notes.append(no_validation(config.validation))
         labeled = labeled[kept]
     if config.split is not None:
         if len(unlabeled):

@@ -160,6 +160,11 @@ def carve_validation(labels: NDArray[Any], fraction: float, seed: int) -> tuple[
     return np.flatnonzero(~held_out).astype(np.int64), np.flatnonzero(held_out).astype(np.int64)
 
 
+def no_validation(fraction: float) -> str:
+    """Return the note on a fraction that :func:`carve_validation` finds nothing for."""
+    return f"A fraction of {fraction} is less than one label of any class: there is no validation part."
+
+
 def with_validation(splits: Splits, fraction: float, seed: int) -> Splits:
     """Return the same splits with a fraction of the labels held out by :func:`carve_validation`; nothing is listed again."""
     kept, carved = carve_validation(splits.labeled.labels, fraction, seed)

@@ -260,7 +260,9 @@ def _arrays(path: Path, options: TrainOptions) -> ArraysConfig:
     if path.suffix != ".npz":
         raise DataError(f"data are a folder of images or an .npz file of arrays; {path} is neither.")
     if options.labels is not None or options.test is not None:
-        raise SettingError(f"{path} holds its own labels and test images; leave --labels and --test out.")
+        raise SettingError(
+            "An .npz file holds labels and test images itself, as y_labeled, x_test and y_test; leave --labels and --test out."
+        )
     number = None if options.validation is None else _number(options.validation)
     if options.validation is not None and number is None:
         raise SettingError(f"--validation must be a fraction of the labels, as in 0.2, for arrays; got {options.validation!r}.")

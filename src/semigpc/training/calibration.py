@@ -20,6 +20,7 @@ Integers = NDArray[np.int64]
 RANGE = (0.02, 50.0)  # of a temperature: from all but certain to all but uniform
 ROWS = 4000  # labelled images that are split into halves; each half is then solved in about a second
 NOISE_STD = 0.1**0.5  # sigma of the halves
+UNCALIBRATED = "The confidence is not calibrated and may be far too high."
 GP_SHARE = 2 / 3  # of the GP in what its head reports; at a half it would change more decisions
 
 

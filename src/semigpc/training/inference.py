@@ -220,13 +220,15 @@ def images_to_evaluate(
 
 
 def images_at(paths: Sequence[Path], *, follow_links: bool = False, skipped: list[Bad] | None = None) -> ImageSet:
-    """Return files, and every image below folders, without labels; each once, in this order.
+    """Return files, and every image below folders, without labels; each once, in this order. Or those of one .npz file.
 
     Args:
-        paths: of files and folders.
+        paths: of files and folders, or of one .npz file as :func:`semigpc.data.arrays.load` takes it.
         follow_links: use links that lead out of a folder.
         skipped: filled with what cannot be used in folders, each with the reason, instead of an error.
     """
+    if [path.suffix for path in paths] == [".npz"]:
+        return _unlabeled_arrays(paths[0])
     files: dict[Path, None] = {}
     for path in paths:
         if checked(path).is_dir():
@@ -243,6 +245,18 @@ def images_at(paths: Sequence[Path], *, follow_links: bool = False, skipped: lis
         else:
             raise DataError(f"There is no image and no folder {path}. Check the path.")
     return ImageSet(FileImages(list(files), cache_bytes=0), np.full(len(files), -1), [str(path) for path in files])
+
+
+def _unlabeled_arrays(path: Path) -> ImageSet:
+    """Return x_unlabeled of a file, or else the images whose label is -1."""
+    arrays = read_npz(path, ("x_unlabeled", "x_labeled", "y_labeled"))
+    name, images = "x_unlabeled", arrays.get("x_unlabeled")
+    rows = np.arange(0 if images is None else len(images))
+    if not len(rows) and {"x_labeled", "y_labeled"} <= arrays.keys():
+        name, images, rows = "x_labeled", arrays["x_labeled"], np.flatnonzero(arrays["y_labeled"] == -1)
+    if images is None or not len(rows):
+        raise DataError(f"{path} has no unlabelled images, in x_unlabeled or with -1 in y_labeled.")
+    return ImageSet(ArrayImages(images[rows]), np.full(len(rows), -1), [f"{name}/{row}" for row in rows])
 
 
 def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: bool) -> ImageSet:

@@ -12,6 +12,7 @@ from torch import Tensor
 from semigpc.data import Splits
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.text import percent
+from semigpc.training.calibration import UNCALIBRATED
 from semigpc.training.evaluate import Evaluation
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import METRIC, Array, PseudoLabelStats
@@ -109,9 +110,11 @@ class Journal:
         """Write a note for the reader of the run."""
         self._write("note", step, message=message)
 
-    def evaluated(self, step: int, evaluation: Evaluation, *, seconds: float) -> bool:
-        """Write an evaluation that took so long; returns whether validation has never been better."""
+    def evaluated(self, step: int, evaluation: Evaluation, *, last: bool, seconds: float) -> bool:
+        """Write an evaluation, the last or not, that took so long; returns whether validation has never been better."""
         self.head, self.temperatures = evaluation.head, evaluation.temperatures
+        if last and not self.temperatures:
+            self.note(step, f"{UNCALIBRATED} No class has two labels, or there are no unlabelled images.")
         entries = [self._write("eval", step, **result) for result in evaluation.results]
         judged = {entry["part"]: entry for entry in entries if entry["judged"]}
         if evaluation.screening is not None:
@@ -208,7 +211,9 @@ class PseudoLabelChecks:
                 yield message
 
     def _none_accepted(self, scales: Mapping[str, float]) -> str:
-        raised = [f"raise {self._now(name, scales)}" for name in scales]
+        raised = [f"raise {self._now(name, scales)}" for name in scales if getattr(self.experiment.refiner, name) != "auto"]
+        smoothing = getattr(self.experiment.algorithm, "smoothing", 1.0)  # the rest of a label is SimMatch's own
+        raised += [f"raise algorithm.smoothing (now {smoothing:g})"] if smoothing < 1 else []
         return (
             f"Fewer than 1 in 1000 pseudo-labels were accepted in the last {self.state['none']} steps, so only labels train "
             f"the network. To accept some, {_either(*raised, *self._threshold('lower'), 'raise train.steps')}."

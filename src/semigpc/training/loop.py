@@ -240,7 +240,7 @@ class Run:
         began, current = time.perf_counter(), self.current
         last = step == self.experiment.train.steps
         evaluation = evaluate_run(self.experiment, current.trainer, current.splits, current.loader, self.groups, last=last)
-        return self.journal.evaluated(step, evaluation, seconds=time.perf_counter() - began)
+        return self.journal.evaluated(step, evaluation, last=last, seconds=time.perf_counter() - began)
 
     def _save(self, path: Path, step: int) -> None:
         """Write everything at the end of a step into one file, which the first of several processes does."""
