@@ -54,6 +54,7 @@ def test_calibration_error_of_a_hand_made_case() -> None:
 def test_groups_are_thirds_by_labels_then_by_unlabelled_images() -> None:
     assert class_groups(np.array([1, 9, 5, 7, 3, 2])) == {"many": [1, 3], "medium": [2, 4], "few": [0, 5]}
     assert class_groups(np.full(3, 4), np.array([1, 3, 2])) == {"many": [1], "medium": [2], "few": [0]}
+    assert class_groups(np.full(3, 4)) == {"many": [], "medium": [], "few": []}, "no class is rarer than another"
 
 
 def test_pseudo_label_statistics_of_a_hand_made_window() -> None:

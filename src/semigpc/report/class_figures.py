@@ -63,7 +63,8 @@ def recall_chart(run: RunRecord, entry: Entry) -> Chart | None:
     reading = "The number by a name is its count of labelled images; look" if n <= NAMED else "Each dot is a class; look"
     empty = int(np.isnan(recall).sum())
     gap = f" (classes without images to measure on, left empty: {empty})" if empty else ""
-    caption = f"{reading} at how far recall falls from the common classes on the left to the rare ones on the right{gap}."
+    where = "how far recall falls from the common classes on the left to the rare ones on the right"
+    caption = f"{reading} at {where if run.groups else 'which classes are hardly found'}{gap}."
     return style.chart(figure, "Recall of each class", caption)
 
 

@@ -17,7 +17,7 @@ BINS = 15  # of the reliability diagram, as in USB
 
 
 def class_groups(labeled_counts: Array, unlabeled_counts: Array | None = None) -> dict[str, list[int]]:
-    """Return thirds of the classes by frequency: many, medium, few.
+    """Return thirds of the classes by frequency: many, medium, few. They are empty where all classes are equally frequent.
 
     Classes are ordered by labelled images; ties by unlabelled ones, where those are known, and then by their number.
 
@@ -25,6 +25,8 @@ def class_groups(labeled_counts: Array, unlabeled_counts: Array | None = None) -
         labeled_counts: (C,). unlabeled_counts: (C,).
     """
     ties = np.zeros_like(labeled_counts) if unlabeled_counts is None else unlabeled_counts
+    if np.ptp(labeled_counts) == np.ptp(ties) == 0:
+        return {name: [] for name in CLASS_GROUPS}
     order = np.lexsort((np.arange(len(labeled_counts)), -ties, -labeled_counts))
     return {name: sorted(map(int, part)) for name, part in zip(CLASS_GROUPS, np.array_split(order, 3), strict=True)}
 
