@@ -199,7 +199,7 @@ def locked(folder: Path, file: str = "", *, waiting: Callable[[str], None] | Non
         InUseError: another process writes there, and ``waiting`` is None. WriteError: the folder cannot be written.
         RuntimeError: this is a worker process that runs its parent's script again, and would wait for it for ever.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # set while a new process imports the main script
         raise RuntimeError(
             "Worker processes import the script that started them. Put what it does below: if __name__ == '__main__':"
         )

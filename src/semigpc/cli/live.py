@@ -93,8 +93,7 @@ def print_split(split: dict[str, Any], console: Console) -> None:
     ]
     notes = list(split["notes"])
     if not split["validation_counts"]:
-        see = "" if any("validation" in note for note in notes) else " See --validation."
-        notes.append(f"No validation images: the best step cannot be told, so the last one counts.{see}")
+        notes.append("No validation images: the best step cannot be told, so the last one counts. See --validation.")
     if not split["test_counts"]:
         notes.append("No test images: semigpc evaluate judges the run on images that you give it.")
     for line in (f"Found {', '.join(counts)}.", *(f"Note: {note}" for note in notes)):

@@ -119,12 +119,12 @@ def train(
     folder = out or Path("runs", f"{name}-{'-'.join(parts)}-seed{experiment.seed}")
 
     console = Console(stderr=as_json)
-    if resume and not RunFolder(folder).config.exists():
-        console.print(verbatim(f"There is no run in {folder} to resume: a new one begins."), soft_wrap=True)
     several = devices > 1 or has_rank()
     group = process_group(experiment, folder, devices, resume=resume) if several else nullcontext()
     with RunProgress(RunFolder(folder), console) as progress, group as fabric:
         first = fabric is None or fabric.is_global_zero
+        if first and resume and not RunFolder(folder).config.exists():
+            console.print(verbatim(f"There is no run in {folder} to resume: a new one begins."), soft_wrap=True)
         if first and data not in RECIPES:
             console.print(verbatim(describe_network(experiment)), soft_wrap=True)
         listener = progress if first else None

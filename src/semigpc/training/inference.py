@@ -256,7 +256,7 @@ def _unlabeled_arrays(path: Path) -> ImageSet:
         name, images, rows = "x_labeled", arrays["x_labeled"], np.flatnonzero(arrays["y_labeled"] == -1)
     if images is None or not len(rows):
         raise DataError(f"{path} has no unlabelled images, in x_unlabeled or with -1 in y_labeled.")
-    return ImageSet(ArrayImages(images[rows]), np.full(len(rows), -1), [f"{name}/{row}" for row in rows])
+    return ImageSet(ArrayImages(images), np.full(len(rows), -1), [f"{name}/{row}" for row in rows], rows)
 
 
 def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: bool) -> ImageSet:
