@@ -19,10 +19,10 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
 
 from benchmarks.tables import Json, Seed, new_table, script, show
+from semigpc.io.text import versions
+from semigpc.io.threads import granted, using
 from semigpc.labeling.embed import EmbedConfig, Network, embed_folder
 from semigpc.models import ModelConfig, build_model
-from semigpc.text import versions
-from semigpc.threads import granted, using
 
 Record = dict[str, Any]
 SIZES = (96, 160, 224)  # pixels a side

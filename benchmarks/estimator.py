@@ -45,8 +45,8 @@ from semigpc.estimator.confidence import Answers, best_logit_scale, class_scales
 from semigpc.estimator.fitting import TUNED, balanced_subset, make_kernel, tune
 from semigpc.estimator.memory import deal
 from semigpc.estimator.scaling import fit_scalings
-from semigpc.files import write_json
 from semigpc.gp import Kernel, LowRankGP
+from semigpc.io.atomic import write_json
 
 OURS = "semigpc"
 TARGETS = (0.8, 0.9, 0.95, 0.99)  # precisions that are promised

@@ -38,7 +38,7 @@ from benchmarks.study import (
     run_missing,
 )
 from benchmarks.tables import WIDTH, Jobs, Json, Plot, check_folders, new_table, script
-from semigpc.text import CLASS_GROUPS, unknown_name
+from semigpc.io.text import CLASS_GROUPS, unknown_name
 from semigpc.training import SettingError
 
 POINT = 0.01  # of balanced accuracy

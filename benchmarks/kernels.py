@@ -44,7 +44,7 @@ from semigpc.estimator.confidence import best_logit_scale
 from semigpc.estimator.fitting import tune
 from semigpc.estimator.scaling import fit_scalings
 from semigpc.gp import RBF, Kernel
-from semigpc.gp.learning import learn_kernel
+from semigpc.gp.scales import learn_kernel
 from semigpc.refiners import auto_logit_scale
 
 VARIANTS = {

@@ -30,10 +30,10 @@ from benchmarks.timing import Step, time_in_turns
 from semigpc.data import Augment, AugmentConfig, BatchStream, EvaluationLoader, FolderConfig, ImageSet, ViewSource
 from semigpc.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from semigpc.data.folder import load
-from semigpc.data.images import GIGABYTE
 from semigpc.data.loaders import TINY, normalised
-from semigpc.text import versions
-from semigpc.threads import cores, using
+from semigpc.io.images import GIGABYTE
+from semigpc.io.text import versions
+from semigpc.io.threads import cores, using
 from semigpc.types import Batch
 
 Record = dict[str, Any]

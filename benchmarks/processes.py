@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be 
 
 from benchmarks.tables import Json, new_table, script, show
 from semigpc.algorithms import ALGORITHMS
-from semigpc.text import unknown_name
+from semigpc.io.text import unknown_name
 from semigpc.training import RunError, RunFolder
 from semigpc.training.run_folder import read_checkpoint
 

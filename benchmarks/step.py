@@ -23,9 +23,9 @@ from benchmarks.timing import time_in_turns
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import Augment, AugmentConfig, BatchStream, Splits, splits_from_arrays
 from semigpc.data.loaders import normalised
+from semigpc.io.text import unknown_name
 from semigpc.models import ModelConfig
 from semigpc.refiners import GPConfig, NoRefinerConfig
-from semigpc.text import unknown_name
 from semigpc.training import Experiment, TrainConfig
 from semigpc.training.loop import take_step
 from semigpc.training.state import Trainer, assemble, build_fabric

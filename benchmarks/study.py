@@ -18,13 +18,13 @@ import joblib
 from semigpc.addons import ADDONS, AddOnConfig, CoSSLConfig, DebiasPLConfig
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import CifarConfig, DigitsConfig, SplitConfig
-from semigpc.files import read_json, write_json
-from semigpc.recipes.digits import digits, mnist
-from semigpc.recipes.paper import cifar10_lt
-from semigpc.recipes.scales import short_run, shrink
+from semigpc.io.atomic import read_json, write_json
+from semigpc.paper.scales import short_run, shrink
+from semigpc.paper.tables import cifar10_lt
 from semigpc.refiners import GPConfig, PlacementConfig, SimilarityConfig
 from semigpc.training import Experiment, SettingError, train
 from semigpc.training.experiment import config_type
+from semigpc.training.presets import digits, mnist
 from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import RunFolder
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from semigpc.algorithms import ALGORITHMS, AlgorithmEntry
-from semigpc.recipes import digits
 from semigpc.refiners import Refiner
 from semigpc.training import train
+from semigpc.training.presets import digits
 from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task
 
 

@@ -13,9 +13,9 @@ from typer.main import get_command
 
 from semigpc.addons import ADDONS
 from semigpc.cli import app
-from semigpc.recipes import digits
-from semigpc.recipes.paper import TABLES, fgvc
+from semigpc.paper.tables import TABLES, fgvc
 from semigpc.training import SettingError
+from semigpc.training.presets import digits
 from semigpc.training.settings import flattened
 
 ROOT = Path(__file__).parent.parent

@@ -1,14 +1,13 @@
 """semigpc: distribution-aware label refinement for class-imbalanced semi-supervised learning with Gaussian processes.
 
 The public names are here, and are imported when they are first used: torch takes seconds, which ``semigpc --help`` should not.
-Training lives in :mod:`semigpc.training` and :mod:`semigpc.recipes`.
+Training lives in :mod:`semigpc.training` and :mod:`semigpc.training.presets`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from semigpc.buffers import BalancedBuffer, FIFOBuffer, Written
     from semigpc.estimator import SemiGPClassifier
     from semigpc.gp import (
         NTK,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         NotPositiveDefiniteError,
     )
     from semigpc.refiners import GaussianProcessRefiner, GPConfig
+    from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer, Written
 
 __all__ = [
     "NTK",
@@ -46,7 +46,7 @@ __all__ = [
     "SemiGPClassifier",
     "Written",
 ]
-ROOMS = ("gp", "buffers", "refiners", "estimator")  # where the names live; the quickest to import first
+ROOMS = ("gp", "refiners.buffers", "refiners", "estimator")  # where the names live; the quickest to import first
 
 
 def __getattr__(name: str) -> Any:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from semigpc.addons import AddOn, AddOnConfig, ExtraLoss, Step
 from semigpc.algorithms import NPMatch, NPMatchConfig
 from semigpc.models.neural_process import NeuralProcess
-from semigpc.recipes import RECIPES
 from semigpc.training import train
+from semigpc.training.presets import RECIPES
 from semigpc.types import Batch, Clock, ModelOutput, Networks, StepOutput, Task
 from tests.algorithms.references_npmatch import CONFIG, LAST, ROWS, TASK, Bold, Network, Plain, SlowNPMatch, T, average
 from tests.algorithms.tiny import CLASSES, COUNTS, LABELED, UNLABELED, learn, seeded, stream

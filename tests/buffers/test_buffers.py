@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.buffers import BUFFERS, BalancedBuffer, Buffer, FIFOBuffer, Written
+from semigpc.refiners.buffers import BUFFERS, BalancedBuffer, Buffer, FIFOBuffer, Written
 
 every_buffer = pytest.mark.parametrize("make", BUFFERS.values(), ids=BUFFERS)
 

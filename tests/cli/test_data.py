@@ -12,7 +12,7 @@ import pytest
 
 from semigpc.data.cifar import ARCHIVES, Archive
 from tests.cli.calls import semigpc
-from tests.data.fgvc_samples import PUBLISHED, lines, needs_published, write_lines, write_made_up_set
+from tests.paper.fgvc_samples import PUBLISHED, lines, needs_published, write_lines, write_made_up_set
 
 
 def refused(*arguments: str | Path, words: str) -> str:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from semigpc.cli.failures import EXIT_CODES, explain, reported
 from semigpc.data import DataError
-from semigpc.data.images import ImageError
+from semigpc.io.images import ImageError
 from semigpc.training import Stopped
 
 

@@ -12,7 +12,7 @@ import torch
 
 from semigpc.models import backbones
 from semigpc.models.backbones import EMBEDDED_PACKAGE
-from semigpc.recipes.lookup import TrainOptions, describe_network, resolve
+from semigpc.training.lookup import TrainOptions, describe_network, resolve
 from tests.cli.calls import SHORT, refused, semigpc, start
 from tests.cli.own_data import CLASSES, make_folder
 

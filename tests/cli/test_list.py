@@ -8,8 +8,8 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS
 from semigpc.models import MODELS
 from semigpc.models.pretrained import WEIGHTS
-from semigpc.recipes import RECIPES, digits
 from semigpc.refiners import REFINERS
+from semigpc.training.presets import RECIPES, digits
 from tests.cli.calls import semigpc
 
 ROOMS: dict[str, Mapping[str, Any]] = {

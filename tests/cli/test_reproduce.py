@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semigpc.recipes import reproduction
-from semigpc.recipes.paper import TABLES, Options
+from semigpc.paper import reproduction
+from semigpc.paper.tables import TABLES, Options
 from semigpc.training import RunError
 from tests.cli.calls import refused, semigpc
 

@@ -14,14 +14,14 @@ import torch
 from PIL import Image
 
 from semigpc.cli import live
-from semigpc.data.fgvc import BENCHMARKS
 from semigpc.models import ModelConfig, build_model
-from semigpc.recipes.scales import weight_file
+from semigpc.paper.fgvc import BENCHMARKS
+from semigpc.paper.scales import weight_file
 from semigpc.training import Listener, RunFolder
 from semigpc.training.run_folder import read_checkpoint
 from tests.cli.calls import refused, semigpc
-from tests.data.fgvc_samples import write_images_of, write_lines
 from tests.models.test_pretrained import dino_file, msn_file, random_weights, usb_file
+from tests.paper.fgvc_samples import write_images_of, write_lines
 
 LAYOUTS = {"supervised": usb_file, "dino": dino_file, "msn": msn_file}
 SMALL_BATCH = ("--set", "train.labeled_batch=2", "--set", "train.workers=0", "--set", "train.threads=1")

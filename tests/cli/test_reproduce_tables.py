@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from semigpc.cli.reproduce import gains_table, notes, results_table, statements_table
-from semigpc.recipes.paper import TABLES
-from semigpc.recipes.published import PUBLISHED
-from semigpc.recipes.reproduction import statements, without_folders
+from semigpc.paper.published import PUBLISHED
+from semigpc.paper.reproduction import statements, without_folders
+from semigpc.paper.tables import TABLES
 
 
 def told(top1: float, table: str, group: str, row: str, *, agree: bool | None, best: bool | None) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from sklearn.datasets import load_digits
 from typer.testing import Result
 
 from semigpc.cli.tables import comparison_table, pairs_table
-from semigpc.data.tables import read_labels
-from semigpc.text import spreadsheet_cell
+from semigpc.io.tables import read_labels
+from semigpc.io.text import spreadsheet_cell
 from tests.cli.calls import SHORT, refused, semigpc
 from tests.cli.own_data import write_table
 

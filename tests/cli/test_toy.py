@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from semigpc.cli import app as semigpc_app
 from semigpc.cli.toy import toy
-from semigpc.report.toy_figures import NAMES
-from semigpc.toy import toy_figures
+from semigpc.paper.toy import toy_figures
+from semigpc.paper.toy_figures import NAMES
 
 app = typer.Typer()
 app.command()(toy)
@@ -23,7 +23,7 @@ runner = CliRunner(env={"COLUMNS": "80"})
 def coarse_maps() -> Iterator[None]:
     """The maps are not looked at here, so a few points a side will do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("semigpc.report.toy_figures.RESOLUTION", 12)
+        patch.setattr("semigpc.paper.toy_figures.RESOLUTION", 12)
         yield
 
 

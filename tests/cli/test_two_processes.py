@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from semigpc.files import altered
+from semigpc.io.atomic import altered
 from tests.cli.calls import check_paragraph, start
 from tests.fuzzing import cases, seed
 from tests.labeling.samples import IDS, LABELS, X, write, write_labels

@@ -17,7 +17,7 @@ from semigpc.data import (
     ImageSet,
     Splits,
 )
-from semigpc.data.images import ArrayImages
+from semigpc.io.images import ArrayImages
 
 AUGMENT = AugmentConfig(image_size=8, crop_ratio=0.75)
 VIEWS = 3

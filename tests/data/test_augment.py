@@ -23,7 +23,7 @@ from semigpc.data.augment import (
     rand_augment,
     resized,
 )
-from semigpc.data.images import Pixels, to_image, to_pixels
+from semigpc.io.images import Pixels, to_image, to_pixels
 from tests.data.samples import plain_view, random_image
 
 SHAPES = [(8, 8), (32, 32), (40, 25), (25, 40), (300, 200)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from semigpc.data import DATASETS, DataError, ImageSet, Splits
-from semigpc.data.images import ArrayImages
+from semigpc.io.images import ArrayImages
 from semigpc.training.run_folder import split_facts
 from tests.data.samples import small_splits
 

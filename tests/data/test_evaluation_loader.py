@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from semigpc.data import Augment, AugmentConfig, BatchStream, CachedFeatures, EvaluationLoader, ImageSet, Splits
-from semigpc.data import images as decoding
-from semigpc.data.images import ArrayImages, FileImages
 from semigpc.data.loaders import InOrder, worker_count
+from semigpc.io import images as decoding
+from semigpc.io.images import ArrayImages, FileImages
 from semigpc.types import Batch
 from tests.data.samples import plain_view, random_image, small_splits
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from semigpc.addons import BalancedSamplingConfig
 from semigpc.data import Augment, AugmentConfig, BatchStream, CachedFeatures, ImageSet, Splits, splits_from_arrays
-from semigpc.data.feature_cache import join
+from semigpc.data.feature_views import join
 from semigpc.data.loaders import drawn_order
 
 LABELS = np.array([0] * 12 + [1] * 3 + [2] * 1)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from semigpc.data import DataError, MnistConfig, SplitConfig, Splits
 from semigpc.data.mnist import IDX_FILES, load
-from semigpc.recipes import mnist, mnist_balanced
 from semigpc.training import SettingError
+from semigpc.training.presets import mnist, mnist_balanced
 from tests.cli.calls import refused, semigpc
 
 PER_CLASS = {"train": 30, "test": 6}

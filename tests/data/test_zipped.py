@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from semigpc.data import DataError
-from semigpc.data.images import ZipImages, zipped_images
+from semigpc.io.images import ZipImages, zipped_images
 from tests.data.samples import write_images
 
 
@@ -57,11 +57,11 @@ def test_after_a_fork_the_file_is_opened_again(archive: Path, monkeypatch: pytes
             opened.append(path)
             super().__init__(path)
 
-    monkeypatch.setattr("semigpc.data.images.zipfile.ZipFile", Counting)
+    monkeypatch.setattr("semigpc.io.images.zipfile.ZipFile", Counting)
     images = ZipImages(archive, MEMBERS)
     pixels = [images[i].tobytes() for i in range(4)]
     assert len(opened) == 1
-    monkeypatch.setattr("semigpc.data.images.os.getpid", lambda: -1)
+    monkeypatch.setattr("semigpc.io.images.os.getpid", lambda: -1)
     assert [images[i].tobytes() for i in range(4)] == pixels
     assert len(opened) == 2
 

@@ -10,9 +10,9 @@ from torch import Tensor
 import semigpc.estimator.posterior as module
 from benchmarks.references import kernel_matrix
 from benchmarks.timing import peak_extra_bytes
-from semigpc import threads
 from semigpc.estimator.posterior import Posterior, Scored
 from semigpc.gp import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace, NotPositiveDefiniteError
+from semigpc.io import threads
 from tests.gp.streams import clusters
 
 NOISE_STD = 0.3

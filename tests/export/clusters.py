@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.data import Augment, AugmentConfig
-from semigpc.data.images import Pixels
+from semigpc.io.images import Pixels
 from semigpc.models import Classifier
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
 from semigpc.types import HeadSpec

@@ -16,7 +16,7 @@ from semigpc.export.network import FORMATS, ExportedNetwork
 from semigpc.export.run import TOLERANCE, DifferenceError, differences
 from semigpc.gp import EnsembleGP, ExactGP, LowRankGP, MatrixFreeGP, NoExpansionError, PerClassGP
 from semigpc.models import Classifier
-from semigpc.models.onnx import NotExportableError
+from semigpc.models.encoder import NotExportableError
 from semigpc.refiners import EnsembleOptions, GaussianProcessRefiner, LowRankOptions, MatrixFreeOptions
 from tests.export.clusters import AUGMENT, SIDE, gp, images, network
 

@@ -16,7 +16,7 @@ from semigpc.data import Augment
 from semigpc.export import run as export_module
 from semigpc.export.run import ROWS, TOLERANCE, DifferenceError, Exported, export_run
 from semigpc.gp import ExactGP, Expansion, NoExpansionError
-from semigpc.models.onnx import NotExportableError
+from semigpc.models.encoder import NotExportableError
 from semigpc.training import FrozenConfig, RunError, SettingError, train
 from semigpc.training.inference import LoadedRun, load_run
 from semigpc.training.state import EvaluationNetwork

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.references import posterior
-from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.gp import RBF, EnsembleGP, ExactGP, NoExpansionError, NotPositiveDefiniteError
 from semigpc.gp.ensemble import member_capacities, member_slots
+from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer
 from tests.gp.streams import clusters, failing_once
 
 WIDTH, CLASSES, NOISE_STD = 16, 4, 0.3

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.references import kernel_matrix, posterior
-from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.gp import KERNELS, RBF, Clipped, Cosine, ExactGP, Kernel, Laplace
 from semigpc.gp import tiles as tiles_module
+from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer
 from tests.gp.streams import clusters
 
 WIDTH, CLASSES, NOISE_STD = 16, 4, 0.3

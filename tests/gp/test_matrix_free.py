@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.references import kernel_matrix, posterior
-from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.gp import RBF, Cosine, Kernel, Laplace, MatrixFreeGP, matrix_free
 from semigpc.gp.conjugate_gradients import TILE, cross_product, kernel_columns, symmetric_product
+from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer
 from tests.gp.streams import clusters
 
 WIDTH, CLASSES, NOISE_STD = 16, 4, 0.3

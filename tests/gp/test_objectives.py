@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.references import kernel_matrix
 from semigpc.gp import NTK, RBF, Clipped, Cosine, Kernel, Laplace
-from semigpc.gp.learning import LeaveOneOut, MarginalLikelihood, scales_of, with_scales
+from semigpc.gp.scales import LeaveOneOut, MarginalLikelihood, scales_of, with_scales
 from tests.gp.streams import clusters
 
 KERNELS: list[Kernel] = [

@@ -9,7 +9,7 @@ from pyarrow import parquet
 from semigpc.data.dataset import DataError
 from semigpc.labeling.bulk import Store
 from semigpc.labeling.inputs import LabelSettings
-from semigpc.labeling.ray_engine import BulkFolder, label_on_ray
+from semigpc.labeling.ray import BulkFolder, label_on_ray
 
 
 def settings(data: Path, out: Path) -> LabelSettings:

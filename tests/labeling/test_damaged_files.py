@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from semigpc.data import DataError
-from semigpc.data.tables import read_labels
+from semigpc.io.tables import read_labels
 from semigpc.labeling.inputs import read_label_table
 from semigpc.labeling.source import open_source
 from tests.labeling.damaged import ROWS, originals, write_damaged

@@ -14,11 +14,11 @@ from PIL import Image, ImageOps
 from pyarrow import parquet
 
 from semigpc.data import DataError
-from semigpc.data.images import read_image
-from semigpc.files import WriteError
+from semigpc.io.atomic import WriteError
+from semigpc.io.images import read_image
 from semigpc.labeling import embed, embedding_table
 from semigpc.labeling.embed import EmbedConfig, EmbedResult, Network, embed_folder, read_squares
-from semigpc.models import onnx
+from semigpc.models import encoder
 from tests.data.samples import random_image, write_images
 from tests.labeling.embedding_samples import TINY, leftovers, rows_of
 
@@ -202,7 +202,7 @@ def test_the_embedded_network_is_the_same_in_onnx_runtime() -> None:
 def test_without_onnx_runtime_torch_embeds_with_a_note(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_onnx_runtime_always(monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(onnx, "ONNX_PACKAGES", ("onnx", "onnxruntime_of_nowhere"))
+        patch.setattr(encoder, "ONNX_PACKAGES", ("onnx", "onnxruntime_of_nowhere"))
         line = announced(photos, tmp_path / "x.parquet")
     assert " on torch, about " in line
     assert line.endswith(
@@ -212,13 +212,13 @@ def test_without_onnx_runtime_torch_embeds_with_a_note(photos: Path, tmp_path: P
 
 def test_an_onnx_form_that_differs_is_not_used(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_onnx_runtime_always(monkeypatch)
-    honest = onnx.open_onnx
+    honest = encoder.open_onnx
 
     def wrong(path: Path, threads: int) -> Any:
         run = honest(path, threads)
         return lambda images: {name: 1.01 * values for name, values in run(images).items()}
 
-    monkeypatch.setattr(onnx, "open_onnx", wrong)
+    monkeypatch.setattr(encoder, "open_onnx", wrong)
     assert "on torch, about " in (line := announced(photos, tmp_path / "x.parquet"))
     assert "which is faster: ONNX Runtime differs from torch by " in line
     monkeypatch.undo()
@@ -243,7 +243,7 @@ def test_an_exporter_that_fails_leaves_the_work_to_torch(photos: Path, tmp_path:
         raise ImportError("onnxscript is too old")
 
     in_onnx_runtime_always(monkeypatch)
-    monkeypatch.setattr(onnx, "write_onnx", broken)
+    monkeypatch.setattr(encoder, "write_onnx", broken)
     assert announced(photos, tmp_path / "x.parquet").endswith("which is faster: ImportError: onnxscript is too old.")
     assert len(rows_of(tmp_path / "x.parquet")) == 7
 

@@ -6,7 +6,7 @@ import pyarrow
 import pytest
 
 from semigpc.data import DataError
-from semigpc.files import facts_of, write_json
+from semigpc.io.atomic import facts_of, write_json
 from semigpc.labeling.outputs import OutFolder, content_hash, files_hash
 
 KEY = {"seed": 0, "labels content": "abc"}

@@ -26,7 +26,7 @@ from semigpc.labeling.inputs import table_inputs
 from semigpc.labeling.label import fit, label_data, shard_rows
 from semigpc.labeling.outputs import Labeller, Tally
 from semigpc.labeling.project import Project
-from semigpc.labeling.ray_engine import BulkFolder
+from semigpc.labeling.ray import BulkFolder
 from semigpc.labeling.scan import Gathered, LabelLookup, Scan, keys_of, scan
 from semigpc.labeling.source import open_source
 from tests.labeling.partitioned import CUTS, IDS, LABELS, X, assert_same_labels, partitioned, read_labels, write_partitions

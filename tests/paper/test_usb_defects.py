@@ -19,10 +19,10 @@ from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import Augment
 from semigpc.data.augment import CIFAR10_MEAN, CIFAR10_STD
-from semigpc.recipes.lookup import TrainOptions, resolve
-from semigpc.recipes.paper import cifar10_lt
+from semigpc.paper.tables import cifar10_lt
 from semigpc.refiners import REFINERS
 from semigpc.training import Experiment, SettingError, TrainConfig, loop, train
+from semigpc.training.lookup import TrainOptions, resolve
 from semigpc.training.loop import take_step
 from semigpc.training.state import Trainer
 from semigpc.types import Batch, Clock, StepOutput

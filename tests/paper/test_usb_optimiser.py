@@ -18,12 +18,12 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DigitsConfig
 from semigpc.models import ModelConfig, build_model
 from semigpc.models.backbones import VITS
-from semigpc.recipes import RECIPES
-from semigpc.recipes.paper import TABLES
-from semigpc.recipes.scales import shrink
+from semigpc.paper.scales import shrink
+from semigpc.paper.tables import TABLES
 from semigpc.training import Experiment, RunFolder, TrainConfig, train
 from semigpc.training.loop import take_step
 from semigpc.training.optim import build_optimizer, set_rate
+from semigpc.training.presets import RECIPES
 from semigpc.training.state import Trainer, assemble, build_fabric
 from semigpc.types import Batch, Clock, Labeled, StepOutput
 from tests.algorithms.tiny import seeded

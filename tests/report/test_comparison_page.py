@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from semigpc.report.comparison import read_comparison, write_comparison_report
+from semigpc.report.comparison_page import read_comparison, write_comparison_report
 from semigpc.report.run_page import write_run_report
 from tests.report.synthetic import write_comparison
 

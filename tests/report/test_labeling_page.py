@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semigpc.report import style
-from semigpc.report.class_figures import reliability_chart
+from semigpc.report.charts import reliability_chart
 from semigpc.report.labeling_page import ReportImages, write_labeling_report
 from tests.report.labeled import make_facts
 from tests.report.test_run_page import assert_self_contained

@@ -2,8 +2,8 @@
 
 import math
 
+from semigpc.io.text import count, duration, mean_and_spread, percent, points
 from semigpc.report.wording import counted, flatten, number_of, run_title, short
-from semigpc.text import count, duration, mean_and_spread, percent, points
 
 
 def test_what_is_not_known_is_a_dash() -> None:

@@ -7,8 +7,8 @@ from pyarrow import parquet
 from semigpc.labeling.inputs import LabelSettings
 from semigpc.labeling.label import label_data
 from semigpc.labeling.project import Project
+from semigpc.review.queue import Filters
 from semigpc.review.session import Session
-from semigpc.review.waiting import Filters
 
 
 def answered(session: Session) -> tuple[int, int, int]:

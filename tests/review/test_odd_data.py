@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from semigpc.review.app import Background
+from semigpc.review.queue import Filters
 from semigpc.review.session import Session, StaleError, View, open_session
-from semigpc.review.waiting import Filters
 from tests.review.shapes import make_labelled
 
 

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import pytest
 
+from semigpc.review.queue import Filters
 from semigpc.review.session import open_session
-from semigpc.review.waiting import Filters
 from tests.review.browser import Server, chromium, journal, open_page, served_here
 from tests.review.shapes import HTML_NAME, TEXT_NAME, make_labelled
 

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from semigpc.data import DataError
 from semigpc.labeling.evidence import left_out_probs
-from semigpc.review import beliefs as beliefs_module
-from semigpc.review.beliefs import OUTLIER
+from semigpc.review import model as beliefs_module
+from semigpc.review.model import OUTLIER
+from semigpc.review.queue import Filters
 from semigpc.review.session import Session, StaleError, View, open_session
-from semigpc.review.waiting import Filters
 from tests.review.shapes import make_labelled
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semigpc.data import images
-from semigpc.data.images import ImageError
+from semigpc.io import images
+from semigpc.io.images import ImageError
 from semigpc.review import thumbnails
 from semigpc.review.thumbnails import Thumbnails
 

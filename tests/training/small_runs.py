@@ -1,7 +1,7 @@
 """Runs that take a second or two, for tests of the loop."""
 
-from semigpc.recipes import digits
 from semigpc.training import Experiment
+from semigpc.training.presets import digits
 
 STEPS = 30
 

@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
-from semigpc.run_files import Head
 from semigpc.training import train
 from semigpc.training.calibration import (
     RANGE,
@@ -23,6 +22,7 @@ from semigpc.training.calibration import (
 from semigpc.training.evaluate import judged_head
 from semigpc.training.inference import load_run
 from semigpc.training.metrics import calibration
+from semigpc.training.run_files import Head
 from semigpc.training.run_folder import RunFolder, read_checkpoint
 from tests.training.small_runs import small_run
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from semigpc import tensor_files
-from semigpc.files import WriteError, replacing
+from semigpc.io import tensors
+from semigpc.io.atomic import WriteError, replacing
+from semigpc.io.tensors import save_tensors
 from semigpc.training import RunError, RunFolder, train
 from semigpc.training.inference import load_run
 from semigpc.training.optim import optimizer_tensors, restore_optimizer
@@ -47,7 +48,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkey
         draft.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tensor_files, "save_file", full)
+    monkeypatch.setattr(tensors, "save_file", full)
     with pytest.raises(WriteError, match=r"the checkpoint .*disk is full.*What was there before is intact.*It takes 0\.0 MB"):
         write_checkpoint(path, {"a": {"x": torch.zeros(2)}}, {"step": 2})
     assert read_checkpoint(path).state == {"step": 1}
@@ -212,7 +213,7 @@ def test_a_state_that_cannot_be_is_refused(finished: Path, tmp_path: Path, chang
     found = read_checkpoint(folder.last)
     folder.best.unlink()
     with replacing(folder.last) as draft:
-        tensor_files.save(draft, found.tensors, state=found.state | changes)
+        save_tensors(draft, found.tensors, state=found.state | changes)
     for attempt in (lambda: train(EXPERIMENT, folder.path, resume=True), lambda: load_run(folder.path)):
         with pytest.raises(CheckpointError, match=rf"last\.safetensors cannot be used: {message}.*Train anew"):
             attempt()

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from semigpc.algorithms import ALGORITHMS
-from semigpc.data import DATASETS, CachedFeatures, EvaluationLoader, Splits, feature_cache
-from semigpc.models import ModelConfig, SmallCNN, onnx
+from semigpc.data import DATASETS, CachedFeatures, EvaluationLoader, Splits, feature_views
+from semigpc.models import ModelConfig, SmallCNN, encoder
 from semigpc.training import Experiment, FrozenConfig, Listener, RunError, RunFolder, SettingError, run_data, train
 from semigpc.training.comparison import Cell, ComparisonListener, compare
 from semigpc.training.evaluate import predict
@@ -35,7 +35,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         root = tmp_path_factory.mktemp("features")
         patch.setenv("SEMIGPC_CACHE", str(root))
-        patch.setattr(feature_cache, "FEW", 10**6)
+        patch.setattr(feature_views, "FEW", 10**6)
         yield root
 
 
@@ -89,7 +89,7 @@ def test_onnx_runtime_computes_the_same_features(tmp_path: Path, monkeypatch: py
     calls: list[int] = []
 
     def counted(*arguments: Any) -> Any:
-        run = onnx.in_onnx_runtime(*arguments)
+        run = encoder.in_onnx_runtime(*arguments)
 
         def counting(images: Any) -> Any:
             calls.append(len(images))
@@ -108,7 +108,7 @@ def test_features_are_computed_in_torch_with_a_warning_where_onnx_runtime_is_mis
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_data, "WORTHWHILE", 0)
-    monkeypatch.setattr(onnx, "ONNX_PACKAGES", ("onnxruntime_of_nowhere",))
+    monkeypatch.setattr(encoder, "ONNX_PACKAGES", ("onnxruntime_of_nowhere",))
     with pytest.warns(UserWarning, match=r"in torch and not in ONNX Runtime, .* pip install 'semigpc\[embedded\]'"):
         features_of(frozen_run())
     assert list(own_cache.glob("*/*.safetensors"))
@@ -190,7 +190,7 @@ def heeds_ctrl_c() -> Iterator[None]:
 
 @pytest.mark.usefixtures("own_cache", "heeds_ctrl_c")
 def test_ctrl_c_ends_the_computing_at_once_and_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_cache, "SHARD", 16)
+    monkeypatch.setattr(feature_views, "SHARD", 16)
     experiment, first = frozen_run("fixmatch", "none"), Interrupting(at=5)
     with pytest.raises(KeyboardInterrupt):
         train(experiment, tmp_path / "run", listener=first)

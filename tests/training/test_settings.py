@@ -3,11 +3,11 @@ import json
 import pytest
 
 from semigpc.algorithms import SimMatchConfig
-from semigpc.recipes import digits
 from semigpc.refiners import AutoOptions, EnsembleOptions, ExactOptions, GPConfig, LowRankOptions, MatrixFreeOptions
 from semigpc.refiners.engines import ENGINES, EngineOptions
 from semigpc.training import Experiment, SettingError, TrainConfig
 from semigpc.training.experiment import override_all
+from semigpc.training.presets import digits
 
 
 def test_an_experiment_survives_json() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.data import feature_cache
+from semigpc.data import feature_views
 from semigpc.training import train
 from semigpc.training.run_data import DataCache
 from tests.training.small_runs import small_run
@@ -14,7 +14,7 @@ from tests.training.test_frozen import frozen_run, weights
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "features"))
-    monkeypatch.setattr(feature_cache, "FEW", 10**6)
+    monkeypatch.setattr(feature_views, "FEW", 10**6)
 
 
 def test_runs_that_share_their_data_end_with_the_same_bits_as_alone(tmp_path: Path) -> None:

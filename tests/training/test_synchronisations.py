@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
-from semigpc.training.journal import Journal, Listener
 from semigpc.training.loop import Run, take_step
 from semigpc.training.processes import Interrupt
 from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import RunFolder
+from semigpc.training.run_log import Journal, Listener
 from semigpc.training.state import build_fabric
 from semigpc.types import Clock
 from tests.pretend_device import Copy, PretendDevice

@@ -23,7 +23,7 @@ from semigpc.cli.review import review
 from semigpc.cli.tables import say
 from semigpc.cli.toy import demo, toy
 from semigpc.cli.train import train
-from semigpc.text import printable
+from semigpc.io.text import printable
 
 
 class Verbs(TyperGroup):

@@ -68,8 +68,8 @@ def _entries(kind: str) -> dict[str, str]:
     from semigpc.algorithms import ALGORITHMS
     from semigpc.data import DATASETS
     from semigpc.models.pretrained import WEIGHTS
-    from semigpc.recipes import RECIPES
     from semigpc.refiners import REFINERS
+    from semigpc.training.presets import RECIPES
 
     if kind == "models":
         return _models()
@@ -113,8 +113,8 @@ def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, 
 
     What has an option of its own, such as algorithm.name, is left out; other parts chosen by name are set as a group.
     """
-    from semigpc.recipes.lookup import TrainOptions, resolve
     from semigpc.training.experiment import ROOMS
+    from semigpc.training.lookup import TrainOptions, resolve
     from semigpc.training.settings import flattened, groups_by_name
 
     experiment, _ = resolve(data, TrainOptions(algorithm=algorithm, addon=addon, refiner=refiner))

@@ -64,12 +64,12 @@ def compare_command(
       semigpc compare digits --ratio 10 --ratio 100 --seeds 5 --jobs 2
     """
     from semigpc.cli.live import ComparisonProgress
-    from semigpc.files import write_json
-    from semigpc.recipes import RECIPES
-    from semigpc.recipes.lookup import TrainOptions, figures_of, make_cells, mean_gain
+    from semigpc.io.atomic import write_json
     from semigpc.refiners import PlacementConfig
-    from semigpc.report.comparison import write_comparison_report
+    from semigpc.report.comparison_page import write_comparison_report
     from semigpc.training.comparison import compare
+    from semigpc.training.lookup import TrainOptions, figures_of, make_cells, mean_gain
+    from semigpc.training.presets import RECIPES
 
     console = Console(stderr=as_json, width=None if Console().is_terminal else 120)  # a file has no edge to fit into
     command = shlex.join(["semigpc", *sys.argv[1:]])

@@ -14,7 +14,7 @@ from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import AsJson, say, table, verbatim
 
 if TYPE_CHECKING:
-    from semigpc.data.verify import CheckedFigure, Verification
+    from semigpc.paper.verify import CheckedFigure, Verification
 
 MEGABYTE = 10**6  # bytes
 CIFAR = {"cifar10": 10, "cifar100": 100}
@@ -57,7 +57,7 @@ def verify(
       semigpc data verify semi_aves data --images exist
       semigpc data verify cifar10 data
     """
-    from semigpc.data.verify import verify_cifar, verify_fgvc
+    from semigpc.paper.verify import verify_cifar, verify_fgvc
 
     decode = images == "decode"
     with StageBar() as bar:
@@ -87,7 +87,7 @@ def download(name: Which, root: Annotated[Path, typer.Argument(help="Folder to p
     """
     from semigpc.data import DataError
     from semigpc.data.cifar import ARCHIVES, fetch
-    from semigpc.data.fgvc import BENCHMARKS
+    from semigpc.paper.fgvc import BENCHMARKS
 
     if name not in ARCHIVES:
         raise DataError(BENCHMARKS[name].instructions(name, root))

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from semigpc.cli.failures import reported
 from semigpc.cli.tables import AsJson, verbatim
-from semigpc.text import MISSING, versions
+from semigpc.io.text import MISSING, versions
 
 GIGABYTE = 2**30
 LITTLE = 1  # gigabytes; less disk or memory than that is worth a warning
@@ -110,7 +110,7 @@ def reinstall_command() -> str:
 def _machine() -> Iterator[Diagnosis]:
     import torch
 
-    from semigpc.threads import allowed, cores
+    from semigpc.io.threads import allowed, cores
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     if torch.backends.mps.is_available():
@@ -175,8 +175,8 @@ def _write_and_read(folder: Path) -> str:
 
 
 def _train_a_step(folder: Path) -> str:
-    from semigpc.recipes import digits
     from semigpc.training import train
+    from semigpc.training.presets import digits
 
     tiny = digits().override(["train.steps=1", "data.test_per_class=1", "data.validation_per_class=0"])
     summary = train(tiny, folder / "run")

@@ -20,16 +20,16 @@ GO_ON = {
 
 # By name, so that a verb which imports little stays quick; the first class of an error's ancestry that is listed decides.
 EXIT_CODES = {
-    "semigpc.files.InUseError": USAGE,
-    "semigpc.files.WriteError": FAILURE,
+    "semigpc.io.atomic.InUseError": USAGE,
+    "semigpc.io.atomic.WriteError": FAILURE,
     "semigpc.training.settings.SettingError": USAGE,
-    "semigpc.data.images.ImageError": FAILURE,  # a kind of DataError: the command was right, a file is broken
+    "semigpc.io.images.ImageError": FAILURE,  # a kind of DataError: the command was right, a file is broken
     "semigpc.data.dataset.DataError": USAGE,
-    "semigpc.models.onnx.NotExportableError": USAGE,
+    "semigpc.models.encoder.NotExportableError": USAGE,
     "semigpc.export.run.DifferenceError": FAILURE,
     "semigpc.models.backbones.HubError": FAILURE,
     "semigpc.training.run_folder.RunError": FAILURE,
-    "semigpc.files.FileError": FAILURE,
+    "semigpc.io.atomic.FileError": FAILURE,
     "semigpc.training.run_folder.CheckpointError": FAILURE,
     "semigpc.training.evaluate.DivergedError": FAILURE,
     "semigpc.training.processes.ProcessesError": FAILURE,

@@ -11,7 +11,7 @@ from rich.table import Table
 from semigpc.cli.failures import reported
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import AsJson, option, say, table, verbatim
-from semigpc.text import no_new_labels, percent
+from semigpc.io.text import no_new_labels, percent
 
 CLASSES_LISTED = 30  # on the screen
 DECISIONS, COLUMNS, IMAGES, WORK = "Which labels to give out", "Columns of a table", "Images", "How to run"
@@ -109,7 +109,7 @@ def label(
     try:
         with StageBar() as bar:
             if engine == "ray":
-                from semigpc.labeling.ray_engine import label_on_ray
+                from semigpc.labeling.ray import label_on_ray
 
                 summary = label_on_ray(settings, overwrite=overwrite, progress=bar.show)
             else:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from semigpc.cli.failures import reported
 from semigpc.cli.tables import AsJson, say, share, table, verbatim
-from semigpc.text import percent
+from semigpc.io.text import percent
 
 if TYPE_CHECKING:
     from semigpc.labeling.suggest import Suggestion

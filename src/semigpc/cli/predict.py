@@ -14,7 +14,7 @@ from semigpc.cli.evaluate import Run, Which, WhichHead
 from semigpc.cli.failures import reported
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import AsJson, FollowLinks, say, table, verbatim
-from semigpc.text import as_utf8, percent, spreadsheet_cell
+from semigpc.io.text import as_utf8, percent, spreadsheet_cell
 
 if TYPE_CHECKING:
     from semigpc.data import ImageSet
@@ -104,7 +104,7 @@ def _label(run: "LoadedRun", images: "ImageSet", head: str) -> list[Row]:
 
 
 def _write(rows: list[Row], path: Path) -> None:
-    from semigpc.files import replacing, write_json
+    from semigpc.io.atomic import replacing, write_json
 
     if path.suffix == ".json":
         write_json(path, rows)

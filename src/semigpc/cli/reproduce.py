@@ -14,7 +14,7 @@ from semigpc.cli.tables import AsJson, say, table, verbatim
 from semigpc.cli.train import Features
 
 if TYPE_CHECKING:
-    from semigpc.recipes.paper import Options, PaperTable
+    from semigpc.paper.tables import Options, PaperTable
 
 WIDTH = 110  # characters, where there is no terminal
 
@@ -48,7 +48,7 @@ GP_HEAD = (
 
 def _help_without_a_table(context: typer.Context, name: str | None) -> str | None:
     if name is None and not context.params.get("listed"):
-        from semigpc.recipes.paper import TABLES
+        from semigpc.paper.tables import TABLES
 
         typer.echo(context.get_help())
         width = max(map(len, TABLES))
@@ -146,8 +146,8 @@ def reproduce(
       semigpc reproduce cifar10_lt --root data --scale cpu --seeds 3 --jobs 2
     """
     from semigpc.cli.live import ComparisonProgress
-    from semigpc.recipes.paper import Options, find_table
-    from semigpc.recipes.reproduction import reproduce_table
+    from semigpc.paper.reproduction import reproduce_table
+    from semigpc.paper.tables import Options, find_table
     from semigpc.training import SettingError
 
     options = Options(
@@ -193,7 +193,7 @@ def reproduce(
         console.print(verbatim(line), soft_wrap=True)
     say(f"figures: {path}", err=as_json)
     if plot is not None:
-        from semigpc.report.comparison import draw_class_recall
+        from semigpc.report.comparison_page import draw_class_recall
 
         draw_class_recall(figures, plot)
         say(f"classes one by one: {plot}", err=as_json)
@@ -292,8 +292,8 @@ def notes(figures: Mapping[str, Any], paper_table: "PaperTable") -> list[str]:
 
 def _prices(name: str | None, options: "Options", globs: list[str], seeds: int | None) -> dict[str, dict[str, Any]]:
     """Return what each cell of one table or of all would cost."""
-    from semigpc.recipes.paper import TABLES, find_table, select
-    from semigpc.recipes.reproduction import prices_of
+    from semigpc.paper.reproduction import prices_of
+    from semigpc.paper.tables import TABLES, find_table, select
     from semigpc.training import SettingError
 
     if name is None and globs:
@@ -320,7 +320,7 @@ def _price_table(prices: Mapping[str, Any]) -> Table:
 
 def _price_notes(prices: Sequence[Mapping[str, Any]], scale: str) -> list[str]:
     """Return what the numbers mean, and their sum."""
-    from semigpc.recipes.cost import EVALUATION_IMAGES, MACHINES, TRAINING_VIEWS
+    from semigpc.paper.cost import EVALUATION_IMAGES, MACHINES, TRAINING_VIEWS
 
     machine, hours = MACHINES[scale], sum(one["hours"] for one in prices)
     loading = f"beside {machine.workers} loading processes" if machine.workers else "which loads its images itself"

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from semigpc.text import CLASS_GROUPS, mean_and_spread, points, printable
+from semigpc.io.text import CLASS_GROUPS, mean_and_spread, points, printable
 
 HEADS = {"linear": "linear", "gp": "GP"}
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -14,7 +14,7 @@ from semigpc.cli.failures import reported
 from semigpc.cli.tables import AsJson, comparison_table, say, share, table
 
 if TYPE_CHECKING:
-    from semigpc.toy import ToyFigures
+    from semigpc.paper.toy import ToyFigures
 
 RATIO = 30.0  # imbalance of the demo's labels
 
@@ -38,11 +38,11 @@ def demo(
     Called again it shows the same figures without training.
     """
     from semigpc.cli.live import ComparisonProgress
-    from semigpc.recipes.lookup import TrainOptions, make_cells
-    from semigpc.report.comparison import write_comparison_report
+    from semigpc.io.threads import cores
+    from semigpc.report.comparison_page import write_comparison_report
     from semigpc.report.run_page import write_run_report
-    from semigpc.threads import cores
     from semigpc.training.comparison import compare, run_path
+    from semigpc.training.lookup import TrainOptions, make_cells
 
     options = TrainOptions(ratio=RATIO)
     cells, _ = make_cells("digits", options, algorithms=["simmatch"], addons=["none"], refiners=["none", "gp"], settings=[])
@@ -90,8 +90,8 @@ def toy(
     similarity respects the minority and the disagreement too, with a long one
     neither; of the outlier it is sure with any.
     """
-    from semigpc.report.toy_figures import write_toy_figures
-    from semigpc.toy import toy_figures
+    from semigpc.paper.toy import toy_figures
+    from semigpc.paper.toy_figures import write_toy_figures
 
     console, figures = Console(stderr=as_json), toy_figures(seed)
     written = write_toy_figures(out, figures)
@@ -121,7 +121,7 @@ def _confidence_table(figures: "ToyFigures") -> Table:
 
 
 def _propagation_table(figures: "ToyFigures") -> Table:
-    from semigpc.toy import COUNTS, THRESHOLD
+    from semigpc.paper.toy import COUNTS, THRESHOLD
 
     draws = len(figures.seeds_averaged)
     title = f"One label in eight given: percent of the other points in this draw,\nand in brackets the mean of {draws} draws"
@@ -135,8 +135,8 @@ def _propagation_table(figures: "ToyFigures") -> Table:
 
 def _table(title: str, headings: list[str], rows: Iterable[tuple[float, str, list[str]]]) -> Table:
     """Return a table that fits 80 characters, with a line under the last classifier of a length-scale."""
-    from semigpc.report.toy_figures import NAMES
-    from semigpc.toy import LENGTH_SCALES, PROPAGATORS
+    from semigpc.paper.toy import LENGTH_SCALES, PROPAGATORS
+    from semigpc.paper.toy_figures import NAMES
 
     made = table(title, "scale", "classifier", *(f">{heading}" for heading in headings))
     for column in made.columns:

@@ -88,11 +88,11 @@ def train(
       semigpc train photos --labels labels.csv --model small_cnn
     """
     from semigpc.cli.live import RunProgress
-    from semigpc.recipes import RECIPES
-    from semigpc.recipes.lookup import TrainOptions, describe_network, resolve
     from semigpc.report.run_page import write_run_report
     from semigpc.training import RunFolder
     from semigpc.training import train as run_training
+    from semigpc.training.lookup import TrainOptions, describe_network, resolve
+    from semigpc.training.presets import RECIPES
     from semigpc.training.processes import has_rank, process_group
     from semigpc.training.run_data import DataCache
 
@@ -141,8 +141,8 @@ def train(
 
 def short_settings(data: str, steps: int | None, root: Path | None) -> list[str]:
     """Return the settings that ``--steps`` and ``--root`` are short for."""
-    from semigpc.recipes import RECIPES
     from semigpc.training import SettingError
+    from semigpc.training.presets import RECIPES
 
     if root is not None and data not in RECIPES:
         raise SettingError(f"--root is where the data of a recipe are; your own data are {data}. Leave it out.")

@@ -3,18 +3,19 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from semigpc.data import arrays, cifar, digits, fgvc, folder, mnist
+from semigpc.data import arrays, cifar, digits, folder, mnist
 from semigpc.data.arrays import ArraysConfig, splits_from_arrays
 from semigpc.data.augment import Augment, AugmentConfig, ViewSource
 from semigpc.data.cifar import CifarConfig
 from semigpc.data.dataset import DataError, Images, ImageSet, Splits
 from semigpc.data.digits import DigitsConfig
-from semigpc.data.feature_cache import CachedFeatures, CacheKey, FeatureCache, cache_root, weights_hash
-from semigpc.data.fgvc import FGVCConfig
+from semigpc.data.feature_views import CachedFeatures, CacheKey, FeatureCache, cache_root, weights_hash
 from semigpc.data.folder import FolderConfig
 from semigpc.data.loaders import BatchStream, EvaluationBatch, EvaluationLoader
 from semigpc.data.mnist import MnistConfig
 from semigpc.data.splits import Split, SplitConfig, carve_validation, long_tail_counts, long_tail_split
+from semigpc.paper import fgvc
+from semigpc.paper.fgvc import FGVCConfig
 
 
 class DatasetEntry(NamedTuple):

@@ -17,9 +17,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from semigpc.data.dataset import DataError, ImageSet, Splits, integers, listed
-from semigpc.data.images import ArrayImages
-from semigpc.data.paths import checked
 from semigpc.data.splits import carve_validation, no_validation
+from semigpc.io.images import ArrayImages
+from semigpc.io.paths import checked
 
 REQUIRED = ("x_labeled", "y_labeled", "x_unlabeled")
 OPTIONAL = ("y_unlabeled_truth", "unlabeled_out", "x_val", "y_val", "x_test", "y_test")

@@ -24,7 +24,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from semigpc.data.dataset import DataError, ImageSet, Integers
-from semigpc.data.images import PixelFile, Pixels, to_image, to_pixels
+from semigpc.io.images import PixelFile, Pixels, to_image, to_pixels
 
 Triple = tuple[float, float, float]
 

@@ -20,8 +20,8 @@ from PIL import Image
 
 from semigpc.data.dataset import DataError, Images, ImageSet, Splits, listed
 from semigpc.data.folder import class_folders, ordered
-from semigpc.data.images import FileImages, Pixels, ZipImages, to_image, zipped_images
 from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
+from semigpc.io.images import FileImages, Pixels, ZipImages, to_image, zipped_images
 
 PARTS = ("train", "test")
 TRAINING, TEST = 50_000, 10_000  # images, equally many of each class

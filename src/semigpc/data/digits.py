@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from semigpc.data.dataset import DataError, ImageSet, Splits
-from semigpc.data.images import ArrayImages
 from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
+from semigpc.io.images import ArrayImages
 
 N_CLASSES = 10
 SMALLEST_CLASS = 174  # images of an 8, the rarest digit of the 1797

@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 
 from semigpc.data.dataset import DataError, ImageSet, Splits, listed
-from semigpc.data.images import GIGABYTE, FileImages
-from semigpc.data.paths import (
+from semigpc.data.splits import SplitConfig, carve_validation, long_tail_split, no_validation
+from semigpc.io.images import GIGABYTE, FileImages
+from semigpc.io.paths import (
     EXTENSIONS,
     NOT_THERE,
     Bad,
@@ -21,9 +22,8 @@ from semigpc.data.paths import (
     sorted_images,
     unusable,
 )
-from semigpc.data.splits import SplitConfig, carve_validation, long_tail_split, no_validation
-from semigpc.data.tables import is_table, read_labels
-from semigpc.text import label_text, printable
+from semigpc.io.tables import is_table, read_labels
+from semigpc.io.text import label_text, printable
 
 
 @dataclass(frozen=True, kw_only=True)

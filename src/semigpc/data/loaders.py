@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from semigpc.data.augment import Augment, ViewSource, check_views
 from semigpc.data.dataset import DataError, Images, ImageSet, Integers, Splits
-from semigpc.threads import cores, hold
+from semigpc.io.threads import cores, hold
 from semigpc.types import Batch, Labeled
 
 LABELED, UNLABELED, BALANCED = 0, 1, 2  # streams of positions

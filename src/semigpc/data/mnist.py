@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from semigpc.data.arrays import read_npz
 from semigpc.data.dataset import DataError, ImageSet, Splits
-from semigpc.data.images import ArrayImages
-from semigpc.data.paths import checked
 from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
+from semigpc.io.images import ArrayImages
+from semigpc.io.paths import checked
 
 N_CLASSES = 10
 PARTS = ("train", "test")

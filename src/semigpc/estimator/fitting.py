@@ -26,7 +26,7 @@ from semigpc.estimator.scaling import SCALINGS, Scaling, fit_scalings
 from semigpc.gp import KERNELS, Kernel, LeftOut
 from semigpc.gp.certainty import auto_logit_scale
 from semigpc.gp.kernels import squared_distances
-from semigpc.threads import suited_to
+from semigpc.io.threads import suited_to
 
 TUNED = 400  # labelled rows that hyper-parameters are tuned on: 36 eigendecompositions take a second
 POOL = 20_000  # unlabelled rows that class shares are estimated from

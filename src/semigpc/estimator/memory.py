@@ -16,7 +16,7 @@ from torch import Tensor
 from semigpc.estimator.confidence import class_scales
 from semigpc.estimator.posterior import Posterior, Scored
 from semigpc.gp import ExactGP, Kernel, LeftOut, exact
-from semigpc.threads import suited_to
+from semigpc.io.threads import suited_to
 
 Integers = NDArray[np.int64]
 MEMBER_SHARE = 3 / 8  # of the rows that one exact GP may hold; smaller members were less accurate

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from semigpc.gp.engine import NotPositiveDefiniteError, full_precision
 from semigpc.gp.kernels import RBF, Kernel, Laplace, square_norms
-from semigpc.threads import suited_to, using
+from semigpc.io.threads import suited_to, using
 
 CHUNK = 2048  # rows whose kernel values are computed by one product, and held at once; fewer if there are ...
 CHUNK_CELLS = 2**22  # ... more kernel values than these, 16 MB

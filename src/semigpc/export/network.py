@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from semigpc.data import AugmentConfig
 from semigpc.gp import KernelHead
+from semigpc.io.threads import allowed
 from semigpc.models import Classifier, OnFrozen
-from semigpc.models import onnx as onnx_form
-from semigpc.models.onnx import ONNX_PACKAGES, NotExportableError, trace
-from semigpc.threads import allowed
+from semigpc.models import encoder as onnx_form
+from semigpc.models.encoder import ONNX_PACKAGES, NotExportableError, trace
 from semigpc.training.calibration import GP_SHARE
 from semigpc.training.state import EvaluationNetwork
 from semigpc.types import ModelOutput
@@ -133,7 +133,7 @@ def _other_ways() -> Iterator[None]:
 
 
 def write_onnx(network: ExportedNetwork, size: int, path: Path) -> None:
-    """Write one ONNX file, as :func:`semigpc.models.onnx.write_onnx`."""
+    """Write one ONNX file, as :func:`semigpc.models.encoder.write_onnx`."""
     graph = trace(network, _examples(size))
     with _other_ways():
         onnx_form.write_onnx(graph, list(network.outputs), path)

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from semigpc.data import Augment, DataError
-from semigpc.data.images import Pixels
 from semigpc.export.network import FORMATS, Answer, ExportedNetwork, Format, bare
-from semigpc.files import replacing, write_json, writing
 from semigpc.gp import NoExpansionError
-from semigpc.models.onnx import INPUT, ONNX_PACKAGES, NotExportableError
+from semigpc.io.atomic import replacing, write_json, writing
+from semigpc.io.images import Pixels
+from semigpc.io.text import versions
+from semigpc.models.encoder import INPUT, ONNX_PACKAGES, NotExportableError
 from semigpc.refiners import GaussianProcessRefiner
-from semigpc.text import versions
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import HeadChoice, LoadedRun, load_run
 from semigpc.training.run_folder import Choice, RunError

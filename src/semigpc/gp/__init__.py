@@ -7,10 +7,10 @@ from semigpc.gp.exact import ExactGP, Health, LeftOut, exact_fits
 from semigpc.gp.head import KernelHead
 from semigpc.gp.kernels import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
-from semigpc.gp.learning import Learned, learn_kernel
 from semigpc.gp.lowrank import Gap, LowRankGP, LowRankHealth
 from semigpc.gp.matrix_free import IterativeHealth, MatrixFreeGP
 from semigpc.gp.per_class import PerClassGP
+from semigpc.gp.scales import Learned, learn_kernel
 
 __all__ = [
     "KERNELS",

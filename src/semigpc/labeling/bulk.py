@@ -25,14 +25,14 @@ import pyarrow
 from pyarrow import fs, parquet
 
 from semigpc.data.dataset import DataError
-from semigpc.data.paths import reject_bad, unusable
-from semigpc.files import FileError, parse, replacing, validated
+from semigpc.io.atomic import FileError, parse, replacing, validated
+from semigpc.io.paths import reject_bad, unusable
+from semigpc.io.text import printable
+from semigpc.io.threads import hold
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.outputs import ADVICE, BULK_LABELS, Labeller, Tally
 from semigpc.labeling.scan import SAMPLE, Gathered, LabelLookup, check_unique_ids
 from semigpc.labeling.source import CHUNK, ParquetTable, RowBatch, TableSource
-from semigpc.text import printable
-from semigpc.threads import hold
 
 COMPARED_ROWS = 50_000_000  # up to so many rows ids are compared over all partitions: 8 bytes each on the driver
 SPARE = 2.0  # times the rows of the sample whose keys are expected below the bound

@@ -16,8 +16,8 @@ from pyarrow import compute, types
 from pydantic import ConfigDict, with_config
 
 from semigpc.data.dataset import DataError, listed
-from semigpc.data.tables import as_label
-from semigpc.text import similar_names
+from semigpc.io.tables import as_label
+from semigpc.io.text import similar_names
 
 WILDCARDS = "*?["  # any of these makes a feature name a pattern
 

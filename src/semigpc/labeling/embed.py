@@ -19,16 +19,16 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from semigpc.data import DataError, weights_hash
-from semigpc.data.images import ImageError, Pixels, read_image, to_pixels
-from semigpc.data.paths import EXTENSIONS, Bad, checked, sorted_images
-from semigpc.files import locked, remove_drafts, write_text, writing
+from semigpc.io.atomic import locked, remove_drafts, write_text, writing
+from semigpc.io.images import ImageError, Pixels, read_image, to_pixels
+from semigpc.io.paths import EXTENSIONS, Bad, checked, sorted_images
+from semigpc.io.text import duration, printable
+from semigpc.io.threads import granted, using
 from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, TableKey
 from semigpc.labeling.scan import Progress, silent
 from semigpc.models import MODELS, ModelConfig, build_model
 from semigpc.models.backbones import EMBEDDED, EMBEDDED_MODEL, VITS, input_statistics
-from semigpc.models.onnx import WORTHWHILE, NotExportableError, in_onnx_runtime
-from semigpc.text import duration, printable
-from semigpc.threads import granted, using
+from semigpc.models.encoder import WORTHWHILE, NotExportableError, in_onnx_runtime
 
 SHARP = 2  # a JPEG may be decoded at a fraction of its size while it has this many pixels for each that the network sees
 SIZE = 224  # pixels a side, for networks that do not say what they were trained with

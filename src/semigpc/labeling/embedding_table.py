@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from semigpc.data import DataError
-from semigpc.data.paths import Bad
-from semigpc.files import remove_drafts, replacing, trouble, writing
+from semigpc.io.atomic import remove_drafts, replacing, trouble, writing
+from semigpc.io.paths import Bad
 from semigpc.labeling.source import readable
 
 PART = 512  # rows that a stop loses at most: half a minute or so of work

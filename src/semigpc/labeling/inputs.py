@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from semigpc.data.dataset import DataError, listed
-from semigpc.data.images import ImageError
-from semigpc.data.paths import checked, is_image_name, unusable, walk
-from semigpc.data.tables import SUFFIXES, as_label, is_table, path_below, read_pairs
+from semigpc.io.images import ImageError
+from semigpc.io.paths import checked, is_image_name, unusable, walk
+from semigpc.io.tables import SUFFIXES, as_label, is_table, path_below, read_pairs
 from semigpc.labeling.columns import ColumnOptions, unknown_column
 from semigpc.labeling.embed import EmbedConfig, embed_folder
 from semigpc.labeling.outputs import COLUMNS
@@ -151,7 +151,7 @@ def _read_all_labels(settings: LabelSettings, id_name: str, *, images: bool = Fa
 
 
 def read_label_table(path: Path, id_name: str, *, label_column: str | None = None, images: bool = False) -> dict[str, str]:
-    """Return the label of each id that has one (``semigpc.text.label_text`` defines what is none). Other columns are ignored.
+    """Return the label of each id that has one (``semigpc.io.text.label_text`` defines what is none). Other columns are ignored.
 
     Args:
         path: a .csv or .parquet file. id_name: name of the ids in the data.

@@ -25,7 +25,7 @@ from semigpc.data.dataset import DataError, listed
 from semigpc.data.folder import ordered
 from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.promise import PROBABILITY
-from semigpc.files import facts_of, locked, read_json, write_json, write_text
+from semigpc.io.atomic import facts_of, locked, read_json, write_json, write_text
 from semigpc.labeling import outputs
 from semigpc.labeling.evidence import gather_evidence, too_few
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, is_image_folder, open_images, table_inputs

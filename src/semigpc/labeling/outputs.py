@@ -33,10 +33,10 @@ from typing_extensions import TypedDict
 
 from semigpc.data.dataset import DataError
 from semigpc.estimator import STATUSES, Answers, SemiGPClassifier
-from semigpc.files import RELAXED, FileFacts, altered, push, read_json, remove_drafts, replacing, write_json, writing
+from semigpc.io.atomic import RELAXED, FileFacts, altered, push, read_json, remove_drafts, replacing, write_json, writing
+from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.scan import Scan
 from semigpc.labeling.source import RowBatch, readable
-from semigpc.text import spreadsheet_cell
 
 LABELLED = "labelled"  # status of rows whose label was given
 ALL_STATUSES = (LABELLED, *STATUSES)

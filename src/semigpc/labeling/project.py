@@ -20,15 +20,15 @@ from pydantic import StringConstraints, with_config
 from typing_extensions import TypedDict
 
 from semigpc.data.dataset import DataError
-from semigpc.data.paths import checked
 from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.fitting import FitOptions
-from semigpc.files import RELAXED, Count, FileFacts, PathText, Positive, altered, read_json, replacing, shown
+from semigpc.io.atomic import RELAXED, Count, FileFacts, PathText, Positive, altered, read_json, replacing, shown
+from semigpc.io.paths import checked
+from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.columns import ColumnOptions, Floats
 from semigpc.labeling.outputs import BULK_LABELS, COLUMNS, COMPLETE, LABELLED, PARTIAL
 from semigpc.labeling.scan import sample_rows
 from semigpc.labeling.source import Rows, TableSource, open_source
-from semigpc.text import spreadsheet_cell
 
 FILE, TABLE = "project.json", "labels.parquet"
 VERSION = 2  # of project.json

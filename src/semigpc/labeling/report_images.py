@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from pyarrow import compute, parquet
 
-from semigpc.data.images import ImageError, thumbnail
 from semigpc.estimator import SemiGPClassifier
+from semigpc.io.images import ImageError, thumbnail
 from semigpc.labeling.evidence import FOLDS, STAYS, assign_folds
 from semigpc.labeling.project import image_path
 from semigpc.labeling.scan import Scan

@@ -19,7 +19,8 @@ from pyarrow import compute, csv, fs, ipc, parquet
 
 from semigpc.data.arrays import read_npz
 from semigpc.data.dataset import DataError
-from semigpc.data.paths import checked, reject_bad, sorted_images, unusable
+from semigpc.io.paths import checked, reject_bad, sorted_images, unusable
+from semigpc.io.text import printable
 from semigpc.labeling.columns import (
     ColumnOptions,
     Columns,
@@ -33,7 +34,6 @@ from semigpc.labeling.columns import (
     matrix_of,
     unknown_column,
 )
-from semigpc.text import printable
 
 CHUNK = 8192  # rows read from a file at a time; batches are put together from these
 BUFFER = 2**20  # bytes of a Parquet column read at a time, so that a row group of any size takes little memory

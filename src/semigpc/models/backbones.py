@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from semigpc.text import similar_names
+from semigpc.io.text import similar_names
 
 EMBEDDED = "embedded"  # as ``pretrained``: ImageNet weights in a Python package, for machines without a network
 EMBEDDED_MODEL = "tf_efficientnet_lite0"

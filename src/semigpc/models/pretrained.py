@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from semigpc.files import sha256
+from semigpc.io.atomic import sha256
 
 # Where files keep the network, first match first: MSN (`encoder` beside it is the online network, which MSN does not evaluate),
 # USB, timm; None is the top level, as in DINO's files and in other files of timm.

@@ -22,8 +22,8 @@ from semigpc.gp import (
     spread_out,
 )
 from semigpc.gp.certainty import auto_logit_scale
+from semigpc.io.text import unknown_name
 from semigpc.refiners.base import PlacementConfig
-from semigpc.text import unknown_name
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from semigpc.buffers import BalancedBuffer, Buffer, FIFOBuffer
 from semigpc.gp import ExactGP, KernelHead, LowRankGP
 from semigpc.gp.certainty import expected_probability, explained_share
 from semigpc.pseudo_labels import one_hot
 from semigpc.refiners.base import Moment, Placement, Site
+from semigpc.refiners.buffers import BalancedBuffer, Buffer, FIFOBuffer
 from semigpc.refiners.engines import Confidence, GPConfig, build_engine, choose_engine
 from semigpc.refiners.learning import build_learner
 from semigpc.refiners.tuning import build_tuner

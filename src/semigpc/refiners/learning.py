@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.gp import Engine, Kernel, NotPositiveDefiniteError, PerClassGP, learn_kernel
-from semigpc.gp.learning import scales_of, with_scales
+from semigpc.gp.scales import scales_of, with_scales
 from semigpc.refiners.engines import GPConfig, build_kernel
 
 logger = logging.getLogger(__name__)

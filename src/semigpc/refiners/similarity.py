@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from semigpc.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.pseudo_labels import one_hot
 from semigpc.refiners.base import Moment, Placement, PlacementConfig, Site
+from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer
 from semigpc.types import Batch, ModelOutput
 
 

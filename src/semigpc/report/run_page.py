@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from semigpc.io.text import CLASS_GROUPS, count, duration, percent
 from semigpc.report import style
-from semigpc.report.class_figures import (
+from semigpc.report.charts import (
     NUMBERED,
     SMALL,
     confusion_chart,
@@ -20,7 +21,6 @@ from semigpc.report.class_figures import (
 from semigpc.report.run_record import HEADS, PARTS, Entry, Floats, RunRecord, read_run, series
 from semigpc.report.style import Chart
 from semigpc.report.wording import HEAD_NAMES, JUDGED, SCORE_NAMES, flatten, metric_name, run_title
-from semigpc.text import CLASS_GROUPS, count, duration, percent
 
 CHOICES = {
     "last": "Last step",

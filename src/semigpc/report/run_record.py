@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semigpc.files import read_json
-from semigpc.run_files import RunSettings, RunSummary, SplitFacts, check_split, check_summary, read_metrics
+from semigpc.io.atomic import read_json
+from semigpc.training.run_files import RunSettings, RunSummary, SplitFacts, check_split, check_summary, read_metrics
 
 Entry = Mapping[str, Any]
 Floats = NDArray[np.float64]

@@ -22,10 +22,10 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from semigpc.files import write_text
+from semigpc.io.atomic import write_text
+from semigpc.io.text import count, duration, percent, points
 from semigpc.report.run_record import Floats, mean_known
 from semigpc.report.wording import counted, metric_name, number_of
-from semigpc.text import count, duration, percent, points
 
 INK, MUTED, GRID, PAPER = "#222222", "#6b6b6c", "#d8d8d9", "#fefefd"
 THEME = {INK: "currentColor", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}

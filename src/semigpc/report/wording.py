@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from semigpc.text import CLASS_GROUPS, count, printable
+from semigpc.io.text import CLASS_GROUPS, count, printable
 
 METRICS = {"top1": "Top-1", "top5": "Top-5", "macro_f1": "Macro F1", "ece": "ECE"}  # others are named by their key
 HEAD_NAMES = {"linear": "linear head", "gp": "GP head"}

@@ -30,10 +30,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semigpc.data import DataError
-from semigpc.data.images import ImageError
+from semigpc.io.images import ImageError
+from semigpc.review.queue import Filters, Text
 from semigpc.review.session import MOST_VISIBLE, Number, Numbers, Session, StaleError, View
 from semigpc.review.thumbnails import SIZES, Thumbnails
-from semigpc.review.waiting import Filters, Text
 
 HOST = "127.0.0.1"
 HOSTS = (HOST, "localhost")

@@ -17,9 +17,9 @@ from pydantic import ConfigDict, StringConstraints
 from pydantic.dataclasses import dataclass
 
 from semigpc.data import DataError
-from semigpc.data.paths import checked
-from semigpc.files import FileError, Positive, Share, parse, shown, validated, writing
-from semigpc.text import label_text
+from semigpc.io.atomic import FileError, Positive, Share, parse, shown, validated, writing
+from semigpc.io.paths import checked
+from semigpc.io.text import label_text
 
 NAME = "reviews.jsonl"
 Action = Literal["accept", "correct", "skip", "undo"]

@@ -16,12 +16,12 @@ from pyarrow import csv, parquet
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from semigpc.data import DataError
-from semigpc.files import locked, replacing
+from semigpc.io.atomic import locked, replacing
+from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.project import Project
-from semigpc.review.beliefs import STATUSES, Beliefs, Reasons, checked_name
 from semigpc.review.journal import NAME, Action, Answer, Change, Entry, History, ReviewJournal, now
-from semigpc.review.waiting import KINDS, Filters, Waiting, progress
-from semigpc.text import spreadsheet_cell
+from semigpc.review.model import STATUSES, Beliefs, Reasons, checked_name
+from semigpc.review.queue import KINDS, Filters, Waiting, progress
 
 MOST_VISIBLE = 1000  # rows on a page
 MOST_CHOICES = 32  # rows whose classes are ranked at once

@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from semigpc.data.images import ImageError, thumbnail
+from semigpc.io.images import ImageError, thumbnail
 from semigpc.labeling.project import Project
 
 SIZES = (96, 384, 1600)  # pixels along the longer side: beside a card, on it, and enlarged

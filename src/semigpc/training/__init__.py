@@ -2,10 +2,10 @@
 
 from semigpc.training.evaluate import DivergedError
 from semigpc.training.experiment import Experiment, FrozenConfig, TrainConfig
-from semigpc.training.journal import Listener
 from semigpc.training.loop import train
 from semigpc.training.processes import Stopped
 from semigpc.training.run_folder import CheckpointError, RunError, RunFolder
+from semigpc.training.run_log import Listener
 from semigpc.training.settings import SettingError
 
 __all__ = [

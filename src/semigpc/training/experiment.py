@@ -7,9 +7,9 @@ from typing import Any, Literal
 from semigpc.addons import ADDONS, AddOnConfig
 from semigpc.algorithms import ALGORITHMS, FixMatchConfig
 from semigpc.data import DATASETS, AugmentConfig, DigitsConfig
+from semigpc.io.text import unknown_name
 from semigpc.models import ModelConfig
 from semigpc.refiners import REFINERS, NoRefinerConfig, PlacementConfig
-from semigpc.text import unknown_name
 from semigpc.training.settings import (
     SettingError,
     config_class,

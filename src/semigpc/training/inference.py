@@ -23,17 +23,17 @@ from semigpc.data import (
 from semigpc.data.arrays import read_npz
 from semigpc.data.dataset import listed
 from semigpc.data.folder import class_folders, from_table
-from semigpc.data.images import ArrayImages, FileImages
 from semigpc.data.loaders import worker_count
-from semigpc.data.paths import Bad, checked, existing, reject_bad, sorted_images
-from semigpc.data.tables import is_table
+from semigpc.io.images import ArrayImages, FileImages
+from semigpc.io.paths import Bad, checked, existing, reject_bad, sorted_images
+from semigpc.io.tables import is_table
+from semigpc.io.threads import allowed, using
 from semigpc.models import OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
-from semigpc.run_files import Head, SplitFacts
-from semigpc.threads import allowed, using
 from semigpc.training.evaluate import Predictions, judged_head, predict, refilled
 from semigpc.training.experiment import Experiment
 from semigpc.training.run_data import frozen_backbone, load_splits
+from semigpc.training.run_files import Head, SplitFacts
 from semigpc.training.run_folder import Choice, RunError, RunFolder, read_json
 from semigpc.training.settings import SettingError
 from semigpc.training.state import assemble, build_fabric, products_in

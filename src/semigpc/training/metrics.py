@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from semigpc.text import CLASS_GROUPS
+from semigpc.io.text import CLASS_GROUPS
 from semigpc.types import PseudoLabels
 
 Array = npt.NDArray[Any]

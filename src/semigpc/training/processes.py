@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from semigpc.data import Splits
-from semigpc.text import versions
+from semigpc.io.text import versions
 from semigpc.training.experiment import Experiment
 from semigpc.training.run_folder import RunFolder
 from semigpc.training.settings import SettingError, flattened

@@ -17,9 +17,9 @@ from pydantic import with_config
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from semigpc import files, tensor_files
 from semigpc.data import Splits
-from semigpc.files import (
+from semigpc.io import atomic
+from semigpc.io.atomic import (
     RELAXED,
     Count,
     FileError,
@@ -37,11 +37,12 @@ from semigpc.files import (
     write_text,
     writing,
 )
-from semigpc.run_files import Head, Results, RunSummary, SplitFacts, check_split, check_summary
-from semigpc.text import printable, versions
-from semigpc.threads import cores
+from semigpc.io.tensors import open_tensors, remove_unfinished_tensors, save_tensors
+from semigpc.io.text import printable, versions
+from semigpc.io.threads import cores
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import FIGURES, class_groups
+from semigpc.training.run_files import Head, Results, RunSummary, SplitFacts, check_split, check_summary
 from semigpc.training.settings import SettingError, flattened
 
 PUT_BACK = "Put it back as it was, or train anew in another folder."
@@ -121,7 +122,7 @@ class RunFolder:
         with locked(self.path):
             remove_drafts(self.path)
             remove_drafts(self.last.parent)
-            tensor_files.remove_litter(self.last.parent)
+            remove_unfinished_tensors(self.last.parent)
             yield
 
     # Starting and resuming ------------------------------------------------------------------------------------------
@@ -255,7 +256,7 @@ class RunFolder:
                 raise ValueError("labeled_counts must have one number for each class")
 
         try:
-            state = files.validated(saved.state, RunState, path, check)
+            state = atomic.validated(saved.state, RunState, path, check)
         except FileError as error:
             raise CheckpointError(f"the checkpoint {error}.") from error
         before, now = flattened(state["experiment"]), flattened(experiment.to_plain())
@@ -323,7 +324,7 @@ def write_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], stat
     }
     try:
         with replacing(path) as draft:
-            tensor_files.save(draft, tensors, state=state)
+            save_tensors(draft, tensors, state=state)
     except WriteError as error:
         size = sum(value.nbytes for value in tensors.values()) / 1e6
         raise WriteError(f"the checkpoint {error} It takes {size:.1f} MB.", passing=error.passing) from error
@@ -332,7 +333,7 @@ def write_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], stat
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint and verify every byte of it."""
     try:
-        with tensor_files.opened(path) as (file, facts):
+        with open_tensors(path) as (file, facts):
             return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, facts["state"])  # noqa: SIM118 - not a dict
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint {path}.") from error
@@ -350,9 +351,9 @@ def read_json(
     remedy: str = PUT_BACK,
     check: Callable[[T], None] | None = None,
 ) -> T:
-    """Read a JSON file as :func:`semigpc.files.read_json` does; a :class:`RunError` says what its absence means."""
+    """Read a JSON file as :func:`semigpc.io.atomic.read_json` does; a :class:`RunError` says what its absence means."""
     try:
-        return files.read_json(path, schema, error=RunError, remedy=remedy, check=check)
+        return atomic.read_json(path, schema, error=RunError, remedy=remedy, check=check)
     except FileNotFoundError as error:
         raise RunError(f"{path} does not exist: {what_if_missing}.") from error
 

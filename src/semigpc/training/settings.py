@@ -9,8 +9,8 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from semigpc.files import problem, shown
-from semigpc.text import similar_names, unknown_name
+from semigpc.io.atomic import problem, shown
+from semigpc.io.text import similar_names, unknown_name
 
 LARGEST = 1e300  # in size, of a number; larger ones overflow as soon as they are used
 CHOICES = "choices"  # in the metadata of a field whose config is chosen by name: config classes, or entries that have one

@@ -1,0 +1,213 @@
+"""Draw the toy problems: Figure 1 of the paper, and how labels spread from a few points to the rest."""
+
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from semigpc.io.atomic import replacing
+from semigpc.paper.toy import (
+    CLASSIFIERS,
+    COUNTS,
+    N_DISPUTED,
+    N_DRAWS,
+    NEIGHBOURS,
+    PROPAGATORS,
+    RING,
+    SURROUNDED,
+    THRESHOLD,
+    Confidence,
+    ConfidenceMap,
+    Propagation,
+    Situation,
+    ToyData,
+    ToyFigures,
+    confidence_map,
+    draw,
+    propagate,
+    situations,
+)
+
+# Chosen to be told apart in normal vision and in each of the three colour blindnesses, in full and faded to half.
+CLASS_COLOURS = ("#CC3311", "#0077BB", "#EEAA11", "#66AA88")
+UNSURE, GREY, INK = "#D9D9D9", "#777777", "#222222"
+NAMES = {"linear": "Linear", "similarity": "Similarity", "gp": "SemiGPC"}
+FAINTEST, STRONGEST = 0.25, 0.75  # how much of the hue a map shows at THRESHOLD and at full confidence
+SHADES = 24  # steps between the two: too fine to see, few enough for the file to stay small
+WIDTH, SIDE, GAP = 12.0, 3.84, 0.12  # inches, of a figure and of its panels
+PIXELS_PER_INCH = 150
+RESOLUTION = 320  # points from left to right of a map
+LENGTH_SCALE = 1.0  # of both images: so wide that a large class reaches into a small one
+QUESTIONS = {
+    "disagreement": f"Labels that disagree: {N_DISPUTED} points have both labels, and {NEIGHBOURS} of one class lie beside "
+    "them. How sure is each there? 50% is fair.",
+    "minority": f"A minority, surrounded: {SURROUNDED} points inside a ring of {RING}. How probable is their class at "
+    "their own centre? 100% is right.",
+    "outlier": f"An outlier, far from all: four classes of {', '.join(map(str, COUNTS[:-1]))} and {COUNTS[-1]} points. How "
+    "sure is each there? 25% means no idea.",
+}
+
+
+def write_toy_figures(out: Path, figures: ToyFigures) -> list[Path]:
+    """Draw propagation.png and figure1.png of a seed into a folder; return their paths."""
+    data = draw(figures.seed)
+    probs = {name: propagate(data, classifier=name, length_scale=LENGTH_SCALE) for name in PROPAGATORS}
+    one, mean = (
+        {entry.classifier: entry for entry in entries if entry.length_scale == LENGTH_SCALE}
+        for entries in (figures.propagation, figures.propagation_mean)
+    )
+    save_png(propagation_figure(data, probs, one, mean), out / "propagation.png")
+    numbers = {entry.classifier: entry for entry in figures.confidence if entry.length_scale == LENGTH_SCALE}
+    save_png(situations_figure(situations(figures.seed), numbers), out / "figure1.png")
+    return [out / "propagation.png", out / "figure1.png"]
+
+
+def propagation_figure(
+    data: ToyData, probs: Mapping[str, Tensor], figures: Mapping[str, Propagation], means: Mapping[str, Propagation]
+) -> Figure:
+    """Draw the labels given, and those found by similarity and by SemiGPC. Hollow is unsure, a cross is wrong.
+
+    ``probs`` (N, C), the ``figures`` of this draw and their ``means`` over many draws are keyed by classifier.
+    """
+    figure, panels = _panels(1, height=SIDE, title=0.62, footer=0.78)
+    points, labels, given = data.points.numpy(), data.labels.numpy(), data.labeled.numpy()
+    hues = np.array(CLASS_COLOURS)
+
+    panels[0, 0].scatter(*points[~given].T, s=22, color="#BDBDBD", linewidths=0)
+    length_scale = figures["gp"].length_scale
+    _title(
+        panels[0, 0],
+        f"{given.sum()} labels given",
+        f"{(~given).sum()} left to find, with length-scale {length_scale:g}",
+    )
+    for panel, name in zip(panels[0, 1:], ("similarity", "gp"), strict=True):
+        confidence, found = (values.numpy() for values in probs[name].max(dim=1))
+        sure, unsure = ~given & (confidence >= THRESHOLD), ~given & (confidence < THRESHOLD)
+        wrong = ~given & (found != labels)
+        panel.scatter(*points[unsure].T, s=26, facecolors="white", edgecolors=hues[found[unsure]], linewidths=1.2)
+        panel.scatter(*points[sure].T, s=26, color=hues[found[sure]], linewidths=0)
+        panel.scatter(*points[wrong].T, s=22, marker="x", color=INK, linewidths=1.1, zorder=4)
+        one, mean = figures[name], means[name].minority_accuracy
+        minority = f"class of {COUNTS[0]}: {_percent(one.minority_accuracy)} right ({_percent(mean)} over {N_DRAWS} draws)"
+        _title(panel, f"{NAMES[name]}: {_percent(one.accuracy)} right", minority)
+    reach = 1.07 * np.abs(points).max()
+    for panel in panels[0]:
+        panel.scatter(*points[given].T, s=64, color=hues[labels[given]], edgecolors=INK, linewidths=1.3, zorder=3)
+        panel.set(xlim=(-reach, reach), ylim=(-reach, reach))
+    figure.legend(handles=_propagation_key(), loc="lower center", ncols=4, frameon=False, fontsize=12)
+    return figure
+
+
+def situations_figure(rows: Mapping[str, Situation], numbers: Mapping[str, Confidence]) -> Figure:
+    """Draw Figure 1: a row for each situation, a column for each classifier.
+
+    Hue is the class, strength the confidence, grey is unsure. A ring marks the place that the situation is about.
+
+    Args:
+        rows: by the name of their number. numbers: by the name of the classifier.
+    """
+    figure, panels = _panels(len(rows), height=0.75 * SIDE, title=0.68, footer=0.5)
+    for (key, situation), row in zip(rows.items(), panels, strict=True):
+        row[0].text(0, 1.13, QUESTIONS[key], transform=row[0].transAxes, fontsize=12.5, color=INK)
+        for name, panel in zip(CLASSIFIERS, row, strict=True):
+            entry = numbers[name]
+            predict = CLASSIFIERS[name](situation.data.points, situation.data.labels, entry.length_scale)
+            _draw_map(panel, situation.data, confidence_map(predict, situation.window, width=RESOLUTION))
+            _mark(panel, situation.place, _percent(getattr(entry, key)))
+            _title(panel, NAMES[name])
+    key_entries = [
+        Patch(facecolor=UNSURE, edgecolor=INK, label=f"under {THRESHOLD:.0%} sure, whatever the class"),
+        _key_mark("the place that the number is about", "o", "none", INK, 13),
+    ]
+    figure.legend(handles=key_entries, loc="lower center", ncols=2, frameon=False, fontsize=12)
+    return figure
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write a figure 1800 pixels wide, small and without a version stamp: equal images are equal files."""
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=PIXELS_PER_INCH, format="png")
+    with replacing(path) as draft:
+        Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(draft, format="png")
+
+
+def _panels(rows: int, *, height: float, title: float, footer: float) -> tuple[Figure, NDArray[np.object_]]:
+    """Lay out rows of three panels, with so many inches above each row and below the last; panels (rows, 3)."""
+    total = rows * (height + title) + footer
+    figure = Figure(figsize=(WIDTH, total))
+    panels = np.empty((rows, 3), dtype=object)
+    for row, column in np.ndindex(rows, 3):
+        left, bottom = GAP + column * (SIDE + GAP), footer + (rows - 1 - row) * (height + title)
+        panel = figure.add_axes((left / WIDTH, bottom / total, SIDE / WIDTH, height / total))
+        panel.set(xticks=[], yticks=[])
+        panel.spines[:].set_color("#888888")
+        panels[row, column] = panel
+    return figure, panels
+
+
+def _title(panel: Axes, headline: str, detail: str = "") -> None:
+    panel.set_title(headline, fontsize=15, color=INK, pad=24 if detail else 7)
+    panel.text(0.5, 1.018, detail, transform=panel.transAxes, ha="center", va="bottom", fontsize=11.5, color=INK)
+
+
+def _percent(share: float) -> str:
+    """Whole percents, with a decimal between 99.5 and 99.95, which is good but not perfect."""
+    return f"{share:.1%}" if 0.995 <= share < 0.9995 else f"{share:.0%}"
+
+
+def _draw_map(panel: Axes, data: ToyData, one: ConfidenceMap) -> None:
+    x, y = one.x.numpy(), one.y.numpy()
+    confidence, found = (values.numpy() for values in one.probs.max(dim=-1))  # (H, W) each
+    extent = (x[0], x[-1], y[0], y[-1])
+    panel.imshow(_shade(found, confidence), origin="lower", extent=extent, interpolation="nearest", aspect="auto")
+    panel.contour(x, y, confidence, levels=[THRESHOLD], colors=[INK], linewidths=1)
+    points, labels = data.points.numpy(), data.labels.numpy()
+    dark = [tuple(0.7 * part for part in to_rgb(hue)) for hue in CLASS_COLOURS]
+    for c in np.unique(labels):
+        panel.plot(*points[labels == c].T, "o", color=dark[c], markersize=3.8, markeredgecolor="white", markeredgewidth=0.4)
+    places, counts = np.unique(points, axis=0, return_counts=True)
+    twice = panel.plot(*places[counts > 1].T, "o", markersize=5.5, fillstyle="left", color=dark[0], markerfacecoloralt=dark[1])
+    twice[0].set(markeredgecolor="white", markeredgewidth=0.4)
+
+
+def _mark(panel: Axes, place: tuple[float, float], number: str) -> None:
+    x, y = place
+    panel.scatter(x, y, s=420, facecolors="none", edgecolors=INK, linewidths=1.8, zorder=3)
+    label = panel.text(x, y + 0.5, number, ha="center", fontsize=15, color=INK, fontweight="bold")
+    label.set_path_effects([withStroke(linewidth=3, foreground="white")])
+
+
+def _shade(found: NDArray[np.int64], confidence: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Colours (..., 3) for the classes found (...), each with its confidence (...)."""
+    hues = np.array([to_rgb(hue) for hue in CLASS_COLOURS])[found]
+    sureness = np.clip((confidence - THRESHOLD) / (1 - THRESHOLD), 0, 1)
+    strength = (FAINTEST + (STRONGEST - FAINTEST) * np.round(sureness * SHADES) / SHADES)[..., None]
+    return np.where(confidence[..., None] >= THRESHOLD, strength * hues + (1 - strength), to_rgb(UNSURE))
+
+
+def _propagation_key() -> list[Line2D]:
+    """Entries of a legend of four columns, filled downwards: the classes above, what marks mean below."""
+    classes = [_key_mark(f"class of {n}", "o", hue, hue, 6) for n, hue in zip(COUNTS, CLASS_COLOURS, strict=True)]
+    meanings = [
+        _key_mark("label given", "o", GREY, INK, 8),
+        _key_mark(f"label found, at least {THRESHOLD:.0%} sure", "o", GREY, GREY, 6),
+        _key_mark(f"label found, under {THRESHOLD:.0%} sure", "o", "white", GREY, 6),
+        _key_mark("wrong label", "x", INK, INK, 6),
+    ]
+    return [key for pair in zip(classes, meanings, strict=True) for key in pair]
+
+
+def _key_mark(label: str, marker: str, fill: str, edge: str, size: float) -> Line2D:
+    line = Line2D([], [], linestyle="none", marker=marker, markersize=size, label=label)
+    line.set(markerfacecolor=fill, markeredgecolor=edge, markeredgewidth=1.2)
+    return line

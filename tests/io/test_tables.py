@@ -1,0 +1,88 @@
+"""Tables of labels, as CSV and as Parquet."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from semigpc.data import DataError
+from semigpc.io.tables import read_labels
+
+
+def write_csv(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def write_parquet(path: Path, **columns: list[Any]) -> Path:
+    parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def test_csv_labels_are_text_and_may_be_empty(tmp_path: Path) -> None:
+    table = write_csv(
+        tmp_path / "a.csv", "\ufefffile_name,label,by\na.jpg,cat,me\n./b/c d.jpg, dog ,\ne.jpg,,\nf.jpg,-1,me\na.jpg,cat,you\n"
+    )
+    assert read_labels(table) == {"a.jpg": "cat", "b/c d.jpg": "dog", "e.jpg": None, "f.jpg": None}
+
+
+def test_quotes_commas_and_capitals_in_names_survive(tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "a.csv", 'label,file_name\n"crow, carrion","Ä/B,1.JPG"\n')
+    assert read_labels(table) == {"Ä/B,1.JPG": "crow, carrion"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (["cat", None, ""], ["cat", None, None]),
+        ([3, None, 10], ["3", None, "10"]),
+        ([3.0, float("nan"), 2.5], ["3", None, "2.5"]),
+        ([-1, 0, 1], [None, "0", "1"]),
+        (["-1", "-1.0", "NAN"], [None, None, None]),
+        (["none", "null", "-1x"], ["none", "null", "-1x"]),
+        ([-1.0, 1.0, -1.5], [None, "1", "-1.5"]),
+    ],
+)
+def test_parquet_labels_of_any_type(tmp_path: Path, labels: list[Any], expected: list[str | None]) -> None:
+    table = write_parquet(tmp_path / "a.parquet", file_name=["x.png", "y.png", "z.png"], label=labels, extra=[1, 2, 3])
+    assert list(read_labels(table).values()) == expected
+
+
+def test_dictionary_columns_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    label = pyarrow.array(["cat", None, "cat"]).dictionary_encode()
+    parquet.write_table(pyarrow.table({"file_name": ["x", "y", "z"], "label": label}), path)
+    assert read_labels(path) == {"x": "cat", "y": None, "z": "cat"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("file,label\na.jpg,cat\n", "must have the columns file_name and label; it has 'file', 'label', not 'file_name'"),
+        ("file_name;label\na.jpg;cat\n", "separate them by commas"),
+        ("", "it has none"),
+        ("file_name,label\n", "lists no images"),
+        ("file_name,label\na.jpg,cat\na.jpg,dog\nb.jpg,x\n", "for 1 of its images: a.jpg has cat and dog. Keep one row"),
+        ("file_name,label\na.jpg,cat\na.jpg,\n", "cat and no label"),
+        ("file_name,label\na.jpg,cat\n,dog\n", "Row 2 of .* has no file_name"),
+        ("file_name,label\n/data/a.jpg,cat\n", "absolute path /data/a.jpg; a file_name must be relative"),
+        ("file_name,label\n../a.jpg,cat\n", "leads out of the root"),
+    ],
+)
+def test_csv_files_that_cannot_be_meant_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_labels(write_csv(tmp_path / "a.csv", text))
+
+
+def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
+    latin = tmp_path / "a.csv"
+    latin.write_bytes("file_name,label\nä.jpg,cat\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"cannot be read as CSV.*UTF-8"):
+        read_labels(latin)
+    no_parquet = write_csv(tmp_path / "a.parquet", "file_name,label\na.jpg,cat\n")
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        read_labels(no_parquet)
+    with pytest.raises(DataError, match="not 'label'"):
+        read_labels(write_parquet(tmp_path / "b.parquet", file_name=["x"], lable=["cat"]))

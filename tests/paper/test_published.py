@@ -1,0 +1,166 @@
+"""Every printed number is there: against the spec's transcription where it is at hand, and against sums taken from it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from semigpc.paper.published import NOTES, PUBLISHED, STATEMENTS, Published
+
+SPEC = Path(__file__).parents[3] / "shared" / "spec" / "paper_tables.md"
+SECTIONS = {
+    2: "cifar100_lt",
+    3: "cifar10_lt",
+    4: "fgvc",
+    5: "balanced_cifar",
+    6: "algorithm_ablation",
+    7: "pretraining_ablation",
+}
+SETS = {"SemiCUB": "cub", "SemiAves": "semi_aves", "SemiFungi": "semi_fungi", "Semi-iNat": "semi_inat"}
+Printed = tuple[float, float | None, float | None, bool]
+
+
+def rows() -> dict[tuple[str, str, str], Published]:
+    return {
+        (table, group, row): entry
+        for table, groups in PUBLISHED.items()
+        for group, entries in groups.items()
+        for row, entry in entries.items()
+    }
+
+
+def spec_lines(section: int) -> list[list[str]]:
+    """Cells of the rows of one section's table, without its heading."""
+    text = re.split(r"^## ", SPEC.read_text(), flags=re.MULTILINE)
+    (own,) = [part for part in text if part.startswith(f"{section}. ")]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in own.splitlines() if line.startswith("|")]
+    return lines[2:]
+
+
+def number(text: str) -> tuple[float, float | None]:
+    value, _, std = text.partition("+-")
+    return float(value), float(std) if std else None
+
+
+def delta(text: str) -> float | None:
+    found = re.search(r"[+-]\d+\.\d+", text)
+    return float(found[0]) if found else None
+
+
+def from_spec() -> dict[tuple[str, str, str], Printed]:
+    found: dict[tuple[str, str, str], Printed] = {}
+    for section in (2, 3, 4, 5):
+        for line in spec_lines(section):
+            model, top1, gain = line[1], *line[-2:]
+            if section in (2, 3):
+                group = f"{line[0]}/{line[3]}"
+            elif section == 4:
+                group = SETS[line[0]]
+            else:
+                group = f"{line[0].lower().replace('-', '')}/{line[2]}"
+            quoted = model.endswith("*")
+            name = re.sub(r" \(.*\)", "", model.removesuffix("*").strip())
+            row = name if quoted else {"SimMatch": "simmatch+none", "SimMatch + SemiGPC": "simmatch+gp"}[name]
+            found[SECTIONS[section], group, row] = (*number(top1), delta(gain), quoted)
+    for section in (6, 7):
+        for name, alone, refined, gain in spec_lines(section):
+            group, algorithm = ("semi_aves", name.lower()) if section == 6 else (name.lower(), "simmatch")
+            found[SECTIONS[section], group, f"{algorithm}+none"] = (*number(alone), None, False)
+            found[SECTIONS[section], group, f"{algorithm}+gp"] = (*number(refined), delta(gain), False)
+    return found
+
+
+@pytest.mark.skipif(not SPEC.exists(), reason=f"the spec is not beside the repository: {SPEC.name}")
+def test_every_number_of_the_spec_is_there_and_no_other() -> None:
+    ours = {key: (entry.top1, entry.std, entry.delta, entry.quoted) for key, entry in rows().items()}
+    assert ours == from_spec()
+
+
+# Sums over each section of the spec's file: rows, accuracies, deviations, printed gains.
+SUMS = {
+    "cifar100_lt": (15, 1068.65, 7.64, 9.16),
+    "cifar10_lt": (15, 1318.48, 29.42, 29.18),
+    "fgvc": (12, 790.02, 4.58, 7.10),
+    "balanced_cifar": (12, 1067.94, 0.0, 1.09),
+    "algorithm_ablation": (8, 544.53, 0.0, 3.17),
+    "pretraining_ablation": (6, 399.50, 0.0, 5.20),
+}
+
+
+@pytest.mark.parametrize("table", SUMS)
+def test_the_sums_of_each_table_are_those_of_the_spec(table: str) -> None:
+    entries = [entry for key, entry in rows().items() if key[0] == table]
+    count, top1, std, gain = SUMS[table]
+    assert len(entries) == count
+    assert sum(entry.top1 for entry in entries) == pytest.approx(top1)
+    assert sum(entry.std or 0 for entry in entries) == pytest.approx(std)
+    assert sum(entry.delta or 0 for entry in entries) == pytest.approx(gain)
+
+
+def test_some_numbers_as_printed() -> None:
+    assert PUBLISHED["cifar10_lt"]["B/150"]["simmatch+gp"].top1 == 84.25
+    assert PUBLISHED["cifar10_lt"]["B/150"]["simmatch+gp"].std == 8.92
+    assert PUBLISHED["cifar100_lt"]["A/20"]["CoSSL"].top1 == 55.80
+    assert PUBLISHED["fgvc"]["semi_fungi"]["simmatch+gp"].delta == 3.49
+    assert PUBLISHED["algorithm_ablation"]["semi_aves"]["remixmatch+none"].top1 == 67.9
+    assert PUBLISHED["pretraining_ablation"]["msn"]["simmatch+none"].top1 == 64.7
+
+
+def test_gains_are_the_differences_beside_them_or_a_note_says_otherwise() -> None:
+    for (table, group, row), entry in rows().items():
+        if not row.endswith("+gp"):
+            continue
+        base = PUBLISHED[table][group][row.replace("+gp", "+none")]
+        assert entry.delta is not None
+        assert entry.gain is not None
+        recomputed = round(entry.top1 - base.top1, 2)
+        assert abs(entry.gain - recomputed) < 0.025
+        assert entry.delta == recomputed or entry.note is not None
+
+
+def test_the_gain_with_the_wrong_sign_is_claimed_as_it_was_meant() -> None:
+    entry = PUBLISHED["balanced_cifar"]["cifar10/250"]["simmatch+gp"]
+    assert (entry.delta, entry.gain) == (-0.18, 0.18)
+    assert entry.note is not None
+    assert PUBLISHED["balanced_cifar"]["cifar10/40"]["simmatch+gp"].gain == -0.18  # this one is meant
+
+
+def test_sources_say_who_quotes_whom() -> None:
+    for entry in rows().values():
+        assert "SemiGPC paper, table of " in entry.source
+        assert entry.quoted == ("as quoted by the" in entry.source)
+    assert NOTES.keys() == PUBLISHED.keys()
+
+
+# Statements --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("table", "printed", "recomputed"),
+    [
+        ("cifar10_lt", [17.39, 9.54, 45], [17.393, 9.540, 45.2]),
+        ("cifar100_lt", [5.62, 3.85, 32], [5.617, 3.853, 31.4]),
+        ("fgvc", [1.92, 20.52], [1.775, 20.515]),
+        ("algorithm_ablation", [0.8], [0.7925]),
+        ("pretraining_ablation", [1.3], [1.733]),
+    ],
+)
+def test_what_the_text_says_of_a_table_beside_what_its_rows_give(
+    table: str, printed: list[float], recomputed: list[float]
+) -> None:
+    top1 = {(group, row): entry.top1 for (name, group, row), entry in rows().items() if name == table}
+    assert [statement.printed for statement in STATEMENTS[table]] == printed
+    for statement, value in zip(STATEMENTS[table], recomputed, strict=True):
+        assert statement.units(top1) == list(statement.pairs)
+        assert statement.value(top1, statement.units(top1)) == pytest.approx(value, abs=0.05 if value > 30 else 0.001)
+
+
+def test_a_gap_is_computed_over_the_ratios_that_both_settings_have() -> None:
+    alone, refined, share = STATEMENTS["cifar10_lt"]
+    top1 = {("A/50", "simmatch+none"): 90.0, ("B/50", "simmatch+none"): 80.0, ("A/100", "simmatch+none"): 70.0}
+    top1 |= {("A/50", "simmatch+gp"): 92.0, ("B/50", "simmatch+gp"): 88.0, ("B/150", "simmatch+gp"): 10.0}
+    assert alone.units(top1) == refined.units(top1) == share.units(top1) == ["ratio 50"]
+    assert (alone.value(top1, ["ratio 50"]), refined.value(top1, ["ratio 50"])) == (10, 4)
+    assert share.value(top1, ["ratio 50"]) == pytest.approx(60)
+    assert share.value(top1 | {("B/50", "simmatch+none"): 90.0}, ["ratio 50"]) is None  # there is no gap to close
+    assert share.units({place: value for place, value in top1.items() if place != ("A/50", "simmatch+none")}) == []
