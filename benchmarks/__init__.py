@@ -1,1 +1,3 @@
-"""Benchmarks and studies of semigpc, one script for each question. They are not in the installed package; see README.md."""
+"""Benchmarks and studies of semigpc, one script for each question. They are not in the installed
+package; see README.md.
+"""

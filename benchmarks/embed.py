@@ -1,4 +1,6 @@
-"""How many images per second does a network embed in torch and in ONNX Runtime, and how many from files?"""
+"""How many images per second does a network embed in torch and in ONNX Runtime, and how many from
+files?
+"""
 
 import sys
 import tempfile
@@ -16,7 +18,9 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # so that the script can be started as a file too
 
 from benchmarks.tables import Json, Seed, new_table, script, show
 from semigpc.io.text import versions
@@ -29,19 +33,27 @@ SIZES = (96, 160, 224)  # pixels a side
 EAGER, CHANNELS_LAST, ONNX = "torch", "torch, channels last", "ONNX Runtime"
 
 
-def bench_engines(model: str, pretrained: str, image_size: int, *, batch: int, rounds: int, seed: int = 0) -> list[Record]:
-    """Time one network in each engine on batches in memory; every round measures all engines, one after the other.
+def bench_engines(
+    model: str, pretrained: str, image_size: int, *, batch: int, rounds: int, seed: int = 0
+) -> list[Record]:
+    """Time one network in each engine on batches in memory; every round measures all engines, one
+    after the other.
 
-    In each round every engine embeds one batch per core: torch one after the other with all cores, ONNX Runtime all at once
-    with one core each, as the product does.
+    In each round every engine embeds one batch per core: torch one after the other with all cores,
+    ONNX Runtime all at once with one core each, as the product does.
 
     Returns:
-        For each engine its median ``images_per_s``, the ``ratio`` to torch as it is, and ``prepare_s`` to set it up.
+        For each engine its median ``images_per_s``, the ``ratio`` to torch as it is, and
+        ``prepare_s`` to set it up.
     """
     cores = granted()
-    pixels = np.random.default_rng(seed).integers(0, 256, (batch, image_size, image_size, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(
+        0, 256, (batch, image_size, image_size, 3), dtype=np.uint8
+    )
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255).contiguous()
-    plain = build_model(ModelConfig(name=model), 2).backbone.eval().requires_grad_(False)  # any weights are as fast
+    plain = (
+        build_model(ModelConfig(name=model), 2).backbone.eval().requires_grad_(False)
+    )  # any weights are as fast
     last, onnx = (Network(model, pretrained, image_size) for _ in range(2))
     began = time.perf_counter()
     note = onnx.accelerate()
@@ -75,12 +87,16 @@ def bench_engines(model: str, pretrained: str, image_size: int, *, batch: int, r
 
 
 def bench_folder(config: EmbedConfig, *, images: int, side: int, seed: int = 0) -> Record:
-    """Time :func:`embed_folder` on generated JPEG files: ``seconds`` in all, of which ``prepare_s`` before the first batch."""
+    """Time :func:`embed_folder` on generated JPEG files: ``seconds`` in all, of which ``prepare_s``
+    before the first batch.
+    """
     rng, moments, lines = np.random.default_rng(seed), [], []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(images):
             coarse = Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8))
-            coarse.resize((side, side), Image.Resampling.BICUBIC).save(Path(folder) / f"{number:06d}.jpg", quality=90)
+            coarse.resize((side, side), Image.Resampling.BICUBIC).save(
+                Path(folder) / f"{number:06d}.jpg", quality=90
+            )
 
         def progress(stage: str, _done: int, total: int | None) -> None:
             if total == 0:
@@ -105,11 +121,21 @@ def bench_folder(config: EmbedConfig, *, images: int, side: int, seed: int = 0) 
 def embed(
     images: Annotated[int, typer.Option(help="Files to embed.", min=1)] = 1000,
     side: Annotated[int, typer.Option(help="Pixels of a file's side.", min=16)] = 500,
-    model: Annotated[str, typer.Option(help="Any timm backbone.", metavar="NAME")] = EmbedConfig.model,
-    pretrained: Annotated[str, typer.Option(help="Weights, as in semigpc embed; none is as fast.")] = EmbedConfig.pretrained,
-    image_size: Annotated[list[int] | None, typer.Option(help="Pixels that the network sees; repeat for more.", min=2)] = None,
-    batch: Annotated[int, typer.Option(help="Images that go through the network together.", min=1)] = EmbedConfig.batch,
-    rounds: Annotated[int, typer.Option(help="Measurements of each engine; the median counts.", min=1)] = 9,
+    model: Annotated[
+        str, typer.Option(help="Any timm backbone.", metavar="NAME")
+    ] = EmbedConfig.model,
+    pretrained: Annotated[
+        str, typer.Option(help="Weights, as in semigpc embed; none is as fast.")
+    ] = EmbedConfig.pretrained,
+    image_size: Annotated[
+        list[int] | None, typer.Option(help="Pixels that the network sees; repeat for more.", min=2)
+    ] = None,
+    batch: Annotated[
+        int, typer.Option(help="Images that go through the network together.", min=1)
+    ] = EmbedConfig.batch,
+    rounds: Annotated[
+        int, typer.Option(help="Measurements of each engine; the median counts.", min=1)
+    ] = 9,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -124,9 +150,20 @@ def embed(
             status.update(f"{model} at {size} px")
             engines += bench_engines(model, pretrained, size, batch=batch, rounds=rounds, seed=seed)
         status.update(f"{images} files of {side} px")
-        config = EmbedConfig(model=model, pretrained=pretrained, image_size=image_size[-1] if image_size else None, batch=batch)
+        config = EmbedConfig(
+            model=model,
+            pretrained=pretrained,
+            image_size=image_size[-1] if image_size else None,
+            batch=batch,
+        )
         folder = bench_folder(config, images=images, side=side, seed=seed)
-    record = {"model": model, "batch": batch, "cores": granted(), "engines": engines, "folder": folder}
+    record = {
+        "model": model,
+        "batch": batch,
+        "cores": granted(),
+        "engines": engines,
+        "folder": folder,
+    }
     record["versions"] = versions("onnxruntime")
     show(record, lambda: [_table(record)], as_json=as_json)
 
@@ -138,12 +175,23 @@ def _table(record: Record) -> Table:
         f"until the first batch, then {folder['images_per_s']:,.0f} images per second"
     )
     table = new_table(
-        f"{record['model']}, {record['cores']} cores, images per second", "pixels", EAGER, CHANNELS_LAST, ONNX, caption=caption
+        f"{record['model']}, {record['cores']} cores, images per second",
+        "pixels",
+        EAGER,
+        CHANNELS_LAST,
+        ONNX,
+        caption=caption,
     )
     rates = {(entry["image_size"], entry["engine"]): entry for entry in record["engines"]}
     for size in dict.fromkeys(size for size, _ in rates):
         cells = [rates.get((size, name)) for name in (EAGER, CHANNELS_LAST, ONNX)]
-        table.add_row(str(size), *(f"{cell['images_per_s']:,.0f} ({cell['ratio']:.1f}x)" if cell else "-" for cell in cells))
+        table.add_row(
+            str(size),
+            *(
+                f"{cell['images_per_s']:,.0f} ({cell['ratio']:.1f}x)" if cell else "-"
+                for cell in cells
+            ),
+        )
     return table
 
 

@@ -24,15 +24,38 @@ from sklearn.kernel_approximation import Nystroem
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # so that the script can be started as a file too
 
 from benchmarks.problems import Clusters, load_embeddings_pool
 from benchmarks.references import kernel_matrix
-from benchmarks.tables import COLOURS, Embeddings, Json, Plot, Seed, check_folders, dress, new_table, script, show
+from benchmarks.tables import (
+    COLOURS,
+    Embeddings,
+    Json,
+    Plot,
+    Seed,
+    check_folders,
+    dress,
+    new_table,
+    script,
+    show,
+)
 from benchmarks.timing import peak_resident_bytes, time_in_turns
 from semigpc.data import DataError
 from semigpc.estimator.fitting import tune
-from semigpc.gp import RBF, Engine, EnsembleGP, ExactGP, Kernel, LandmarkFeatures, LowRankGP, MatrixFreeGP, choose_landmarks
+from semigpc.gp import (
+    RBF,
+    Engine,
+    EnsembleGP,
+    ExactGP,
+    Kernel,
+    LandmarkFeatures,
+    LowRankGP,
+    MatrixFreeGP,
+    choose_landmarks,
+)
 from semigpc.training import RunError
 from semigpc.training.inference import load_run
 
@@ -47,14 +70,21 @@ PROBES = 32  # random vectors by which a trace is estimated
 CHUNK = 2048  # rows at a time
 RUN_ROWS = 8192  # of a run's buffer that are compared, at most
 
-NAMES = {"exact": "exact", "lowrank": "low-rank", "ensemble": "ensemble of 5", "matrix_free": "matrix-free"}
+NAMES = {
+    "exact": "exact",
+    "lowrank": "low-rank",
+    "ensemble": "ensemble of 5",
+    "matrix_free": "matrix-free",
+}
 MARKERS = "osD^"  # of the curves
 LEVELS = (0.005, 0.01, 0.02, 0.05, 0.1)  # marked on the axis of differences
 LEAST = 1e-7  # differences below are drawn there
 
 
 class Rows(NamedTuple):
-    """Unit features (n, D) with one-hot targets (n, C), and queries (M, D) with their classes (M,); all float32."""
+    """Unit features (n, D) with one-hot targets (n, C), and queries (M, D) with their classes (M,);
+    all float32.
+    """
 
     features: Tensor
     targets: Tensor
@@ -70,7 +100,9 @@ class Picked(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """The exact mean at the queries (M, C), and the effective dimension tr(K (K + sigma^2 I)^-1), estimated."""
+    """The exact mean at the queries (M, C), and the effective dimension tr(K (K + sigma^2 I)^-1),
+    estimated.
+    """
 
     mean: Tensor
     dimension: float
@@ -81,7 +113,8 @@ class Study:
     """Rows and hyper-parameters that all parts share.
 
     Args:
-        embeddings: of real images; None generates clusters. seed: of everything. report: called with the stage.
+        embeddings: of real images; None generates clusters. seed: of everything. report: called
+            with the stage.
     """
 
     embeddings: Path | None
@@ -96,17 +129,26 @@ class Study:
         assert pool.X_test is not None
         assert pool.codes_test is not None
         if count > len(pool.codes):
-            raise DataError(f"{self.embeddings} has {len(pool.codes)} rows in train; {count} are needed.")
+            raise DataError(
+                f"{self.embeddings} has {len(pool.codes)} rows in train; {count} are needed."
+            )
         rng = np.random.default_rng([self.seed, 6])
-        kept, asked = rng.permutation(len(pool.codes))[:count], rng.permutation(len(pool.codes_test))[:QUERIES]
+        kept, asked = (
+            rng.permutation(len(pool.codes))[:count],
+            rng.permutation(len(pool.codes_test))[:QUERIES],
+        )
         return _rows(pool.X[kept], pool.codes[kept], pool.X_test[asked], pool.codes_test[asked])
 
     def picked(self, rows: Rows) -> Picked:
         """Return kernel and noise by the estimator's grid and criterion, on rows drawn at random."""
         self.report("leave-one-out picks the length-scale")
-        drawn = torch.randperm(len(rows.features), generator=torch.Generator().manual_seed(self.seed))[:TUNED]
+        drawn = torch.randperm(
+            len(rows.features), generator=torch.Generator().manual_seed(self.seed)
+        )[:TUNED]
         codes = rows.targets[drawn].argmax(dim=1)
-        found = tune({"unit": rows.features[drawn]}, codes, kernel="rbf", length_scale=None, noise_std=None)
+        found = tune(
+            {"unit": rows.features[drawn]}, codes, kernel="rbf", length_scale=None, noise_std=None
+        )
         return Picked(RBF(length_scale=found.length_scale), found.noise_std)
 
 
@@ -117,7 +159,10 @@ def generated_rows(count: int, width: int, classes: int, seed: int) -> Rows:
 
 
 def _rows(
-    X: NDArray[np.float32], codes: NDArray[np.int64], X_asked: NDArray[np.float32], codes_asked: NDArray[np.int64]
+    X: NDArray[np.float32],
+    codes: NDArray[np.int64],
+    X_asked: NDArray[np.float32],
+    codes_asked: NDArray[np.int64],
 ) -> Rows:
     features, queries = (F.normalize(torch.from_numpy(part), dim=1) for part in (X, X_asked))
     targets = F.one_hot(torch.from_numpy(codes), int(codes.max()) + 1).float()
@@ -125,12 +170,19 @@ def _rows(
 
 
 def exact_mean(rows: Rows, kernel: Kernel, noise_std: float) -> Exact:
-    """Return the mean by one Cholesky factor in float32 and one step of refinement in float64. O(n^3), two n^2 matrices."""
+    """Return the mean by one Cholesky factor in float32 and one step of refinement in float64.
+    O(n^3), two n^2 matrices.
+    """
     H, y = rows.features, rows.targets.double()
     K = kernel_matrix(H, kernel, noise_std)
     root = torch.linalg.cholesky(K)
     alpha = torch.cholesky_solve(rows.targets, root).double()
-    residual = torch.cat([part - wide.double() @ alpha for part, wide in zip(y.split(CHUNK), K.split(CHUNK), strict=True)])
+    residual = torch.cat(
+        [
+            part - wide.double() @ alpha
+            for part, wide in zip(y.split(CHUNK), K.split(CHUNK), strict=True)
+        ]
+    )
     alpha += torch.cholesky_solve(residual.float(), root).double()
     probes = torch.randn(len(H), PROBES, generator=torch.Generator().manual_seed(0))
     trace = float((probes * torch.cholesky_solve(probes, root)).sum()) / PROBES
@@ -160,14 +212,21 @@ def ranks(study: Study, *, size: int, wanted: list[int]) -> dict[str, Any]:
         study.report(f"exact GP of {size} rows, length-scale {kernel.length_scale:.3g}")
         exact = exact_mean(rows, kernel, picked.noise_std)
         study.report(f"landmarks, length-scale {kernel.length_scale:.3g}")
-        order = choose_landmarks(rows.features, kernel, max(wanted), generator=torch.Generator().manual_seed(study.seed))
+        order = choose_landmarks(
+            rows.features, kernel, max(wanted), generator=torch.Generator().manual_seed(study.seed)
+        )
         points = []
         for rank in wanted:
             basis = LandmarkFeatures(rows.features[order[:rank]], kernel)
             mean = lowrank_mean(rows, basis, picked.noise_std)
             unexplained = float(basis.residual(rows.features[:4096]).mean())
-            points.append({"rank": len(basis), "unexplained": unexplained} | compare(mean, exact.mean, rows.classes))
-            study.report(f"rank {rank}: {points[-1]['mean_difference']:.4f}, {points[-1]['same_class']:.3f} the same class")
+            points.append(
+                {"rank": len(basis), "unexplained": unexplained}
+                | compare(mean, exact.mean, rows.classes)
+            )
+            study.report(
+                f"rank {rank}: {points[-1]['mean_difference']:.4f}, {points[-1]['same_class']:.3f} the same class"
+            )
         curves.append(
             {
                 "factor": factor,
@@ -178,7 +237,12 @@ def ranks(study: Study, *, size: int, wanted: list[int]) -> dict[str, Any]:
             }
         )
         gc.collect()
-    return {"size": size, "width": rows.features.shape[1], "queries": len(rows.queries), "curves": curves}
+    return {
+        "size": size,
+        "width": rows.features.shape[1],
+        "queries": len(rows.queries),
+        "curves": curves,
+    }
 
 
 def lowrank_mean(rows: Rows, basis: LandmarkFeatures, noise_std: float) -> Tensor:
@@ -207,10 +271,15 @@ def sizes(study: Study, *, wanted: list[int], rank: int, steps: int) -> list[dic
             made[name] = time.perf_counter() - began
         study.report(f"asking the engines of {size} rows")
         exact = exact_mean(held, *picked)
-        errors = {name: compare(engine.mean(rows.queries), exact.mean, rows.classes) for name, engine in engines.items()}
+        errors = {
+            name: compare(engine.mean(rows.queries), exact.mean, rows.classes)
+            for name, engine in engines.items()
+        }
         study.report(f"updating the engines of {size} rows")
         seconds = time_in_turns(
-            {name: _replacing(engine, rows, size) for name, engine in engines.items()}, repetitions=steps, budget_s=60
+            {name: _replacing(engine, rows, size) for name, engine in engines.items()},
+            repetitions=steps,
+            budget_s=60,
         )
         records.append(
             {
@@ -220,7 +289,10 @@ def sizes(study: Study, *, wanted: list[int], rank: int, steps: int) -> list[dic
                 "noise_std": picked.noise_std,
                 "rank": min(rank, size),
                 "effective_dimension": exact.dimension,
-                "engines": {name: {"update_s": _mean(seconds[name]), "fill_s": made[name], **errors[name]} for name in engines},
+                "engines": {
+                    name: {"update_s": _mean(seconds[name]), "fill_s": made[name], **errors[name]}
+                    for name in engines
+                },
             }
         )
         del engines
@@ -228,7 +300,9 @@ def sizes(study: Study, *, wanted: list[int], rank: int, steps: int) -> list[dic
     return records
 
 
-def _engines(size: int, rows: Rows, picked: Picked, rank: int) -> Mapping[str, Callable[[], Engine]]:
+def _engines(
+    size: int, rows: Rows, picked: Picked, rank: int
+) -> Mapping[str, Callable[[], Engine]]:
     width, classes, (kernel, noise) = rows.features.shape[1], rows.targets.shape[1], picked
 
     def exact(capacity: int) -> Engine:
@@ -236,9 +310,13 @@ def _engines(size: int, rows: Rows, picked: Picked, rank: int) -> Mapping[str, C
 
     return {
         "exact": lambda: exact(size),
-        "lowrank": lambda: LowRankGP(size, width, classes, rank=min(rank, size), kernel=kernel, noise_std=noise),
+        "lowrank": lambda: LowRankGP(
+            size, width, classes, rank=min(rank, size), kernel=kernel, noise_std=noise
+        ),
         "ensemble": lambda: EnsembleGP(size, width, classes, make=exact, members=MEMBERS),
-        "matrix_free": lambda: MatrixFreeGP(size, width, classes, rank=min(rank, size), kernel=kernel, noise_std=noise),
+        "matrix_free": lambda: MatrixFreeGP(
+            size, width, classes, rank=min(rank, size), kernel=kernel, noise_std=noise
+        ),
     }
 
 
@@ -257,9 +335,11 @@ def _replacing(engine: Engine, rows: Rows, size: int) -> Callable[[], None]:
 
 
 def large(study: Study, *, size: int, rank: int, steps: int) -> dict[str, Any]:
-    """One update of the low-rank engine over a million rows beside one over 16 300 and one of the exact engine there, in turns.
+    """One update of the low-rank engine over a million rows beside one over 16 300 and one of the
+    exact engine there, in turns.
 
-    With the method's own kernel and noise, as ``benchmarks/update.py`` has them. And the memory that a million rows take.
+    With the method's own kernel and noise, as ``benchmarks/update.py`` has them. And the memory
+    that a million rows take.
     """
     small_rows = generated_rows(16_300 + BATCH * (steps + 1), WIDTH, CLASSES, study.seed)
     kernel = RBF()
@@ -267,7 +347,9 @@ def large(study: Study, *, size: int, rank: int, steps: int) -> dict[str, Any]:
     exact = ExactGP(16_300, WIDTH, CLASSES, kernel=kernel)
     for engine in (small, exact):
         study.report(f"{type(engine).__name__} of 16,300 rows")
-        engine.replace(torch.arange(16_300), small_rows.features[:16_300], small_rows.targets[:16_300])
+        engine.replace(
+            torch.arange(16_300), small_rows.features[:16_300], small_rows.targets[:16_300]
+        )
     built: list[tuple[LowRankGP, Rows]] = []
 
     def build() -> None:
@@ -305,14 +387,24 @@ def large(study: Study, *, size: int, rank: int, steps: int) -> dict[str, Any]:
     }
 
 
-def matrix_free(study: Study, *, size: int, rank: int, steps: int, tolerance: float) -> dict[str, Any]:
-    """Iterations and seconds of a cold start and of warm ones, the residual they leave, and the memory.
+def matrix_free(
+    study: Study, *, size: int, rank: int, steps: int, tolerance: float
+) -> dict[str, Any]:
+    """Iterations and seconds of a cold start and of warm ones, the residual they leave, and the
+    memory.
 
-    At a length-scale of 0.5, where rows of a class are alike and a solve takes work: at the method's own it takes next to none,
-    at the longest no landmarks suffice.
+    At a length-scale of 0.5, where rows of a class are alike and a solve takes work: at the
+    method's own it takes next to none, at the longest no landmarks suffice.
     """
     rows = generated_rows(size + BATCH * (steps + 1), FREE_WIDTH, CLASSES, study.seed)
-    engine = MatrixFreeGP(size, FREE_WIDTH, CLASSES, rank=rank, kernel=RBF(length_scale=FREE_LENGTH), tolerance=tolerance)
+    engine = MatrixFreeGP(
+        size,
+        FREE_WIDTH,
+        CLASSES,
+        rank=rank,
+        kernel=RBF(length_scale=FREE_LENGTH),
+        tolerance=tolerance,
+    )
     study.report(f"matrix-free engine of {size:,} rows, from nothing")
     cold: dict[str, float] = {}
 
@@ -375,19 +467,32 @@ PROBES = 32  # random vectors by which a trace is estimated
 
 
 def nystroem_peer(study: Study, *, size: int, rank: int, repetitions: int) -> dict[str, Any]:
-    """Seconds to fit and to answer, and the error against the exact GP, with the same landmarks, kernel and noise.
+    """Seconds to fit and to answer, and the error against the exact GP, with the same landmarks,
+    kernel and noise.
 
-    Nystroem takes all rows that it is fitted on as landmarks if there are no more than it wants. Both fit a table that is
-    there from the beginning; to take in new rows later, the peer has to fit again.
+    Nystroem takes all rows that it is fitted on as landmarks if there are no more than it wants.
+    Both fit a table that is there from the beginning; to take in new rows later, the peer has to
+    fit again.
     """
     rows = study.rows(size)
     kernel, noise = study.picked(rows)
     study.report(f"exact GP of {size} rows")
     exact = exact_mean(rows, kernel, noise)
-    X, y, queries, gamma = rows.features.numpy(), rows.targets.numpy(), rows.queries.numpy(), 0.5 / kernel.length_scale**2
+    X, y, queries, gamma = (
+        rows.features.numpy(),
+        rows.targets.numpy(),
+        rows.queries.numpy(),
+        0.5 / kernel.length_scale**2,
+    )
 
     ours = LowRankGP(
-        size, rows.features.shape[1], rows.targets.shape[1], rank=rank, kernel=kernel, noise_std=noise, seed=study.seed
+        size,
+        rows.features.shape[1],
+        rows.targets.shape[1],
+        rank=rank,
+        kernel=kernel,
+        noise_std=noise,
+        seed=study.seed,
     )
     ours.replace(torch.arange(size), rows.features, rows.targets)
     landmarks = ours.landmarks[: len(ours.basis)]
@@ -401,7 +506,10 @@ def nystroem_peer(study: Study, *, size: int, rank: int, repetitions: int) -> di
     study.report("fitting both in turns")
     fits = time_in_turns({"ours": ours.rebuild, "peer": fit_peer}, repetitions=repetitions)
     answers = time_in_turns(
-        {"ours": lambda: ours.mean(rows.queries), "peer": lambda: ridge.predict(features.transform(queries))},
+        {
+            "ours": lambda: ours.mean(rows.queries),
+            "peer": lambda: ridge.predict(features.transform(queries)),
+        },
         repetitions=repetitions,
     )
     theirs = torch.from_numpy(ridge.predict(features.transform(queries)))
@@ -417,7 +525,9 @@ def nystroem_peer(study: Study, *, size: int, rank: int, repetitions: int) -> di
 
 
 def run_buffer(path: Path, *, wanted: list[int], seed: int) -> dict[str, Any]:
-    """The gap between low-rank and exact means by rank, with the rows, kernel and noise of a run's last checkpoint."""
+    """The gap between low-rank and exact means by rank, with the rows, kernel and noise of a run's
+    last checkpoint.
+    """
     gp = load_run(path, "last").gp
     if gp is None or len(gp.engine) < 16:
         raise RunError(f"{path} has no GP with rows in its buffer; train one with --refiner gp.")
@@ -429,11 +539,17 @@ def run_buffer(path: Path, *, wanted: list[int], seed: int) -> dict[str, Any]:
     points = []
     for rank in (rank for rank in wanted if rank <= len(held)):
         low = LowRankGP(
-            len(held), engine.n_features, engine.n_classes, rank=rank, kernel=engine.kernel, noise_std=engine.noise_std
+            len(held),
+            engine.n_features,
+            engine.n_classes,
+            rank=rank,
+            kernel=engine.kernel,
+            noise_std=engine.noise_std,
         )
         low.replace(torch.arange(len(held)), features, targets)
         points.append(
-            {"rank": low.health.landmarks, "unexplained": low.health.uncovered_then} | low.gap(rows=RUN_ROWS)._asdict()
+            {"rank": low.health.landmarks, "unexplained": low.health.uncovered_then}
+            | low.gap(rows=RUN_ROWS)._asdict()
         )
     return {
         "rows": len(held),
@@ -456,14 +572,33 @@ class Part(StrEnum):
 
 
 def engines(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="JSON of all parts; what it holds is not run again.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="FILE", help="JSON of all parts; what it holds is not run again."
+        ),
+    ],
     embeddings: Embeddings = None,
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN", exists=True, file_okay=False, help="A run folder whose buffer to look at.")
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            exists=True,
+            file_okay=False,
+            help="A run folder whose buffer to look at.",
+        ),
     ] = None,
-    part: Annotated[list[Part] | None, typer.Option(help="Only this part; repeat for several.")] = None,
-    size: Annotated[list[int] | None, typer.Option(help="Buffer size N of the first part; repeat for several.", min=64)] = None,
-    rank: Annotated[int, typer.Option(help="Landmarks of the low-rank engine, and of the preconditioner.", min=1)] = 1024,
+    part: Annotated[
+        list[Part] | None, typer.Option(help="Only this part; repeat for several.")
+    ] = None,
+    size: Annotated[
+        list[int] | None,
+        typer.Option(help="Buffer size N of the first part; repeat for several.", min=64),
+    ] = None,
+    rank: Annotated[
+        int,
+        typer.Option(help="Landmarks of the low-rank engine, and of the preconditioner.", min=1),
+    ] = 1024,
     steps: Annotated[int, typer.Option(help="Timed updates of each engine.", min=2)] = 32,
     seed: Seed = 0,
     plot: Plot = None,
@@ -491,36 +626,53 @@ def engines(
     console = Console(stderr=True)
     records: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     with console.status("starting") as status:
-        study = Study(embeddings, seed, status.update if console.is_terminal else lambda text: typer.echo(text, err=True))
+        study = Study(
+            embeddings,
+            seed,
+            status.update if console.is_terminal else lambda text: typer.echo(text, err=True),
+        )
         parts: dict[Part, Callable[[], Any]] = {
-            Part.sizes: lambda: sizes(study, wanted=size or [1000, 2000, 4000, 8000, 16300], rank=rank, steps=steps),
+            Part.sizes: lambda: sizes(
+                study, wanted=size or [1000, 2000, 4000, 8000, 16300], rank=rank, steps=steps
+            ),
             Part.ranks: lambda: ranks(study, size=16_300, wanted=[256, 512, 1024, 2048, 4096]),
             Part.peers: lambda: nystroem_peer(study, size=16_300, rank=rank, repetitions=5),
             Part.large: lambda: large(study, size=1_000_000, rank=rank, steps=steps),
-            Part.matrix_free: lambda: matrix_free(study, size=50_000, rank=rank, steps=8, tolerance=1e-3),
+            Part.matrix_free: lambda: matrix_free(
+                study, size=50_000, rank=rank, steps=8, tolerance=1e-3
+            ),
         }
         if run is not None:
-            parts[Part.run] = lambda: run_buffer(run, wanted=[32, 64, 128, 256, 512, 1024], seed=seed)
+            parts[Part.run] = lambda: run_buffer(
+                run, wanted=[32, 64, 128, 256, 512, 1024], seed=seed
+            )
         for name, measure in parts.items():
             if name in (part or list(Part)) and name.value not in records:
                 records[name.value] = measure()
                 out.write_text(json.dumps(records, indent=2) + "\n")
     if plot is not None:
         draw_engines(records, plot)
-    show(records, lambda: [_table(record) for record in records.get(Part.sizes, [])], as_json=as_json)
+    show(
+        records, lambda: [_table(record) for record in records.get(Part.sizes, [])], as_json=as_json
+    )
 
 
 def _table(record: dict[str, Any]) -> Table:
     title = f"N = {record['size']}, rank {record['rank']}"
-    table = new_table(title, "engine", "s / update", "distance from exact", "same class", "accuracy")
+    table = new_table(
+        title, "engine", "s / update", "distance from exact", "same class", "accuracy"
+    )
     for name, figures in record["engines"].items():
         shares = (f"{figures[key]:.1%}" for key in ("same_class", "accuracy"))
-        table.add_row(name, f"{figures['update_s']:.4f}", f"{figures['mean_difference']:.2g}", *shares)
+        table.add_row(
+            name, f"{figures['update_s']:.4f}", f"{figures['mean_difference']:.2g}", *shares
+        )
     return table
 
 
 def draw_engines(records: Mapping[str, Any], path: Path) -> None:
-    """Draw seconds per update over N, distance from the exact mean over N, and over the rank at three length-scales.
+    """Draw seconds per update over N, distance from the exact mean over N, and over the rank at
+    three length-scales.
 
     Args:
         records: of the parts; a part that is not there leaves its panels empty.
@@ -530,17 +682,42 @@ def draw_engines(records: Mapping[str, Any], path: Path) -> None:
     sizes, curves = records.get("sizes", []), records.get("ranks", {}).get("curves", [])
     style: dict[str, Any]
     for (key, label), colour, marker in zip(NAMES.items(), COLOURS, MARKERS, strict=False):
-        points = [(record["size"], record["engines"][key]) for record in sizes if key in record["engines"]]
+        points = [
+            (record["size"], record["engines"][key]) for record in sizes if key in record["engines"]
+        ]
         style = {"color": colour, "marker": marker, "label": label, "linewidth": 2}
-        time.loglog([size for size, _ in points], [figures["update_s"] for _, figures in points], **style)
-        error.loglog([size for size, _ in points], [max(figures["mean_difference"], LEAST) for _, figures in points], **style)
+        time.loglog(
+            [size for size, _ in points], [figures["update_s"] for _, figures in points], **style
+        )
+        error.loglog(
+            [size for size, _ in points],
+            [max(figures["mean_difference"], LEAST) for _, figures in points],
+            **style,
+        )
     for curve, colour, marker in zip(curves, COLOURS, MARKERS, strict=False):
         label = f"l = {curve['length_scale']:.2f} ({curve['factor']:g} x), effective dimension "
-        style = {"color": colour, "marker": marker, "label": f"{label}{curve['effective_dimension']:.0f}", "linewidth": 2}
+        style = {
+            "color": colour,
+            "marker": marker,
+            "label": f"{label}{curve['effective_dimension']:.0f}",
+            "linewidth": 2,
+        }
         of_ranks = [point["rank"] for point in curve["points"]]
         ranks.loglog(of_ranks, [point["mean_difference"] for point in curve["points"]], **style)
-    _finish(time, "A step of 8 rows", "buffer size N", "seconds per update", [record["size"] for record in sizes])
-    _finish(error, "Distance from the exact mean", "buffer size N", "mean |difference|", [record["size"] for record in sizes])
+    _finish(
+        time,
+        "A step of 8 rows",
+        "buffer size N",
+        "seconds per update",
+        [record["size"] for record in sizes],
+    )
+    _finish(
+        error,
+        "Distance from the exact mean",
+        "buffer size N",
+        "mean |difference|",
+        [record["size"] for record in sizes],
+    )
     title = f"Low-rank, N = {records.get('ranks', {}).get('size', 'N')}"
     of_ranks = sorted({point["rank"] for curve in curves for point in curve["points"]})
     _finish(ranks, title, "rank", "mean |difference|", of_ranks)

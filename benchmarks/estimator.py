@@ -1,4 +1,6 @@
-"""How good are the labels of SemiGPClassifier beside those of tuned peers, and which way to handle many labels is best?"""
+"""How good are the labels of SemiGPClassifier beside those of tuned peers, and which way to handle
+many labels is best?
+"""
 
 import json
 import math
@@ -18,7 +20,9 @@ from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # so that the script can be started as a file too
 
 from benchmarks.peers import TUNED_PEERS, TunedPeer, balanced_accuracy, fit_tuned
 from benchmarks.problems import PROBLEMS, Pool, Problem, Task, cut, read_arrays
@@ -59,15 +63,25 @@ Record = dict[str, Any]
 Before = Mapping[tuple[str, int], Record]  # records of an earlier study by problem and seed
 
 
-def compare_on(problem: Problem, pool: Pool, seed: int, *, peers: Sequence[str] = (), before: Before | None = None) -> Record:
-    """Return the figures of SemiGPClassifier with its defaults and of tuned peers, on one problem and seed.
+def compare_on(
+    problem: Problem,
+    pool: Pool,
+    seed: int,
+    *,
+    peers: Sequence[str] = (),
+    before: Before | None = None,
+) -> Record:
+    """Return the figures of SemiGPClassifier with its defaults and of tuned peers, on one problem
+    and seed.
 
-    ``methods`` has the balanced accuracy on rows that nobody saw and on the unlabelled rows, the seconds of tuning, fitting
-    and predicting, and what a peer was tuned to. ``promise`` has what came of each target precision on the unlabelled rows,
-    ``shares`` how well the shares of classes among these are estimated, ``ece`` the calibration error of the confidence.
+    ``methods`` has the balanced accuracy on rows that nobody saw and on the unlabelled rows, the
+    seconds of tuning, fitting and predicting, and what a peer was tuned to. ``promise`` has what
+    came of each target precision on the unlabelled rows, ``shares`` how well the shares of classes
+    among these are estimated, ``ece`` the calibration error of the confidence.
 
     Args:
-        peers: names in TUNED_PEERS. before: the figures of peers are taken from here where they are known.
+        peers: names in TUNED_PEERS. before: the figures of peers are taken from here where they are
+            known.
     """
     task = cut(problem, pool, seed)
     earlier = (before or {}).get((problem.name, seed))
@@ -78,13 +92,24 @@ def compare_on(problem: Problem, pool: Pool, seed: int, *, peers: Sequence[str] 
             methods[name] = earlier["methods"][name]
         elif labels <= (TUNED_PEERS[name].most_labels or labels):
             methods[name] = measure_peer(TUNED_PEERS[name], task, seed)
-    facts = {"problem": problem.name, "seed": seed, "labels": labels, "unlabeled": len(task.codes) - labels}
-    kept = None if earlier is None else {"promise": earlier["promise"], "share_error": earlier["shares"]["error"]}
+    facts = {
+        "problem": problem.name,
+        "seed": seed,
+        "labels": labels,
+        "unlabeled": len(task.codes) - labels,
+    }
+    kept = (
+        None
+        if earlier is None
+        else {"promise": earlier["promise"], "share_error": earlier["shares"]["error"]}
+    )
     return facts | {"methods": methods} | ours | {"before": kept}
 
 
 def measure_ours(task: Task, seed: int) -> tuple[dict[str, Record], Record]:
-    """Return the accuracy of SemiGPClassifier as a method, and its promises, shares and calibration."""
+    """Return the accuracy of SemiGPClassifier as a method, and its promises, shares and
+    calibration.
+    """
     began = time.perf_counter()
     model = SemiGPClassifier(target_precision=TARGET, random_state=seed).fit(task.X, task.codes)
     codes = model.answer(task.X_test, variance=False, top=0).codes
@@ -96,7 +121,9 @@ def measure_ours(task: Task, seed: int) -> tuple[dict[str, Record], Record]:
     for target in TARGETS:
         other = model
         if target != TARGET:
-            other = SemiGPClassifier(target_precision=target, random_state=seed).fit(task.X, task.codes)
+            other = SemiGPClassifier(target_precision=target, random_state=seed).fit(
+                task.X, task.codes
+            )
         promises.append({"target": target, **promise(other.answer(rows, top=0), truth)})
     return {OURS: _scores(task, codes, answers.codes) | {"seconds": seconds}}, {
         "promise": promises,
@@ -118,24 +145,38 @@ def measure_peer(peer: TunedPeer, task: Task, seed: int) -> Record:
 def _scores(task: Task, tested: NDArray[Any], unlabeled: NDArray[Any]) -> Record:
     truth = task.truth[task.codes < 0]
     accuracy = balanced_accuracy(task.truth_test, tested)
-    return {"balanced_accuracy": accuracy, "unlabeled_balanced_accuracy": balanced_accuracy(truth, unlabeled)}
+    return {
+        "balanced_accuracy": accuracy,
+        "unlabeled_balanced_accuracy": balanced_accuracy(truth, unlabeled),
+    }
 
 
 def promise(answers: Answers, truth: NDArray[np.int64]) -> Record:
-    """Return how many labels were given out to the unlabelled rows, how many of these are right, and both as shares."""
+    """Return how many labels were given out to the unlabelled rows, how many of these are right,
+    and both as shares.
+    """
     out = answers.status == STATUSES.index("pseudo")
     given, right = int(out.sum()), int((answers.codes == truth)[out].sum())
-    return {"given": given, "right": right, "precision": right / given if given else None, "coverage": given / len(truth)}
+    return {
+        "given": given,
+        "right": right,
+        "precision": right / given if given else None,
+        "coverage": given / len(truth),
+    }
 
 
-def share_errors(shares: NDArray[np.float64], counts: NDArray[Any], truth: NDArray[np.int64]) -> Record:
-    """Return the mean of |log(estimated / true)| over classes, and estimated / true of classes with two labels or more.
+def share_errors(
+    shares: NDArray[np.float64], counts: NDArray[Any], truth: NDArray[np.int64]
+) -> Record:
+    """Return the mean of |log(estimated / true)| over classes, and estimated / true of classes with
+    two labels or more.
 
     Args:
         shares: (C,) estimated. counts: (C,) labels. truth: classes of the unlabelled rows.
 
     Returns:
-        ``error``; ``ratios`` (C,) in the order of falling numbers of labels and of rows, None for a class with one label.
+        ``error``; ``ratios`` (C,) in the order of falling numbers of labels and of rows, None for a
+        class with one label.
     """
     rows = np.bincount(truth, minlength=len(shares))
     ratios = shares * len(truth) / np.maximum(rows, 1)
@@ -147,33 +188,57 @@ def share_errors(shares: NDArray[np.float64], counts: NDArray[Any], truth: NDArr
 
 
 def calibration_error(confidence: NDArray[Any], right: NDArray[np.bool_]) -> float:
-    """Return the expected calibration error: |mean confidence - share right| in BINS equal bins, weighted by their rows."""
+    """Return the expected calibration error: |mean confidence - share right| in BINS equal bins,
+    weighted by their rows.
+    """
     place = np.minimum((confidence * BINS).astype(int), BINS - 1)
     gaps = np.bincount(place, weights=confidence - right, minlength=BINS)
     return float(np.abs(gaps).sum() / len(right))
 
 
 def summarise(records: Sequence[Record]) -> Record:
-    """Return means over seeds for each problem, what they come to over all problems, and which bars are reached."""
+    """Return means over seeds for each problem, what they come to over all problems, and which bars
+    are reached.
+    """
     names = dict.fromkeys(record["problem"] for record in records)
-    problems = {name: _summarise_problem([record for record in records if record["problem"] == name]) for name in names}
+    problems = {
+        name: _summarise_problem([record for record in records if record["problem"] == name])
+        for name in names
+    }
     methods = dict.fromkeys(method for problem in problems.values() for method in problem["mean"])
     peers = [method for method in methods if method != OURS]
-    ahead = {peer: _mean(p["mean"][OURS] - p["mean"][peer] for p in problems.values() if peer in p["mean"]) for peer in peers}
+    ahead = {
+        peer: _mean(
+            p["mean"][OURS] - p["mean"][peer] for p in problems.values() if peer in p["mean"]
+        )
+        for peer in peers
+    }
     seen = {
-        peer: _mean(p["unlabeled"][OURS] - p["unlabeled"][peer] for p in problems.values() if peer in p["mean"])
+        peer: _mean(
+            p["unlabeled"][OURS] - p["unlabeled"][peer]
+            for p in problems.values()
+            if peer in p["mean"]
+        )
         for peer in peers
     }
     summary: Record = {
         "problems": problems,
-        "overall": {method: _mean(p["mean"][method] for p in problems.values() if method in p["mean"]) for method in methods},
+        "overall": {
+            method: _mean(p["mean"][method] for p in problems.values() if method in p["mean"])
+            for method in methods
+        },
         "ahead": ahead,
         "ahead_on_unlabeled": seen,
         "best_peer": min(ahead, key=ahead.__getitem__, default=None),
-        "least_ahead_on_one": min((p["ahead"] for p in problems.values() if p["ahead"] is not None), default=None),
+        "least_ahead_on_one": min(
+            (p["ahead"] for p in problems.values() if p["ahead"] is not None), default=None
+        ),
         "promise": {str(target): kept_promises(records, target) for target in TARGETS},
         "share_error": _mean(p["share_error"] for p in problems.values()),
-        "least_ratio": min((p["least_ratio"] for p in problems.values() if p["least_ratio"] is not None), default=None),
+        "least_ratio": min(
+            (p["least_ratio"] for p in problems.values() if p["least_ratio"] is not None),
+            default=None,
+        ),
         "ece": _mean(p["ece"] for p in problems.values()),
         "before": _against_before(problems, records),
     }
@@ -186,7 +251,9 @@ def _mean(values: Iterable[float]) -> float:
 
 def _summarise_problem(mine: Sequence[Record]) -> Record:
     def mean(method: str, figure: str) -> float:
-        return _mean(record["methods"][method][figure] for record in mine if method in record["methods"])
+        return _mean(
+            record["methods"][method][figure] for record in mine if method in record["methods"]
+        )
 
     methods = dict.fromkeys(method for record in mine for method in record["methods"])
     means = {method: mean(method, "balanced_accuracy") for method in methods}
@@ -199,7 +266,9 @@ def _summarise_problem(mine: Sequence[Record]) -> Record:
         "std": float(np.std(spread)),
         "unlabeled": {method: mean(method, "unlabeled_balanced_accuracy") for method in methods},
         "seconds": {method: mean(method, "seconds") for method in methods},
-        "ahead": means[OURS] - max(means[peer] for peer in methods if peer != OURS) if len(methods) > 1 else None,
+        "ahead": means[OURS] - max(means[peer] for peer in methods if peer != OURS)
+        if len(methods) > 1
+        else None,
         "promise": {str(target): kept_promises(mine, target) for target in TARGETS},
         "share_error": _mean(record["shares"]["error"] for record in mine),
         "least_ratio": float(np.nanmedian(ratios, axis=0).min()) if ratios.size else None,
@@ -208,12 +277,18 @@ def _summarise_problem(mine: Sequence[Record]) -> Record:
 
 
 def kept_promises(records: Sequence[Record], target: float, *, before: bool = False) -> Record:
-    """Return in which share of the runs that give out LEAST_GIVEN labels the promise was kept, and the mean coverage.
+    """Return in which share of the runs that give out LEAST_GIVEN labels the promise was kept, and
+    the mean coverage.
 
     Args:
         records: of runs. target: the precision promised. before: of the earlier study.
     """
-    every = [one for r in records for one in (r["before"] if before else r)["promise"] if one["target"] == target]
+    every = [
+        one
+        for r in records
+        for one in (r["before"] if before else r)["promise"]
+        if one["target"] == target
+    ]
     judged = [one for one in every if one["given"] >= LEAST_GIVEN]
     given, right = (sum(one[name] for one in every) for name in ("given", "right"))
     return {
@@ -227,7 +302,8 @@ def kept_promises(records: Sequence[Record], target: float, *, before: bool = Fa
 def _against_before(problems: Mapping[str, Record], records: Sequence[Record]) -> Record | None:
     """Return coverage and errors of shares over those of the earlier study, or None without one.
 
-    Coverage counts on problems where the labels that the earlier one gave out were, all seeds together, as precise as promised.
+    Coverage counts on problems where the labels that the earlier one gave out were, all seeds
+    together, as precise as promised.
     """
     known = [record for record in records if record["before"] is not None]
     if not known:
@@ -248,13 +324,18 @@ def _against_before(problems: Mapping[str, Record], records: Sequence[Record]) -
 
 
 def bars(summary: Record) -> dict[str, Record]:
-    """Return each bar with the value reached, None where it was not measured, and whether that is enough."""
+    """Return each bar with the value reached, None where it was not measured, and whether that is
+    enough.
+    """
     before = summary["before"] or {}
     best = summary["best_peer"]
     found = {
         "ahead of the best peer, mean": (None if best is None else summary["ahead"][best], 0.02),
         "ahead of the best peer, worst problem": (summary["least_ahead_on_one"], -0.01),
-        **{f"promise at {target} kept": (summary["promise"][str(target)]["kept"], 0.9) for target in TARGETS},
+        **{
+            f"promise at {target} kept": (summary["promise"][str(target)]["kept"], 0.9)
+            for target in TARGETS
+        },
         "coverage over that before": (before.get("mean_coverage"), 0.8),
         "least share over the truth": (summary["least_ratio"], 0.2),
     }
@@ -263,15 +344,21 @@ def bars(summary: Record) -> dict[str, Record]:
         for name, (value, bar) in found.items()
     }
     error = before.get("share_error")
-    rows["error of shares over that before"] = {"value": error, "at_most": 0.5, "reached": error is not None and error <= 0.5}
+    rows["error of shares over that before"] = {
+        "value": error,
+        "at_most": 0.5,
+        "reached": error is not None and error <= 0.5,
+    }
     return rows
 
 
-# More labels than one exact GP holds ---------------------------------------------------------------------------------
+# More labels than one exact GP holds --------------------------------------------------------------
 
 
 class ManyLabels(NamedTuple):
-    """Labelled points (n, D) with one-hot targets (n, C), queries (M, D) with codes (M,), and the GP's settings."""
+    """Labelled points (n, D) with one-hot targets (n, C), queries (M, D) with codes (M,), and the
+    GP's settings.
+    """
 
     points: Tensor
     targets: Tensor
@@ -281,12 +368,17 @@ class ManyLabels(NamedTuple):
     noise_std: float
 
 
-Posterior = tuple[Tensor, Tensor, Tensor]  # mean (M, C) of centred targets, variance (M,), labels of each class (C,) in use
-Candidate = Callable[[ManyLabels, int, int], Posterior]  # of a task, the number of rows that one GP may hold, and a seed
+Posterior = tuple[
+    Tensor, Tensor, Tensor
+]  # mean (M, C) of centred targets, variance (M,), labels of each class (C,) in use
+Candidate = Callable[
+    [ManyLabels, int, int], Posterior
+]  # of a task, the number of rows that one GP may hold, and a seed
 
 
 def exact(task: ManyLabels, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean (M, C) of the centred targets and the variance (M,) from some rows, in float32 by one Cholesky factor.
+    """Return the mean (M, C) of the centred targets and the variance (M,) from some rows, in
+    float32 by one Cholesky factor.
 
     The noise of 0.2 or more that is picked for these data allows float32.
     """
@@ -299,28 +391,38 @@ def exact(task: ManyLabels, rows: Tensor) -> tuple[Tensor, Tensor]:
     for chunk in task.queries.split(CHUNK):
         k = task.kernel(chunk, points)
         means.append(k @ alpha)
-        variances.append(1 - torch.linalg.solve_triangular(factor, k.mT, upper=False).square().sum(dim=0))
+        variances.append(
+            1 - torch.linalg.solve_triangular(factor, k.mT, upper=False).square().sum(dim=0)
+        )
     return torch.cat(means), torch.cat(variances)
 
 
 def thinned(task: ManyLabels, limit: int, seed: int) -> Posterior:
     """One exact GP of at most ``limit`` rows, taken from the largest classes last."""
-    rows = torch.from_numpy(balanced_subset(task.targets.argmax(dim=1).numpy(), limit, np.random.default_rng(seed)))
+    rows = torch.from_numpy(
+        balanced_subset(task.targets.argmax(dim=1).numpy(), limit, np.random.default_rng(seed))
+    )
     return *exact(task, rows), task.targets[rows].sum(dim=0)
 
 
 def ensemble(task: ManyLabels, parts: Sequence[Tensor], *, precision: bool = False) -> Posterior:
     """Exact GPs over parts of the rows; averaged, or weighted by their precision."""
-    means, variances = (torch.stack(x) for x in zip(*[exact(task, part) for part in parts], strict=True))
+    means, variances = (
+        torch.stack(x) for x in zip(*[exact(task, part) for part in parts], strict=True)
+    )
     counts = torch.stack([task.targets[part].sum(dim=0) for part in parts]).mean(dim=0)
-    weights = (variances + task.noise_std**2).reciprocal() if precision else torch.ones_like(variances)
+    weights = (
+        (variances + task.noise_std**2).reciprocal() if precision else torch.ones_like(variances)
+    )
     weights = weights / weights.sum(dim=0)
     return (weights.unsqueeze(2) * means).sum(dim=0), (weights * variances).sum(dim=0), counts
 
 
 def shared(task: ManyLabels, limit: int, seed: int, *, share: float) -> Posterior:
     """Members as the estimator makes them: small classes are in all of them."""
-    parts = deal(task.targets.argmax(dim=1).numpy(), round(share * limit), np.random.default_rng(seed))
+    parts = deal(
+        task.targets.argmax(dim=1).numpy(), round(share * limit), np.random.default_rng(seed)
+    )
     return ensemble(task, [torch.from_numpy(part) for part in parts])
 
 
@@ -328,13 +430,17 @@ def apart(task: ManyLabels, _limit: int, seed: int, *, members: int, precision: 
     """Members with an equal share of the rows of every class, none of them twice."""
     order = torch.randperm(len(task.points), generator=torch.Generator().manual_seed(seed))
     order = order[task.targets.argmax(dim=1)[order].argsort(stable=True)]
-    return ensemble(task, [order[member::members] for member in range(members)], precision=precision)
+    return ensemble(
+        task, [order[member::members] for member in range(members)], precision=precision
+    )
 
 
 def low_rank(task: ManyLabels, _limit: int, seed: int, *, rank: int) -> Posterior:
     """A GP of ``rank`` landmarks over all rows."""
     (n, width), classes = task.points.shape, task.targets.shape[1]
-    engine = LowRankGP(n, width, classes, rank=rank, kernel=task.kernel, noise_std=task.noise_std, seed=seed)
+    engine = LowRankGP(
+        n, width, classes, rank=rank, kernel=task.kernel, noise_std=task.noise_std, seed=seed
+    )
     engine.replace(torch.arange(n), task.points, task.targets)
     mean = engine.mean(task.queries, offset=task.targets.mean(dim=0))
     return mean, engine.variance(task.queries), task.targets.sum(dim=0)
@@ -349,37 +455,58 @@ CANDIDATES: dict[str, Candidate] = {
 }
 
 
-def judge(task: ManyLabels, mean: Tensor, variance: Tensor, counts: Tensor, seed: int) -> dict[str, float]:
-    """Return the balanced accuracy of all queries, and the balanced NLL of one half at the logit scale that suits the other."""
+def judge(
+    task: ManyLabels, mean: Tensor, variance: Tensor, counts: Tensor, seed: int
+) -> dict[str, float]:
+    """Return the balanced accuracy of all queries, and the balanced NLL of one half at the logit
+    scale that suits the other.
+    """
     scores, codes = (mean * class_scales(counts)).double(), task.codes
-    first, second = torch.randperm(len(codes), generator=torch.Generator().manual_seed(seed)).tensor_split(2)
+    first, second = torch.randperm(
+        len(codes), generator=torch.Generator().manual_seed(seed)
+    ).tensor_split(2)
     scale = best_logit_scale(scores[first], codes[first], math.log(19 * 9) / 0.8)
     own = torch.log_softmax(scale * scores[second], dim=1).gather(1, codes[second, None]).squeeze(1)
     nll = [-float(own[codes[second] == c].mean()) for c in codes.unique()]
     accuracy = balanced_accuracy(codes.numpy(), scores.argmax(dim=1).numpy())
-    return {"balanced_accuracy": accuracy, "nll": float(np.mean(nll)), "variance": float(variance.mean())}
+    return {
+        "balanced_accuracy": accuracy,
+        "nll": float(np.mean(nll)),
+        "variance": float(variance.mean()),
+    }
 
 
-def draw_labels(codes: NDArray[Any], labels: int, ratio: float, rng: np.random.Generator) -> NDArray[Any]:
-    """Return positions of labelled rows: equally many of every class, or falling by ``ratio`` from the first to the last."""
+def draw_labels(
+    codes: NDArray[Any], labels: int, ratio: float, rng: np.random.Generator
+) -> NDArray[Any]:
+    """Return positions of labelled rows: equally many of every class, or falling by ``ratio`` from
+    the first to the last.
+    """
     classes = rng.permutation(np.unique(codes))
     head = min(int(np.bincount(codes).min()), labels // len(classes))
     counts = (head * ratio ** (-np.arange(len(classes)) / (len(classes) - 1))).round().astype(int)
-    drawn = [rng.permutation(np.flatnonzero(codes == c))[:n] for c, n in zip(classes, counts, strict=True)]
+    drawn = [
+        rng.permutation(np.flatnonzero(codes == c))[:n]
+        for c, n in zip(classes, counts, strict=True)
+    ]
     return np.sort(np.concatenate(drawn))
 
 
 def make_task(
     data: Mapping[str, NDArray[Any]], labels: int, ratio: float, queries: int, seed: int
 ) -> tuple[ManyLabels, Record]:
-    """Return one draw of labels, and the scaling and hyper-parameters that are chosen on it as the estimator chooses them."""
+    """Return one draw of labels, and the scaling and hyper-parameters that are chosen on it as the
+    estimator chooses them.
+    """
     rng = np.random.default_rng(seed)
     rows = draw_labels(data["y_train"], labels, ratio, rng)
     X, codes = data["x_train"][rows], data["y_train"][rows]
     tuned = balanced_subset(codes, TUNED, rng)
     scalings = fit_scalings(X, labels=len(X))
     points = {name: scaling(X[tuned]) for name, scaling in scalings.items()}
-    setting = tune(points, torch.from_numpy(codes[tuned]), kernel="rbf", length_scale=None, noise_std=None)
+    setting = tune(
+        points, torch.from_numpy(codes[tuned]), kernel="rbf", length_scale=None, noise_std=None
+    )
     scaling = scalings[setting.scaling]
     asked = rng.permutation(len(data["x_test"]))[:queries]
     task = ManyLabels(
@@ -390,13 +517,25 @@ def make_task(
         make_kernel("rbf", setting.length_scale),
         setting.noise_std,
     )
-    return task, {"scaling": setting.scaling, "length_scale": setting.length_scale, "noise_std": setting.noise_std}
+    return task, {
+        "scaling": setting.scaling,
+        "length_scale": setting.length_scale,
+        "noise_std": setting.noise_std,
+    }
 
 
 def many_labels(
-    path: Path, out: Path, *, seeds: range, labels: int = 40_000, ratios: Sequence[float] = (1.0, 100.0), queries: int = 4000
+    path: Path,
+    out: Path,
+    *,
+    seeds: range,
+    labels: int = 40_000,
+    ratios: Sequence[float] = (1.0, 100.0),
+    queries: int = 4000,
 ) -> list[Record]:
-    """Run every candidate on balanced and on long-tailed draws of labels, and write the records after each."""
+    """Run every candidate on balanced and on long-tailed draws of labels, and write the records
+    after each.
+    """
     data = read_arrays(path)
     records: list[Record] = []
     for seed in seeds:
@@ -408,8 +547,19 @@ def many_labels(
                     continue
                 began = time.perf_counter()
                 found = candidate(task, round(KEPT * n), seed)
-                figures = judge(task, *found, seed) | {"seconds": round(time.perf_counter() - began, 1)}
-                records.append({"seed": seed, "ratio": ratio, "labels": n, "candidate": name, **chosen, **figures})
+                figures = judge(task, *found, seed) | {
+                    "seconds": round(time.perf_counter() - began, 1)
+                }
+                records.append(
+                    {
+                        "seed": seed,
+                        "ratio": ratio,
+                        "labels": n,
+                        "candidate": name,
+                        **chosen,
+                        **figures,
+                    }
+                )
                 write_json(out, records)
     return records
 
@@ -421,14 +571,27 @@ def estimator(
     mnist: Mnist = None,
     seeds: Seeds = "0:5",
     jobs: Jobs = 1,
-    peers: Annotated[bool, typer.Option(help="Tune and fit the peers, which takes most of the time.")] = True,
+    peers: Annotated[
+        bool, typer.Option(help="Tune and fit the peers, which takes most of the time.")
+    ] = True,
     before: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="An earlier study: peers are taken from it."),
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="An earlier study: peers are taken from it.",
+        ),
     ] = None,
     many: Annotated[
         Path | None,
-        typer.Option("--many-labels", metavar="NPZ", exists=True, dir_okay=False, help="x_train, y_train, x_test, y_test."),
+        typer.Option(
+            "--many-labels",
+            metavar="NPZ",
+            exists=True,
+            dir_okay=False,
+            help="x_train, y_train, x_test, y_test.",
+        ),
     ] = None,
     plot: Plot = None,
     as_json: Json = False,
@@ -467,21 +630,34 @@ def estimator(
     known = {(record["problem"], record["seed"]): record for record in earlier}
     measure = partial(compare_on, peers=tuple(TUNED_PEERS) if peers else (), before=known)
     sources: dict[str, Any] = {"embeddings": embeddings, "mnist": mnist, "data": data}
-    summary = study(PROBLEMS, measure, summarise, out=out, plot=plot, **sources, seeds=seeds, jobs=jobs)
+    summary = study(
+        PROBLEMS, measure, summarise, out=out, plot=plot, **sources, seeds=seeds, jobs=jobs
+    )
     if plot is not None:
-        titles = {OURS: "SemiGPClassifier", **{name: peer.title for name, peer in TUNED_PEERS.items()}}
-        draw_estimator_study(summary, {method: titles[method] for method in summary["overall"]}, OURS, plot)
+        titles = {
+            OURS: "SemiGPClassifier",
+            **{name: peer.title for name, peer in TUNED_PEERS.items()},
+        }
+        draw_estimator_study(
+            summary, {method: titles[method] for method in summary["overall"]}, OURS, plot
+        )
     show(summary, lambda: _tables(summary), as_json=as_json)
 
 
 def _tables(summary: Record) -> list[Table]:
     methods = list(summary["overall"])
-    accuracy = new_table("Balanced accuracy in percent, mean over seeds", "problem", *(m.replace("_", "\n") for m in methods))
+    accuracy = new_table(
+        "Balanced accuracy in percent, mean over seeds",
+        "problem",
+        *(m.replace("_", "\n") for m in methods),
+    )
     for name, problem in summary["problems"].items():
         best = max(problem["mean"].values())
         cells = (_cell(problem["mean"].get(method), best) for method in methods)
         accuracy.add_row(name, *cells)
-    accuracy.add_row("all", *(f"{100 * value:.1f}" for value in summary["overall"].values()), style="bold")
+    accuracy.add_row(
+        "all", *(f"{100 * value:.1f}" for value in summary["overall"].values()), style="bold"
+    )
     promises = new_table(
         "Labels given out to unlabelled rows",
         "problem",
@@ -524,9 +700,21 @@ def _kept(found: Record) -> str:
 
 
 def _many_table(records: Sequence[Record]) -> Table:
-    table = new_table("More labels than one GP holds", "candidate", "labels", "seed", "balanced accuracy", "balanced NLL", "s")
+    table = new_table(
+        "More labels than one GP holds",
+        "candidate",
+        "labels",
+        "seed",
+        "balanced accuracy",
+        "balanced NLL",
+        "s",
+    )
     for record in records:
-        figures = (_percent(record["balanced_accuracy"]), f"{record['nll']:.3f}", f"{record['seconds']:.1f}")
+        figures = (
+            _percent(record["balanced_accuracy"]),
+            f"{record['nll']:.3f}",
+            f"{record['seconds']:.1f}",
+        )
         table.add_row(record["candidate"], str(record["labels"]), str(record["seed"]), *figures)
     return table
 
@@ -535,8 +723,11 @@ def _percent(share: float | None) -> str:
     return "none" if share is None else f"{100 * share:.1f} %"
 
 
-def draw_estimator_study(summary: Mapping[str, Any], titles: Mapping[str, str], ours: str, path: Path) -> None:
-    """Draw the balanced accuracy of each method, one row per problem, with the standard error of ours over seeds.
+def draw_estimator_study(
+    summary: Mapping[str, Any], titles: Mapping[str, str], ours: str, path: Path
+) -> None:
+    """Draw the balanced accuracy of each method, one row per problem, with the standard error of
+    ours over seeds.
 
     Args:
         summary: of the study. titles: method -> legend, ours among them.
@@ -546,12 +737,33 @@ def draw_estimator_study(summary: Mapping[str, Any], titles: Mapping[str, str], 
     axes = figure.add_subplot()
     rows = name_rows(axes, problems)
     others = [method for method in titles if method != ours]
-    for (method, marker), colour in zip(zip(others, "ovs^dPX", strict=False), COLOURS[1:], strict=False):
+    for (method, marker), colour in zip(
+        zip(others, "ovs^dPX", strict=False), COLOURS[1:], strict=False
+    ):
         values = [100 * problem["mean"].get(method, np.nan) for problem in problems.values()]
-        axes.plot(values, rows, marker, color=colour, label=titles[method], markersize=6, alpha=0.85, zorder=3)
+        axes.plot(
+            values,
+            rows,
+            marker,
+            color=colour,
+            label=titles[method],
+            markersize=6,
+            alpha=0.85,
+            zorder=3,
+        )
     values = [100 * problem["mean"][ours] for problem in problems.values()]
     errors = [100 * problem["std"] / problem["seeds"] ** 0.5 for problem in problems.values()]
-    axes.errorbar(values, rows, xerr=errors, fmt="D", color=COLOURS[0], label=titles[ours], markersize=8, capsize=3, zorder=2)
+    axes.errorbar(
+        values,
+        rows,
+        xerr=errors,
+        fmt="D",
+        color=COLOURS[0],
+        label=titles[ours],
+        markersize=8,
+        capsize=3,
+        zorder=2,
+    )
     label = "balanced accuracy in percent; bars: standard error of SemiGPClassifier"
     dress(axes, "Long-tailed problems; peers are tuned", label)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

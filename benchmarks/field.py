@@ -1,7 +1,8 @@
-"""What does SemiGPC add to the algorithms and add-ons of the field, on long-tailed problems in runs of seconds each?
+"""What does SemiGPC add to the algorithms and add-ons of the field, on long-tailed problems in runs
+of seconds each?
 
-Runs what benchmarks/study.py defines, and counts: 23 methods on 12 problems. Figures at this scale compare methods with each
-other under one short budget; they say nothing of published ones.
+Runs what benchmarks/study.py defines, and counts: 23 methods on 12 problems. Figures at this scale
+compare methods with each other under one short budget; they say nothing of published ones.
 """
 
 import json
@@ -18,7 +19,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # so that the script can be started as a file too
 
 from benchmarks.ranks import draw_study, rank, sign_test
 from benchmarks.study import (
@@ -46,7 +49,7 @@ Names = list[str] | None
 Score = Callable[[Record], float]
 
 
-# Counting ------------------------------------------------------------------------------------------------------------
+# Counting -----------------------------------------------------------------------------------------
 
 
 def by_linear(record: Record) -> float:
@@ -75,11 +78,15 @@ SCORES: dict[str, Score] = {"linear": by_linear, "chosen": by_chosen, "better": 
 Gains = list[tuple[StudyProblem, float]]
 
 
-def gains(records: Sequence[Record], score: Score, *, addons: bool = False, against: str = "none") -> Gains:
-    """Return the gain of each run with SemiGPC over its pair with another refiner: same problem, base, add-on and seed.
+def gains(
+    records: Sequence[Record], score: Score, *, addons: bool = False, against: str = "none"
+) -> Gains:
+    """Return the gain of each run with SemiGPC over its pair with another refiner: same problem,
+    base, add-on and seed.
 
     Args:
-        records: of all runs. score: of a run. addons: of methods with an add-on, or without. against: the other refiner.
+        records: of all runs. score: of a run. addons: of methods with an add-on, or without.
+            against: the other refiner.
     """
     found = {(one["problem"], one["method"], one["seed"]): one for one in records}
     pairs = []
@@ -92,24 +99,45 @@ def gains(records: Sequence[Record], score: Score, *, addons: bool = False, agai
 
 
 def summarise(records: Sequence[Record]) -> Record:
-    """Return the figures that the study is judged by, each None or empty where its runs are not there yet."""
+    """Return the figures that the study is judged by, each None or empty where its runs are not
+    there yet.
+    """
     plain = {name: gains(records, score) for name, score in SCORES.items()}
     summary: Record = {
         "runs": len(records),
         "gain": {name: _by_setting(pairs) for name, pairs in plain.items()},
-        "gain_on_addons": {name: _by_setting(gains(records, score, addons=True)) for name, score in SCORES.items()},
+        "gain_on_addons": {
+            name: _by_setting(gains(records, score, addons=True)) for name, score in SCORES.items()
+        },
         "gain_by_problem": {
-            by: {name: _mean(gain for one, gain in pairs if one == problem) for name, problem in PROBLEMS.items()}
+            by: {
+                name: _mean(gain for one, gain in pairs if one == problem)
+                for name, problem in PROBLEMS.items()
+            }
             for by, pairs in plain.items()
         },
-        "gain_over_fixed": {name: _by_data(gains(records, score, against="gp_fixed")) for name, score in SCORES.items()},
-        "gain_by_group": {group: _by_setting(gains(records, partial(of_group, group))) for group in CLASS_GROUPS},
+        "gain_over_fixed": {
+            name: _by_data(gains(records, score, against="gp_fixed"))
+            for name, score in SCORES.items()
+        },
+        "gain_by_group": {
+            group: _by_setting(gains(records, partial(of_group, group))) for group in CLASS_GROUPS
+        },
         "over_labels_only": _over_labels_only(records),
-        "ranks": {name: rank(_scores(records, score), _methods(records)).plain() for name, score in SCORES.items()},
+        "ranks": {
+            name: rank(_scores(records, score), _methods(records)).plain()
+            for name, score in SCORES.items()
+        },
     }
     ours = [record for record in records if METHODS[record["method"]].refiner == "gp"]
-    acting = [one for one in ours if "coverage" in one and METHODS[one["method"]].base != "remixmatch"]  # it accepts everything
-    bases = [by_linear(one) - one["halfway"]["linear"] for one in records if METHODS[one["method"]].refiner == "none"]
+    acting = [
+        one for one in ours if "coverage" in one and METHODS[one["method"]].base != "remixmatch"
+    ]  # it accepts everything
+    bases = [
+        by_linear(one) - one["halfway"]["linear"]
+        for one in records
+        if METHODS[one["method"]].refiner == "none"
+    ]
     summary["head_within_a_point"] = _mean(by_better(one) - by_chosen(one) <= POINT for one in ours)
     summary["coverage"] = {
         "least": min((one["least_coverage"] for one in acting), default=None),
@@ -127,16 +155,27 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def _by_setting(pairs: Gains) -> Record:
-    return {key: sign_test([gain for problem, gain in pairs if problem.setting in key]) for key in ("A", "B", "AB")}
+    return {
+        key: sign_test([gain for problem, gain in pairs if problem.setting in key])
+        for key in ("A", "B", "AB")
+    }
 
 
 def _by_data(pairs: Gains) -> Record:
-    return {data: sign_test([gain for problem, gain in pairs if problem.data == data]) for data in STEPS}
+    return {
+        data: sign_test([gain for problem, gain in pairs if problem.data == data]) for data in STEPS
+    }
 
 
 def _over_labels_only(records: Sequence[Record]) -> dict[str, float | None]:
-    """Return by problem the mean of the bases with the GP, each by its better head, over labels only."""
-    labels = {(one["problem"], one["seed"]): by_linear(one) for one in records if one["method"] == LABELS_ONLY}
+    """Return by problem the mean of the bases with the GP, each by its better head, over labels
+    only.
+    """
+    labels = {
+        (one["problem"], one["seed"]): by_linear(one)
+        for one in records
+        if one["method"] == LABELS_ONLY
+    }
     names = [f"{base}+gp" for base in BASES]
     return {
         name: _mean(
@@ -161,11 +200,15 @@ def _scores(records: Sequence[Record], score: Score) -> dict[str, dict[str, floa
     table: dict[str, dict[str, float]] = {}
     for problem, methods in found.items():
         seeds = set.intersection(*(set(values) for values in methods.values()))
-        table[problem] = {name: mean(values[seed] for seed in seeds) for name, values in methods.items()} if seeds else {}
+        table[problem] = (
+            {name: mean(values[seed] for seed in seeds) for name, values in methods.items()}
+            if seeds
+            else {}
+        )
     return table
 
 
-# Tables ---------------------------------------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------
 
 Rows = list[list[str]]  # the first has the headings
 
@@ -176,35 +219,87 @@ def percent(value: float | None, *, sign: bool = False) -> str:
 
 
 def problem_rows(records: Sequence[Record], summary: Mapping[str, Any]) -> Rows:
-    """Return one row per problem: means over bases and seeds, and the gain of SemiGPC over its base."""
-    rows = [["", "labels only", "base", "similarity", "fixed GP", "SemiGPC", "by chosen head", "gain", "chosen head's"]]
+    """Return one row per problem: means over bases and seeds, and the gain of SemiGPC over its
+    base.
+    """
+    rows = [
+        [
+            "",
+            "labels only",
+            "base",
+            "similarity",
+            "fixed GP",
+            "SemiGPC",
+            "by chosen head",
+            "gain",
+            "chosen head's",
+        ]
+    ]
     for name, problem in PROBLEMS.items():
-        ours = [one for one in records if one["problem"] == name and METHODS[one["method"]].addon == "none"]
+        ours = [
+            one
+            for one in records
+            if one["problem"] == name and METHODS[one["method"]].addon == "none"
+        ]
         if not ours:
             continue
 
         def score(refiner: str, by: Score, ours: Sequence[Record] = ours) -> str:
-            kind = [one for one in ours if METHODS[one["method"]].refiner == refiner and one["method"] != LABELS_ONLY]
+            kind = [
+                one
+                for one in ours
+                if METHODS[one["method"]].refiner == refiner and one["method"] != LABELS_ONLY
+            ]
             return percent(_mean(map(by, kind)))
 
         labels = percent(_mean(by_linear(one) for one in ours if one["method"] == LABELS_ONLY))
         linear = [score(refiner, by_linear) for refiner in ("none", "similarity", "gp_fixed", "gp")]
-        gain = [percent(summary["gain_by_problem"][by][name], sign=True) for by in ("linear", "chosen")]
+        gain = [
+            percent(summary["gain_by_problem"][by][name], sign=True) for by in ("linear", "chosen")
+        ]
         rows.append([problem.title, labels, *linear, score("gp", by_chosen), *gain])
     return rows
 
 
 def method_rows(records: Sequence[Record], summary: Mapping[str, Any]) -> Rows:
-    """Return one row per method, by mean rank: means over problems and seeds, by the chosen head and by the linear one."""
-    rows = [["", "rank", "A", "B", "few", "rank, linear", "A", "B", "few", "accepted", "right", "calibration"]]
+    """Return one row per method, by mean rank: means over problems and seeds, by the chosen head
+    and by the linear one.
+    """
+    rows = [
+        [
+            "",
+            "rank",
+            "A",
+            "B",
+            "few",
+            "rank, linear",
+            "A",
+            "B",
+            "few",
+            "accepted",
+            "right",
+            "calibration",
+        ]
+    ]
     ranks = {name: one["mean_ranks"] for name, one in summary["ranks"].items()}
     for name in ranks["chosen"] or _methods(records):
         ours = [one for one in records if one["method"] == name]
         row = [METHODS[name].label]
-        for by, head in (("chosen", lambda one: one["chosen_head"]), ("linear", lambda _: "linear")):
+        for by, head in (
+            ("chosen", lambda one: one["chosen_head"]),
+            ("linear", lambda _: "linear"),
+        ):
             row.append(f"{ranks[by][name]:.1f}" if name in ranks[by] else "-")
             for setting in "AB":
-                row.append(percent(_mean(SCORES[by](one) for one in ours if PROBLEMS[one["problem"]].setting == setting)))
+                row.append(
+                    percent(
+                        _mean(
+                            SCORES[by](one)
+                            for one in ours
+                            if PROBLEMS[one["problem"]].setting == setting
+                        )
+                    )
+                )
             row.append(percent(_mean(one["heads"][head(one)]["few"] for one in ours)))
         for figure in ("coverage", "precision", "calibration_error"):
             row.append(percent(_mean(one[figure] for one in ours if one.get(figure) is not None)))
@@ -213,20 +308,40 @@ def method_rows(records: Sequence[Record], summary: Mapping[str, Any]) -> Rows:
 
 
 def grid_rows(records: Sequence[Record]) -> Rows:
-    """Return one row per problem: FixMatch, SemiGPC, and the best of the fixed pairs of scales, by the linear head."""
-    rows = [["", "FixMatch", "SemiGPC", "best of 16", "l^2", "lambda", "behind it", "mean of 16", "worst", "coverage"]]
+    """Return one row per problem: FixMatch, SemiGPC, and the best of the fixed pairs of scales, by
+    the linear head.
+    """
+    rows = [
+        [
+            "",
+            "FixMatch",
+            "SemiGPC",
+            "best of 16",
+            "l^2",
+            "lambda",
+            "behind it",
+            "mean of 16",
+            "worst",
+            "coverage",
+        ]
+    ]
     for name, problem in PROBLEMS.items():
         ours = [one for one in records if one["problem"] == name]
-        scores = {method: _mean(by_linear(one) for one in ours if one["method"] == method) for method in _methods(ours)}
-        pairs = {refiner: score for refiner in GRID if (score := scores.get(f"fixmatch+{refiner}")) is not None}
+        scores = {
+            method: _mean(by_linear(one) for one in ours if one["method"] == method)
+            for method in _methods(ours)
+        }
+        pairs = {
+            refiner: score
+            for refiner in GRID
+            if (score := scores.get(f"fixmatch+{refiner}")) is not None
+        }
         base, tuned = scores.get("fixmatch"), scores.get("fixmatch+gp")
         if not pairs or base is None or tuned is None:
             continue
         best = max(pairs, key=lambda refiner: pairs[refiner])
         found = [one for one in ours if one["method"] == "fixmatch+gp"]
-        coverage = (
-            f"{percent(min(one['least_coverage'] for one in found))} to {percent(max(one['most_coverage'] for one in found))}"
-        )
+        coverage = f"{percent(min(one['least_coverage'] for one in found))} to {percent(max(one['most_coverage'] for one in found))}"
         scales = [f"{scale:g}" for scale in GRID[best]]
         others = [
             percent(pairs[best] - tuned, sign=True),
@@ -234,7 +349,9 @@ def grid_rows(records: Sequence[Record]) -> Rows:
             percent(min(pairs.values())),
             coverage,
         ]
-        rows.append([problem.title, percent(base), percent(tuned), percent(pairs[best]), *scales, *others])
+        rows.append(
+            [problem.title, percent(base), percent(tuned), percent(pairs[best]), *scales, *others]
+        )
     return rows
 
 
@@ -243,24 +360,44 @@ def claim_rows(summary: Mapping[str, Any]) -> Rows:
     rows = [["", "setting A", "setting B", "both", "sign test"]]
     labels = {"linear": "linear head", "chosen": "chosen head", "better": "better head"}
     gained = {f"gain over the base, {labels[by]}": one for by, one in summary["gain"].items()}
-    gained |= {f"on top of add-ons, {labels[by]}": one for by, one in summary["gain_on_addons"].items() if by != "better"}
-    gained |= {f"gain for classes with {group} labels, chosen head": one for group, one in summary["gain_by_group"].items()}
+    gained |= {
+        f"on top of add-ons, {labels[by]}": one
+        for by, one in summary["gain_on_addons"].items()
+        if by != "better"
+    }
+    gained |= {
+        f"gain for classes with {group} labels, chosen head": one
+        for group, one in summary["gain_by_group"].items()
+    }
     for title, one in gained.items():
         test = (
-            "-" if one["AB"]["p_value"] is None else f"{one['AB']['wins']}:{one['AB']['losses']}, p {one['AB']['p_value']:.1g}"
+            "-"
+            if one["AB"]["p_value"] is None
+            else f"{one['AB']['wins']}:{one['AB']['losses']}, p {one['AB']['p_value']:.1g}"
         )
-        rows.append([title, *(percent(one[key]["mean_gain"], sign=True) for key in ("A", "B", "AB")), test])
+        rows.append(
+            [title, *(percent(one[key]["mean_gain"], sign=True) for key in ("A", "B", "AB")), test]
+        )
     return rows
 
 
 def note_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return the rest of the claims, one per line."""
-    coverage, above = summary["coverage"], {k: v for k, v in summary["over_labels_only"].items() if v is not None}
-    below = {name: gain for name, gain in summary["gain_by_problem"]["linear"].items() if gain is not None}
+    coverage, above = (
+        summary["coverage"],
+        {k: v for k, v in summary["over_labels_only"].items() if v is not None},
+    )
+    below = {
+        name: gain
+        for name, gain in summary["gain_by_problem"]["linear"].items()
+        if gain is not None
+    }
     lines = [f"Runs: {summary['runs']}."]
     if below:
         worst = min(below, key=lambda name: below[name])
-        lines.append(f"Least gain of a problem, linear head: {percent(below[worst], sign=True)}, {PROBLEMS[worst].title}.")
+        lines.append(
+            f"Least gain of a problem, linear head: {percent(below[worst], sign=True)}, {PROBLEMS[worst].title}."
+        )
     if above:
         worst = min(above, key=lambda name: above[name])
         wins = sum(value > 0 for value in above.values())
@@ -283,7 +420,9 @@ def note_lines(summary: Mapping[str, Any]) -> list[str]:
         f"Methods without a refiner gain {percent(summary['second_half_of_bases'], sign=True)} in the second half of a run.",
     ]
     if difference := summary["ranks"]["chosen"]["critical_difference"]:
-        lines.append(f"Mean ranks closer than {difference:.1f} cannot be told apart (Nemenyi, 5 %).")
+        lines.append(
+            f"Mean ranks closer than {difference:.1f} cannot be told apart (Nemenyi, 5 %)."
+        )
     return lines
 
 
@@ -295,22 +434,51 @@ def markdown(rows: Rows) -> str:
 
 
 def field(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of study.json; what it holds is not run again.")],
-    mnist: Annotated[Path | None, typer.Option(metavar="PATH", exists=True, help="MNIST, .npz or folder of idx files.")] = None,
-    cifar: Annotated[Path | None, typer.Option(metavar="PATH", exists=True, help="CIFAR-10, a folder or a .zip.")] = None,
-    problem: Annotated[Names, typer.Option(metavar="NAME", help="Such as mnist_a50 or digits_b4; repeat for several.")] = None,
-    method: Annotated[Names, typer.Option(metavar="NAME", help="Such as fixmatch+cossl+gp; repeat for several.")] = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", help="Folder of study.json; what it holds is not run again."
+        ),
+    ],
+    mnist: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", exists=True, help="MNIST, .npz or folder of idx files."),
+    ] = None,
+    cifar: Annotated[
+        Path | None, typer.Option(metavar="PATH", exists=True, help="CIFAR-10, a folder or a .zip.")
+    ] = None,
+    problem: Annotated[
+        Names,
+        typer.Option(metavar="NAME", help="Such as mnist_a50 or digits_b4; repeat for several."),
+    ] = None,
+    method: Annotated[
+        Names, typer.Option(metavar="NAME", help="Such as fixmatch+cossl+gp; repeat for several.")
+    ] = None,
     seed: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="0 to 4 without it; from 100 on, judged on validation.")
+        list[int] | None,
+        typer.Option(metavar="N", help="0 to 4 without it; from 100 on, judged on validation."),
     ] = None,
     grid: Annotated[
-        bool, typer.Option("--grid", help="Run FixMatch with SemiGPC and with 16 pairs of fixed l and lambda instead.")
+        bool,
+        typer.Option(
+            "--grid",
+            help="Run FixMatch with SemiGPC and with 16 pairs of fixed l and lambda instead.",
+        ),
     ] = False,
-    times: Annotated[float, typer.Option(metavar="X", min=0.03, help="Make every run so many times longer, or shorter.")] = 1.0,
+    times: Annotated[
+        float,
+        typer.Option(
+            metavar="X", min=0.03, help="Make every run so many times longer, or shorter."
+        ),
+    ] = 1.0,
     jobs: Jobs = 1,
-    only_summary: Annotated[bool, typer.Option("--only-summary", help="Run nothing more; show what is finished.")] = False,
+    only_summary: Annotated[
+        bool, typer.Option("--only-summary", help="Run nothing more; show what is finished.")
+    ] = False,
     plot: Plot = None,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the tables as Markdown.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compare methods of the field with and without SemiGPC, on the same splits and seeds.
@@ -328,11 +496,18 @@ def field(
       python benchmarks/field.py --mnist mnist.npz --cifar cifar10.zip --out study --jobs 2
     """
     check_folders(plot=plot)
-    roots = {name: path for name, path in (("mnist", mnist), ("cifar10", cifar)) if path is not None}
+    roots = {
+        name: path for name, path in (("mnist", mnist), ("cifar10", cifar)) if path is not None
+    }
     if grid:
-        method, seed = ["fixmatch", "fixmatch+gp", *(f"fixmatch+{refiner}" for refiner in GRID)], seed or [TUNING]
+        method, seed = (
+            ["fixmatch", "fixmatch+gp", *(f"fixmatch+{refiner}" for refiner in GRID)],
+            seed or [TUNING],
+        )
     study = _chosen(problem, method, seed, out, roots, times)
-    words = (Path(word).name if "/" in word else word for word in sys.argv[1:])  # of no use elsewhere: where the files lie
+    words = (
+        Path(word).name if "/" in word else word for word in sys.argv[1:]
+    )  # of no use elsewhere: where the files lie
     command = shlex.join(["python", "benchmarks/field.py", *words])
     runs = study.runs()
     if only_summary:
@@ -365,8 +540,12 @@ def field(
         {"Scales of SemiGPC on FixMatch, balanced accuracy by the linear head": grid_rows(records)}
         if grid
         else {
-            "Balanced accuracy in percent, means over bases and seeds, by the linear head": problem_rows(records, summary),
-            "Methods by mean rank, by the chosen head and by the linear one": method_rows(records, summary),
+            "Balanced accuracy in percent, means over bases and seeds, by the linear head": problem_rows(
+                records, summary
+            ),
+            "Methods by mean rank, by the chosen head and by the linear one": method_rows(
+                records, summary
+            ),
             "What SemiGPC adds, in points of balanced accuracy": claim_rows(summary),
         }
     )
@@ -382,7 +561,14 @@ def field(
         typer.echo(f"- {line}" if as_markdown else line)
 
 
-def _chosen(problem: Names, method: Names, seed: list[int] | None, out: Path, roots: Mapping[str, Path], times: float) -> Study:
+def _chosen(
+    problem: Names,
+    method: Names,
+    seed: list[int] | None,
+    out: Path,
+    roots: Mapping[str, Path],
+    times: float,
+) -> Study:
     """Return what is to be run, with every name checked before anything is."""
     at_hand = [name for name, one in PROBLEMS.items() if one.source in ("digits", *roots)]
     for kind, names, known in (("problem", problem, PROBLEMS), ("method", method, METHODS)):
@@ -392,10 +578,18 @@ def _chosen(problem: Names, method: Names, seed: list[int] | None, out: Path, ro
     for name in problem or ():
         if name not in at_hand:
             option = "--mnist" if PROBLEMS[name].source == "mnist" else "--cifar"
-            raise SettingError(f"{name} is made of images: give the path of their data by {option}.")
+            raise SettingError(
+                f"{name} is made of images: give the path of their data by {option}."
+            )
     return Study(
-        problems=tuple(name for name in at_hand if (name in problem if problem else name != FINETUNED)),
-        methods=tuple(name for name, one in METHODS.items() if (name in method if method else one.refiner not in GRID)),
+        problems=tuple(
+            name for name in at_hand if (name in problem if problem else name != FINETUNED)
+        ),
+        methods=tuple(
+            name
+            for name, one in METHODS.items()
+            if (name in method if method else one.refiner not in GRID)
+        ),
         seeds=tuple(dict.fromkeys(seed or SEEDS)),
         out=out,
         roots={name: path.resolve() for name, path in roots.items()},

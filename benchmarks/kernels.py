@@ -1,8 +1,10 @@
 """Are learned kernels better than given ones, on rows whose labels nobody saw?
 
-Every variant sees the same points: rows as the estimator scales them, put on the unit sphere as the refiner does. All are
-chosen by the labelled rows alone, and so is lambda, by the same rule for all: the one for which softmax(lambda mu_-i) makes the
-labelled rows, each left out, most probable, every class counting the same, with the estimator's prior around the usual lambda.
+Every variant sees the same points: rows as the estimator scales them, put on the unit sphere as the
+refiner does. All are
+chosen by the labelled rows alone, and so is lambda, by the same rule for all: the one for which
+softmax(lambda mu_-i) makes the labelled rows, each left out, most probable, every class counting
+the same, with the estimator's prior around the usual lambda.
 """
 
 import math
@@ -19,7 +21,9 @@ from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # so that the script can be started as a file too
 
 from benchmarks.peers import balanced_accuracy
 from benchmarks.problems import PROBLEMS, Pool, Problem, Task, cut
@@ -67,7 +71,9 @@ Chosen = tuple[Sequence[Kernel], Sequence[float]]
 
 
 class Points(NamedTuple):
-    """Labelled points (n, D) with codes (n,), points to judge by (M, D) with the truth (M,); and the grid's choice."""
+    """Labelled points (n, D) with codes (n,), points to judge by (M, D) with the truth (M,); and
+    the grid's choice.
+    """
 
     labelled: Tensor
     codes: Tensor
@@ -77,31 +83,55 @@ class Points(NamedTuple):
 
 
 def study_on(problem: Problem, pool: Pool, seed: int) -> Record:
-    """Every variant on one problem and seed: mean negative log-likelihood and balanced accuracy of the unlabelled rows."""
+    """Every variant on one problem and seed: mean negative log-likelihood and balanced accuracy of
+    the unlabelled rows.
+    """
     points = points_of(cut(problem, pool, seed), seed)
     targets = F.one_hot(points.codes, int(points.truth.max()) + 1).double()
     chosen: dict[str, Chosen] = {"default": ([PAPER[0]], [PAPER[1]]), "grid": points.grid}
     for name, options in LEARNED.items():
-        found = learn_kernel(points.labelled, targets, *PAPER, generator=torch.Generator().manual_seed(seed), **options)
+        found = learn_kernel(
+            points.labelled,
+            targets,
+            *PAPER,
+            generator=torch.Generator().manual_seed(seed),
+            **options,
+        )
         chosen[name] = found.kernels, found.noise_stds
     variants = {name: judge(points, targets, *chosen[name]) for name in VARIANTS}
-    return {"problem": problem.name, "seed": seed, "labels": len(targets), "rows": len(points.truth), "variants": variants}
+    return {
+        "problem": problem.name,
+        "seed": seed,
+        "labels": len(targets),
+        "rows": len(points.truth),
+        "variants": variants,
+    }
 
 
 def points_of(task: Task, seed: int) -> Points:
-    """The points of a task. Its scaling, and the grid's l and sigma, are those of least leave-one-out error."""
+    """The points of a task. Its scaling, and the grid's l and sigma, are those of least
+    leave-one-out error.
+    """
     known = task.codes >= 0
     codes = torch.from_numpy(task.codes[known])
     scalings = fit_scalings(task.X, labels=len(codes))
-    scaled = {name: F.normalize(scaling(task.X[known]), dim=1) for name, scaling in scalings.items()}
+    scaled = {
+        name: F.normalize(scaling(task.X[known]), dim=1) for name, scaling in scalings.items()
+    }
     setting = tune(scaled, codes, kernel="rbf", length_scale=None, noise_std=None)
-    judged = np.sort(np.random.default_rng([seed, 31]).permutation(np.flatnonzero(~known))[:VALIDATED])
+    judged = np.sort(
+        np.random.default_rng([seed, 31]).permutation(np.flatnonzero(~known))[:VALIDATED]
+    )
     queries = F.normalize(scalings[setting.scaling](task.X[judged]), dim=1)
     grid = [RBF(length_scale=setting.length_scale)], [setting.noise_std]
-    return Points(scaled[setting.scaling].double(), codes, queries.double(), task.truth[judged], grid)
+    return Points(
+        scaled[setting.scaling].double(), codes, queries.double(), task.truth[judged], grid
+    )
 
 
-def judge(points: Points, targets: Tensor, kernels: Sequence[Kernel], noise_stds: Sequence[float]) -> dict[str, Any]:
+def judge(
+    points: Points, targets: Tensor, kernels: Sequence[Kernel], noise_stds: Sequence[float]
+) -> dict[str, Any]:
     """What one choice comes to, with the lambda that suits it best by the labelled rows."""
     mean, left_out = posterior_means(points, targets, kernels, noise_stds)
     alone = torch.bincount(points.codes, minlength=targets.shape[1])[points.codes] < 2
@@ -124,7 +154,9 @@ def judge(points: Points, targets: Tensor, kernels: Sequence[Kernel], noise_stds
 def posterior_means(
     points: Points, targets: Tensor, kernels: Sequence[Kernel], noise_stds: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """mu of the judged points (M, C), and of the labelled ones without themselves (n, C); one kernel, or one a class."""
+    """mu of the judged points (M, C), and of the labelled ones without themselves (n, C); one
+    kernel, or one a class.
+    """
     parts = targets.split(1, dim=1) if len(kernels) > 1 else (targets,)
     means, left_out = [], []
     for y, kernel, noise_std in zip(parts, kernels, noise_stds, strict=True):
@@ -138,7 +170,9 @@ def posterior_means(
 
 
 def summarise(records: Sequence[Record]) -> Record:
-    """Means and spreads over seeds for each problem and variant, and on how many problems a variant beats the given kernels."""
+    """Means and spreads over seeds for each problem and variant, and on how many problems a variant
+    beats the given kernels.
+    """
     problems: dict[str, Record] = {}
     for name in dict.fromkeys(record["problem"] for record in records):
         mine = [record["variants"] for record in records if record["problem"] == name]
@@ -150,22 +184,35 @@ def summarise(records: Sequence[Record]) -> Record:
                     "mean": float(np.mean(values)),
                     "std": float(np.std(values)),
                     "gain": float(np.mean(np.subtract(values, found["default"]))),
-                    "gain_error": float(np.std(np.subtract(values, found["default"])) / len(mine) ** 0.5),
+                    "gain_error": float(
+                        np.std(np.subtract(values, found["default"])) / len(mine) ** 0.5
+                    ),
                 }
                 for variant, values in found.items()
             }
     better = {
         variant: {
-            given: sum(problem["nll"][variant]["mean"] < problem["nll"][given]["mean"] for problem in problems.values())
+            given: sum(
+                problem["nll"][variant]["mean"] < problem["nll"][given]["mean"]
+                for problem in problems.values()
+            )
             for given in ("default", "grid")
         }
         for variant in VARIANTS
     }
     overall = {
-        figure: {variant: float(np.mean([p[figure][variant]["mean"] for p in problems.values()])) for variant in VARIANTS}
+        figure: {
+            variant: float(np.mean([p[figure][variant]["mean"] for p in problems.values()]))
+            for variant in VARIANTS
+        }
         for figure in ("nll", "balanced_nll", "balanced_accuracy")
     }
-    return {"problems": problems, "overall": overall, "lower_nll_than": better, "of_problems": len(problems)}
+    return {
+        "problems": problems,
+        "overall": overall,
+        "lower_nll_than": better,
+        "of_problems": len(problems),
+    }
 
 
 def kernels(
@@ -191,7 +238,16 @@ def kernels(
     CIFAR-10 needs embeddings, see python benchmarks/estimator.py --help.
     """
     summary = study(
-        PROBLEMS, study_on, summarise, out=out, plot=plot, embeddings=embeddings, mnist=mnist, data=data, seeds=seeds, jobs=jobs
+        PROBLEMS,
+        study_on,
+        summarise,
+        out=out,
+        plot=plot,
+        embeddings=embeddings,
+        mnist=mnist,
+        data=data,
+        seeds=seeds,
+        jobs=jobs,
     )
     if plot is not None:
         draw_kernel_study(summary, VARIANTS, plot)
@@ -200,21 +256,46 @@ def kernels(
 
 def _tables(summary: dict[str, Any]) -> list[Table]:
     return [
-        _table(summary, "nll", "Negative log-likelihood of unlabelled rows in nats, mean and spread over seeds", best=min),
-        _table(summary, "balanced_accuracy", "Balanced accuracy in percent, mean and spread over seeds", best=max, scale=100),
+        _table(
+            summary,
+            "nll",
+            "Negative log-likelihood of unlabelled rows in nats, mean and spread over seeds",
+            best=min,
+        ),
+        _table(
+            summary,
+            "balanced_accuracy",
+            "Balanced accuracy in percent, mean and spread over seeds",
+            best=max,
+            scale=100,
+        ),
     ]
 
 
-def _table(summary: dict[str, Any], figure: str, title: str, *, best: Any, scale: float = 1) -> Table:
-    table = new_table(title, "problem", *(variant.replace("_", "\n", 1) for variant in summary["overall"][figure]))
+def _table(
+    summary: dict[str, Any], figure: str, title: str, *, best: Any, scale: float = 1
+) -> Table:
+    table = new_table(
+        title, "problem", *(variant.replace("_", "\n", 1) for variant in summary["overall"][figure])
+    )
     digits = 1 if scale > 1 else 3
     for name, problem in summary["problems"].items():
         values = problem[figure].values()
         winner = best(value["mean"] for value in values)
-        cells = (f"{scale * value['mean']:.{digits}f} ± {scale * value['std']:.{digits}f}" for value in values)
-        marked = (f"[bold]{cell}[/]" if value["mean"] == winner else cell for cell, value in zip(cells, values, strict=True))
+        cells = (
+            f"{scale * value['mean']:.{digits}f} ± {scale * value['std']:.{digits}f}"
+            for value in values
+        )
+        marked = (
+            f"[bold]{cell}[/]" if value["mean"] == winner else cell
+            for cell, value in zip(cells, values, strict=True)
+        )
         table.add_row(name, *marked)
-    table.add_row("all", *(f"{scale * value:.{digits}f}" for value in summary["overall"][figure].values()), style="bold")
+    table.add_row(
+        "all",
+        *(f"{scale * value:.{digits}f}" for value in summary["overall"][figure].values()),
+        style="bold",
+    )
     if figure == "nll":
         counts = [
             f"{variant}: lower than default on {wins['default']} of {summary['of_problems']}, than grid on {wins['grid']}"
@@ -226,10 +307,12 @@ def _table(summary: dict[str, Any], figure: str, title: str, *, best: Any, scale
 
 
 def draw_kernel_study(summary: Mapping[str, Any], titles: Mapping[str, str], path: Path) -> None:
-    """Draw what each kernel changes against the first, one row per problem: likelihood on the left, accuracy on the right.
+    """Draw what each kernel changes against the first, one row per problem: likelihood on the left,
+    accuracy on the right.
 
     Args:
-        summary: of the study. titles: variant -> legend; the first is what others are compared with.
+        summary: of the study. titles: variant -> legend; the first is what others are compared
+            with.
     """
     problems = summary["problems"]
     figure = Figure(figsize=(12, 0.45 * len(problems) + 2.2), dpi=150, layout="constrained")
@@ -253,7 +336,13 @@ def draw_kernel_study(summary: Mapping[str, Any], titles: Mapping[str, str], pat
             )
     dress(left, "Negative log-likelihood", "change in nats per row: left of 0 is better")
     dress(right, "Balanced accuracy", "change in points: right of 0 is better")
-    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3, fontsize=9)
+    figure.legend(
+        *right.get_legend_handles_labels(),
+        loc="outside lower center",
+        frameon=False,
+        ncols=3,
+        fontsize=9,
+    )
     figure.savefig(path)
 
 

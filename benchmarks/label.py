@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # so that the script can be started as a file too
 
 from benchmarks.peers import LABELLERS, Budget, largest_size
 from benchmarks.problems import Clusters
@@ -48,11 +50,12 @@ def bench_label(
     seed: int = 0,
     report: Report = lambda _: None,
 ) -> Record:
-    """Time ``SemiGPClassifier.answer`` against the products that it needs, and what a correction takes.
+    """Time ``SemiGPClassifier.answer`` against the products that it needs, and what a correction
+    takes.
 
-    Ours and the floor take turns of 65 536 rows over the same rows, with the variance and without. Hyper-parameters are
-    given and self-training is off: it is the answering that is timed, from checking the rows to the status and the
-    reasons.
+    Ours and the floor take turns of 65 536 rows over the same rows, with the variance and without.
+    Hyper-parameters are given and self-training is off: it is the answering that is timed, from
+    checking the rows to the status and the reasons.
 
     Args:
         rows: M. labels: N. width: D. classes: C.
@@ -62,21 +65,35 @@ def bench_label(
         report: called with the stage, for a progress display.
 
     Returns:
-        ``rows_per_s`` of ours, ``floor_rows_per_s`` and the ``ratio`` of their times; the same in ``without_variance``.
-        ``peak_bytes`` is how far the resident set of the process rises above what it was with the input while all rows are
-        answered in one call. ``max_abs_error`` is that of scores and variances against the floor's. ``correction`` and
-        ``peers`` are None if left out.
+        ``rows_per_s`` of ours, ``floor_rows_per_s`` and the ``ratio`` of their times; the same in
+        ``without_variance``. ``peak_bytes`` is how far the resident set of the process rises above
+        what it was with the input while all rows are answered in one call. ``max_abs_error`` is
+        that of scores and variances against the floor's. ``correction`` and ``peers`` are None if
+        left out.
     """
     clusters = Clusters(width, classes, seed)
-    record: Record = {"rows": rows, "labels": labels, "width": width, "classes": classes, "seed": seed}
+    record: Record = {
+        "rows": rows,
+        "labels": labels,
+        "width": width,
+        "classes": classes,
+        "seed": seed,
+    }
     record |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
     record |= bench_answers(clusters, rows, labels, report)
-    record["correction"] = bench_correction(clusters, correction_labels, corrections, report) if correction_labels else None
+    record["correction"] = (
+        bench_correction(clusters, correction_labels, corrections, report)
+        if correction_labels
+        else None
+    )
     record["peers"] = None
     if peers:
         budget = budget or Budget()
         tried = {
-            name: largest_size(name, clusters, labels=labels, rows=rows, budget=budget, report=report) for name in LABELLERS
+            name: largest_size(
+                name, clusters, labels=labels, rows=rows, budget=budget, report=report
+            )
+            for name in LABELLERS
         }
         record["peers"] = tried
     return record
@@ -114,17 +131,20 @@ def fitted(clusters: Clusters, labels: int) -> SemiGPClassifier:
 
 
 class Floor:
-    """The products that labelling unit vectors cannot do without, and nothing else: x H^T and exp, k a, L^-1 k.
+    """The products that labelling unit vectors cannot do without, and nothing else: x H^T and exp,
+    k a, L^-1 k.
 
-    Where all rows have length 1, k(h, h_i) = e^(-1/l^2) exp(h.h_i / l^2): the scale of h_Q, of the weights and of L takes up
-    all constants, and the products alone give the mean and what the labels explain of the variance. Chunk by chunk as
-    ours, into memory that is there already.
+    Where all rows have length 1, k(h, h_i) = e^(-1/l^2) exp(h.h_i / l^2): the scale of h_Q, of the
+    weights and of L takes up all constants, and the products alone give the mean and what the
+    labels explain of the variance. Chunk by chunk as ours, into memory that is there already.
     """
 
     def __init__(self, model: SemiGPClassifier) -> None:
         posterior: Posterior = model._memory._view.posterior
         scale = KERNEL.length_scale**-2
-        factor = torch.linalg.cholesky(kernel_matrix(posterior.features.double(), KERNEL, NOISE_STD))
+        factor = torch.linalg.cholesky(
+            kernel_matrix(posterior.features.double(), KERNEL, NOISE_STD)
+        )
         self.columns = (posterior.features * scale).mT
         self.weights = posterior.weights * np.exp(-scale)
         self.factor = factor.mul_(np.exp(scale)).float()
@@ -144,7 +164,9 @@ class Floor:
         return mean, k
 
     def difference(self, rows: NDArray[np.float32], answers: Answers) -> float:
-        """Largest difference of scores and variances of at most CHUNK rows from those of the products."""
+        """Largest difference of scores and variances of at most CHUNK rows from those of the
+        products.
+        """
         mean, explained = self.products(rows, variance=True)
         scores = mean.gather(1, torch.from_numpy(answers.codes)[:, None]).squeeze(1)
         variance = (1 - explained.double().square().sum(dim=1)).clamp_min(0)
@@ -154,7 +176,9 @@ class Floor:
         return max(float(of_scores), float(of_variance))
 
 
-def take_turns(model: SemiGPClassifier, floor: Floor, X: NDArray[np.float32], report: Report) -> tuple[Record, Record]:
+def take_turns(
+    model: SemiGPClassifier, floor: Floor, X: NDArray[np.float32], report: Report
+) -> tuple[Record, Record]:
     """Rows a second of ours and of the floor, with the variance and without it."""
     seconds = {(name, variance): 0.0 for name in ("floor", "ours") for variance in (True, False)}
     for start in range(0, len(X), TURN):
@@ -179,7 +203,9 @@ def take_turns(model: SemiGPClassifier, floor: Floor, X: NDArray[np.float32], re
 
 
 def bench_correction(clusters: Clusters, labels: int, corrections: int, report: Report) -> Record:
-    """Seconds from a person's correction until 1000 rows are scored again: ``partial_fit`` of one of them, and ``answer``."""
+    """Seconds from a person's correction until 1000 rows are scored again: ``partial_fit`` of one
+    of them, and ``answer``.
+    """
     report(f"building a model of {labels:,} labels")
     began = time.perf_counter()
     model = fitted(clusters, labels)
@@ -192,7 +218,13 @@ def bench_correction(clusters: Clusters, labels: int, corrections: int, report: 
         model.answer(cards, variance=False)
         seconds.append(time.perf_counter() - began)
         report(f"corrections: {row} of {corrections}")
-    return {"labels": labels, "cards": CARDS, "seconds": median(seconds[1:]), "slowest_s": max(seconds[1:]), "build_s": build_s}
+    return {
+        "labels": labels,
+        "cards": CARDS,
+        "seconds": median(seconds[1:]),
+        "slowest_s": max(seconds[1:]),
+        "build_s": build_s,
+    }
 
 
 def label(
@@ -201,11 +233,20 @@ def label(
     width: Annotated[int, typer.Option(help="Numbers per row, D.", min=2)] = 384,
     classes: Annotated[int, typer.Option(help="Classes, C.", min=2)] = 20,
     correction_labels: Annotated[
-        int, typer.Option(help="Labelled rows of the model that is corrected; 0 leaves corrections out.", min=0)
+        int,
+        typer.Option(
+            help="Labelled rows of the model that is corrected; 0 leaves corrections out.", min=0
+        ),
     ] = 16_000,
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Whether to try scikit-learn's classifiers.")] = True,
-    peer_seconds: Annotated[float, typer.Option(help="Seconds that a peer may take for one size.", min=0)] = 60.0,
-    peer_gb: Annotated[float, typer.Option(help="Gigabytes of RAM that a peer's process may hold.", min=0)] = 4.0,
+    peers: Annotated[
+        bool, typer.Option("--peers/--no-peers", help="Whether to try scikit-learn's classifiers.")
+    ] = True,
+    peer_seconds: Annotated[
+        float, typer.Option(help="Seconds that a peer may take for one size.", min=0)
+    ] = 60.0,
+    peer_gb: Annotated[
+        float, typer.Option(help="Gigabytes of RAM that a peer's process may hold.", min=0)
+    ] = 4.0,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -222,7 +263,9 @@ def label(
       python benchmarks/label.py --rows 100000 --correction-labels 0 --no-peers
     """
     if labels < classes or 0 < correction_labels < classes:
-        raise typer.BadParameter(f"{classes} classes need a labelled row each.", param_hint="--classes")
+        raise typer.BadParameter(
+            f"{classes} classes need a labelled row each.", param_hint="--classes"
+        )
     with Console(stderr=True).status("starting") as status:
         record = bench_label(
             rows,
@@ -242,16 +285,24 @@ def _table(record: dict[str, Any]) -> Table:
     title = f"{record['rows']:,} rows of {record['width']}, {record['labels']:,} labels, {record['classes']} classes"
     table = new_table(title, "", "rows per second", "floor", "time / floor")
     for name, figures in (("with variance", record), ("without", record["without_variance"])):
-        rates = (f"{figures['rows_per_s']:,.0f}", f"{figures['floor_rows_per_s']:,.0f}", f"{figures['ratio']:.2f}")
+        rates = (
+            f"{figures['rows_per_s']:,.0f}",
+            f"{figures['floor_rows_per_s']:,.0f}",
+            f"{figures['ratio']:.2f}",
+        )
         table.add_row(f"semigpc, {name}", *rates)
     for name, peer in (record["peers"] or {}).items():
-        table.add_row(f"{name}, {peer['rows']:,} rows", f"{peer['rows_per_s'] or 0:,.0f}", "", _end(peer))
+        table.add_row(
+            f"{name}, {peer['rows']:,} rows", f"{peer['rows_per_s'] or 0:,.0f}", "", _end(peer)
+        )
     notes = [f"error {record['max_abs_error']:.1e}"]
     if record["peak_bytes"] is not None:
         notes.insert(0, f"{record['peak_bytes'] / 1e6:,.0f} MB beyond the input")
     if record["correction"]:
         correction = record["correction"]
-        notes.append(f"a correction among {correction['labels']:,} labels takes {correction['seconds']:.2f} s")
+        notes.append(
+            f"a correction among {correction['labels']:,} labels takes {correction['seconds']:.2f} s"
+        )
     table.caption = "; ".join(notes)
     return table
 

@@ -23,11 +23,21 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # so that the script can be started as a file too
 
 from benchmarks.tables import Json, Seed, new_table, script, show
 from benchmarks.timing import Step, time_in_turns
-from semigpc.data import Augment, AugmentConfig, BatchStream, EvaluationLoader, FolderConfig, ImageSet, ViewSource
+from semigpc.data import (
+    Augment,
+    AugmentConfig,
+    BatchStream,
+    EvaluationLoader,
+    FolderConfig,
+    ImageSet,
+    ViewSource,
+)
 from semigpc.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from semigpc.data.folder import load
 from semigpc.data.loaders import TINY, normalised
@@ -42,7 +52,11 @@ SIZES = (32, 224)  # pixels a side
 PHOTOGRAPH = (500, 375)  # pixels of a generated file where the network sees more than 32
 TORCHVISION, DECODING, KEPT = "torchvision", "semigpc, decoding", "semigpc, kept"
 OURS = {DECODING: 0, KEPT: 2 * GIGABYTE}  # bytes to keep decoded images in
-READY = (v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD))
+READY = (
+    v2.ToImage(),
+    v2.ToDtype(torch.float32, scale=True),
+    v2.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+)
 
 
 class TwoViews:
@@ -68,33 +82,55 @@ class TwoViews:
 
 
 def write_files(folder: Path, count: int, size: int, seed: int) -> None:
-    """Write crops of the two photographs of scikit-learn: PNG files of 32 x 32, or JPEG files of 500 x 375."""
-    rng, photographs = np.random.default_rng(seed), [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    """Write crops of the two photographs of scikit-learn: PNG files of 32 x 32, or JPEG files of
+    500 x 375.
+    """
+    rng, photographs = (
+        np.random.default_rng(seed),
+        [Image.fromarray(pixels) for pixels in load_sample_images().images],
+    )
     for number in range(count):
         photograph = photographs[number % 2]
         width = int(rng.integers(400, photograph.width))
         height = width * 3 // 4 if width * 3 // 4 < photograph.height else photograph.height
-        left, top = int(rng.integers(photograph.width - width + 1)), int(rng.integers(photograph.height - height + 1))
+        left, top = (
+            int(rng.integers(photograph.width - width + 1)),
+            int(rng.integers(photograph.height - height + 1)),
+        )
         box = (left, top, left + width, top + height)
         file = folder / ("even", "odd")[number % 2] / f"{number:05d}"
         file.parent.mkdir(parents=True, exist_ok=True)
         if size <= TINY:
-            photograph.resize((size, size), Image.Resampling.BICUBIC, box).save(file.with_suffix(".png"))
+            photograph.resize((size, size), Image.Resampling.BICUBIC, box).save(
+                file.with_suffix(".png")
+            )
         else:
-            photograph.resize(PHOTOGRAPH, Image.Resampling.BICUBIC, box).save(file.with_suffix(".jpg"), quality=90)
+            photograph.resize(PHOTOGRAPH, Image.Resampling.BICUBIC, box).save(
+                file.with_suffix(".jpg"), quality=90
+            )
 
 
 @contextmanager
-def training_passes(folder: Path, size: int, workers: int, batches: int, seed: int) -> Iterator[dict[str, Step]]:
-    """Yield a function for each contender that makes some batches of 64 images, a weak and a strong view of each."""
+def training_passes(
+    folder: Path, size: int, workers: int, batches: int, seed: int
+) -> Iterator[dict[str, Step]]:
+    """Yield a function for each contender that makes some batches of 64 images, a weak and a strong
+    view of each.
+    """
     files = ImageFolder(str(folder), TwoViews(size))
     drawn = np.random.default_rng(seed).integers(len(files), size=batches * BATCH).tolist()
-    passes: dict[str, Step] = {TORCHVISION: partial(_pass, torchvision_loader(Subset(files, drawn), workers))}
+    passes: dict[str, Step] = {
+        TORCHVISION: partial(_pass, torchvision_loader(Subset(files, drawn), workers))
+    }
     with ExitStack() as opened:
         for name, limit in OURS.items():
             splits = load(FolderConfig(root=str(folder), cache_bytes=limit), seed)
             stream = BatchStream(
-                replace(splits, unlabeled=splits.labeled.without_labels(), unlabeled_truth=splits.labeled.labels),
+                replace(
+                    splits,
+                    unlabeled=splits.labeled.without_labels(),
+                    unlabeled_truth=splits.labeled.labels,
+                ),
                 augmentation(size),
                 views=("weak", "strong"),
                 labeled_batch=1,
@@ -103,22 +139,35 @@ def training_passes(folder: Path, size: int, workers: int, batches: int, seed: i
                 epoch_steps=batches,
                 total_steps=batches,
             )
-            ours = opened.enter_context(closing(stream.batches(first_step=0, workers=workers, prefetch=PREFETCH)))
+            ours = opened.enter_context(
+                closing(stream.batches(first_step=0, workers=workers, prefetch=PREFETCH))
+            )
             passes[name] = partial(_training_pass, ours, stream.source)
         yield passes
 
 
 @contextmanager
 def evaluation_passes(folder: Path, size: int, workers: int) -> Iterator[dict[str, Step]]:
-    """Yield the same for evaluation: every image once, its shorter side resized, and the centre cropped."""
+    """Yield the same for evaluation: every image once, its shorter side resized, and the centre
+    cropped.
+    """
     crop = (v2.Resize(size if size <= TINY else size * 8 // 7), v2.CenterCrop(size))
     passes: dict[str, Step] = {
-        TORCHVISION: partial(_pass, torchvision_loader(ImageFolder(str(folder), v2.Compose([*crop, *READY])), workers))
+        TORCHVISION: partial(
+            _pass,
+            torchvision_loader(ImageFolder(str(folder), v2.Compose([*crop, *READY])), workers),
+        )
     }
     with ExitStack() as opened:
         for name, limit in OURS.items():
             images = load(FolderConfig(root=str(folder), cache_bytes=limit), 0).labeled
-            ours = EvaluationLoader([images], augmentation(size), batch_size=BATCH, workers=workers, device=torch.device("cpu"))
+            ours = EvaluationLoader(
+                [images],
+                augmentation(size),
+                batch_size=BATCH,
+                workers=workers,
+                device=torch.device("cpu"),
+            )
             passes[name] = partial(_evaluation_pass, opened.enter_context(ours), images)
         yield passes
 
@@ -130,7 +179,9 @@ def augmentation(size: int) -> Augment:
 
 def torchvision_loader(images: Dataset[Any], workers: int) -> DataLoader[Any]:
     """Return a DataLoader with the settings of ours."""
-    return DataLoader(images, BATCH, num_workers=workers, persistent_workers=True, prefetch_factor=PREFETCH)
+    return DataLoader(
+        images, BATCH, num_workers=workers, persistent_workers=True, prefetch_factor=PREFETCH
+    )
 
 
 def _pass(loader: Iterable[Any]) -> None:
@@ -147,12 +198,14 @@ def _evaluation_pass(loader: EvaluationLoader, images: ImageSet) -> None:
     _pass(loader.batches(images))
 
 
-def bench_loader(folder: Path, *, size: int, workers: int, batches: int, repetitions: int, seed: int = 0) -> list[Record]:
+def bench_loader(
+    folder: Path, *, size: int, workers: int, batches: int, repetitions: int, seed: int = 0
+) -> list[Record]:
     """Time training and evaluation batches of one size, the contenders in turns.
 
     Returns:
-        For each purpose and contender ``images_per_s``, the median, and ``ratio``, the median over repetitions of how many
-        times as fast as torchvision it was in the same repetition.
+        For each purpose and contender ``images_per_s``, the median, and ``ratio``, the median over
+        repetitions of how many times as fast as torchvision it was in the same repetition.
     """
     records = []
     count = sum(1 for _ in folder.rglob("*.*"))
@@ -167,23 +220,37 @@ def bench_loader(folder: Path, *, size: int, workers: int, batches: int, repetit
         for name, times in seconds.items():
             ratios = [theirs / own for theirs, own in zip(seconds[TORCHVISION], times, strict=True)]
             facts = {"image_size": size, "workers": workers, "purpose": purpose, "loader": name}
-            records.append(facts | {"images_per_s": images / median(times), "ratio": median(ratios)})
+            records.append(
+                facts | {"images_per_s": images / median(times), "ratio": median(ratios)}
+            )
     return records
 
 
 def loader(
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Class folders of images, instead of generated ones.", exists=True)
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Class folders of images, instead of generated ones.", exists=True
+        ),
     ] = None,
     images: Annotated[int, typer.Option(help="Files to generate for each size.", min=BATCH)] = 1280,
-    image_size: Annotated[list[int] | None, typer.Option(help="Pixels that the network sees; repeat for more.", min=8)] = None,
-    workers: Annotated[list[int] | None, typer.Option(help="Processes that load; repeat for more.", min=1)] = None,
-    batches: Annotated[int, typer.Option(help="Of 64 images, in each measurement of training.", min=1)] = 10,
-    rounds: Annotated[int, typer.Option(help="Measurements of each loader; the median counts.", min=1)] = 5,
+    image_size: Annotated[
+        list[int] | None, typer.Option(help="Pixels that the network sees; repeat for more.", min=8)
+    ] = None,
+    workers: Annotated[
+        list[int] | None, typer.Option(help="Processes that load; repeat for more.", min=1)
+    ] = None,
+    batches: Annotated[
+        int, typer.Option(help="Of 64 images, in each measurement of training.", min=1)
+    ] = 10,
+    rounds: Annotated[
+        int, typer.Option(help="Measurements of each loader; the median counts.", min=1)
+    ] = 5,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare our loader with torchvision's ImageFolder, v2 transforms and DataLoader, on the same files.
+    """Compare our loader with torchvision's ImageFolder, v2 transforms and DataLoader, on the same
+    files.
 
     python benchmarks/loader.py --image-size 224 --workers 1
     """
@@ -195,14 +262,33 @@ def loader(
                 write_files(folder, images, size, seed)
             for count in workers or (1, 2):
                 status.update(f"{size} px, {count} workers")
-                records += bench_loader(folder, size=size, workers=count, batches=batches, repetitions=rounds, seed=seed)
-    record = {"batch": BATCH, "cores": cores(), "load": os.getloadavg()[0], "rates": records, "versions": versions("pillow")}
+                records += bench_loader(
+                    folder, size=size, workers=count, batches=batches, repetitions=rounds, seed=seed
+                )
+    record = {
+        "batch": BATCH,
+        "cores": cores(),
+        "load": os.getloadavg()[0],
+        "rates": records,
+        "versions": versions("pillow"),
+    }
     show(record, lambda: [_table(record)], as_json=as_json)
 
 
 def _table(record: Mapping[str, Any]) -> Table:
-    caption = f"{record['cores']} cores, load {record['load']:.1f}; kept: decoded in an earlier pass"
-    table = new_table("Images per second", "pixels", "workers", "for", TORCHVISION, DECODING, KEPT, caption=caption)
+    caption = (
+        f"{record['cores']} cores, load {record['load']:.1f}; kept: decoded in an earlier pass"
+    )
+    table = new_table(
+        "Images per second",
+        "pixels",
+        "workers",
+        "for",
+        TORCHVISION,
+        DECODING,
+        KEPT,
+        caption=caption,
+    )
     cells: dict[tuple[int, int, str], list[str]] = {}
     for entry in record["rates"]:
         key = entry["image_size"], entry["workers"], entry["purpose"]

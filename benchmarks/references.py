@@ -16,7 +16,9 @@ def kernel_matrix(features: Tensor, kernel: Kernel, noise_std: float) -> Tensor:
     return K
 
 
-def posterior(queries: Tensor, features: Tensor, targets: Tensor, kernel: Kernel, noise_std: float) -> tuple[Tensor, Tensor]:
+def posterior(
+    queries: Tensor, features: Tensor, targets: Tensor, kernel: Kernel, noise_std: float
+) -> tuple[Tensor, Tensor]:
     """Mean and variance of a GP fitted afresh (section 3.2). O(N^3).
 
         mu(h)  = k(h, h_Q) K^-1 y_Q
@@ -69,8 +71,11 @@ def drop_oldest_rows(K_inv: Tensor, count: int) -> Tensor:
     return A_inv
 
 
-def similarity_aggregate(queries: Tensor, features: Tensor, targets: Tensor, kernel: Kernel) -> Tensor:
-    """k(h, h_Q) y_Q, (M, C): the un-normalised kernel average of SimMatch and CoMatch. O(M N (D + C)).
+def similarity_aggregate(
+    queries: Tensor, features: Tensor, targets: Tensor, kernel: Kernel
+) -> Tensor:
+    """k(h, h_Q) y_Q, (M, C): the un-normalised kernel average of SimMatch and CoMatch. O(M N (D +
+    C)).
 
     It is what sigma^2 * mu tends to as eta / sigma^2 -> 0: the GP without its K^-1.
 

@@ -1,7 +1,8 @@
 """Does the GP's variance find rows of no known class, and wrong labels, better than other scores?
 
-Half of the classes of a data set are known by a few labels each; the unlabelled rows are of all classes. A score is judged by
-its AUROC, the chance that a row of a known class has more of it than one of an unknown class, and those of the GP also by
+Half of the classes of a data set are known by a few labels each; the unlabelled rows are of all
+classes. A score is judged by its AUROC, the chance that a row of a known class has more of it than
+one of an unknown class, and those of the GP also by
 their risk: how many labels are wrong among the share of rows that they are surest of.
 """
 
@@ -18,7 +19,9 @@ from rich.table import Table
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # so that the script can be started as a file too
 
 from benchmarks.problems import Pool
 from benchmarks.tables import (
@@ -77,7 +80,9 @@ PROBLEMS = tuple(
 
 
 class Strangers(NamedTuple):
-    """Rows (n, D) with codes (n,), -1 where unlabelled, and what they are (n,): -1 if of no known class."""
+    """Rows (n, D) with codes (n,), -1 where unlabelled, and what they are (n,): -1 if of no known
+    class.
+    """
 
     X: NDArray[np.float32]
     codes: NDArray[np.int64]
@@ -103,19 +108,29 @@ def draw(problem: Screening, pool: Pool, seed: int) -> Strangers:
 def screen(problem: Screening, pool: Pool, seed: int) -> Record:
     """Every score on one problem and seed: ``auroc`` of each, and ``risk`` of those of the GP.
 
-    Risks are of labels given to rows of known classes (``known``), and to all rows, of which those of unknown classes are
-    wrong whatever the label (``all``): at half coverage, and on average over all coverages.
+    Risks are of labels given to rows of known classes (``known``), and to all rows, of which those
+    of unknown classes are wrong whatever the label (``all``): at half coverage, and on average over
+    all coverages.
     """
     task = draw(problem, pool, seed)
     model = SemiGPClassifier(random_state=seed).fit(task.X, task.codes)
     free = task.codes < 0
     truth = task.truth[free]
     answers = model.answer(task.X[free], top=0)
-    scores: dict[str, NDArray[Any]] = {"variance": 1 - model.predict_variance(task.X[free]), "probability": answers.confidence}
-    points = fit_scalings(task.X, model.scaling_)[model.scaling_](task.X).numpy()  # as the GP sees them
+    scores: dict[str, NDArray[Any]] = {
+        "variance": 1 - model.predict_variance(task.X[free]),
+        "probability": answers.confidence,
+    }
+    points = fit_scalings(task.X, model.scaling_)[model.scaling_](
+        task.X
+    ).numpy()  # as the GP sees them
     given = points[~free]
-    scores["nearest"] = -NearestNeighbors(n_neighbors=1).fit(given).kneighbors(points[free])[0][:, 0]
-    factor = LocalOutlierFactor(n_neighbors=min(NEIGHBOURS, len(given) - 1), novelty=True).fit(given)
+    scores["nearest"] = (
+        -NearestNeighbors(n_neighbors=1).fit(given).kneighbors(points[free])[0][:, 0]
+    )
+    factor = LocalOutlierFactor(n_neighbors=min(NEIGHBOURS, len(given) - 1), novelty=True).fit(
+        given
+    )
     scores["lof"] = factor.score_samples(points[free])
     right = answers.codes == truth
     known = truth >= 0
@@ -126,20 +141,27 @@ def screen(problem: Screening, pool: Pool, seed: int) -> Record:
         "accuracy": float(right[known].mean()),
         "auroc": {name: float(roc_auc_score(known, scores[name])) for name in SCORES},
         "risk": {
-            kind: {"known": risk(scores[kind][known], right[known]), "all": risk(scores[kind], right)} for kind in CONFIDENCES
+            kind: {
+                "known": risk(scores[kind][known], right[known]),
+                "all": risk(scores[kind], right),
+            }
+            for kind in CONFIDENCES
         },
     }
 
 
 def risk(confidence: NDArray[Any], right: NDArray[np.bool_]) -> dict[str, float]:
-    """Share of wrong labels among the surer half (``half``), and the mean over all coverages 1/n .. 1 (``area``).
+    """Share of wrong labels among the surer half (``half``), and the mean over all coverages 1/n ..
+    1 (``area``).
 
     Args:
         confidence: (n,); equal ones count as if in random order. right: (n,).
     """
     order = np.argsort(-confidence, kind="stable")
     levels, places = np.unique(-confidence[order], return_inverse=True)
-    wrong = np.bincount(places, weights=~right[order], minlength=len(levels)) / np.bincount(places, minlength=len(levels))
+    wrong = np.bincount(places, weights=~right[order], minlength=len(levels)) / np.bincount(
+        places, minlength=len(levels)
+    )
     curve = np.cumsum(wrong[places]) / np.arange(1, len(order) + 1)
     return {"half": float(curve[(len(curve) - 1) // 2]), "area": float(curve.mean())}
 
@@ -155,15 +177,26 @@ def summarise(records: Sequence[Record]) -> Record:
             "accuracy": float(np.mean([record["accuracy"] for record in mine])),
             "auroc": {score: float(values.mean()) for score, values in found.items()},
             "auroc_std": {score: float(values.std()) for score, values in found.items()},
-            "risk": {kind: _mean_risk([record["risk"][kind] for record in mine]) for kind in CONFIDENCES},
+            "risk": {
+                kind: _mean_risk([record["risk"][kind] for record in mine]) for kind in CONFIDENCES
+            },
         }
-    overall = {score: float(np.mean([problem["auroc"][score] for problem in problems.values()])) for score in SCORES}
-    risks = {kind: _mean_risk([problem["risk"][kind] for problem in problems.values()]) for kind in CONFIDENCES}
+    overall = {
+        score: float(np.mean([problem["auroc"][score] for problem in problems.values()]))
+        for score in SCORES
+    }
+    risks = {
+        kind: _mean_risk([problem["risk"][kind] for problem in problems.values()])
+        for kind in CONFIDENCES
+    }
     return {"problems": problems, "auroc": overall, "risk": risks}
 
 
 def _mean_risk(risks: Sequence[Record]) -> Record:
-    return {rows: {key: float(np.mean([one[rows][key] for one in risks])) for key in ("half", "area")} for rows in ROWS}
+    return {
+        rows: {key: float(np.mean([one[rows][key] for one in risks])) for key in ("half", "area")}
+        for rows in ROWS
+    }
 
 
 def screening(
@@ -188,7 +221,17 @@ def screening(
       python benchmarks/screening.py --data digits --seeds 5 --out screening.json
       python benchmarks/screening.py --embeddings cifar10.parquet --out screening.json
     """
-    summary = study(PROBLEMS, screen, summarise, out=out, plot=plot, embeddings=embeddings, data=data, seeds=seeds, jobs=jobs)
+    summary = study(
+        PROBLEMS,
+        screen,
+        summarise,
+        out=out,
+        plot=plot,
+        embeddings=embeddings,
+        data=data,
+        seeds=seeds,
+        jobs=jobs,
+    )
     if plot is not None:
         draw_screening(summary, SCORES, plot)
     show(summary, lambda: _tables(summary), as_json=as_json)
@@ -199,22 +242,34 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
     auroc = new_table("AUROC of known against unknown classes", "problem", *headings)
     for name, problem in summary["problems"].items():
         best, spread = max(problem["auroc"].values()), problem["auroc_std"]
-        cells = {score: f"{value:.3f} ±{spread[score]:.2f}".replace("±0", "±") for score, value in problem["auroc"].items()}
-        auroc.add_row(name, *(f"[bold]{cell}[/]" if problem["auroc"][score] == best else cell for score, cell in cells.items()))
+        cells = {
+            score: f"{value:.3f} ±{spread[score]:.2f}".replace("±0", "±")
+            for score, value in problem["auroc"].items()
+        }
+        auroc.add_row(
+            name,
+            *(
+                f"[bold]{cell}[/]" if problem["auroc"][score] == best else cell
+                for score, cell in cells.items()
+            ),
+        )
     auroc.add_row("all", *(f"{value:.3f}    " for value in summary["auroc"].values()), style="bold")
     auroc.caption = "mean ± deviation over seeds; 0.5 is a coin. nearest: distance to a label; lof: LocalOutlierFactor"
     kinds = list(summary["risk"])
     headings = (f"{SHORT.get(kind, kind)}\n{rows}" for rows in ROWS for kind in kinds)
     risk = new_table("Wrong labels in percent, of the half each is surest of", "problem", *headings)
     for name, problem in {**summary["problems"], "all": summary}.items():
-        halves = (f"{100 * problem['risk'][kind][key]['half']:.1f}" for key in ROWS for kind in kinds)
+        halves = (
+            f"{100 * problem['risk'][kind][key]['half']:.1f}" for key in ROWS for kind in kinds
+        )
         risk.add_row(name, *halves, style="bold" if name == "all" else "")
     risk.caption = "known: of rows of known classes; all: of all rows, where labels of unknown classes are wrong"
     return [auroc, risk]
 
 
 def draw_screening(summary: Mapping[str, Any], titles: Mapping[str, str], path: Path) -> None:
-    """Draw the AUROC of every score, and the risk of the scores of the GP over all coverages, one row per problem.
+    """Draw the AUROC of every score, and the risk of the scores of the GP over all coverages, one
+    row per problem.
 
     Args:
         summary: of the study. titles: score -> legend.
@@ -223,16 +278,29 @@ def draw_screening(summary: Mapping[str, Any], titles: Mapping[str, str], path: 
     figure = Figure(figsize=(10, 0.5 * len(problems) + 2.4), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for number, ((score, title), marker) in enumerate(zip(titles.items(), MARKERS, strict=True)):
-        rows = [place + 0.12 * (1.5 - number) for place in name_rows(left, problems)]  # apart, so that bars can be told
+        rows = [
+            place + 0.12 * (1.5 - number) for place in name_rows(left, problems)
+        ]  # apart, so that bars can be told
         values = [problem["auroc"][score] for problem in problems.values()]
-        errors = [problem["auroc_std"][score] / problem["seeds"] ** 0.5 for problem in problems.values()]
-        look = {"fmt": marker, "color": COLOURS[(0, 3, 2, 4)[number]], "markersize": 6, "capsize": 2}
+        errors = [
+            problem["auroc_std"][score] / problem["seeds"] ** 0.5 for problem in problems.values()
+        ]
+        look = {
+            "fmt": marker,
+            "color": COLOURS[(0, 3, 2, 4)[number]],
+            "markersize": 6,
+            "capsize": 2,
+        }
         left.errorbar(values, rows, xerr=errors, label=title, **look)
         if score in summary["risk"]:
             areas = [100 * problem["risk"][score]["known"]["area"] for problem in problems.values()]
             right.plot(areas, rows, marker, color=look["color"], markersize=6)
     left.axvline(0.5, color="#999999", linewidth=1, linestyle="--")
-    dress(left, "Rows of no known class", "AUROC, known against unknown classes;\nbars: standard error")
+    dress(
+        left,
+        "Rows of no known class",
+        "AUROC, known against unknown classes;\nbars: standard error",
+    )
     dress(right, "Abstaining", "wrong labels of known classes in percent,\nmean over all coverages")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path)

@@ -16,7 +16,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script can be started as a file too
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # so that the script can be started as a file too
 
 from benchmarks.tables import Json, Seed, script
 from benchmarks.timing import time_in_turns
@@ -36,7 +38,8 @@ WARM = 5000  # a step number past every warm-up
 
 
 class StepTimes(NamedTuple):
-    """Seconds of the fastest step of each kind, their ratio, and the share of a step that waits for its batch.
+    """Seconds of the fastest step of each kind, their ratio, and the share of a step that waits for
+    its batch.
 
     The fastest, because whatever else the machine does only ever makes a step slower.
     """
@@ -59,7 +62,8 @@ def bench_step(
     seed: int = 0,
     advance: Callable[[], object] = lambda: None,
 ) -> StepTimes:
-    """Time whole steps (forward, GP, backward, optimiser) in turns, with a full buffer, and then the loop with its loader.
+    """Time whole steps (forward, GP, backward, optimiser) in turns, with a full buffer, and then
+    the loop with its loader.
 
     Args:
         model: by name, for images of 32 x 32. algorithm: by name. buffer_size: N.
@@ -71,15 +75,23 @@ def bench_step(
         model=ModelConfig(name=model),
         algorithm=ALGORITHMS[algorithm].config(),
         refiner=NoRefinerConfig(),
-        train=TrainConfig(labeled_batch=batch, workers=workers, ema=0.999 if algorithm in ("simmatch", "comatch") else 0.0),
+        train=TrainConfig(
+            labeled_batch=batch,
+            workers=workers,
+            ema=0.999 if algorithm in ("simmatch", "comatch") else 0.0,
+        ),
         seed=seed,
     )
     refined = replace(base, refiner=GPConfig(buffer_size=buffer_size, warmup_steps=0))
     splits = _random_images(seed)
     trainers = {"base": make_trainer(base, splits), "gp": make_trainer(refined, splits)}
-    batches = load_batches(base, splits, trainers["base"], first=WARM, count=repetitions + 2, workers=workers)
+    batches = load_batches(
+        base, splits, trainers["base"], first=WARM, count=repetitions + 2, workers=workers
+    )
     first = next(batches)
-    steps = {name: partial(_take, trainer, first, WARM, base.train) for name, trainer in trainers.items()}
+    steps = {
+        name: partial(_take, trainer, first, WARM, base.train) for name, trainer in trainers.items()
+    }
     seconds = time_in_turns(steps, repetitions=repetitions, advance=advance)
     share = _data_wait_share(trainers["gp"], batches, base.train, repetitions, advance)
     base_s, gp_s = min(seconds["base"]), min(seconds["gp"])
@@ -98,18 +110,33 @@ def make_trainer(experiment: Experiment, splits: Splits) -> Trainer:
     """Return a trainer whose buffer, if it has one, is full."""
     with torch.random.fork_rng():
         torch.manual_seed(experiment.seed)
-        trainer = assemble(experiment, splits.class_counts, build_fabric(experiment), n_unlabeled=len(splits.unlabeled))
+        trainer = assemble(
+            experiment,
+            splits.class_counts,
+            build_fabric(experiment),
+            n_unlabeled=len(splits.unlabeled),
+        )
         gp = trainer.gp
         if gp is not None:
-            features = F.normalize(torch.randn(gp.config.buffer_size, gp.n_features), dim=1).to(trainer.fabric.device)
+            features = F.normalize(torch.randn(gp.config.buffer_size, gp.n_features), dim=1).to(
+                trainer.fabric.device
+            )
             gp.write(features, torch.arange(len(features), device=features.device) % N_CLASSES)
     return trainer
 
 
 def load_batches(
-    experiment: Experiment, splits: Splits, trainer: Trainer, *, first: int, count: int, workers: int = 0
+    experiment: Experiment,
+    splits: Splits,
+    trainer: Trainer,
+    *,
+    first: int,
+    count: int,
+    workers: int = 0,
 ) -> Iterator[Batch]:
-    """Return the batches of steps ``first`` .. ``first + count - 1`` of a run, from the loader that training uses."""
+    """Return the batches of steps ``first`` .. ``first + count - 1`` of a run, from the loader that
+    training uses.
+    """
     config = experiment.train
     stream = BatchStream(
         splits,
@@ -123,15 +150,27 @@ def load_batches(
         power=experiment.addon.sampling_power,
         balanced=experiment.addon.needs_balanced_batch,
     )
-    return (normalised(batch, stream.source) for batch in stream.batches(first_step=first, workers=workers))
+    return (
+        normalised(batch, stream.source)
+        for batch in stream.batches(first_step=first, workers=workers)
+    )
 
 
 def _take(trainer: Trainer, batch: Batch, step: int, config: TrainConfig) -> None:
-    take_step(trainer, trainer.fabric.to_device(batch), Clock(step, config.steps, config.epoch_steps), config)
+    take_step(
+        trainer,
+        trainer.fabric.to_device(batch),
+        Clock(step, config.steps, config.epoch_steps),
+        config,
+    )
 
 
 def _data_wait_share(
-    trainer: Trainer, batches: Iterator[Batch], config: TrainConfig, repetitions: int, advance: Callable[[], object]
+    trainer: Trainer,
+    batches: Iterator[Batch],
+    config: TrainConfig,
+    repetitions: int,
+    advance: Callable[[], object],
 ) -> float:
     """Seconds spent waiting for batches, divided by all, over steps as the loop takes them."""
     waited = 0.0
@@ -146,10 +185,16 @@ def _data_wait_share(
 
 
 def step(
-    model: Annotated[str, typer.Option(help="Network for images of 32 x 32.", metavar="NAME")] = "vit_tiny_patch2_32",
-    algorithm: Annotated[str, typer.Option(help="Algorithm, with and without the GP.", metavar="NAME")] = "fixmatch",
+    model: Annotated[
+        str, typer.Option(help="Network for images of 32 x 32.", metavar="NAME")
+    ] = "vit_tiny_patch2_32",
+    algorithm: Annotated[
+        str, typer.Option(help="Algorithm, with and without the GP.", metavar="NAME")
+    ] = "fixmatch",
     buffer: Annotated[int, typer.Option(help="Buffer size N; the buffer is full.", min=64)] = 2048,
-    batch: Annotated[int, typer.Option(help="Labelled and unlabelled images per step, B.", min=1)] = 8,
+    batch: Annotated[
+        int, typer.Option(help="Labelled and unlabelled images per step, B.", min=1)
+    ] = 8,
     repetitions: Annotated[int, typer.Option(help="Timed steps of each kind.", min=2)] = 10,
     workers: Annotated[int, typer.Option(help="Processes that load images.", min=0)] = 1,
     seed: Seed = 0,
@@ -162,7 +207,9 @@ def step(
     runs on its real loader, to see how long a step waits for its images.
     """
     if algorithm not in ALGORITHMS:
-        raise typer.BadParameter(unknown_name("algorithm", algorithm, ALGORITHMS), param_hint="--algorithm")
+        raise typer.BadParameter(
+            unknown_name("algorithm", algorithm, ALGORITHMS), param_hint="--algorithm"
+        )
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("Steps", total=3 * repetitions)

@@ -1,7 +1,9 @@
-"""The study of benchmarks/field.py: its problems, its methods, the experiment of each run, and the file of their figures.
+"""The study of benchmarks/field.py: its problems, its methods, the experiment of each run, and the
+file of their figures.
 
-23 methods on 12 problems: digits and MNIST from scratch, CIFAR-10 as features of a frozen network; long-tailed labels (setting
-A) or equally many of each class (B). Beside them: 16 pairs of fixed scales of the GP, and fine-tuning of a pre-trained network.
+23 methods on 12 problems: digits and MNIST from scratch, CIFAR-10 as features of a frozen network;
+long-tailed labels (setting A) or equally many of each class (B). Beside them: 16 pairs of fixed
+scales of the GP, and fine-tuning of a pre-trained network.
 """
 
 import hashlib
@@ -32,7 +34,8 @@ BASES = ("fixmatch", "freematch", "simmatch", "remixmatch")
 LABELS_ONLY = "supervised"
 SEEDS = (0, 1, 2, 3, 4)
 TUNING = 100  # seeds from here on are judged on validation images: settings may be chosen by them
-# The fixed values of the paper's recipe, for ten classes: l^2 = sigma^2 = 0.1, and the lambda of 1 - 1/C.
+# The fixed values of the paper's recipe, for ten classes: l^2 = sigma^2 = 0.1, and the lambda of 1
+# - 1/C.
 FIXED: Mapping[str, Any] = {
     "length_scale": 0.1**0.5,
     "noise_std": 0.1**0.5,
@@ -42,7 +45,9 @@ FIXED: Mapping[str, Any] = {
 }
 # Fixed pairs of l^2 and lambda, beside which the self-tuned GP is put by --grid.
 GRID: Mapping[str, tuple[float, float]] = {
-    f"gp_{square:g}_{scale:g}": (square, scale) for square in (0.03, 0.1, 0.3, 1.0) for scale in (5.0, 11.0, 25.0, 60.0)
+    f"gp_{square:g}_{scale:g}": (square, scale)
+    for square in (0.03, 0.1, 0.3, 1.0)
+    for scale in (5.0, 11.0, 25.0, 60.0)
 }
 EPOCHS = 6  # in a run; SAW counts and class-balanced draws change between them
 WINDOWS = 20  # of a run, in which accepted pseudo-labels are counted
@@ -64,7 +69,7 @@ FINETUNED = "finetuned_b10"  # takes minutes a run, and is run where it is asked
 FINETUNED_SIZE = 64  # pixels a side
 
 
-# The runs -------------------------------------------------------------------------------------------------------------
+# The runs -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,8 @@ class StudyProblem:
 class Method:
     """An algorithm, with an add-on and a refiner.
 
-    "gp" is the recipe's, "gp_fixed" the GP with the paper's fixed values, and "gp_0.1_11" one with l^2 = 0.1 and lambda = 11.
+    "gp" is the recipe's, "gp_fixed" the GP with the paper's fixed values, and "gp_0.1_11" one with
+    l^2 = 0.1 and lambda = 11.
     """
 
     base: str
@@ -117,7 +123,9 @@ class Method:
     @property
     def label(self) -> str:
         """Return the name in tables, as in "FixMatch + CoSSL + SemiGPC"."""
-        refiner = {"none": "", "gp": "SemiGPC", "gp_fixed": "SemiGPC, fixed"}.get(self.refiner, self.refiner)
+        refiner = {"none": "", "gp": "SemiGPC", "gp_fixed": "SemiGPC, fixed"}.get(
+            self.refiner, self.refiner
+        )
         addon = "" if self.addon == "none" else ADDONS[self.addon].label
         return " + ".join(part for part in (ALGORITHMS[self.base].label, addon, refiner) if part)
 
@@ -137,21 +145,33 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method(LABELS_ONLY),
-        *(Method(base, "none", refiner) for base in BASES for refiner in ("none", "similarity", "gp_fixed", "gp")),
-        *(Method("fixmatch", addon, refiner) for addon in ("cossl", "debiaspl", "saw") for refiner in ("none", "gp")),
+        *(
+            Method(base, "none", refiner)
+            for base in BASES
+            for refiner in ("none", "similarity", "gp_fixed", "gp")
+        ),
+        *(
+            Method("fixmatch", addon, refiner)
+            for addon in ("cossl", "debiaspl", "saw")
+            for refiner in ("none", "gp")
+        ),
         *(Method("fixmatch", "none", refiner) for refiner in GRID),
     )
 }
 
 
-def study_experiment(problem: str, method: str, *, roots: Mapping[str, Path], seed: int = 0, times: float = 1.0) -> Experiment:
+def study_experiment(
+    problem: str, method: str, *, roots: Mapping[str, Path], seed: int = 0, times: float = 1.0
+) -> Experiment:
     """Return the experiment of one run.
 
-    It is evaluated halfway and at the end. What the papers count in steps is scaled to the run: averages have a momentum of
-    0.99, a fifth of the run passes before a refiner acts. Runs with a seed of 100 or more have validation images.
+    It is evaluated halfway and at the end. What the papers count in steps is scaled to the run:
+    averages have a momentum of 0.99, a fifth of the run passes before a refiner acts. Runs with a
+    seed of 100 or more have validation images.
 
     Args:
-        problem, method: by name. roots: of "mnist" and "cifar10". seed: of split and run. times: longer than the problem's own.
+        problem, method: by name. roots: of "mnist" and "cifar10". seed: of split and run. times:
+            longer than the problem's own.
     """
     one, chosen = PROBLEMS[problem], METHODS[method]
     length = 2 * round(times * STEPS[one.data] / 2)
@@ -192,12 +212,28 @@ def _full(problem: StudyProblem, root: Path, names: Record, *, validated: bool) 
         head, ratio = (36, problem.ratio) if problem.setting == "A" else (problem.labels, 1.0)
         overlap: Literal["nested", "disjoint"] = "nested" if problem.setting == "A" else "disjoint"
         split = SplitConfig(
-            labeled_head=head, labeled_ratio=ratio, unlabeled_head=120, unlabeled_ratio=problem.ratio, overlap=overlap
+            labeled_head=head,
+            labeled_ratio=ratio,
+            unlabeled_head=120,
+            unlabeled_ratio=problem.ratio,
+            overlap=overlap,
         )
-        parts = {"test_per_class": 0, "validation_per_class": 40} if validated else {"validation_per_class": 0}
+        parts = (
+            {"test_per_class": 0, "validation_per_class": 40}
+            if validated
+            else {"validation_per_class": 0}
+        )
         return replace(digits(**names), data=DigitsConfig(split=split, **parts))
-    cut: Record = {"setting": problem.setting, "imbalance_ratio": problem.ratio, "labels_per_class": problem.labels}
-    full = mnist(root=root, **cut, **names) if problem.data == "mnist" else cifar10_lt(root=root, **cut, **names)
+    cut: Record = {
+        "setting": problem.setting,
+        "imbalance_ratio": problem.ratio,
+        "labels_per_class": problem.labels,
+    }
+    full = (
+        mnist(root=root, **cut, **names)
+        if problem.data == "mnist"
+        else cifar10_lt(root=root, **cut, **names)
+    )
     if validated:
         full = replace(full, data=replace(full.data, validation_per_class=200))
     if not isinstance(full.data, CifarConfig):
@@ -207,12 +243,16 @@ def _full(problem: StudyProblem, root: Path, names: Record, *, validated: bool) 
 
 
 def finetuned(frozen: Experiment) -> Experiment:
-    """Return the same on the network itself, with the settings that a user's own photographs are fine-tuned with."""
+    """Return the same on the network itself, with the settings that a user's own photographs are
+    fine-tuned with.
+    """
     augment = replace(frozen.augment, image_size=FINETUNED_SIZE)
     refiner = frozen.refiner
     if isinstance(refiner, GPConfig | SimilarityConfig):
         refiner = replace(refiner, buffer_size=2048)
-    options = replace(frozen.train, labeled_batch=16, unlabeled_ratio=3, lr=5e-4, workers=0)  # runs are processes already
+    options = replace(
+        frozen.train, labeled_batch=16, unlabeled_ratio=3, lr=5e-4, workers=0
+    )  # runs are processes already
     return replace(frozen, frozen=None, augment=augment, refiner=refiner, train=options)
 
 
@@ -221,13 +261,17 @@ def short_addon(addon: AddOnConfig) -> AddOnConfig:
     if isinstance(addon, DebiasPLConfig):
         return replace(addon, share_momentum=MOMENTUM)
     if isinstance(addon, CoSSLConfig):
-        return replace(addon, head_momentum=MOMENTUM, start_steps=500)  # both a tenth of what it takes to forget a start
+        return replace(
+            addon, head_momentum=MOMENTUM, start_steps=500
+        )  # both a tenth of what it takes to forget a start
     return addon
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is run, and where: ``out`` has study.json, ``roots`` the data; runs are so many ``times`` longer."""
+    """What is run, and where: ``out`` has study.json, ``roots`` the data; runs are so many
+    ``times`` longer.
+    """
 
     problems: tuple[str, ...]
     methods: tuple[str, ...]
@@ -237,8 +281,15 @@ class Study:
     times: float = 1.0
 
     def runs(self) -> list[Run]:
-        """Return problem, method and seed of every run, the seeds outermost: a study that is stopped has whole seeds."""
-        return [(problem, method, seed) for seed in self.seeds for problem in self.problems for method in self.methods]
+        """Return problem, method and seed of every run, the seeds outermost: a study that is
+        stopped has whole seeds.
+        """
+        return [
+            (problem, method, seed)
+            for seed in self.seeds
+            for problem in self.problems
+            for method in self.methods
+        ]
 
     def experiment(self, problem: str, method: str, seed: int) -> Experiment:
         """Return the experiment of one run."""
@@ -250,21 +301,34 @@ class Study:
         return self.out / "study.json"
 
     def finished(self) -> list[Record]:
-        """Return the records of study.json that were made with the settings of these runs, in their order."""
+        """Return the records of study.json that were made with the settings of these runs, in their
+        order.
+        """
         known = self._known()
         there = [(run, known[run]) for run in self.runs() if run in known]
-        return [record for run, record in there if record["settings"] == settings_digest(self.experiment(*run))]
+        return [
+            record
+            for run, record in there
+            if record["settings"] == settings_digest(self.experiment(*run))
+        ]
 
     def write(self, records: Sequence[Record], summary: Record, command: str) -> None:
-        """Write study.json: these records beside those of other runs that it holds, their summary, and the command."""
+        """Write study.json: these records beside those of other runs that it holds, their summary,
+        and the command.
+        """
         together = self._known() | {_run_of(record): record for record in records}
-        write_json(self.result, {"command": command, "summary": summary, "records": list(together.values())})
+        write_json(
+            self.result,
+            {"command": command, "summary": summary, "records": list(together.values())},
+        )
 
     def _known(self) -> dict[Run, Record]:
         if not self.result.exists():
             return {}
         remedy = "Delete that file to run everything again."
-        records = read_json(self.result, dict[str, Any], error=SettingError, remedy=remedy).get("records", [])
+        records = read_json(self.result, dict[str, Any], error=SettingError, remedy=remedy).get(
+            "records", []
+        )
         return {_run_of(record): record for record in records}
 
     def run(self, problem: str, method: str, seed: int) -> Record:
@@ -273,7 +337,12 @@ class Study:
         with TemporaryDirectory(prefix=".run-", dir=self.out) as folder:
             train(experiment, Path(folder) / "run", cache=_CACHE)
             measured = figures(Path(folder) / "run")
-        names = {"problem": problem, "method": method, "seed": seed, "settings": settings_digest(experiment)}
+        names = {
+            "problem": problem,
+            "method": method,
+            "seed": seed,
+            "settings": settings_digest(experiment),
+        }
         return names | measured
 
 
@@ -282,14 +351,18 @@ def _run_of(record: Record) -> Run:
 
 
 def settings_digest(experiment: Experiment) -> str:
-    """Return twelve digits of a hash of all settings but the place of the data, which differs between machines."""
+    """Return twelve digits of a hash of all settings but the place of the data, which differs
+    between machines.
+    """
     plain = experiment.to_plain()
     plain["data"].pop("root", None)
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def figures(path: Path) -> Record:
-    """Return what a study keeps of a run: by each head on test images, or else on validation images; of accepted labels."""
+    """Return what a study keeps of a run: by each head on test images, or else on validation
+    images; of accepted labels.
+    """
     folder = RunFolder(path)
     entries = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     experiment, summary = folder.experiment(), folder.read_summary()
@@ -297,12 +370,20 @@ def figures(path: Path) -> Record:
     evaluations = [entry for entry in entries if entry["kind"] == "eval"]
     part = "validation" if experiment.seed >= TUNING else "test"
     halfway, last = (
-        {entry["head"]: entry for entry in evaluations if (entry["part"], entry["step"]) == (part, step)}
+        {
+            entry["head"]: entry
+            for entry in evaluations
+            if (entry["part"], entry["step"]) == (part, step)
+        }
         for step in (evaluations[0]["step"], evaluations[-1]["step"])
     )
     kept: Record = {
         "heads": {
-            head: {"balanced_accuracy": entry["balanced_accuracy"], "ece": entry["ece"], **entry["groups"]}
+            head: {
+                "balanced_accuracy": entry["balanced_accuracy"],
+                "ece": entry["ece"],
+                **entry["groups"],
+            }
             for head, entry in last.items()
         },
         "halfway": {head: entry["balanced_accuracy"] for head, entry in halfway.items()},
@@ -316,25 +397,38 @@ def figures(path: Path) -> Record:
         accepted = [sum(entry["accepted_counts"]) for entry in late]
         kept["coverage"] = mean(entry["coverage"] for entry in late)
         for name, key in (("precision", "precision"), ("calibration_error", "ece")):
-            known = [(entry[key], n) for entry, n in zip(late, accepted, strict=True) if n and entry[key] is not None]
-            kept[name] = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+            known = [
+                (entry[key], n)
+                for entry, n in zip(late, accepted, strict=True)
+                if n and entry[key] is not None
+            ]
+            kept[name] = (
+                sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+            )
         warmup = getattr(experiment.refiner, "warmup_steps", 0)
-        acting = [entry["coverage"] for entry in windows if entry["step"] - entry["window"] >= warmup]
+        acting = [
+            entry["coverage"] for entry in windows if entry["step"] - entry["window"] >= warmup
+        ]
         kept |= {"least_coverage": min(acting), "most_coverage": max(acting)}
     return kept
 
 
-def run_missing(study: Study, jobs: int, advance: Callable[[list[Record], str], None]) -> list[Record]:
+def run_missing(
+    study: Study, jobs: int, advance: Callable[[list[Record], str], None]
+) -> list[Record]:
     """Return the figures of every run, in the order of their runs; what is not finished is run.
 
     Args:
-        study: what to run. jobs: processes. advance: called with all figures so far and a description after every run.
+        study: what to run. jobs: processes. advance: called with all figures so far and a
+            description after every run.
     """
     records = {_run_of(record): record for record in study.finished()}
     missing = [run for run in study.runs() if run not in records]
     features = DataCache()
     for problem, seed in dict.fromkeys((problem, seed) for problem, _, seed in missing):
-        if PROBLEMS[problem].data == "cifar10":  # once, before several processes begin to compute the same
+        if (
+            PROBLEMS[problem].data == "cifar10"
+        ):  # once, before several processes begin to compute the same
             advance([], f"features of {problem}, seed {seed}")
             features.run_data(study.experiment(problem, LABELS_ONLY, seed))
     del features
@@ -342,7 +436,10 @@ def run_missing(study: Study, jobs: int, advance: Callable[[list[Record], str], 
         parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")
         for run, record in parallel(joblib.delayed(run_one)(study, run) for run in missing):
             records[run] = record
-            advance([records[one] for one in study.runs() if one in records], f"{run[0]}, {run[1]}, seed {run[2]}")
+            advance(
+                [records[one] for one in study.runs() if one in records],
+                f"{run[0]}, {run[1]}, seed {run[2]}",
+            )
     return [records[run] for run in study.runs()]
 
 

@@ -1,4 +1,6 @@
-"""What the scripts share: options, errors, tables, the look of figures, and studies that can be stopped and resumed."""
+"""What the scripts share: options, errors, tables, the look of figures, and studies that can be
+stopped and resumed.
+"""
 
 import functools
 import json
@@ -19,7 +21,18 @@ from semigpc.data import DataError
 from semigpc.training import RunError, SettingError
 from semigpc.training.processes import Stopped
 
-COLOURS = ("#0072B2", "#56B4E9", "#999999", "#D55E00", "#E69F00", "#CC79A7", "#009E73", "#6A3D9A", "#B15928", "#1A1A1A")
+COLOURS = (
+    "#0072B2",
+    "#56B4E9",
+    "#999999",
+    "#D55E00",
+    "#E69F00",
+    "#CC79A7",
+    "#009E73",
+    "#6A3D9A",
+    "#B15928",
+    "#1A1A1A",
+)
 WIDTH = 140  # columns of tables where there is no terminal
 USAGE, FAILURE, STOPPED = 2, 1, 130  # exit codes
 
@@ -27,32 +40,55 @@ Record = dict[str, Any]
 Case = TypeVar("Case", bound=OnData)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw the figures to this PNG.", metavar="FILE", dir_okay=False)]
+Plot = Annotated[
+    Path | None, typer.Option(help="Draw the figures to this PNG.", metavar="FILE", dir_okay=False)
+]
 Seed = Annotated[int, typer.Option(help="Seed of generated rows, images and weights.", min=0)]
-StudyFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="JSON of every seed; what it holds is not run again.")]
+StudyFile = Annotated[
+    Path,
+    typer.Option(
+        "--out", metavar="FILE", help="JSON of every seed; what it holds is not run again."
+    ),
+]
 Embeddings = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Of train/CLASS and test/CLASS images, by semigpc embed."),
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Of train/CLASS and test/CLASS images, by semigpc embed.",
+    ),
 ]
 Mnist = Annotated[
     Path | None,
-    typer.Option(metavar="NPZ", exists=True, dir_okay=False, help="Pixels of MNIST: x_train, y_train, x_test, y_test."),
+    typer.Option(
+        metavar="NPZ",
+        exists=True,
+        dir_okay=False,
+        help="Pixels of MNIST: x_train, y_train, x_test, y_test.",
+    ),
 ]
 Seeds = Annotated[str, typer.Option(metavar="FROM:TO", help="Draws of each problem; 5 is 0:5.")]
 Jobs = Annotated[int, typer.Option(help="Processes; with several, each has one thread.", min=1)]
-DataNames = Annotated[list[str] | None, typer.Option(help="Only this data set; repeat for several.", metavar="NAME")]
+DataNames = Annotated[
+    list[str] | None, typer.Option(help="Only this data set; repeat for several.", metavar="NAME")
+]
 
 
 def read_seeds(text: str) -> range:
     """Return the seeds of FROM:TO, of which TO is not one, or 0:N for a number N."""
     first, _, last = text.rpartition(":")
     if not (last.isdecimal() and (first or "0").isdecimal() and int(first or "0") < int(last)):
-        raise typer.BadParameter(f"{text!r} is not FROM:TO with FROM < TO, such as 0:20.", param_hint="--seeds")
+        raise typer.BadParameter(
+            f"{text!r} is not FROM:TO with FROM < TO, such as 0:20.", param_hint="--seeds"
+        )
     return range(int(first or "0"), int(last))
 
 
 def script(command: Callable[..., None]) -> typer.Typer:
-    """Return the command line of a script. Errors that a user can mend are one line on standard error, without a traceback."""
+    """Return the command line of a script. Errors that a user can mend are one line on standard
+    error, without a traceback.
+    """
 
     @functools.wraps(command)
     def reported(*arguments: Any, **options: Any) -> None:
@@ -117,13 +153,17 @@ def dress(axes: Axes, title: str, x: str, y: str = "") -> None:
 
 
 def name_rows(axes: Axes, problems: Mapping[str, Record]) -> range:
-    """Name the rows of a figure after the problems of a study, the first at the top; return their heights."""
+    """Name the rows of a figure after the problems of a study, the first at the top; return their
+    heights.
+    """
     rows = range(len(problems))[::-1]
-    axes.set_yticks(list(rows), [f"{name} ({problem['seeds']} seeds)" for name, problem in problems.items()])
+    axes.set_yticks(
+        list(rows), [f"{name} ({problem['seeds']} seeds)" for name, problem in problems.items()]
+    )
     return rows
 
 
-# Studies -----------------------------------------------------------------------------------------------------------
+# Studies ------------------------------------------------------------------------------------------
 
 
 def study(
@@ -139,13 +179,17 @@ def study(
     seeds: str,
     jobs: int = 1,
 ) -> Record:
-    """Check the options of a study, run what ``out`` lacks with a progress bar, and return the summary."""
+    """Check the options of a study, run what ``out`` lacks with a progress bar, and return the
+    summary.
+    """
     check_folders(out=out, plot=plot)
     at_hand, drawn = loaders(embeddings, mnist), read_seeds(seeds)
     names = {problem.data for problem in problems}
     unknown = [name for name in data or [] if name not in names]
     if unknown:
-        raise typer.BadParameter(f"unknown data {unknown[0]!r}; known: {', '.join(sorted(names))}.", param_hint="--data")
+        raise typer.BadParameter(
+            f"unknown data {unknown[0]!r}; known: {', '.join(sorted(names))}.", param_hint="--data"
+        )
     chosen = [problem for problem in problems if problem.data in (data or at_hand)]
     missing = [problem.data for problem in chosen if problem.data not in at_hand]
     if missing:
@@ -158,7 +202,16 @@ def study(
             bar.update(task, advance=1, description=name)
 
         return summarise(
-            run_study(chosen, at_hand, drawn, out, jobs=jobs, measure=measure, summarise=summarise, advance=advance)
+            run_study(
+                chosen,
+                at_hand,
+                drawn,
+                out,
+                jobs=jobs,
+                measure=measure,
+                summarise=summarise,
+                advance=advance,
+            )
         )
 
 
@@ -173,12 +226,16 @@ def run_study(
     advance: Callable[[str], object],
     jobs: int = 1,
 ) -> list[Record]:
-    """Measure every problem and seed that ``out`` does not hold yet; ``out`` is written after each of them.
+    """Measure every problem and seed that ``out`` does not hold yet; ``out`` is written after each
+    of them.
 
     Args:
-        problems: to measure. loaders: of their data sets. seeds: of each problem. out: JSON of summary and records.
-        measure: returns a record, with ``problem`` and ``seed``, for a problem, its data and a seed.
-        summarise: of all records. advance: called with the name of a problem whenever a seed of it is done.
+        problems: to measure. loaders: of their data sets. seeds: of each problem. out: JSON of
+            summary and records.
+        measure: returns a record, with ``problem`` and ``seed``, for a problem, its data and a
+            seed.
+        summarise: of all records. advance: called with the name of a problem whenever a seed of it
+            is done.
         jobs: processes that measure at the same time, each with one thread if there are several.
     """
     records: list[Record] = json.loads(out.read_text())["records"] if out.exists() else []
@@ -194,10 +251,14 @@ def run_study(
         pool = loaders[name]()
         with joblib.parallel_config("loky", inner_max_num_threads=1 if jobs > 1 else None):
             parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")
-            for record in parallel(joblib.delayed(measure)(problem, pool, seed) for problem, seed in missing):
+            for record in parallel(
+                joblib.delayed(measure)(problem, pool, seed) for problem, seed in missing
+            ):
                 records.append(record)
                 draft = out.with_name(out.name + ".part")
-                draft.write_text(json.dumps({"summary": summarise(records), "records": records}, indent=1) + "\n")
+                draft.write_text(
+                    json.dumps({"summary": summarise(records), "records": records}, indent=1) + "\n"
+                )
                 draft.replace(out)
                 advance(record["problem"])
     return records

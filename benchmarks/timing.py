@@ -13,14 +13,21 @@ Step = Callable[[], object]
 
 
 def time_in_turns(
-    steps: Mapping[str, Step], *, repetitions: int, budget_s: float = float("inf"), advance: Step = lambda: None
+    steps: Mapping[str, Step],
+    *,
+    repetitions: int,
+    budget_s: float = float("inf"),
+    advance: Step = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds of each contender, one repetition of every contender before the next of any: all meet the same machine.
+    """Seconds of each contender, one repetition of every contender before the next of any: all meet
+    the same machine.
 
     Args:
-        steps: contenders by name; each is warmed up by one untimed call if it is fast enough for that.
+        steps: contenders by name; each is warmed up by one untimed call if it is fast enough for
+            that.
         repetitions: of each contender.
-        budget_s: no further repetition is started once a contender has used that much; at least one is made.
+        budget_s: no further repetition is started once a contender has used that much; at least one
+            is made.
         advance: called after every timed call, for a progress bar.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -40,8 +47,12 @@ def time_in_turns(
 
 
 def peak_extra_bytes(step: Step) -> int:
-    """Largest amount of tensor memory that one call holds at once beyond what existed before it (CPU tensors)."""
-    with mock.patch.dict(os.environ, {"KINETO_LOG_LEVEL": "6"}):  # its start-up messages are not for our users
+    """Largest amount of tensor memory that one call holds at once beyond what existed before it
+    (CPU tensors).
+    """
+    with mock.patch.dict(
+        os.environ, {"KINETO_LOG_LEVEL": "6"}
+    ):  # its start-up messages are not for our users
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             step()
         results = profiler.profiler.kineto_results
@@ -65,7 +76,9 @@ def resident_bytes(pid: int | str = "self") -> int | None:
 
 
 def peak_resident_bytes(step: Step) -> int | None:
-    """How far the resident set of this process rises above where it was during one call, looked at every 5 ms."""
+    """How far the resident set of this process rises above where it was during one call, looked at
+    every 5 ms.
+    """
     before = resident_bytes()
     if before is None:
         step()

@@ -1,4 +1,6 @@
-"""A hook of mkdocs: links from the pages to source files become plain text, since the site does not contain them."""
+"""A hook of mkdocs: links from the pages to source files become plain text, since the site does not
+contain them.
+"""
 
 import re
 from typing import Any

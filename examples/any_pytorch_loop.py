@@ -1,6 +1,8 @@
-"""SemiGPC in a PyTorch loop of your own: FixMatch on long-tailed digits, without and with it (some ten seconds).
+"""SemiGPC in a PyTorch loop of your own: FixMatch on long-tailed digits, without and with it (some
+ten seconds).
 
-Two lines make the difference: ``probs`` where probabilities become targets, ``remember`` after the optimiser's step.
+Two lines make the difference: ``probs`` where probabilities become targets, ``remember`` after the
+optimiser's step.
 """
 
 import torch
@@ -30,18 +32,26 @@ def train(refiner: GaussianProcessRefiner | None) -> float:
     x, y = torch.from_numpy(pixels).float() / 16, torch.from_numpy(truth)
     train_x, train_y, test_x, test_y = x[:1200], y[:1200], x[1200:], y[1200:]
     labeled = torch.cat([(train_y == c).nonzero()[: LABELED[c], 0] for c in range(CLASSES)])
-    body, head = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, WIDTH), nn.ReLU()), nn.Linear(WIDTH, CLASSES)
+    body, head = (
+        nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, WIDTH), nn.ReLU()),
+        nn.Linear(WIDTH, CLASSES),
+    )
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.05, momentum=0.9)
     for _ in range(STEPS):
-        rows, others = labeled[torch.randint(len(labeled), (32,))], torch.randint(len(train_x), (128,))
-        h_x, h_weak, h_strong = body(torch.cat([weak(train_x[rows]), weak(train_x[others]), strong(train_x[others])])).split(
-            [32, 128, 128]
+        rows, others = (
+            labeled[torch.randint(len(labeled), (32,))],
+            torch.randint(len(train_x), (128,)),
         )
+        h_x, h_weak, h_strong = body(
+            torch.cat([weak(train_x[rows]), weak(train_x[others]), strong(train_x[others])])
+        ).split([32, 128, 128])
         targets = head(h_weak).softmax(dim=1).detach()
         if refiner is not None:
             targets = refiner.probs(h_weak, own=targets)
         sure = (targets.max(dim=1).values >= 0.95).float()
-        unlabeled_loss = (F.cross_entropy(head(h_strong), targets.argmax(dim=1), reduction="none") * sure).mean()
+        unlabeled_loss = (
+            F.cross_entropy(head(h_strong), targets.argmax(dim=1), reduction="none") * sure
+        ).mean()
         loss = F.cross_entropy(head(h_x), train_y[rows]) + unlabeled_loss
         optimizer.zero_grad()
         loss.backward()
@@ -54,4 +64,6 @@ def train(refiner: GaussianProcessRefiner | None) -> float:
 if __name__ == "__main__":
     config = GPConfig(buffer_size=300, balanced=True, warmup_steps=50)
     print(f"balanced accuracy without SemiGPC: {train(None):.3f}")
-    print(f"balanced accuracy with SemiGPC:    {train(GaussianProcessRefiner(config, WIDTH, CLASSES)):.3f}")
+    print(
+        f"balanced accuracy with SemiGPC:    {train(GaussianProcessRefiner(config, WIDTH, CLASSES)):.3f}"
+    )

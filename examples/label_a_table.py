@@ -1,4 +1,5 @@
-"""Label a table of which a few rows are labelled: long-tailed digits, 95 % of the labels promised right, with reasons.
+"""Label a table of which a few rows are labelled: long-tailed digits, 95 % of the labels promised
+right, with reasons.
 
 Run: python examples/label_a_table.py          (seconds, CPU)
 """
@@ -25,17 +26,27 @@ def main() -> None:
     found = model.transduction_[hidden]
     given = found >= 0
     right = (found == truth[hidden])[given].mean()
-    print(f"{(y >= 0).sum()} labels, {hidden.sum()} rows without: {given.mean():.0%} got one, {right:.1%} of these are right")
+    print(
+        f"{(y >= 0).sum()} labels, {hidden.sum()} rows without: {given.mean():.0%} got one, {right:.1%} of these are right"
+    )
 
     row = int(np.flatnonzero(hidden)[0])
     why = model.explain(X[row : row + 1])
     print(f"row {row} is a {model.classes_[why.codes[0]]}, score {why.scores[0]:.2f}, because of")
-    for number, weight, difference in zip(why.rows[0], why.weights[0], why.differences[0], strict=True):
-        print(f"  row {number}, labelled {y[number]}: {weight:+.2f}; without it the score would be {difference:.2f} less")
+    for number, weight, difference in zip(
+        why.rows[0], why.weights[0], why.differences[0], strict=True
+    ):
+        print(
+            f"  row {number}, labelled {y[number]}: {weight:+.2f}; without it the score would be {difference:.2f} less"
+        )
 
     before = model.predict_proba(X[row : row + 1]).max()
-    model.partial_fit(X[row : row + 1], truth[row : row + 1], rows=[row])  # a correction, in milliseconds
-    print(f"told so, it is {model.predict_proba(X[row : row + 1]).max():.3f} sure; it was {before:.3f}")
+    model.partial_fit(
+        X[row : row + 1], truth[row : row + 1], rows=[row]
+    )  # a correction, in milliseconds
+    print(
+        f"told so, it is {model.predict_proba(X[row : row + 1]).max():.3f} sure; it was {before:.3f}"
+    )
 
 
 if __name__ == "__main__":

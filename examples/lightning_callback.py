@@ -1,6 +1,8 @@
-"""SemiGPC in Lightning: a FixMatch module on long-tailed digits, which asks the callback for its targets.
+"""SemiGPC in Lightning: a FixMatch module on long-tailed digits, which asks the callback for its
+targets.
 
-Run it: ``python examples/lightning_callback.py`` (some ten seconds; needs ``pip install 'semigpc[lightning]'``).
+Run it: ``python examples/lightning_callback.py`` (some ten seconds; needs ``pip install
+'semigpc[lightning]'``).
 """
 
 import logging
@@ -37,7 +39,9 @@ class FixMatch(pl.LightningModule):
         targets = self.semigpc.refine(h_weak, self.head(h_weak).softmax(dim=1))
         self.semigpc.remember(h_x, y)
         sure = (targets.max(dim=1).values >= 0.95).float()
-        unlabeled_loss = (F.cross_entropy(self.head(h_strong), targets.argmax(dim=1), reduction="none") * sure).mean()
+        unlabeled_loss = (
+            F.cross_entropy(self.head(h_strong), targets.argmax(dim=1), reduction="none") * sure
+        ).mean()
         return F.cross_entropy(self.head(h_x), y) + unlabeled_loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -56,7 +60,9 @@ def main() -> None:
         "labeled": DataLoader(TensorDataset(x[rows], y[rows]), batch_size=32, shuffle=True),
         "unlabeled": DataLoader(TensorDataset(x[:1200]), batch_size=128, shuffle=True),
     }
-    callback = SemiGPCCallback(GPConfig(buffer_size=300, balanced=True, warmup_steps=50), WIDTH, CLASSES)
+    callback = SemiGPCCallback(
+        GPConfig(buffer_size=300, balanced=True, warmup_steps=50), WIDTH, CLASSES
+    )
     module = FixMatch()
     pl.Trainer(
         max_epochs=30,

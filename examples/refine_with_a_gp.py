@@ -1,7 +1,9 @@
 """Pseudo-labels from a GP over a class-balanced buffer, beside the kernel average that it replaces.
 
-A long-tailed stream of labelled features fills the buffer batch by batch, as a training loop would; then unlabelled
-features are labelled by the buffer. Run it: ``python examples/refine_with_a_gp.py`` (a few seconds).
+A long-tailed stream of labelled features fills the buffer batch by batch, as a training loop would;
+then unlabelled
+features are labelled by the buffer. Run it: ``python examples/refine_with_a_gp.py`` (a few
+seconds).
 """
 
 import torch
@@ -28,12 +30,18 @@ def main() -> None:
     for _ in range(200):  # the labelled half of a training loop
         labels = torch.multinomial(frequencies, BATCH, replacement=True, generator=generator)
         written = buffer.write(labels)
-        gp.replace(written.slots, draw(labels)[written.rows], F.one_hot(labels, CLASSES).float()[written.rows])
+        gp.replace(
+            written.slots,
+            draw(labels)[written.rows],
+            F.one_hot(labels, CLASSES).float()[written.rows],
+        )
 
     truth = torch.arange(CLASSES).repeat_interleave(400)
     unlabelled = draw(truth)
     by_gp = torch.softmax(LOGIT_SCALE * gp.mean(unlabelled), dim=1)
-    by_average = gp.kernel(unlabelled.double(), gp.features) @ gp.targets  # what SimMatch and CoMatch smooth with
+    by_average = (
+        gp.kernel(unlabelled.double(), gp.features) @ gp.targets
+    )  # what SimMatch and CoMatch smooth with
     print("entries of each class in the buffer:", buffer.entries.class_counts().tolist())
     for name, scores in (("kernel average", by_average), ("GP", by_gp)):
         correct = (scores.argmax(dim=1) == truth).float().view(CLASSES, -1).mean(dim=1)
@@ -42,9 +50,13 @@ def main() -> None:
     query = unlabelled[-1:]  # of the rarest class: why was it labelled so?
     label = by_gp[-1:].argmax(dim=1)
     weights = gp.explain(query, label).squeeze(0)
-    print(f"the last one is {int(label)} with mean {float(weights.sum()):.2f}, because of these entries:")
+    print(
+        f"the last one is {int(label)} with mean {float(weights.sum()):.2f}, because of these entries:"
+    )
     for slot in weights.abs().topk(3).indices.tolist():
-        print(f"  slot {slot}, labelled {int(buffer.entries.labels[slot])}, adds {float(weights[slot]):+.2f}")
+        print(
+            f"  slot {slot}, labelled {int(buffer.entries.labels[slot])}, adds {float(weights[slot]):+.2f}"
+        )
 
 
 if __name__ == "__main__":

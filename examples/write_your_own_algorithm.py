@@ -1,6 +1,8 @@
-"""An algorithm of your own, with and without SemiGPC, without touching a file of ours: about twenty seconds on a CPU.
+"""An algorithm of your own, with and without SemiGPC, without touching a file of ours: about twenty
+seconds on a CPU.
 
-Mean Teacher in its simplest form: the strong view has to agree with what the moving average says of the weak one.
+Mean Teacher in its simplest form: the strong view has to agree with what the moving average says of
+the weak one.
 """
 
 import tempfile
@@ -31,7 +33,9 @@ class MeanTeacherConfig:
 
 
 class MeanTeacher(nn.Module):
-    """L = H(z_x, y) + w H(z_s, f(p_teacher)), with the refiner f. State would live in registered buffers; there is none."""
+    """L = H(z_x, y) + w H(z_s, f(p_teacher)), with the refiner f. State would live in registered
+    buffers; there is none.
+    """
 
     views = ("weak", "strong")
     sites = ("semantic",)
@@ -51,7 +55,9 @@ class MeanTeacher(nn.Module):
         loss_x = F.cross_entropy(x.logits, batch.y)
         loss_u = F.cross_entropy(strong.logits, probs)
         loss = loss_x + self.config.consistency_weight * loss_u
-        return StepOutput(loss, {"loss_x": loss_x, "loss_u": loss_u}, PseudoLabels(probs, torch.ones(len(probs))))
+        return StepOutput(
+            loss, {"loss_x": loss_x, "loss_u": loss_u}, PseudoLabels(probs, torch.ones(len(probs)))
+        )
 
 
 def main() -> None:
@@ -63,7 +69,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             result = train(experiment, Path(folder) / "run")["results"]["last"]
         groups = ", ".join(f"{name} {value:.0%}" for name, value in result["groups"].items())
-        print(f"Mean Teacher, refiner {refiner}: balanced accuracy {result['balanced_accuracy']:.1%} ({groups})")
+        print(
+            f"Mean Teacher, refiner {refiner}: balanced accuracy {result['balanced_accuracy']:.1%} ({groups})"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Batteries over combinations: ``make test`` runs all of them, ``make check`` enough to meet every value once."""
+"""Batteries over combinations: ``make test`` runs all of them, ``make check`` enough to meet every
+value once.
+"""
 
 from collections.abc import Sequence
 from itertools import product
@@ -8,7 +10,12 @@ import pytest
 
 
 def combinations(*axes: Sequence[Any]) -> list[Any]:
-    """Return every combination of the values of the axes; those off the diagonal, which walks all axes at once, are slow."""
+    """Return every combination of the values of the axes; those off the diagonal, which walks all
+    axes at once, are slow.
+    """
     longest = max(len(axis) for axis in axes)
     diagonal = {tuple(axis[i % len(axis)] for axis in axes) for i in range(longest)}
-    return [pytest.param(*one, marks=() if one in diagonal else pytest.mark.slow) for one in product(*axes)]
+    return [
+        pytest.param(*one, marks=() if one in diagonal else pytest.mark.slow)
+        for one in product(*axes)
+    ]

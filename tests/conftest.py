@@ -10,7 +10,9 @@ from tests.pretend_device import PretendDevice
 
 @pytest.fixture
 def generator() -> torch.Generator:
-    """A seeded source of random numbers; the library never touches the global one, and neither do its tests."""
+    """A seeded source of random numbers; the library never touches the global one, and neither do
+    its tests.
+    """
     return torch.Generator().manual_seed(0)
 
 

@@ -1,4 +1,6 @@
-"""How long tests that try many cases go on, and by which seed; both can be set from outside to try others."""
+"""How long tests that try many cases go on, and by which seed; both can be set from outside to try
+others.
+"""
 
 import os
 

@@ -1,12 +1,15 @@
-"""A GPU that the tests pretend to have: its tensors are computed on the CPU, and report that they are on ``cuda:0``.
+"""A GPU that the tests pretend to have: its tensors are computed on the CPU, and report that they
+are on ``cuda:0``.
 
-Every storage bears a mark of where it is, which views share. An operation on tensors of the host and of the device raises the
-error that CUDA raises, with CUDA's exceptions: a single number of the host may take part in elementwise arithmetic, and an
-index of the host may select from a tensor of the device. Counted are the operations for which the host has to wait until the
-device has done all queued work, and the copies from the host to the device.
+Every storage bears a mark of where it is, which views share. An operation on tensors of the host
+and of the device raises the error that CUDA raises, with CUDA's exceptions: a single number of the
+host may take part in elementwise arithmetic, and an index of the host may select from a tensor of
+the device. Counted are the operations for which the host has to wait until the device has done all
+queued work, and the copies from the host to the device.
 
-A tensor that torch's C++ code makes inside an operation is on neither side until it meets one that is. What this cannot show:
-the numbers and the speed of CUDA, and gradients that cross devices. Autocast is that of the CPU.
+A tensor that torch's C++ code makes inside an operation is on neither side until it meets one that
+is. What this cannot show: the numbers and the speed of CUDA, and gradients that cross devices.
+Autocast is that of the CPU.
 """
 
 import functools
@@ -27,9 +30,17 @@ from torch.utils._pytree import tree_leaves
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 MARK, PINNED = "_pretended_device", "_pretended_to_be_pinned"
 SOURCE = "/src/semigpc/"
-SMALL = 2**16  # bytes; a non-blocking copy of pageable memory waits for the device only if it is larger
-CONSTRUCTORS = {name for make in _device_constructors() if getattr(torch, name := getattr(make, "__name__", ""), None) is make}
-CONSTRUCTORS |= {f"{kind}_like" for kind in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")}
+SMALL = (
+    2**16
+)  # bytes; a non-blocking copy of pageable memory waits for the device only if it is larger
+CONSTRUCTORS = {
+    name
+    for make in _device_constructors()
+    if getattr(torch, name := getattr(make, "__name__", ""), None) is make
+}
+CONSTRUCTORS |= {
+    f"{kind}_like" for kind in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")
+}
 NEW = {f"new_{kind}" for kind in ("empty", "zeros", "ones", "full", "tensor", "empty_strided")}
 FROM_DATA = {"tensor", "as_tensor", "asarray", "new_tensor"}
 WAITING = {  # operations whose result, or the size of it, the host has to know
@@ -38,8 +49,26 @@ WAITING = {  # operations whose result, or the size of it, the host has to know
     *("_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_lstsq"),
 }
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-TAKES_NUMBERS = {"fill", "fill_", "masked_fill", "masked_fill_", "where", *INDEXING}  # of the host, as arithmetic does
-TAKES_NONE = {"clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_", "lerp", "lerp_", "addcmul", "addcdiv"}
+TAKES_NUMBERS = {
+    "fill",
+    "fill_",
+    "masked_fill",
+    "masked_fill_",
+    "where",
+    *INDEXING,
+}  # of the host, as arithmetic does
+TAKES_NONE = {
+    "clamp",
+    "clamp_",
+    "clamp_min",
+    "clamp_min_",
+    "clamp_max",
+    "clamp_max_",
+    "lerp",
+    "lerp_",
+    "addcmul",
+    "addcdiv",
+}
 
 TORCH: Any = torch  # untyped, as what is replaced below
 DEVICE, TO, AUTOCAST = TORCH._C.TensorBase.device.__get__, TORCH.Tensor.to, TORCH.autocast
@@ -56,7 +85,8 @@ class Copy(NamedTuple):
 
 
 class PretendDevice(TorchDispatchMode):
-    """Context manager within which torch has one GPU; ``waits`` counts (operation, line of the package), ``copies`` is a list.
+    """Context manager within which torch has one GPU; ``waits`` counts (operation, line of the
+    package), ``copies`` is a list.
 
     Example::
 
@@ -82,8 +112,14 @@ class PretendDevice(TorchDispatchMode):
             (Tensor, _methods(self)),
             (torch.cuda, _cuda(self)),
             (torch.accelerator, ACCELERATOR),
-            (torch._C, {"_group_tensors_by_device_and_dtype": _grouped}),  # for optimisers and clipping
-            (torch, {"autocast": lambda *_, **options: AUTOCAST(**options | {"device_type": "cpu"})}),
+            (
+                torch._C,
+                {"_group_tensors_by_device_and_dtype": _grouped},
+            ),  # for optimisers and clipping
+            (
+                torch,
+                {"autocast": lambda *_, **options: AUTOCAST(**options | {"device_type": "cpu"})},
+            ),
         ):
             for name, value in replaced.items():
                 self._patch.setattr(place, name, value)
@@ -104,7 +140,9 @@ class PretendDevice(TorchDispatchMode):
         self.waits[operation, _line()] += 1
 
     def copied(self, source: Tensor, dtype: torch.dtype, *, non_blocking: bool) -> None:
-        """Count a copy to the device, before which the host converts to the dtype; and a wait unless CUDA does without."""
+        """Count a copy to the device, before which the host converts to the dtype; and a wait
+        unless CUDA does without.
+        """
         size, pinned = source.numel() * dtype.itemsize, dtype == source.dtype and source.is_pinned()
         self.copies.append(Copy(_line(), size, non_blocking, pinned))
         if not (non_blocking and (pinned or size <= SMALL)):
@@ -118,7 +156,9 @@ class PretendDevice(TorchDispatchMode):
         if origin != target:
             options["copy"] = True
             if (origin, target) == (CPU, CUDA):
-                self.copied(tensor, options["dtype"], non_blocking=options.get("non_blocking", False))
+                self.copied(
+                    tensor, options["dtype"], non_blocking=options.get("non_blocking", False)
+                )
             elif origin == CUDA:
                 self.wait(name)
         moved: Tensor = TO(tensor, **options)
@@ -150,7 +190,11 @@ class PretendDevice(TorchDispatchMode):
         return made
 
     def __torch_dispatch__(
-        self, operation: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        operation: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name, kwargs = operation.overloadpacket.__name__, kwargs or {}
         leaves = tree_leaves((args, kwargs))
@@ -159,10 +203,14 @@ class PretendDevice(TorchDispatchMode):
             return operation(*args, **kwargs)
         home = self._target or self._home(operation, name, args, kwargs, tensors)
         if home == CUDA and any(isinstance(leaf, torch.Generator) for leaf in leaves):
-            raise RuntimeError(f"Expected a 'cuda' device type for generator but found 'cpu' ({name})")
+            raise RuntimeError(
+                f"Expected a 'cuda' device type for generator but found 'cpu' ({name})"
+            )
         if home == CUDA and (name in WAITING or _waits_sometimes(name, *args, **kwargs)):
             self.wait(name)
-        with self._own_random_numbers(home == CUDA and torch.Tag.nondeterministic_seeded in operation.tags):
+        with self._own_random_numbers(
+            home == CUDA and torch.Tag.nondeterministic_seeded in operation.tags
+        ):
             result = operation(*args, **kwargs)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -170,13 +218,24 @@ class PretendDevice(TorchDispatchMode):
         return result
 
     def _home(
-        self, operation: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[Tensor]
+        self,
+        operation: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        tensors: list[Tensor],
     ) -> torch.device | None:
-        """Return where an operation takes place, None for either; raise an error if its tensors must not meet."""
+        """Return where an operation takes place, None for either; raise an error if its tensors
+        must not meet.
+        """
         if name == "copy_":
             home, source = _known(args[0]), _known(args[1])
             if (home, source) == (CUDA, CPU):
-                self.copied(args[1], args[0].dtype, non_blocking=args[2:3] == (True,) or kwargs.get("non_blocking", False))
+                self.copied(
+                    args[1],
+                    args[0].dtype,
+                    non_blocking=args[2:3] == (True,) or kwargs.get("non_blocking", False),
+                )
             elif (home, source) == (CPU, CUDA):
                 self.wait("copy_ to the host")
             return home or source
@@ -187,8 +246,12 @@ class PretendDevice(TorchDispatchMode):
         if homes == {CPU, CUDA}:
             on_host = [tensor for tensor in tensors if _known(tensor) == CPU]
             number = len(on_host) == 1 and on_host[0].dim() == 0
-            takes = (torch.Tag.pointwise in operation.tags or name in TAKES_NUMBERS) and name not in TAKES_NONE
-            never = kwargs.get("out", args[0] if name == "where" or name.endswith("_") else None)  # a condition, or written
+            takes = (
+                torch.Tag.pointwise in operation.tags or name in TAKES_NUMBERS
+            ) and name not in TAKES_NONE
+            never = kwargs.get(
+                "out", args[0] if name == "where" or name.endswith("_") else None
+            )  # a condition, or written
             if not (number and takes and on_host[0] is not never):
                 found = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
                 raise RuntimeError(f"{found} ({name})")
@@ -200,13 +263,17 @@ class PretendDevice(TorchDispatchMode):
             _put(tensor, home)
         return home
 
-    def _check_indices(self, name: str, home: torch.device | None, indices: list[Tensor | None]) -> None:
+    def _check_indices(
+        self, name: str, home: torch.device | None, indices: list[Tensor | None]
+    ) -> None:
         for index in indices:
             own = None if index is None else _known(index)
             if index is None or home is None or own is None:
                 continue
             if (home, own) == (CPU, CUDA):
-                raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+                raise RuntimeError(
+                    "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+                )
             if (home, own) == (CUDA, CPU):
                 self.copied(index, index.dtype, non_blocking=False)
             elif home == CUDA and index.dtype in (torch.bool, torch.uint8):
@@ -226,7 +293,9 @@ class PretendDevice(TorchDispatchMode):
                 torch.set_rng_state(before)
 
 
-def _waits_sometimes(name: str, *args: Any, replacement: bool = False, output_size: int | None = None, **_: Any) -> bool:
+def _waits_sometimes(
+    name: str, *args: Any, replacement: bool = False, output_size: int | None = None, **_: Any
+) -> bool:
     if name == "repeat_interleave":
         return isinstance(args[-1], Tensor) and output_size is None
     return name == "multinomial" and not (replacement or args[2:3] == (True,))
@@ -256,14 +325,18 @@ def _line() -> str:
     """Return the line of the package that is being executed."""
     frames = (frame for frame in reversed(traceback.extract_stack()) if SOURCE in frame.filename)
     frame = next(frames, None)
-    return "elsewhere" if frame is None else f"{frame.filename.rpartition(SOURCE)[2]}:{frame.lineno}"
+    return (
+        "elsewhere" if frame is None else f"{frame.filename.rpartition(SOURCE)[2]}:{frame.lineno}"
+    )
 
 
-# What torch has on a machine with one GPU -------------------------------------------------------------------------------
+# What torch has on a machine with one GPU ---------------------------------------------------------
 
 
 def _methods(pretended: PretendDevice) -> dict[str, Any]:
-    numpy, array, tolist, deepcopy = (getattr(Tensor, name) for name in ("numpy", "__array__", "tolist", "__deepcopy__"))
+    numpy, array, tolist, deepcopy = (
+        getattr(Tensor, name) for name in ("numpy", "__array__", "tolist", "__deepcopy__")
+    )
 
     def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         first, rest = (args[0], args[1:]) if args else (None, ())
@@ -276,7 +349,9 @@ def _methods(pretended: PretendDevice) -> dict[str, Any]:
         options = dict(zip(("dtype", "non_blocking", "copy"), rest, strict=False)) | kwargs
         target = options.pop("device", None)
         options = {name: value for name, value in options.items() if value is not None}
-        return pretended.move(tensor, _device(tensor) if target is None else _named(target), "to", **options)
+        return pretended.move(
+            tensor, _device(tensor) if target is None else _named(target), "to", **options
+        )
 
     def listed(tensor: Tensor) -> Any:
         if _device(tensor) == CUDA:
@@ -290,14 +365,18 @@ def _methods(pretended: PretendDevice) -> dict[str, Any]:
     def on_host_only(read: Callable[..., Any]) -> Callable[..., Any]:
         def checked(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if _device(tensor) == CUDA:
-                raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it first.")
+                raise TypeError(
+                    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it first."
+                )
             return read(tensor, *args, **kwargs)
 
         return checked
 
     def pin_memory(tensor: Tensor, *_: Any) -> Tensor:
         if _device(tensor) == CUDA:
-            raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+            raise RuntimeError(
+                "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"
+            )
         pinned = tensor.clone()
         setattr(pinned.untyped_storage(), PINNED, True)
         return pinned
@@ -305,7 +384,9 @@ def _methods(pretended: PretendDevice) -> dict[str, Any]:
     return {
         "to": to,
         "cpu": lambda tensor, **options: pretended.move(tensor, CPU, "cpu", **options),
-        "cuda": lambda tensor, _device=None, non_blocking=False: to(tensor, CUDA, non_blocking=non_blocking),
+        "cuda": lambda tensor, _device=None, non_blocking=False: to(
+            tensor, CUDA, non_blocking=non_blocking
+        ),
         "tolist": listed,
         "numpy": on_host_only(numpy),
         "__array__": on_host_only(array),

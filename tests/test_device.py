@@ -1,4 +1,6 @@
-"""Runs on a pretended GPU: every part of the package keeps its tensors where they belong, and planted mistakes are found."""
+"""Runs on a pretended GPU: every part of the package keeps its tensors where they belong, and
+planted mistakes are found.
+"""
 
 import inspect
 import shutil
@@ -34,13 +36,21 @@ from tests.training.small_runs import small_run
 
 SHORT = (
     *("data.test_per_class=6", "data.validation_per_class=3", "data.split.unlabeled_head=60"),
-    *("train.steps=6", "train.epoch_steps=2", "train.eval_steps=6", "train.checkpoint_steps=3", "train.log_steps=2"),
+    *(
+        "train.steps=6",
+        "train.epoch_steps=2",
+        "train.eval_steps=6",
+        "train.checkpoint_steps=3",
+        "train.log_steps=2",
+    ),
     "train.workers=0",
 )
 
 
 def tiny_run(algorithm: str = "fixmatch", refiner: str = "gp", *settings: str) -> Experiment:
-    """Six steps with an evaluation, logging and two checkpoints; memories are in use from the third on."""
+    """Six steps with an evaluation, logging and two checkpoints; memories are in use from the third
+    on.
+    """
     memory = ["refiner.warmup_steps=2"] if refiner != "none" else []
     return small_run(algorithm, refiner, *SHORT, *memory, *settings)
 
@@ -50,12 +60,14 @@ def train_on(gpu: PretendDevice, experiment: Experiment, path: Path) -> None:
     assert gpu.waits  # the loss was on the device, at least
 
 
-# Every part -------------------------------------------------------------------------------------------------------------
+# Every part ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("refiner", REFINERS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_algorithm_and_refiner(algorithm: str, refiner: str, gpu: PretendDevice, tmp_path: Path) -> None:
+def test_algorithm_and_refiner(
+    algorithm: str, refiner: str, gpu: PretendDevice, tmp_path: Path
+) -> None:
     train_on(gpu, tiny_run(algorithm, refiner), tmp_path / "run")
 
 
@@ -63,15 +75,28 @@ def test_algorithm_and_refiner(algorithm: str, refiner: str, gpu: PretendDevice,
     "settings",
     [
         *("refiner.engine=lowrank", "refiner.engine=ensemble", "refiner.engine=matrix_free"),
-        *("refiner.learn=marginal refiner.learn_steps=4", "refiner.learn=leave_one_out refiner.learn_steps=4"),
+        *(
+            "refiner.learn=marginal refiner.learn_steps=4",
+            "refiner.learn=leave_one_out refiner.learn_steps=4",
+        ),
         pytest.param(
             "refiner.learn=marginal refiner.learn_steps=5 refiner.learn_per_class=true refiner.buffer_size=40",
             marks=pytest.mark.slow,
         ),
         *("refiner.kernel=cosine", "refiner.kernel=ntk", "refiner.kernel_clip=0.1"),
-        *("refiner.role=classifier refiner.exclude_same_index=true", "refiner.confidence=variance refiner.balanced=true"),
-        *("refiner.confidence=expected refiner.balanced=true", "refiner.eval_buffer=rebuilt refiner.eval_head=gp"),
-        *("train.precision=16-mixed train.clip_norm=1", "train.precision=bf16-mixed", "train.optimizer=sgd train.ema=0"),
+        *(
+            "refiner.role=classifier refiner.exclude_same_index=true",
+            "refiner.confidence=variance refiner.balanced=true",
+        ),
+        *(
+            "refiner.confidence=expected refiner.balanced=true",
+            "refiner.eval_buffer=rebuilt refiner.eval_head=gp",
+        ),
+        *(
+            "train.precision=16-mixed train.clip_norm=1",
+            "train.precision=bf16-mixed",
+            "train.optimizer=sgd train.ema=0",
+        ),
     ],
 )
 def test_engine_kernel_and_precision(settings: str, gpu: PretendDevice, tmp_path: Path) -> None:
@@ -95,7 +120,9 @@ class _Copier(Listener):
             shutil.copytree(self.run, self.run.with_name("killed"))
 
 
-@pytest.mark.parametrize("algorithm", ["remixmatch", "npmatch"])  # these draw random numbers on the device
+@pytest.mark.parametrize(
+    "algorithm", ["remixmatch", "npmatch"]
+)  # these draw random numbers on the device
 @pytest.mark.usefixtures("gpu")
 def test_a_killed_run_resumes_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
     whole, killed, experiment = tmp_path / "whole", tmp_path / "killed", tiny_run(algorithm)
@@ -122,9 +149,13 @@ def test_a_run_is_used_on_the_device_and_without_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
-def test_export_of_a_run_on_frozen_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_of_a_run_on_frozen_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "cache"))
-    frozen = replace(tiny_run("simmatch", "gp", "refiner.eval_head=gp"), frozen=FrozenConfig(views=2, width=32))
+    frozen = replace(
+        tiny_run("simmatch", "gp", "refiner.eval_head=gp"), frozen=FrozenConfig(views=2, width=32)
+    )
     train(frozen, tmp_path / "run")
     for kind in get_args(Kind):
         assert export_run(tmp_path / "run", kind=kind).path.exists()
@@ -147,19 +178,31 @@ def test_a_refiner_that_moves_to_the_device_in_a_loop_of_its_own() -> None:
     assert refiner.cpu().probs(torch.randn(5, 8)).device.type == "cpu"
 
 
-# Planted mistakes -------------------------------------------------------------------------------------------------------
+# Planted mistakes ---------------------------------------------------------------------------------
 
 
-def _edited(function: Callable[..., Any], right: str, wrong: str) -> Callable[[pytest.MonkeyPatch], None]:
-    """Plant a mistake in a function of the package, by another text in place of one that it contains."""
+def _edited(
+    function: Callable[..., Any], right: str, wrong: str
+) -> Callable[[pytest.MonkeyPatch], None]:
+    """Plant a mistake in a function of the package, by another text in place of one that it
+    contains.
+    """
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         bare = inspect.unwrap(function)
         source = textwrap.dedent(inspect.getsource(bare))
         assert right in source, f"{bare.__qualname__} has changed: plant the mistake elsewhere"
         made: dict[str, Any] = {}
-        exec(compile(source.replace(right, wrong), inspect.getfile(bare), "exec"), vars(inspect.getmodule(bare)), made)
-        patch.setattr(bare, "__code__", inspect.unwrap(getattr(made[bare.__name__], "__func__", made[bare.__name__])).__code__)
+        exec(
+            compile(source.replace(right, wrong), inspect.getfile(bare), "exec"),
+            vars(inspect.getmodule(bare)),
+            made,
+        )
+        patch.setattr(
+            bare,
+            "__code__",
+            inspect.unwrap(getattr(made[bare.__name__], "__func__", made[bare.__name__])).__code__,
+        )
 
     return plant
 
@@ -192,7 +235,9 @@ def _do_not_move(patch: pytest.MonkeyPatch) -> None:
 
 def _restore_to_the_host(patch: pytest.MonkeyPatch) -> None:
     load = nn.Module.load_state_dict
-    patch.setattr(nn.Module, "load_state_dict", lambda module, state: load(module, state, assign=True))
+    patch.setattr(
+        nn.Module, "load_state_dict", lambda module, state: load(module, state, assign=True)
+    )
 
 
 DRAW = "torch.rand(len(probs), device=probs.device) < probs"
@@ -201,13 +246,22 @@ MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Experiment]] = {
         _edited(PseudoLabelStats.add, "self.truth = self.truth.to(labels.device)", "pass"),
         tiny_run("fixmatch", "none"),
     ),
-    "a mask on the host": (_edited(ABC._draw, DRAW, f"({DRAW}).cpu()"), replace(tiny_run(), addon=ADDONS["abc"].config())),
+    "a mask on the host": (
+        _edited(ABC._draw, DRAW, f"({DRAW}).cpu()"),
+        replace(tiny_run(), addon=ADDONS["abc"].config()),
+    ),
     "a generator of the host": (
-        _edited(ABC._draw, "device=probs.device", "device=probs.device, generator=torch.Generator()"),
+        _edited(
+            ABC._draw, "device=probs.device", "device=probs.device, generator=torch.Generator()"
+        ),
         replace(tiny_run(), addon=ADDONS["abc"].config()),
     ),
     "a number of the device among tensors of the host": (
-        _edited(GaussianProcessRefiner._class_prior, "counts.mean()", "counts.mean().to(self.engine.device)"),
+        _edited(
+            GaussianProcessRefiner._class_prior,
+            "counts.mean()",
+            "counts.mean().to(self.engine.device)",
+        ),
         tiny_run(),
     ),
     "a vector left on the host": (
@@ -215,7 +269,10 @@ MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Experiment]] = {
         tiny_run(),
     ),
     "arange without a device": (_edited(one_hot, ", device=labels.device", ""), tiny_run()),
-    "targets drawn on the host": (_edited(ReMixMatch.step, ", device=strong.device", ""), tiny_run("remixmatch", "none")),
+    "targets drawn on the host": (
+        _edited(ReMixMatch.step, ", device=strong.device", ""),
+        tiny_run("remixmatch", "none"),
+    ),
     "numpy of a tensor of the device": (
         _edited(PseudoLabelStats.flush, ".cpu().numpy()", ".numpy()"),
         tiny_run("fixmatch", "none"),
@@ -237,7 +294,9 @@ COMPLAINTS = r"same device|on cpu or on the same device|device type"
 
 @pytest.mark.parametrize("name", MISTAKES)
 @pytest.mark.usefixtures("gpu")
-def test_a_planted_mistake_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_mistake_is_found(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant, experiment = MISTAKES[name]
     plant(monkeypatch)
     with pytest.raises((RuntimeError, TypeError), match=COMPLAINTS):
@@ -245,7 +304,9 @@ def test_a_planted_mistake_is_found(name: str, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_state_restored_to_the_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_restored_to_the_host_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(tiny_run("fixmatch", "none"), tmp_path / "run")
     _restore_to_the_host(monkeypatch)
     run = load_run(tmp_path / "run")

@@ -1,4 +1,6 @@
-"""The map in docs/architecture.md: imports point up this list, never down, and only where it says so."""
+"""The map in docs/architecture.md: imports point up this list, never down, and only where it says
+so.
+"""
 
 import ast
 import importlib
@@ -70,11 +72,15 @@ def test_imports_follow_the_map(path: Path) -> None:
     assert room in MAY_IMPORT, f"{room} is not on the map: add it here and in docs/architecture.md"
     for module in imported(path):
         other = module.split(".")[0]
-        assert other == room or other in MAY_IMPORT[room] | EVERYWHERE, f"{room} may not import {other}"
+        assert other == room or other in MAY_IMPORT[room] | EVERYWHERE, (
+            f"{room} may not import {other}"
+        )
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in FILES if path.stem != "__main__"], ids=lambda path: str(path.relative_to(ROOT))
+    "path",
+    [path for path in FILES if path.stem != "__main__"],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_every_module_can_be_imported(path: Path) -> None:
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
@@ -82,7 +88,10 @@ def test_every_module_can_be_imported(path: Path) -> None:
 
 
 def test_modules_of_the_gp_import_each_other_in_one_direction() -> None:
-    arrows = {path.stem: {m.removeprefix("gp.") for m in imported(path) - EVERYWHERE} for path in (ROOT / "gp").glob("*.py")}
+    arrows = {
+        path.stem: {m.removeprefix("gp.") for m in imported(path) - EVERYWHERE}
+        for path in (ROOT / "gp").glob("*.py")
+    }
     TopologicalSorter(arrows).prepare()  # raises CycleError
 
 

@@ -1,4 +1,6 @@
-"""The package as it is released: what importing it loads, its extras, its version, and what is in the wheel."""
+"""The package as it is released: what importing it loads, its extras, its version, and what is in
+the wheel.
+"""
 
 import re
 import subprocess
@@ -32,8 +34,17 @@ def test_every_public_name_is_there_and_an_unknown_one_is_not() -> None:
 
 
 def test_every_extra_that_a_message_names_exists() -> None:
-    places = [*SOURCE.rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    groups = [group for path in places for group in re.findall(r"semigpc\\{0,2}\[([a-z,]+)\]", path.read_text())]
+    places = [
+        *SOURCE.rglob("*.py"),
+        *(ROOT / "benchmarks").glob("*.py"),
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+    ]
+    groups = [
+        group
+        for path in places
+        for group in re.findall(r"semigpc\\{0,2}\[([a-z,]+)\]", path.read_text())
+    ]
     named = {extra for group in groups for extra in group.split(",")}
     assert {"export", "ray", "review"} <= named <= set(PROJECT["optional-dependencies"])
 
@@ -51,7 +62,9 @@ def test_the_main_verbs_import_no_extra() -> None:
 
 
 def test_the_version_is_told() -> None:
-    done = subprocess.run([sys.executable, "-m", "semigpc", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "semigpc", "--version"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("semigpc 0.")
 
 
@@ -64,6 +77,12 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name == f"semigpc-{PROJECT['version']}-py3-none-any.whl"
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    files = (path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = (
+        path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
     assert inside == {str(path.relative_to(SOURCE.parent)) for path in files}
-    assert {"semigpc/py.typed", "semigpc/report/templates/run.html", "semigpc/review/static/index.html"} <= inside
+    assert {
+        "semigpc/py.typed",
+        "semigpc/report/templates/run.html",
+        "semigpc/review/static/index.html",
+    } <= inside

@@ -1,4 +1,6 @@
-"""Every line of docs/paper_to_code.md leads to something: a file, a name, a setting, a command with its options."""
+"""Every line of docs/paper_to_code.md leads to something: a file, a name, a setting, a command with
+its options.
+"""
 
 import importlib
 import re
@@ -45,16 +47,37 @@ CLAIMS = (
     "100 100 100 1000 3853 5903 1000",
 )
 SUBJECTS = (  # equations, figures and tables
-    *("kernel k(a, b)", "posterior mean", "softmax(lambda mu)", "kernel clipping", "block update", "smoothing", "FIFO buffer"),
-    *("class-balanced buffer", "similarity aggregate", "Figure 1", "toy figures", "complexity of one update"),
-    *("CIFAR-100-LT, settings A and B", "CIFAR-10-LT, settings A and B", "fine-grained benchmarks", "balanced CIFAR"),
+    *(
+        "kernel k(a, b)",
+        "posterior mean",
+        "softmax(lambda mu)",
+        "kernel clipping",
+        "block update",
+        "smoothing",
+        "FIFO buffer",
+    ),
+    *(
+        "class-balanced buffer",
+        "similarity aggregate",
+        "Figure 1",
+        "toy figures",
+        "complexity of one update",
+    ),
+    *(
+        "CIFAR-100-LT, settings A and B",
+        "CIFAR-10-LT, settings A and B",
+        "fine-grained benchmarks",
+        "balanced CIFAR",
+    ),
     *("base algorithms on SemiAves", "pre-trainings on SemiAves"),
 )
 
 
 def rows(page: str) -> list[tuple[str, str]]:
     """What the paper has and what answers it here, for every line of the tables."""
-    lines = [line for line in page.splitlines() if line.startswith("|") and not line.startswith("|---")]
+    lines = [
+        line for line in page.splitlines() if line.startswith("|") and not line.startswith("|---")
+    ]
     cells = [re.split(r"(?<!\\)\|", line.strip().strip("|")) for line in lines]
     return [(first.strip(), second.strip()) for first, second in cells if second.strip() != "here"]
 
@@ -84,7 +107,9 @@ def experiments() -> tuple[Any, ...]:
 def check_setting(setting: str) -> None:
     """Check that a KEY=VALUE can be set, or that a KEY exists."""
     if "=" not in setting:
-        assert any(setting in flattened(one.to_plain()) for one in experiments()), f"no setting {setting}"
+        assert any(setting in flattened(one.to_plain()) for one in experiments()), (
+            f"no setting {setting}"
+        )
         return
     refusals = []
     for one in experiments():
@@ -97,7 +122,11 @@ def check_setting(setting: str) -> None:
 
 
 def options_of(command: Any) -> set[str]:
-    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return {
+        name
+        for parameter in command.params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
 
 
 def check_command(words: list[str], command: Any) -> None:
@@ -126,7 +155,9 @@ def check(code: str, target: str | None, modules: dict[str, ModuleType]) -> None
         module = importlib.import_module(".".join(script.with_suffix("").parts))
         check_command(words[2:], get_command(module.app))
     elif code.endswith((".py", ".md")):
-        assert (ROOT / code).is_file() or (ROOT / "src" / "semigpc" / code).is_file(), f"{code} does not exist"
+        assert (ROOT / code).is_file() or (ROOT / "src" / "semigpc" / code).is_file(), (
+            f"{code} does not exist"
+        )
     elif "=" in code or re.match(r"(algorithm|augment|data|model|refiner|train)\.", code):
         check_setting(code)
     elif target is not None:

@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.pseudo_labels import EMAAlignment, QueueAlignment, align, count_classes, last_of_each, one_hot, sharpen
+from semigpc.pseudo_labels import (
+    EMAAlignment,
+    QueueAlignment,
+    align,
+    count_classes,
+    last_of_each,
+    one_hot,
+    sharpen,
+)
 
 TARGET = torch.tensor([0.5, 0.25, 0.25])
 TRACKERS: dict[str, Callable[[Tensor], EMAAlignment | QueueAlignment]] = {
@@ -20,7 +28,9 @@ def draw(generator: torch.Generator, rows: int = 6, dtype: torch.dtype = torch.f
     return torch.softmax(2 * torch.randn(rows, 3, generator=generator, dtype=dtype), dim=1)
 
 
-def test_sharpening_a_softmax_divides_its_logits_by_the_temperature(generator: torch.Generator) -> None:
+def test_sharpening_a_softmax_divides_its_logits_by_the_temperature(
+    generator: torch.Generator,
+) -> None:
     logits = torch.randn(6, 3, generator=generator, dtype=torch.float64)
     for temperature in (0.25, 0.5, 1.0, 2.0):
         expected = torch.softmax(logits / temperature, dim=1)
@@ -32,7 +42,10 @@ def test_alignment_follows_its_equation(generator: torch.Generator) -> None:
     probs, average = draw(generator), draw(generator, 1)[0]
     aligned = align(probs, TARGET.double(), average)
     for row, answer in zip(probs.tolist(), aligned.tolist(), strict=True):
-        moved = [p * (float(q) + 1e-6) / (float(r) + 1e-6) for p, q, r in zip(row, TARGET, average, strict=True)]
+        moved = [
+            p * (float(q) + 1e-6) / (float(r) + 1e-6)
+            for p, q, r in zip(row, TARGET, average, strict=True)
+        ]
         assert answer == pytest.approx([value / sum(moved) for value in moved], abs=1e-12)
 
 
@@ -62,7 +75,9 @@ def test_a_batch_is_counted_before_it_is_aligned(
     make: Callable[[Tensor], EMAAlignment | QueueAlignment], generator: torch.Generator
 ) -> None:
     probs = draw(generator)
-    torch.testing.assert_close(make(TARGET).double()(probs), align(probs, TARGET.double(), probs.mean(dim=0)))
+    torch.testing.assert_close(
+        make(TARGET).double()(probs), align(probs, TARGET.double(), probs.mean(dim=0))
+    )
 
 
 def test_the_moving_average_starts_at_the_first_batch(generator: torch.Generator) -> None:
@@ -79,7 +94,9 @@ def test_the_queue_forgets_and_counts_only_what_it_has_seen(generator: torch.Gen
     tracker = QueueAlignment(TARGET, 3).double()
     means: list[Tensor] = []
     for _ in range(7):
-        probs = 1e-5 * draw(generator)  # so small that zeros in unused slots would show beside the 1e-6
+        probs = 1e-5 * draw(
+            generator
+        )  # so small that zeros in unused slots would show beside the 1e-6
         means = [*means, probs.mean(dim=0)][-3:]
         expected = align(probs, TARGET.double(), torch.stack(means).mean(dim=0))
         torch.testing.assert_close(tracker(probs), expected, rtol=0, atol=1e-12)
@@ -98,20 +115,27 @@ def test_a_tracker_resumes_from_its_state(
         assert torch.equal(first(probs), second(probs))
 
 
-def test_a_table_written_by_last_of_each_holds_what_a_loop_leaves(generator: torch.Generator) -> None:
+def test_a_table_written_by_last_of_each_holds_what_a_loop_leaves(
+    generator: torch.Generator,
+) -> None:
     for _ in range(20):
         index = torch.randint(6, (9,), generator=generator)
         values = torch.randint(100, (9,), generator=generator)
         mask = torch.rand(9, generator=generator) < 0.5
         expected, masked = torch.full((6,), -1), torch.full((6,), -1)
-        for position, value, sure in zip(index.tolist(), values.tolist(), mask.tolist(), strict=True):
+        for position, value, sure in zip(
+            index.tolist(), values.tolist(), mask.tolist(), strict=True
+        ):
             expected[position] = value
             masked[position] = value if sure else masked[position]
         table = torch.full((6,), -1)
         table[index.flip(0)] = values[last_of_each(index)].flip(0)  # in any order of writing
         assert torch.equal(table, expected)
         last = last_of_each(index, mask)
-        assert torch.equal(torch.full((6,), -1).index_put_((index,), torch.where(last >= 0, values[last], -1)), masked)
+        assert torch.equal(
+            torch.full((6,), -1).index_put_((index,), torch.where(last >= 0, values[last], -1)),
+            masked,
+        )
 
 
 def test_classes_are_counted_and_one_hot_encoded_as_torch_does(generator: torch.Generator) -> None:

@@ -22,7 +22,10 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))],
+)
 def test_links_to_files_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):
@@ -32,7 +35,9 @@ def test_links_to_files_lead_somewhere(page: str) -> None:
 
 def test_the_commands_are_targets_of_the_makefile() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    named = set(re.findall(r"(?:`|\n)make ([a-z-]+)", README + (ROOT / "CONTRIBUTING.md").read_text()))
+    named = set(
+        re.findall(r"(?:`|\n)make ([a-z-]+)", README + (ROOT / "CONTRIBUTING.md").read_text())
+    )
     assert {"run", "test", "test-cpus"} <= named <= targets
 
 
@@ -40,6 +45,12 @@ def test_the_documentation_site_builds_without_broken_links(tmp_path: Path) -> N
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("mkdocs is not installed: pip install 'semigpc[dev]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "index.html").exists()

@@ -1,7 +1,9 @@
-"""semigpc: distribution-aware label refinement for class-imbalanced semi-supervised learning with Gaussian processes.
+"""semigpc: distribution-aware label refinement for class-imbalanced semi-supervised learning with
+Gaussian processes.
 
-The public names are here, and are imported when they are first used: torch takes seconds, which ``semigpc --help`` should not.
-Training lives in :mod:`semigpc.training` and :mod:`semigpc.training.presets`.
+The public names are here, and are imported when they are first used: torch takes seconds, which
+``semigpc --help`` should not. Training lives in :mod:`semigpc.training` and
+:mod:`semigpc.training.presets`.
 """
 
 from importlib import import_module
@@ -46,7 +48,12 @@ __all__ = [
     "SemiGPClassifier",
     "Written",
 ]
-ROOMS = ("gp", "refiners.buffers", "refiners", "estimator")  # where the names live; the quickest to import first
+ROOMS = (
+    "gp",
+    "refiners.buffers",
+    "refiners",
+    "estimator",
+)  # where the names live; the quickest to import first
 
 
 def __getattr__(name: str) -> Any:

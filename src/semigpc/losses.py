@@ -8,7 +8,9 @@ from torch import Tensor
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """mean_b - sum_c t_bc log softmax(z_b)_c, with targets (M, C) that are rows of probabilities; logits (M, C)."""
+    """mean_b - sum_c t_bc log softmax(z_b)_c, with targets (M, C) that are rows of probabilities;
+    logits (M, C).
+    """
     return -(targets * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
 
 
@@ -23,13 +25,18 @@ def masked_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> Tenso
     return (F.cross_entropy(logits, targets.detach(), reduction="none") * mask).mean()
 
 
-def class_weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor, mask: Tensor | None = None) -> Tensor:
-    """mean_b m_b ( - sum_c w_c t_bc log softmax(z_b)_c ): a soft target has the weight of each of its classes.
+def class_weighted_cross_entropy(
+    logits: Tensor, targets: Tensor, weights: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """mean_b m_b ( - sum_c w_c t_bc log softmax(z_b)_c ): a soft target has the weight of each of
+    its classes.
 
-    The mean is over the rows and not over their weights, which would cancel the weights where a batch has one class.
+    The mean is over the rows and not over their weights, which would cancel the weights where a
+    batch has one class.
 
     Args:
-        logits: (M, C). targets: (M,) classes, or (M, C) probabilities, without gradient. weights: (C,). mask: (M,), or none.
+        logits: (M, C). targets: (M,) classes, or (M, C) probabilities, without gradient. weights:
+            (C,). mask: (M,), or none.
     """
     losses = F.cross_entropy(logits, targets.detach(), weights.to(logits), reduction="none")
     return losses.mean() if mask is None else (losses * mask).mean()

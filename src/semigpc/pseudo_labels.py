@@ -1,6 +1,8 @@
-"""From predicted probabilities to targets: sharpening, distribution alignment; and helpers for labels of a batch.
+"""From predicted probabilities to targets: sharpening, distribution alignment; and helpers for
+labels of a batch.
 
-Nothing here makes the host wait for a GPU, as ``torch.bincount``, ``unique`` and ``one_hot`` would at every step.
+Nothing here makes the host wait for a GPU, as ``torch.bincount``, ``unique`` and ``one_hot`` would
+at every step.
 """
 
 import torch
@@ -12,13 +14,16 @@ EPSILON = 1e-6  # keeps a ratio of two class shares finite where both are zero
 
 
 def sharpen(probs: Tensor, temperature: float) -> Tensor:
-    """p_c^(1/T) / sum_j p_j^(1/T), row by row; of softmax(z) it is softmax(z / T). (U, C) -> (U, C)."""
+    """p_c^(1/T) / sum_j p_j^(1/T), row by row; of softmax(z) it is softmax(z / T). (U, C) -> (U,
+    C).
+    """
     powers = probs ** (1 / temperature)
     return powers / powers.sum(dim=1, keepdim=True)
 
 
 def align(probs: Tensor, target: Tensor, average: Tensor) -> Tensor:
-    """p (q + 1e-6) / (r + 1e-6), rows renormalised: moves the average r of the predictions to the target q.
+    """p (q + 1e-6) / (r + 1e-6), rows renormalised: moves the average r of the predictions to the
+    target q.
 
     Args:
         probs: (U, C).
@@ -41,10 +46,11 @@ def count_classes(labels: Tensor, n_classes: int, mask: Tensor | None = None) ->
 
 
 def last_of_each(index: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return, for each row, the last row with the same value in ``index`` (B,): a batch may contain an image twice.
+    """Return, for each row, the last row with the same value in ``index`` (B,): a batch may contain
+    an image twice.
 
-    ``table[index] = values[last_of_each(index)]`` writes the same value wherever a position is written twice. With a mask (B,)
-    only rows where it is true count; -1 if there is none. O(B^2).
+    ``table[index] = values[last_of_each(index)]`` writes the same value wherever a position is
+    written twice. With a mask (B,) only rows where it is true count; -1 if there is none. O(B^2).
     """
     same = index.unsqueeze(1) == index
     rows = torch.arange(len(index), device=index.device)
@@ -52,7 +58,8 @@ def last_of_each(index: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 class EMAAlignment(nn.Module):
-    """Distribution alignment with r <- m r + (1 - m) mean_b p_b, started at the first batch's mean (ReMixMatch).
+    """Distribution alignment with r <- m r + (1 - m) mean_b p_b, started at the first batch's mean
+    (ReMixMatch).
 
     Args:
         target: (C,) q.
@@ -74,13 +81,18 @@ class EMAAlignment(nn.Module):
     def forward(self, probs: Tensor) -> Tensor:
         """Update r with the batch, then align the batch: (U, C) -> (U, C)."""
         mean = probs.mean(dim=0)
-        self.average.copy_(torch.where(self.started, self.momentum * self.average + (1 - self.momentum) * mean, mean))
+        self.average.copy_(
+            torch.where(
+                self.started, self.momentum * self.average + (1 - self.momentum) * mean, mean
+            )
+        )
         self.started.fill_(True)
         return align(probs, self.target.to(probs), self.average.to(probs))
 
 
 class QueueAlignment(HostState):
-    """Distribution alignment with r the mean of the last batch means, over those seen so far (SimMatch, CoMatch).
+    """Distribution alignment with r the mean of the last batch means, over those seen so far
+    (SimMatch, CoMatch).
 
     Args:
         target: (C,) q.

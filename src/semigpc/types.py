@@ -11,7 +11,8 @@ from torch import Tensor, nn
 class HostState(nn.Module):
     """A module whose buffers named in ``on_host`` stay on the CPU when it moves to another device.
 
-    For counters and tables that the host reads at every step: reading them from a GPU would make it wait for all queued work.
+    For counters and tables that the host reads at every step: reading them from a GPU would make it
+    wait for all queued work.
     """
 
     on_host: ClassVar[tuple[str, ...]] = ()
@@ -24,7 +25,9 @@ class HostState(nn.Module):
 
 
 class Labeled(NamedTuple):
-    """Labelled images: ``x`` (B, 3, H, W) weak views, ``y`` (B,) labels, ``index`` (B,) positions in the labelled set."""
+    """Labelled images: ``x`` (B, 3, H, W) weak views, ``y`` (B,) labels, ``index`` (B,) positions
+    in the labelled set.
+    """
 
     x: Tensor
     y: Tensor
@@ -32,11 +35,13 @@ class Labeled(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The input of one step. Images are normalised floats; it has no true label of an unlabelled image.
+    """The input of one step. Images are normalised floats; it has no true label of an unlabelled
+    image.
 
-    Shapes: ``x`` (B, 3, H, W) weak views of labelled images, ``y`` (B,) their labels, ``index`` (B,) their positions in the
-    labelled set; ``views`` maps "weak", "strong", "strong2" to (U, 3, H, W), row by row the same images, and ``view_index``
-    (U,) holds their positions in the unlabelled set. ``balanced`` are B more labelled images, of every class equally often on
+    Shapes: ``x`` (B, 3, H, W) weak views of labelled images, ``y`` (B,) their labels, ``index``
+    (B,) their positions in the labelled set; ``views`` maps "weak", "strong", "strong2" to (U, 3,
+    H, W), row by row the same images, and ``view_index`` (U,) holds their positions in the
+    unlabelled set. ``balanced`` are B more labelled images, of every class equally often on
     average, where an add-on needs them.
     """
 
@@ -51,7 +56,8 @@ class Batch(NamedTuple):
 class ModelOutput(NamedTuple):
     """The output of the network for M images.
 
-    Shapes: ``logits`` (M, C) of the linear classifier, ``features`` (M, D) of the backbone, ``heads[name]`` (M, width).
+    Shapes: ``logits`` (M, C) of the linear classifier, ``features`` (M, D) of the backbone,
+    ``heads[name]`` (M, width).
     """
 
     logits: Tensor
@@ -70,9 +76,11 @@ class ModelOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """An extra head on the backbone's feature h: ``linear``, W h + b, or ``projection``, unit(W2 relu(W1 h + b1) + b2).
+    """An extra head on the backbone's feature h: ``linear``, W h + b, or ``projection``, unit(W2
+    relu(W1 h + b1) + b2).
 
-    Or ``neural_process``, log p(y | h, memory) of the C classes; its width is C and need not be set.
+    Or ``neural_process``, log p(y | h, memory) of the C classes; its width is C and need not be
+    set.
     """
 
     kind: Literal["linear", "projection", "neural_process"]
@@ -80,7 +88,8 @@ class HeadSpec:
 
 
 class Networks(NamedTuple):
-    """The network in training, and its exponential moving average (the network itself where there is none).
+    """The network in training, and its exponential moving average (the network itself where there
+    is none).
 
     Each turns images (M, 3, H, W) into a :class:`ModelOutput`.
     """
@@ -89,13 +98,17 @@ class Networks(NamedTuple):
     teacher: nn.Module
 
     def forward(self, *images: Tensor) -> list[ModelOutput]:
-        """Pass all images through the student at once, so that batch normalisation sees every view; return one output each."""
+        """Pass all images through the student at once, so that batch normalisation sees every view;
+        return one output each.
+        """
         output: ModelOutput = self.student(torch.cat(images))
         return output.split([len(part) for part in images])
 
     @torch.no_grad()
     def ask_teacher(self, images: Tensor) -> ModelOutput:
-        """Return the teacher's output in evaluation mode; neither its statistics nor its mode change."""
+        """Return the teacher's output in evaluation mode; neither its statistics nor its mode
+        change.
+        """
         modes = [(module, module.training) for module in self.teacher.modules()]
         output: ModelOutput = self.teacher.eval()(images)
         for module, training in modes:
@@ -105,9 +118,11 @@ class Networks(NamedTuple):
 
 @dataclass(frozen=True)
 class Clock:
-    """Where training stands: ``step`` counts from 0, an epoch is a fixed number of steps and not a pass over the data.
+    """Where training stands: ``step`` counts from 0, an epoch is a fixed number of steps and not a
+    pass over the data.
 
-    Where a run starts over with more labels, the steps are those of one ``generation``, which is counted from 0.
+    Where a run starts over with more labels, the steps are those of one ``generation``, which is
+    counted from 0.
     """
 
     step: int
@@ -136,7 +151,8 @@ class Task:
         unlabeled_batch: U.
         n_unlabeled: unlabelled images.
         n_features: D, of the backbone's features.
-        original_counts: (C,) without the labels of the model itself, where a run starts over with them.
+        original_counts: (C,) without the labels of the model itself, where a run starts over with
+            them.
     """
 
     class_counts: Tensor
@@ -163,7 +179,9 @@ class Task:
 
 
 class PseudoLabels(NamedTuple):
-    """Class probabilities of the unlabelled images, ``probs`` (U, C), and the ``mask`` (U,) of those that were used."""
+    """Class probabilities of the unlabelled images, ``probs`` (U, C), and the ``mask`` (U,) of
+    those that were used.
+    """
 
     probs: Tensor
     mask: Tensor
@@ -171,7 +189,9 @@ class PseudoLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class StepOutput:
-    """The loss to minimise, its named parts (scalars, detached by the loop), and the pseudo-labels for diagnostics."""
+    """The loss to minimise, its named parts (scalars, detached by the loop), and the pseudo-labels
+    for diagnostics.
+    """
 
     loss: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
@@ -187,13 +207,19 @@ def check_ranges(
     not_negative: tuple[str, ...] = (),
     at_least_one: tuple[str, ...] = (),
 ) -> None:
-    """Raise ValueError for options, by name, outside [0, 1], [0, 1) or another range, and for negative weights of losses."""
+    """Raise ValueError for options, by name, outside [0, 1], [0, 1) or another range, and for
+    negative weights of losses.
+    """
     rules: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
         (fractions, lambda value: 0 <= value <= 1, "lie in [0, 1]"),
         (below_one, lambda value: 0 <= value < 1, "lie in [0, 1)"),
         (positive, lambda value: value > 0, "be positive"),
         (not_negative, lambda value: value >= 0, "not be negative"),
-        (tuple(name for name in vars(config) if name.endswith("_weight")), lambda value: value >= 0, "not be negative"),
+        (
+            tuple(name for name in vars(config) if name.endswith("_weight")),
+            lambda value: value >= 0,
+            "not be negative",
+        ),
         (at_least_one, lambda value: value >= 1, "be at least 1"),
     )
     for names, allowed, rule in rules:

@@ -1,7 +1,9 @@
-"""Every algorithm with every add-on, each pair with one of the refiners: it steps, is saved, and resumes to the same bits.
+"""Every algorithm with every add-on, each pair with one of the refiners: it steps, is saved, and
+resumes to the same bits.
 
-The refiners take turns, so that every algorithm and every add-on meets every refiner: all pairs are covered, not all triples.
-The tests are in three files, one for each refiner, so that they can run side by side.
+The refiners take turns, so that every algorithm and every add-on meets every refiner: all pairs are
+covered, not all triples. The tests are in three files, one for each refiner, so that they can run
+side by side.
 """
 
 import shutil
@@ -45,7 +47,14 @@ def squares(folder: Path) -> ArraysConfig:
     values = generator.integers(0, 90, (len(truth), 4, 4, 3)) + 80 * truth[:, None, None, None]
     images = values.astype(np.uint8)
     path = folder / "squares.npz"
-    np.savez(path, x_labeled=images[:10], y_labeled=truth[:10], x_unlabeled=images[10:], x_test=images[:6], y_test=truth[:6])
+    np.savez(
+        path,
+        x_labeled=images[:10],
+        y_labeled=truth[:10],
+        x_unlabeled=images[10:],
+        x_test=images[:6],
+        y_test=truth[:6],
+    )
     return ArraysConfig(path=str(path))
 
 
@@ -89,18 +98,24 @@ class Copier(Listener):
 
 
 def pairs_with(refiner: str) -> list[Any]:
-    """Return the algorithms and add-ons that meet this refiner: a third of all pairs. One of each add-on is fast."""
+    """Return the algorithms and add-ons that meet this refiner: a third of all pairs. One of each
+    add-on is fast.
+    """
     addons, place = [addon for addon in ADDONS if addon != "none"], list(REFINERS).index(refiner)
     pairs, met = [], set[str]()
     for (i, algorithm), (j, addon) in product(enumerate(ALGORITHMS), enumerate(addons)):
         if (i + j) % len(REFINERS) == place:
-            fast = algorithm != "supervised" and addon not in met  # labels alone are refused by most add-ons
+            fast = (
+                algorithm != "supervised" and addon not in met
+            )  # labels alone are refused by most add-ons
             pairs.append(pytest.param(algorithm, addon, marks=() if fast else pytest.mark.slow))
             met |= {addon} if fast else set()
     return pairs
 
 
-def check_resumes(algorithm: str, addon: str, refiner: str, data: ArraysConfig, tmp_path: Path) -> None:
+def check_resumes(
+    algorithm: str, addon: str, refiner: str, data: ArraysConfig, tmp_path: Path
+) -> None:
     """Train, and train again from the first checkpoint: every tensor must be the same."""
     if algorithm == "supervised" and ADDONS[addon].config.needs_unlabeled:
         with pytest.raises(SettingError, match=f"{addon} acts on unlabelled images"):
@@ -114,5 +129,9 @@ def check_resumes(algorithm: str, addon: str, refiner: str, data: ArraysConfig, 
     train(asked, cut, resume=True)
     ours, theirs = read_checkpoint(RunFolder(whole).last), read_checkpoint(RunFolder(cut).last)
     assert ours.tensors.keys() == theirs.tensors.keys()
-    assert all(value.isfinite().all() for value in ours.tensors.values() if value.is_floating_point())
-    assert [name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])] == []
+    assert all(
+        value.isfinite().all() for value in ours.tensors.values() if value.is_floating_point()
+    )
+    assert [
+        name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])
+    ] == []

@@ -13,7 +13,12 @@ from tests.algorithms.tiny import CLASSES, COUNTS, LABELED, LABELS, UNLABELED, W
 POOL = 30
 TASK = Task(torch.tensor(COUNTS), LABELED, UNLABELED, POOL, WIDTH)
 AFTER = Clock(8, 10, 5)  # the first step after the warm-up
-OPTIONS: dict[str, Any] = {"head_rate": 0.05, "head_decay": 0.03, "head_momentum": 0.7, "start_steps": 7}
+OPTIONS: dict[str, Any] = {
+    "head_rate": 0.05,
+    "head_decay": 0.03,
+    "head_momentum": 0.7,
+    "start_steps": 7,
+}
 
 
 def batches(steps: int, dtype: torch.dtype = torch.float64) -> list[Batch]:
@@ -32,7 +37,9 @@ def features_only(features: Tensor) -> ModelOutput:
 def a_survey(dtype: torch.dtype = torch.float64, y: Tensor = LABELS) -> Survey:
     generator = torch.Generator().manual_seed(3)
     centres = torch.randn(CLASSES, WIDTH, generator=generator, dtype=torch.float64)
-    labeled = centres[y] + 0.5 * torch.randn(len(y), WIDTH, generator=generator, dtype=torch.float64)
+    labeled = centres[y] + 0.5 * torch.randn(
+        len(y), WIDTH, generator=generator, dtype=torch.float64
+    )
     unlabeled = 1.5 * torch.randn(POOL, WIDTH, generator=generator, dtype=torch.float64)
     return Survey(features_only(labeled.to(dtype)), y, features_only(unlabeled.to(dtype)))
 
@@ -58,7 +65,11 @@ class SlowHead:
             self.linear.weight.copy_(addon.head.weights[:, :-1])
             self.linear.bias.copy_(addon.head.weights[:, -1])
         self.average = copy.deepcopy(self.linear)
-        self.rate, self.decay, self.momentum = config.head_rate, config.head_decay, config.head_momentum
+        self.rate, self.decay, self.momentum = (
+            config.head_rate,
+            config.head_decay,
+            config.head_momentum,
+        )
         self.restart()
 
     def restart(self) -> None:
@@ -76,7 +87,9 @@ class SlowHead:
         loss.backward()
         self.adam.step()
         with torch.no_grad():
-            for mean, value in zip(self.average.parameters(), self.linear.parameters(), strict=True):
+            for mean, value in zip(
+                self.average.parameters(), self.linear.parameters(), strict=True
+            ):
                 mean.copy_(self.momentum * mean + (1 - self.momentum) * value)
 
     def agrees(self, addon: CoSSL) -> None:
@@ -87,7 +100,11 @@ class SlowHead:
 
 def slow_balanced(survey: Survey) -> tuple[list[Tensor], list[int]]:
     """The labelled features, then those made up, class by class and one by one."""
-    labeled, y, unlabeled = list(survey.labeled.features), survey.y.tolist(), list(survey.unlabeled.features)
+    labeled, y, unlabeled = (
+        list(survey.labeled.features),
+        survey.y.tolist(),
+        list(survey.unlabeled.features),
+    )
     counts = [y.count(c) for c in range(CLASSES)]
     weights = []
     for c in range(CLASSES):
@@ -126,12 +143,18 @@ def slow_start(head: SlowHead, survey: Survey, steps: int) -> None:
 
 
 def slow_step(head: SlowHead, networks: Networks, batch: Batch) -> tuple[Tensor, list[bool]]:
-    """Weak logits of moving average and head; then the head learns. And which features were enhanced."""
+    """Weak logits of moving average and head; then the head learns. And which features were
+    enhanced.
+    """
     assert batch.balanced is not None
-    unlabeled, labeled, own = (networks.ask_teacher(x).features for x in (batch.views["weak"], batch.x, batch.balanced.x))
+    unlabeled, labeled, own = (
+        networks.ask_teacher(x).features for x in (batch.views["weak"], batch.x, batch.balanced.x)
+    )
     logits = torch.stack([head.linear(f) for f in unlabeled]).detach()
     odds = [sum(COUNTS) / len(labeled)] * len(labeled) + [POOL / len(unlabeled)] * len(unlabeled)
-    partners = torch.multinomial(torch.tensor(odds, dtype=torch.float64), len(own), replacement=True).tolist()
+    partners = torch.multinomial(
+        torch.tensor(odds, dtype=torch.float64), len(own), replacement=True
+    ).tolist()
     chances, shares = torch.rand(len(own)).tolist(), torch.rand(len(own)).tolist()
     rows, enhanced = [], []
     for b, label in enumerate(batch.balanced.y.tolist()):

@@ -24,7 +24,10 @@ def slow_root(column: list[float], h: list[float], target: float) -> float:
     """nu with sum_n a_n exp(- nu h_n) = target, by halving an interval: the sum falls as nu rises."""
 
     def excess(nu: float) -> bool:
-        return sum(math.exp(min(math.log(a) - nu * e, 700.0)) for a, e in zip(column, h, strict=True)) > target
+        return (
+            sum(math.exp(min(math.log(a) - nu * e, 700.0)) for a, e in zip(column, h, strict=True))
+            > target
+        )
 
     low, high = -1.0, 1.0
     while not excess(low):
@@ -37,7 +40,9 @@ def slow_root(column: list[float], h: list[float], target: float) -> float:
     return (low + high) / 2
 
 
-def slow_project(p: list[list[float]], counts: list[float], alternations: int = 10) -> list[list[float]]:
+def slow_project(
+    p: list[list[float]], counts: list[float], alternations: int = 10
+) -> list[list[float]]:
     h = [-sum(v * math.log(v) for v in row) for row in p]
     nu = [0.0] * CLASSES
 
@@ -46,7 +51,9 @@ def slow_project(p: list[list[float]], counts: list[float], alternations: int = 
 
     for _ in range(alternations):
         x = [1 / sum(row) for row in shrunk()]
-        nu = [slow_root([x[n] * p[n][c] for n in range(len(p))], h, counts[c]) for c in range(CLASSES)]
+        nu = [
+            slow_root([x[n] * p[n][c] for n in range(len(p))], h, counts[c]) for c in range(CLASSES)
+        ]
     return [[v / sum(row) for v in row] for row in shrunk()]
 
 
@@ -65,7 +72,9 @@ class SlowDARP:
         if not self.estimated or min(self.mass) == 0:
             return [n / sum(COUNTS) for n in COUNTS]
         self.estimates += 1
-        rates = torch.tensor([[v / self.mass[c] for v in self.said[c]] for c in range(CLASSES)], dtype=torch.float64)
+        rates = torch.tensor(
+            [[v / self.mass[c] for v in self.said[c]] for c in range(CLASSES)], dtype=torch.float64
+        )
         mean = torch.tensor([v / sum(self.all) for v in self.all], dtype=torch.float64)
         return slow_shares((mean @ torch.linalg.inv(rates)).tolist())
 
@@ -90,7 +99,11 @@ class SlowDARP:
             self.changed += max(p) >= self.threshold and image in self.refined
             self.kept += k >= 2 and image not in self.refined
             if max(p) >= self.threshold:
-                loss = loss - (strong.logits[b, p.index(max(p))] - strong.logits[b].exp().sum().log()) / UNLABELED
+                loss = (
+                    loss
+                    - (strong.logits[b, p.index(max(p))] - strong.logits[b].exp().sum().log())
+                    / UNLABELED
+                )
         self.observe(x.logits.detach(), batch.y.tolist(), own)
         return loss
 
@@ -99,7 +112,9 @@ class SlowDARP:
         self.mass, self.all = [0.9 * v for v in self.mass], [0.9 * v for v in self.all]
         for row, y in zip(logits, labels, strict=True):
             self.mass[y] += 1
-            self.said[y] = [v + float(s) for v, s in zip(self.said[y], row.exp() / row.exp().sum(), strict=True)]
+            self.said[y] = [
+                v + float(s) for v, s in zip(self.said[y], row.exp() / row.exp().sum(), strict=True)
+            ]
         for said in own:
             self.all = [v + s for v, s in zip(self.all, said, strict=True)]
 
@@ -112,5 +127,7 @@ def slow_shares(values: list[float]) -> list[float]:
             shift = (sum(values[c] for c in support) - 1) / size
             shares = [values[c] - shift if c in support else 0.0 for c in range(len(values))]
             if min(shares) >= 0:
-                best = min(best, (sum((s - v) ** 2 for s, v in zip(shares, values, strict=True)), shares))
+                best = min(
+                    best, (sum((s - v) ** 2 for s, v in zip(shares, values, strict=True)), shares)
+                )
     return best[1]

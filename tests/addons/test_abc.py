@@ -8,7 +8,19 @@ from torch import Tensor, nn
 
 from semigpc.addons import ABC, ABCConfig, Step
 from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, Task
-from tests.algorithms.tiny import CLASSES, COUNTS, LABELED, TASK, UNLABELED, WIDTH, TinyNetwork, copy_of, learn, seeded, stream
+from tests.algorithms.tiny import (
+    CLASSES,
+    COUNTS,
+    LABELED,
+    TASK,
+    UNLABELED,
+    WIDTH,
+    TinyNetwork,
+    copy_of,
+    learn,
+    seeded,
+    stream,
+)
 
 STEPS = 4
 
@@ -36,9 +48,17 @@ def say(network: Networks, batch: Batch) -> list[ModelOutput]:
 
 
 def slow_errors(
-    outputs: list[Tensor], batch: Batch, counts: tuple[int, ...], progress: float, *, threshold: float, hard: bool
+    outputs: list[Tensor],
+    batch: Batch,
+    counts: tuple[int, ...],
+    progress: float,
+    *,
+    threshold: float,
+    hard: bool,
 ) -> tuple[float, Tensor, Tensor, list[bool], list[bool]]:
-    """Loss, its derivatives by the logits of x (B, C) and strong (U, C), and which rows were kept; row by row."""
+    """Loss, its derivatives by the logits of x (B, C) and strong (U, C), and which rows were kept;
+    row by row.
+    """
     logits_x, logits_w, logits_s = outputs
     loss, dx, ds = 0.0, torch.zeros_like(logits_x), torch.zeros_like(logits_s)
     kept_x, kept_u = [], []
@@ -81,9 +101,14 @@ def test_loss_and_gradients_follow_the_equations(hard: bool, counts: tuple[int, 
         raw = [logits.detach() for logits in outputs]
         progress = (k + 1) / (STEPS + 1)
         loss, dx, ds, kept_x, kept_u = seeded(
-            k, lambda r=raw, b=batch, e=progress: slow_errors(r, b, counts, e, threshold=0.6, hard=hard)
+            k,
+            lambda r=raw, b=batch, e=progress: slow_errors(
+                r, b, counts, e, threshold=0.6, hard=hard
+            ),
         )
-        carried = 1.3 * ((outputs[0] * dx).sum() + (outputs[2] * ds).sum())  # its gradient is that of the loss
+        carried = 1.3 * (
+            (outputs[0] * dx).sum() + (outputs[2] * ds).sum()
+        )  # its gradient is that of the loss
         expected = learn(slow, carried)
 
         torch.testing.assert_close(extra.loss.item(), 1.3 * loss, rtol=1e-10, atol=1e-12)
@@ -96,7 +121,9 @@ def test_loss_and_gradients_follow_the_equations(hard: bool, counts: tuple[int, 
 
 
 def answer_to(progress: float, rows: int, logits: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """Which labelled and unlabelled rows the head learns from, (rows,) each, where row b is of class b % C."""
+    """Which labelled and unlabelled rows the head learns from, (rows,) each, where row b is of
+    class b % C.
+    """
     y = torch.arange(rows) % CLASSES
     batch = Batch(torch.zeros(rows, 1), y, y, {}, y)
     scores = [torch.zeros(rows, CLASSES, requires_grad=True) for _ in range(2)]
@@ -118,7 +145,9 @@ def test_rows_are_kept_as_often_as_their_class_is_rare() -> None:
         for c, n in enumerate(COUNTS):
             share = min(COUNTS) / n
             assert kept_x[y == c].float().mean().item() == pytest.approx(share, abs=0.04)
-            assert kept_u[y == c].float().mean().item() == pytest.approx(1 - progress * (1 - share), abs=0.04)
+            assert kept_u[y == c].float().mean().item() == pytest.approx(
+                1 - progress * (1 - share), abs=0.04
+            )
 
 
 def test_pseudo_labels_below_the_threshold_say_nothing() -> None:

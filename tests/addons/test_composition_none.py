@@ -8,5 +8,7 @@ from tests.addons.composition import check_resumes, pairs_with, squares
 
 
 @pytest.mark.parametrize(("algorithm", "addon"), pairs_with("none"))
-def test_it_steps_is_saved_and_resumes_to_the_same_bits(algorithm: str, addon: str, tmp_path: Path) -> None:
+def test_it_steps_is_saved_and_resumes_to_the_same_bits(
+    algorithm: str, addon: str, tmp_path: Path
+) -> None:
     check_resumes(algorithm, addon, "none", squares(tmp_path), tmp_path)

@@ -46,7 +46,11 @@ STEPS = 4
 
 
 def test_head_and_pseudo_labels_follow_the_equations_from_the_start_on() -> None:
-    addon, networks, survey = make(start_steps=13), pair(), a_survey()  # five batches a pass: three passes, the last cut short
+    addon, networks, survey = (
+        make(start_steps=13),
+        pair(),
+        a_survey(),
+    )  # five batches a pass: three passes, the last cut short
     slow = SlowHead(addon)
     seeded(4, addon.survey, survey)
     seeded(4, slow_start, slow, survey, 13)
@@ -60,13 +64,17 @@ def test_head_and_pseudo_labels_follow_the_equations_from_the_start_on() -> None
         assert heard.features is said.features
         slow.agrees(addon)
         enhanced += which
-        learn(networks, nn.functional.cross_entropy(networks.forward(batch.x)[0].logits, batch.y))  # the teacher moves on
+        learn(
+            networks, nn.functional.cross_entropy(networks.forward(batch.x)[0].logits, batch.y)
+        )  # the teacher moves on
     assert 0 < sum(enhanced) < len(enhanced), "both ways must be seen"
 
 
 def test_every_class_has_as_many_features_at_the_start() -> None:
     survey = a_survey()
-    features, classes = balanced_features(survey.labeled.features, LABELS, survey.unlabeled.features, CLASSES)
+    features, classes = balanced_features(
+        survey.labeled.features, LABELS, survey.unlabeled.features, CLASSES
+    )
     assert torch.bincount(classes).tolist() == [max(COUNTS)] * CLASSES
     assert torch.equal(features[: len(LABELS)], survey.labeled.features)
 
@@ -91,34 +99,51 @@ def test_pseudo_labels_come_from_moving_average_and_head_not_from_the_student() 
 
     networks, addon = pair(), started()
     features = networks.ask_teacher(batch.views["weak"]).features
-    expected = torch.softmax(features @ addon.head.weights[:, :-1].mT + addon.head.weights[:, -1], dim=1)
+    expected = torch.softmax(
+        features @ addon.head.weights[:, :-1].mT + addon.head.weights[:, -1], dim=1
+    )
     other_student = Networks(TinyNetwork(9), copy_of(networks).teacher)
     other_teacher = Networks(copy_of(networks).student, TinyNetwork(9))
     other_average, other_head = copy.deepcopy(addon), copy.deepcopy(addon)
     other_average.head.average.mul_(-1)
     other_head.head.weights.mul_(-1)
 
-    torch.testing.assert_close(ask(other_student, copy.deepcopy(addon)), expected, rtol=1e-10, atol=0)
+    torch.testing.assert_close(
+        ask(other_student, copy.deepcopy(addon)), expected, rtol=1e-10, atol=0
+    )
     torch.testing.assert_close(ask(copy_of(networks), other_average), expected, rtol=1e-10, atol=0)
     assert (ask(other_teacher, copy.deepcopy(addon)) - expected).abs().max() > 1e-3
     assert (ask(copy_of(networks), other_head) - expected).abs().max() > 1e-3
 
 
-def test_features_are_enhanced_as_often_as_their_own_class_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """USB looks the class up with the argmax of a scalar: all rows have class 0, and none is enhanced."""
+def test_features_are_enhanced_as_often_as_their_own_class_is_rare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """USB looks the class up with the argmax of a scalar: all rows have class 0, and none is
+    enhanced.
+    """
     rows = 3000 * CLASSES
     y = torch.arange(rows) % CLASSES
     addon, networks, batch = started(), pair(), stream(1)[0]
     images = torch.randn(rows, 3, SIDE, SIDE, dtype=torch.float64)
     learnt: list[Tensor] = []
     monkeypatch.setattr(addon.head, "learn", lambda features, _: learnt.append(features))
-    seeded(0, addon.weak, Step(networks, batch._replace(balanced=Labeled(images, y, y)), AFTER), networks.forward(batch.x)[0])
+    seeded(
+        0,
+        addon.weak,
+        Step(networks, batch._replace(balanced=Labeled(images, y, y)), AFTER),
+        networks.forward(batch.x)[0],
+    )
     plain = networks.ask_teacher(images).features
     enhanced = (learnt[0] - plain).abs().amax(dim=1) > 1e-9
     for c, n in enumerate(COUNTS):
-        assert enhanced[y == c].double().mean().item() == pytest.approx((max(COUNTS) - n) / max(COUNTS), abs=0.04)
+        assert enhanced[y == c].double().mean().item() == pytest.approx(
+            (max(COUNTS) - n) / max(COUNTS), abs=0.04
+        )
 
-    pool = torch.cat([networks.ask_teacher(batch.x).features, networks.ask_teacher(batch.views["weak"]).features])
+    pool = torch.cat(
+        [networks.ask_teacher(batch.x).features, networks.ask_teacher(batch.views["weak"]).features]
+    )
     for f, x in zip(
         learnt[0][enhanced][:50], plain[enhanced][:50], strict=True
     ):  # f lies on the way from x to some partner, at most 0.4 of it from x
@@ -130,9 +155,21 @@ def test_features_are_enhanced_as_often_as_their_own_class_is_rare(monkeypatch: 
 
 def test_partners_are_labelled_as_often_as_training_images_are() -> None:
     addon = started()
-    own, labeled, unlabeled = torch.zeros(8000, WIDTH), torch.ones(2, WIDTH), 2 * torch.ones(7, WIDTH)
-    mixed = seeded(0, addon._enhance, own.double(), torch.full((8000,), 3), labeled.double(), unlabeled.double())
-    # Mixed from 0, a labelled partner gives up to 0.4 and an unlabelled one up to 0.8, both uniformly.
+    own, labeled, unlabeled = (
+        torch.zeros(8000, WIDTH),
+        torch.ones(2, WIDTH),
+        2 * torch.ones(7, WIDTH),
+    )
+    mixed = seeded(
+        0,
+        addon._enhance,
+        own.double(),
+        torch.full((8000,), 3),
+        labeled.double(),
+        unlabeled.double(),
+    )
+    # Mixed from 0, a labelled partner gives up to 0.4 and an unlabelled one up to 0.8, both
+    # uniformly.
     above = (mixed[:, 0] > 0.4).double().sum() / (mixed[:, 0] > 0).sum()
     assert above.item() == pytest.approx(0.5 * POOL / (POOL + sum(COUNTS)), abs=0.04)
 
@@ -148,9 +185,15 @@ def test_the_head_learns_without_touching_the_networks() -> None:
     assert not heard.logits.requires_grad
     assert not list(addon.parameters())
     for network, old in zip(networks, twin, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(network.state_dict().values(), old.state_dict().values(), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(network.state_dict().values(), old.state_dict().values(), strict=True)
+        )
         assert all(parameter.grad is None for parameter in network.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(before.teacher.parameters(), networks.teacher.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before.teacher.parameters(), networks.teacher.parameters(), strict=True)
+    )
 
 
 def test_nothing_happens_during_the_warm_up() -> None:
@@ -211,22 +254,32 @@ def test_classes_without_labels_are_noted_and_left_out() -> None:
     task = Task(torch.tensor([3, 0, 2, 1]), LABELED, UNLABELED, POOL, WIDTH)
     addon = make(task=task)
     survey = a_survey(y=y)
-    features, classes = balanced_features(survey.labeled.features, y, survey.unlabeled.features, CLASSES)
+    features, classes = balanced_features(
+        survey.labeled.features, y, survey.unlabeled.features, CLASSES
+    )
     assert torch.bincount(classes).tolist() == [3, 0, 3, 3]
     assert features.isfinite().all()
     addon.survey(survey)
-    assert addon.take_notes() == ["CoSSL: no labelled features of class 1; the head starts without."]
+    assert addon.take_notes() == [
+        "CoSSL: no labelled features of class 1; the head starts without."
+    ]
     assert all(value.isfinite().all() for value in addon.state_dict().values())
 
 
 def test_a_step_without_a_balanced_batch_is_refused() -> None:
     networks, batch = pair(), stream(1)[0]
-    with pytest.raises(ValueError, match=r"CoSSL must have a class-balanced batch in every step; Batch.balanced is None."):
+    with pytest.raises(
+        ValueError,
+        match=r"CoSSL must have a class-balanced batch in every step; Batch.balanced is None.",
+    ):
         started().weak(Step(networks, batch, AFTER), networks.forward(batch.x)[0])
 
 
 def test_features_of_unknown_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"CoSSL must know how wide features are, for its head; got 0. Set Task.n_features."):
+    with pytest.raises(
+        ValueError,
+        match=r"CoSSL must know how wide features are, for its head; got 0. Set Task.n_features.",
+    ):
         CoSSL(CoSSLConfig(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))
 
 

@@ -25,7 +25,9 @@ def survey(logits: Tensor) -> Survey:
 
 
 def chosen_by_loops(logits: Tensor, power: float) -> list[int]:
-    """Section 10: rank by counts, floor(|U_c| (n_{K+1-r} / n_1)^alpha) of the most confident of each predicted class."""
+    """Section 10: rank by counts, floor(|U_c| (n_{K+1-r} / n_1)^alpha) of the most confident of
+    each predicted class.
+    """
     counts = COUNTS.tolist()
     descending = sorted(counts, reverse=True)
     probs = torch.softmax(logits.double(), dim=1).tolist()
@@ -64,7 +66,9 @@ def test_the_surest_of_each_predicted_class_join_as_the_rule_says(power: float) 
 def test_rates_go_by_labels_of_people_even_when_the_model_added_its_own() -> None:
     later = Task(torch.tensor([30, 30, 30, 30]), 5, 10, n_unlabeled=40, original_counts=COUNTS)
     logits = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    assert CReST(CReSTConfig(), later).relabel(survey(logits)).tolist() == chosen_by_loops(logits, 1 / 3)
+    assert CReST(CReSTConfig(), later).relabel(survey(logits)).tolist() == chosen_by_loops(
+        logits, 1 / 3
+    )
 
 
 def test_a_class_nobody_is_put_into_adds_nobody() -> None:
@@ -87,10 +91,16 @@ def test_crest_plus_aligns_to_shares_that_flatten_with_the_generations() -> None
         powered = [(count / 39) ** t for count in COUNTS.tolist()]
         target = [value / sum(powered) for value in powered]
         mean = probs.mean(dim=0).tolist()
-        average = mean if average is None else [0.9 * a + 0.1 * m for a, m in zip(average, mean, strict=True)]
+        average = (
+            mean
+            if average is None
+            else [0.9 * a + 0.1 * m for a, m in zip(average, mean, strict=True)]
+        )
         wanted = []
         for row in probs.tolist():
-            scaled = [p * (q + 1e-6) / (r + 1e-6) for p, q, r in zip(row, target, average, strict=True)]
+            scaled = [
+                p * (q + 1e-6) / (r + 1e-6) for p, q, r in zip(row, target, average, strict=True)
+            ]
             wanted.append([value / sum(scaled) for value in scaled])
         step = Step(pair(), batch, Clock(0, 10, 5, generation))
         found = addon.targets(step, output(torch.zeros(6, 4)), probs)
@@ -104,7 +114,10 @@ def test_the_temperature_falls_from_one_to_a_half() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"generations": 1}, "generations must be at least 2"), ({"power": -1.0}, "power must not be negative")],
+    [
+        ({"generations": 1}, "generations must be at least 2"),
+        ({"power": -1.0}, "power must not be negative"),
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):

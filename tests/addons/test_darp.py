@@ -20,20 +20,25 @@ EXACT = 1e-9  # a tolerance
 
 
 def rows(n: int, seed: int = 0, scale: float = 1.5) -> Tensor:
-    noise = torch.randn(n, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    noise = torch.randn(
+        n, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     return torch.softmax(scale * noise, dim=1)
 
 
 def batches(steps: int = STEPS) -> list[Batch]:
-    """A stream over eighteen unlabelled images, in which the last row of a batch shows the image of its first once more."""
+    """A stream over eighteen unlabelled images, in which the last row of a batch shows the image of
+    its first once more.
+    """
     generator = torch.Generator().manual_seed(3)
     drawn = [torch.randperm(IMAGES, generator=generator)[:UNLABELED] for _ in range(steps)]
     return [
-        batch._replace(view_index=torch.cat([i[:-1], i[:1]])) for batch, i in zip(stream(steps, seed=5), drawn, strict=True)
+        batch._replace(view_index=torch.cat([i[:-1], i[:1]]))
+        for batch, i in zip(stream(steps, seed=5), drawn, strict=True)
     ]
 
 
-# The projection -------------------------------------------------------------------------------------------------------
+# The projection -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.5, 6.0])
@@ -41,12 +46,16 @@ def test_trimming_and_projecting_are_those_of_plain_loops(scale: float) -> None:
     p, counts = rows(20, scale=scale), torch.tensor([9.0, 6.0, 4.0, 1.0], dtype=torch.float64)
     trimmed = trim(p, counts, 2.0)
     slow = slow_trim(p.tolist(), counts.tolist())
-    torch.testing.assert_close(trimmed, torch.tensor(slow, dtype=torch.float64), rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(
+        trimmed, torch.tensor(slow, dtype=torch.float64), rtol=1e-12, atol=1e-15
+    )
     q, converged = project(trimmed, counts, tolerance=EXACT)
     assert converged
     expected = torch.tensor(slow_project(slow, counts.tolist()), dtype=torch.float64)
     torch.testing.assert_close(q, expected, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(project(trimmed, counts)[0], expected, rtol=0, atol=0.01)  # with the paper's tolerance
+    torch.testing.assert_close(
+        project(trimmed, counts)[0], expected, rtol=0, atol=0.01
+    )  # with the paper's tolerance
 
 
 def test_columns_come_to_their_counts_and_rows_to_one_with_enough_alternations() -> None:
@@ -54,11 +63,15 @@ def test_columns_come_to_their_counts_and_rows_to_one_with_enough_alternations()
     q, converged = project(rows(30), counts, 400, 50, 1e-10)
     assert converged
     torch.testing.assert_close(q.sum(dim=0), counts, rtol=1e-9, atol=0)
-    torch.testing.assert_close(q.sum(dim=1), torch.ones(30, dtype=torch.float64), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        q.sum(dim=1), torch.ones(30, dtype=torch.float64), rtol=1e-14, atol=0
+    )
 
 
 def test_what_the_projection_finds_is_stationary() -> None:
-    """w_n log(q_nc / p_nc) = a_n + b_c: the differences between two classes minus those of another row are 0."""
+    """w_n log(q_nc / p_nc) = a_n + b_c: the differences between two classes minus those of another
+    row are 0.
+    """
     p = rows(30)
     q, _ = project(p, torch.tensor([18.0, 7.5, 3.5, 1.0], dtype=torch.float64), 400, 50, 1e-10)
     pull = (q / p).log() / -(p * p.log()).sum(dim=1, keepdim=True)
@@ -77,27 +90,40 @@ def test_labels_that_have_the_right_shares_are_left_alone() -> None:
 def test_a_projection_that_does_not_converge_answers_with_what_it_was_given() -> None:
     p = rows(30)
     counts = torch.tensor([18.0, 7.5, 3.5, 1.0], dtype=torch.float64)
-    for q, converged in (project(p, counts, 10, 1, 1e-9), project(p.clone().fill_(torch.nan), counts)):
+    for q, converged in (
+        project(p, counts, 10, 1, 1e-9),
+        project(p.clone().fill_(torch.nan), counts),
+    ):
         assert not converged
         assert bool(q.isnan().all()) or torch.equal(q, p)
 
 
-@pytest.mark.parametrize("values", [[0.5, 0.3, 0.2], [0.9, 0.6, -0.5], [3.0, -1.0, -1.0], [0.1, 0.1, 0.1], [-2.0, -3.0, -2.5]])
+@pytest.mark.parametrize(
+    "values",
+    [[0.5, 0.3, 0.2], [0.9, 0.6, -0.5], [3.0, -1.0, -1.0], [0.1, 0.1, 0.1], [-2.0, -3.0, -2.5]],
+)
 def test_shares_are_the_nearest_ones_that_sum_to_one(values: list[float]) -> None:
-    assert nearest_shares(torch.tensor(values, dtype=torch.float64)).tolist() == pytest.approx(slow_shares(values), abs=1e-12)
+    assert nearest_shares(torch.tensor(values, dtype=torch.float64)).tolist() == pytest.approx(
+        slow_shares(values), abs=1e-12
+    )
 
 
-# The add-on -----------------------------------------------------------------------------------------------------------
+# The add-on ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("counts", ["labeled", "estimated"])
 def test_fixmatch_with_darp_is_its_equations_over_several_rounds(counts: Any) -> None:
-    addon = DARP(DARPConfig(warmup=2 / STEPS, every=2, counts=counts, momentum=0.9, tolerance=EXACT), TASK)
+    addon = DARP(
+        DARPConfig(warmup=2 / STEPS, every=2, counts=counts, momentum=0.9, tolerance=EXACT), TASK
+    )
     algorithm = FixMatch(FixMatchConfig(threshold=0.6), NoRefiner(), TASK, addon).double()
     slow, networks = SlowDARP(0.6, counts == "estimated"), pair()
     twins = copy_of(networks)
     for k, batch in enumerate(batches()):
-        output, expected = algorithm.step(networks, batch, Clock(k, STEPS, 4)), slow.step(twins, batch, k)
+        output, expected = (
+            algorithm.step(networks, batch, Clock(k, STEPS, 4)),
+            slow.step(twins, batch, k),
+        )
         assert output.loss.item() == pytest.approx(expected.item(), rel=1e-8)
         for image, row in slow.refined.items():
             assert addon.refined[image].tolist() == pytest.approx(row, rel=1e-6, abs=1e-8)
@@ -110,7 +136,9 @@ def test_fixmatch_with_darp_is_its_equations_over_several_rounds(counts: Any) ->
 
 
 def ready(seen: int = IMAGES, **options: Any) -> tuple[DARP, Step, ModelOutput]:
-    """An add-on past its warm-up that has stored labels of the first ``seen`` images, and a batch of ten of them."""
+    """An add-on past its warm-up that has stored labels of the first ``seen`` images, and a batch
+    of ten of them.
+    """
     addon, networks, batch = DARP(DARPConfig(**options), TASK).double(), pair(), stream(1)[0]
     addon.stored[:seen], addon.seen[:seen] = rows(seen), True
     with torch.no_grad():
@@ -125,7 +153,9 @@ def test_refined_labels_decide_the_mask_too() -> None:
     output = algorithm.step(copy_of(networks), batch, Clock(0, 10, 10))
     assert output.pseudo is not None
     torch.testing.assert_close(output.pseudo.probs, addon.refined[:UNLABELED])
-    assert output.pseudo.mask.tolist() == (addon.refined[:UNLABELED].max(dim=1).values >= 0.7).tolist()
+    assert (
+        output.pseudo.mask.tolist() == (addon.refined[:UNLABELED].max(dim=1).values >= 0.7).tolist()
+    )
     unrefined = torch.softmax(weak.logits.detach(), dim=1).max(dim=1).values >= 0.7
     assert output.pseudo.mask.tolist() != unrefined.tolist()
 
@@ -140,7 +170,9 @@ def test_between_rounds_a_image_keeps_its_refined_label_and_one_not_seen_before_
     answer = addon.targets(later, weak, own.flip(0))
     torch.testing.assert_close(answer[:4], refined)
     assert torch.equal(answer[4:], own.flip(0)[4:])
-    torch.testing.assert_close(addon.stored[:UNLABELED], own.flip(0))  # what is stored is what came, not what was refined
+    torch.testing.assert_close(
+        addon.stored[:UNLABELED], own.flip(0)
+    )  # what is stored is what came, not what was refined
 
 
 def test_labels_are_stored_and_left_alone_during_the_warm_up() -> None:
@@ -152,7 +184,9 @@ def test_labels_are_stored_and_left_alone_during_the_warm_up() -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_round_that_does_not_converge_is_noted_once_and_leaves_labels_as_they_are(broken: bool) -> None:
+def test_a_round_that_does_not_converge_is_noted_once_and_leaves_labels_as_they_are(
+    broken: bool,
+) -> None:
     addon, step, weak = ready() if broken else ready(newton_steps=1, tolerance=1e-12)
     if broken:
         addon.stored[IMAGES - 1] = torch.nan
@@ -163,7 +197,9 @@ def test_a_round_that_does_not_converge_is_noted_once_and_leaves_labels_as_they_
     assert note.startswith("DARP's projection of 18 labels did not converge in ")
     if broken:
         addon.stored[IMAGES - 1] = 0.25
-        assert not torch.equal(addon.targets(step, weak, own), own)  # the next round is a new chance
+        assert not torch.equal(
+            addon.targets(step, weak, own), own
+        )  # the next round is a new chance
 
 
 def test_labels_of_an_earlier_round_do_not_outlive_one_that_fails() -> None:
@@ -184,7 +220,7 @@ def test_labels_nobody_doubts_move_without_breaking() -> None:
     assert answer.sum(dim=1).tolist() == pytest.approx([1.0] * UNLABELED)
 
 
-# Expected counts ------------------------------------------------------------------------------------------------------
+# Expected counts ----------------------------------------------------------------------------------
 
 
 def spoken(classes: list[int], rates: Tensor) -> ModelOutput:
@@ -197,7 +233,12 @@ def estimate(rates: Tensor, labels: list[int], unlabeled: list[int]) -> DARP:
     batch = stream(1)[0]._replace(y=torch.tensor(labels))
     for k in range(3):
         weak = spoken(unlabeled, rates)
-        assert addon.extra_loss(Step(pair(), batch, Clock(k, 10, 10)), spoken(labels, rates), weak, weak) is None
+        assert (
+            addon.extra_loss(
+                Step(pair(), batch, Clock(k, 10, 10)), spoken(labels, rates), weak, weak
+            )
+            is None
+        )
     return addon
 
 
@@ -214,8 +255,14 @@ def test_estimated_shares_are_those_of_the_unlabelled_images_and_not_of_the_labe
 def test_shares_that_cannot_be_estimated_are_those_of_the_labels_and_are_noted_once() -> None:
     given = [n / sum(COUNTS) for n in COUNTS]
     for addon, message in (
-        (estimate(confused(0.7), [0, 0, 1, 2], [3, 3, 0]), "DARP has met no labelled image of the classes [3] yet"),
-        (estimate(confused(0.25), [0, 1, 2, 3], [3, 3, 0]), "DARP cannot tell the classes' shares from a confusion matrix of"),
+        (
+            estimate(confused(0.7), [0, 0, 1, 2], [3, 3, 0]),
+            "DARP has met no labelled image of the classes [3] yet",
+        ),
+        (
+            estimate(confused(0.25), [0, 1, 2, 3], [3, 3, 0]),
+            "DARP cannot tell the classes' shares from a confusion matrix of",
+        ),
     ):
         for _ in range(2):
             assert addon._expected_shares().tolist() == pytest.approx(given)
@@ -232,15 +279,19 @@ def test_only_an_estimate_asks_for_labelled_images() -> None:
 def test_a_class_without_labels_is_noted_and_gets_next_to_nothing() -> None:
     task = Task(torch.tensor([7, 5, 4, 0]), LABELED, UNLABELED, n_unlabeled=IMAGES)
     addon = DARP(DARPConfig(alternations=50), task).double()
-    assert addon.take_notes() == ["DARP expects next to no images of the classes [3], as they have no labels."]
+    assert addon.take_notes() == [
+        "DARP expects next to no images of the classes [3], as they have no labels."
+    ]
     addon.stored.copy_(rows(IMAGES))
     addon.seen.fill_(True)
     addon._refine()
     assert bool(addon.is_refined.all())
-    assert addon.refined.sum(dim=0).tolist() == pytest.approx([7 / 16 * 18, 5 / 16 * 18, 4 / 16 * 18, 0], abs=0.05)
+    assert addon.refined.sum(dim=0).tolist() == pytest.approx(
+        [7 / 16 * 18, 5 / 16 * 18, 4 / 16 * 18, 0], abs=0.05
+    )
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -262,5 +313,8 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 
 
 def test_darp_without_unlabelled_images_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"DARP stores a label for every unlabelled image.* got 0\. Add unlabelled images"):
+    with pytest.raises(
+        ValueError,
+        match=r"DARP stores a label for every unlabelled image.* got 0\. Add unlabelled images",
+    ):
         DARP(DARPConfig(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))

@@ -23,7 +23,10 @@ def a_step() -> Step:
 def say(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Weak and strong logits (U, C) of a network that likes the first classes."""
     bias = torch.tensor([2.0, 1.0, 0.0, -2.0], dtype=torch.float64)
-    weak, strong = (2 * torch.randn(ROWS, CLASSES, generator=generator, dtype=torch.float64) + bias for _ in range(2))
+    weak, strong = (
+        2 * torch.randn(ROWS, CLASSES, generator=generator, dtype=torch.float64) + bias
+        for _ in range(2)
+    )
     return weak, strong
 
 
@@ -37,26 +40,42 @@ def softmax(row: list[float]) -> list[float]:
 
 
 class Slow:
-    """Section 10, class by class and row by row; the pseudo-label uses the shares before the batch, the loss those after."""
+    """Section 10, class by class and row by row; the pseudo-label uses the shares before the batch,
+    the loss those after.
+    """
 
     def __init__(self, strength: float, momentum: float) -> None:
         self.strength, self.momentum, self.shares = strength, momentum, [1 / CLASSES] * CLASSES
 
     def debias(self, weak: list[list[float]]) -> list[list[float]]:
-        answer = [softmax([z - self.strength * math.log(r) for z, r in zip(row, self.shares, strict=True)]) for row in weak]
+        answer = [
+            softmax(
+                [z - self.strength * math.log(r) for z, r in zip(row, self.shares, strict=True)]
+            )
+            for row in weak
+        ]
         means = [sum(column) / len(weak) for column in zip(*map(softmax, weak), strict=True)]
-        self.shares = [self.momentum * r + (1 - self.momentum) * m for r, m in zip(self.shares, means, strict=True)]
+        self.shares = [
+            self.momentum * r + (1 - self.momentum) * m
+            for r, m in zip(self.shares, means, strict=True)
+        ]
         return answer
 
-    def loss(self, strong: list[list[float]], targets: list[list[float]], mask: list[bool]) -> float:
+    def loss(
+        self, strong: list[list[float]], targets: list[list[float]], mask: list[bool]
+    ) -> float:
         total = 0.0
         for row, target, heard in zip(strong, targets, mask, strict=True):
-            p = softmax([z + self.strength * math.log(r) for z, r in zip(row, self.shares, strict=True)])
+            p = softmax(
+                [z + self.strength * math.log(r) for z, r in zip(row, self.shares, strict=True)]
+            )
             total -= heard * sum(t * math.log(q) for t, q in zip(target, p, strict=True))
         return total / len(strong)
 
 
-@pytest.mark.parametrize("options", [{}, {"strength": 0.7, "share_momentum": 0.6}, {"strength": 1.3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"strength": 0.7, "share_momentum": 0.6}, {"strength": 1.3}]
+)
 def test_opinion_shares_and_losses_follow_the_equations(options: dict[str, float]) -> None:
     addon = DebiasPL(DebiasPLConfig(**options), TASK).double()
     slow = Slow(options.get("strength", 0.4), options.get("share_momentum", 0.999))
@@ -66,27 +85,39 @@ def test_opinion_shares_and_losses_follow_the_equations(options: dict[str, float
         weak, strong = say(generator)
         opinion = hear(addon, weak)
         expected = slow.debias(weak.tolist())
-        torch.testing.assert_close(opinion, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(addon.shares, torch.tensor(slow.shares, dtype=torch.float64), rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            opinion, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12
+        )
+        torch.testing.assert_close(
+            addon.shares, torch.tensor(slow.shares, dtype=torch.float64), rtol=1e-12, atol=0
+        )
 
         mask = opinion.max(dim=1).values >= 0.7
         targets = opinion.argmax(dim=1)
         hard = torch.nn.functional.one_hot(targets, CLASSES).tolist()
         assert 0 < mask.sum() < len(mask)
         masked = addon.unlabeled_loss(a_step(), strong, targets, mask)
-        assert masked.item() == pytest.approx(slow.loss(strong.tolist(), hard, mask.tolist()), rel=1e-10)
+        assert masked.item() == pytest.approx(
+            slow.loss(strong.tolist(), hard, mask.tolist()), rel=1e-10
+        )
 
-        mixed = torch.cat([0.8 * opinion + 0.05, torch.zeros(2, CLASSES, dtype=torch.float64)])  # rows of zeros: a mask in them
+        mixed = torch.cat(
+            [0.8 * opinion + 0.05, torch.zeros(2, CLASSES, dtype=torch.float64)]
+        )  # rows of zeros: a mask in them
         rows = torch.cat([strong, strong[:2]])
         soft = addon.unlabeled_loss(a_step(), rows, mixed)
-        assert soft.item() == pytest.approx(slow.loss(rows.tolist(), mixed.tolist(), [True] * len(rows)), rel=1e-10)
+        assert soft.item() == pytest.approx(
+            slow.loss(rows.tolist(), mixed.tolist(), [True] * len(rows)), rel=1e-10
+        )
 
 
 def test_the_first_pseudo_labels_are_plain_and_the_first_loss_is_not() -> None:
     addon = DebiasPL(DebiasPLConfig(share_momentum=0.5), TASK).double()
     weak, strong = say(torch.Generator().manual_seed(1))
     opinion = hear(addon, weak)
-    torch.testing.assert_close(opinion, torch.softmax(weak, dim=1), rtol=1e-6, atol=0)  # 1 / C came from float32
+    torch.testing.assert_close(
+        opinion, torch.softmax(weak, dim=1), rtol=1e-6, atol=0
+    )  # 1 / C came from float32
     plain = torch.nn.functional.cross_entropy(strong, opinion)
     assert abs(addon.unlabeled_loss(a_step(), strong, opinion) - plain) > 1e-3
 
@@ -98,7 +129,9 @@ def test_the_shares_are_one_for_each_class_and_leave_uniform() -> None:
         opinion = hear(addon, weak)
     means = torch.softmax(weak, dim=1).mean(dim=0)
     assert addon.shares.shape == (CLASSES,)
-    torch.testing.assert_close(addon.shares, means + 0.999**2000 * (1 / CLASSES - means), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        addon.shares, means + 0.999**2000 * (1 / CLASSES - means), rtol=1e-6, atol=0
+    )
     assert addon.shares.max() > 2 * addon.shares.min()
     assert opinion[:, 3].mean() > means[3], "a class with a small share is heard more"
 
@@ -115,7 +148,9 @@ def test_the_shares_keep_their_own_momentum_whatever_that_of_the_network() -> No
         _, weak, _ = copy_of(networks).forward(batch.x, batch.views["weak"], batch.views["strong"])
         algorithm.step(networks, batch, Clock(0, 10, 5))
         means = torch.softmax(weak.logits, dim=1).mean(dim=0)
-        torch.testing.assert_close(addon.shares, 0.999 / CLASSES + 0.001 * means, rtol=1e-10, atol=0)
+        torch.testing.assert_close(
+            addon.shares, 0.999 / CLASSES + 0.001 * means, rtol=1e-10, atol=0
+        )
 
 
 def test_the_strength_acts_on_the_label_and_on_the_loss_alike() -> None:
@@ -129,7 +164,9 @@ def test_the_strength_acts_on_the_label_and_on_the_loss_alike() -> None:
         torch.testing.assert_close(hear(addon, weak), label, rtol=1e-10, atol=0)
         addon.shares.copy_(shares)
         loss = torch.nn.functional.cross_entropy(strong + strength * shares.log(), label)
-        torch.testing.assert_close(addon.unlabeled_loss(a_step(), strong, label), loss, rtol=1e-10, atol=0)
+        torch.testing.assert_close(
+            addon.unlabeled_loss(a_step(), strong, label), loss, rtol=1e-10, atol=0
+        )
 
 
 def test_mask_and_target_of_an_algorithm_are_taken_from_the_debiased_opinion() -> None:
@@ -143,7 +180,10 @@ def test_mask_and_target_of_an_algorithm_are_taken_from_the_debiased_opinion() -
     pseudo = algorithm.step(networks, batch, Clock(0, 10, 5)).pseudo
     torch.testing.assert_close(pseudo.probs, expected, rtol=1e-10, atol=0)
     assert pseudo.mask.tolist() == (expected.max(dim=1).values >= 0.7).tolist()
-    assert pseudo.mask.tolist() != (torch.softmax(weak.logits, dim=1).max(dim=1).values >= 0.7).tolist()
+    assert (
+        pseudo.mask.tolist()
+        != (torch.softmax(weak.logits, dim=1).max(dim=1).values >= 0.7).tolist()
+    )
 
 
 def test_a_class_that_is_never_predicted_makes_no_nan() -> None:

@@ -1,4 +1,6 @@
-"""An add-on from outside of the package: one class, one line in a dictionary; and where algorithms ask it."""
+"""An add-on from outside of the package: one class, one line in a dictionary; and where algorithms
+ask it.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.addons import ADDONS, ABCConfig, AddOn, AddOnConfig, AddOnEntry, CReSTConfig, ExtraLoss, Step
+from semigpc.addons import (
+    ADDONS,
+    ABCConfig,
+    AddOn,
+    AddOnConfig,
+    AddOnEntry,
+    CReSTConfig,
+    ExtraLoss,
+    Step,
+)
 from semigpc.algorithms import ALGORITHMS, AlgorithmEntry, FixMatchConfig, SupervisedConfig
 from semigpc.models import ModelConfig
 from semigpc.training import Experiment, RunFolder, SettingError, TrainConfig, train
@@ -50,7 +61,7 @@ class Humble(AddOn):
         self.asked.append("opinion")
         return super().opinion(step, output, probs)
 
-    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
         self.asked.append("targets")
         assert not torch.is_grad_enabled()
         return (1 - self.humility) * probs + self.humility / probs.shape[1]
@@ -59,11 +70,15 @@ class Humble(AddOn):
         self.asked.append("labeled_loss")
         return super().labeled_loss(step, logits, targets)
 
-    def unlabeled_loss(self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+    def unlabeled_loss(
+        self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         self.asked.append("unlabeled_loss")
         return super().unlabeled_loss(step, logits, targets, mask)
 
-    def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss:
+    def extra_loss(
+        self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput
+    ) -> ExtraLoss:
         self.asked.append("extra_loss")
         assert x.logits.requires_grad
         assert strong.logits.requires_grad
@@ -85,15 +100,22 @@ def humble(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("humble")
-@pytest.mark.parametrize("algorithm", [name for name, entry in ALGORITHMS.items() if entry.config is not SupervisedConfig])
-def test_one_line_in_the_dictionary_puts_an_add_on_into_every_algorithm(algorithm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "algorithm",
+    [name for name, entry in ALGORITHMS.items() if entry.config is not SupervisedConfig],
+)
+def test_one_line_in_the_dictionary_puts_an_add_on_into_every_algorithm(
+    algorithm: str, tmp_path: Path
+) -> None:
     experiment = replace(small_run(algorithm, "gp", "train.steps=3"), addon=HumbleConfig())
     experiment = Experiment.from_plain(experiment.to_plain()).override(["addon.humility=0.25"])
     assert experiment.addon == HumbleConfig(humility=0.25)
     train(experiment, tmp_path / "run")
     first = Humble.asked[: len(Humble.asked) // 3]
     assert sorted(set(first), key=ORDER.index) == ORDER, "every point is asked"
-    assert [name for i, name in enumerate(first) if name not in first[:i]] == ORDER, "in the order of a step"
+    assert [name for i, name in enumerate(first) if name not in first[:i]] == ORDER, (
+        "in the order of a step"
+    )
     assert [first.count(name) for name in ORDER if name != "unlabeled_loss"] == [1] * 5, "once"
     saved = read_checkpoint(RunFolder(tmp_path / "run").last)
     assert int(saved.part("algorithm")["addon.steps"]) == 3, "its state is part of a checkpoint"
@@ -109,12 +131,16 @@ def test_humility_is_seen_in_the_pseudo_labels(tmp_path: Path) -> None:
     """With humility 1 every label is 1/C, so that nothing passes a threshold."""
     experiment = replace(small_run("fixmatch", "none"), addon=HumbleConfig(humility=1.0))
     train(experiment, tmp_path / "run")
-    rows = [line for line in RunFolder(tmp_path / "run").metrics.read_text().splitlines() if '"kind": "pseudo"' in line]
+    rows = [
+        line
+        for line in RunFolder(tmp_path / "run").metrics.read_text().splitlines()
+        if '"kind": "pseudo"' in line
+    ]
     assert rows
     assert all('"coverage": 0.0' in row for row in rows)
 
 
-# What does not fit is refused before anything is loaded --------------------------------------------------------------
+# What does not fit is refused before anything is loaded -------------------------------------------
 
 
 def test_an_algorithm_that_asks_no_add_on_is_refused_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,18 +152,24 @@ def test_an_algorithm_that_asks_no_add_on_is_refused_one(monkeypatch: pytest.Mon
         raise AssertionError(parts)
 
     monkeypatch.setitem(ALGORITHMS, "deaf", AlgorithmEntry(DeafConfig, build, "Deaf"))
-    with pytest.raises(SettingError, match="deaf does not use add-ons, so abc cannot act; leave it out"):
+    with pytest.raises(
+        SettingError, match="deaf does not use add-ons, so abc cannot act; leave it out"
+    ):
         Experiment(algorithm=DeafConfig(), addon=ABCConfig())
     Experiment(algorithm=DeafConfig())
 
 
 def test_an_add_on_for_unlabelled_images_is_refused_to_labels_only() -> None:
-    with pytest.raises(SettingError, match="abc acts on unlabelled images, and supervised learns from labels alone"):
+    with pytest.raises(
+        SettingError, match="abc acts on unlabelled images, and supervised learns from labels alone"
+    ):
         Experiment(algorithm=SupervisedConfig(), addon=ABCConfig())
 
 
 def test_a_moving_average_that_is_needed_must_be_there() -> None:
-    with pytest.raises(SettingError, match=r"cossl needs a moving average of the network; set train.ema"):
+    with pytest.raises(
+        SettingError, match=r"cossl needs a moving average of the network; set train.ema"
+    ):
         Experiment(addon=ADDONS["cossl"].config(), train=TrainConfig(ema=0.0))
 
 
@@ -159,11 +191,17 @@ def test_an_unknown_add_on_is_answered_with_the_nearest() -> None:
         Experiment.from_plain(plain | {"addon": {"name": "dasso"}})
 
 
-def test_the_add_on_that_the_docs_show_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_add_on_that_the_docs_show_is_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
     code = page.rpartition("```python\n")[2].partition("```")[0]
-    monkeypatch.setitem(ADDONS, "humble", ADDONS["none"])  # what the page puts there is gone after the test
+    monkeypatch.setitem(
+        ADDONS, "humble", ADDONS["none"]
+    )  # what the page puts there is gone after the test
     exec(compile(code, "extend.md", "exec"), {"__name__": "page"})
-    experiment = replace(small_run("fixmatch", "none", "train.steps=3"), addon=ADDONS["humble"].config())
+    experiment = replace(
+        small_run("fixmatch", "none", "train.steps=3"), addon=ADDONS["humble"].config()
+    )
     train(experiment.override(["addon.humility=0.2"]), tmp_path / "run")
     assert '"humility": 0.2' in RunFolder(tmp_path / "run").config.read_text()

@@ -20,7 +20,16 @@ from semigpc.addons import (
     Step,
 )
 from semigpc.types import Batch, Clock, ModelOutput, Task
-from tests.algorithms.tiny import COUNTS, TASK, copy_of, learn, make_algorithm, make_refiner, pair, stream
+from tests.algorithms.tiny import (
+    COUNTS,
+    TASK,
+    copy_of,
+    learn,
+    make_algorithm,
+    make_refiner,
+    pair,
+    stream,
+)
 
 STEPS = 4
 
@@ -35,22 +44,40 @@ def loss_by_loops(logits: Tensor, y: Tensor, weights: list[float], margin: list[
     total = logits.new_zeros(())
     for row, label in zip(logits, y.tolist(), strict=True):
         shifted = [row[c] + margin[c] for c in range(len(margin))]
-        total = total + weights[label] * (torch.logsumexp(torch.stack(shifted), dim=0) - shifted[label])
+        total = total + weights[label] * (
+            torch.logsumexp(torch.stack(shifted), dim=0) - shifted[label]
+        )
     return total / len(y)
 
 
 ONES, NONE = [1.0] * len(COUNTS), [0.0] * len(COUNTS)
 PRIOR = [math.log(n / sum(COUNTS)) for n in COUNTS]
 CASES: dict[str, tuple[Any, Any, Any]] = {
-    "effective_number": (EffectiveNumber, EffectiveNumberConfig(beta=0.9), lambda _: (weights_by_loops(0.9), NONE)),
-    "logit_adjustment": (LogitAdjustment, LogitAdjustmentConfig(strength=1.5), lambda _: (ONES, [1.5 * p for p in PRIOR])),
-    "adjusted_answer": (LogitAdjustment, LogitAdjustmentConfig(place="answer"), lambda _: (ONES, NONE)),
+    "effective_number": (
+        EffectiveNumber,
+        EffectiveNumberConfig(beta=0.9),
+        lambda _: (weights_by_loops(0.9), NONE),
+    ),
+    "logit_adjustment": (
+        LogitAdjustment,
+        LogitAdjustmentConfig(strength=1.5),
+        lambda _: (ONES, [1.5 * p for p in PRIOR]),
+    ),
+    "adjusted_answer": (
+        LogitAdjustment,
+        LogitAdjustmentConfig(place="answer"),
+        lambda _: (ONES, NONE),
+    ),
     "deferred": (
         Deferred,
         DeferredConfig(start=0.5, beta=0.99),
         lambda step: (weights_by_loops(0.99) if step >= STEPS / 2 else ONES, NONE),
     ),
-    "deferred_sampling": (Deferred, DeferredConfig(start=0.5, by="sampling"), lambda _: (ONES, NONE)),
+    "deferred_sampling": (
+        Deferred,
+        DeferredConfig(start=0.5, by="sampling"),
+        lambda _: (ONES, NONE),
+    ),
 }
 
 
@@ -71,7 +98,9 @@ def test_the_labelled_loss_is_the_rule_over_steps_that_learn(algorithm: str, cas
             float(wanted.detach()), rel=1e-6
         )  # weights are float32
         rest = without.loss - without.metrics["loss_x"]
-        assert float(output.loss.detach()) == pytest.approx(float((wanted + rest).detach()), rel=1e-6), "nothing else changes"
+        assert float(output.loss.detach()) == pytest.approx(
+            float((wanted + rest).detach()), rel=1e-6
+        ), "nothing else changes"
         learn(networks, output.loss)
         learn(others, wanted + rest)
 
@@ -91,10 +120,15 @@ def labelled_logits(algorithm: str, networks: Any, batch: Batch) -> Tensor:
 
 def test_a_mixed_label_has_the_weight_of_each_of_its_classes() -> None:
     addon = EffectiveNumber(EffectiveNumberConfig(beta=0.9), TASK)
-    logits, mixed = torch.randn(1, 4, dtype=torch.float64), torch.tensor([[0.7, 0.0, 0.0, 0.3]], dtype=torch.float64)
+    logits, mixed = (
+        torch.randn(1, 4, dtype=torch.float64),
+        torch.tensor([[0.7, 0.0, 0.0, 0.3]], dtype=torch.float64),
+    )
     w, log_p = weights_by_loops(0.9), torch.log_softmax(logits, dim=1)[0]
     wanted = -(0.7 * w[0] * log_p[0] + 0.3 * w[3] * log_p[3])
-    assert float(addon.labeled_loss(somewhere(), logits, mixed)) == pytest.approx(float(wanted.detach()), rel=1e-6)
+    assert float(addon.labeled_loss(somewhere(), logits, mixed)) == pytest.approx(
+        float(wanted.detach()), rel=1e-6
+    )
 
 
 def test_a_plain_network_can_be_adjusted_when_it_answers() -> None:
@@ -114,10 +148,16 @@ def test_sampling_is_balanced_from_the_start_or_from_the_deferred_one() -> None:
     assert DeferredConfig(by="weights").sampling_power(0.9) == 1
 
 
-@pytest.mark.parametrize("name", ["effective_number", "logit_adjustment", "deferred", "saw", "crest", "crest_plus"])
+@pytest.mark.parametrize(
+    "name", ["effective_number", "logit_adjustment", "deferred", "saw", "crest", "crest_plus"]
+)
 def test_a_class_without_labels_counts_as_one_and_the_run_is_told(name: str) -> None:
-    addon = ADDONS[name].build(ADDONS[name].config(), Task(torch.tensor([9, 0, 4]), 2, 2, n_unlabeled=3))
-    assert addon.take_notes() == ["Classes [1] have no label; the add-on treats each of them as if it had one."]
+    addon = ADDONS[name].build(
+        ADDONS[name].config(), Task(torch.tensor([9, 0, 4]), 2, 2, n_unlabeled=3)
+    )
+    assert addon.take_notes() == [
+        "Classes [1] have no label; the add-on treats each of them as if it had one."
+    ]
     assert addon.take_notes() == []
     loss = addon.labeled_loss(somewhere(progress=0.9), torch.zeros(2, 3), torch.tensor([0, 2]))
     assert loss.isfinite()
@@ -137,6 +177,8 @@ def somewhere(progress: float = 0.0) -> Step:
         (DeferredConfig, {"beta": -0.1}, r"beta must lie in \[0, 1\)"),
     ],
 )
-def test_options_outside_of_their_range_are_refused(config: Any, options: dict[str, float], message: str) -> None:
+def test_options_outside_of_their_range_are_refused(
+    config: Any, options: dict[str, float], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         config(**options)

@@ -9,7 +9,17 @@ from semigpc.algorithms.fixmatch import FixMatch, FixMatchConfig
 from semigpc.algorithms.remixmatch import ReMixMatch, ReMixMatchConfig
 from semigpc.refiners import NoRefiner
 from semigpc.types import Batch, Clock, Networks, Task
-from tests.algorithms.tiny import CLASSES, COUNTS, LABELED, UNLABELED, copy_of, learn, pair, seeded, stream
+from tests.algorithms.tiny import (
+    CLASSES,
+    COUNTS,
+    LABELED,
+    UNLABELED,
+    copy_of,
+    learn,
+    pair,
+    seeded,
+    stream,
+)
 
 IMAGES = 16
 TASK = Task(torch.tensor(COUNTS), LABELED, UNLABELED, n_unlabeled=IMAGES)
@@ -17,11 +27,14 @@ STEPS, EPOCH = 7, 2
 
 
 def batches(steps: int = STEPS) -> list[Batch]:
-    """A stream over sixteen unlabelled images, in which the last row of a batch shows the image of its first once more."""
+    """A stream over sixteen unlabelled images, in which the last row of a batch shows the image of
+    its first once more.
+    """
     generator = torch.Generator().manual_seed(3)
     drawn = [torch.randperm(IMAGES, generator=generator)[:UNLABELED] for _ in range(steps)]
     return [
-        batch._replace(view_index=torch.cat([i[:-1], i[:1]])) for batch, i in zip(stream(steps, seed=5), drawn, strict=True)
+        batch._replace(view_index=torch.cat([i[:-1], i[:1]]))
+        for batch, i in zip(stream(steps, seed=5), drawn, strict=True)
     ]
 
 
@@ -36,7 +49,10 @@ def slow_weights(counts: list[int]) -> list[float]:
 def slow_error(logits: Tensor, target: Tensor, weights: list[float]) -> Tensor:
     """- sum_c w_c t_c log p_c of one row."""
     log_p = logits - logits.exp().sum().log()
-    return -sum((weights[c] * target[c] * log_p[c] for c in range(len(weights))), torch.zeros((), dtype=logits.dtype))
+    return -sum(
+        (weights[c] * target[c] * log_p[c] for c in range(len(weights))),
+        torch.zeros((), dtype=logits.dtype),
+    )
 
 
 class SlowSAW:
@@ -69,12 +85,19 @@ class SlowSAW:
 @pytest.mark.parametrize("hard", [True, False])
 def test_fixmatch_with_saw_is_its_equations_over_several_epochs(hard: bool) -> None:
     addon = SAW(SAWConfig(), TASK)
-    algorithm = FixMatch(FixMatchConfig(threshold=0.6, hard_labels=hard), NoRefiner(), TASK, addon).double()
-    addon.labeled_weights.copy_(torch.tensor(slow_weights(list(COUNTS)), dtype=torch.float64))  # float32 when it was made
+    algorithm = FixMatch(
+        FixMatchConfig(threshold=0.6, hard_labels=hard), NoRefiner(), TASK, addon
+    ).double()
+    addon.labeled_weights.copy_(
+        torch.tensor(slow_weights(list(COUNTS)), dtype=torch.float64)
+    )  # float32 when it was made
     slow, networks = SlowSAW(0.6, hard), pair()
     twins, seen = copy_of(networks), set()
     for k, batch in enumerate(batches()):
-        output, expected = algorithm.step(networks, batch, Clock(k, STEPS, EPOCH)), slow.step(twins, batch, k)
+        output, expected = (
+            algorithm.step(networks, batch, Clock(k, STEPS, EPOCH)),
+            slow.step(twins, batch, k),
+        )
         seen.add(tuple(round(w, 6) for w in slow.weights))
         assert addon.unlabeled_weights.tolist() == pytest.approx(slow.weights, rel=1e-10)
         assert output.loss.item() == pytest.approx(expected.item(), rel=1e-10)
@@ -85,32 +108,46 @@ def test_fixmatch_with_saw_is_its_equations_over_several_epochs(hard: bool) -> N
 
 
 def test_labelled_weights_come_from_labelled_counts() -> None:
-    assert SAW(SAWConfig(), TASK).labeled_weights.tolist() == pytest.approx(slow_weights(list(COUNTS)), rel=1e-6)
+    assert SAW(SAWConfig(), TASK).labeled_weights.tolist() == pytest.approx(
+        slow_weights(list(COUNTS)), rel=1e-6
+    )
 
 
 def test_soft_targets_are_not_turned_into_classes() -> None:
     addon = SAW(SAWConfig(), TASK).double()
     addon.unlabeled_weights.copy_(torch.tensor([0.4, 0.8, 1.2, 1.6], dtype=torch.float64))
-    logits, targets = torch.randn(2, 6, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
+    logits, targets = torch.randn(
+        2, 6, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).unbind()
     targets = torch.softmax(targets, dim=1)
     targets[2] = 0  # a row that a mask has silenced
     step = Step(pair(), batches(1)[0], Clock(1, STEPS, EPOCH))
     rows = [slow_error(logits[b], targets[b], [0.4, 0.8, 1.2, 1.6]) for b in range(6)]
-    assert addon.unlabeled_loss(step, logits, targets).item() == pytest.approx(sum(map(float, rows)) / 6, rel=1e-12)
+    assert addon.unlabeled_loss(step, logits, targets).item() == pytest.approx(
+        sum(map(float, rows)) / 6, rel=1e-12
+    )
     argmax = addon.unlabeled_loss(step, logits, targets.argmax(dim=1))
     assert abs(argmax.item() - sum(map(float, rows)) / 6) > 0.01
     mask = torch.tensor([True, False, True, True, False, True])
     masked = sum(float(row) for row, heard in zip(rows, mask.tolist(), strict=True) if heard) / 6
-    assert addon.unlabeled_loss(step, logits, targets, mask).item() == pytest.approx(masked, rel=1e-12)
+    assert addon.unlabeled_loss(step, logits, targets, mask).item() == pytest.approx(
+        masked, rel=1e-12
+    )
     labeled = [slow_error(logits[b], targets[b], addon.labeled_weights.tolist()) for b in range(6)]
-    assert addon.labeled_loss(step, logits, targets).item() == pytest.approx(sum(map(float, labeled)) / 6, rel=1e-12)
+    assert addon.labeled_loss(step, logits, targets).item() == pytest.approx(
+        sum(map(float, labeled)) / 6, rel=1e-12
+    )
 
 
 def test_a_mean_is_over_rows_and_not_over_their_weights() -> None:
     addon = SAW(SAWConfig(), TASK).double()
     addon.unlabeled_weights.copy_(torch.tensor([4.0, 0.0, 0.0, 0.0]))
     logits = torch.zeros(2, CLASSES, dtype=torch.float64)
-    loss = addon.unlabeled_loss(Step(pair(), batches(1)[0], Clock(1, STEPS, EPOCH)), logits, torch.zeros(2, dtype=torch.int64))
+    loss = addon.unlabeled_loss(
+        Step(pair(), batches(1)[0], Clock(1, STEPS, EPOCH)),
+        logits,
+        torch.zeros(2, dtype=torch.int64),
+    )
     assert loss.item() == pytest.approx(4 * torch.tensor(CLASSES).log().item())
 
 
@@ -132,10 +169,15 @@ def test_a_run_of_one_epoch_is_told_that_nothing_is_counted() -> None:
     assert [note.split(":")[0] for note in addon.take_notes()] == [
         "SAW counts pseudo-labels when an epoch begins, and 50 steps are no more than one epoch of 100"
     ]
-    addon.targets(Step(networks, batch, Clock(0, 101, 100)), weak, torch.softmax(weak.logits, dim=1))
+    addon.targets(
+        Step(networks, batch, Clock(0, 101, 100)), weak, torch.softmax(weak.logits, dim=1)
+    )
     assert not addon.take_notes()
 
 
 def test_saw_without_unlabelled_images_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"SAW counts the pseudo-labels of unlabelled images.* got 0\. Add unlabelled"):
+    with pytest.raises(
+        ValueError,
+        match=r"SAW counts the pseudo-labels of unlabelled images.* got 0\. Add unlabelled",
+    ):
         SAW(SAWConfig(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))

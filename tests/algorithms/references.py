@@ -1,6 +1,8 @@
-"""One step of each algorithm from its equations (algorithms sections 2, 4, 5, 6): float64, loops over images and classes.
+"""One step of each algorithm from its equations (algorithms sections 2, 4, 5, 6): float64, loops
+over images and classes.
 
-Every reference carries its own state from step to step. Those with a memory are in ``references_memory.py``.
+Every reference carries its own state from step to step. Those with a memory are in
+``references_memory.py``.
 """
 
 from collections.abc import Sequence
@@ -60,7 +62,12 @@ def supervised_loss(z: Tensor, y: Tensor) -> Tensor:
 
 def masked(z_s: Tensor, targets: Sequence[Tensor | int], mask: Sequence[bool]) -> Tensor:
     """L_u: the mean is over the whole batch, whatever the mask lets through."""
-    return mean([float(m) * cross_entropy(z_s[b], t) for b, (t, m) in enumerate(zip(targets, mask, strict=True))])
+    return mean(
+        [
+            float(m) * cross_entropy(z_s[b], t)
+            for b, (t, m) in enumerate(zip(targets, mask, strict=True))
+        ]
+    )
 
 
 def align(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
@@ -98,7 +105,7 @@ class SlowSupervised:
     def __init__(self, refiner: SlowRefiner) -> None:
         self.refiner = refiner
 
-    def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:  # noqa: ARG002
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:
         (x,) = forward(networks.student, batch.x)
         self.refiner.take("before", x, batch)
         loss = supervised_loss(self.refiner.logits(x, batch.index), batch.y)
@@ -113,8 +120,10 @@ class SlowFixMatch:
     def __init__(self, config: FixMatchConfig, refiner: SlowRefiner) -> None:
         self.config, self.refiner = config, refiner
 
-    def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:  # noqa: ARG002
-        x, weak, strong = forward(networks.student, batch.x, batch.views["weak"], batch.views["strong"])
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:
+        x, weak, strong = forward(
+            networks.student, batch.x, batch.views["weak"], batch.views["strong"]
+        )
         self.refiner.take("before", x, batch)
         p = weak_probs(self.refiner, weak)
         mask = [bool(row.max() >= self.config.threshold) for row in p]
@@ -124,7 +133,12 @@ class SlowFixMatch:
         loss_x = supervised_loss(self.refiner.logits(x, batch.index), batch.y)
         loss_u = masked(self.refiner.logits(strong), targets, mask)
         self.refiner.take("after", x, batch)
-        return Expected(loss_x + self.config.unlabeled_weight * loss_u, {"loss_x": loss_x, "loss_u": loss_u}, p, mask)
+        return Expected(
+            loss_x + self.config.unlabeled_weight * loss_u,
+            {"loss_x": loss_x, "loss_u": loss_u},
+            p,
+            mask,
+        )
 
     def state(self) -> dict[str, Tensor]:
         return {}
@@ -137,8 +151,10 @@ class SlowFreeMatch:
         self.p = torch.full((CLASSES,), 1 / CLASSES, dtype=torch.float64)
         self.h = torch.full((CLASSES,), 1 / CLASSES, dtype=torch.float64)
 
-    def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:  # noqa: ARG002
-        x, weak, strong = forward(networks.student, batch.x, batch.views["weak"], batch.views["strong"])
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:
+        x, weak, strong = forward(
+            networks.student, batch.x, batch.views["weak"], batch.views["strong"]
+        )
         self.refiner.take("before", x, batch)
         q = weak_probs(self.refiner, weak)
         self.follow(q)
@@ -212,30 +228,44 @@ class SlowReMixMatch:
         p = self.aligned(weak_probs(self.refiner, weak))
         t = sharpen(p, config.temperature)
         one_hot = torch.eye(CLASSES, dtype=torch.float64)[batch.y]
-        images = torch.cat([batch.x, batch.views["strong"], batch.views["strong2"], batch.views["weak"]])
+        images = torch.cat(
+            [batch.x, batch.views["strong"], batch.views["strong2"], batch.views["weak"]]
+        )
         labels = torch.cat([one_hot, t, t, t])
         mixed = weight * images + (1 - weight) * images[order]
         mixed_labels = weight * labels + (1 - weight) * labels[order]
         size = len(batch.x)
         first = self.refiner.logits(forward(student, mixed[:size])[0])
         starts = range(size, len(mixed), size)
-        rest = torch.cat([self.refiner.logits(untouched(student, mixed[s : s + size])) for s in starts])
+        rest = torch.cat(
+            [self.refiner.logits(untouched(student, mixed[s : s + size])) for s in starts]
+        )
         strong = untouched(student, batch.views["strong"])
         loss_x = masked(first, list(mixed_labels[:size]), [True] * size)
         loss_mix = masked(rest, list(mixed_labels[size:]), [True] * len(rest))
         loss_pre = masked(self.refiner.logits(strong), list(t), [True] * len(t))
-        loss_rot = self.rotation(student, batch, turns) if config.rotation_weight else torch.zeros((), dtype=torch.float64)
+        loss_rot = (
+            self.rotation(student, batch, turns)
+            if config.rotation_weight
+            else torch.zeros((), dtype=torch.float64)
+        )
         ramp = min(max(clock.step / (config.warmup * clock.total_steps), 0.0), 1.0)
-        loss = loss_x + ramp * (config.unlabeled_weight * loss_mix + config.premix_weight * loss_pre)
+        loss = loss_x + ramp * (
+            config.unlabeled_weight * loss_mix + config.premix_weight * loss_pre
+        )
         loss = loss + config.rotation_weight * loss_rot
         self.refiner.take("after", x, batch)
         terms = {"loss_x": loss_x, "loss_u": loss_mix, "loss_pre": loss_pre, "loss_rot": loss_rot}
         return Expected(loss, terms, t, [True] * len(t))
 
     def rotation(self, student: nn.Module, batch: Batch, turns: Tensor) -> Tensor:
-        turned = torch.stack([turn(image, int(k)) for image, k in zip(batch.views["strong"], turns, strict=True)])
+        turned = torch.stack(
+            [turn(image, int(k)) for image, k in zip(batch.views["strong"], turns, strict=True)]
+        )
         rotated = untouched(student, turned)
-        return mean([cross_entropy(rotated.heads["rotation"][b], int(k)) for b, k in enumerate(turns)])
+        return mean(
+            [cross_entropy(rotated.heads["rotation"][b], int(k)) for b, k in enumerate(turns)]
+        )
 
     def draw(self, batch: Batch) -> tuple[Tensor, float, Tensor]:
         """Quarter turns, mixing weight, permutation, in this order."""
@@ -252,7 +282,11 @@ class SlowReMixMatch:
 
     def state(self) -> dict[str, Tensor]:
         assert self.r is not None
-        return {"alignment.average": self.r, "alignment.target": self.q, "alignment.started": torch.tensor(True)}
+        return {
+            "alignment.average": self.r,
+            "alignment.target": self.q,
+            "alignment.started": torch.tensor(True),
+        }
 
 
 def untouched(network: nn.Module, images: Tensor) -> ModelOutput:

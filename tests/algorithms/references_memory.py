@@ -1,11 +1,22 @@
-"""One step of SimMatch and CoMatch from their equations (algorithms sections 7 and 8): float64, loops, memories as lists."""
+"""One step of SimMatch and CoMatch from their equations (algorithms sections 7 and 8): float64,
+loops, memories as lists.
+"""
 
 import torch
 from torch import Tensor
 
 from semigpc.algorithms import CoMatchConfig, SimMatchConfig
 from semigpc.types import Batch, Clock, ModelOutput, Networks
-from tests.algorithms.references import Expected, align, forward, masked, mean, softmax, supervised_loss, weak_probs
+from tests.algorithms.references import (
+    Expected,
+    align,
+    forward,
+    masked,
+    mean,
+    softmax,
+    supervised_loss,
+    weak_probs,
+)
 from tests.algorithms.slow_refiners import SlowRefiner, in_eval_mode
 from tests.algorithms.tiny import CLASSES
 
@@ -13,7 +24,9 @@ UNIFORM = torch.full((CLASSES,), 1 / CLASSES, dtype=torch.float64)
 
 
 class SlowQueue:
-    """The last batch means, newest last; their mean is what alignment moves to the uniform distribution."""
+    """The last batch means, newest last; their mean is what alignment moves to the uniform
+    distribution.
+    """
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -30,7 +43,11 @@ class SlowQueue:
         ring = torch.zeros(self.length, CLASSES, dtype=torch.float64)
         for back, row in enumerate(reversed(self.means)):
             ring[(self.seen - 1 - back) % self.length] = row
-        return {"alignment.means": ring, "alignment.seen": torch.tensor(self.seen), "alignment.target": UNIFORM}
+        return {
+            "alignment.means": ring,
+            "alignment.seen": torch.tensor(self.seen),
+            "alignment.target": UNIFORM,
+        }
 
 
 class SlowSimMatch:
@@ -45,7 +62,9 @@ class SlowSimMatch:
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:
         config = self.config
-        x, weak, strong = forward(networks.student, batch.x, batch.views["weak"], batch.views["strong"])
+        x, weak, strong = forward(
+            networks.student, batch.x, batch.views["weak"], batch.views["strong"]
+        )
         if config.bank == "full_teacher":
             weak = in_eval_mode(networks.teacher, batch.views["weak"])
         remembered = in_eval_mode(networks.teacher, batch.x) if config.bank == "full_teacher" else x
@@ -67,7 +86,9 @@ class SlowSimMatch:
         """softmax over the written slots of e . E_j / T; 0 elsewhere."""
         slots = [j for j, written in enumerate(self.written) if written]
         s = torch.zeros(len(self.rows), dtype=torch.float64)
-        s[slots] = softmax(torch.stack([(e * self.rows[j]).sum() / self.config.temperature for j in slots]))
+        s[slots] = softmax(
+            torch.stack([(e * self.rows[j]).sum() / self.config.temperature for j in slots])
+        )
         return s
 
     def smoothed(self, weak: ModelOutput, p_w: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -108,7 +129,9 @@ class SlowSimMatch:
                 new = [row / row.pow(2).sum().sqrt() for row in new]
         else:
             new = list(in_eval_mode(networks.teacher, batch.x).heads["projection"])
-        for row, label, i in zip(new, batch.y.tolist(), batch.index.tolist(), strict=True):  # the last of two copies stays
+        for row, label, i in zip(
+            new, batch.y.tolist(), batch.index.tolist(), strict=True
+        ):  # the last of two copies stays
             self.rows[i], self.labels[i], self.written[i] = row, label, True
 
     def state(self) -> dict[str, Tensor]:
@@ -127,7 +150,7 @@ class SlowCoMatch:
         self.memory: list[tuple[Tensor, Tensor]] = []  # (feature, probabilities), oldest first
         self.pushed = 0
 
-    def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:  # noqa: ARG002
+    def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:
         config = self.config
         views = [batch.views[name] for name in ("weak", "strong", "strong2")]
         x, weak, strong, strong2 = forward(networks.student, batch.x, *views)
@@ -141,7 +164,10 @@ class SlowCoMatch:
             p = config.smoothing * p0 + (1 - config.smoothing) * answers
         mask = [bool(row.max() >= config.threshold) for row in p]
         one_hot = torch.eye(CLASSES, dtype=torch.float64)[batch.y]
-        entries = [*zip(e_w, p0, strict=True), *zip(x.heads["projection"].detach(), one_hot, strict=True)]
+        entries = [
+            *zip(e_w, p0, strict=True),
+            *zip(x.heads["projection"].detach(), one_hot, strict=True),
+        ]
         self.memory = [*self.memory, *entries][-self.rows :]
         self.pushed += len(entries)
         loss_x = supervised_loss(self.refiner.logits(x, batch.index), batch.y)
@@ -152,7 +178,11 @@ class SlowCoMatch:
         return Expected(loss, {"loss_x": loss_x, "loss_u": loss_u, "loss_c": loss_c}, p, mask)
 
     def recall(self, e: Tensor) -> Tensor:
-        weights = softmax(torch.stack([(e * feature).sum() / self.config.temperature for feature, _ in self.memory]))
+        weights = softmax(
+            torch.stack(
+                [(e * feature).sum() / self.config.temperature for feature, _ in self.memory]
+            )
+        )
         total = torch.zeros(CLASSES, dtype=torch.float64)
         for weight, (_, probs) in zip(weights, self.memory, strict=True):
             total = total + weight * probs
@@ -162,11 +192,25 @@ class SlowCoMatch:
         n = len(p)
         losses = []
         for i in range(n):
-            agreement = torch.stack([torch.ones((), dtype=torch.float64) if i == j else (p[i] * p[j]).sum() for j in range(n)])
-            joined = torch.stack([value if value >= self.config.graph_threshold else value * 0 for value in agreement])
+            agreement = torch.stack(
+                [
+                    torch.ones((), dtype=torch.float64) if i == j else (p[i] * p[j]).sum()
+                    for j in range(n)
+                ]
+            )
+            joined = torch.stack(
+                [
+                    value if value >= self.config.graph_threshold else value * 0
+                    for value in agreement
+                ]
+            )
             joined = joined / joined.sum()
-            similar = softmax(torch.stack([(e0[i] * e1[j]).sum() / self.config.temperature for j in range(n)]))
-            losses.append(torch.stack([-joined[j] * torch.log(similar[j] + 1e-7) for j in range(n)]).sum())
+            similar = softmax(
+                torch.stack([(e0[i] * e1[j]).sum() / self.config.temperature for j in range(n)])
+            )
+            losses.append(
+                torch.stack([-joined[j] * torch.log(similar[j] + 1e-7) for j in range(n)]).sum()
+            )
         return mean(losses)
 
     def state(self) -> dict[str, Tensor]:

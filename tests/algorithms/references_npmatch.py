@@ -1,4 +1,6 @@
-"""A small network with a process, and one step of NP-Match from its equations: float64, loops over images and samples."""
+"""A small network with a process, and one step of NP-Match from its equations: float64, loops over
+images and samples.
+"""
 
 import math
 from typing import Any
@@ -35,7 +37,11 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> ModelOutput:
         features = self.backbone(images)
-        return ModelOutput(self.classifier(features), features, {name: head(features) for name, head in self.heads.items()})
+        return ModelOutput(
+            self.classifier(features),
+            features,
+            {name: head(features) for name, head in self.heads.items()},
+        )
 
 
 def leaky(v: Tensor) -> Tensor:
@@ -66,21 +72,32 @@ class SlowNPMatch:
 
     def encode(self, name: str, h: Tensor, y: int) -> Tensor:
         classes = torch.tensor([float(c == y) for c in range(CLASSES)], dtype=torch.float64)
-        return leaky(self.layer(f"{name}.2", leaky(self.layer(f"{name}.0", torch.cat([h, classes])))))
+        return leaky(
+            self.layer(f"{name}.2", leaky(self.layer(f"{name}.0", torch.cat([h, classes]))))
+        )
 
     def layer(self, name: str, v: Tensor) -> Tensor:
         return self.weights[f"{name}.weight"] @ v + self.weights[f"{name}.bias"]
 
     def gaussian(self, e: Tensor) -> tuple[Tensor, Tensor]:
         mean = self.layer("location.2", leaky(self.layer("location.0", e)))
-        return mean, 0.1 + 0.9 * torch.log(1 + torch.exp(self.layer("spread.2", leaky(self.layer("spread.0", e)))))
+        return mean, 0.1 + 0.9 * torch.log(
+            1 + torch.exp(self.layer("spread.2", leaky(self.layer("spread.0", e))))
+        )
 
-    def decode(self, h: Tensor, latent: tuple[Tensor, Tensor], r: Tensor, noise: Tensor) -> list[Tensor]:
+    def decode(
+        self, h: Tensor, latent: tuple[Tensor, Tensor], r: Tensor, noise: Tensor
+    ) -> list[Tensor]:
         """T logits of one image."""
         answers = []
         for t in range(T):
             z = latent[0] + latent[1] * noise[t]
-            answers.append(self.layer("out", leaky(self.layer("hidden", leaky(self.layer("joint", torch.cat([z, h, r])))))))
+            answers.append(
+                self.layer(
+                    "out",
+                    leaky(self.layer("hidden", leaky(self.layer("joint", torch.cat([z, h, r]))))),
+                )
+            )
         return answers
 
     def thresholds(self) -> list[float]:
@@ -88,13 +105,23 @@ class SlowNPMatch:
         betas = [count / max(counts) for count in counts[1:]]
         return [self.config.threshold * beta / (2 - beta) for beta in betas]
 
-    def step(self, networks: Networks, batch: Batch) -> tuple[Tensor, dict[str, Tensor], list[Tensor], list[bool]]:
-        self.weights = dict(networks.student.get_submodule("heads.neural_process").named_parameters())
-        x, weak, strong = (networks.student(v).features for v in (batch.x, batch.views["weak"], batch.views["strong"]))
+    def step(
+        self, networks: Networks, batch: Batch
+    ) -> tuple[Tensor, dict[str, Tensor], list[Tensor], list[bool]]:
+        self.weights = dict(
+            networks.student.get_submodule("heads.neural_process").named_parameters()
+        )
+        x, weak, strong = (
+            networks.student(v).features
+            for v in (batch.x, batch.views["weak"], batch.views["strong"])
+        )
         noise = [torch.randn(T, L, dtype=torch.float64) for _ in range(3)]
 
         nothing = [torch.zeros(L, dtype=torch.float64)]
-        latent, r = self.gaussian(average(self.latents or nothing)), average(self.contexts or nothing)
+        latent, r = (
+            self.gaussian(average(self.latents or nothing)),
+            average(self.contexts or nothing),
+        )
         opinions = []
         for h in weak:
             samples = [softmax(z).detach() for z in self.decode(h, latent, r, noise[0])]
@@ -102,9 +129,15 @@ class SlowNPMatch:
         batch_mean = average(opinions)
         thresholds, labels, believed, probs = self.thresholds(), [], [], []
         for b, p_w in enumerate(opinions):
-            p = torch.stack([p_w[c] * (1 / CLASSES + 1e-6) / (batch_mean[c] + 1e-6) for c in range(CLASSES)])
+            p = torch.stack(
+                [p_w[c] * (1 / CLASSES + 1e-6) / (batch_mean[c] + 1e-6) for c in range(CLASSES)]
+            )
             p = p / p.sum()
-            c, sure, certain = int(p.argmax()), self.refiner.trust(p), entropy(p_w) <= self.config.entropy
+            c, sure, certain = (
+                int(p.argmax()),
+                self.refiner.trust(p),
+                entropy(p_w) <= self.config.entropy,
+            )
             self.unsure += certain and sure < thresholds[c]
             self.uncertain += not certain
             labels.append(c)
@@ -116,17 +149,32 @@ class SlowNPMatch:
         pairs = list(zip(x, batch.y.tolist(), strict=True))
         contexts = [self.encode("context_encoder", h, y) for h, y in pairs]
         latents_x = [self.encode("latent_encoder", h, y) for h, y in pairs]
-        latents_s = [self.encode("latent_encoder", h, c) for h, c, m in zip(strong, labels, believed, strict=True) if m]
+        latents_s = [
+            self.encode("latent_encoder", h, c)
+            for h, c, m in zip(strong, labels, believed, strict=True)
+            if m
+        ]
         r, known = average(contexts), self.gaussian(average(latents_x))
         guessed = self.gaussian(average(latents_s or nothing))
         said_x = [self.decode(h, known, r, noise[1]) for h in x]
         said_s = [self.decode(h, guessed, r, noise[2]) for h in strong]
         zero = torch.zeros((), dtype=torch.float64)
-        loss_x = average([-torch.log(softmax(z)[y]) for said, (_, y) in zip(said_x, pairs, strict=True) for z in said])
+        loss_x = average(
+            [
+                -torch.log(softmax(z)[y])
+                for said, (_, y) in zip(said_x, pairs, strict=True)
+                for z in said
+            ]
+        )
         loss_u = zero
         for said, c, m in zip(said_s, labels, believed, strict=True):
-            loss_u = loss_u + float(m) * average([-torch.log(softmax(z)[c]) for z in said]) / len(said_s)
-        doubts = [[entropy(average([softmax(z).detach() for z in said])) for said in views] for views in (said_x, said_s)]
+            loss_u = loss_u + float(m) * average([-torch.log(softmax(z)[c]) for z in said]) / len(
+                said_s
+            )
+        doubts = [
+            [entropy(average([softmax(z).detach() for z in said])) for said in views]
+            for views in (said_x, said_s)
+        ]
         loss_d = zero
         if any(believed):
             guesses = [doubt for doubt, m in zip(doubts[1], believed, strict=True) if m]
@@ -134,11 +182,15 @@ class SlowNPMatch:
             loss_d = self.divergence(known, guessed, u_c / (u_c + u_s))
         self.contexts = [*self.contexts, *(e.detach() for e in contexts)][-ROWS:]
         self.latents = [*self.latents, *(e.detach() for e in [*latents_x, *latents_s])][-ROWS:]
-        loss = loss_x + self.config.unlabeled_weight * loss_u + self.config.divergence_weight * loss_d
+        loss = (
+            loss_x + self.config.unlabeled_weight * loss_u + self.config.divergence_weight * loss_d
+        )
         return loss, {"loss_x": loss_x, "loss_u": loss_u, "loss_d": loss_d}, probs, believed
 
     @staticmethod
-    def divergence(known: tuple[Tensor, Tensor], guessed: tuple[Tensor, Tensor], a: float) -> Tensor:
+    def divergence(
+        known: tuple[Tensor, Tensor], guessed: tuple[Tensor, Tensor], a: float
+    ) -> Tensor:
         """(1 - a) KL(N_c | N_a) + a KL(N_s | N_a)."""
         v = 1 / ((1 - a) / known[1] ** 2 + a / guessed[1] ** 2)
         m = v * ((1 - a) * known[0] / known[1] ** 2 + a * guessed[0] / guessed[1] ** 2)
@@ -146,7 +198,9 @@ class SlowNPMatch:
         for weight, (mean, sigma) in ((1 - a, known), (a, guessed)):
             for i in range(L):
                 ratio = sigma[i] ** 2 / v[i]
-                total = total + weight * 0.5 * (ratio + (m[i] - mean[i]) ** 2 / v[i] - 1 - torch.log(ratio))
+                total = total + weight * 0.5 * (
+                    ratio + (m[i] - mean[i]) ** 2 / v[i] - 1 - torch.log(ratio)
+                )
         return total
 
 
@@ -168,7 +222,7 @@ class Bold(Plain):
         assert len(output.features) == len(probs)
         return probs.square() / probs.square().sum(dim=1, keepdim=True)
 
-    def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+    def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
         return probs.amax(dim=1).sqrt()
 
     def opinion(self, p: Tensor) -> Tensor:

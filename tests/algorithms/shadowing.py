@@ -1,4 +1,6 @@
-"""An algorithm and its reference side by side, each with networks of its own that learn from its own gradient."""
+"""An algorithm and its reference side by side, each with networks of its own that learn from its
+own gradient.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +20,16 @@ from tests.algorithms.references import (
 )
 from tests.algorithms.references_memory import SlowCoMatch, SlowSimMatch
 from tests.algorithms.slow_refiners import Silent, SlowGP, SlowRefiner
-from tests.algorithms.tiny import TASK, Steppable, configure, copy_of, learn, make_algorithm, pair, seeded
+from tests.algorithms.tiny import (
+    TASK,
+    Steppable,
+    configure,
+    copy_of,
+    learn,
+    make_algorithm,
+    pair,
+    seeded,
+)
 
 TOLERANCE = 1e-7  # shares of counts are float32 on their way into float64 state
 
@@ -58,12 +69,16 @@ def follow(
     task: Task = TASK,
     **options: Any,
 ) -> Shadow:
-    """Step both over the batches and compare answers, gradients, networks and state after every one."""
+    """Step both over the batches and compare answers, gradients, networks and state after every
+    one.
+    """
     slow = slow or Silent()
     algorithm = make_algorithm(name, refiner, task=task, **options).double()
     reference = make_reference(name, algorithm, slow, **options)
     networks = pair()
-    networks.teacher.train(options.get("bank") == "full_teacher")  # which has to see to the teacher's mode itself
+    networks.teacher.train(
+        options.get("bank") == "full_teacher"
+    )  # which has to see to the teacher's mode itself
     shadows = copy_of(networks)
     shadow = Shadow()
     for step, batch in enumerate(batches):
@@ -85,7 +100,9 @@ def follow(
 
 
 def close(actual: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
-    assert actual.shape == expected.shape, f"{what}: {tuple(actual.shape)} is not {tuple(expected.shape)}"
+    assert actual.shape == expected.shape, (
+        f"{what}: {tuple(actual.shape)} is not {tuple(expected.shape)}"
+    )
     error = float((actual.detach().double() - expected.detach().double()).abs().max())
     assert error <= tolerance, f"{what}: off by {error:.3g}"
 
@@ -107,7 +124,9 @@ def same_answers(output: StepOutput, expected: Expected, where: str) -> None:
 
 
 def same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor], where: str) -> None:
-    assert max(float(value.abs().max()) for value in expected.values()) > 1e-3, f"{where}: no gradient to compare"
+    assert max(float(value.abs().max()) for value in expected.values()) > 1e-3, (
+        f"{where}: no gradient to compare"
+    )
     for name, value in expected.items():
         close(actual[name], value, f"{where}, gradient of {name}")
 
@@ -121,7 +140,11 @@ def same_networks(actual: Networks, expected: Networks, where: str) -> None:
 
 
 def same_state(algorithm: Steppable, reference: Reference, where: str) -> None:
-    actual = {name: value for name, value in algorithm.state_dict().items() if not name.startswith("refiner.")}
+    actual = {
+        name: value
+        for name, value in algorithm.state_dict().items()
+        if not name.startswith("refiner.")
+    }
     expected = reference.state()
     assert set(actual) == set(expected), where
     for name, value in expected.items():

@@ -1,4 +1,6 @@
-"""Refiners from the equations of the method (algorithms section 3), by fresh float64 solves over plain lists."""
+"""Refiners from the equations of the method (algorithms section 3), by fresh float64 solves over
+plain lists.
+"""
 
 import copy
 from dataclasses import dataclass
@@ -28,10 +30,10 @@ class SlowRefiner(Protocol):
 class Silent:
     """No refinement."""
 
-    def logits(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def logits(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:
         return output.logits
 
-    def probs(self, site: str, output: ModelOutput, own: Tensor) -> Tensor:  # noqa: ARG002
+    def probs(self, site: str, output: ModelOutput, own: Tensor) -> Tensor:
         return own
 
     def take(self, moment: str, x: ModelOutput, batch: Batch) -> None:
@@ -53,12 +55,18 @@ def in_eval_mode(network: torch.nn.Module, images: Tensor) -> ModelOutput:
 
 
 class SlowGP:
-    """mu(x) = k(h(x), h_Q) K^-1 Y_Q solved afresh at every question; entries in a list, oldest first."""
+    """mu(x) = k(h(x), h_Q) K^-1 Y_Q solved afresh at every question; entries in a list, oldest
+    first.
+    """
 
     def __init__(self, config: GPConfig) -> None:
         assert not isinstance(config.length_scale, str)
         assert not isinstance(config.logit_scale, str), "this one does not tune"
-        self.config, self.length_scale, self.logit_scale = config, config.length_scale, config.logit_scale
+        self.config, self.length_scale, self.logit_scale = (
+            config,
+            config.length_scale,
+            config.logit_scale,
+        )
         self.entries: list[Entry] = []
         self.steps = 0
         self.answers = 0
@@ -92,7 +100,9 @@ class SlowGP:
                 weights[c] = ((n / CLASSES) / counts[c]) ** 0.5 if counts[c] > 0 else 0.0
         k = self.kernel(queries, h_Q)
         if index is not None and self.config.exclude_same_index:
-            same = torch.tensor([[entry.index == i for entry in self.entries] for i in index.tolist()])
+            same = torch.tensor(
+                [[entry.index == i for entry in self.entries] for i in index.tolist()]
+            )
             k = k * ~same
         mu: Tensor = k @ torch.linalg.solve(K, targets)
         return self.logit_scale * weights * mu
@@ -104,7 +114,11 @@ class SlowGP:
         return self.answer(output, index)
 
     def probs(self, site: str, output: ModelOutput, own: Tensor) -> Tensor:
-        silent = self.config.role != "refine" or site != self.config.site or self.steps < self.config.warmup_steps
+        silent = (
+            self.config.role != "refine"
+            or site != self.config.site
+            or self.steps < self.config.warmup_steps
+        )
         if silent:
             return own
         self.answers += 1
@@ -114,10 +128,14 @@ class SlowGP:
 
     def take(self, moment: str, x: ModelOutput, batch: Batch) -> None:
         if moment == self.config.push:
-            rows = zip(self.feature(x).detach(), batch.y.tolist(), batch.index.tolist(), strict=True)
+            rows = zip(
+                self.feature(x).detach(), batch.y.tolist(), batch.index.tolist(), strict=True
+            )
             self.entries += [Entry(*row) for row in rows]
             if self.config.balanced:
-                self.entries = newest_of_each_class(self.entries, self.config.buffer_size // CLASSES)
+                self.entries = newest_of_each_class(
+                    self.entries, self.config.buffer_size // CLASSES
+                )
             else:
                 self.entries = self.entries[-self.config.buffer_size :]
         if moment == "after":

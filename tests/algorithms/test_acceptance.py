@@ -1,4 +1,6 @@
-"""What each algorithm promises in so many words (algorithms sections 11 and 12), on images that say their own logits."""
+"""What each algorithm promises in so many words (algorithms sections 11 and 12), on images that say
+their own logits.
+"""
 
 from typing import Any
 
@@ -42,13 +44,17 @@ def image(logits: Tensor, projection: Tensor | None = None) -> Tensor:
 
 def rolled(row: list[float]) -> Tensor:
     """A row of logits and its rotations: every class is said equally often."""
-    return torch.stack([torch.tensor(row, dtype=torch.float64).roll(shift) for shift in range(len(row))])
+    return torch.stack(
+        [torch.tensor(row, dtype=torch.float64).roll(shift) for shift in range(len(row))]
+    )
 
 
 def batch_of(weak: Tensor, strong: Tensor, index: list[int], x: Tensor | None = None) -> Batch:
     labels = LABELS[index]
     x = image(3.0 * F.one_hot(labels, CLASSES).double()) if x is None else x
-    return Batch(x, labels, torch.tensor(index), {"weak": weak, "strong": strong}, torch.arange(len(weak)))
+    return Batch(
+        x, labels, torch.tensor(index), {"weak": weak, "strong": strong}, torch.arange(len(weak))
+    )
 
 
 def step(algorithm: Any, batch: Batch, clock: Clock = LATE, scale: float = 1.0) -> StepOutput:
@@ -61,7 +67,7 @@ def term(output: StepOutput, name: str) -> float:
     return float(output.metrics[name].detach())
 
 
-# FreeMatch ------------------------------------------------------------------------------------------------------------
+# FreeMatch ----------------------------------------------------------------------------------------
 
 
 def test_freematch_thresholds_start_at_one_over_the_classes() -> None:
@@ -95,11 +101,15 @@ def test_freematch_without_a_confident_image_has_no_fairness_term() -> None:
     assert torch.equal(logits.grad, torch.zeros(2, 4)), "no NaN of an empty mean"
 
 
-# ReMixMatch -----------------------------------------------------------------------------------------------------------
+# ReMixMatch ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("at", "expected"), [(0, 0.0), (2, 0.2), (5, 0.5), (9, 0.9), (10, 1.0), (11, 1.0), (639, 1.0)])
-def test_the_remixmatch_warm_up_is_linear_and_over_after_a_64th_of_training(at: int, expected: float) -> None:
+@pytest.mark.parametrize(
+    ("at", "expected"), [(0, 0.0), (2, 0.2), (5, 0.5), (9, 0.9), (10, 1.0), (11, 1.0), (639, 1.0)]
+)
+def test_the_remixmatch_warm_up_is_linear_and_over_after_a_64th_of_training(
+    at: int, expected: float
+) -> None:
     algorithm = make_algorithm("remixmatch", NoRefiner()).double()
     output = seeded(0, algorithm.step, pair(), stream(1)[0], Clock(at, 640, 64))
     ramped = float(output.loss.detach()) - term(output, "loss_x") - 0.5 * term(output, "loss_rot")
@@ -128,19 +138,29 @@ def test_frozen_statistics_normalise_by_the_batch_and_forget_it() -> None:
         frozen = network(images).logits
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert torch.equal(frozen, network(images).logits)
-    assert not torch.equal(network.state_dict()["backbone.2.running_mean"], before["backbone.2.running_mean"])
+    assert not torch.equal(
+        network.state_dict()["backbone.2.running_mean"], before["backbone.2.running_mean"]
+    )
 
 
-# SimMatch -------------------------------------------------------------------------------------------------------------
+# SimMatch -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clock", [EARLY, LATE], ids=["epoch 0", "later"])
-def test_simmatch_that_trusts_the_classifier_alone_is_fixmatch_with_soft_labels(clock: Clock) -> None:
+def test_simmatch_that_trusts_the_classifier_alone_is_fixmatch_with_soft_labels(
+    clock: Clock,
+) -> None:
     weak = rolled([2.0, 0.0, -1.0, 0.5])
-    weak = torch.cat([weak, 0.3 * weak])  # mean uniform, so that alignment is at its fixed point; half of it unsure
+    weak = torch.cat(
+        [weak, 0.3 * weak]
+    )  # mean uniform, so that alignment is at its fixed point; half of it unsure
     batch = batch_of(image(weak), image(weak.flip(1)), [0, 7, 12])
-    simmatch = make_algorithm("simmatch", NoRefiner(), smoothing=1.0, instance_weight=0.0, threshold=0.5).double()
-    fixmatch = make_algorithm("fixmatch", NoRefiner(), hard_labels=False, temperature=1.0, threshold=0.5).double()
+    simmatch = make_algorithm(
+        "simmatch", NoRefiner(), smoothing=1.0, instance_weight=0.0, threshold=0.5
+    ).double()
+    fixmatch = make_algorithm(
+        "fixmatch", NoRefiner(), hard_labels=False, temperature=1.0, threshold=0.5
+    ).double()
     step(simmatch, batch, EARLY)  # fills the bank
     one, other = step(simmatch, batch, clock), step(fixmatch, batch, clock)
     assert one.pseudo is not None
@@ -162,26 +182,34 @@ def test_written_bank_rows_are_unit_vectors(bank: str) -> None:
     assert bool(visited.any())
     lengths = algorithm.bank[visited].norm(dim=1)
     torch.testing.assert_close(lengths, torch.ones_like(lengths), rtol=0, atol=1e-12)
-    assert float((compat.bank[visited].norm(dim=1) - 1).abs().max()) > 0.01, "as USB has it, they are not"
+    assert float((compat.bank[visited].norm(dim=1) - 1).abs().max()) > 0.01, (
+        "as USB has it, they are not"
+    )
 
 
 def test_images_not_seen_yet_have_no_say_in_simmatch() -> None:
     weak = rolled([2.0, 0.0, -1.0, 0.5])
     only_ones = [7, 8]  # of class 1; slots of class 0 exist and are empty
     for compat in (False, True):
-        algorithm = make_algorithm("simmatch", NoRefiner(), smoothing=0.0, compat_usb=compat).double()
+        algorithm = make_algorithm(
+            "simmatch", NoRefiner(), smoothing=0.0, compat_usb=compat
+        ).double()
         batch = batch_of(image(weak), image(weak), only_ones)
         step(algorithm, batch, EARLY)
         output = step(algorithm, batch)
         assert output.pseudo is not None
         ones = output.pseudo.probs[:, 1]
-        torch.testing.assert_close(output.pseudo.probs.sum(dim=1), torch.ones(4, dtype=torch.float64))
+        torch.testing.assert_close(
+            output.pseudo.probs.sum(dim=1), torch.ones(4, dtype=torch.float64)
+        )
         assert (float(ones.min()) >= 1 - 1e-12) == (not compat)
         assert bool(output.loss.isfinite())
 
 
 def test_the_simmatch_instance_target_sums_to_one() -> None:
-    """With a classifier that knows nothing and equal views, L_in is the entropy of the similarities."""
+    """With a classifier that knows nothing and equal views, L_in is the entropy of the
+    similarities.
+    """
     generator = torch.Generator().manual_seed(0)
     looks = torch.randn(6, 5, generator=generator, dtype=torch.float64)
     algorithm: Any = make_algorithm("simmatch", NoRefiner(), temperature=0.5).double()
@@ -192,7 +220,9 @@ def test_the_simmatch_instance_target_sums_to_one() -> None:
     scores = F.normalize(looks, dim=1) @ algorithm.bank[[0, 7, 15]].clone().mT / 0.5
     s = torch.softmax(scores, dim=1)
     entropy = -(s * s.log()).sum(dim=1).mean()
-    torch.testing.assert_close(step(algorithm, batch).metrics["loss_in"], entropy, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        step(algorithm, batch).metrics["loss_in"], entropy, rtol=0, atol=1e-12
+    )
 
 
 def test_simmatch_does_not_read_its_bank_in_epoch_0() -> None:
@@ -219,7 +249,9 @@ def test_simmatch_with_nothing_in_its_bank_yet_stays_finite() -> None:
 
 
 def test_a_image_of_classes_the_simmatch_bank_has_not_seen_has_no_instance_loss() -> None:
-    """Its target is 0 / 0 when float32 rounds the probability of every class in the bank to nothing."""
+    """Its target is 0 / 0 when float32 rounds the probability of every class in the bank to
+    nothing.
+    """
     algorithm = make_algorithm("simmatch", NoRefiner(), projection=5)
     first = int(LABELS[0])
     same = [position for position, label in enumerate(LABELS.tolist()) if label == first][:1]
@@ -260,15 +292,21 @@ def test_of_a_image_twice_in_a_batch_the_last_is_written() -> None:
     assert algorithm.visited.sum() == 2
 
 
-# CoMatch --------------------------------------------------------------------------------------------------------------
+# CoMatch ------------------------------------------------------------------------------------------
 
 
-def test_rows_of_the_comatch_graph_sum_to_one_and_join_every_image_to_itself(generator: torch.Generator) -> None:
-    probs = torch.softmax(3 * torch.randn(40, CLASSES, generator=generator, dtype=torch.float64), dim=1)
+def test_rows_of_the_comatch_graph_sum_to_one_and_join_every_image_to_itself(
+    generator: torch.Generator,
+) -> None:
+    probs = torch.softmax(
+        3 * torch.randn(40, CLASSES, generator=generator, dtype=torch.float64), dim=1
+    )
     graph = pseudo_label_graph(probs, 0.8)
     torch.testing.assert_close(graph.sum(dim=1), torch.ones(40, dtype=torch.float64))
     assert bool((graph.diagonal() > 0).all())
-    assert torch.equal(graph.diagonal(), graph.max(dim=1).values), "nothing agrees with an image more than itself"
+    assert torch.equal(graph.diagonal(), graph.max(dim=1).values), (
+        "nothing agrees with an image more than itself"
+    )
     agreement = probs @ probs.mT
     others = ~torch.eye(40, dtype=torch.bool)
     assert torch.equal(graph[others] > 0, agreement[others] >= 0.8)
@@ -286,4 +324,6 @@ def test_comatch_asks_its_memory_once_it_is_full() -> None:
         assert full == (number >= 3)
         changed = (algorithm.probs != before).any(dim=1)
         written = algorithm.probs[changed][: len(batch.views["weak"])]
-        assert torch.allclose(written, output.pseudo.probs) == (not full), "p0 goes in, not what the memory made of it"
+        assert torch.allclose(written, output.pseudo.probs) == (not full), (
+            "p0 goes in, not what the memory made of it"
+        )

@@ -1,4 +1,6 @@
-"""Batteries over every algorithm with every refiner: it steps, it resumes, and a silent refiner is none at all."""
+"""Batteries over every algorithm with every refiner: it steps, it resumes, and a silent refiner is
+none at all.
+"""
 
 import copy
 from typing import Any
@@ -10,7 +12,17 @@ from torch import Tensor, nn
 from semigpc.algorithms import ALGORITHMS
 from semigpc.refiners import REFINERS, NoRefiner, Refiner
 from semigpc.types import Batch, Clock, Labeled, ModelOutput, Networks, StepOutput
-from tests.algorithms.tiny import LABELS, Steppable, TinyNetwork, learn, make_algorithm, make_refiner, pair, seeded, stream
+from tests.algorithms.tiny import (
+    LABELS,
+    Steppable,
+    TinyNetwork,
+    learn,
+    make_algorithm,
+    make_refiner,
+    pair,
+    seeded,
+    stream,
+)
 from tests.batteries import combinations
 
 MEMORY: dict[str, Any] = {"buffer_size": 12, "warmup_steps": 1}
@@ -30,7 +42,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "remixmatch": {"warmup": 0.3},
 }
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
-every_pair = pytest.mark.parametrize(("name", "setting"), combinations(list(ALGORITHMS), list(SETTINGS)))
+every_pair = pytest.mark.parametrize(
+    ("name", "setting"), combinations(list(ALGORITHMS), list(SETTINGS))
+)
 
 
 def make(name: str, setting: str) -> Steppable:
@@ -45,17 +59,24 @@ class Record:
         self.values: list[Tensor] = []
 
     def add(self, output: StepOutput, gradients: dict[str, Tensor]) -> None:
-        self.values += [output.loss.detach(), *(metric.detach().clone() for metric in output.metrics.values())]
+        self.values += [
+            output.loss.detach(),
+            *(metric.detach().clone() for metric in output.metrics.values()),
+        ]
         self.values += gradients.values()
         if output.pseudo is not None:
             self.values += list(output.pseudo)
 
     def add_state(self, *modules: Any) -> None:
-        self.values += [value.clone() for module in modules for value in module.state_dict().values()]
+        self.values += [
+            value.clone() for module in modules for value in module.state_dict().values()
+        ]
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Record)
-        return len(self.values) == len(other.values) and all(map(torch.equal, self.values, other.values))
+        return len(self.values) == len(other.values) and all(
+            map(torch.equal, self.values, other.values)
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -87,8 +108,12 @@ def test_every_algorithm_steps_with_every_refiner(name: str, setting: str) -> No
             assert bool(metric.isfinite())
         if output.pseudo is not None:
             assert output.pseudo.mask.shape == (len(batch.views["weak"]),)
-            torch.testing.assert_close(output.pseudo.probs.sum(dim=1), torch.ones(len(batch.views["weak"])))
-        assert all(parameter.grad is None for network in networks for parameter in network.parameters())
+            torch.testing.assert_close(
+                output.pseudo.probs.sum(dim=1), torch.ones(len(batch.views["weak"]))
+            )
+        assert all(
+            parameter.grad is None for network in networks for parameter in network.parameters()
+        )
         gradients = learn(networks, output.loss)
         assert all(bool(value.isfinite().all()) for value in gradients.values())
         assert float(gradients["backbone.1.weight"].abs().max()) > 0
@@ -114,7 +139,9 @@ def test_a_run_resumed_from_its_state_goes_on_bit_for_bit(name: str, setting: st
 
 @every_pair
 def test_the_state_says_all_there_is(name: str, setting: str) -> None:
-    """A step changes the state or nothing: what is not in ``state_dict`` cannot be told apart after loading an old one."""
+    """A step changes the state or nothing: what is not in ``state_dict`` cannot be told apart after
+    loading an old one.
+    """
     algorithm, batches = make(name, setting), stream(8)
     before = copy.deepcopy(algorithm.state_dict())
     first = run(algorithm, pair(), batches)
@@ -122,27 +149,40 @@ def test_the_state_says_all_there_is(name: str, setting: str) -> None:
     assert run(algorithm, pair(), batches) == first
 
 
-@pytest.mark.parametrize(("name", "setting"), combinations(list(ALGORITHMS), ["similarity", "gp", "gp-classifier"]))
+@pytest.mark.parametrize(
+    ("name", "setting"), combinations(list(ALGORITHMS), ["similarity", "gp", "gp-classifier"])
+)
 def test_a_refiner_in_its_warm_up_is_none_at_all(name: str, setting: str) -> None:
     refiner, options = SETTINGS[setting]
-    warming = make_algorithm(name, make_refiner(refiner, **{**options, "warmup_steps": 6}), **OPTIONS.get(name, {}))
+    warming = make_algorithm(
+        name, make_refiner(refiner, **{**options, "warmup_steps": 6}), **OPTIONS.get(name, {})
+    )
     bare = make(name, "none")
     here, there, batches = pair(), pair(), stream(9)
     with_it, without = run(warming, here, batches[:6]), run(bare, there, batches[:6])
-    own = {key: value for key, value in warming.state_dict().items() if not key.startswith("refiner.")}
+    own = {
+        key: value for key, value in warming.state_dict().items() if not key.startswith("refiner.")
+    }
     assert with_it == without
     assert all(torch.equal(own[key], value) for key, value in bare.state_dict().items())
     speaks = name != "supervised" or setting == "gp-classifier"
-    assert (run(warming, here, batches[6:], 6) != run(bare, there, batches[6:], 6)) == speaks, "and then it speaks"
+    assert (run(warming, here, batches[6:], 6) != run(bare, there, batches[6:], 6)) == speaks, (
+        "and then it speaks"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "setting"),
-    combinations(list(ALGORITHMS), [setting for setting in SETTINGS if setting not in ("none", "gp-classifier")]),
+    combinations(
+        list(ALGORITHMS),
+        [setting for setting in SETTINGS if setting not in ("none", "gp-classifier")],
+    ),
 )
 def test_a_refiner_without_weight_changes_no_bit(name: str, setting: str) -> None:
     refiner, options = SETTINGS[setting]
-    mute = make_algorithm(name, make_refiner(refiner, **{**options, "blend": 0.0}), **OPTIONS.get(name, {}))
+    mute = make_algorithm(
+        name, make_refiner(refiner, **{**options, "blend": 0.0}), **OPTIONS.get(name, {})
+    )
     networks, others = pair(), pair()
     for pair_ in (networks, others):
         pair_.teacher.eval()
@@ -178,7 +218,9 @@ class Probe(NoRefiner):
 
 
 @every_algorithm
-def test_a_refiner_is_asked_at_the_sites_the_algorithm_names_between_two_observations(name: str) -> None:
+def test_a_refiner_is_asked_at_the_sites_the_algorithm_names_between_two_observations(
+    name: str,
+) -> None:
     probe = Probe()
     refiner: Refiner = probe
     algorithm: Any = make_algorithm(name, refiner, **OPTIONS.get(name, {}))
@@ -194,7 +236,9 @@ def test_a_refiner_is_asked_at_the_sites_the_algorithm_names_between_two_observa
         assert all(torch.equal(index, batch.index) for index in probe.indexed)
         assert set(inner) - {"classify"} <= set(algorithm.sites)
     assert name == "supervised" or set(inner) - {"classify"} == set(algorithm.sites)
-    assert name == "remixmatch" or len(probe.indexed) == 1, "labelled images are known by their index"
+    assert name == "remixmatch" or len(probe.indexed) == 1, (
+        "labelled images are known by their index"
+    )
 
 
 @every_algorithm
@@ -203,14 +247,22 @@ def test_a_batch_holds_no_true_label_of_an_unlabelled_image(name: str) -> None:
     assert Labeled._fields == ("x", "y", "index")
     algorithm, other = make(name, "gp"), make(name, "gp")
     views: tuple[str, ...] = algorithm.views  # type: ignore[attr-defined]
-    batches = [batch._replace(views={view: batch.views[view] for view in views}) for batch in stream(4)]
-    blind = [batch._replace(view_index=batch.view_index.flip(0)) for batch in batches]  # numbered otherwise
-    assert run(algorithm, pair(), batches) == run(other, pair(), blind), "a position in the unlabelled set is no information"
+    batches = [
+        batch._replace(views={view: batch.views[view] for view in views}) for batch in stream(4)
+    ]
+    blind = [
+        batch._replace(view_index=batch.view_index.flip(0)) for batch in batches
+    ]  # numbered otherwise
+    assert run(algorithm, pair(), batches) == run(other, pair(), blind), (
+        "a position in the unlabelled set is no information"
+    )
 
 
 @pytest.mark.parametrize("bank", ["teacher", "full_teacher"])
 def test_a_look_through_the_teacher_moves_no_statistics(bank: str) -> None:
-    """Where there is no moving average the teacher is the student: its batch normalisation must not see a batch twice."""
+    """Where there is no moving average the teacher is the student: its batch normalisation must not
+    see a batch twice.
+    """
     looking = make_algorithm("simmatch", make_refiner("gp", buffer_size=12), bank=bank)
     plain = make_algorithm("simmatch", NoRefiner())
     batch = stream(1)[0]

@@ -13,12 +13,24 @@ from semigpc.losses import soft_cross_entropy
 from semigpc.refiners import NoRefiner
 from semigpc.types import Clock, ModelOutput
 from tests.algorithms.test_acceptance import batch_of, image, rolled, step
-from tests.algorithms.tiny import CLASSES, LABELS, UNLABELED, learn, make_algorithm, make_refiner, pair, seeded, stream
+from tests.algorithms.tiny import (
+    CLASSES,
+    LABELS,
+    UNLABELED,
+    learn,
+    make_algorithm,
+    make_refiner,
+    pair,
+    seeded,
+    stream,
+)
 from tests.refiners.outputs import paper_scales
 
 KINDS = ("max_softmax", "variance", "expected")
 MASKED = [name for name in ALGORITHMS if name != "supervised"]
-OPTIONS: dict[str, dict[str, Any]] = {name: {"threshold": 0.6} for name in MASKED if name != "freematch"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    name: {"threshold": 0.6} for name in MASKED if name != "freematch"
+}
 OPTIONS["comatch"] |= {"queue_batches": 2}
 OPTIONS["remixmatch"] |= {"warmup": 0.0, "rotation_weight": 0.0}
 OPTIONS["freematch"] = {"momentum": 0.75}
@@ -46,14 +58,22 @@ def test_the_mask_is_what_the_refiner_is_sure_enough_of(name: str) -> None:
     algorithm = make_algorithm(name, refiner, **OPTIONS[name]).double()
     output = seeded(0, algorithm.step, pair(), stream(1)[0], Clock(0, 20, 2))
     assert output.pseudo is not None
-    assert output.pseudo.mask.tolist() == [value >= 0.6 for value in told], "exactly the threshold is enough"
+    assert output.pseudo.mask.tolist() == [value >= 0.6 for value in told], (
+        "exactly the threshold is enough"
+    )
     (asked,) = refiner.asked
-    assert torch.equal(asked.argmax(dim=1), output.pseudo.probs.argmax(dim=1)), "it was asked about the finished label"
+    assert torch.equal(asked.argmax(dim=1), output.pseudo.probs.argmax(dim=1)), (
+        "it was asked about the finished label"
+    )
 
 
 def test_freematch_thresholds_follow_the_confidence_and_not_the_probability() -> None:
-    weak = rolled([2.0, 0.0, 0.0, 0.0])  # every class as likely: all four thresholds are the global one
-    algorithm: Any = make_algorithm("freematch", Vouching([0.1, 0.3, 0.5, 0.7]), momentum=0.5).double()
+    weak = rolled(
+        [2.0, 0.0, 0.0, 0.0]
+    )  # every class as likely: all four thresholds are the global one
+    algorithm: Any = make_algorithm(
+        "freematch", Vouching([0.1, 0.3, 0.5, 0.7]), momentum=0.5
+    ).double()
     output = step(algorithm, batch_of(image(weak), image(weak), [0, 7]))
     assert float(algorithm.threshold) == pytest.approx(0.5 * 0.25 + 0.5 * 0.4, abs=1e-12)
     assert output.pseudo is not None
@@ -62,9 +82,13 @@ def test_freematch_thresholds_follow_the_confidence_and_not_the_probability() ->
 
 
 def test_remixmatch_hears_nothing_of_what_is_masked_mixed_or_not() -> None:
-    """L is linear in the labels: with a mask it is what mixed labels give in which the masked ones are rows of zeros."""
+    """L is linear in the labels: with a mask it is what mixed labels give in which the masked ones
+    are rows of zeros.
+    """
     told = [1.0] * 4 + [0.0] * 6
-    algorithm: Any = make_algorithm("remixmatch", Vouching(told), threshold=0.5, rotation_weight=0.0, warmup=0.0).double()
+    algorithm: Any = make_algorithm(
+        "remixmatch", Vouching(told), threshold=0.5, rotation_weight=0.0, warmup=0.0
+    ).double()
     networks, batch = pair(), stream(1)[0]
     output = seeded(3, algorithm.step, networks, batch, Clock(0, 20, 2))
     assert output.pseudo is not None
@@ -74,7 +98,9 @@ def test_remixmatch_hears_nothing_of_what_is_masked_mixed_or_not() -> None:
     strong = network(batch.views["strong"]).logits
     rows = -(targets * F.log_softmax(strong, dim=1)).sum(dim=1)
     torch.testing.assert_close(output.metrics["loss_pre"], rows[:4].sum() / UNLABELED)
-    silent: Any = make_algorithm("remixmatch", Vouching([0.0] * 10), threshold=0.5, rotation_weight=0.0, warmup=0.0).double()
+    silent: Any = make_algorithm(
+        "remixmatch", Vouching([0.0] * 10), threshold=0.5, rotation_weight=0.0, warmup=0.0
+    ).double()
     deaf = seeded(3, silent.step, pair(), batch, Clock(0, 20, 2))
     assert float(deaf.metrics["loss_pre"].detach()) == 0
     assert float(deaf.metrics["loss_u"].detach()) < float(output.metrics["loss_u"].detach())
@@ -88,13 +114,17 @@ def test_remixmatch_without_a_threshold_asks_nobody() -> None:
     assert output.pseudo.mask.all()
     assert not refiner.asked
     strong = pair().student(stream(1)[0].views["strong"]).logits
-    torch.testing.assert_close(output.metrics["loss_pre"], soft_cross_entropy(strong, output.pseudo.probs))
+    torch.testing.assert_close(
+        output.metrics["loss_pre"], soft_cross_entropy(strong, output.pseudo.probs)
+    )
 
 
 @pytest.mark.parametrize(("name", "kind"), list(itertools.product(MASKED, KINDS)))
 def test_every_algorithm_masks_by_every_confidence_of_a_gp(name: str, kind: str) -> None:
     options = OPTIONS[name] if name == "freematch" else {**OPTIONS[name], "threshold": 0.4}
-    refiner: Any = make_refiner("gp", confidence=kind, buffer_size=12, warmup_steps=1, **paper_scales(CLASSES))
+    refiner: Any = make_refiner(
+        "gp", confidence=kind, buffer_size=12, warmup_steps=1, **paper_scales(CLASSES)
+    )
     algorithm: Any = make_algorithm(name, refiner, **options).double()
     networks, masks = pair(), []
     for number, batch in enumerate(stream(8)):
@@ -107,7 +137,9 @@ def test_every_algorithm_masks_by_every_confidence_of_a_gp(name: str, kind: str)
 
 
 def test_a_image_unlike_all_labelled_ones_is_masked_by_variance_whatever_the_network_says() -> None:
-    """By hand: sigma^2 = 0.1, one labelled image a class at unit features e_c, so that 1 / 1.1 is explained at each."""
+    """By hand: sigma^2 = 0.1, one labelled image a class at unit features e_c, so that 1 / 1.1 is
+    explained at each.
+    """
     refiner: Any = make_refiner(
         "gp",
         width=CLASSES,
@@ -120,10 +152,14 @@ def test_a_image_unlike_all_labelled_ones_is_masked_by_variance_whatever_the_net
     algorithm = make_algorithm("fixmatch", refiner, threshold=0.9).double()
     index = [LABELS.tolist().index(c) for c in range(CLASSES)]
     like = 3.0 * torch.eye(CLASSES, dtype=torch.float64)
-    unlike = torch.tensor([[-9.0, 1.0, 1.0, -9.0]], dtype=torch.float64)  # sure of class 1 or 2, and far from both
+    unlike = torch.tensor(
+        [[-9.0, 1.0, 1.0, -9.0]], dtype=torch.float64
+    )  # sure of class 1 or 2, and far from both
     weak = image(torch.cat([like, unlike]))
     output = step(algorithm, batch_of(weak, weak, index))
     assert output.pseudo is not None
     assert output.pseudo.mask.tolist() == [True] * CLASSES + [False]
     explained = refiner.belief(ModelOutput(like, like, {})).explained
-    torch.testing.assert_close(explained, torch.full((CLASSES,), 1 / 1.1, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        explained, torch.full((CLASSES,), 1 / 1.1, dtype=torch.float64), rtol=0, atol=1e-6
+    )

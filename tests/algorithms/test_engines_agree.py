@@ -1,6 +1,8 @@
-"""The same stream through the float32 refiner and through a fresh float64 solve at every step: the same pseudo-labels.
+"""The same stream through the float32 refiner and through a fresh float64 solve at every step: the
+same pseudo-labels.
 
-But for ties: two classes, or a probability and the threshold, that are closer than what float32 may be off by.
+But for ties: two classes, or a probability and the threshold, that are closer than what float32 may
+be off by.
 """
 
 from typing import Any
@@ -36,11 +38,15 @@ def said(features: Tensor) -> ModelOutput:
     ],
     ids=["tight", "loose", "class prior", "balanced"],
 )
-def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spread: float, steps: int, size: int) -> None:
+def test_pseudo_labels_of_both_engines_are_the_same(
+    options: dict[str, Any], spread: float, steps: int, size: int
+) -> None:
     generator = torch.Generator().manual_seed(3)
     labels = torch.repeat_interleave(torch.arange(CLASSES), TRUE_COUNTS)
     centres = torch.randn(CLASSES, WIDTH, generator=generator)[labels]
-    images = F.normalize(centres + 0.7 * torch.randn(len(labels), WIDTH, generator=generator), dim=1)
+    images = F.normalize(
+        centres + 0.7 * torch.randn(len(labels), WIDTH, generator=generator), dim=1
+    )
 
     def views(chosen: Tensor, noise: Tensor) -> Tensor:
         shake = torch.randn(len(chosen), WIDTH, generator=generator) / WIDTH**0.5
@@ -51,7 +57,10 @@ def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spr
     passed: set[bool] = set()
     worst, compared = 0.0, 0
     for step in range(steps):
-        queries = views(torch.randint(len(labels), (QUERIES,), generator=generator), torch.linspace(0, 1, QUERIES)[:, None])
+        queries = views(
+            torch.randint(len(labels), (QUERIES,), generator=generator),
+            torch.linspace(0, 1, QUERIES)[:, None],
+        )
         with torch.no_grad():
             fast, exact = refiner.logits(said(queries)), slow.answer(said(queries.double()))
         worst = max(worst, float((fast.double() - exact).abs().max()) / slow.logit_scale)
@@ -71,6 +80,8 @@ def test_pseudo_labels_of_both_engines_are_the_same(options: dict[str, Any], spr
         balanced = newest_of_each_class(slow.entries, size // CLASSES)
         slow.entries = balanced if config.balanced else slow.entries[-size:]
     assert worst <= WORST
-    assert compared >= 0.95 * (steps - 1) * QUERIES, "at step 0 all classes are equal, and ties are rare after that"
+    assert compared >= 0.95 * (steps - 1) * QUERIES, (
+        "at step 0 all classes are equal, and ties are rare after that"
+    )
     assert passed == {False, True}, "some pass and some do not, or nothing is shown"
     assert len(slow.entries) == size

@@ -1,4 +1,6 @@
-"""Each algorithm, step by step, against a slow reading of its equations: answers, gradients, networks and state."""
+"""Each algorithm, step by step, against a slow reading of its equations: answers, gradients,
+networks and state.
+"""
 
 import functools
 from typing import Any
@@ -33,15 +35,39 @@ MASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "fixmatch-soft": ("fixmatch", {"threshold": 0.7, "hard_labels": False, "temperature": 0.4}),
     "freematch": ("freematch", {"momentum": 0.6, "fairness_weight": 0.3, "unlabeled_weight": 1.3}),
     "freematch-quantile": ("freematch", {"momentum": 0.6, "fairness_weight": 0.3, "quantile": 0.8}),
-    "freematch-clip": ("freematch", {"momentum": 0.6, "fairness_weight": 0.3, "clip": (0.62, 0.66)}),
-    "simmatch": ("simmatch", {"threshold": 0.6, "temperature": 0.3, "smoothing": 0.7, "alignment_batches": 3}),
-    "simmatch-teacher": ("simmatch", {"threshold": 0.6, "temperature": 0.3, "bank": "teacher", "alignment_batches": 3}),
-    "simmatch-full-teacher": ("simmatch", {"threshold": 0.6, "temperature": 0.3, "bank": "full_teacher"}),
-    "simmatch-weights": ("simmatch", {"threshold": 0.5, "unlabeled_weight": 0.7, "instance_weight": 1.9, "bank_momentum": 0.4}),
-    "comatch": ("comatch", {"threshold": 0.6, "queue_batches": 2, "alignment_batches": 3, "graph_threshold": 0.5}),
+    "freematch-clip": (
+        "freematch",
+        {"momentum": 0.6, "fairness_weight": 0.3, "clip": (0.62, 0.66)},
+    ),
+    "simmatch": (
+        "simmatch",
+        {"threshold": 0.6, "temperature": 0.3, "smoothing": 0.7, "alignment_batches": 3},
+    ),
+    "simmatch-teacher": (
+        "simmatch",
+        {"threshold": 0.6, "temperature": 0.3, "bank": "teacher", "alignment_batches": 3},
+    ),
+    "simmatch-full-teacher": (
+        "simmatch",
+        {"threshold": 0.6, "temperature": 0.3, "bank": "full_teacher"},
+    ),
+    "simmatch-weights": (
+        "simmatch",
+        {"threshold": 0.5, "unlabeled_weight": 0.7, "instance_weight": 1.9, "bank_momentum": 0.4},
+    ),
+    "comatch": (
+        "comatch",
+        {"threshold": 0.6, "queue_batches": 2, "alignment_batches": 3, "graph_threshold": 0.5},
+    ),
     "comatch-weights": (
         "comatch",
-        {"threshold": 0.5, "queue_batches": 3, "smoothing": 0.6, "unlabeled_weight": 0.7, "contrastive_weight": 1.9},
+        {
+            "threshold": 0.5,
+            "queue_batches": 3,
+            "smoothing": 0.6,
+            "unlabeled_weight": 0.7,
+            "contrastive_weight": 1.9,
+        },
     ),
 }
 UNMASKED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -58,7 +84,10 @@ UNMASKED: dict[str, tuple[str, dict[str, Any]]] = {
             "rotation_weight": 1.3,
         },
     ),
-    "remixmatch-unturned": ("remixmatch", {"warmup": 0.5, "alignment_momentum": 0.6, "rotation_weight": 0.0}),
+    "remixmatch-unturned": (
+        "remixmatch",
+        {"warmup": 0.5, "alignment_momentum": 0.6, "rotation_weight": 0.0},
+    ),
 }
 GP_CASES: dict[str, dict[str, Any]] = {
     "semantic": {},
@@ -72,13 +101,23 @@ GP_CASES: dict[str, dict[str, Any]] = {
     "classifier": {"role": "classifier"},
     "classifier-prior": {"role": "classifier", "class_prior": "frequency"},
     "classifier-exclude": {"role": "classifier", "exclude_same_index": True},
-    "classifier-exclude-prior": {"role": "classifier", "exclude_same_index": True, "class_prior": "frequency"},
+    "classifier-exclude-prior": {
+        "role": "classifier",
+        "exclude_same_index": True,
+        "class_prior": "frequency",
+    },
 }
 MEMORY_CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {"site": "aggregate"}) for name in ("simmatch", "simmatch-full-teacher", "comatch")),
     *((name, {"site": "aggregate", "blend": 0.5}) for name in ("simmatch", "comatch")),
-    *((name, {"feature": "projection"}) for name in ("simmatch", "simmatch-full-teacher", "comatch")),
-    *((name, {"feature": "projection", "site": "aggregate", "push": "before"}) for name in ("simmatch", "comatch")),
+    *(
+        (name, {"feature": "projection"})
+        for name in ("simmatch", "simmatch-full-teacher", "comatch")
+    ),
+    *(
+        (name, {"feature": "projection", "site": "aggregate", "push": "before"})
+        for name in ("simmatch", "comatch")
+    ),
     *((name, {"feature": "projection", "role": "classifier"}) for name in ("simmatch", "comatch")),
     ("fixmatch-soft", {"blend": 0.5}),
     ("simmatch", {"site": "final"}),
@@ -92,8 +131,16 @@ STEPS = 4
 
 
 def gp(**options: Any) -> tuple[Any, SlowGP]:
-    """The refiner and its slow reading: a buffer of 12 that batches of 5 wrap around from the third step on."""
-    options = {"warmup_steps": 1, "buffer_size": 12, **paper_scales(CLASSES), "length_scale": 0.7, **options}
+    """The refiner and its slow reading: a buffer of 12 that batches of 5 wrap around from the third
+    step on.
+    """
+    options = {
+        "warmup_steps": 1,
+        "buffer_size": 12,
+        **paper_scales(CLASSES),
+        "length_scale": 0.7,
+        **options,
+    }
     width = PROJECTION if options.get("feature") == "projection" else WIDTH
     return make_refiner("gp", width, **options), SlowGP(GPConfig(**options))
 
@@ -108,7 +155,9 @@ class Flat(TinyNetwork):
 
 @functools.cache
 def losses_alone(case: str) -> list[float]:
-    """The reference's losses without a refiner, which the algorithm has been seen to follow on the way."""
+    """The reference's losses without a refiner, which the algorithm has been seen to follow on the
+    way.
+    """
     name, options = {**MASKED, **UNMASKED}[case]
     return follow(name, stream(STEPS), NoRefiner(), **options).losses
 
@@ -117,18 +166,24 @@ def losses_alone(case: str) -> list[float]:
 def test_the_base_algorithm_follows_its_equations(case: str) -> None:
     name, options = {**MASKED, **UNMASKED}[case]
     shadow = follow(name, stream(STEPS), NoRefiner(), **options)
-    assert case in UNMASKED or min(shadow.passed, shadow.stopped) > 0, "no mixed masks, nothing shown"
+    assert case in UNMASKED or min(shadow.passed, shadow.stopped) > 0, (
+        "no mixed masks, nothing shown"
+    )
 
 
 @pytest.mark.parametrize(
     ("case", "setting"),
-    combinations(["supervised", "fixmatch", "freematch", "remixmatch", "simmatch", "comatch"], list(GP_CASES)),
+    combinations(
+        ["supervised", "fixmatch", "freematch", "remixmatch", "simmatch", "comatch"], list(GP_CASES)
+    ),
 )
 def test_the_algorithm_with_a_gp_follows_its_equations(case: str, setting: str) -> None:
     name, options = {**MASKED, **UNMASKED}[case]
     refiner, slow = gp(**GP_CASES[setting])
     shadow = follow(name, stream(STEPS), refiner, slow, **options)
-    assert case in UNMASKED or min(shadow.passed, shadow.stopped) > 0, "no mixed masks, nothing shown"
+    assert case in UNMASKED or min(shadow.passed, shadow.stopped) > 0, (
+        "no mixed masks, nothing shown"
+    )
     silent = case == "supervised" and slow.config.role == "refine"
     assert (slow.answers == 0) == silent
     assert (shadow.losses == losses_alone(case)) == silent, "the GP changed nothing"
@@ -156,10 +211,15 @@ def test_remixmatch_without_turns_needs_no_head_and_no_images() -> None:
     """As on features of a frozen network: rows of numbers, which nothing can turn."""
     assert configure("remixmatch", rotation_weight=0.0).heads == {}
     assert list(configure("remixmatch").heads) == ["rotation"]
-    here, there = (make_algorithm("remixmatch", NoRefiner(), rotation_weight=0.0).double() for _ in range(2))
+    here, there = (
+        make_algorithm("remixmatch", NoRefiner(), rotation_weight=0.0).double() for _ in range(2)
+    )
     shown, flat = TinyNetwork(), Flat()
     for step, batch in enumerate(stream(STEPS)):
-        rows = batch._replace(x=batch.x.flatten(1), views={name: view.flatten(1) for name, view in batch.views.items()})
+        rows = batch._replace(
+            x=batch.x.flatten(1),
+            views={name: view.flatten(1) for name, view in batch.views.items()},
+        )
         expected = seeded(step, here.step, Networks(shown, shown), batch, Clock(step, STEPS, 2))
         output = seeded(step, there.step, Networks(flat, flat), rows, Clock(step, STEPS, 2))
         assert torch.equal(output.loss, expected.loss)

@@ -13,7 +13,18 @@ from semigpc.models.neural_process import NeuralProcess
 from semigpc.training import train
 from semigpc.training.presets import RECIPES
 from semigpc.types import Batch, Clock, ModelOutput, Networks, StepOutput, Task
-from tests.algorithms.references_npmatch import CONFIG, LAST, ROWS, TASK, Bold, Network, Plain, SlowNPMatch, T, average
+from tests.algorithms.references_npmatch import (
+    CONFIG,
+    LAST,
+    ROWS,
+    TASK,
+    Bold,
+    Network,
+    Plain,
+    SlowNPMatch,
+    T,
+    average,
+)
 from tests.algorithms.tiny import CLASSES, COUNTS, LABELED, UNLABELED, learn, seeded, stream
 
 
@@ -40,7 +51,9 @@ def test_steps_are_those_of_the_equations(kind: type[Plain]) -> None:
         output = take(algorithm, pair, batch, step)
         loss, terms, probs, believed = seeded(step, reference.step, shadow, batch)
         for name, term in terms.items():
-            torch.testing.assert_close(output.metrics[name], term, rtol=0, atol=1e-7, msg=f"{name} at step {step}")
+            torch.testing.assert_close(
+                output.metrics[name], term, rtol=0, atol=1e-7, msg=f"{name} at step {step}"
+            )
         torch.testing.assert_close(output.loss, loss, rtol=0, atol=1e-7)
         assert output.pseudo is not None
         torch.testing.assert_close(output.pseudo.probs, torch.stack(probs), rtol=0, atol=1e-9)
@@ -48,9 +61,14 @@ def test_steps_are_those_of_the_equations(kind: type[Plain]) -> None:
         assert algorithm.last_class.tolist() == reference.last
         gradients, expected = learn(pair, output.loss), learn(shadow, loss)
         for name, value in expected.items():
-            torch.testing.assert_close(gradients[name], value, rtol=0, atol=1e-7, msg=f"gradient of {name} at step {step}")
+            torch.testing.assert_close(
+                gradients[name], value, rtol=0, atol=1e-7, msg=f"gradient of {name} at step {step}"
+            )
         made = process(pair)
-        for memory, rows in ((made.contexts, reference.contexts), (made.latents, reference.latents)):
+        for memory, rows in (
+            (made.contexts, reference.contexts),
+            (made.latents, reference.latents),
+        ):
             torch.testing.assert_close(memory.mean(), average(rows), rtol=0, atol=1e-9)
         passed += sum(believed)
     assert passed > 0
@@ -62,16 +80,30 @@ def test_steps_are_those_of_the_equations(kind: type[Plain]) -> None:
 
 def test_a_batch_is_judged_by_thresholds_from_before_it_and_the_entropy() -> None:
     algorithm = NPMatch(NPMatchConfig(threshold=0.6, entropy=0.5), Plain(), TASK)
-    probs = torch.tensor([[0.7, 0.3, 0, 0], [0.2, 0.8, 0, 0], [0.9, 0.1, 0, 0], [0.0, 0.55, 0.45, 0]])
+    probs = torch.tensor(
+        [[0.7, 0.3, 0, 0], [0.2, 0.8, 0, 0], [0.9, 0.1, 0, 0], [0.0, 0.55, 0.45, 0]]
+    )
     doubts, index = torch.tensor([0.5, 0.4, 0.51, 0.1]), torch.tensor([3, 1, 2, 0])
     assert algorithm.class_thresholds().tolist() == [0, 0, 0, 0]
-    assert algorithm._select(probs, probs.amax(dim=1), doubts, index).tolist() == [True, True, False, True]
+    assert algorithm._select(probs, probs.amax(dim=1), doubts, index).tolist() == [
+        True,
+        True,
+        False,
+        True,
+    ]
     assert algorithm.last_class[:4].tolist() == [-1, 1, -1, 0], "believed is not yet sure"
     algorithm.last_class.copy_(torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, -1, -1, -1, -1]))
     betas = [1, 3 / 4, 2 / 4, 0]
-    torch.testing.assert_close(algorithm.class_thresholds(), torch.tensor([0.6 * b / (2 - b) for b in betas]))
+    torch.testing.assert_close(
+        algorithm.class_thresholds(), torch.tensor([0.6 * b / (2 - b) for b in betas])
+    )
     confidence = torch.tensor([0.59, 0.6 * 0.75 / 1.25 + 1e-6, 0.6, 0.3])
-    assert algorithm._select(probs, confidence, doubts, index).tolist() == [False, True, False, False]
+    assert algorithm._select(probs, confidence, doubts, index).tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_image_that_stands_twice_in_a_batch_keeps_its_last_class() -> None:
@@ -100,17 +132,25 @@ def test_it_answers_by_the_process_and_the_linear_classifier_learns_nothing() ->
     algorithm, pair, batch = NPMatch(CONFIG, Plain(), TASK), networks(), stream(1)[0]
     gradients = learn(pair, take(algorithm, pair, batch, 0).loss)
     assert float(gradients["classifier.weight"].abs().max()) == 0
-    assert all(float(value.abs().max()) > 0 for name, value in gradients.items() if name.endswith("weight") and "heads" in name)
+    assert all(
+        float(value.abs().max()) > 0
+        for name, value in gradients.items()
+        if name.endswith("weight") and "heads" in name
+    )
     output = pair.teacher.eval()(batch.x)
     assert torch.equal(algorithm.answer(output), output.heads["neural_process"])
-    assert torch.equal(algorithm.answer(pair.teacher(batch.x)), algorithm.answer(output)), "the same every time"
-    torch.testing.assert_close(algorithm.answer(output).exp().sum(dim=1), torch.ones(LABELED, dtype=torch.float64))
+    assert torch.equal(algorithm.answer(pair.teacher(batch.x)), algorithm.answer(output)), (
+        "the same every time"
+    )
+    torch.testing.assert_close(
+        algorithm.answer(output).exp().sum(dim=1), torch.ones(LABELED, dtype=torch.float64)
+    )
 
 
 class Replacing(Plain):
     """A refiner that is the classifier."""
 
-    def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:  # noqa: ARG002
+    def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:
         return output._replace(logits=output.features[:, :CLASSES])
 
 
@@ -130,17 +170,19 @@ class Meddling(AddOn):
         super().__init__(AddOnConfig(), TASK)
         self.asked: list[str] = []
 
-    def weak(self, step: Step, output: ModelOutput) -> ModelOutput:  # noqa: ARG002
+    def weak(self, step: Step, output: ModelOutput) -> ModelOutput:
         self.asked.append("weak")
-        torch.testing.assert_close(output.logits.exp().sum(dim=1), torch.ones(UNLABELED, dtype=torch.float64))
+        torch.testing.assert_close(
+            output.logits.exp().sum(dim=1), torch.ones(UNLABELED, dtype=torch.float64)
+        )
         return output._replace(logits=output.logits.roll(1, dims=1))
 
-    def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+    def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
         self.asked.append("opinion")
         torch.testing.assert_close(probs, torch.softmax(output.logits, dim=1))
         return nn.functional.one_hot(probs.argmax(dim=1), CLASSES).to(probs)
 
-    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
         self.asked.append("targets")
         assert bool(((probs == 0) | (probs == 1)).all())
         return nn.functional.one_hot(torch.arange(UNLABELED) % CLASSES, CLASSES).to(probs)
@@ -150,14 +192,20 @@ class Meddling(AddOn):
         assert torch.equal(targets.view(T, LABELED), step.batch.y.expand(T, LABELED))
         return 2 * super().labeled_loss(step, logits, targets)
 
-    def unlabeled_loss(self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def unlabeled_loss(
+        self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         self.asked.append("unlabeled_loss")
-        assert torch.equal(targets.view(T, UNLABELED), (torch.arange(UNLABELED) % CLASSES).expand(T, UNLABELED))
+        assert torch.equal(
+            targets.view(T, UNLABELED), (torch.arange(UNLABELED) % CLASSES).expand(T, UNLABELED)
+        )
         assert mask is not None
         assert mask.all()
         return logits.new_tensor(5.0)
 
-    def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss:  # noqa: ARG002
+    def extra_loss(
+        self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput
+    ) -> ExtraLoss:
         self.asked.append("extra_loss")
         assert x.logits.requires_grad
         assert strong.logits.shape == weak.logits.shape == (UNLABELED, CLASSES)
@@ -168,7 +216,14 @@ def test_an_add_on_is_asked_in_order_and_heard() -> None:
     addon = Meddling()
     algorithm, plain = NPMatch(CONFIG, Plain(), TASK, addon), NPMatch(CONFIG, Plain(), TASK)
     output, bare = (take(made, networks(), stream(1)[0], 0) for made in (algorithm, plain))
-    assert addon.asked == ["weak", "opinion", "targets", "labeled_loss", "unlabeled_loss", "extra_loss"]
+    assert addon.asked == [
+        "weak",
+        "opinion",
+        "targets",
+        "labeled_loss",
+        "unlabeled_loss",
+        "extra_loss",
+    ]
     assert output.pseudo is not None
     assert output.pseudo.probs.argmax(dim=1).tolist() == [b % CLASSES for b in range(UNLABELED)]
     torch.testing.assert_close(output.metrics["loss_x"], 2 * bare.metrics["loss_x"])
@@ -190,16 +245,23 @@ def test_options_out_of_range_are_refused(options: dict[str, float], message: st
 
 
 def test_a_network_without_a_process_and_a_task_without_images_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"task\.n_unlabeled must be at least 1; got 0\. Say how many there are"):
+    with pytest.raises(
+        ValueError, match=r"task\.n_unlabeled must be at least 1; got 0\. Say how many there are"
+    ):
         NPMatch(CONFIG, Plain(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))
     pair = networks()
     del pair.student.heads["neural_process"]  # type: ignore[operator, union-attr]
-    with pytest.raises(ValueError, match=r"needs a network with a head 'neural_process'; this one has none\. Build it"):
+    with pytest.raises(
+        ValueError,
+        match=r"needs a network with a head 'neural_process'; this one has none\. Build it",
+    ):
         NPMatch(CONFIG, Plain(), TASK).step(pair, stream(1)[0], Clock(0, 20, 4))
 
 
 @pytest.mark.slow
 def test_it_learns_long_tailed_digits(tmp_path: Path) -> None:
     experiment = RECIPES["digits"](algorithm="npmatch", refiner="none", seed=0)
-    short = experiment.override(["train.steps=60", "train.ema=0.9", "train.eval_steps=60", "train.checkpoint_steps=60"])
+    short = experiment.override(
+        ["train.steps=60", "train.ema=0.9", "train.eval_steps=60", "train.checkpoint_steps=60"]
+    )
     assert train(short, tmp_path / "run")["results"]["last"]["top1"] > 0.4, "ten classes"

@@ -36,13 +36,17 @@ class Steppable(Protocol):
 
 
 class TinyNetwork(nn.Module):
-    """flatten, linear, batch normalisation: h; on it a linear classifier, a unit projection, a rotation head and a process."""
+    """flatten, linear, batch normalisation: h; on it a linear classifier, a unit projection, a
+    rotation head and a process.
+    """
 
     def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, WIDTH), nn.BatchNorm1d(WIDTH))
+            self.backbone = nn.Sequential(
+                nn.Flatten(), nn.Linear(3 * SIDE * SIDE, WIDTH), nn.BatchNorm1d(WIDTH)
+            )
             self.classifier = nn.Linear(WIDTH, CLASSES)
             self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, PROJECTION)
             self.rotation = nn.Linear(WIDTH, 4)
@@ -59,9 +63,16 @@ class TinyNetwork(nn.Module):
 
 
 def stream(
-    steps: int, *, seed: int = 0, unlabeled: int = UNLABELED, repeats: bool = True, dtype: torch.dtype = torch.float64
+    steps: int,
+    *,
+    seed: int = 0,
+    unlabeled: int = UNLABELED,
+    repeats: bool = True,
+    dtype: torch.dtype = torch.float64,
 ) -> list[Batch]:
-    """Batches around one image a class. With ``repeats``, every second one brings a labelled image twice, at two noises."""
+    """Batches around one image a class. With ``repeats``, every second one brings a labelled image
+    twice, at two noises.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def noise(rows: int, scale: float) -> Tensor:
@@ -76,10 +87,17 @@ def stream(
             index[-1] = index[0]
         classes = torch.randint(CLASSES, (unlabeled,), generator=generator)
         clean = centres[classes] + noise(unlabeled, 0.7)
-        views = {name: clean + noise(unlabeled, s) for name, s in (("weak", 0.3), ("strong", 0.8), ("strong2", 0.8))}
+        views = {
+            name: clean + noise(unlabeled, s)
+            for name, s in (("weak", 0.3), ("strong", 0.8), ("strong2", 0.8))
+        }
         x = centres[LABELS[index]] + own[index] + noise(LABELED, 0.3)
         return Batch(
-            x.to(dtype), LABELS[index], index, {name: view.to(dtype) for name, view in views.items()}, torch.arange(unlabeled)
+            x.to(dtype),
+            LABELS[index],
+            index,
+            {name: view.to(dtype) for name, view in views.items()},
+            torch.arange(unlabeled),
         )
 
     return [draw() for _ in range(steps)]
@@ -100,7 +118,9 @@ def make_refiner(name: str, width: int = WIDTH, **options: Any) -> Refiner:
 
 
 def make_algorithm(name: str, refiner: Refiner, *, task: Task = TASK, **options: Any) -> Steppable:
-    """An algorithm from its entry in the registry; whatever it draws as it is made is the same every time."""
+    """An algorithm from its entry in the registry; whatever it draws as it is made is the same
+    every time.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(7)
         return cast("Steppable", ALGORITHMS[name].build(configure(name, **options), refiner, task))
@@ -116,8 +136,12 @@ def copy_of(networks: Networks) -> Networks:
     return copy.deepcopy(networks)
 
 
-def learn(networks: Networks, loss: Tensor, rate: float = 0.1, momentum: float = 0.5) -> dict[str, Tensor]:
-    """Go down the loss once and let the teacher follow. Answers with the gradient; 0 where the loss knows no parameter."""
+def learn(
+    networks: Networks, loss: Tensor, rate: float = 0.1, momentum: float = 0.5
+) -> dict[str, Tensor]:
+    """Go down the loss once and let the teacher follow. Answers with the gradient; 0 where the loss
+    knows no parameter.
+    """
     student, teacher = networks
     parameters = dict(student.named_parameters())
     values = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)

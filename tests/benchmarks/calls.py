@@ -29,7 +29,9 @@ runner = CliRunner(env={"COLUMNS": "100"})
 
 def bench(script: str, *arguments: str | Path | int) -> Result:
     """Call the command line of a script in this process."""
-    return runner.invoke(import_module(f"benchmarks.{script}").app, [str(argument) for argument in arguments])
+    return runner.invoke(
+        import_module(f"benchmarks.{script}").app, [str(argument) for argument in arguments]
+    )
 
 
 def refused(script: str, *arguments: str | Path | int, words: str) -> None:
@@ -42,7 +44,9 @@ def refused(script: str, *arguments: str | Path | int, words: str) -> None:
 
 def start(script: str, *arguments: str | Path, cwd: Path) -> "subprocess.Popen[str]":
     """Start a script as a file, in a process group of its own, as a terminal would."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background ignore it otherwise
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # processes in the background ignore it otherwise
     try:
         return subprocess.Popen(
             [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), *map(str, arguments)],

@@ -38,7 +38,9 @@ def test_the_truth_is_that_of_the_exact_engine() -> None:
     engine = ExactGP(300, 16, 4, kernel=RBF(length_scale=0.5), noise_std=0.3)
     engine.replace(torch.arange(300), rows.features, rows.targets)
     exact = exact_mean(rows, RBF(length_scale=0.5), 0.3)
-    torch.testing.assert_close(exact.mean[:50], engine.mean(rows.queries[:50].double()), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        exact.mean[:50], engine.mean(rows.queries[:50].double()), rtol=0, atol=1e-6
+    )
     K = RBF(length_scale=0.5)(rows.features.double(), rows.features.double())
     dimension = float(torch.linalg.solve(K + 0.09 * torch.eye(300), K).trace())
     assert exact.dimension == pytest.approx(dimension, rel=0.2)
@@ -80,14 +82,19 @@ def test_every_engine_is_timed_and_compared_at_every_size(study: Study, tmp_path
         assert record["engines"]["matrix_free"]["mean_difference"] < 1e-2
         assert all(figures["update_s"] > 0 for figures in record["engines"].values())
     json.dumps(records)
-    draw_engines({"sizes": records, "ranks": ranks(study, size=200, wanted=[8, 32])}, tmp_path / "engines.png")
+    draw_engines(
+        {"sizes": records, "ranks": ranks(study, size=200, wanted=[8, 32])},
+        tmp_path / "engines.png",
+    )
     assert (tmp_path / "engines.png").stat().st_size > 10_000
 
 
 def test_the_peer_with_the_same_landmarks_gives_the_same_answers(study: Study) -> None:
     record = nystroem_peer(study, size=400, rank=100, repetitions=1)
     assert record["rank"] == 100
-    assert record["ours"]["mean_difference"] == pytest.approx(record["peer"]["mean_difference"], abs=1e-3)
+    assert record["ours"]["mean_difference"] == pytest.approx(
+        record["peer"]["mean_difference"], abs=1e-3
+    )
     assert all(seconds > 0 for kind in ("fit_s", "answer_s") for seconds in record[kind].values())
 
 
@@ -114,5 +121,7 @@ def test_the_buffer_of_a_run_is_looked_at_as_it_stands(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_without_a_gp_has_no_buffer(tmp_path: Path) -> None:
     train(small_run(refiner="none"), tmp_path / "run")
-    with pytest.raises(RunError, match="has no GP with rows in its buffer; train one with --refiner gp"):
+    with pytest.raises(
+        RunError, match="has no GP with rows in its buffer; train one with --refiner gp"
+    ):
         run_buffer(tmp_path / "run", wanted=[8], seed=0)

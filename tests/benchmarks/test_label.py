@@ -36,15 +36,26 @@ def test_a_record_holds_every_key_with_consistent_figures(monkeypatch: pytest.Mo
         report=stages.append,
     )
     assert {"rows", "rows_per_s", "floor_rows_per_s", "ratio", "peak_bytes"} <= set(record)
-    assert (record["rows"], record["labels"], record["width"], record["classes"]) == (2500, 100, 16, 4)
+    assert (record["rows"], record["labels"], record["width"], record["classes"]) == (
+        2500,
+        100,
+        16,
+        4,
+    )
     for figures in (record, record["without_variance"]):
-        assert figures["ratio"] == pytest.approx(figures["floor_rows_per_s"] / figures["rows_per_s"])
+        assert figures["ratio"] == pytest.approx(
+            figures["floor_rows_per_s"] / figures["rows_per_s"]
+        )
         assert math.isfinite(figures["ratio"])
     assert record["max_abs_error"] < 1e-5
     assert record["peers"] is None
     assert record["correction"]["labels"] == 120
     assert 0 < record["correction"]["seconds"] <= record["correction"]["slowest_s"]
-    turns = [stage.removeprefix("in turns with the bare products: ") for stage in stages if stage.startswith("in turns")]
+    turns = [
+        stage.removeprefix("in turns with the bare products: ")
+        for stage in stages
+        if stage.startswith("in turns")
+    ]
     assert turns == ["1,000 of 2,500 rows", "2,000 of 2,500 rows", "2,500 of 2,500 rows"]
     json.dumps(record)
 
@@ -86,7 +97,9 @@ def test_sizes_double_from_twice_the_labels_and_end_with_all_rows() -> None:
         ([], Budget(), "killed"),
     ],
 )
-def test_a_peer_is_timed_or_stopped(messages: list[Any], budget: Budget, outcome: float | str) -> None:
+def test_a_peer_is_timed_or_stopped(
+    messages: list[Any], budget: Budget, outcome: float | str
+) -> None:
     ours, theirs = multiprocessing.Pipe()
     for message in messages:
         theirs.send(message)
@@ -105,7 +118,9 @@ def test_a_peer_that_holds_too_much_is_stopped() -> None:
 @pytest.mark.slow
 def test_a_real_peer_labels_all_rows_in_a_process_of_its_own() -> None:
     before = set(multiprocessing.active_children())  # of other tests
-    record = largest_size("label_spreading", CLUSTERS, labels=100, rows=400, budget=Budget(seconds=120))
+    record = largest_size(
+        "label_spreading", CLUSTERS, labels=100, rows=400, budget=Budget(seconds=120)
+    )
     assert (record["rows"], record["stopped"], record["stopped_at"]) == (400, None, None)
     assert record["rows_per_s"] == pytest.approx(400 / record["seconds"])
     assert set(multiprocessing.active_children()) <= before
@@ -114,16 +129,32 @@ def test_a_real_peer_labels_all_rows_in_a_process_of_its_own() -> None:
 @needs_proc
 def test_memory_is_what_the_process_holds_more_at_its_peak() -> None:
     def step() -> None:
-        with mmap.mmap(-1, 64_000_000) as held:  # pages of its own: an array may get some that are there already
+        with mmap.mmap(
+            -1, 64_000_000
+        ) as held:  # pages of its own: an array may get some that are there already
             held[::4096] = bytes([1]) * len(range(0, 64_000_000, 4096))
             time.sleep(0.05)
 
-    peaks = [peak_resident_bytes(step) for _ in range(5)]  # the system may take other pages of this process away meanwhile
+    peaks = [
+        peak_resident_bytes(step) for _ in range(5)
+    ]  # the system may take other pages of this process away meanwhile
     assert any(peak is not None and 60e6 < peak < 80e6 for peak in peaks), peaks
 
 
 def test_the_verb_prints_a_table_or_json() -> None:
-    small = ("--rows", 300, "--labels", 30, "--width", 8, "--classes", 3, "--correction-labels", 0, "--no-peers")
+    small = (
+        "--rows",
+        300,
+        "--labels",
+        30,
+        "--width",
+        8,
+        "--classes",
+        3,
+        "--correction-labels",
+        0,
+        "--no-peers",
+    )
     done = bench("label", *map(str, small))
     assert done.exit_code == 0, done.output
     assert "300 rows of 8, 30 labels, 3 classes" in done.stdout
@@ -136,10 +167,28 @@ def test_the_verb_prints_a_table_or_json() -> None:
 
 def test_the_verb_shows_how_the_peers_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(*_: Any, **__: Any) -> dict[str, Any]:
-        return {"rows": 64, "seconds": 1.0, "rows_per_s": 64.0, "stopped": "memory", "stopped_at": 128}
+        return {
+            "rows": 64,
+            "seconds": 1.0,
+            "rows_per_s": 64.0,
+            "stopped": "memory",
+            "stopped_at": 128,
+        }
 
     monkeypatch.setattr(module, "largest_size", ended)
-    done = bench("label", "--rows", "300", "--labels", "30", "--width", "8", "--classes", "3", "--correction-labels", "40")
+    done = bench(
+        "label",
+        "--rows",
+        "300",
+        "--labels",
+        "30",
+        "--width",
+        "8",
+        "--classes",
+        "3",
+        "--correction-labels",
+        "40",
+    )
     assert done.exit_code == 0, done.output
     assert "label_spreading, 64 rows" in done.stdout
     assert "memory at 128" in done.stdout

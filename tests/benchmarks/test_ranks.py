@@ -25,13 +25,20 @@ def test_ranks_are_those_counted_by_hand() -> None:
     ties = 1 - (2**3 - 2) / (4 * 3 * (3**2 - 1))
     assert found.statistic == pytest.approx(uncorrected / ties)
     assert found.statistic is not None
-    assert found.p_value == pytest.approx(math.exp(-found.statistic / 2))  # chi^2 with 2 degrees of freedom
-    assert found.critical_difference == pytest.approx(2.343 * math.sqrt(3 * 4 / (6 * 4)), abs=1e-3)  # Demsar, table 5
+    assert found.p_value == pytest.approx(
+        math.exp(-found.statistic / 2)
+    )  # chi^2 with 2 degrees of freedom
+    assert found.critical_difference == pytest.approx(
+        2.343 * math.sqrt(3 * 4 / (6 * 4)), abs=1e-3
+    )  # Demsar, table 5
 
 
 def test_friedmans_statistic_is_scipys() -> None:
     table = np.random.default_rng(0).normal(size=(7, 5))
-    scores = {str(block): dict(zip("abcde", map(float, row), strict=True)) for block, row in enumerate(table)}
+    scores = {
+        str(block): dict(zip("abcde", map(float, row), strict=True))
+        for block, row in enumerate(table)
+    }
     found, expected = rank(scores, list("abcde")), stats.friedmanchisquare(*table.T)
     assert found.statistic == pytest.approx(expected.statistic)
     assert found.p_value == pytest.approx(expected.pvalue)
@@ -49,7 +56,9 @@ def test_nothing_is_ranked_where_there_is_nothing_to_rank() -> None:
     assert rank({}, ["a", "b"]).mean_ranks == {}
     assert rank({"one": {"a": 0.1}}, ["a", "b"]).dropped == ["one"]
     assert rank({"one": {"a": 0.1}}, ["a"]).critical_difference is None
-    alike = rank({"one": {"a": 1, "b": 1, "c": 1}, "two": {"a": 2, "b": 2, "c": 2}}, ["a", "b", "c"])
+    alike = rank(
+        {"one": {"a": 1, "b": 1, "c": 1}, "two": {"a": 2, "b": 2, "c": 2}}, ["a", "b", "c"]
+    )
     assert (alike.statistic, set(alike.mean_ranks.values())) == (None, {2.0})
 
 

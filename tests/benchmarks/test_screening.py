@@ -8,7 +8,18 @@ import pytest
 
 from benchmarks import screening, tables
 from benchmarks.problems import Pool, load_digits_pool
-from benchmarks.screening import CONFIDENCES, EACH, PROBLEMS, SCORES, Screening, draw, draw_screening, risk, screen, summarise
+from benchmarks.screening import (
+    CONFIDENCES,
+    EACH,
+    PROBLEMS,
+    SCORES,
+    Screening,
+    draw,
+    draw_screening,
+    risk,
+    screen,
+    summarise,
+)
 from benchmarks.tables import run_study
 from tests.benchmarks.calls import bench, refused
 
@@ -30,7 +41,9 @@ def test_half_of_the_classes_are_known_and_the_rest_has_no_truth() -> None:
         assert set(task.truth[task.codes < 0]) == {-1, 0, 1, 2, 3, 4}
         assert len(np.unique(task.X, axis=0)) == len(task.X)
         assert (np.bincount(task.truth[task.codes < 0] + 1)[1:] <= EACH).all()
-    first, again, other = (draw(Screening("digits", 4), load_digits_pool(), seed).X for seed in (0, 0, 1))
+    first, again, other = (
+        draw(Screening("digits", 4), load_digits_pool(), seed).X for seed in (0, 0, 1)
+    )
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -54,12 +67,31 @@ def test_a_screening_goes_on_where_it_was_and_finds_far_clouds(tmp_path: Path) -
         return clouds()
 
     seen: list[str] = []
-    run_study([SMALL], {"clouds": load}, range(1), out, measure=screen, summarise=summarise, advance=seen.append)
-    records = run_study([SMALL], {"clouds": load}, range(2), out, measure=screen, summarise=summarise, advance=seen.append)
+    run_study(
+        [SMALL],
+        {"clouds": load},
+        range(1),
+        out,
+        measure=screen,
+        summarise=summarise,
+        advance=seen.append,
+    )
+    records = run_study(
+        [SMALL],
+        {"clouds": load},
+        range(2),
+        out,
+        measure=screen,
+        summarise=summarise,
+        advance=seen.append,
+    )
     assert [record["seed"] for record in records] == [0, 1]
     assert json.loads(out.read_text())["records"] == records
     assert (
-        run_study([SMALL], {}, range(2), out, measure=screen, summarise=summarise, advance=seen.append) == records
+        run_study(
+            [SMALL], {}, range(2), out, measure=screen, summarise=summarise, advance=seen.append
+        )
+        == records
     )  # all is there, nothing is loaded
     assert loaded == ["clouds"] * 2
     assert seen == [SMALL.name] * 5
@@ -75,7 +107,9 @@ def test_a_screening_goes_on_where_it_was_and_finds_far_clouds(tmp_path: Path) -
     assert {problem.data for problem in PROBLEMS} == {"cifar10", "digits", "segments"}
 
 
-def test_a_study_is_told_as_tables_and_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_is_told_as_tables_and_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(screening, "PROBLEMS", (SMALL,))
     monkeypatch.setattr(tables, "loaders", lambda *_: {"clouds": clouds})
     out, plot = tmp_path / "s.json", tmp_path / "s.png"
@@ -93,7 +127,10 @@ def test_a_study_is_told_as_tables_and_as_json(tmp_path: Path, monkeypatch: pyte
     [
         (("--out", "nowhere/s.json"), "there is no folder nowhere"),
         (("--out", "s.json", "--plot", "nowhere/s.png"), "there is no folder nowhere"),
-        (("--out", "s.json", "--data", "digit"), "unknown data 'digit'; known: cifar10, digits, segments"),
+        (
+            ("--out", "s.json", "--data", "digit"),
+            "unknown data 'digit'; known: cifar10, digits, segments",
+        ),
         (("--out", "s.json", "--data", "cifar10"), "cifar10 needs --embeddings"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The scripts through their real entries: as files, as modules, and what they refuse before anything is measured."""
+"""The scripts through their real entries: as files, as modules, and what they refuse before
+anything is measured.
+"""
 
 import json
 import runpy
@@ -24,7 +26,19 @@ def test_a_script_runs_as_a_file_from_anywhere(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_script_runs_as_a_module_from_a_checkout() -> None:
-    small = ("--rows", "300", "--labels", "30", "--width", "8", "--classes", "3", "--correction-labels", "0", "--no-peers")
+    small = (
+        "--rows",
+        "300",
+        "--labels",
+        "30",
+        "--width",
+        "8",
+        "--classes",
+        "3",
+        "--correction-labels",
+        "0",
+        "--no-peers",
+    )
     command = [sys.executable, "-m", "benchmarks.label", *small, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -48,9 +62,13 @@ def test_the_readme_has_a_line_for_every_script() -> None:
     assert all(f"`{script}.py`" in text for script in SCRIPTS)
 
 
-def test_bad_options_are_refused_before_anything_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_options_are_refused_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    refused("update", "--size", 64, "--batch", 64, words="64 rows do not fit below the smallest size")
+    refused(
+        "update", "--size", 64, "--batch", 64, words="64 rows do not fit below the smallest size"
+    )
     refused("update", "--plot", "nowhere/c.png", words="there is no folder nowhere")
     refused("update", "--size", 1, words="greater than or equal to 64")
     refused("update", "--rows", "nothing.parquet", words="there is no file nothing.parquet")
@@ -85,7 +103,20 @@ def test_a_step_is_measured_with_the_gp_and_without_and_so_is_the_wait() -> None
 
 @pytest.mark.slow
 def test_loaders_are_timed_for_training_and_evaluation() -> None:
-    options = ("--images", 64, "--batches", 1, "--rounds", 1, "--workers", 1, "--image-size", 32, "--image-size", 48)
+    options = (
+        "--images",
+        64,
+        "--batches",
+        1,
+        "--rounds",
+        1,
+        "--workers",
+        1,
+        "--image-size",
+        32,
+        "--image-size",
+        48,
+    )
     run = bench("loader", *options, "--json")
     assert run.exit_code == 0, run.output
     record = json.loads(run.stdout)
@@ -95,12 +126,29 @@ def test_loaders_are_timed_for_training_and_evaluation() -> None:
 
 
 def test_embedding_is_timed_in_every_engine_and_from_files() -> None:
-    options = ("--model", "test_resnet", "--pretrained", "none", "--image-size", 32, "--batch", 4, "--rounds", 2)
+    options = (
+        "--model",
+        "test_resnet",
+        "--pretrained",
+        "none",
+        "--image-size",
+        32,
+        "--batch",
+        4,
+        "--rounds",
+        2,
+    )
     run = bench("embed", *options, "--images", 10, "--side", 40, "--json")
     assert run.exit_code == 0, run.output
     record = json.loads(run.stdout)
-    assert [entry["engine"] for entry in record["engines"]] == ["torch", "torch, channels last", "ONNX Runtime"]
-    assert all(entry["image_size"] == 32 and entry["images_per_s"] > 0 for entry in record["engines"])
+    assert [entry["engine"] for entry in record["engines"]] == [
+        "torch",
+        "torch, channels last",
+        "ONNX Runtime",
+    ]
+    assert all(
+        entry["image_size"] == 32 and entry["images_per_s"] > 0 for entry in record["engines"]
+    )
     assert record["engines"][0]["ratio"] == 1
     folder = record["folder"]
     assert (folder["images"], folder["side"]) == (10, 40)
@@ -110,7 +158,15 @@ def test_embedding_is_timed_in_every_engine_and_from_files() -> None:
 
 @pytest.mark.slow
 def test_processes_are_compared_with_one(tmp_path: Path) -> None:
-    options = ("--algorithm", "fixmatch", "--steps", "3", "--set", "train.precision=64-true", "--json")
+    options = (
+        "--algorithm",
+        "fixmatch",
+        "--steps",
+        "3",
+        "--set",
+        "train.precision=64-true",
+        "--json",
+    )
     with start("processes", *options, cwd=tmp_path) as process:
         stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr

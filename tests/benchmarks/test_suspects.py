@@ -1,4 +1,6 @@
-"""The study of wrong labels: what is flipped, how scores are judged, and that cleanlab gets what it expects."""
+"""The study of wrong labels: what is flipped, how scores are judged, and that cleanlab gets what it
+expects.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +10,18 @@ import pytest
 
 from benchmarks import suspects
 from benchmarks.problems import Pool, load_digits_pool
-from benchmarks.suspects import CLEANLAB, FED, HEADS, OURS, PROBLEMS, Flips, cleanlab_scores, draw, judge, summarise
+from benchmarks.suspects import (
+    CLEANLAB,
+    FED,
+    HEADS,
+    OURS,
+    PROBLEMS,
+    Flips,
+    cleanlab_scores,
+    draw,
+    judge,
+    summarise,
+)
 from tests.benchmarks.calls import bench
 
 SMALL = Flips("digits", 0.1)
@@ -50,8 +63,16 @@ def test_cleanlab_suspects_a_label_that_probabilities_contradict() -> None:
 
 def test_a_study_counts_on_how_many_settings_semigpc_is_at_or_above() -> None:
     def record(problem: str, ours: float, theirs: float) -> dict[str, object]:
-        figures = {f"{name}, {source}": {"auroc": theirs, "precision_at_k": theirs} for source in FED for name in CLEANLAB}
-        return {"problem": problem, "seed": 0, "scores": {OURS: {"auroc": ours, "precision_at_k": 0.5}, **figures}}
+        figures = {
+            f"{name}, {source}": {"auroc": theirs, "precision_at_k": theirs}
+            for source in FED
+            for name in CLEANLAB
+        }
+        return {
+            "problem": problem,
+            "seed": 0,
+            "scores": {OURS: {"auroc": ours, "precision_at_k": 0.5}, **figures},
+        }
 
     summary = summarise([record("a", 0.9, 0.8), record("b", 0.8, 0.8), record("c", 0.7, 0.8)])
     assert (summary["at_or_above"], summary["of"]) == ({"auroc": 2, "precision_at_k": 0}, 3)
@@ -67,4 +88,7 @@ def test_flipped_digits_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "most suspicious" in done.stdout
     (record,) = json.loads(out.read_text())["records"]
     assert record["scores"][OURS]["auroc"] > 0.9
-    assert set(record["scores"]) == {OURS, *(f"{name}, {source}" for source in FED for name in CLEANLAB)}
+    assert set(record["scores"]) == {
+        OURS,
+        *(f"{name}, {source}" for source in FED for name in CLEANLAB),
+    }

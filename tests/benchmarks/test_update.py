@@ -38,7 +38,9 @@ KEYS = [
     "peak_bytes",
     "max_abs_error",
 ]
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning"
+)
 
 
 def test_a_record_holds_every_key_with_consistent_figures() -> None:
@@ -54,7 +56,9 @@ def test_a_record_holds_every_key_with_consistent_figures() -> None:
     assert (record["gpytorch_refit_s"] is not None) == GPYTORCH_INSTALLED
 
 
-def test_rows_may_come_from_a_table_of_embeddings(tmp_path: Path, generator: torch.Generator) -> None:
+def test_rows_may_come_from_a_table_of_embeddings(
+    tmp_path: Path, generator: torch.Generator
+) -> None:
     path = tmp_path / "rows.parquet"
     names = [f"{'cat' if row % 3 else 'dog'}/{row}.jpg" for row in range(90)]
     embeddings = (5 + torch.randn(90, 8, generator=generator)).tolist()
@@ -76,7 +80,9 @@ def test_every_peer_computes_the_same_gp(generator: torch.Generator) -> None:
     queries = problem.new_features
     k, now = problem.kernel(queries, features), torch.cat([features[8:], queries])
     before, _ = posterior(queries, features, targets, problem.kernel, 0.3)
-    after, _ = posterior(queries, now, torch.cat([targets[8:], problem.new_targets]), problem.kernel, 0.3)
+    after, _ = posterior(
+        queries, now, torch.cat([targets[8:], problem.new_targets]), problem.kernel, 0.3
+    )
     timed = set()
     for name, step in peers(problem):
         timed.add(name)
@@ -86,7 +92,9 @@ def test_every_peer_computes_the_same_gp(generator: torch.Generator) -> None:
             torch.testing.assert_close(k @ answer, before, rtol=0, atol=1e-4)
         elif name == "paper_rule_s":
             assert isinstance(answer, torch.Tensor)
-            torch.testing.assert_close(problem.kernel(queries, now) @ answer, after, rtol=0, atol=1e-4)
+            torch.testing.assert_close(
+                problem.kernel(queries, now) @ answer, after, rtol=0, atol=1e-4
+            )
         elif name == "sklearn_s":
             predicted = torch.from_numpy(answer.predict(queries.numpy()))  # type: ignore[attr-defined]
             torch.testing.assert_close(predicted.float(), before, rtol=0, atol=1e-4)
@@ -98,8 +106,17 @@ def test_every_peer_computes_the_same_gp(generator: torch.Generator) -> None:
             with torch.no_grad():
                 grown = answer(queries).mean  # type: ignore[operator]
             both, both_y = torch.cat([features, queries]), torch.cat([targets, problem.new_targets])
-            torch.testing.assert_close(grown, posterior(queries, both, both_y, problem.kernel, 0.3)[0][:, 0], rtol=0, atol=1e-4)
-    assert timed == set(PEERS) if GPYTORCH_INSTALLED else {name for name in PEERS if "gpytorch" not in name}
+            torch.testing.assert_close(
+                grown,
+                posterior(queries, both, both_y, problem.kernel, 0.3)[0][:, 0],
+                rtol=0,
+                atol=1e-4,
+            )
+    assert (
+        timed == set(PEERS)
+        if GPYTORCH_INSTALLED
+        else {name for name in PEERS if "gpytorch" not in name}
+    )
 
 
 def test_contenders_take_turns_and_a_slow_one_is_repeated_less() -> None:
@@ -109,7 +126,9 @@ def test_contenders_take_turns_and_a_slow_one_is_repeated_less() -> None:
         order.append("slow")
         time.sleep(0.05)
 
-    seconds = time_in_turns({"slow": slow, "fast": lambda: order.append("fast")}, repetitions=4, budget_s=0.08)
+    seconds = time_in_turns(
+        {"slow": slow, "fast": lambda: order.append("fast")}, repetitions=4, budget_s=0.08
+    )
     assert order[:4] == ["slow", "fast", "slow", "fast"]
     assert len(seconds["fast"]) == 4
     assert len(seconds["slow"]) == 2

@@ -14,7 +14,14 @@ from semigpc.cli import app
 from semigpc.training.run_folder import CheckpointError, read_checkpoint
 
 runner = CliRunner(env={"COLUMNS": "100"})
-SHORT = ("--set", "refiner.buffer_size=64", "--set", "train.eval_batch=64", "--set", "train.threads=1")
+SHORT = (
+    "--set",
+    "refiner.buffer_size=64",
+    "--set",
+    "train.eval_batch=64",
+    "--set",
+    "train.threads=1",
+)
 
 
 def semigpc(*arguments: str | Path) -> Result:
@@ -22,7 +29,9 @@ def semigpc(*arguments: str | Path) -> Result:
 
 
 def refused(*arguments: str | Path, code: int, words: str) -> str:
-    """Call, and check that it is refused in one paragraph: that exit code, these words, no traceback."""
+    """Call, and check that it is refused in one paragraph: that exit code, these words, no
+    traceback.
+    """
     done = semigpc(*arguments)
     assert done.exit_code == code, done.output
     check_paragraph(done.stderr, str(arguments[0]), words)
@@ -36,9 +45,13 @@ def check_paragraph(stderr: str, verb: str, words: str) -> None:
     assert "Traceback" not in stderr
 
 
-def start(*arguments: str | Path, cwd: Path, module: Sequence[str] = ("semigpc",), **options: Any) -> "subprocess.Popen[str]":
+def start(
+    *arguments: str | Path, cwd: Path, module: Sequence[str] = ("semigpc",), **options: Any
+) -> "subprocess.Popen[str]":
     """Start the real entry point, in a process group of its own, as a terminal does."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # the background of a script is deaf to it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # the background of a script is deaf to it
     try:
         return subprocess.Popen(
             [sys.executable, "-m", *module, *map(str, arguments)],
@@ -55,7 +68,9 @@ def start(*arguments: str | Path, cwd: Path, module: Sequence[str] = ("semigpc",
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the step of a checkpoint that another process may be replacing; 0 if there is none yet."""
+    """Return the step of a checkpoint that another process may be replacing; 0 if there is none
+    yet.
+    """
     while checkpoint.exists():
         try:
             return int(read_checkpoint(checkpoint).state["step"])

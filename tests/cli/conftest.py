@@ -1,4 +1,6 @@
-"""One short run on a practitioner's folder, for every test that needs a trained run and changes nothing in it."""
+"""One short run on a practitioner's folder, for every test that needs a trained run and changes
+nothing in it.
+"""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -36,7 +36,9 @@ class Case(NamedTuple):
 
 
 def make_artefacts(root: Path, *, everything: bool) -> list[Case]:
-    """Folders below ``root``, and which verbs read which of their files; without ``everything`` what is quickly made."""
+    """Folders below ``root``, and which verbs read which of their files; without ``everything``
+    what is quickly made.
+    """
     cases = [*_run(root), *_labelled(root)]
     if everything:
         cases += [*_cached(root), *_compared(root)]
@@ -95,23 +97,45 @@ def _labelled(root: Path) -> Iterator[Case]:
         writer.writerows(row | {"truth": "y"} for row in rows)
     out.rename(root / "out")
     answers = shutil.copy(root / "out" / "audit.csv", root / "answers.csv")
-    label: tuple[str, ...] = ("label", f"{root}/shapes/data.parquet", "--labels", f"{root}/shapes/labels.csv")
+    label: tuple[str, ...] = (
+        "label",
+        f"{root}/shapes/data.parquet",
+        "--labels",
+        f"{root}/shapes/labels.csv",
+    )
     label += ("--images", f"{root}/shapes/photos", "--abstain", "0.85", "--no-report", "--out")
     _must(*label, root / "out")  # the same again: it is finished
-    for verb in (("review", "{}", "--export"), ("audit", "{}", "--answers", str(answers)), ("suggest", "{}"), (*label, "{}")):
+    for verb in (
+        ("review", "{}", "--export"),
+        ("audit", "{}", "--answers", str(answers)),
+        ("suggest", "{}"),
+        (*label, "{}"),
+    ):
         yield Case("out", "project.json", verb)
     yield Case("out", "summary.json", (*label, "{}"))
     yield Case("out", "reviews.jsonl", ("review", "{}", "--export"))
     yield Case("out", "audit.json", ("audit", "{}", "--answers", str(answers)))
     (root / "begun" / "parts").mkdir(parents=True)
-    shutil.copy(root / "out" / "labels.parquet", root / "begun" / "parts" / "00000.parquet")  # of one part
+    shutil.copy(
+        root / "out" / "labels.parquet", root / "begun" / "parts" / "00000.parquet"
+    )  # of one part
     key = json.loads((root / "out" / "project.json").read_text())["key"]
     (root / "begun" / "parts" / "key.json").write_text(json.dumps(key))
     yield Case("begun", "parts/key.json", (*label, "{}"))
 
 
 def _compared(root: Path) -> Iterator[Case]:
-    compare: tuple[str, ...] = ("compare", "digits", "--algorithm", "fixmatch", "--ratio", "10", "--seeds", "1", *FEW)
+    compare: tuple[str, ...] = (
+        "compare",
+        "digits",
+        "--algorithm",
+        "fixmatch",
+        "--ratio",
+        "10",
+        "--seeds",
+        "1",
+        *FEW,
+    )
     compare += ("--set", f"train.steps={STEPS}", "--out")
     _must(*compare, root / "compared")
     cells = Path("cells") / "fixmatch+gp" / "seed0"
@@ -120,7 +144,7 @@ def _compared(root: Path) -> Iterator[Case]:
         yield Case("compared", str((found / file).relative_to(root / "compared")), (*compare, "{}"))
 
 
-# Edits -------------------------------------------------------------------------------------------------------------------
+# Edits --------------------------------------------------------------------------------------------
 
 VALUES: tuple[Any, ...] = (
     None,
@@ -137,7 +161,19 @@ VALUES: tuple[Any, ...] = (
     True,
     "nonsense",
 )
-WHOLE = ("truncated", "empty", "mark", "latin", "twice", "deep", "folder", "pipe", "list", "text", "null")
+WHOLE = (
+    "truncated",
+    "empty",
+    "mark",
+    "latin",
+    "twice",
+    "deep",
+    "folder",
+    "pipe",
+    "list",
+    "text",
+    "null",
+)
 
 
 def spoil(path: Path, rng: random.Random) -> str:
@@ -157,7 +193,10 @@ def _spoil_value(plain: Any, rng: random.Random) -> str:
     """One place of nested values, any depth."""
     places = list(_places(plain))
     where, holder, key = rng.choice(places)
-    old, kind = holder[key], rng.choice(("delete", "value", "value", "value", "wrap", "swap", "more"))
+    old, kind = (
+        holder[key],
+        rng.choice(("delete", "value", "value", "value", "wrap", "swap", "more")),
+    )
     if kind == "delete":
         del holder[key]
     elif kind == "wrap":
@@ -205,7 +244,7 @@ def _spoil_whole(path: Path, how: str, rng: random.Random) -> str:
     return how
 
 
-# Trying ------------------------------------------------------------------------------------------------------------------
+# Trying -------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -231,7 +270,9 @@ def attempt(case: Case, root: Path, copied: Path, rng: random.Random) -> tuple[s
 
 
 def complaint(case: Case, done: Result) -> str | None:
-    """What is wrong with how a verb ended: a way that was not foreseen, or a message that does not name the file."""
+    """What is wrong with how a verb ended: a way that was not foreseen, or a message that does not
+    name the file.
+    """
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         return f"raised {done.exception!r}"
     if "not foreseen" in done.output or "Traceback" in done.output:

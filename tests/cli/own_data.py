@@ -1,4 +1,6 @@
-"""A practitioner's folder, made of scikit-learn's digits: three classes, few labels, the rest unlabelled."""
+"""A practitioner's folder, made of scikit-learn's digits: three classes, few labels, the rest
+unlabelled.
+"""
 
 import csv
 from pathlib import Path
@@ -20,9 +22,16 @@ def pixels(name: str, count: int, skip: int = 0) -> NDArray[np.uint8]:
 
 
 def make_folder(
-    root: Path, *, labels: tuple[int, int, int] = (6, 5, 3), unlabeled: int = 12, test: int = 5, side: int = SIDE
+    root: Path,
+    *,
+    labels: tuple[int, int, int] = (6, 5, 3),
+    unlabeled: int = 12,
+    test: int = 5,
+    side: int = SIDE,
 ) -> Path:
-    """``root/photos`` with its images in one folder; beside it ``labels.csv`` and ``test.csv``. Answers with photos."""
+    """``root/photos`` with its images in one folder; beside it ``labels.csv`` and ``test.csv``.
+    Answers with photos.
+    """
     photos = root / "photos"
     photos.mkdir(parents=True)
     known: list[tuple[str, str]] = []
@@ -30,7 +39,9 @@ def make_folder(
     for (name, _), n in zip(CLASSES.items(), labels, strict=True):
         for i, image in enumerate(pixels(name, n + unlabeled + test)):
             file = f"{name[0]}{name[1]}_{i:02d}.png"
-            Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC).save(photos / file)
+            Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC).save(
+                photos / file
+            )
             if i < n:
                 known.append((file, name))
             elif i < n + unlabeled:
@@ -47,7 +58,9 @@ def write_table(path: Path, rows: list[tuple[str, str]]) -> None:
         csv.writer(file).writerows([("file_name", "label"), *rows])
 
 
-def make_class_folders(root: Path, counts: dict[str, int], *, unlabeled: int = 0, skip: int = 0) -> Path:
+def make_class_folders(
+    root: Path, counts: dict[str, int], *, unlabeled: int = 0, skip: int = 0
+) -> Path:
     """One sub-folder for each class, and ``unlabeled`` images of each in a folder of that name."""
     for name, count in counts.items():
         for i, image in enumerate(pixels(name, count + unlabeled, skip)):

@@ -39,7 +39,14 @@ def test_a_sample_is_drawn_answered_and_judged(out: Path) -> None:
     assert judged.exit_code == 0, judged.output
     assert "95% interval" in judged.stdout
     assert "pseudo-labels are right (" in judged.stdout
-    refused("audit", out, "--sample", "60", code=2, words="60 rows of it have something in the column 'truth'")
+    refused(
+        "audit",
+        out,
+        "--sample",
+        "60",
+        code=2,
+        words="60 rows of it have something in the column 'truth'",
+    )
     told = json.loads(semigpc("audit", out, "--answers", out / "audit.csv", "--json").stdout)
     assert told == json.loads((out / "audit.json").read_text())["result"]
     assert told["all"]["low"] <= told["all"]["precision"] <= told["all"]["high"]
@@ -60,4 +67,12 @@ def test_drawing_and_judging_are_two_things(out: Path, tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "--answers judges the last one" in " ".join(done.stderr.split())
     refused("audit", tmp_path, code=2, words="was not written by semigpc label")
-    refused("audit", out, "--sample", "1", "--overwrite", code=2, words="A sample must have a row of each of the")
+    refused(
+        "audit",
+        out,
+        "--sample",
+        "1",
+        "--overwrite",
+        code=2,
+        words="A sample must have a row of each of the",
+    )

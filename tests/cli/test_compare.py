@@ -15,12 +15,33 @@ from tests.cli.calls import refused, semigpc, start
 from tests.cli.own_data import CLASSES, make_folder, pixels
 
 runner = CliRunner()
-SHORT = ("--set", "train.steps=8", "--set", "train.eval_steps=8", "--set", "train.threads=1", "--set", "refiner.warmup_steps=2")
+SHORT = (
+    "--set",
+    "train.steps=8",
+    "--set",
+    "train.eval_steps=8",
+    "--set",
+    "train.threads=1",
+    "--set",
+    "refiner.warmup_steps=2",
+)
 
 
 @pytest.mark.slow
 def test_compare_writes_tables_and_a_page_for_each_ratio(tmp_path: Path) -> None:
-    command = ["compare", "digits", "--algorithm", "fixmatch", "--ratio", "10", "--ratio", "30", "--seeds", "2", *SHORT]
+    command = [
+        "compare",
+        "digits",
+        "--algorithm",
+        "fixmatch",
+        "--ratio",
+        "10",
+        "--ratio",
+        "30",
+        "--seeds",
+        "2",
+        *SHORT,
+    ]
     done = runner.invoke(app, [*command, "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -29,28 +50,58 @@ def test_compare_writes_tables_and_a_page_for_each_ratio(tmp_path: Path) -> None
     cells = found["comparisons"]["10"]["cells"]
     assert list(cells) == ["supervised+none", "fixmatch+none", "fixmatch+gp"]
     assert [len(cell["balanced_accuracy"]) for cell in cells.values()] == [2, 2, 2]
-    gains = [pair["mean_difference"] for one in found["comparisons"].values() for pair in one["pairs"]]
+    gains = [
+        pair["mean_difference"] for one in found["comparisons"].values() for pair in one["pairs"]
+    ]
     assert found["mean_gain"] == pytest.approx(sum(gains) / len(gains))
     assert "FixMatch + SemiGPC" in done.stderr
     assert "points of balanced accuracy" in done.stderr
     for ratio in ("ratio10", "ratio30"):
         assert "FixMatch + SemiGPC" in (tmp_path / ratio / "report.html").read_text()
-        config = json.loads((tmp_path / ratio / "cells" / "fixmatch+gp" / "seed1" / "config.json").read_text())
+        config = json.loads(
+            (tmp_path / ratio / "cells" / "fixmatch+gp" / "seed1" / "config.json").read_text()
+        )
         assert config["refiner"]["warmup_steps"] == 2
 
 
 def test_compare_takes_own_images_and_holds_some_labels_out(tmp_path: Path) -> None:
     photos = make_folder(tmp_path, labels=(10, 6, 5), unlabeled=6, test=0)
     out = tmp_path / "out"
-    methods = ("--algorithm", "fixmatch", "--algorithm", "simmatch", "--refiner", "none", "--refiner", "gp")
-    command = ("compare", photos, "--labels", tmp_path / "labels.csv", *methods, "--seeds", "2", *SHORT, "--out", out)
+    methods = (
+        "--algorithm",
+        "fixmatch",
+        "--algorithm",
+        "simmatch",
+        "--refiner",
+        "none",
+        "--refiner",
+        "gp",
+    )
+    command = (
+        "compare",
+        photos,
+        "--labels",
+        tmp_path / "labels.csv",
+        *methods,
+        "--seeds",
+        "2",
+        *SHORT,
+        "--out",
+        out,
+    )
     done = semigpc(*command)
     assert done.exit_code == 0, done.output
     assert "validation accuracy in percent" in done.stdout
     assert "photos, 2 seeds" in (out / "report.html").read_text()
     figures = json.loads((out / "figures.json").read_text())
     cells = figures["comparisons"]["photos"]["cells"]
-    assert list(cells) == ["supervised+none", "fixmatch+none", "fixmatch+gp", "simmatch+none", "simmatch+gp"]
+    assert list(cells) == [
+        "supervised+none",
+        "fixmatch+none",
+        "fixmatch+gp",
+        "simmatch+none",
+        "simmatch+gp",
+    ]
     again = semigpc(*command)  # every run is finished, so none starts again
     assert again.exit_code == 0
     assert again.stderr == ""
@@ -60,7 +111,18 @@ def test_compare_takes_own_images_and_holds_some_labels_out(tmp_path: Path) -> N
 def test_compare_judges_by_test_images_where_there_are_any(tmp_path: Path) -> None:
     photos = make_folder(tmp_path)
     tables = ("--labels", tmp_path / "labels.csv", "--test", tmp_path / "test.csv")
-    done = semigpc("compare", photos, *tables, "--algorithm", "fixmatch", "--seeds", "1", *SHORT, "--out", tmp_path / "out")
+    done = semigpc(
+        "compare",
+        photos,
+        *tables,
+        "--algorithm",
+        "fixmatch",
+        "--seeds",
+        "1",
+        *SHORT,
+        "--out",
+        tmp_path / "out",
+    )
     assert done.exit_code == 0, done.output
     assert "test accuracy in percent" in done.stdout
 
@@ -73,27 +135,62 @@ def test_compare_takes_arrays(tmp_path: Path) -> None:
         y_labeled=np.repeat(np.arange(3), 6),
         x_unlabeled=np.concatenate([image[6:] for image in images.values()]),
     )
-    command = ("compare", tmp_path / "own.npz", "--algorithm", "fixmatch", "--refiner", "none", "--seeds", "1", *SHORT[:-2])
+    command = (
+        "compare",
+        tmp_path / "own.npz",
+        "--algorithm",
+        "fixmatch",
+        "--refiner",
+        "none",
+        "--seeds",
+        "1",
+        *SHORT[:-2],
+    )
     done = semigpc(*command, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "own, 1 seed" in done.stdout
 
 
-def test_compare_works_with_two_classes_and_notes_a_refiner_that_is_never_used(tmp_path: Path) -> None:
+def test_compare_works_with_two_classes_and_notes_a_refiner_that_is_never_used(
+    tmp_path: Path,
+) -> None:
     rng = np.random.default_rng(0)
     y = np.tile([0, 1], 12)
     x = (rng.integers(0, 60, (24, 8, 8)) + 150 * y[:, None, None]).astype(np.uint8)
-    np.savez(tmp_path / "two.npz", x_labeled=x[:8], y_labeled=y[:8], x_unlabeled=x[8:16], x_test=x[16:], y_test=y[16:])
+    np.savez(
+        tmp_path / "two.npz",
+        x_labeled=x[:8],
+        y_labeled=y[:8],
+        x_unlabeled=x[8:16],
+        x_test=x[16:],
+        y_test=y[16:],
+    )
     out = tmp_path / "out"
-    done = semigpc("compare", tmp_path / "two.npz", "--algorithm", "fixmatch", "--seeds", "1", "--steps", "3", "--out", out)
+    done = semigpc(
+        "compare",
+        tmp_path / "two.npz",
+        "--algorithm",
+        "fixmatch",
+        "--seeds",
+        "1",
+        "--steps",
+        "3",
+        "--out",
+        out,
+    )
     assert done.exit_code == 0, done.output
-    assert "Note: FixMatch + SemiGPC never uses its refiner: lower refiner.warmup_steps or raise --steps." in done.stderr
+    assert (
+        "Note: FixMatch + SemiGPC never uses its refiner: lower refiner.warmup_steps or raise --steps."
+        in done.stderr
+    )
     (comparison,) = json.loads((out / "figures.json").read_text())["comparisons"].values()
     assert comparison["cells"]["fixmatch+none"]["groups"]["few"] is None
 
 
 def test_compare_says_beforehand_that_there_is_nothing_to_compare_by(tmp_path: Path) -> None:
-    photos = make_folder(tmp_path)  # three labels of a class, and no test images unless they are given
+    photos = make_folder(
+        tmp_path
+    )  # three labels of a class, and no test images unless they are given
     command = ("compare", photos, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "out")
     refused(*command, code=2, words="nothing to compare by")
     refused(*command, "--ratio", "10", code=2, words="--ratio cuts a recipe's long tail")
@@ -103,15 +200,26 @@ def test_compare_says_beforehand_that_there_is_nothing_to_compare_by(tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["digitz"], "there is no folder 'digitz', nor a recipe of that name. Did you mean 'digits'?"),
-        (["digits", "--algorithm", "fixmach"], "unknown algorithm 'fixmach'; did you mean 'fixmatch'?"),
+        (
+            ["digitz"],
+            "there is no folder 'digitz', nor a recipe of that name. Did you mean 'digits'?",
+        ),
+        (
+            ["digits", "--algorithm", "fixmach"],
+            "unknown algorithm 'fixmach'; did you mean 'fixmatch'?",
+        ),
         (["digits", "--refiner", "pg"], "unknown refiner 'pg'; did you mean 'gp'?"),
         (["digits", "--set", "train.lrr=1"], "did you mean 'train.lr'?"),
-        (["digits", "--algorithm", "fixmatch", "--set", "refiner.lenght_scale=1"], "did you mean 'refiner.length_scale'?"),
+        (
+            ["digits", "--algorithm", "fixmatch", "--set", "refiner.lenght_scale=1"],
+            "did you mean 'refiner.length_scale'?",
+        ),
         (["digits", "--algorithm", "fixmatch", "--set", "refiner=1"], "refiner"),
     ],
 )
-def test_a_misspelt_name_is_answered_with_the_nearest(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_a_misspelt_name_is_answered_with_the_nearest(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
     done = runner.invoke(app, ["compare", *arguments, "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
@@ -124,7 +232,11 @@ def test_the_demo_shows_that_the_few_come_off_better(tmp_path: Path) -> None:
     done = runner.invoke(app, ["demo", "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
     labels_only, base, refined = json.loads(done.stdout)["cells"]
-    assert (labels_only["name"], base["name"], refined["name"]) == ("supervised+none", "simmatch+none", "simmatch+gp")
+    assert (labels_only["name"], base["name"], refined["name"]) == (
+        "supervised+none",
+        "simmatch+none",
+        "simmatch+gp",
+    )
     assert refined["mean"]["few"] > base["mean"]["few"]
     assert refined["mean"]["balanced_accuracy"] > 0.75
     assert all(name in done.stderr for name in ("many", "medium", "few", "report:"))
@@ -134,10 +246,24 @@ def test_the_demo_shows_that_the_few_come_off_better(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_comparison_that_is_ended_takes_its_workers_along(tmp_path: Path) -> None:
-    command = ("compare", "digits", "--algorithm", "fixmatch", "--seeds", "2", "--jobs", "2", "--out", "out")
+    command = (
+        "compare",
+        "digits",
+        "--algorithm",
+        "fixmatch",
+        "--seeds",
+        "2",
+        "--jobs",
+        "2",
+        "--out",
+        "out",
+    )
     with start(*command, cwd=tmp_path) as process:
         deadline = time.monotonic() + 120
-        while not list(tmp_path.glob("out/cells/fixmatch*/seed0/metrics.jsonl")) and time.monotonic() < deadline:
+        while (
+            not list(tmp_path.glob("out/cells/fixmatch*/seed0/metrics.jsonl"))
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=60)
@@ -147,7 +273,9 @@ def test_a_comparison_that_is_ended_takes_its_workers_along(tmp_path: Path) -> N
 
 
 def nobody_left(group: int, *, seconds: float) -> bool:
-    """Whether a process group empties in that time; helpers of multiprocessing end a moment after their parent."""
+    """Whether a process group empties in that time; helpers of multiprocessing end a moment after
+    their parent.
+    """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

@@ -12,7 +12,13 @@ import pytest
 
 from semigpc.data.cifar import ARCHIVES, Archive
 from tests.cli.calls import semigpc
-from tests.paper.fgvc_samples import PUBLISHED, lines, needs_published, write_lines, write_made_up_set
+from tests.paper.fgvc_samples import (
+    PUBLISHED,
+    lines,
+    needs_published,
+    write_lines,
+    write_made_up_set,
+)
 
 
 def refused(*arguments: str | Path, words: str) -> str:
@@ -26,7 +32,7 @@ def refused(*arguments: str | Path, words: str) -> str:
     return last
 
 
-# verify --------------------------------------------------------------------------------------------------------------
+# verify -------------------------------------------------------------------------------------------
 
 
 @needs_published
@@ -34,9 +40,21 @@ def refused(*arguments: str | Path, words: str) -> str:
     ("name", "row", "sentence"),
     [
         ("semi_aves", "test: images 8000 8000 8000 ok", "Everything found is as published."),
-        ("semi_fungi", "gamma over L_in + U_in 354/35 = 10.11 354/35 = 10.11 10.1 ok", "as published; absent: 2."),
-        ("semi_inat", "test: images 16200 16200 81000 paper is wrong", "public and the private half of 8100"),
-        ("cub", "u_train_in: images 3885 3885 3853 paper is wrong", "make the 11788 images of CUB-200-2011."),
+        (
+            "semi_fungi",
+            "gamma over L_in + U_in 354/35 = 10.11 354/35 = 10.11 10.1 ok",
+            "as published; absent: 2.",
+        ),
+        (
+            "semi_inat",
+            "test: images 16200 16200 81000 paper is wrong",
+            "public and the private half of 8100",
+        ),
+        (
+            "cub",
+            "u_train_in: images 3885 3885 3853 paper is wrong",
+            "make the 11788 images of CUB-200-2011.",
+        ),
     ],
 )
 def test_the_published_files_agree(name: str, row: str, sentence: str) -> None:
@@ -60,10 +78,14 @@ def test_the_real_entry_point_verifies(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)
     assert not told["ok"]
-    differ = {finding["what"]: finding for finding in told["findings"] if finding["verdict"] == "differs"}
+    differ = {
+        finding["what"]: finding for finding in told["findings"] if finding["verdict"] == "differs"
+    }
     assert set(differ) == {"test: images", "test: sha256"}
     assert (differ["test: images"]["found"], differ["test: images"]["expected"]) == (999, 1000)
-    assert {finding["what"] for finding in told["findings"] if finding["verdict"] == "absent"} >= {"l_train: images"}
+    assert {finding["what"] for finding in told["findings"] if finding["verdict"] == "absent"} >= {
+        "l_train: images"
+    }
 
 
 def test_what_differs_is_told_with_exit_code_1(tmp_path: Path) -> None:
@@ -88,8 +110,20 @@ def test_split_files_elsewhere(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path / "lists")
     (tmp_path / "images" / "cub").mkdir(parents=True)
     (folder / "images").rename(tmp_path / "images" / "cub" / "images")
-    command = ("data", "verify", "cub", tmp_path / "images", "--splits", tmp_path / "lists", "--images", "exist", "--json")
-    found = {finding["what"]: finding for finding in json.loads(semigpc(*command).stdout)["findings"]}
+    command = (
+        "data",
+        "verify",
+        "cub",
+        tmp_path / "images",
+        "--splits",
+        tmp_path / "lists",
+        "--images",
+        "exist",
+        "--json",
+    )
+    found = {
+        finding["what"]: finding for finding in json.loads(semigpc(*command).stdout)["findings"]
+    }
     assert found["u_train_in: images on disk"]["verdict"] == "ok"
 
 
@@ -103,7 +137,7 @@ def test_wrong_paths_and_names_are_refused(tmp_path: Path) -> None:
     assert "semi_aves" in unknown.stderr
 
 
-# download ------------------------------------------------------------------------------------------------------------
+# download -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -115,7 +149,9 @@ def test_wrong_paths_and_names_are_refused(tmp_path: Path) -> None:
         ("cub", "CUB_200_2011.tgz (md5 97eceeb196236b17998738112f37df78)"),
     ],
 )
-def test_sets_that_have_to_be_fetched_by_hand_come_with_instructions(tmp_path: Path, name: str, words: str) -> None:
+def test_sets_that_have_to_be_fetched_by_hand_come_with_instructions(
+    tmp_path: Path, name: str, words: str
+) -> None:
     told = refused("download", name, tmp_path, words=words)
     assert f"{tmp_path / name}" in told
     assert f"https://github.com/cvl-umass/ssl-evaluation, folder data/{name}" in told
@@ -130,7 +166,9 @@ def test_cifar_is_fetched_and_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
         tar.addfile(entry, io.BytesIO(b"hello"))
     content = packed.read_bytes()
     digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    source = Archive(packed.as_uri(), "cifar-10-binary.tar.gz", digest, len(content), "cifar-10-batches-bin")
+    source = Archive(
+        packed.as_uri(), "cifar-10-binary.tar.gz", digest, len(content), "cifar-10-batches-bin"
+    )
     monkeypatch.setitem(ARCHIVES, "cifar10", source)
     done = semigpc("data", "download", "cifar10", tmp_path / "data")
     assert done.exit_code == 0, done.output
@@ -142,9 +180,15 @@ def test_cifar_is_fetched_and_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
     assert "is there already" in again.stdout
 
 
-def test_without_a_network_a_download_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_a_download_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = ARCHIVES["cifar100"]
-    nowhere = Archive("http://127.0.0.1:9/cifar.tar.gz", known.file_name, known.md5, known.size, known.folder)
+    nowhere = Archive(
+        "http://127.0.0.1:9/cifar.tar.gz", known.file_name, known.md5, known.size, known.folder
+    )
     monkeypatch.setitem(ARCHIVES, "cifar100", nowhere)
-    told = refused("download", "cifar100", tmp_path, words="http://127.0.0.1:9/cifar.tar.gz cannot be reached")
+    told = refused(
+        "download", "cifar100", tmp_path, words="http://127.0.0.1:9/cifar.tar.gz cannot be reached"
+    )
     assert "md5" in told

@@ -21,19 +21,36 @@ def test_this_installation_is_sound() -> None:
     told = json.loads(done.stdout)
     assert told["ok"]
     names = {finding["name"] for finding in told["findings"]}
-    assert {"python", "torch", "torch and torchvision", "devices", "threads", "checkpoints", "training"} <= names
+    assert {
+        "python",
+        "torch",
+        "torch and torchvision",
+        "devices",
+        "threads",
+        "checkpoints",
+        "training",
+    } <= names
     assert "Everything needed works." in done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["torchvision", "torch"])
-def test_a_package_that_cannot_be_imported_comes_with_the_command_that_mends_it(package: str, tmp_path: Path) -> None:
-    (tmp_path / f"{package}.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+def test_a_package_that_cannot_be_imported_comes_with_the_command_that_mends_it(
+    package: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{package}.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')"
+    )
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "semigpc", "doctor"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
     assert done.returncode == 1
-    assert "do not fit each other: RuntimeError: operator torchvision::nms does not exist" in done.stdout
+    assert (
+        "do not fit each other: RuntimeError: operator torchvision::nms does not exist"
+        in done.stdout
+    )
     assert "pip install --force-reinstall torch==" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
@@ -42,11 +59,16 @@ def test_a_package_that_cannot_be_imported_comes_with_the_command_that_mends_it(
     ("version", "words"),
     [
         ("2.6.0+cpu", "torch==2.6.0 torchvision --index-url https://download.pytorch.org/whl/cpu"),
-        ("2.6.0+cu126", "torch==2.6.0 torchvision --index-url https://download.pytorch.org/whl/cu126"),
+        (
+            "2.6.0+cu126",
+            "torch==2.6.0 torchvision --index-url https://download.pytorch.org/whl/cu126",
+        ),
         ("2.6.0", "torch==2.6.0 torchvision"),
     ],
 )
-def test_both_packages_come_from_one_index(monkeypatch: pytest.MonkeyPatch, version: str, words: str) -> None:
+def test_both_packages_come_from_one_index(
+    monkeypatch: pytest.MonkeyPatch, version: str, words: str
+) -> None:
     monkeypatch.setattr(doctor, "versions", lambda: {"torch": version})
     assert doctor.reinstall_command().endswith(words)
 
@@ -57,7 +79,9 @@ def test_what_fails_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) ->
 
     assert doctor._attempt("checkpoints", broken, "look elsewhere").status == "bad"
     assert doctor._enough("free disk here", 0.5, "delete old runs").status == "warn"
-    monkeypatch.setattr(doctor, "examine", lambda: iter([doctor._attempt("checkpoints", broken, "look elsewhere")]))
+    monkeypatch.setattr(
+        doctor, "examine", lambda: iter([doctor._attempt("checkpoints", broken, "look elsewhere")])
+    )
     done = call("doctor")
     assert done.exit_code == 1
     assert "mend it: look elsewhere" in done.stdout

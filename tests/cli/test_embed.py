@@ -24,7 +24,10 @@ def photos(tmp_path: Path) -> Path:
 def test_embed_writes_a_table_and_says_what_it_holds(photos: Path, tmp_path: Path) -> None:
     done = semigpc("embed", photos, "--out", tmp_path / "x.parquet", *TINY)
     assert done.exit_code == 0, done.output
-    assert done.stdout == f"wrote {tmp_path / 'x.parquet'}: 4 images, 96 numbers each (test_resnet, 32 px, float16)\n"
+    assert (
+        done.stdout
+        == f"wrote {tmp_path / 'x.parquet'}: 4 images, 96 numbers each (test_resnet, 32 px, float16)\n"
+    )
     assert done.stderr.startswith("embedding 4 images at 32 px with test_resnet on torch, about ")
     names = parquet.read_table(tmp_path / "x.parquet").column("file_name").to_pylist()
     assert names == ["a/0.png", "a/1.png", "b/0.png", "b/1.png"]
@@ -36,10 +39,17 @@ def test_embed_as_json_with_images_left_out(photos: Path, tmp_path: Path) -> Non
     for i in range(12):
         (photos / f"text{i:02d}.jpg").write_text("no image")
     out = tmp_path / "x.parquet"
-    done = semigpc("embed", photos, "--out", out, *TINY, "--skip-bad", "--json", "--precision", "float32")
+    done = semigpc(
+        "embed", photos, "--out", out, *TINY, "--skip-bad", "--json", "--precision", "float32"
+    )
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
-    assert (facts["rows"], facts["made"], facts["network"], facts["precision"]) == (4, 4, "test_resnet", "float32")
+    assert (facts["rows"], facts["made"], facts["network"], facts["precision"]) == (
+        4,
+        4,
+        "test_resnet",
+        "float32",
+    )
     assert facts["bad"][0] == ["text00.jpg", "cannot identify image file"]
     assert len(facts["bad"]) == 12
     assert "left out: text00.jpg: cannot identify image file\n" in done.stderr
@@ -48,17 +58,61 @@ def test_embed_as_json_with_images_left_out(photos: Path, tmp_path: Path) -> Non
 
 def test_embed_refuses_in_one_paragraph(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.parquet"
-    refused("embed", photos, "--out", tmp_path / "x.csv", *TINY, code=2, words="must be a .parquet file")
-    refused("embed", photos, "--out", out, "--model", "resnte18", code=2, words="unknown model 'resnte18'; did you mean")
+    refused(
+        "embed", photos, "--out", tmp_path / "x.csv", *TINY, code=2, words="must be a .parquet file"
+    )
+    refused(
+        "embed",
+        photos,
+        "--out",
+        out,
+        "--model",
+        "resnte18",
+        code=2,
+        words="unknown model 'resnte18'; did you mean",
+    )
     (tmp_path / "empty").mkdir()
-    refused("embed", tmp_path / "empty", "--out", out, *TINY, code=2, words="There are no images below")
+    refused(
+        "embed", tmp_path / "empty", "--out", out, *TINY, code=2, words="There are no images below"
+    )
     (photos / "text.jpg").write_text("no image")
-    refused("embed", photos, "--out", out, *TINY, code=1, words="1 of 5 images cannot be read (text.jpg: cannot identify")
+    refused(
+        "embed",
+        photos,
+        "--out",
+        out,
+        *TINY,
+        code=1,
+        words="1 of 5 images cannot be read (text.jpg: cannot identify",
+    )
     semigpc("embed", photos, "--out", out, *TINY, "--skip-bad")
-    refused("embed", photos, "--out", out, *TINY, "--batch", "2", "--precision", "float32", code=2, words="--overwrite")
+    refused(
+        "embed",
+        photos,
+        "--out",
+        out,
+        *TINY,
+        "--batch",
+        "2",
+        "--precision",
+        "float32",
+        code=2,
+        words="--overwrite",
+    )
 
 
-COMMAND = ("embed", "photos", "--out", "x.parquet", "--model", "test_resnet", "--pretrained", "none", "--image-size", "96")
+COMMAND = (
+    "embed",
+    "photos",
+    "--out",
+    "x.parquet",
+    "--model",
+    "test_resnet",
+    "--pretrained",
+    "none",
+    "--image-size",
+    "96",
+)
 
 
 def interrupt_when_there_is(pattern: str, folder: Path) -> str:
@@ -78,7 +132,9 @@ def interrupt_when_there_is(pattern: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_quiet_at_any_time_and_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_quiet_at_any_time_and_keeps_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_images(tmp_path / "photos", {"a": 1200}, size=(32, 32))
     interrupt_when_there_is("x.parquet.parts", tmp_path)  # the network is being prepared
     interrupt_when_there_is("x.parquet.parts/part-*", tmp_path)

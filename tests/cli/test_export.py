@@ -1,4 +1,6 @@
-"""``semigpc export``: a file that answers without semigpc, checked; and the example of docs/train.md."""
+"""``semigpc export``: a file that answers without semigpc, checked; and the example of
+docs/train.md.
+"""
 
 import json
 import re
@@ -31,15 +33,25 @@ def test_it_says_what_was_written_and_how_it_was_checked(run: Path) -> None:
     first, second = (run / "printed").read_text().splitlines()
     judged = json.loads((run / "summary.json").read_text())["head"]
     heads = sorted(("linear", "gp"), key=lambda head: head != judged)  # the judged one first
-    outputs = ", ".join([f"probabilities ({judged})", *(f"{head}_probabilities ({head})" for head in heads)])
-    assert re.fullmatch(rf"wrote {re.escape(str(run))}/export/model\.onnx \(\d+\.\d MB\): {re.escape(outputs)}", first)
+    outputs = ", ".join(
+        [f"probabilities ({judged})", *(f"{head}_probabilities ({head})" for head in heads)]
+    )
     assert re.fullmatch(
-        r"checked on 15 test images and 1009 random ones: largest difference \d\.\de-\d\d, allowed 0\.0001", second
+        rf"wrote {re.escape(str(run))}/export/model\.onnx \(\d+\.\d MB\): {re.escape(outputs)}",
+        first,
+    )
+    assert re.fullmatch(
+        r"checked on 15 test images and 1009 random ones: largest difference \d\.\de-\d\d, allowed 0\.0001",
+        second,
     )
 
 
 def test_the_example_of_the_docs_says_what_predict_says(
-    run: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    trained: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
     for name in ("model.onnx", "model.onnx.json"):
@@ -55,11 +67,16 @@ def test_the_example_of_the_docs_says_what_predict_says(
 
 
 def test_the_other_format_and_head_as_json(run: Path) -> None:
-    done = semigpc("export", run, "--format", "torch", "--head", "gp", "--checkpoint", "last", "--json")
+    done = semigpc(
+        "export", run, "--format", "torch", "--head", "gp", "--checkpoint", "last", "--json"
+    )
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["path"] == str(run / "export" / "model.pt2")
-    assert {**told, "path": None} == {**json.loads((run / "export" / "model.pt2.json").read_text()), "path": None}
+    assert {**told, "path": None} == {
+        **json.loads((run / "export" / "model.pt2.json").read_text()),
+        "path": None,
+    }
     assert told["outputs"]["probabilities"]["head"] == "gp"
     assert (run / "export" / "model.onnx").exists()  # the two live side by side
 
@@ -68,7 +85,11 @@ def test_nothing_is_replaced_unless_asked(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.pt2"
     out.write_text("mine")
     command = ("export", run, "--format", "torch", "--head", "linear", "--out", out)
-    refused(*command, code=1, words="is there already. Give another --out, or --overwrite to replace it.")
+    refused(
+        *command,
+        code=1,
+        words="is there already. Give another --out, or --overwrite to replace it.",
+    )
     assert out.read_text() == "mine"
     assert semigpc(*command, "--overwrite").exit_code == 0
     assert out.stat().st_size > 1000
@@ -83,7 +104,9 @@ def test_images_that_are_gone_are_noted(trained: Trained, tmp_path: Path) -> Non
     (copy / "config.json").write_text(config.replace(str(trained.photos), str(tmp_path / "gone")))
     done = semigpc("export", copy, "--format", "torch", "--head", "linear")
     assert done.exit_code == 0, done.output
-    assert "Note: Checked on random images alone: the test images could not be loaded (" in done.stderr
+    assert (
+        "Note: Checked on random images alone: the test images could not be loaded (" in done.stderr
+    )
     assert "checked on 0 test images and 1024 random ones" in done.stdout
 
 
@@ -92,13 +115,22 @@ def test_a_run_without_a_checkpoint_is_refused(trained: Trained, tmp_path: Path)
     shutil.copytree(trained.run, copy, ignore=shutil.ignore_patterns("*.safetensors"))
     refused("export", copy, code=1, words="has no last checkpoint: it was stopped too early.")
     refused("export", trained.run, "--checkpoint", "best", code=1, words="has no best checkpoint")
-    refused("export", tmp_path, code=1, words="config.json does not exist: no run was started there.")
+    refused(
+        "export", tmp_path, code=1, words="config.json does not exist: no run was started there."
+    )
     assert not (copy / "export").exists()
 
 
-def test_without_the_extra_it_says_what_to_install(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_says_what_to_install(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(network, "find_spec", lambda name: None if name == "onnxruntime" else name)
-    refused("export", trained.run, code=1, words="needs onnxruntime, an extra: pip install 'semigpc[export]'.")
+    refused(
+        "export",
+        trained.run,
+        code=1,
+        words="needs onnxruntime, an extra: pip install 'semigpc[export]'.",
+    )
 
 
 def test_names_and_engines_that_will_not_do_are_usage_errors(
@@ -106,7 +138,9 @@ def test_names_and_engines_that_will_not_do_are_usage_errors(
 ) -> None:
     from semigpc.gp import ExactGP, NoExpansionError
 
-    refused("export", trained.run, "--out", tmp_path / "model.pb", code=2, words="must end in .onnx")
+    refused(
+        "export", trained.run, "--out", tmp_path / "model.pb", code=2, words="must end in .onnx"
+    )
 
     def none_such(_engine: ExactGP, **_: object) -> None:
         raise NoExpansionError("its mean is no sum.")

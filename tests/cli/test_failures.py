@@ -22,7 +22,7 @@ def app_that_raises(error: BaseException) -> typer.Typer:
 
     @app.command()
     @reported("go")
-    def go(resume: bool = False) -> None:  # noqa: ARG001
+    def go(resume: bool = False) -> None:
         raise error
 
     return app
@@ -46,14 +46,26 @@ def test_every_name_is_that_of_an_error(name: str) -> None:
             1,
             "semigpc go: needs the extra: pip install 'semigpc[x]'.\n",
         ),
-        (ModuleNotFoundError("No module named 'timm'"), 1, "No module named 'timm'. semigpc doctor finds out"),
+        (
+            ModuleNotFoundError("No module named 'timm'"),
+            1,
+            "No module named 'timm'. semigpc doctor finds out",
+        ),
         (
             Stopped("stopped after step 3."),
             130,
             "semigpc go: stopped after step 3. Give the same command with --resume to go on.\n",
         ),
-        (KeyboardInterrupt(), 130, "semigpc go: interrupted; what was saved before is intact. Give the same"),
-        (ZeroDivisionError("1 / 0"), 1, "semigpc go: ZeroDivisionError: 1 / 0 This was not foreseen: run again with --debug"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "semigpc go: interrupted; what was saved before is intact. Give the same",
+        ),
+        (
+            ZeroDivisionError("1 / 0"),
+            1,
+            "semigpc go: ZeroDivisionError: 1 / 0 This was not foreseen: run again with --debug",
+        ),
     ],
 )
 def test_one_paragraph(error: BaseException, code: int, words: str) -> None:
@@ -73,11 +85,14 @@ def test_what_goes_on_by_itself_says_so_when_it_is_stopped() -> None:
 
     @app.command()
     @reported("table")
-    def table(jobs: int = 1) -> None:  # noqa: ARG001
+    def table(jobs: int = 1) -> None:
         raise Stopped("stopped after step 3.")
 
     done = CliRunner().invoke(app, ["table"])
-    assert done.stderr == "semigpc table: stopped after step 3. Give the same command again to go on.\n"
+    assert (
+        done.stderr
+        == "semigpc table: stopped after step 3. Give the same command again to go on.\n"
+    )
 
 
 def test_debug_adds_the_traceback() -> None:
@@ -98,8 +113,6 @@ def test_a_verb_without_resume_does_not_speak_of_it() -> None:
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = (
-        "import sys, semigpc.cli; print([name for name in ('torch', 'sklearn', 'matplotlib', 'timm') if name in sys.modules])"
-    )
+    code = "import sys, semigpc.cli; print([name for name in ('torch', 'sklearn', 'matplotlib', 'timm') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,6 @@
-"""The embedded network's features once, then training, evaluating and predicting: for photographs, and --features cached."""
+"""The embedded network's features once, then training, evaluating and predicting: for photographs,
+and --features cached.
+"""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +18,9 @@ from semigpc.training.lookup import TrainOptions, describe_network, resolve
 from tests.cli.calls import SHORT, refused, semigpc, start
 from tests.cli.own_data import CLASSES, make_folder
 
-needs_package = pytest.mark.skipif(find_spec(EMBEDDED_PACKAGE) is None, reason=f"{EMBEDDED_PACKAGE} is not installed")
+needs_package = pytest.mark.skipif(
+    find_spec(EMBEDDED_PACKAGE) is None, reason=f"{EMBEDDED_PACKAGE} is not installed"
+)
 IMAGES = 56
 
 
@@ -40,7 +44,18 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
     root = tmp_path_factory.mktemp("cached")
     photos, run = make_folder(root, unlabeled=10, test=4), root / "run"
     tables = ("--labels", root / "labels.csv", "--test", root / "test.csv")
-    command = ("train", photos, *tables, "--features", "cached", "--image-size", "32", "--steps", "60", *SHORT)
+    command = (
+        "train",
+        photos,
+        *tables,
+        "--features",
+        "cached",
+        "--image-size",
+        "32",
+        "--steps",
+        "60",
+        *SHORT,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SEMIGPC_CACHE", str(root / "cache"))
         with start(*command, "--out", run, cwd=root) as process:
@@ -53,7 +68,16 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
 def photos(tmp_path: Path) -> tuple[str | Path, ...]:
     """The beginning of a command about a folder."""
     labels = make_folder(tmp_path).parent / "labels.csv"
-    return "train", tmp_path / "photos", "--labels", labels, "--features", "cached", "--out", tmp_path / "run"
+    return (
+        "train",
+        tmp_path / "photos",
+        "--labels",
+        labels,
+        "--features",
+        "cached",
+        "--out",
+        tmp_path / "run",
+    )
 
 
 def results(run: Path) -> dict[str, Any]:
@@ -65,10 +89,16 @@ def results(run: Path) -> dict[str, Any]:
 @needs_package
 def test_training_computes_features_and_learns_from_them(cached: Cached) -> None:
     assert f"features: {IMAGES} of {IMAGES} images, 0 s left" in cached.lines
-    assert "Found 3 classes, 14 labelled images (one 5, two 3, zero 6), 30 unlabelled, 12 for test." in cached.printed
+    assert (
+        "Found 3 classes, 14 labelled images (one 5, two 3, zero 6), 30 unlabelled, 12 for test."
+        in cached.printed
+    )
     assert f"report: {cached.run / 'report.html'}" in cached.printed
     config = json.loads((cached.run / "config.json").read_text())
-    assert config["model"] | {"name": "tf_efficientnet_lite0", "pretrained": "embedded"} == config["model"]
+    assert (
+        config["model"] | {"name": "tf_efficientnet_lite0", "pretrained": "embedded"}
+        == config["model"]
+    )
     assert config["frozen"]["views"] >= 2
     assert (config["augment"]["image_size"], config["augment"]["mean"]) == (32, [0.5, 0.5, 0.5])
     assert {path.name.partition("-")[0] for path in cached.shards} == {"key.json", "views", "plain"}
@@ -88,21 +118,33 @@ def test_photographs_train_on_the_frozen_network_and_the_first_line_says_so(
         "Another: --model NAME"
     )
     config = json.loads((tmp_path / "run/config.json").read_text())
-    assert (config["model"]["name"], config["model"]["pretrained"]) == ("tf_efficientnet_lite0", "embedded")
+    assert (config["model"]["name"], config["model"]["pretrained"]) == (
+        "tf_efficientnet_lite0",
+        "embedded",
+    )
     assert config["frozen"] is not None
     assert (config["refiner"]["length_scale"], config["refiner"]["logit_scale"]) == ("auto", "auto")
     assert results(tmp_path / "run")["last"]["balanced_accuracy"] > 0.5  # of three classes
 
 
 @needs_package
-def test_the_default_network_depends_on_the_images_and_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_network_depends_on_the_images_and_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def chosen(side: int, **options: Any) -> tuple[str, bool, int, str | None]:
         folder = tmp_path / str(side)
         photos = folder / "photos" if folder.exists() else make_folder(folder, side=side)
         experiment, _ = resolve(str(photos), TrainOptions(labels=folder / "labels.csv", **options))
         frozen = experiment.frozen is not None
-        assert ("pre-trained" in describe_network(experiment).partition(". ")[0]) == (experiment.model.pretrained is not None)
-        return experiment.model.name, frozen, experiment.augment.image_size, experiment.model.pretrained
+        assert ("pre-trained" in describe_network(experiment).partition(". ")[0]) == (
+            experiment.model.pretrained is not None
+        )
+        return (
+            experiment.model.name,
+            frozen,
+            experiment.augment.image_size,
+            experiment.model.pretrained,
+        )
 
     embedded = "tf_efficientnet_lite0"
     assert chosen(32) == ("small_cnn", False, 32, None)
@@ -110,7 +152,11 @@ def test_the_default_network_depends_on_the_images_and_the_gpu(tmp_path: Path, m
     assert chosen(33) == chosen(33, cached=True) == (embedded, True, 96, "embedded")
     assert chosen(200) == (embedded, True, 160, "embedded")
     assert chosen(200, image_size=224) == (embedded, True, 224, "embedded")
-    assert chosen(200, cached=False) == chosen(200, model="small_cnn") == ("small_cnn", False, 32, None)
+    assert (
+        chosen(200, cached=False)
+        == chosen(200, model="small_cnn")
+        == ("small_cnn", False, 32, None)
+    )
     assert chosen(200, model="resnet18") == ("resnet18", False, 224, None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert chosen(32) == ("small_cnn", False, 32, None)
@@ -120,7 +166,9 @@ def test_the_default_network_depends_on_the_images_and_the_gpu(tmp_path: Path, m
 
 @pytest.mark.slow
 @needs_package
-def test_the_second_run_starts_without_computing_and_ends_the_same(cached: Cached, tmp_path: Path) -> None:
+def test_the_second_run_starts_without_computing_and_ends_the_same(
+    cached: Cached, tmp_path: Path
+) -> None:
     before = cached.shards
     done = semigpc(*cached.command, "--out", tmp_path / "again")
     assert done.exit_code == 0, done.output
@@ -133,7 +181,9 @@ def test_the_second_run_starts_without_computing_and_ends_the_same(cached: Cache
 @needs_package
 def test_other_algorithms_share_the_features(cached: Cached, tmp_path: Path) -> None:
     command = cached.command[: -len(SHORT)]  # there is no buffer to set
-    done = semigpc(*command, "--out", tmp_path / "other", "--algorithm", "remixmatch", "--refiner", "none")
+    done = semigpc(
+        *command, "--out", tmp_path / "other", "--algorithm", "remixmatch", "--refiner", "none"
+    )
     assert done.exit_code == 0, done.output
     assert "features:" not in done.stderr
 
@@ -148,7 +198,9 @@ def test_a_run_is_evaluated_on_images_without_the_cache(
     heads = json.loads(done.stdout)["heads"]
     assert set(heads) == {"linear", "gp"}
     assert heads["linear"]["n"] == 12
-    assert heads["gp"]["top1"] == pytest.approx(results(cached.run)["last"]["top1"], abs=0.1)  # one image on the edge
+    assert heads["gp"]["top1"] == pytest.approx(
+        results(cached.run)["last"]["top1"], abs=0.1
+    )  # one image on the edge
     assert heads["gp"]["balanced_accuracy"] > 0.6  # of three classes
     assert not (tmp_path / "elsewhere").exists()
 
@@ -159,27 +211,41 @@ def test_a_run_labels_new_images(cached: Cached) -> None:
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
     assert len(rows) == IMAGES
-    right = [row["label"].startswith(Path(row["file"]).name[:2]) for row in rows]  # files begin as their class does
+    right = [
+        row["label"].startswith(Path(row["file"]).name[:2]) for row in rows
+    ]  # files begin as their class does
     assert {row["label"] for row in rows} == set(CLASSES)
     assert sum(right) > 0.6 * IMAGES
 
 
 @needs_package
-def test_a_cache_that_something_else_made_is_named(cached: Cached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_something_else_made_is_named(
+    cached: Cached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (key,) = (path for path in cached.shards if path.name == "key.json")
     other = tmp_path / "cache" / key.parent.name / "key.json"
     other.parent.mkdir(parents=True)
     other.write_text(json.dumps(json.loads(key.read_text()) | {"weights": "otherwise"}))
     monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "cache"))
-    refused(*cached.command, "--out", tmp_path / "run", code=2, words=f"{other} says that these features were made otherwise")
+    refused(
+        *cached.command,
+        "--out",
+        tmp_path / "run",
+        code=2,
+        words=f"{other} says that these features were made otherwise",
+    )
 
 
 @needs_package
-def test_a_place_that_cannot_be_written_to_is_named(cached: Cached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_cannot_be_written_to_is_named(
+    cached: Cached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "file"))
     words = f"Features cannot be written: {tmp_path / 'file'}"
-    assert "set SEMIGPC_CACHE" in refused(*cached.command, "--out", tmp_path / "run", code=2, words=words)
+    assert "set SEMIGPC_CACHE" in refused(
+        *cached.command, "--out", tmp_path / "run", code=2, words=words
+    )
 
 
 def test_without_the_package_it_says_which_extra_has_it(
@@ -192,20 +258,36 @@ def test_without_the_package_it_says_which_extra_has_it(
 
 
 def test_a_network_that_nobody_knows(photos: tuple[str | Path, ...]) -> None:
-    said = refused(*photos, "--model", "resnet8", code=2, words="model: unknown model 'resnet8'; did you mean")
+    said = refused(
+        *photos, "--model", "resnet8", code=2, words="model: unknown model 'resnet8'; did you mean"
+    )
     assert "not foreseen" not in said
 
 
 def test_a_network_without_weights_to_freeze(photos: tuple[str | Path, ...]) -> None:
-    refused(*photos, "--model", "wrn_28_2", code=2, words="timm's hub has no weights for wrn_28_2; give pretrained a file")
+    refused(
+        *photos,
+        "--model",
+        "wrn_28_2",
+        code=2,
+        words="timm's hub has no weights for wrn_28_2; give pretrained a file",
+    )
 
 
-def test_weights_that_cannot_be_fetched(photos: tuple[str | Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_fetched(
+    photos: tuple[str | Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unreachable(*_: object, **__: object) -> None:
         raise OSError("cannot reach the hub")
 
     monkeypatch.setattr(timm, "create_model", unreachable)
-    said = refused(*photos, "--model", "resnet18", code=1, words="the hub weights of resnet18 could not be fetched")
+    said = refused(
+        *photos,
+        "--model",
+        "resnet18",
+        code=1,
+        words="the hub weights of resnet18 could not be fetched",
+    )
     assert "Without a network, fetch https://" in said
     assert "not foreseen" not in said
 
@@ -213,13 +295,32 @@ def test_weights_that_cannot_be_fetched(photos: tuple[str | Path, ...], monkeypa
 def test_a_transformer_is_made_for_the_images_it_sees(tmp_path: Path) -> None:
     folder = str(make_folder(tmp_path))
     for size in (None, 64):
-        options = TrainOptions(labels=tmp_path / "labels.csv", model="vit_tiny_patch16_224", image_size=size, cached=True)
+        options = TrainOptions(
+            labels=tmp_path / "labels.csv",
+            model="vit_tiny_patch16_224",
+            image_size=size,
+            cached=True,
+        )
         experiment, _ = resolve(folder, options)
         assert experiment.model.pretrained == "timm"
         assert experiment.model.image_size == experiment.augment.image_size == (size or 96)
 
 
 def test_a_recipe_brings_its_own_network() -> None:
-    refused("train", "digits", "--features", "cached", "--model", "resnet18", code=2, words="--model belong to your own data")
-    experiment, _ = resolve("digits", TrainOptions(algorithm="remixmatch", refiner="none", cached=True))
-    assert (experiment.model.name, experiment.algorithm.rotation_weight) == ("tf_efficientnet_lite0", 0)
+    refused(
+        "train",
+        "digits",
+        "--features",
+        "cached",
+        "--model",
+        "resnet18",
+        code=2,
+        words="--model belong to your own data",
+    )
+    experiment, _ = resolve(
+        "digits", TrainOptions(algorithm="remixmatch", refiner="none", cached=True)
+    )
+    assert (experiment.model.name, experiment.algorithm.rotation_weight) == (
+        "tf_efficientnet_lite0",
+        0,
+    )

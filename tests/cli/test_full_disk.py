@@ -1,4 +1,6 @@
-"""A disk that is full: old outputs stay, the message names the path and the way out, and with room the same command works."""
+"""A disk that is full: old outputs stay, the message names the path and the way out, and with room
+the same command works.
+"""
 
 import os
 import subprocess
@@ -66,7 +68,11 @@ def check_full(told: str, place: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.mark.slow
@@ -75,7 +81,9 @@ def test_train_before_and_after_the_first_checkpoint(disk: Disk) -> None:
     disk.fill(leave=0)
     check_full(refused(*TRAIN, "--out", run, code=1, words="with --resume to go on."), run)
     disk.fill(leave=80_000)  # enough to begin, not for a checkpoint
-    check_full(refused(*TRAIN, "--out", run, code=1, words="with --resume to go on."), run / "checkpoints")
+    check_full(
+        refused(*TRAIN, "--out", run, code=1, words="with --resume to go on."), run / "checkpoints"
+    )
     disk.free()
     done = semigpc(*TRAIN, "--out", run)
     assert done.exit_code == 0, done.output
@@ -94,7 +102,11 @@ def test_label(disk: Disk, tmp_path: Path) -> None:
     for leave in (0, 4_000, 30_000, 60_000):
         disk.fill(leave)
         check_full(refused(*other, code=1, words="Give the same command again"), disk.path / "out")
-        assert {name: content for name, content in contents(disk.path / "out").items() if "parts" not in name} == before
+        assert {
+            name: content
+            for name, content in contents(disk.path / "out").items()
+            if "parts" not in name
+        } == before
     disk.free()
     assert semigpc(*other).exit_code == 0
 
@@ -104,7 +116,9 @@ def test_embed(disk: Disk, tmp_path: Path) -> None:
     network = ("--model", "test_resnet", "--pretrained", "none", "--image-size", "32")
     command = ("embed", tmp_path / "photos", "--out", disk.path / "x.parquet", *network)
     disk.fill(leave=8_000)
-    check_full(refused(*command, code=1, words="Give the same command again"), disk.path / "x.parquet")
+    check_full(
+        refused(*command, code=1, words="Give the same command again"), disk.path / "x.parquet"
+    )
     disk.free()
     assert semigpc(*command).exit_code == 0
     before = (disk.path / "x.parquet").read_bytes()
@@ -130,7 +144,9 @@ def test_export(disk: Disk, trained: Trained) -> None:
     command = ("export", trained.run, "--out", disk.path / "model.onnx", "--overwrite")
     (disk.path / "model.onnx").write_text("old")
     disk.fill(leave=8_000)
-    check_full(refused(*command, code=1, words="What was there before is intact"), disk.path / "model.onnx")
+    check_full(
+        refused(*command, code=1, words="What was there before is intact"), disk.path / "model.onnx"
+    )
     assert (disk.path / "model.onnx").read_text() == "old"
     assert sorted(path.name for path in disk.path.iterdir()) == ["filler", "model.onnx"]
 
@@ -152,7 +168,10 @@ def test_review(disk: Disk) -> None:
     assert kept.startswith(before)
     assert kept.endswith(b"\n")
     session.close()
-    check_full(refused("review", out, "--export", code=1, words="What was there before is intact"), out / "reviewed.")
+    check_full(
+        refused("review", out, "--export", code=1, words="What was there before is intact"),
+        out / "reviewed.",
+    )
     disk.free()
     again = open_session(out)
     assert len(again.journal.entries) == kept.count(b"\n")

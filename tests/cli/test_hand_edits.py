@@ -1,4 +1,6 @@
-"""Files edited by hand are refused by name, or do no harm: nothing ends in a way that was not foreseen, nothing runs away."""
+"""Files edited by hand are refused by name, or do no harm: nothing ends in a way that was not
+foreseen, nothing runs away.
+"""
 
 import random
 from pathlib import Path
@@ -22,9 +24,17 @@ def judge(root: Path, case: Case, number: int) -> str | None:
     copied = root / "copies" / str(number)
     how, done = attempt(case, root, copied, random.Random(f"{seed()} {number}"))
     found = complaint(case, done)
-    if found is None and case.folder in ("run", "cached") and read_checkpoint(RunFolder(copied).last).state["step"] > STEPS:
+    if (
+        found is None
+        and case.folder in ("run", "cached")
+        and read_checkpoint(RunFolder(copied).last).state["step"] > STEPS
+    ):
         found = "trained too far"
-    return None if found is None else f"{number}: {case.verb[0]} {case.file}, {how}: {found}: {done.output[-600:]}"
+    return (
+        None
+        if found is None
+        else f"{number}: {case.verb[0]} {case.file}, {how}: {found}: {done.output[-600:]}"
+    )
 
 
 @pytest.mark.slow

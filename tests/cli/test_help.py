@@ -6,7 +6,19 @@ from typer.testing import CliRunner
 from semigpc.cli import app
 
 runner = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
-VERBS = ("train", "evaluate", "predict", "export", "compare", "embed", "label", "suggest", "audit", "review", "reproduce")
+VERBS = (
+    "train",
+    "evaluate",
+    "predict",
+    "export",
+    "compare",
+    "embed",
+    "label",
+    "suggest",
+    "audit",
+    "review",
+    "reproduce",
+)
 
 
 def help_of(verb: str) -> str:
@@ -19,7 +31,11 @@ def test_the_options_of_label_fit_a_screen_in_named_panels() -> None:
     text = help_of("label")
     assert len(text.splitlines()) <= 50
     options = text[text.index("Options ─") :]
-    assert options.index("--out") < options.index("--labels") < options.index("Which labels to give out")
+    assert (
+        options.index("--out")
+        < options.index("--labels")
+        < options.index("Which labels to give out")
+    )
     for panel in ("Which labels to give out", "Columns of a table", "Images", "How to run"):
         assert panel in text
 

@@ -1,4 +1,6 @@
-"""kill -9 at any moment: nothing that was acknowledged is lost, and the same command ends as if it had not been killed."""
+"""kill -9 at any moment: nothing that was acknowledged is lost, and the same command ends as if it
+had not been killed.
+"""
 
 import http.client
 import json
@@ -50,10 +52,32 @@ def no_drafts(folder: Path) -> bool:
 @pytest.mark.slow
 def test_train(tmp_path: Path) -> None:
     rng = random.Random(seed())
-    train = ("train", "digits", "--algorithm", "fixmatch", "--steps", "40", "--resume", "--set", "refiner.buffer_size=64")
-    often = ("--set", "train.checkpoint_steps=4", "--set", "train.eval_steps=20", "--set", "train.log_steps=2", "--out")
+    train = (
+        "train",
+        "digits",
+        "--algorithm",
+        "fixmatch",
+        "--steps",
+        "40",
+        "--resume",
+        "--set",
+        "refiner.buffer_size=64",
+    )
+    often = (
+        "--set",
+        "train.checkpoint_steps=4",
+        "--set",
+        "train.eval_steps=20",
+        "--set",
+        "train.log_steps=2",
+        "--out",
+    )
     seconds = run_whole((*train, *often, "whole"), tmp_path)
-    last, step, killed = tmp_path / "killed" / "checkpoints" / "last.safetensors", 0, (*train, *often, "killed")
+    last, step, killed = (
+        tmp_path / "killed" / "checkpoints" / "last.safetensors",
+        0,
+        (*train, *often, "killed"),
+    )
     for _ in range(cases(1)):
         kill_after(killed, tmp_path, rng.uniform(0.3, 1.0) * seconds)
         reached = read_checkpoint(last).state["step"] if last.exists() else 0
@@ -69,11 +93,18 @@ def test_train(tmp_path: Path) -> None:
 
 
 def _assert_same_run(folder: Path) -> None:
-    one, other = (read_checkpoint(folder / name / "checkpoints" / "last.safetensors") for name in ("whole", "killed"))
+    one, other = (
+        read_checkpoint(folder / name / "checkpoints" / "last.safetensors")
+        for name in ("whole", "killed")
+    )
     assert one.tensors.keys() == other.tensors.keys()
     assert all(torch.equal(value, other.tensors[name]) for name, value in one.tensors.items())
-    lines = [(folder / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "killed")]
-    whole, killed = ([(entry["kind"], entry["step"]) for entry in map(json.loads, text)] for text in lines)
+    lines = [
+        (folder / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "killed")
+    ]
+    whole, killed = (
+        [(entry["kind"], entry["step"]) for entry in map(json.loads, text)] for text in lines
+    )
     assert whole == killed
     assert no_drafts(folder)
 
@@ -89,7 +120,9 @@ def test_label(tmp_path: Path) -> None:
         kill_after((*label, "killed"), tmp_path, rng.uniform(0.5, 1.1) * seconds)
         run_whole((*label, "killed"), tmp_path)
         for name in ("labels.parquet", "labels.csv", "label_studio.json"):
-            assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+            assert (tmp_path / "killed" / name).read_bytes() == (
+                tmp_path / "whole" / name
+            ).read_bytes()
         assert no_drafts(tmp_path / "killed")
         shutil.rmtree(tmp_path / "killed")
 
@@ -113,7 +146,9 @@ def test_embed(tmp_path: Path) -> None:
     for _ in range(cases(1)):
         kill_after((*embed, "killed.parquet"), tmp_path, rng.uniform(0.5, 1.1) * seconds)
         run_whole((*embed, "killed.parquet"), tmp_path)
-        assert (tmp_path / "killed.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+        assert (tmp_path / "killed.parquet").read_bytes() == (
+            tmp_path / "whole.parquet"
+        ).read_bytes()
         assert no_drafts(tmp_path)
         assert not (tmp_path / "killed.parquet.parts").exists()
         (tmp_path / "killed.parquet").unlink()
@@ -121,7 +156,9 @@ def test_embed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_review(tmp_path: Path) -> None:
-    """Answers are sent one after the other until the server is killed; all that it confirmed are there afterwards."""
+    """Answers are sent one after the other until the server is killed; all that it confirmed are
+    there afterwards.
+    """
     rng = random.Random(seed())
     out = make_labelled(tmp_path)
     for _ in range(cases(1)):
@@ -141,7 +178,9 @@ def _answer_until_the_end(address: str, confirmed: set[int]) -> None:
     for row in range(90):
         body = json.dumps({"row": row, "version": 0}).encode()
         try:
-            with urllib.request.urlopen(urllib.request.Request(f"{address}api/skip", body), timeout=60) as answer:
+            with urllib.request.urlopen(
+                urllib.request.Request(f"{address}api/skip", body), timeout=60
+            ) as answer:
                 if answer.status == 200:
                     answer.read()
                     confirmed.add(row)

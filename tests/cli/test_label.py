@@ -28,13 +28,19 @@ def test_label_writes_everything_and_says_so(table: Path) -> None:
     few = dict(list(LABELS.items())[::2])
     small = table.with_name("small.parquet")
     parquet.write_table(table_of(X[:120], IDS[:120]), small)
-    write_labels(table.with_name("labels.csv"), {name: label for name, label in few.items() if name in IDS[:120]})
+    write_labels(
+        table.with_name("labels.csv"),
+        {name: label for name, label in few.items() if name in IDS[:120]},
+    )
     done = semigpc(*call(small))
     assert done.exit_code == 0, done.output
     assert "Labels for small.parquet" in done.stdout
     assert "bee" in done.stdout
     assert "given," in done.stdout
-    assert f"wrote labels.parquet, labels.csv, label_studio.json, report.html to {table.parent / 'out'}" in done.stdout
+    assert (
+        f"wrote labels.parquet, labels.csv, label_studio.json, report.html to {table.parent / 'out'}"
+        in done.stdout
+    )
     written = {path.name for path in (table.parent / "out").iterdir()}
     assert written == {
         "labels.parquet",
@@ -45,13 +51,19 @@ def test_label_writes_everything_and_says_so(table: Path) -> None:
         "summary.json",
         "project.json",
     }
-    assert "Labels for small.parquet" in (table.parent / "out" / "report.html").read_text(encoding="utf-8")
-    assert json.loads((table.parent / "out" / "summary.json").read_text())["evidence"]["held_out"] > 10
+    assert "Labels for small.parquet" in (table.parent / "out" / "report.html").read_text(
+        encoding="utf-8"
+    )
+    assert (
+        json.loads((table.parent / "out" / "summary.json").read_text())["evidence"]["held_out"] > 10
+    )
     again = semigpc(*call(small))
     assert again.stdout == done.stdout
 
 
-@pytest.mark.parametrize(("options", "parameters"), [([], {}), (["--per-class"], {"per_class": True})])
+@pytest.mark.parametrize(
+    ("options", "parameters"), [([], {}), (["--per-class"], {"per_class": True})]
+)
 def test_the_command_gives_the_labels_of_the_estimator_with_its_defaults(
     table: Path, options: list[str], parameters: dict[str, Any]
 ) -> None:
@@ -62,9 +74,16 @@ def test_the_command_gives_the_labels_of_the_estimator_with_its_defaults(
     model = SemiGPClassifier(**parameters).fit(X, y)
     answers, free = model.answer(X), np.array([label is None for label in y])
     assert np.array(written["label"])[free].tolist() == model.classes_[answers.codes][free].tolist()
-    assert np.array(written["status"])[free].tolist() == np.array(STATUSES)[answers.status][free].tolist()
-    assert np.array(written["confidence"])[free] == pytest.approx(answers.confidence[free], abs=1e-4)
-    assert (model.label(X[free]) == None).tolist() == [s != "pseudo" for s in np.array(written["status"])[free]]  # noqa: E711
+    assert (
+        np.array(written["status"])[free].tolist()
+        == np.array(STATUSES)[answers.status][free].tolist()
+    )
+    assert np.array(written["confidence"])[free] == pytest.approx(
+        answers.confidence[free], abs=1e-4
+    )
+    assert (model.label(X[free]) == None).tolist() == [
+        s != "pseudo" for s in np.array(written["status"])[free]
+    ]
     assert "pseudo" in written["status"]
 
 
@@ -78,16 +97,32 @@ def test_label_as_json(table: Path) -> None:
 
 
 def test_columns_by_name(tmp_path: Path) -> None:
-    lines = [",".join([IDS[i], *map(str, X[i]), LABELS.get(IDS[i], ""), "note"]) for i in range(300)]
-    (tmp_path / "data.csv").write_text("\n".join(["name,f0,f1,f2,f3,f4,f5,kind,remark", *lines]) + "\n")
-    base = ("label", tmp_path / "data.csv", "--out", tmp_path / "out", "--no-report", "--id", "name")
+    lines = [
+        ",".join([IDS[i], *map(str, X[i]), LABELS.get(IDS[i], ""), "note"]) for i in range(300)
+    ]
+    (tmp_path / "data.csv").write_text(
+        "\n".join(["name,f0,f1,f2,f3,f4,f5,kind,remark", *lines]) + "\n"
+    )
+    base = (
+        "label",
+        tmp_path / "data.csv",
+        "--out",
+        tmp_path / "out",
+        "--no-report",
+        "--id",
+        "name",
+    )
     refused(*base, "--label-column", "kind", code=2, words="1 are no numbers: 'remark (string)'")
     done = semigpc(*base, "--label-column", "kind", "--features", "f*", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["settings"]["features"] == "6 columns, f0 to f5"
     found = parquet.read_table(tmp_path / "out" / "labels.parquet")
     assert found.column("name").to_pylist() == IDS
-    pseudo = [row["label"] == TRUTH[i] for i, row in enumerate(found.to_pylist()) if row["status"] == "pseudo"]
+    pseudo = [
+        row["label"] == TRUTH[i]
+        for i, row in enumerate(found.to_pylist())
+        if row["status"] == "pseudo"
+    ]
     assert np.mean(pseudo) > 0.9
 
 
@@ -95,9 +130,24 @@ def test_bad_input_is_refused_in_one_paragraph(table: Path, tmp_path: Path) -> N
     nowhere = tmp_path / "nowhere.parquet"
     refused(*call(nowhere), code=2, words=f"There is no table and no folder {nowhere}")
     refused(*call(table, "--features", "embeding"), code=2, words="Did you mean 'embedding'?")
-    refused(*call(table, "--id", "di"), code=2, words="has no column 'di', which --id names. Did you mean 'id'?")
-    refused("label", table, "--out", tmp_path / "out", code=2, words="Give a table of them by --labels")
-    refused("label", table, "--labels", nowhere, "--out", tmp_path / "out", code=2, words="The table of labels is not there")
+    refused(
+        *call(table, "--id", "di"),
+        code=2,
+        words="has no column 'di', which --id names. Did you mean 'id'?",
+    )
+    refused(
+        "label", table, "--out", tmp_path / "out", code=2, words="Give a table of them by --labels"
+    )
+    refused(
+        "label",
+        table,
+        "--labels",
+        nowhere,
+        "--out",
+        tmp_path / "out",
+        code=2,
+        words="The table of labels is not there",
+    )
     twice = tmp_path / "twice.parquet"
     parquet.write_table(table_of(X, [*IDS[:-1], IDS[0]]), twice)
     refused(*call(twice), code=2, words="1 ids occur more than once, such as 'row-00000'")
@@ -121,7 +171,9 @@ def test_options_that_exclude_each_other(table: Path) -> None:
 def test_labels_made_otherwise_are_not_replaced(table: Path) -> None:
     assert semigpc(*call(table, "--no-report")).exit_code == 0
     refused(
-        *call(table, "--no-report", "--abstain", "0.7"), code=2, words="abstain is None there and 0.7 here. Give another --out"
+        *call(table, "--no-report", "--abstain", "0.7"),
+        code=2,
+        words="abstain is None there and 0.7 here. Give another --out",
     )
     done = semigpc(*call(table, "--no-report", "--abstain", "0.7", "--overwrite"))
     assert done.exit_code == 0, done.output
@@ -134,9 +186,19 @@ def test_more_labels_than_one_gp_holds_are_all_used_and_the_summary_says_how(
     done = semigpc(*call(table, "--answer-all", "--no-report", "--json"))
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)
-    assert (summary["model"]["engine"], summary["model"]["labels used"]) == ("ensemble", len(LABELS))
-    assert any("3 exact GPs of up to 12 rows share the 36 labelled rows" in note for note in summary["notes"])
+    assert (summary["model"]["engine"], summary["model"]["labels used"]) == (
+        "ensemble",
+        len(LABELS),
+    )
+    assert any(
+        "3 exact GPs of up to 12 rows share the 36 labelled rows" in note
+        for note in summary["notes"]
+    )
     rows = parquet.read_table(table.parent / "out" / "labels.parquet").to_pylist()
-    free = [(row["label"], truth) for row, truth in zip(rows, TRUTH, strict=True) if row["id"] not in LABELS]
+    free = [
+        (row["label"], truth)
+        for row, truth in zip(rows, TRUTH, strict=True)
+        if row["id"] not in LABELS
+    ]
     assert np.mean([label == truth for label, truth in free]) > 0.9
     assert all(len(row["reasons"]) == 3 for row in rows)

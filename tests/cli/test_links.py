@@ -1,4 +1,6 @@
-"""Links that lead out of a given folder: every verb refuses them by name, and ``--follow-links`` permits them."""
+"""Links that lead out of a given folder: every verb refuses them by name, and ``--follow-links``
+permits them.
+"""
 
 import json
 import shutil
@@ -29,18 +31,34 @@ def linked(trained: Trained, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_train(linked: Path, tmp_path: Path) -> None:
-    command = ("train", linked, "--labels", tmp_path / "labels.csv", "--steps", "2", "--out", tmp_path / "run", *SHORT)
+    command = (
+        "train",
+        linked,
+        "--labels",
+        tmp_path / "labels.csv",
+        "--steps",
+        "2",
+        "--out",
+        tmp_path / "run",
+        *SHORT,
+    )
     assert "--follow-links" in refused(*command, code=2, words=WORDS)
     assert not (tmp_path / "run").exists()
     done = semigpc(*command, "--follow-links")
     assert done.exit_code == 0, done.output
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["follow_links"] is True
-    refused("train", "digits", "--follow-links", code=2, words="--follow-links belong to your own data")
+    assert (
+        json.loads((tmp_path / "run" / "config.json").read_text())["data"]["follow_links"] is True
+    )
+    refused(
+        "train", "digits", "--follow-links", code=2, words="--follow-links belong to your own data"
+    )
 
 
 def test_predict(trained: Trained, linked: Path, tmp_path: Path) -> None:
     out = tmp_path / "p.csv"
-    assert "--follow-links" in refused("predict", trained.run, linked, "--out", out, code=2, words=WORDS)
+    assert "--follow-links" in refused(
+        "predict", trained.run, linked, "--out", out, code=2, words=WORDS
+    )
     skipping = semigpc("predict", trained.run, linked, "--out", out, "--skip-bad")
     assert skipping.exit_code == 0, skipping.output
     assert "skipped: far.png: a link that leads out" in skipping.stderr
@@ -53,7 +71,14 @@ def test_evaluate(trained: Trained, tmp_path: Path) -> None:
     new = make_class_folders(tmp_path / "new", {"zero": 2, "one": 2, "two": 2}, skip=20)
     shutil.move(new / "two", tmp_path / "two")
     (new / "two").symlink_to(tmp_path / "two")
-    refused("evaluate", trained.run, "--data", new, code=2, words="two: a link that leads out of the folder, to")
+    refused(
+        "evaluate",
+        trained.run,
+        "--data",
+        new,
+        code=2,
+        words="two: a link that leads out of the folder, to",
+    )
     done = semigpc("evaluate", trained.run, "--data", new, "--follow-links", "--json")
     assert done.exit_code == 0, done.output
 
@@ -71,7 +96,16 @@ def test_label_and_what_reads_its_folder(tmp_path: Path) -> None:
     (photos / "far.png").symlink_to(tmp_path / "outside.png")
     known = [(f"{name}/{name}{i:02d}.png", name) for name in ("zero", "one") for i in range(3)]
     write_table(tmp_path / "labels.csv", known)
-    command = ("label", photos, "--labels", tmp_path / "labels.csv", "--out", out, *TINY, "--no-report")
+    command = (
+        "label",
+        photos,
+        "--labels",
+        tmp_path / "labels.csv",
+        "--out",
+        out,
+        *TINY,
+        "--no-report",
+    )
     assert "--follow-links" in refused(*command, code=1, words=WORDS)
     done = semigpc(*command, "--follow-links")
     assert done.exit_code == 0, done.output

@@ -33,7 +33,9 @@ def test_everything_has_a_line() -> None:
 
 
 def test_settings_can_be_given_back() -> None:
-    lines = semigpc("list", "settings", "digits", "--algorithm", "comatch", "--refiner", "none").stdout.splitlines()
+    lines = semigpc(
+        "list", "settings", "digits", "--algorithm", "comatch", "--refiner", "none"
+    ).stdout.splitlines()
     assert "train.lr=0.002" in lines
     assert "algorithm.queue_batches=8" in lines
     experiment = digits(algorithm="comatch", refiner="none")

@@ -1,4 +1,6 @@
-"""A folder of images with few labels trains, evaluates and predicts with the commands of the README and docs/train.md."""
+"""A folder of images with few labels trains, evaluates and predicts with the commands of the README
+and docs/train.md.
+"""
 
 import csv
 import json
@@ -83,7 +85,9 @@ def test_predictions_are_written(trained: Trained, tmp_path: Path, ending: str) 
     if ending == "csv":
         rows = read_csv(out)
     else:
-        rows = json.loads(out.read_text()) if ending == "json" else parquet.read_table(out).to_pylist()
+        rows = (
+            json.loads(out.read_text()) if ending == "json" else parquet.read_table(out).to_pylist()
+        )
     assert len(rows) == 65
     for row in rows:
         assert row["label"] in CLASSES
@@ -92,12 +96,15 @@ def test_predictions_are_written(trained: Trained, tmp_path: Path, ending: str) 
         assert 0 <= float(row["second_confidence"]) <= float(row["confidence"]) <= 1
 
 
-def test_few_predictions_are_shown_and_heads_differ(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_predictions_are_shown_and_heads_differ(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image = trained.photos / "on_00.png"
     monkeypatch.chdir(trained.photos)  # a long path would be folded
     assert "on_00.png" in semigpc("predict", trained.run, image.name).stdout
     linear, gp = (
-        json.loads(semigpc("predict", trained.run, image, "--json", "--head", head).stdout)[0] for head in ("linear", "gp")
+        json.loads(semigpc("predict", trained.run, image, "--json", "--head", head).stdout)[0]
+        for head in ("linear", "gp")
     )
     assert linear["confidence"] != gp["confidence"]
 
@@ -111,25 +118,50 @@ def test_images_that_cannot_be_read_stop_or_are_skipped(trained: Trained, tmp_pa
     assert done.exit_code == 0, done.output
     assert [row["file"] for row in json.loads(done.stdout)] == [str(tmp_path / "good.png")]
     assert "skipped: The image" in done.stderr
-    refused("predict", trained.run, tmp_path / "bad.png", "--skip-bad", code=2, words="none of the 1 images")
+    refused(
+        "predict",
+        trained.run,
+        tmp_path / "bad.png",
+        "--skip-bad",
+        code=2,
+        words="none of the 1 images",
+    )
 
 
 @pytest.mark.slow
 def test_parquet_labels_mean_the_same_as_csv(trained: Trained, tmp_path: Path) -> None:
     rows = read_csv(trained.root / "labels.csv")
-    table = pyarrow.table({"file_name": [r["file_name"] for r in rows], "label": [r["label"] or None for r in rows]})
+    table = pyarrow.table(
+        {"file_name": [r["file_name"] for r in rows], "label": [r["label"] or None for r in rows]}
+    )
     parquet.write_table(table, tmp_path / "labels.parquet")
     tables = ("--labels", tmp_path / "labels.parquet", "--test", trained.root / "test.csv")
-    done = semigpc("train", trained.photos, *tables, "--steps", "1", "--out", tmp_path / "run", *SHORT)
+    done = semigpc(
+        "train", trained.photos, *tables, "--steps", "1", "--out", tmp_path / "run", *SHORT
+    )
     assert done.exit_code == 0, done.output
-    splits = [json.loads(RunFolder(run).split.read_text())["sha256"] for run in (tmp_path / "run", trained.run)]
+    splits = [
+        json.loads(RunFolder(run).split.read_text())["sha256"]
+        for run in (tmp_path / "run", trained.run)
+    ]
     assert splits[0] == splits[1]
 
 
 def test_class_folders_with_a_validation_part(tmp_path: Path) -> None:
     photos = make_class_folders(tmp_path / "photos", {"zero": 8, "one": 6, "two": 5}, unlabeled=4)
     judged = make_class_folders(tmp_path / "judged", dict.fromkeys(CLASSES, 3), skip=40)
-    command = ("train", photos, "--test", judged, "--steps", "2", "--algorithm", "fixmatch", "--refiner", "none")
+    command = (
+        "train",
+        photos,
+        "--test",
+        judged,
+        "--steps",
+        "2",
+        "--algorithm",
+        "fixmatch",
+        "--refiner",
+        "none",
+    )
     done = semigpc(*command, "--out", tmp_path / "run", "--set", "train.eval_steps=1", "--json")
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)
@@ -137,12 +169,18 @@ def test_class_folders_with_a_validation_part(tmp_path: Path) -> None:
     assert summary["results"]["best_on_validation"]["part"] == "test"
     assert settings(tmp_path / "run")["data"]["validation"] == 0.2  # every class has five labels
     assert "best on validation" in done.stderr
-    assert json.loads(semigpc("evaluate", tmp_path / "run", "--json").stdout)["checkpoint"] == "best"
+    assert (
+        json.loads(semigpc("evaluate", tmp_path / "run", "--json").stdout)["checkpoint"] == "best"
+    )
     own = json.loads(semigpc("evaluate", tmp_path / "run", "--part", "validation", "--json").stdout)
     assert own["heads"]["linear"]["n"] == 3
-    refused("predict", tmp_path / "run", photos, "--head", "gp", code=2, words="trained without a GP")
+    refused(
+        "predict", tmp_path / "run", photos, "--head", "gp", code=2, words="trained without a GP"
+    )
     shown = semigpc("evaluate", tmp_path / "run", "--data", photos)
-    assert shown.exit_code == 0, shown.output  # the sub-folder that holds no class is left out here too
+    assert shown.exit_code == 0, (
+        shown.output
+    )  # the sub-folder that holds no class is left out here too
 
 
 @pytest.mark.slow
@@ -150,19 +188,35 @@ def test_arrays(tmp_path: Path) -> None:
     x = np.concatenate([pixels(name, 12) for name in CLASSES])
     y = np.repeat(np.arange(3), 12)
     known = np.arange(len(y)) % 12 < 4
-    np.savez(tmp_path / "a.npz", x_labeled=x[known], y_labeled=y[known], x_unlabeled=x[~known], x_test=x, y_test=y)
+    np.savez(
+        tmp_path / "a.npz",
+        x_labeled=x[known],
+        y_labeled=y[known],
+        x_unlabeled=x[~known],
+        x_test=x,
+        y_test=y,
+    )
     done = semigpc("train", tmp_path / "a.npz", "--steps", "1", "--out", tmp_path / "run", *SHORT)
     assert done.exit_code == 0, done.output
-    told = [semigpc("evaluate", tmp_path / "run", *extra, "--json") for extra in ((), ("--data", tmp_path / "a.npz"))]
+    told = [
+        semigpc("evaluate", tmp_path / "run", *extra, "--json")
+        for extra in ((), ("--data", tmp_path / "a.npz"))
+    ]
     own, other = (json.loads(done.stdout)["heads"] for done in told)
     assert own == other
     done = semigpc("predict", tmp_path / "run", tmp_path / "a.npz", "--out", tmp_path / "a.csv")
     assert done.exit_code == 0, done.output
     assert "not calibrated" not in done.output
-    assert [row["file"] for row in read_csv(tmp_path / "a.csv")] == [f"x_unlabeled/{i}" for i in range(24)]
+    assert [row["file"] for row in read_csv(tmp_path / "a.csv")] == [
+        f"x_unlabeled/{i}" for i in range(24)
+    ]
     np.savez(tmp_path / "test.npz", x_test=x, y_test=y)
     refused(
-        "predict", tmp_path / "run", tmp_path / "test.npz", code=2, words="has no unlabelled images, in x_unlabeled or with -1"
+        "predict",
+        tmp_path / "run",
+        tmp_path / "test.npz",
+        code=2,
+        words="has no unlabelled images, in x_unlabeled or with -1",
     )
 
 
@@ -194,7 +248,9 @@ def test_one_label_a_class_is_too_few_to_calibrate_by_or_to_hold_out(tmp_path: P
         assert words in done.output
     done = semigpc("predict", tmp_path / "run", tmp_path / "a.npz", "--json")
     assert "Note: The confidence is not calibrated" in done.stderr
-    assert [row["file"] for row in json.loads(done.stdout)][:6] == [f"x_labeled/{i}" for i in (1, 2, 3, 4, 5, 7)]
+    assert [row["file"] for row in json.loads(done.stdout)][:6] == [
+        f"x_labeled/{i}" for i in (1, 2, 3, 4, 5, 7)
+    ]
 
 
 @pytest.mark.slow
@@ -207,7 +263,9 @@ def test_the_three_commands_through_the_installed_script(tmp_path: Path) -> None
         "predict runs/photos-simmatch-gp-seed0 photos --out predicted.csv",
     ):
         env = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run([script, *command.split()], cwd=tmp_path, capture_output=True, text=True, env=env)
+        done = subprocess.run(
+            [script, *command.split()], cwd=tmp_path, capture_output=True, text=True, env=env
+        )
         assert done.returncode == 0, done.stderr
     assert len((tmp_path / "predicted.csv").read_text().splitlines()) == 66
     assert (tmp_path / "runs/photos-simmatch-gp-seed0/report.html").exists()

@@ -20,11 +20,15 @@ def own_data_commands() -> list[list[str]]:
     return [shlex.split(line) for line in text.splitlines() if line.startswith("semigpc ")]
 
 
-def test_the_commands_of_the_readme_work_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_readme_work_as_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_folder(tmp_path, labels=(8, 6, 5), test=0)
     make_class_folders(tmp_path / "new_photos", dict.fromkeys(CLASSES, 3), skip=60)
     judged = make_class_folders(tmp_path / "test_photos", dict.fromkeys(CLASSES, 4), skip=80)
-    rows = [(str(file.relative_to(judged)), file.parent.name) for file in sorted(judged.rglob("*.png"))]
+    rows = [
+        (str(file.relative_to(judged)), file.parent.name) for file in sorted(judged.rglob("*.png"))
+    ]
     write_table(tmp_path / "test_labels.csv", rows)
 
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,6 @@
-"""``semigpc reproduce``: prices, refusals, and a table from its cells to figures.json, through the real entry point."""
+"""``semigpc reproduce``: prices, refusals, and a table from its cells to figures.json, through the
+real entry point.
+"""
 
 import json
 from pathlib import Path
@@ -36,7 +38,9 @@ def make_cifar(root: Path) -> Path:
         for colour, name in zip(colours, CLASSES, strict=True):
             folder = root / part / name
             folder.mkdir(parents=True)
-            pixels = np.clip(colour + rng.normal(0, 30, size=(count, 32, 32, 3)), 0, 255).astype(np.uint8)
+            pixels = np.clip(colour + rng.normal(0, 30, size=(count, 32, 32, 3)), 0, 255).astype(
+                np.uint8
+            )
             for i, image in enumerate(pixels):
                 Image.fromarray(image).save(folder / f"{i:04d}.png")
     return root
@@ -47,7 +51,7 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_cifar(tmp_path_factory.mktemp("local-folder") / "images")
 
 
-# Prices ------------------------------------------------------------------------------------------------------------
+# Prices -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -64,17 +68,39 @@ def test_the_list_prices_every_cell_without_data() -> None:
             (line, *_) = [line for line in lines if line[:1] == [key]]
             assert line[1] == "204800"
         cells = told[name]["cells"].items()
-        assert told[name]["hours"] == pytest.approx(sum(cell["seeds"] * cell["hours"]["total"] for _, cell in cells))
-        assert all(cell["seeds"] == (5 if name == "cifar10_lt" and key.startswith("B/") else 3) for key, cell in cells)
+        assert told[name]["hours"] == pytest.approx(
+            sum(cell["seeds"] * cell["hours"]["total"] for _, cell in cells)
+        )
+        assert all(
+            cell["seeds"] == (5 if name == "cifar10_lt" and key.startswith("B/") else 3)
+            for key, cell in cells
+        )
     assert told["cifar10_lt"]["cells"]["A/50/simmatch+gp"]["gp_bytes"] == 4 * 16_300**2
-    for words in ("one NVIDIA V100", "33 % are ASSUMED", "ESTIMATES", "cub l^2 = 0.2, sigma^2 = 0.1, lambda = 9.42"):
+    for words in (
+        "one NVIDIA V100",
+        "33 % are ASSUMED",
+        "ESTIMATES",
+        "cub l^2 = 0.2, sigma^2 = 0.1, lambda = 9.42",
+    ):
         assert words in shown.stdout
 
 
 def test_the_list_of_one_table_can_be_cut_down() -> None:
-    command = ("reproduce", "algorithm_ablation", "--list", "--cell", "*/remixmatch+*", "--addon", "darp", "--seeds", "1")
+    command = (
+        "reproduce",
+        "algorithm_ablation",
+        "--list",
+        "--cell",
+        "*/remixmatch+*",
+        "--addon",
+        "darp",
+        "--seeds",
+        "1",
+    )
     told = json.loads(semigpc(*command, "--json").stdout)["algorithm_ablation"]
-    assert list(told["cells"]) == [f"semi_aves/remixmatch+{row}" for row in ("none", "gp", "darp+none", "darp+gp")]
+    assert list(told["cells"]) == [
+        f"semi_aves/remixmatch+{row}" for row in ("none", "gp", "darp+none", "darp+gp")
+    ]
     assert [cell["images_without"] for cell in told["cells"].values()] == [8, 16, 8, 16]
     assert {cell["seeds"] for cell in told["cells"].values()} == {1}
 
@@ -87,12 +113,16 @@ def test_the_cpu_scale_has_prices_of_its_own() -> None:
     assert len(told["cells"]) == 18
     assert told["hours"] < 24
     assert "one CPU core" in " ".join(done.stderr.split())
-    cached = json.loads(semigpc("reproduce", "--list", "--scale", "cpu", "--features", "cached", "--json").stdout)
+    cached = json.loads(
+        semigpc("reproduce", "--list", "--scale", "cpu", "--features", "cached", "--json").stdout
+    )
     assert cached.keys() == TABLES.keys() - {"pretraining_ablation"}
-    assert all(cell["hours"]["features"] for table in cached.values() for cell in table["cells"].values())
+    assert all(
+        cell["hours"]["features"] for table in cached.values() for cell in table["cells"].values()
+    )
 
 
-# Refusals ----------------------------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------
 
 
 def test_without_a_table_the_tables_are_named() -> None:
@@ -107,17 +137,47 @@ def test_without_a_table_the_tables_are_named() -> None:
 
 def test_what_does_not_exist_is_answered_with_what_does(tmp_path: Path) -> None:
     out = ("--out", tmp_path / "out")
-    refused("reproduce", "cifar10", "--list", code=2, words="unknown table 'cifar10'; did you mean 'cifar10_lt'?")
+    refused(
+        "reproduce",
+        "cifar10",
+        "--list",
+        code=2,
+        words="unknown table 'cifar10'; did you mean 'cifar10_lt'?",
+    )
     refused("reproduce", "--list", "--cell", "A/50", code=2, words="--cell picks from one table")
     table = ("reproduce", "cifar10_lt", "--root", tmp_path, *out)
-    refused(*table, "--cell", "A/5O/simmatch+gp", code=2, words="did you mean 'A/50/simmatch+gp'? Known: A/100/simmatch+gp")
+    refused(
+        *table,
+        "--cell",
+        "A/5O/simmatch+gp",
+        code=2,
+        words="did you mean 'A/50/simmatch+gp'? Known: A/100/simmatch+gp",
+    )
     refused(*table, "--algorithm", "simmach", code=2, words="did you mean 'simmatch'?")
     refused(*table, "--refiner", "pg", code=2, words="did you mean 'gp'?")
     refused(*table, "--addon", "crst", code=2, words="did you mean 'crest'?")
-    refused(*table, "--addon", "crest", "--steps", "3", code=2, words="train.steps=3 are shared among 6 generations")
+    refused(
+        *table,
+        "--addon",
+        "crest",
+        "--steps",
+        "3",
+        code=2,
+        words="train.steps=3 are shared among 6 generations",
+    )
     refused(*table, "--set", "train.lrr=1", code=2, words="did you mean 'train.lr'?")
     refused(*table, "--features", "cached", code=2, words="Add --scale cpu")
-    refused("reproduce", "fgvc", "--root", tmp_path, *out, "--labels-per-class", "8", code=2, words="has no setting B")
+    refused(
+        "reproduce",
+        "fgvc",
+        "--root",
+        tmp_path,
+        *out,
+        "--labels-per-class",
+        "8",
+        code=2,
+        words="has no setting B",
+    )
     refused("reproduce", "cifar10_lt", *out, code=2, words="give their folder by --root")
     assert not (tmp_path / "out").exists()
 
@@ -125,14 +185,25 @@ def test_what_does_not_exist_is_answered_with_what_does(tmp_path: Path) -> None:
 def test_missing_weights_are_told_before_anything_runs(tmp_path: Path) -> None:
     file = "vit_tiny_patch2_32_mlp_im_1k_32.pth"
     table = ("reproduce", "cifar10_lt", "--root", tmp_path, "--out", tmp_path / "out")
-    told = refused(*table, code=2, words=f"the weights {file} are not in {tmp_path.resolve() / 'weights'}")
-    assert f"https://github.com/microsoft/Semi-supervised-learning/releases/download/v.0.0.0/{file}" in told
+    told = refused(
+        *table, code=2, words=f"the weights {file} are not in {tmp_path.resolve() / 'weights'}"
+    )
+    assert (
+        f"https://github.com/microsoft/Semi-supervised-learning/releases/download/v.0.0.0/{file}"
+        in told
+    )
     assert "--weights" in told
-    refused(*table, "--weights", tmp_path / "mine", code=2, words=f"are not in {tmp_path.resolve() / 'mine'}")
+    refused(
+        *table,
+        "--weights",
+        tmp_path / "mine",
+        code=2,
+        words=f"are not in {tmp_path.resolve() / 'mine'}",
+    )
     assert not (tmp_path / "out").exists()
 
 
-# Running -----------------------------------------------------------------------------------------------------------
+# Running ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("group", "seeds"), [("A/50", 3), ("B/50", 5)])
@@ -150,7 +221,16 @@ def test_each_group_is_run_with_the_seeds_that_its_claims_need(
 @pytest.mark.slow
 def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command: tuple[str | Path, ...] = ("reproduce", "cifar10_lt", "--root", cifar, "--scale", "cpu", "--seeds", "1")
+    command: tuple[str | Path, ...] = (
+        "reproduce",
+        "cifar10_lt",
+        "--root",
+        cifar,
+        "--scale",
+        "cpu",
+        "--seeds",
+        "1",
+    )
     command = (*command, "--out", out, *SETTINGS)
     done = semigpc(*command, "--cell", "A/100/simmatch+*")
     assert done.exit_code == 0, done.output
@@ -171,8 +251,14 @@ def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> N
 
     text = (out / "figures.json").read_text()
     figures = json.loads(text)
-    assert (figures["table"], figures["scale"], figures["features"]) == ("cifar10_lt", "cpu", "live")
-    assert figures["command"].startswith("semigpc reproduce cifar10_lt --root images --cell 'A/100/simmatch+*' --seeds 1")
+    assert (figures["table"], figures["scale"], figures["features"]) == (
+        "cifar10_lt",
+        "cpu",
+        "live",
+    )
+    assert figures["command"].startswith(
+        "semigpc reproduce cifar10_lt --root images --cell 'A/100/simmatch+*' --seeds 1"
+    )
     assert not figures["judged"]
     group = figures["groups"]["A/100"]
     assert group["seeds"] == [0]
@@ -189,13 +275,23 @@ def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> N
         assert cell["last_by_head"][cell["head"]] == cell["last"]["balanced_accuracy"]
         assert len(cell["mean_of_last_20"]) == 1
     assert (base["head"], set(base["last_by_head"])) == ("linear", {"linear"})
-    assert (refined["head"], set(refined["last_by_head"])) == ("gp", {"linear", "gp"})  # labels have a long tail
+    assert (refined["head"], set(refined["last_by_head"])) == (
+        "gp",
+        {"linear", "gp"},
+    )  # labels have a long tail
     assert refined["last"]["difference"] == pytest.approx(refined["last"]["mean"] - 95.74)
     assert base["split_sha256"] == refined["split_sha256"]
-    assert (refined["config"]["train"]["steps"], refined["config"]["refiner"]["buffer_size"]) == (6, 40)
+    assert (refined["config"]["train"]["steps"], refined["config"]["refiner"]["buffer_size"]) == (
+        6,
+        40,
+    )
     assert refined["config"]["data"]["root"] == "images"
     refiner = refined["config"]["refiner"]
-    assert (refiner["class_prior"], refiner["balanced"], refiner["length_scale"]) == ("frequency", False, "auto")
+    assert (refiner["class_prior"], refiner["balanced"], refiner["length_scale"]) == (
+        "frequency",
+        False,
+        "auto",
+    )
     (gain,) = group["gains"]
     assert gain["mean"] == pytest.approx(refined["last"]["mean"] - base["last"]["mean"])
     assert (gain["published"], gain["claim"]) == (1.15, None)
@@ -206,11 +302,18 @@ def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> N
 
     before = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
     plot = tmp_path / "classes.png"
-    again = semigpc(*command, "--cell", "A/100/supervised+none", "--json", "--plot", str(plot))  # earlier runs are shown too
+    again = semigpc(
+        *command, "--cell", "A/100/supervised+none", "--json", "--plot", str(plot)
+    )  # earlier runs are shown too
     assert again.exit_code == 0, again.output
     assert plot.read_bytes().startswith(b"\x89PNG")
     found = json.loads(again.stdout)
-    assert list(found["groups"]["A/100"]["cells"]) == ["supervised+none", "CoSSL", "simmatch+none", "simmatch+gp"]
+    assert list(found["groups"]["A/100"]["cells"]) == [
+        "supervised+none",
+        "CoSSL",
+        "simmatch+none",
+        "simmatch+gp",
+    ]
     assert found["groups"]["A/100"]["cells"]["simmatch+gp"] == refined
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert found == json.loads((out / "figures.json").read_text())
@@ -219,11 +322,27 @@ def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_cached_features_are_a_reproduction_of_their_own(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_features_are_a_reproduction_of_their_own(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    small = ("model.name=small_cnn", "model.pretrained=null", "augment.image_size=16", "frozen.views=1")
-    command: tuple[str | Path, ...] = ("reproduce", "cifar10_lt", "--root", cifar, "--scale", "cpu", "--features", "cached")
+    small = (
+        "model.name=small_cnn",
+        "model.pretrained=null",
+        "augment.image_size=16",
+        "frozen.views=1",
+    )
+    command: tuple[str | Path, ...] = (
+        "reproduce",
+        "cifar10_lt",
+        "--root",
+        cifar,
+        "--scale",
+        "cpu",
+        "--features",
+        "cached",
+    )
     settings = [word for setting in small for word in ("--set", setting)]
     done = semigpc(*command, "--seeds", "1", "--cell", "A/50/supervised+none", *SETTINGS, *settings)
     assert done.exit_code == 0, done.output
@@ -240,11 +359,40 @@ def test_comparators_are_run_on_the_same_recipe(
     features: str, cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "cache"))
-    small = ("model.name=small_cnn", "model.pretrained=null", "augment.image_size=16", "frozen.views=1")
+    small = (
+        "model.name=small_cnn",
+        "model.pretrained=null",
+        "augment.image_size=16",
+        "frozen.views=1",
+    )
     settings = [word for setting in small if features == "cached" for word in ("--set", setting)]
-    command: tuple[str | Path, ...] = ("reproduce", "cifar10_lt", "--root", cifar, "--scale", "cpu", "--features", features)
-    rows = [word for row in ("simmatch+crest", "simmatch+effective_number") for word in ("--cell", f"A/50/{row}+*")]
-    command = (*command, "--addon", "crest", "--addon", "effective_number", *rows, "--seeds", "1", "--out", tmp_path / "out")
+    command: tuple[str | Path, ...] = (
+        "reproduce",
+        "cifar10_lt",
+        "--root",
+        cifar,
+        "--scale",
+        "cpu",
+        "--features",
+        features,
+    )
+    rows = [
+        word
+        for row in ("simmatch+crest", "simmatch+effective_number")
+        for word in ("--cell", f"A/50/{row}+*")
+    ]
+    command = (
+        *command,
+        "--addon",
+        "crest",
+        "--addon",
+        "effective_number",
+        *rows,
+        "--seeds",
+        "1",
+        "--out",
+        tmp_path / "out",
+    )
     plot = tmp_path / "classes.png"
     done = semigpc(*command, *SETTINGS, *settings, "--plot", plot)
     assert done.exit_code == 0, done.output
@@ -253,7 +401,9 @@ def test_comparators_are_run_on_the_same_recipe(
     assert "--addon crest --addon effective_number" in figures["command"]
     group = figures["groups"]["A/50"]
     assert [row for row in group["cells"] if "+" in row] == [
-        f"simmatch+{addon}+{refiner}" for addon in ("crest", "effective_number") for refiner in ("none", "gp")
+        f"simmatch+{addon}+{refiner}"
+        for addon in ("crest", "effective_number")
+        for refiner in ("none", "gp")
     ]
     for gain, addon in zip(group["gains"], ("crest", "effective_number"), strict=True):
         assert (gain["with"], gain["without"]) == (f"simmatch+{addon}+gp", f"simmatch+{addon}+none")

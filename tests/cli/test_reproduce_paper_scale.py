@@ -1,4 +1,6 @@
-"""A cell of each table at the paper's own scale, from data and weight files to figures: three steps with the real networks."""
+"""A cell of each table at the paper's own scale, from data and weight files to figures: three steps
+with the real networks.
+"""
 
 import json
 import os
@@ -24,9 +26,18 @@ from tests.models.test_pretrained import dino_file, msn_file, random_weights, us
 from tests.paper.fgvc_samples import write_images_of, write_lines
 
 LAYOUTS = {"supervised": usb_file, "dino": dino_file, "msn": msn_file}
-SMALL_BATCH = ("--set", "train.labeled_batch=2", "--set", "train.workers=0", "--set", "train.threads=1")
+SMALL_BATCH = (
+    "--set",
+    "train.labeled_batch=2",
+    "--set",
+    "train.workers=0",
+    "--set",
+    "train.threads=1",
+)
 FEW = {"labeled_head": 3, "labeled_ratio": 1, "unlabeled_head": 6, "unlabeled_ratio": 2}
-FEW_IMAGES = tuple(word for key, value in FEW.items() for word in ("--set", f"data.split.{key}={value}"))
+FEW_IMAGES = tuple(
+    word for key, value in FEW.items() for word in ("--set", f"data.split.{key}={value}")
+)
 
 
 def write_cifar(root: Path, n_classes: int) -> None:
@@ -41,12 +52,20 @@ def write_cifar(root: Path, n_classes: int) -> None:
 
 
 def write_photographs(root: Path, name: str) -> None:
-    """A labelled image of every class, and a few unlabelled and test images, in the layout of the published lists."""
+    """A labelled image of every class, and a few unlabelled and test images, in the layout of the
+    published lists.
+    """
     counts = {"l_train_val": BENCHMARKS[name].classes, "u_train_in": 12, "test": 10}
-    rows = {part: [f"{c:03d}.Class/{part}_{c}.jpg {c}" for c in range(count)] for part, count in counts.items()}
+    rows = {
+        part: [f"{c:03d}.Class/{part}_{c}.jpg {c}" for c in range(count)]
+        for part, count in counts.items()
+    }
     for part, lines in rows.items():
         write_lines(root / name / f"{part}.txt", lines)
-    write_images_of(root / name / BENCHMARKS[name].image_folder, (line for lines in rows.values() for line in lines))
+    write_images_of(
+        root / name / BENCHMARKS[name].image_folder,
+        (line for lines in rows.values() for line in lines),
+    )
 
 
 def write_weights(folder: Path, backbone: str, *pretrainings: Any) -> None:
@@ -65,7 +84,19 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 def command(place: Path, table: str, *words: str) -> list[str | Path]:
-    return ["reproduce", table, "--root", place, "--out", place / "out", "--steps", "3", "--seeds", "1", *words]
+    return [
+        "reproduce",
+        table,
+        "--root",
+        place,
+        "--out",
+        place / "out",
+        "--steps",
+        "3",
+        "--seeds",
+        "1",
+        *words,
+    ]
 
 
 def reproduced(place: Path, table: str, *words: str) -> dict[str, Any]:
@@ -91,17 +122,32 @@ def check_runs(place: Path, figures: dict[str, Any], network: str) -> None:
             assert 0 <= cell["last"]["mean"] <= 100
             assert cell["config"]["model"]["name"] == network
             notes = [
-                entry["message"] for entry in map(json.loads, run.metrics.read_text().splitlines()) if entry["kind"] == "note"
+                entry["message"]
+                for entry in map(json.loads, run.metrics.read_text().splitlines())
+                if entry["kind"] == "note"
             ]
             assert not any("refines no pseudo-label" in note for note in notes)
 
 
 @pytest.mark.slow
-def test_cifar_10_with_a_long_tail_stopped_after_a_step_and_continued(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_10_with_a_long_tail_stopped_after_a_step_and_continued(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_cifar(place, 10)
     write_weights(place / "weights", "vit_tiny_patch2_32", "supervised")
-    fewer = ("--set", "refiner.buffer_size=60")  # a balanced buffer is filled at once, by as many passes of the network
-    words = ("--cell", "A/150/simmatch+gp", "--set", "train.checkpoint_steps=1", *fewer, *SMALL_BATCH, *FEW_IMAGES)
+    fewer = (
+        "--set",
+        "refiner.buffer_size=60",
+    )  # a balanced buffer is filled at once, by as many passes of the network
+    words = (
+        "--cell",
+        "A/150/simmatch+gp",
+        "--set",
+        "train.checkpoint_steps=1",
+        *fewer,
+        *SMALL_BATCH,
+        *FEW_IMAGES,
+    )
 
     class Impatient(Listener):
         def step(self, step: int) -> None:
@@ -125,7 +171,9 @@ def test_cifar_10_with_a_long_tail_stopped_after_a_step_and_continued(place: Pat
 def test_cifar_100_with_a_long_tail_and_few_labels(place: Path) -> None:
     write_cifar(place, 100)
     write_weights(place / "weights", "vit_small_patch2_32", "supervised")
-    figures = reproduced(place, "cifar100_lt", "--cell", "B/100/simmatch+gp", *SMALL_BATCH, *FEW_IMAGES)
+    figures = reproduced(
+        place, "cifar100_lt", "--cell", "B/100/simmatch+gp", *SMALL_BATCH, *FEW_IMAGES
+    )
     check_runs(place, figures, "vit_small_patch2_32")
 
 
@@ -133,7 +181,14 @@ def test_cifar_100_with_a_long_tail_and_few_labels(place: Path) -> None:
 def test_balanced_cifar_with_an_addon_beside_the_paper(place: Path) -> None:
     write_cifar(place, 10)
     write_weights(place / "weights", "vit_tiny_patch2_32", "supervised")
-    cells = ("--cell", "cifar10/40/simmatch+gp", "--cell", "cifar10/40/simmatch+daso+gp", "--addon", "daso")
+    cells = (
+        "--cell",
+        "cifar10/40/simmatch+gp",
+        "--cell",
+        "cifar10/40/simmatch+daso+gp",
+        "--addon",
+        "daso",
+    )
     figures = reproduced(place, "balanced_cifar", *cells, *SMALL_BATCH, *FEW_IMAGES)
     check_runs(place, figures, "vit_tiny_patch2_32")
     cells_of = figures["groups"]["cifar10/40"]["cells"]
@@ -147,12 +202,26 @@ def test_balanced_cifar_with_an_addon_beside_the_paper(place: Path) -> None:
     [
         ("fgvc", "cub", ["supervised"], ["cub/simmatch+gp"]),
         ("algorithm_ablation", "semi_aves", ["supervised"], ["semi_aves/freematch+gp"]),
-        ("pretraining_ablation", "semi_aves", ["dino", "msn"], ["dino/simmatch+gp", "msn/simmatch+gp"]),
+        (
+            "pretraining_ablation",
+            "semi_aves",
+            ["dino", "msn"],
+            ["dino/simmatch+gp", "msn/simmatch+gp"],
+        ),
     ],
 )
-def test_photographs(place: Path, table: str, data: str, pretrainings: list[str], cells: list[str]) -> None:
+def test_photographs(
+    place: Path, table: str, data: str, pretrainings: list[str], cells: list[str]
+) -> None:
     write_photographs(place, data)
     write_weights(place / "weights", "vit_small_patch16_224", *pretrainings)
-    figures = reproduced(place, table, *(word for cell in cells for word in ("--cell", cell)), *SMALL_BATCH)
+    figures = reproduced(
+        place, table, *(word for cell in cells for word in ("--cell", cell)), *SMALL_BATCH
+    )
     check_runs(place, figures, "vit_small_patch16_224")
-    assert [f"{name}/{row}" for name, group in figures["groups"].items() for row in group["cells"] if "+" in row] == cells
+    assert [
+        f"{name}/{row}"
+        for name, group in figures["groups"].items()
+        for row in group["cells"]
+        if "+" in row
+    ] == cells

@@ -12,7 +12,9 @@ from semigpc.paper.reproduction import statements, without_folders
 from semigpc.paper.tables import TABLES
 
 
-def told(top1: float, table: str, group: str, row: str, *, agree: bool | None, best: bool | None) -> dict[str, Any]:
+def told(
+    top1: float, table: str, group: str, row: str, *, agree: bool | None, best: bool | None
+) -> dict[str, Any]:
     """A cell as figures.json has it, made by hand."""
     published = PUBLISHED[table][group][row]
     one = {"top1": [top1], "mean": top1, "std": 0.1, "difference": round(top1 - published.top1, 2)}
@@ -64,13 +66,30 @@ def test_tables_say_what_agrees_and_what_is_reproduced() -> None:
     lines = notes(figures, TABLES["balanced_cifar"])
     assert any("printed as -0.18" in line for line in lines)
     assert any("2 printed deviations" in line for line in lines)
-    assert any("lambda are ours" in line and "cifar10 l^2 = 0.1, sigma^2 = 0.1, lambda = 6.43" in line for line in lines)
-    assert any("train.lr=1" in line for line in notes(figures | {"changed": ["train.lr=1"]}, TABLES["balanced_cifar"]))
+    assert any(
+        "lambda are ours" in line and "cifar10 l^2 = 0.1, sigma^2 = 0.1, lambda = 6.43" in line
+        for line in lines
+    )
+    assert any(
+        "train.lr=1" in line
+        for line in notes(figures | {"changed": ["train.lr=1"]}, TABLES["balanced_cifar"])
+    )
 
 
-def test_a_gp_that_is_judged_by_its_own_head_is_called_so_with_what_the_linear_layer_gains() -> None:
-    cell = told(96.0, "balanced_cifar", "cifar10/250", "simmatch+gp", agree=None, best=None) | {"head": "gp"}
-    gain = {"label": "SimMatch + SemiGPC", "mean": 3.0, "std": 0.2, "linear": -0.5, "published": None, "claim": None}
+def test_a_gp_that_is_judged_by_its_own_head_is_called_so_with_what_the_linear_layer_gains() -> (
+    None
+):
+    cell = told(96.0, "balanced_cifar", "cifar10/250", "simmatch+gp", agree=None, best=None) | {
+        "head": "gp"
+    }
+    gain = {
+        "label": "SimMatch + SemiGPC",
+        "mean": 3.0,
+        "std": 0.2,
+        "linear": -0.5,
+        "published": None,
+        "claim": None,
+    }
     figures = {
         "title": "Balanced CIFAR",
         "scale": "cpu",
@@ -80,7 +99,9 @@ def test_a_gp_that_is_judged_by_its_own_head_is_called_so_with_what_the_linear_l
         "groups": {
             "cifar10/250": {
                 "seeds": [0],
-                "cells": {"simmatch+gp": cell | {"config": {"refiner": {}, "addon": {"name": "crest"}}}},
+                "cells": {
+                    "simmatch+gp": cell | {"config": {"refiner": {}, "addon": {"name": "crest"}}}
+                },
                 "gains": [gain],
             }
         },
@@ -108,19 +129,33 @@ def groups_of(top1: dict[tuple[str, str], float], table: str) -> dict[str, Any]:
 
 
 def test_the_gap_between_settings_stands_beside_the_published_one() -> None:
-    top1 = {("A/50", "simmatch+none"): 90.0, ("B/50", "simmatch+none"): 80.0, ("A/100", "simmatch+none"): 70.0}
+    top1 = {
+        ("A/50", "simmatch+none"): 90.0,
+        ("B/50", "simmatch+none"): 80.0,
+        ("A/100", "simmatch+none"): 70.0,
+    }
     top1 |= {("A/50", "simmatch+gp"): 92.0, ("B/50", "simmatch+gp"): 88.0}
     groups = groups_of(top1, "cifar10_lt")
     alone, refined, share = statements("cifar10_lt", groups)
     assert (alone["ours"], refined["ours"], share["ours"]) == (10, 4, 60)
     assert alone["published"] == pytest.approx(96.48 - 80.59)  # of the same ratio
-    assert share["published"] == pytest.approx(100 * (1 - (96.80 - 88.22) / (96.48 - 80.59)), abs=0.01)
-    assert (share["printed"], share["over"], share["missing"]) == (45, ["ratio 50"], ["ratio 100", "ratio 150"])
+    assert share["published"] == pytest.approx(
+        100 * (1 - (96.80 - 88.22) / (96.48 - 80.59)), abs=0.01
+    )
+    assert (share["printed"], share["over"], share["missing"]) == (
+        45,
+        ["ratio 50"],
+        ["ratio 100", "ratio 150"],
+    )
     shown = rendered(statements_table({"statements": [alone, refined, share]}))
     assert "gap A - B, SimMatch, points ratio 50 10.00 15.89 17.39" in shown
     assert "SemiGPC closes of the gap, percent ratio 50 60.00 46.00 45" in shown
     groups["B/50"]["cells"]["simmatch+gp"]["published"] = None  # as with another number of labels
-    assert [one["published"] is None for one in statements("cifar10_lt", groups)] == [False, True, True]
+    assert [one["published"] is None for one in statements("cifar10_lt", groups)] == [
+        False,
+        True,
+        True,
+    ]
     assert statements("cifar10_lt", {"A/50": groups["A/50"]}) == []
 
 
@@ -129,10 +164,21 @@ def test_the_mean_gain_over_what_the_paper_quotes_counts_ours_against_it() -> No
     groups["cub"]["cells"]["FixMatch"] = {"published": {"top1": 53.2}}
     over_base, over_quoted = statements("fgvc", groups)
     assert (over_base["ours"], over_base["published"], over_base["printed"]) == (3, 0.9, 1.92)
-    assert (over_quoted["ours"], over_quoted["published"]) == (pytest.approx(29.8), pytest.approx(32.23))
+    assert (over_quoted["ours"], over_quoted["published"]) == (
+        pytest.approx(29.8),
+        pytest.approx(32.23),
+    )
 
 
 def test_paths_are_reduced_to_names() -> None:
-    plain = {"data": {"root": "data/cifar", "n": 3}, "model": {"pretrained": "/home/me/w.pth", "name": "vit"}, "x": "/a/b"}
-    short = {"data": {"root": "cifar", "n": 3}, "model": {"pretrained": "w.pth", "name": "vit"}, "x": "b"}
+    plain = {
+        "data": {"root": "data/cifar", "n": 3},
+        "model": {"pretrained": "/home/me/w.pth", "name": "vit"},
+        "x": "/a/b",
+    }
+    short = {
+        "data": {"root": "cifar", "n": 3},
+        "model": {"pretrained": "w.pth", "name": "vit"},
+        "x": "b",
+    }
     assert without_folders(plain) == short

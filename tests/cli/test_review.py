@@ -36,17 +36,33 @@ def test_help_teaches_the_whole_round() -> None:
 
 
 def test_a_folder_that_was_not_labelled_is_refused(tmp_path: Path) -> None:
-    refused("review", tmp_path, "--no-browser", code=2, words="so it was not written by semigpc label")
+    refused(
+        "review", tmp_path, "--no-browser", code=2, words="so it was not written by semigpc label"
+    )
     refused("review", tmp_path / "none", "--no-browser", code=2, words="There is no folder")
 
 
 def test_images_that_are_not_there_are_refused(out: Path) -> None:
-    refused("review", out, "--images", out / "none", "--no-browser", code=2, words="The folder of the images is not there")
+    refused(
+        "review",
+        out,
+        "--images",
+        out / "none",
+        "--no-browser",
+        code=2,
+        words="The folder of the images is not there",
+    )
 
 
-def test_without_the_extra_it_says_what_to_install(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_says_what_to_install(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "uvicorn" else found(name, *rest))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "uvicorn" else found(name, *rest),
+    )
     refused("review", out, "--no-browser", code=1, words="pip install 'semigpc[review]'")
     assert semigpc("review", out, "--export").exit_code == 0, "which needs no server"
 
@@ -56,7 +72,15 @@ def test_a_port_that_is_taken_is_refused(out: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        refused("review", out, "--port", str(port), "--no-browser", code=2, words=f"Port {port} of 127.0.0.1 cannot be used")
+        refused(
+            "review",
+            out,
+            "--port",
+            str(port),
+            "--no-browser",
+            code=2,
+            words=f"Port {port} of 127.0.0.1 cannot be used",
+        )
 
 
 def test_export_writes_and_says_what(out: Path) -> None:
@@ -81,7 +105,10 @@ def test_a_line_that_a_crash_cut_off_is_told(out: Path) -> None:
     path = out / "reviews.jsonl"
     path.write_bytes(path.read_bytes()[:-9])
     shown = semigpc("review", out, "--export")
-    assert "The last line of reviews.jsonl was cut off by a crash; all others are intact." in shown.stderr
+    assert (
+        "The last line of reviews.jsonl was cut off by a crash; all others are intact."
+        in shown.stderr
+    )
     assert "\n1 of " in shown.stdout
 
 
@@ -98,7 +125,9 @@ def test_one_folder_is_reviewed_by_one_server_and_exported_meanwhile(out: Path) 
         assert len(server.address.rstrip("/").rsplit("/", 1)[1]) >= 32, "the secret"
         holder = f"(process {server.process.pid} on "
         refused("review", out, "--no-browser", code=2, words=holder)
-        refused("label", out.parent / "data.parquet", "--out", out, "--overwrite", code=2, words=holder)
+        refused(
+            "label", out.parent / "data.parquet", "--out", out, "--overwrite", code=2, words=holder
+        )
         assert semigpc("review", out, "--export").exit_code == 0
     finally:
         told, complaints = server.end(signal.SIGTERM)

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM, through the real entry point and with a loader worker: nothing is lost, nothing is noisy."""
+"""Ctrl-C and SIGTERM, through the real entry point and with a loader worker: nothing is lost,
+nothing is noisy.
+"""
 
 import os
 import signal
@@ -12,20 +14,43 @@ import pytest
 from tests.cli.calls import check_paragraph, start, step_of
 
 COMMAND = (
-    *("train", "digits", "--out", "run", "--algorithm", "fixmatch", "--refiner", "none", "--resume", "--steps", "120"),
-    *("--set", "train.checkpoint_steps=20", "--set", "train.eval_steps=120", "--set", "train.workers=1"),
+    *(
+        "train",
+        "digits",
+        "--out",
+        "run",
+        "--algorithm",
+        "fixmatch",
+        "--refiner",
+        "none",
+        "--resume",
+        "--steps",
+        "120",
+    ),
+    *(
+        "--set",
+        "train.checkpoint_steps=20",
+        "--set",
+        "train.eval_steps=120",
+        "--set",
+        "train.workers=1",
+    ),
 )
 
 
 def stop_group(process: "subprocess.Popen[str]", number: int, ready: Callable[[], bool]) -> str:
-    """Signal every process of the group, as a terminal and a batch system do, as soon as it is time."""
+    """Signal every process of the group, as a terminal and a batch system do, as soon as it is
+    time.
+    """
     deadline = time.monotonic() + 90
     while not ready() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     os.killpg(process.pid, number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    check_paragraph(stderr, "train", "everything is saved in run. Give the same command with --resume to go on.")
+    check_paragraph(
+        stderr, "train", "everything is saved in run. Give the same command with --resume to go on."
+    )
     assert "Error" not in stderr  # nor from a worker
     return stderr
 

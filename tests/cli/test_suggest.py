@@ -31,7 +31,18 @@ def test_suggestions_are_shown_written_and_taken_as_labels(out: Path) -> None:
         writer.writeheader()
         writer.writerows(rows)
     data, before = out.parent / "data.parquet", out.parent / "labels.csv"
-    again = semigpc("label", data, "--labels", before, "--labels", path, "--out", out.parent / "again", "--no-report", "--json")
+    again = semigpc(
+        "label",
+        data,
+        "--labels",
+        before,
+        "--labels",
+        path,
+        "--out",
+        out.parent / "again",
+        "--no-report",
+        "--json",
+    )
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["statuses"]["labelled"] == sum(LABELLED.values()) + 20
     refused("suggest", out, code=2, words="20 rows of it have something in the column 'label'")
@@ -43,7 +54,16 @@ def test_suggestions_as_json(out: Path) -> None:
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
     assert len(rows) == 3
-    assert list(rows[0]) == ["row", "id", "believed", "confidence", "variance", "worth", "for_class", "why"]
+    assert list(rows[0]) == [
+        "row",
+        "id",
+        "believed",
+        "confidence",
+        "variance",
+        "worth",
+        "for_class",
+        "why",
+    ]
     everything = semigpc("suggest", out, "--count", "1000")
     assert "which is all that is left of 1000" in " ".join(everything.stdout.split())
 

@@ -1,4 +1,6 @@
-"""Names of classes and files that are formulas, markup, mathematics or control sequences, through every verb."""
+"""Names of classes and files that are formulas, markup, mathematics or control sequences, through
+every verb.
+"""
 
 import csv
 import io
@@ -39,21 +41,33 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# Embeddings: label, audit, suggest, review ----------------------------------------------------------------------------
+# Embeddings: label, audit, suggest, review --------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the table of embeddings, its labels, and ``out``, where ``semigpc label`` wrote."""
+    """A folder with the table of embeddings, its labels, and ``out``, where ``semigpc label``
+    wrote.
+    """
     root = tmp_path_factory.mktemp("outside")
     rng = np.random.default_rng(0)
     truth = np.arange(90) % len(CLASSES)
     x = (np.eye(len(CLASSES))[truth] + 0.2 * rng.normal(size=(90, len(CLASSES)))).astype(np.float32)
     names = [*(f"{i:02d}.png" for i in range(90 - len(FILES))), *FILES]
     column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(x.ravel()), x.shape[1])
-    parquet.write_table(pyarrow.table({"file_name": names, "embedding": column}), root / "x.parquet")
+    parquet.write_table(
+        pyarrow.table({"file_name": names, "embedding": column}), root / "x.parquet"
+    )
     write_table(root / "labels.csv", [(names[i], CLASSES[truth[i]]) for i in range(36)])
-    done = printed("label", root / "x.parquet", "--labels", root / "labels.csv", "--out", root / "out", "--answer-all")
+    done = printed(
+        "label",
+        root / "x.parquet",
+        "--labels",
+        root / "labels.csv",
+        "--out",
+        root / "out",
+        "--answer-all",
+    )
     for shown in ("=cmd|' /C calc'!A0", "@SUM(1)", SHOWN, "[/b]", 'a,b"c', "$x_1$"):
         assert shown in done.stdout
     return root
@@ -86,7 +100,9 @@ def test_a_sample_that_was_checked_is_read_back(labelled: Path) -> None:
         writer.writerows(rows)
     done = printed("audit", out, "--answers", labelled / "answers.csv")
     result = json.loads((out / "audit.json").read_text())["result"]
-    assert [(pair["label"], pair["truth"]) for pair in result["confusions"]] == [("[/b]", "@SUM(1)")]
+    assert [(pair["label"], pair["truth"]) for pair in result["confusions"]] == [
+        ("[/b]", "@SUM(1)")
+    ]
     assert SHOWN in done.stdout
     assert printed("audit", out, "--answers", labelled / "answers.csv", "--json").stdout.isascii()
 
@@ -103,7 +119,15 @@ def test_suggestions_that_were_filled_in_are_read_back(labelled: Path) -> None:
         writer.writeheader()
         writer.writerows(rows)
     tables = ("--labels", labelled / "labels.csv", "--labels", labelled / "more.csv")
-    printed("label", labelled / "x.parquet", *tables, "--out", labelled / "again", "--answer-all", "--no-report")
+    printed(
+        "label",
+        labelled / "x.parquet",
+        *tables,
+        "--out",
+        labelled / "again",
+        "--answer-all",
+        "--no-report",
+    )
     summary = json.loads((labelled / "again/project.json").read_text())
     assert set(summary["classes"]) == set(CLASSES)
 
@@ -120,7 +144,7 @@ def test_a_review_leaves_tables_that_are_read_back(labelled: Path) -> None:
     assert "'@SUM(1)" in {row["label"] for row in rows_of(out / "reviewed_labels.csv")}
 
 
-# Images: train, evaluate, predict, export -----------------------------------------------------------------------------
+# Images: train, evaluate, predict, export ---------------------------------------------------------
 
 
 class Trained(NamedTuple):
@@ -158,14 +182,24 @@ def test_train_names_the_classes_and_draws_them(trained: Trained) -> None:
     assert "a,b&#34;c" in page
 
 
-def test_predict_shows_and_writes_any_name(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_shows_and_writes_any_name(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     photos = trained.root / "photos"
     odd = photos / "latin\udce9.png"
     odd.write_bytes((photos / FILES[0]).read_bytes())
     try:
-        told = refused("predict", trained.run, photos, code=2, words=r"latin\udce9.png: its name is not UTF-8; rename it")
+        told = refused(
+            "predict",
+            trained.run,
+            photos,
+            code=2,
+            words=r"latin\udce9.png: its name is not UTF-8; rename it",
+        )
         assert "\udce9" not in told
-        done = printed("predict", trained.run, photos, "--skip-bad", "--out", trained.root / "p.csv")
+        done = printed(
+            "predict", trained.run, photos, "--skip-bad", "--out", trained.root / "p.csv"
+        )
     finally:
         odd.unlink()
     for suffix in ("parquet", "json"):
@@ -184,7 +218,9 @@ def test_predict_shows_and_writes_any_name(trained: Trained, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_evaluate_and_export_take_any_name(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_and_export_take_any_name(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     printed("evaluate", trained.run)
     data = trained.root / "new [red]\x1b[1m"
     for name in CLASSES:
@@ -207,10 +243,15 @@ def test_an_argument_that_is_wrong_is_named_without_its_control_sequence(tmp_pat
 
 
 def test_a_comparison_names_its_cells_as_they_are() -> None:
-    figures: dict[str, Any] = dict.fromkeys(("balanced_accuracy", "many", "medium", "few", "ece"), 0.5)
+    figures: dict[str, Any] = dict.fromkeys(
+        ("balanced_accuracy", "many", "medium", "few", "ece"), 0.5
+    )
     runs = [{"result": {"part": "test"}}]
     cells = [{"label": name, "mean": figures, "std": figures, "runs": runs} for name in CLASSES]
-    pairs = [{"name": name, "mean_difference": 0.1, "std": 0.0, "wins": 1, "losses": 0} for name in CLASSES]
+    pairs = [
+        {"name": name, "mean_difference": 0.1, "std": 0.0, "wins": 1, "losses": 0}
+        for name in CLASSES
+    ]
     file = io.StringIO()
     console = Console(file=file, width=120, force_terminal=False)
     console.print(comparison_table({"title": "[/b] :cat:", "seeds": [0], "cells": cells}))

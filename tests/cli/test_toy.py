@@ -53,7 +53,10 @@ def test_tables_hold_every_figure_and_fit_80_characters(printed: str) -> None:
     rows = [" ".join(line.split()) for line in table]
     figures = toy_figures(3)
     for entry in figures.confidence:
-        numbers = " ".join(f"{value:.3f}" for value in (entry.disagreement, entry.minority, entry.outlier, min(entry.centres)))
+        numbers = " ".join(
+            f"{value:.3f}"
+            for value in (entry.disagreement, entry.minority, entry.outlier, min(entry.centres))
+        )
         assert f"{entry.length_scale:g} {NAMES[entry.classifier]} {numbers}" in rows
     for one, mean in zip(figures.propagation, figures.propagation_mean, strict=True):
         start = f"{one.length_scale:g} {NAMES[one.classifier]} {100 * one.accuracy:.1f} ({100 * mean.accuracy:.1f}) "
@@ -65,7 +68,10 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> 
     done = runner.invoke(app, ["--out", str(tmp_path / "taken")])
     assert done.exit_code == 1
     reason = "File exists. What was there before is intact. Choose another place, or another name."
-    assert done.stderr == f"semigpc toy: {tmp_path / 'taken' / 'propagation.png'} could not be written: {reason}\n"
+    assert (
+        done.stderr
+        == f"semigpc toy: {tmp_path / 'taken' / 'propagation.png'} could not be written: {reason}\n"
+    )
     assert done.stdout == ""
 
 
@@ -86,11 +92,20 @@ def test_a_negative_seed_is_refused(tmp_path: Path) -> None:
 def test_help_says_what_to_look_at() -> None:
     done = runner.invoke(app, ["--help"])
     assert done.exit_code == 0
-    for words in ("propagation.png", "figure1.png", "Look at the class of 16", "--out", "--seed", "--json"):
+    for words in (
+        "propagation.png",
+        "figure1.png",
+        "Look at the class of 16",
+        "--out",
+        "--seed",
+        "--json",
+    ):
         assert words in " ".join(done.stdout.split())
 
 
-def test_json_stands_alone_on_standard_output_and_holds_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_stands_alone_on_standard_output_and_holds_every_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = runner.invoke(semigpc_app, ["toy", "--seed", "3", "--json"])
     assert done.exit_code == 0, done.output

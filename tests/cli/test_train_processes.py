@@ -1,4 +1,6 @@
-"""``semigpc train`` in several processes: what is rejected, and how a run ends when one is killed or Ctrl-C is pressed."""
+"""``semigpc train`` in several processes: what is rejected, and how a run ends when one is killed
+or Ctrl-C is pressed.
+"""
 
 import os
 import signal
@@ -23,7 +25,17 @@ def command() -> list[str]:
     """A run that saves every five steps."""
     settings = ("train.checkpoint_steps=5", f"train.eval_steps={STEPS}", *WITHOUT_BATCH_NORM)
     options = [word for setting in settings for word in ("--set", setting)]
-    run = ["train", "digits", "--out", "run", "--algorithm", "fixmatch", "--refiner", "none", "--resume"]
+    run = [
+        "train",
+        "digits",
+        "--out",
+        "run",
+        "--algorithm",
+        "fixmatch",
+        "--refiner",
+        "none",
+        "--resume",
+    ]
     return [*run, "--steps", str(STEPS), *options]
 
 
@@ -41,11 +53,17 @@ def test_a_killed_process_ends_all_and_ctrl_c_saves_once(tmp_path: Path) -> None
     process = start(*command(), "--devices", "2", cwd=tmp_path)
     try:
         wait_for(last, 5, process)
-        (rank_1,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        (rank_1,) = map(
+            int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        )
         os.kill(rank_1, signal.SIGKILL)
         _, stderr = process.communicate(timeout=ENDED)
         if process.returncode == 1:
-            check_paragraph(stderr, "train", "rank 1 was killed by SIGKILL, as the system does when memory runs out.")
+            check_paragraph(
+                stderr,
+                "train",
+                "rank 1 was killed by SIGKILL, as the system does when memory runs out.",
+            )
         else:  # Fabric noticed it before this process was about to communicate with the other
             assert process.returncode == -signal.SIGKILL, stderr
             assert "[rank: 1] Child process with PID" in stderr
@@ -57,7 +75,11 @@ def test_a_killed_process_ends_all_and_ctrl_c_saves_once(tmp_path: Path) -> None
         os.killpg(process.pid, signal.SIGINT)  # to all processes, as a terminal does
         stdout, stderr = process.communicate(timeout=ENDED)
         assert process.returncode == 130, stderr
-        check_paragraph(stderr, "train", f"stopped after step {step_of(last)} of {STEPS}; everything is saved in run.")
+        check_paragraph(
+            stderr,
+            "train",
+            f"stopped after step {step_of(last)} of {STEPS}; everything is saved in run.",
+        )
         assert stderr.count("semigpc train: ") == 1
         assert f"Resuming after step {before} of {STEPS}." in stdout
 
@@ -74,7 +96,11 @@ def test_a_killed_process_ends_all_and_ctrl_c_saves_once(tmp_path: Path) -> None
         wait_for(last, before + 5, process)
         process.kill()  # rank 0, which started the other
         _, stderr = process.communicate(timeout=ENDED)  # returns when both have ended
-        check_paragraph(stderr, "train", "rank 1 lost the connection to another process, which has ended or does not respond")
+        check_paragraph(
+            stderr,
+            "train",
+            "rank 1 lost the connection to another process, which has ended or does not respond",
+        )
     finally:
         process.kill()
 
@@ -91,15 +117,22 @@ def test_ctrl_c_saves_under_torchrun(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode != 0
-    assert f"semigpc train: stopped after step {step_of(last)} of {STEPS}; everything is saved in run." in stderr
+    assert (
+        f"semigpc train: stopped after step {step_of(last)} of {STEPS}; everything is saved in run."
+        in stderr
+    )
 
 
 @pytest.mark.slow
 def test_processes_with_different_settings_are_rejected_by_name(tmp_path: Path) -> None:
-    processes = start_all("semigpc", *command(), "--out", str(tmp_path / "run"), only_last=("--seed", "1"))
+    processes = start_all(
+        "semigpc", *command(), "--out", str(tmp_path / "run"), only_last=("--seed", "1")
+    )
     first, second = finish(processes)
     assert [process.returncode for process in processes] == [1, 1], first + second
-    check_paragraph(first, "train", "rank 1 was started differently from rank 0: hash of the split is ")
+    check_paragraph(
+        first, "train", "rank 1 was started differently from rank 0: hash of the split is "
+    )
     assert "seed is 1, not 0" in first
     assert "semigpc" not in second  # one message is enough
     assert not (tmp_path / "run").exists()
@@ -107,12 +140,20 @@ def test_processes_with_different_settings_are_rejected_by_name(tmp_path: Path) 
 
 def test_the_error_of_one_process_keeps_its_words_and_its_exit_code() -> None:
     assert explain(RankError(1, DataError("no such table."))) == ("rank 1: no such table.", 2)
-    assert explain(RankError(3, RuntimeError("odd")))[0].startswith("rank 3: RuntimeError: odd This was not foreseen")
+    assert explain(RankError(3, RuntimeError("odd")))[0].startswith(
+        "rank 3: RuntimeError: odd This was not foreseen"
+    )
 
 
 def test_what_cannot_be_started_is_rejected(tmp_path: Path) -> None:
     run = ("train", "digits", "--out", tmp_path / "run")
-    refused(*run, "--devices", "17", code=2, words="has no row for each of 17. Use at most 16, or a larger batch.")
+    refused(
+        *run,
+        "--devices",
+        "17",
+        code=2,
+        words="has no row for each of 17. Use at most 16, or a larger batch.",
+    )
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{}")

@@ -19,14 +19,24 @@ def random_pixels(count: int, seed: int = 0) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
 
 
-def write_binary(folder: Path, n_classes: int, labels: NDArray[Any], pixels: NDArray[np.uint8]) -> None:
-    """Official files of as many images as the form says; ``pixels`` of the first ones, and black ones after them."""
+def write_binary(
+    folder: Path, n_classes: int, labels: NDArray[Any], pixels: NDArray[np.uint8]
+) -> None:
+    """Official files of as many images as the form says; ``pixels`` of the first ones, and black
+    ones after them.
+    """
     form = FORMS[n_classes]
     folder.mkdir(parents=True)
     records = np.zeros((sum(form.files.values()), form.record_bytes), dtype=np.uint8)
-    records[:, 0] = 19  # which is a coarse label of CIFAR-100; in CIFAR-10 there is none, and the next line overwrites it
+    records[:, 0] = (
+        # which is a coarse label of CIFAR-100; in CIFAR-10 there is none, and the next line
+        # overwrites it
+        19
+    )
     records[:, form.label_bytes - 1] = labels
-    records[: len(pixels), form.label_bytes :] = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)
+    records[: len(pixels), form.label_bytes :] = pixels.transpose(0, 3, 1, 2).reshape(
+        len(pixels), -1
+    )
     first = 0
     for name, count in form.files.items():
         records[first : first + count].tofile(folder / name)

@@ -27,9 +27,13 @@ TRAINED, JUDGED = 40, 8
 
 
 class Counting:
-    """A network whose features are the pixels, and which counts what it is shown; the ``ends_at``-th call fails."""
+    """A network whose features are the pixels, and which counts what it is shown; the
+    ``ends_at``-th call fails.
+    """
 
-    def __init__(self, ends_at: int | None = None, error: type[BaseException] = RuntimeError) -> None:
+    def __init__(
+        self, ends_at: int | None = None, error: type[BaseException] = RuntimeError
+    ) -> None:
         self.calls, self.seen, self.ends_at, self.error = 0, 0, ends_at, error
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -62,7 +66,9 @@ def splits_of(
     )
 
 
-def compute(root: Path, splits: Splits, embed: Callable[[Tensor], Tensor] | None = None, **options: Any) -> CachedFeatures:
+def compute(
+    root: Path, splits: Splits, embed: Callable[[Tensor], Tensor] | None = None, **options: Any
+) -> CachedFeatures:
     return FeatureCache(KEY, root).features(splits, embed or Counting(), **{"workers": 0} | options)
 
 
@@ -74,7 +80,9 @@ def computed(root: Path, splits: Splits) -> int:
 
 
 def everything(source: CachedFeatures, splits: Splits) -> dict[str, Tensor]:
-    """What can be had of each part, its images in the order of their positions; in six draws every view occurs."""
+    """What can be had of each part, its images in the order of their positions; in six draws every
+    view occurs.
+    """
     found = {}
     for part, image_set in splits.parts():
         order = np.argsort(image_set.positions, kind="stable")
@@ -82,13 +90,17 @@ def everything(source: CachedFeatures, splits: Splits) -> dict[str, Tensor]:
         found[f"{part} plain"] = source.plain(image_set, order)
         if part in ("labeled", "unlabeled"):
             for kind in ("weak", "strong"):
-                draws = [source.cut(kind, fetched, np.random.default_rng(seed)) for seed in range(6)]
+                draws = [
+                    source.cut(kind, fetched, np.random.default_rng(seed)) for seed in range(6)
+                ]
                 found[f"{part} {kind}"] = torch.stack(draws, dim=1)
     return found
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(values, other[name]) for name, values in one.items())
+    return one.keys() == other.keys() and all(
+        torch.equal(values, other[name]) for name, values in one.items()
+    )
 
 
 def shards(root: Path) -> list[Path]:

@@ -35,4 +35,6 @@ def small_splits(n: int = 20, u: int = 30, size: int = 8) -> Splits:
     """``n`` labelled images of four classes, ``u`` unlabelled ones, seven to test on."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (n + u + 7, size, size, 3), dtype=np.uint8)
-    return splits_from_arrays(x[:n], np.arange(n) % 4, x[n : n + u], x_test=x[n + u :], y_test=np.arange(7) % 4)
+    return splits_from_arrays(
+        x[:n], np.arange(n) % 4, x[n : n + u], x_test=x[n + u :], y_test=np.arange(7) % 4
+    )

@@ -14,7 +14,9 @@ Y = np.arange(30) % 3
 
 
 def test_arrays_become_splits_without_being_copied() -> None:
-    data = splits_from_arrays(X[:12], Y[:12], X[12:20], x_val=X[20:24], y_val=Y[20:24], x_test=X[24:], y_test=Y[24:])
+    data = splits_from_arrays(
+        X[:12], Y[:12], X[12:20], x_val=X[20:24], y_val=Y[20:24], x_test=X[24:], y_test=Y[24:]
+    )
     assert data.class_names == ("0", "1", "2")
     assert data.class_counts.tolist() == [4, 4, 4]
     assert np.asarray(data.unlabeled[3]).tolist() == X[15].tolist()
@@ -59,7 +61,10 @@ def test_a_file_holds_the_same(tmp_path: Path, grey: bool) -> None:
     data = load(ArraysConfig(path=str(path)), seed=0)
     assert data.sha256 == splits_from_arrays(x[:12], Y[:12], x[12:]).sha256
     assert data.unlabeled_truth.tolist() == Y[12:].tolist()
-    assert np.asarray(data.unlabeled[1]).tolist() == np.broadcast_to(x[13].reshape(4, 5, -1), (4, 5, 3)).tolist()
+    assert (
+        np.asarray(data.unlabeled[1]).tolist()
+        == np.broadcast_to(x[13].reshape(4, 5, -1), (4, 5, 3)).tolist()
+    )
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -84,7 +89,10 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"x_labeled": X / 255.0}, "must be uint8.*got float64.*Scale values to 0..255"),
-        ({"x_labeled": X.transpose(0, 3, 1, 2)}, r"got uint8 of shape \(30, 3, 4, 5\).*channels last"),
+        (
+            {"x_labeled": X.transpose(0, 3, 1, 2)},
+            r"got uint8 of shape \(30, 3, 4, 5\).*channels last",
+        ),
         ({"y_labeled": Y[:-1]}, "equally long; got 30 and 29"),
         ({"y_labeled": Y * 1.0}, "vector of integers.*got float64"),
         ({"y_labeled": np.eye(3, dtype=int)[Y]}, r"shape \(30, 3\)"),
@@ -109,14 +117,22 @@ def test_the_fraction_is_checked() -> None:
 def test_images_of_no_class_are_marked_and_have_no_truth(tmp_path: Path) -> None:
     outside = np.arange(10) >= 6
     truth = np.where(outside, -1, Y[12:22])
-    data = splits_from_arrays(X[:12], Y[:12], X[12:22], y_unlabeled_truth=truth, unlabeled_out=outside)
+    data = splits_from_arrays(
+        X[:12], Y[:12], X[12:22], y_unlabeled_truth=truth, unlabeled_out=outside
+    )
     assert data.unlabeled_out is not None
     assert data.unlabeled_out.tolist() == outside.tolist()
     assert (data.unlabeled.labels == -1).all()
     path = tmp_path / "data.npz"
     np.savez(path, x_labeled=X[:12], y_labeled=Y[:12], x_unlabeled=X[12:22], unlabeled_out=outside)
     assert load(ArraysConfig(path=str(path)), seed=0).unlabeled_out is not None
-    with pytest.raises(DataError, match=r"unlabeled_out must be booleans.*10 unlabelled images; got int64"):
+    with pytest.raises(
+        DataError, match=r"unlabeled_out must be booleans.*10 unlabelled images; got int64"
+    ):
         splits_from_arrays(X[:12], Y[:12], X[12:22], unlabeled_out=outside.astype(np.int64))
-    with pytest.raises(DataError, match=r"has no true class; unlabeled_truth names one for 4.*Put -1 there"):
-        splits_from_arrays(X[:12], Y[:12], X[12:22], y_unlabeled_truth=Y[12:22], unlabeled_out=outside)
+    with pytest.raises(
+        DataError, match=r"has no true class; unlabeled_truth names one for 4.*Put -1 there"
+    ):
+        splits_from_arrays(
+            X[:12], Y[:12], X[12:22], y_unlabeled_truth=Y[12:22], unlabeled_out=outside
+        )

@@ -1,4 +1,6 @@
-"""The pipelines against torchvision's functions, their sizes, and their dependence on the generator alone."""
+"""The pipelines against torchvision's functions, their sizes, and their dependence on the generator
+alone.
+"""
 
 import math
 import pickle
@@ -30,11 +32,15 @@ SHAPES = [(8, 8), (32, 32), (40, 25), (25, 40), (300, 200)]
 
 
 def normalised(image: Image.Image) -> Tensor:
-    result: Tensor = TF.normalize(TF.to_dtype(TF.to_image(image), torch.float32, scale=True), IMAGENET_MEAN, IMAGENET_STD)
+    result: Tensor = TF.normalize(
+        TF.to_dtype(TF.to_image(image), torch.float32, scale=True), IMAGENET_MEAN, IMAGENET_STD
+    )
     return result
 
 
-A_BYTE = 1.01 / 255 / min(IMAGENET_STD)  # without AVX2 torch rounds differently for each layout in memory
+A_BYTE = (
+    1.01 / 255 / min(IMAGENET_STD)
+)  # without AVX2 torch rounds differently for each layout in memory
 
 
 def by_torchvision(image: Image.Image, size: list[int]) -> Pixels:
@@ -57,7 +63,9 @@ def test_every_view_has_the_size_asked_for(style: str, shape: tuple[int, int]) -
 
 @pytest.mark.parametrize("shape", [(8, 8), (40, 25), (300, 200), (700, 900)])
 @pytest.mark.parametrize("size", [8, 24, 256])
-def test_images_are_resized_as_by_pillow_but_for_one_of_255(shape: tuple[int, int], size: int) -> None:
+def test_images_are_resized_as_by_pillow_but_for_one_of_255(
+    shape: tuple[int, int], size: int
+) -> None:
     image = random_image(*shape, default_rng(0))
     expected = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(resized(to_pixels(image), size, size) - expected).max() <= 1
@@ -81,13 +89,22 @@ def test_a_weak_view_is_a_crop_of_the_reflected_image_maybe_mirrored() -> None:
 def test_without_flips_nothing_is_mirrored() -> None:
     image = random_image(8, 8, default_rng(0))
     augment, rng = Augment(AugmentConfig(image_size=8, flip=False, crop_ratio=1.0)), default_rng(0)
-    assert all(augment.pixels("weak", to_pixels(image), rng).tobytes() == image.tobytes() for _ in range(20))
+    assert all(
+        augment.pixels("weak", to_pixels(image), rng).tobytes() == image.tobytes()
+        for _ in range(20)
+    )
 
 
-@pytest.mark.parametrize(("size", "ratio", "pad"), [(32, 0.875, 4), (8, 0.875, 1), (28, 0.875, 3), (32, 1.0, 0), (10, 0.5, 5)])
+@pytest.mark.parametrize(
+    ("size", "ratio", "pad"),
+    [(32, 0.875, 4), (8, 0.875, 1), (28, 0.875, 3), (32, 1.0, 0), (10, 0.5, 5)],
+)
 def test_the_padding_is_the_part_that_the_crop_leaves(size: int, ratio: float, pad: int) -> None:
     columns = np.zeros((size, size, 3), np.uint8) + np.arange(size, dtype=np.uint8)[None, :, None]
-    augment, rng = Augment(AugmentConfig(image_size=size, crop_ratio=ratio, flip=False)), default_rng(0)
+    augment, rng = (
+        Augment(AugmentConfig(image_size=size, crop_ratio=ratio, flip=False)),
+        default_rng(0),
+    )
     first = {int(augment.pixels("weak", columns, rng)[0, pad, 0]) for _ in range(400)}
     assert first == set(range(2 * pad + 1)) if 2 * pad < size else first >= set(range(size))
 
@@ -95,8 +112,13 @@ def test_the_padding_is_the_part_that_the_crop_leaves(size: int, ratio: float, p
 def test_strong_views_start_from_the_same_crop_and_flip(monkeypatch: pytest.MonkeyPatch) -> None:
     square = to_pixels(random_image(32, 32, default_rng(0)))
     augment = Augment(AugmentConfig(image_size=32))
-    monkeypatch.setattr("semigpc.data.augment.rand_augment", lambda cropped, _rng, _operations: cropped)
-    assert (augment.pixels("strong", square, default_rng(5)) == augment.pixels("weak", square, default_rng(5))).all()
+    monkeypatch.setattr(
+        "semigpc.data.augment.rand_augment", lambda cropped, _rng, _operations: cropped
+    )
+    assert (
+        augment.pixels("strong", square, default_rng(5))
+        == augment.pixels("weak", square, default_rng(5))
+    ).all()
 
 
 def test_randaugment_sees_the_cropped_image_and_its_result_is_the_view() -> None:
@@ -104,15 +126,24 @@ def test_randaugment_sees_the_cropped_image_and_its_result_is_the_view() -> None
     augment = Augment(AugmentConfig(image_size=16, crop_ratio=1.0, flip=False, operations=2))
     rng = default_rng(5)
     rng.random(3)  # what crop and flip take
-    assert augment.pixels("strong", to_pixels(image), default_rng(5)).tobytes() == rand_augment(image, rng, 2).tobytes()
+    assert (
+        augment.pixels("strong", to_pixels(image), default_rng(5)).tobytes()
+        == rand_augment(image, rng, 2).tobytes()
+    )
 
 
 def test_the_weak_view_of_a_photograph_is_a_crop_of_the_squashed_image() -> None:
     image = random_image(50, 31, default_rng(0))
     augment = Augment(AugmentConfig(image_size=28, style="resize", flip=False))
     squashed = augment.square(image)
-    np.testing.assert_allclose(squashed, by_torchvision(image, [32, 32]).astype(int), atol=1, rtol=0)
-    crops = {squashed[top : top + 28, left : left + 28].tobytes() for top in range(5) for left in range(5)}
+    np.testing.assert_allclose(
+        squashed, by_torchvision(image, [32, 32]).astype(int), atol=1, rtol=0
+    )
+    crops = {
+        squashed[top : top + 28, left : left + 28].tobytes()
+        for top in range(5)
+        for left in range(5)
+    }
     rng = default_rng(0)
     assert {augment.pixels("weak", squashed, rng).tobytes() for _ in range(400)} == crops
 
@@ -132,13 +163,20 @@ def test_the_strong_crop_of_a_photograph_has_the_area_and_aspect_of_the_recipe()
 def test_the_strong_crop_is_cropped_first_and_then_resized(monkeypatch: pytest.MonkeyPatch) -> None:
     square = to_pixels(random_image(32, 32, default_rng(0)))
     augment = Augment(AugmentConfig(image_size=28, style="resize", flip=False))
-    monkeypatch.setattr("semigpc.data.augment.rand_augment", lambda cropped, _rng, _operations: cropped)
+    monkeypatch.setattr(
+        "semigpc.data.augment.rand_augment", lambda cropped, _rng, _operations: cropped
+    )
     rng = default_rng(3)
-    area, aspect = rng.uniform(0.08, 1) * 1024, math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+    area, aspect = (
+        rng.uniform(0.08, 1) * 1024,
+        math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3))),
+    )
     width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
     left, top = rng.integers(32 - width + 1), rng.integers(32 - height + 1)
     expected = by_torchvision(to_image(square[top : top + height, left : left + width]), [28, 28])
-    np.testing.assert_allclose(augment.pixels("strong", square, default_rng(3)), expected.astype(int), atol=1, rtol=0)
+    np.testing.assert_allclose(
+        augment.pixels("strong", square, default_rng(3)), expected.astype(int), atol=1, rtol=0
+    )
 
 
 def test_a_crop_that_never_fits_is_the_whole_image() -> None:
@@ -168,12 +206,17 @@ def test_small_images_are_evaluated_as_they_are() -> None:
 def test_stacks_are_normalised_like_single_images() -> None:
     augment = Augment(AugmentConfig(image_size=8))
     views = torch.cat(
-        [augment.cut("strong", [to_pixels(random_image(8, 8, default_rng(i)))], default_rng(i)) for i in range(5)]
+        [
+            augment.cut("strong", [to_pixels(random_image(8, 8, default_rng(i)))], default_rng(i))
+            for i in range(5)
+        ]
     )
     stack = augment.normalise(views)
     assert stack.shape == (5, 3, 8, 8)
     assert stack.is_contiguous()
-    assert all(torch.equal(row, augment.normalise(view)) for row, view in zip(stack, views, strict=True))
+    assert all(
+        torch.equal(row, augment.normalise(view)) for row, view in zip(stack, views, strict=True)
+    )
 
 
 @pytest.mark.parametrize("style", ["pad", "resize"])
@@ -182,12 +225,20 @@ def test_views_follow_from_the_generator(style: str) -> None:
     copy = pickle.loads(pickle.dumps(augment))  # as a worker gets it
     squares = [augment.square(random_image(20, 20, default_rng(0)))]
     for name in ("weak", "strong"):
-        assert torch.equal(augment.cut(name, squares, default_rng(7)), augment.cut(name, squares, default_rng(7)))
-        different = {augment.cut(name, squares, default_rng(seed)).numpy().tobytes() for seed in range(10)}
+        assert torch.equal(
+            augment.cut(name, squares, default_rng(7)), augment.cut(name, squares, default_rng(7))
+        )
+        different = {
+            augment.cut(name, squares, default_rng(seed)).numpy().tobytes() for seed in range(10)
+        }
         assert len(different) > 5
-    assert torch.equal(augment.cut("strong", squares, default_rng(7)), copy.cut("strong", squares, default_rng(7)))
+    assert torch.equal(
+        augment.cut("strong", squares, default_rng(7)), copy.cut("strong", squares, default_rng(7))
+    )
     rng = default_rng(7)
-    assert not torch.equal(augment.cut("strong", squares, rng), augment.cut("strong2", squares, rng))
+    assert not torch.equal(
+        augment.cut("strong", squares, rng), augment.cut("strong2", squares, rng)
+    )
 
 
 def test_images_are_not_changed() -> None:

@@ -1,4 +1,6 @@
-"""Features in place of images: which view is drawn, and batches that are a function of seed and step."""
+"""Features in place of images: which view is drawn, and batches that are a function of seed and
+step.
+"""
 
 from typing import Any
 
@@ -7,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.data import Augment, AugmentConfig, BatchStream, CachedFeatures, EvaluationLoader, Splits
+from semigpc.data import (
+    Augment,
+    AugmentConfig,
+    BatchStream,
+    CachedFeatures,
+    EvaluationLoader,
+    Splits,
+)
 from semigpc.types import Batch
 from tests.data.samples import small_splits
 
@@ -25,12 +34,16 @@ STREAM: dict[str, Any] = {
 
 def table(kind: float, views: int) -> Tensor:
     """Features that say what they are: the kind, the row of the image, which of its views."""
-    rows, numbers = torch.meshgrid(torch.arange(LABELED + UNLABELED), torch.arange(views), indexing="ij")
+    rows, numbers = torch.meshgrid(
+        torch.arange(LABELED + UNLABELED), torch.arange(views), indexing="ij"
+    )
     return torch.stack([torch.full_like(rows, int(kind)), rows, numbers], dim=2).half()
 
 
 def features(splits: Splits, views: int = VIEWS) -> CachedFeatures:
-    """Labelled images have the rows 0..19 backwards, unlabelled ones the rows from 20 on, those to test on come last."""
+    """Labelled images have the rows 0..19 backwards, unlabelled ones the rows from 20 on, those to
+    test on come last.
+    """
     assert splits.test is not None
     judged = torch.full((len(splits.test), 3), 7.0).half()
     judged[:, 1] = torch.arange(50, 50 + len(splits.test))
@@ -51,7 +64,9 @@ SOURCE = features(SPLITS)
 SOME = np.array([4, 0, 29, 4, 11])
 
 
-def drawn(source: CachedFeatures, name: str, seed: int, indices: Any = SOME, other: str | None = None) -> Tensor:
+def drawn(
+    source: CachedFeatures, name: str, seed: int, indices: Any = SOME, other: str | None = None
+) -> Tensor:
     """View ``name`` of unlabelled images, after view ``other`` of them was drawn."""
     fetched, rng = source.fetch(SPLITS.unlabeled, indices), np.random.default_rng(seed)
     if other is not None:
@@ -88,8 +103,13 @@ def test_images_of_a_batch_and_views_of_a_image_are_drawn_apart() -> None:
 @pytest.mark.parametrize("views", [2, 3, 4])
 def test_the_second_strong_view_is_another_one_and_any_of_the_others(views: int) -> None:
     source = features(SPLITS, views)
-    fetched, rng = source.fetch(SPLITS.unlabeled, np.zeros(3000, dtype=np.int64)), np.random.default_rng(0)
-    strong, strong2 = (source.cut(name, fetched, rng)[:, 2].long() for name in ("strong", "strong2"))
+    fetched, rng = (
+        source.fetch(SPLITS.unlabeled, np.zeros(3000, dtype=np.int64)),
+        np.random.default_rng(0),
+    )
+    strong, strong2 = (
+        source.cut(name, fetched, rng)[:, 2].long() for name in ("strong", "strong2")
+    )
     pairs = (strong * views + strong2).bincount(minlength=views * views).reshape(views, views)
     assert pairs.diagonal().tolist() == [0] * views
     others = pairs[~torch.eye(views, dtype=torch.bool)]
@@ -103,7 +123,9 @@ def test_with_a_single_view_the_second_strong_one_is_the_first() -> None:
 
 def test_equal_generators_draw_equal_views() -> None:
     for name in ("weak", "strong", "strong2"):
-        assert torch.equal(drawn(SOURCE, name, 5, other="strong"), drawn(SOURCE, name, 5, other="strong"))
+        assert torch.equal(
+            drawn(SOURCE, name, 5, other="strong"), drawn(SOURCE, name, 5, other="strong")
+        )
         views = {tuple(drawn(SOURCE, name, seed)[:, 2].tolist()) for seed in range(10)}
         assert len(views) > 5
 
@@ -117,12 +139,18 @@ def test_the_plain_view_is_the_images_own() -> None:
 def test_other_views_and_other_sets_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown view 'medium'; known: weak, strong, strong2"):
         drawn(SOURCE, "medium", 0)
-    for stranger in (small_splits(LABELED, UNLABELED).labeled, SPLITS.labeled.subset(np.arange(LABELED))):
-        with pytest.raises(ValueError, match="features are cached for the sets of one split; this one is not among them"):
+    for stranger in (
+        small_splits(LABELED, UNLABELED).labeled,
+        SPLITS.labeled.subset(np.arange(LABELED)),
+    ):
+        with pytest.raises(
+            ValueError,
+            match="features are cached for the sets of one split; this one is not among them",
+        ):
             SOURCE.fetch(stranger, np.array([0]))
 
 
-# Batches of them ---------------------------------------------------------------------------------------------------------
+# Batches of them ----------------------------------------------------------------------------------
 
 
 def batches(workers: int = 0, first_step: int = 0, **changes: Any) -> list[Batch]:
@@ -131,7 +159,10 @@ def batches(workers: int = 0, first_step: int = 0, **changes: Any) -> list[Batch
 
 
 def same(one: Batch, other: Batch) -> bool:
-    tensors = [[batch.x, batch.y, batch.index, batch.view_index, *batch.views.values()] for batch in (one, other)]
+    tensors = [
+        [batch.x, batch.y, batch.index, batch.view_index, *batch.views.values()]
+        for batch in (one, other)
+    ]
     return list(one.views) == list(other.views) and all(map(torch.equal, *tensors))
 
 
@@ -156,7 +187,9 @@ def test_batches_are_a_function_of_seed_and_step() -> None:
     stream = BatchStream(SPLITS, features(SPLITS), **STREAM)
     assert all(same(stream[step], expected[step]) for step in (9, 2, 9, 0))
     assert not torch.equal(batches(seed=4)[0].x, expected[0].x)
-    assert len({tuple(batch.x[:, 2].tolist()) for batch in expected}) > 10, "views are drawn anew at every step"
+    assert len({tuple(batch.x[:, 2].tolist()) for batch in expected}) > 10, (
+        "views are drawn anew at every step"
+    )
 
 
 @pytest.mark.slow
@@ -166,8 +199,12 @@ def test_a_worker_changes_nothing() -> None:
 
 def test_evaluation_sees_the_plain_features_in_order() -> None:
     assert SPLITS.test is not None
-    loader = EvaluationLoader([SPLITS.test], SOURCE, batch_size=3, workers=0, device=torch.device("cpu"))
+    loader = EvaluationLoader(
+        [SPLITS.test], SOURCE, batch_size=3, workers=0, device=torch.device("cpu")
+    )
     seen = list(loader.batches(SPLITS.test))
     assert {batch.images.dtype for batch in seen} == {torch.float32}
-    assert torch.cat([batch.images for batch in seen]).tolist() == [[7, row, 7] for row in range(50, 57)]
+    assert torch.cat([batch.images for batch in seen]).tolist() == [
+        [7, row, 7] for row in range(50, 57)
+    ]
     assert torch.cat([batch.labels for batch in seen]).tolist() == SPLITS.test.labels.tolist()

@@ -22,7 +22,9 @@ SMALL_LABELS = np.tile(np.arange(10), 24)
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> NDArray[Any]:
-    """Labels of a CIFAR-10 with files of 40 images instead of 10 000: twenty of each class to train on, four to test on."""
+    """Labels of a CIFAR-10 with files of 40 images instead of 10 000: twenty of each class to train
+    on, four to test on.
+    """
     form = FORMS[10]
     monkeypatch.setitem(FORMS, 10, form._replace(files=dict.fromkeys(form.files, 40)))
     return SMALL_LABELS
@@ -31,49 +33,81 @@ def small(monkeypatch: pytest.MonkeyPatch) -> NDArray[Any]:
 @pytest.fixture
 def binary(small: NDArray[Any], tmp_path: Path) -> Path:
     """A root with such files."""
-    write_binary(tmp_path / "root" / "cifar10" / "cifar-10-batches-bin", 10, small, random_pixels(240))
+    write_binary(
+        tmp_path / "root" / "cifar10" / "cifar-10-batches-bin", 10, small, random_pixels(240)
+    )
     return tmp_path / "root"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_classes", [10, 100])
-def test_official_files_give_the_counts_of_the_paper(tmp_path: Path, n_classes: Literal[10, 100]) -> None:
-    form, labels, pixels = FORMS[n_classes], np.tile(np.arange(n_classes), 60_000 // n_classes), random_pixels(300)
+def test_official_files_give_the_counts_of_the_paper(
+    tmp_path: Path, n_classes: Literal[10, 100]
+) -> None:
+    form, labels, pixels = (
+        FORMS[n_classes],
+        np.tile(np.arange(n_classes), 60_000 // n_classes),
+        random_pixels(300),
+    )
     write_binary(tmp_path / form.name / form.archive.folder, n_classes, labels, pixels)
-    sizes = [(tmp_path / form.name / form.archive.folder / name).stat().st_size for name in form.files]
+    sizes = [
+        (tmp_path / form.name / form.archive.folder / name).stat().st_size for name in form.files
+    ]
     assert sizes == ([30_730_000] * 6 if n_classes == 10 else [153_700_000, 30_740_000])
     head = 50_000 // n_classes
-    split = SplitConfig(labeled_head=head * 3 // 10, labeled_ratio=100, unlabeled_head=head, unlabeled_ratio=100)
+    split = SplitConfig(
+        labeled_head=head * 3 // 10, labeled_ratio=100, unlabeled_head=head, unlabeled_ratio=100
+    )
     try:
         data = load(CifarConfig(root=str(tmp_path), n_classes=n_classes, split=split), seed=0)
-        assert (len(data.labeled), len(data.unlabeled)) == ((3720, 12406) if n_classes == 10 else (3218, 10847))
+        assert (len(data.labeled), len(data.unlabeled)) == (
+            (3720, 12406) if n_classes == 10 else (3218, 10847)
+        )
         assert data.test is not None
         assert counts(data.test.labels, n_classes) == [10_000 // n_classes] * n_classes
         assert data.test.positions.tolist() == list(range(50_000, 60_000))
         assert data.test.names[7] == "test/00007"
-        assert (labels[data.labeled.positions] == data.labeled.labels).all()  # fine ones; the coarse are all 19
+        assert (
+            labels[data.labeled.positions] == data.labeled.labels
+        ).all()  # fine ones; the coarse are all 19
         assert (labels[data.unlabeled.positions] == data.unlabeled_truth).all()
         assert data.labeled.names[0] == f"train/{data.labeled.positions[0]:05d}"
-        assert data.class_names[:2] == (("airplane", "automobile") if n_classes == 10 else ("class_0", "class_1"))
-        assert [np.asarray(data.labeled.images[i]).tolist() for i in (0, 299)] == pixels[[0, 299]].tolist()
+        assert data.class_names[:2] == (
+            ("airplane", "automobile") if n_classes == 10 else ("class_0", "class_1")
+        )
+        assert [np.asarray(data.labeled.images[i]).tolist() for i in (0, 299)] == pixels[
+            [0, 299]
+        ].tolist()
         assert data.validation is None
-        assert not [note for note in data.notes if "single" not in note]  # CIFAR-100 has classes of a single label
+        assert not [
+            note for note in data.notes if "single" not in note
+        ]  # CIFAR-100 has classes of a single label
     finally:
         shutil.rmtree(tmp_path / form.name)  # 184 MB each, which pytest would keep
 
 
 def test_the_default_is_setting_a_of_the_paper() -> None:
     split = CifarConfig(root="x").split
-    assert (sum(split.counts(10)[0]), sum(split.counts(10)[1]), split.overlap) == (3720, 12406, "nested")
+    assert (sum(split.counts(10)[0]), sum(split.counts(10)[1]), split.overlap) == (
+        3720,
+        12406,
+        "nested",
+    )
     assert DATASETS["cifar"] == (CifarConfig, load)
 
 
 def test_files_are_found_wherever_people_put_them(binary: Path) -> None:
     expected = load(config(binary), seed=0)
     inner = binary / "cifar10" / "cifar-10-batches-bin"
-    assert load(config(inner), seed=0).sha256 == load(config(inner.parent), seed=0).sha256 == expected.sha256
+    assert (
+        load(config(inner), seed=0).sha256
+        == load(config(inner.parent), seed=0).sha256
+        == expected.sha256
+    )
     assert (counts(expected.labeled.labels), counts(expected.unlabeled_truth)) == FEW_COUNTS
-    assert expected.notes == ("The copy of CIFAR-10 has 200 training and 40 test images, and not 50000 and 10000.",)
+    assert expected.notes == (
+        "The copy of CIFAR-10 has 200 training and 40 test images, and not 50000 and 10000.",
+    )
     assert expected.sha256 != load(config(binary), seed=1).sha256
 
 
@@ -95,7 +129,9 @@ def test_a_validation_part_is_put_aside_before_the_split(binary: Path) -> None:
     assert counts(data.validation.labels) == [8] * 10
     assert (SMALL_LABELS[data.validation.positions] == data.validation.labels).all()
     assert data.validation.positions.max() < 200
-    assert not set(data.validation.positions) & (set(data.labeled.positions) | set(data.unlabeled.positions))
+    assert not set(data.validation.positions) & (
+        set(data.labeled.positions) | set(data.unlabeled.positions)
+    )
     assert (counts(data.labeled.labels), counts(data.unlabeled_truth)) == FEW_COUNTS
     again, other = (load(config(binary, validation_per_class=8), seed) for seed in (0, 1))
     assert data.sha256 == again.sha256
@@ -107,7 +143,9 @@ def test_fewer_unlabelled_images_than_asked_for_are_noted(binary: Path) -> None:
     data = load(config(binary, validation_per_class=9), seed=0)
     assert data.unlabeled_truth.tolist().count(0) == 11
     assert data.notes[-1].endswith("than asked for, since no more are left: 'airplane (11 of 12)'.")
-    apart = SplitConfig(labeled_head=3, unlabeled_head=30, overlap="usb")  # where that is how it is meant
+    apart = SplitConfig(
+        labeled_head=3, unlabeled_head=30, overlap="usb"
+    )  # where that is how it is meant
     assert len(load(config(binary, split=apart), seed=0).notes) == 1
 
 
@@ -116,19 +154,29 @@ def test_a_validation_part_that_leaves_too_little_is_refused(binary: Path) -> No
         load(config(binary, validation_per_class=25), seed=0)
 
 
-def test_an_archive_that_lies_there_is_checked_and_unpacked(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_lies_there_is_checked_and_unpacked(
+    binary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = load(config(binary), seed=0).sha256
     inner = binary / "cifar10" / "cifar-10-batches-bin"
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
         tar.add(inner, inner.name)
     content = gzip.compress(file.getvalue(), 1)
-    archive = Archive("http://127.0.0.1:9/x", "c.tar.gz", hashlib.md5(content).hexdigest(), len(content), inner.name)
+    archive = Archive(
+        "http://127.0.0.1:9/x",
+        "c.tar.gz",
+        hashlib.md5(content).hexdigest(),
+        len(content),
+        inner.name,
+    )
     monkeypatch.setitem(FORMS, 10, FORMS[10]._replace(archive=archive))
     for place in (binary, binary / "cifar10"):
         shutil.rmtree(inner)
         (place / "c.tar.gz").write_bytes(content[:-1] + b"x")
-        with pytest.raises(DataError, match=r"c.tar.gz must have the md5 sum .* and has .*Delete it"):
+        with pytest.raises(
+            DataError, match=r"c.tar.gz must have the md5 sum .* and has .*Delete it"
+        ):
             load(config(binary), seed=0)
         assert not inner.exists()
         (place / "c.tar.gz").write_bytes(content)
@@ -158,7 +206,8 @@ def test_the_archive_is_fetched_only_if_that_is_allowed(
 
 
 @pytest.mark.parametrize(
-    "name", ["cifar-10-batches-py/data_batch_1", "cifar10/cifar-10-batches-py/x", "cifar-10-python.tar.gz"]
+    "name",
+    ["cifar-10-batches-py/data_batch_1", "cifar10/cifar-10-batches-py/x", "cifar-10-python.tar.gz"],
 )
 def test_pickles_are_never_opened(tmp_path: Path, name: str) -> None:
     class Bomb:
@@ -168,7 +217,10 @@ def test_pickles_are_never_opened(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
     for root in (tmp_path, (tmp_path / name).parent):
-        with pytest.raises(DataError, match=r"as Python pickles only: .*No pickle is ever opened here.*data download cifar10"):
+        with pytest.raises(
+            DataError,
+            match=r"as Python pickles only: .*No pickle is ever opened here.*data download cifar10",
+        ):
             load(config(root), seed=0)
     assert not (tmp_path / "exploded").exists()
 
@@ -179,7 +231,8 @@ def test_a_file_of_the_wrong_size_is_named(tmp_path: Path) -> None:
             file.truncate(30_730_000 - (name == "data_batch_3.bin"))  # holes, which take no room
     (tmp_path / "batches.meta.txt").touch()
     with pytest.raises(
-        DataError, match=r"data_batch_3.bin must have 30730000 bytes, 10000 records of 3073; it has 30729999.*Delete .* again"
+        DataError,
+        match=r"data_batch_3.bin must have 30730000 bytes, 10000 records of 3073; it has 30729999.*Delete .* again",
     ):
         load(config(tmp_path), seed=0)
     (tmp_path / "data_batch_3.bin").unlink()
@@ -192,7 +245,10 @@ def test_a_label_out_of_range_is_named(binary: Path) -> None:
     content = bytearray(path.read_bytes())
     content[3 * 3073] = 10
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"lie in \[0, 10\); record 3 of .*data_batch_2.bin has 10. The file is damaged"):
+    with pytest.raises(
+        DataError,
+        match=r"lie in \[0, 10\); record 3 of .*data_batch_2.bin has 10. The file is damaged",
+    ):
         load(config(binary), seed=0)
 
 
@@ -207,8 +263,14 @@ def test_a_list_of_classes_that_is_cut_short_is_named(binary: Path) -> None:
     [
         ({"n_classes": 20}, "n_classes must be 10 or 100, the CIFARs there are; got 20"),
         ({"validation_per_class": -1}, "validation_per_class must be 0 or more; got -1"),
-        ({"validation_per_class": 3501}, "5000 training images.*got 3501 and 1500.*heads are 1500 labelled and 5000"),
-        ({"n_classes": 100}, "CIFAR-100 has 500 training images.*got 0 and 1500.*heads are 150 labelled and 500"),
+        (
+            {"validation_per_class": 3501},
+            "5000 training images.*got 3501 and 1500.*heads are 1500 labelled and 5000",
+        ),
+        (
+            {"n_classes": 100},
+            "CIFAR-100 has 500 training images.*got 0 and 1500.*heads are 150 labelled and 500",
+        ),
     ],
 )
 def test_configs_check_their_ranges(changes: dict[str, Any], message: str) -> None:

@@ -31,15 +31,26 @@ def test_a_copy_is_the_same_in_a_folder_and_in_a_zip_file(copy: Path, tmp_path: 
     assert folder.class_names == CIFAR10
     assert (counts(folder.labeled.labels), counts(folder.unlabeled_truth)) == FEW_COUNTS
     assert packed.test is not None
-    assert packed.test.names[:3] == ("test/airplane/0.png", "test/airplane/1.png", "test/automobile/0.png")
+    assert packed.test.names[:3] == (
+        "test/airplane/0.png",
+        "test/airplane/1.png",
+        "test/automobile/0.png",
+    )
     assert packed.test.positions.tolist() == list(range(200, 220))
-    assert [name.split("/")[1] for name in packed.labeled.names] == [CIFAR10[c] for c in packed.labeled.labels]
+    assert [name.split("/")[1] for name in packed.labeled.names] == [
+        CIFAR10[c] for c in packed.labeled.labels
+    ]
     for data in (folder, packed):
-        assert all(data.labeled[i].tobytes() == folder.labeled[i].tobytes() for i in range(len(data.labeled)))
+        assert all(
+            data.labeled[i].tobytes() == folder.labeled[i].tobytes()
+            for i in range(len(data.labeled))
+        )
     assert load(config(copy.rename(tmp_path / "cifar10").parent), seed=0).sha256 == folder.sha256
 
 
-@pytest.mark.skipif(not JPEG_COPY.is_file(), reason=f"the copy of CIFAR-10 as JPEG files is not there: {JPEG_COPY}")
+@pytest.mark.skipif(
+    not JPEG_COPY.is_file(), reason=f"the copy of CIFAR-10 as JPEG files is not there: {JPEG_COPY}"
+)
 def test_the_jpeg_copy_of_cifar10_is_complete() -> None:
     images, training, _ = find(JPEG_COPY, 10, download=False)
     assert counts(images.labels[:training]) == [5000] * 10
@@ -59,9 +70,17 @@ def test_a_zip_file_is_read_in_worker_processes(copy: Path, tmp_path: Path) -> N
     assert data.labeled[0].size == (8, 8)  # so that the file is open here too
 
     def batches(workers: int) -> list[list[Any]]:
-        settings: dict[str, Any] = {"labeled_batch": 4, "unlabeled_batch": 8, "seed": 0, "epoch_steps": 5, "views": ("weak",)}
+        settings: dict[str, Any] = {
+            "labeled_batch": 4,
+            "unlabeled_batch": 8,
+            "seed": 0,
+            "epoch_steps": 5,
+            "views": ("weak",),
+        }
         augment = Augment(AugmentConfig(image_size=8))
-        loader = BatchStream(data, augment, total_steps=3, **settings).batches(first_step=0, workers=workers)
+        loader = BatchStream(data, augment, total_steps=3, **settings).batches(
+            first_step=0, workers=workers
+        )
         return [[batch.x.tolist(), batch.views["weak"].tolist()] for batch in loader]
 
     assert batches(1) == batches(0)
@@ -71,16 +90,21 @@ def test_folders_that_are_numbers_are_ordered_as_numbers(tmp_path: Path) -> None
     for part in ("train", "test"):
         write_images(tmp_path / part, {str(c): 1 for c in range(100)})
     split = SplitConfig(labeled_head=1, unlabeled_head=1)
-    assert load(config(tmp_path, n_classes=100, split=split), seed=0).class_names == tuple(str(c) for c in range(100))
+    assert load(config(tmp_path, n_classes=100, split=split), seed=0).class_names == tuple(
+        str(c) for c in range(100)
+    )
 
 
 def test_copies_that_are_no_cifar_are_refused(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"CIFAR-100 must have 100 class folders .* in train/ at its top; .* has 10: 'airplane'"
+        DataError,
+        match=r"CIFAR-100 must have 100 class folders .* in train/ at its top; .* has 10: 'airplane'",
     ):
         load(config(copy, n_classes=100), seed=0)
     (copy / "test" / "truck").rename(copy / "test" / "lorry")
-    with pytest.raises(DataError, match="must have the same class folders; only one has 'lorry', 'truck'"):
+    with pytest.raises(
+        DataError, match="must have the same class folders; only one has 'lorry', 'truck'"
+    ):
         load(config(copy), seed=0)
     shutil.rmtree(copy / "test" / "lorry")
     with pytest.raises(DataError, match=r"10 class folders with images in test/ .*has 9"):
@@ -88,5 +112,8 @@ def test_copies_that_are_no_cifar_are_refused(copy: Path, tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"in train/ at its top; .*deep.zip has 0: none"):
         load(config(zipped(tmp_path, tmp_path.parent / "deep.zip")), seed=0)
     (tmp_path / "cifar.tar").touch()
-    with pytest.raises(DataError, match=r"cifar.tar is another file. If it is the official archive, give the folder"):
+    with pytest.raises(
+        DataError,
+        match=r"cifar.tar is another file. If it is the official archive, give the folder",
+    ):
         load(config(tmp_path / "cifar.tar"), seed=0)

@@ -1,4 +1,6 @@
-"""The long tails of both CIFARs, on labels alone: the totals of the paper, and the same split on every machine."""
+"""The long tails of both CIFARs, on labels alone: the totals of the paper, and the same split on
+every machine.
+"""
 
 import hashlib
 from typing import Any
@@ -26,32 +28,51 @@ def setting_a(n_classes: int, ratio: int, **changes: Any) -> SplitConfig:
     return SplitConfig(**(heads | {"labeled_ratio": ratio, "unlabeled_ratio": ratio} | changes))
 
 
-@pytest.mark.parametrize(("n_classes", "ratio"), [(n, ratio) for n, row in TOTALS.items() for ratio in row])
+@pytest.mark.parametrize(
+    ("n_classes", "ratio"), [(n, ratio) for n, row in TOTALS.items() for ratio in row]
+)
 def test_both_settings_have_the_totals_of_the_paper(n_classes: int, ratio: int) -> None:
     labels, head = pool(n_classes), 50_000 // n_classes
     a = long_tail_split(labels, n_classes, setting_a(n_classes, ratio), seed=0)
     assert (len(a.labeled), len(a.unlabeled)) == TOTALS[n_classes][ratio]
-    b = long_tail_split(labels, n_classes, setting_a(n_classes, ratio, labeled_head=4, labeled_ratio=1), seed=0)
+    b = long_tail_split(
+        labels, n_classes, setting_a(n_classes, ratio, labeled_head=4, labeled_ratio=1), seed=0
+    )
     assert (len(b.labeled), len(b.unlabeled)) == (4 * n_classes, TOTALS[n_classes][ratio][1])
     for split in (a, b):
         assert set(split.labeled) <= set(split.unlabeled)
-        assert np.bincount(labels[split.unlabeled]).tolist() == long_tail_counts(head, ratio, n_classes)
+        assert np.bincount(labels[split.unlabeled]).tolist() == long_tail_counts(
+            head, ratio, n_classes
+        )
 
 
 @pytest.mark.parametrize("n_classes", [10, 100])
 @pytest.mark.parametrize("head", [3000, 5000])
 def test_no_reading_labels_other_images_than_another(n_classes: int, head: int) -> None:
     labels, ratio = pool(n_classes), 100
-    readings: tuple[tuple[Overlap, int], ...] = (("nested", 5000), ("usb", head), ("disjoint", 3000))
+    readings: tuple[tuple[Overlap, int], ...] = (
+        ("nested", 5000),
+        ("usb", head),
+        ("disjoint", 3000),
+    )
     splits = [
-        long_tail_split(labels, n_classes, setting_a(n_classes, ratio, overlap=overlap, unlabeled_head=u * 10 // n_classes), 0)
+        long_tail_split(
+            labels,
+            n_classes,
+            setting_a(n_classes, ratio, overlap=overlap, unlabeled_head=u * 10 // n_classes),
+            0,
+        )
         for overlap, u in readings
     ]
-    assert len({split.labeled.tobytes() for split in splits}) == 1  # so that methods are compared on the same labels
+    assert (
+        len({split.labeled.tobytes() for split in splits}) == 1
+    )  # so that methods are compared on the same labels
 
 
 def by_hand(rng: Shuffler, overlap: Overlap, n_classes: int, ratio: int, seed: int) -> str:
-    """The hash of a split as a loop over the classes draws it, with the global generator where USB uses that."""
+    """The hash of a split as a loop over the classes draws it, with the global generator where USB
+    uses that.
+    """
     labels, draws = pool(n_classes), long_tail_counts(15_000 // n_classes, ratio, n_classes)
     more = long_tail_counts(50_000 // n_classes, ratio, n_classes)
     state = np.random.get_state()  # noqa: NPY002 -- the point is to compare with the legacy global generator
@@ -63,7 +84,9 @@ def by_hand(rng: Shuffler, overlap: Overlap, n_classes: int, ratio: int, seed: i
         own = np.where(labels == c)[0]
         shuffle(own)
         labeled.extend(own[: draws[c]])
-        unlabeled.extend(own[: more[c]] if overlap == "nested" else own[draws[c] : draws[c] + more[c]])
+        unlabeled.extend(
+            own[: more[c]] if overlap == "nested" else own[draws[c] : draws[c] + more[c]]
+        )
     np.random.set_state(state)  # noqa: NPY002
     unlabeled = unlabeled if overlap == "nested" else labeled + unlabeled
     return digest(labeled, unlabeled)
@@ -71,7 +94,9 @@ def by_hand(rng: Shuffler, overlap: Overlap, n_classes: int, ratio: int, seed: i
 
 def digest(*parts: ArrayLike) -> str:
     arrays = [np.array(part, dtype="<i8") for part in parts]
-    return hashlib.sha256(b"".join(f"{len(array)}\n".encode() + array.tobytes() for array in arrays)).hexdigest()
+    return hashlib.sha256(
+        b"".join(f"{len(array)}\n".encode() + array.tobytes() for array in arrays)
+    ).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +113,9 @@ def digest(*parts: ArrayLike) -> str:
 def test_a_seed_gives_the_same_split_on_every_machine(
     rng: Shuffler, overlap: Overlap, n_classes: int, ratio: int, begins: str
 ) -> None:
-    split = long_tail_split(pool(n_classes), n_classes, setting_a(n_classes, ratio, rng=rng, overlap=overlap), seed=0)
+    split = long_tail_split(
+        pool(n_classes), n_classes, setting_a(n_classes, ratio, rng=rng, overlap=overlap), seed=0
+    )
     drawn = digest(split.labeled, split.unlabeled)
     assert drawn == by_hand(rng, overlap, n_classes, ratio, seed=0)
     assert drawn.startswith(begins)

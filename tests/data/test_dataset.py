@@ -16,7 +16,9 @@ POOL = ArrayImages(np.arange(10 * 2 * 2 * 3, dtype=np.uint8).reshape(10, 2, 2, 3
 
 def image_set(labels: list[int], first: int = 0) -> ImageSet:
     positions = np.arange(first, first + len(labels))
-    return ImageSet(POOL, np.array(labels, dtype=np.int64), [f"image/{i}" for i in positions], positions)
+    return ImageSet(
+        POOL, np.array(labels, dtype=np.int64), [f"image/{i}" for i in positions], positions
+    )
 
 
 def splits(
@@ -61,7 +63,12 @@ def test_splits_count_their_images() -> None:
     data = splits([0, 1, 2, 0], validation=image_set([1], first=8), test=image_set([2], first=9))
     assert data.n_classes == 3
     assert data.class_counts.tolist() == [2, 1, 1]
-    assert {part: len(images) for part, images in data.parts()} == {"labeled": 4, "unlabeled": 2, "validation": 1, "test": 1}
+    assert {part: len(images) for part, images in data.parts()} == {
+        "labeled": 4,
+        "unlabeled": 2,
+        "validation": 1,
+        "test": 1,
+    }
     told = json.loads(json.dumps(split_facts(data)))
     counts = {name: numbers for name, numbers in told.items() if name.endswith("_counts")}
     assert counts == {
@@ -85,10 +92,17 @@ def test_the_hash_is_of_names_positions_and_labels() -> None:
         splits([0, 1, 2, 1]),
         splits([0, 1, 2, 0], ("ant", "bee", "dog")),
         splits([0, 1, 2, 0], test=image_set([2], first=9)),
-        replace(data, labeled=ImageSet(POOL, data.labeled.labels, ["w", "x", "y", "z"], data.labeled.positions)),
+        replace(
+            data,
+            labeled=ImageSet(
+                POOL, data.labeled.labels, ["w", "x", "y", "z"], data.labeled.positions
+            ),
+        ),
     ]
     assert len({data.sha256, *(other.sha256 for other in others)}) == 5
-    assert replace(data, unlabeled_truth=np.array([0, 0])).sha256 == data.sha256  # what training cannot see
+    assert (
+        replace(data, unlabeled_truth=np.array([0, 0])).sha256 == data.sha256
+    )  # what training cannot see
 
 
 def test_a_class_without_labels_is_named() -> None:
@@ -122,9 +136,14 @@ def test_images_of_no_class_are_booleans_and_have_no_truth() -> None:
     marked = replace(data, unlabeled_out=np.array([False, True]))
     assert marked.sha256 == data.sha256, "what training cannot see"
     for wrong in (np.array([True]), np.array([0, 1])):
-        with pytest.raises(DataError, match="unlabeled_out must be booleans, one for each of the 2 unlabelled images"):
+        with pytest.raises(
+            DataError,
+            match="unlabeled_out must be booleans, one for each of the 2 unlabelled images",
+        ):
             replace(data, unlabeled_out=wrong)
-    with pytest.raises(DataError, match="has no true class; unlabeled_truth names one for 1 of those"):
+    with pytest.raises(
+        DataError, match="has no true class; unlabeled_truth names one for 1 of those"
+    ):
         replace(data, unlabeled_out=np.array([True, True]))
 
 

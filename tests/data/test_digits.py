@@ -26,7 +26,9 @@ def test_training_validation_and_test_share_no_image(seed: int) -> None:
     data = load(DigitsConfig(), seed)
     assert data.validation is not None
     assert data.test is not None
-    training, held, judged = (set(part.positions) for part in (data.unlabeled, data.validation, data.test))
+    training, held, judged = (
+        set(part.positions) for part in (data.unlabeled, data.validation, data.test)
+    )
     assert set(data.labeled.positions) <= training  # nested
     assert not training & held
     assert not (training | held) & judged

@@ -1,4 +1,6 @@
-"""Evaluation: every image once, in order, decoded once for all passes, by workers that end with the loader."""
+"""Evaluation: every image once, in order, decoded once for all passes, by workers that end with the
+loader.
+"""
 
 import multiprocessing
 from pathlib import Path
@@ -8,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from semigpc.data import Augment, AugmentConfig, BatchStream, CachedFeatures, EvaluationLoader, ImageSet, Splits
+from semigpc.data import (
+    Augment,
+    AugmentConfig,
+    BatchStream,
+    CachedFeatures,
+    EvaluationLoader,
+    ImageSet,
+    Splits,
+)
 from semigpc.data.loaders import InOrder, worker_count
 from semigpc.io import images as decoding
 from semigpc.io.images import ArrayImages, FileImages
@@ -17,7 +27,13 @@ from tests.data.samples import plain_view, random_image, small_splits
 
 CPU = torch.device("cpu")
 AUGMENT = Augment(AugmentConfig(image_size=14, style="resize"))  # squares of 16
-STREAM: dict[str, Any] = {"views": ("weak", "strong"), "labeled_batch": 4, "unlabeled_batch": 5, "seed": 3, "epoch_steps": 7}
+STREAM: dict[str, Any] = {
+    "views": ("weak", "strong"),
+    "labeled_batch": 4,
+    "unlabeled_batch": 5,
+    "seed": 3,
+    "epoch_steps": 7,
+}
 
 
 @pytest.fixture
@@ -43,7 +59,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def splits_of(paths: list[Path], **options: int) -> Splits:
-    pool = ImageSet(FileImages(paths, **options), np.arange(len(paths)) % 2, [path.name for path in paths])
+    pool = ImageSet(
+        FileImages(paths, **options), np.arange(len(paths)) % 2, [path.name for path in paths]
+    )
     return Splits(
         labeled=pool.subset(np.arange(4)),
         unlabeled=pool.subset(np.arange(4, 7)).without_labels(),
@@ -77,7 +95,9 @@ def test_every_image_comes_once_in_order_or_those_asked_for(photos: list[Path]) 
     assert torch.equal(few.images[1], plain_view(AUGMENT, splits.labeled[3]))
 
 
-def test_images_are_decoded_once_for_all_passes_and_loaders(photos: list[Path], decoded: list[Path]) -> None:
+def test_images_are_decoded_once_for_all_passes_and_loaders(
+    photos: list[Path], decoded: list[Path]
+) -> None:
     test = held_out(splits_of(photos))
     passes = iter(loader_of(test).batches(test))
     first = next(passes)  # and left there
@@ -103,15 +123,24 @@ def test_no_more_is_kept_than_the_limit(photos: list[Path], decoded: list[Path])
 
 
 def test_another_size_is_not_mistaken_for_it(photos: list[Path]) -> None:
-    test, larger = held_out(splits_of(photos)), Augment(AugmentConfig(image_size=20, style="resize"))
+    test, larger = (
+        held_out(splits_of(photos)),
+        Augment(AugmentConfig(image_size=20, style="resize")),
+    )
     list(loader_of(test).batches(test))
     views = EvaluationLoader([test], larger, batch_size=9, workers=0, device=CPU)
     assert torch.equal(next(views.batches(test)).images[3], plain_view(larger, test[3]))
 
 
-def test_training_decodes_every_image_once_too_and_views_are_the_same(photos: list[Path], decoded: list[Path]) -> None:
+def test_training_decodes_every_image_once_too_and_views_are_the_same(
+    photos: list[Path], decoded: list[Path]
+) -> None:
     kept, fresh = (
-        list(BatchStream(splits_of(photos, **limit), AUGMENT, **STREAM, total_steps=6).batches(first_step=0, workers=0))
+        list(
+            BatchStream(splits_of(photos, **limit), AUGMENT, **STREAM, total_steps=6).batches(
+                first_step=0, workers=0
+            )
+        )
         for limit in ({}, {"cache_bytes": 0})
     )
     assert all(map(equal, kept, fresh))
@@ -119,7 +148,9 @@ def test_training_decodes_every_image_once_too_and_views_are_the_same(photos: li
 
 
 def equal(one: Batch, other: Batch) -> bool:
-    return torch.equal(one.x, other.x) and all(torch.equal(one.views[name], other.views[name]) for name in STREAM["views"])
+    return torch.equal(one.x, other.x) and all(
+        torch.equal(one.views[name], other.views[name]) for name in STREAM["views"]
+    )
 
 
 @pytest.mark.slow
@@ -142,27 +173,45 @@ def test_two_workers_change_nothing_share_what_they_decode_and_end(
         assert all(map(torch.equal, [batch.images for batch in loader.batches(test)], expected))
         assert set(multiprocessing.active_children()) - before == started
     assert set(multiprocessing.active_children()) == before
-    assert all(map(torch.equal, [batch.images for batch in loader_of(test).batches(test)], expected))
+    assert all(
+        map(torch.equal, [batch.images for batch in loader_of(test).batches(test)], expected)
+    )
     assert decoded == [], "this process reads what the workers wrote"
     photos[5].write_bytes(b"no image")
-    with pytest.raises(decoding.ImageError, match=r"5\.jpg"), loader_of(splits.unlabeled, workers=1) as loader:
+    with (
+        pytest.raises(decoding.ImageError, match=r"5\.jpg"),
+        loader_of(splits.unlabeled, workers=1) as loader,
+    ):
         list(loader.batches(splits.unlabeled))
     assert set(multiprocessing.active_children()) == before
 
 
-def test_workers_are_as_many_as_are_worth_it(photos: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_as_many_as_are_worth_it(
+    photos: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     files, arrays = FileImages(photos), ArrayImages(np.zeros((2, 64, 64, 3), np.uint8))
     large, tiny = (Augment(AugmentConfig(image_size=size)) for size in (33, 32))
     splits = small_splits()
     features = CachedFeatures(
-        weak=torch.zeros(1), strong=torch.zeros(1), plain=torch.zeros(1), sets=[(splits.labeled, np.arange(1))]
+        weak=torch.zeros(1),
+        strong=torch.zeros(1),
+        plain=torch.zeros(1),
+        sets=[(splits.labeled, np.arange(1))],
     )
     for cores, expected in ((1, 0), (2, 1), (6, 5), (64, 8)):
         monkeypatch.setattr("semigpc.data.loaders.cores", lambda cores=cores: cores)
         assert worker_count(None, files, large) == expected
-        assert worker_count(None, files, tiny) == worker_count(None, arrays, large) == worker_count(None, files, features) == 0
+        assert (
+            worker_count(None, files, tiny)
+            == worker_count(None, arrays, large)
+            == worker_count(None, files, features)
+            == 0
+        )
         assert worker_count(3, arrays, tiny) == 3
-        on_gpu = [worker_count(None, *case, device=torch.device("cuda")) for case in ((files, tiny), (arrays, large))]
+        on_gpu = [
+            worker_count(None, *case, device=torch.device("cuda"))
+            for case in ((files, tiny), (arrays, large))
+        ]
         assert on_gpu == [min(2, expected)] * 2
     assert worker_count(None, files, large, processes=16) == 3
     assert worker_count(None, files, large, processes=100) == 0

@@ -42,10 +42,14 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     ],
     ids=lambda member: f"{member.name}-{member.linkname}",
 )
-def test_what_could_write_elsewhere_is_rejected_and_leaves_nothing_behind(tmp_path: Path, evil: tarfile.TarInfo) -> None:
+def test_what_could_write_elsewhere_is_rejected_and_leaves_nothing_behind(
+    tmp_path: Path, evil: tarfile.TarInfo
+) -> None:
     archive = written(tmp_path, gzip.compress(packed(*GOOD, (evil, b""))))
     before = names(tmp_path.parent)
-    with pytest.raises(DataError, match=r"x.tar.gz cannot be unpacked into .*delete it and fetch it again"):
+    with pytest.raises(
+        DataError, match=r"x.tar.gz cannot be unpacked into .*delete it and fetch it again"
+    ):
         extract(SOURCE, archive, tmp_path / "folder")
     assert names(tmp_path / "folder") == []
     assert names(tmp_path.parent) == before
@@ -61,15 +65,22 @@ def test_names_with_a_root_stay_in_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [gzip.compress(b"no tar file" * 100), gzip.compress(packed(GOOD[3]))], ids=["no tar", "other tar"]
+    "content",
+    [gzip.compress(b"no tar file" * 100), gzip.compress(packed(GOOD[3]))],
+    ids=["no tar", "other tar"],
 )
 def test_another_archive_is_named_and_leaves_nothing_behind(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(DataError, match=r"x.tar.gz cannot be unpacked into .*if it is another archive or damaged, delete it"):
+    with pytest.raises(
+        DataError,
+        match=r"x.tar.gz cannot be unpacked into .*if it is another archive or damaged, delete it",
+    ):
         extract(SOURCE, written(tmp_path, content), tmp_path / "folder")
     assert names(tmp_path / "folder") == []
 
 
-def test_a_full_disk_leaves_no_half_unpacked_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_half_unpacked_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive = written(tmp_path, CONTENT)
 
     def fill(_tar: tarfile.TarFile, path: str, **_: object) -> None:
@@ -79,7 +90,9 @@ def test_a_full_disk_leaves_no_half_unpacked_folder(tmp_path: Path, monkeypatch:
 
     with monkeypatch.context() as patch:
         patch.setattr(tarfile.TarFile, "extractall", fill)
-        with pytest.raises(DataError, match=r"cannot be unpacked into .*No space left on device. Make room"):
+        with pytest.raises(
+            DataError, match=r"cannot be unpacked into .*No space left on device. Make room"
+        ):
             extract(SOURCE, archive, tmp_path)
     assert names(tmp_path) == ["x.tar.gz"]
     assert names(extract(SOURCE, archive, tmp_path)) == ["a.bin", "deep"]

@@ -43,7 +43,7 @@ from tests.data.feature_samples import (
 )
 from tests.data.samples import plain_view, write_images
 
-# What is in it -----------------------------------------------------------------------------------------------------------
+# What is in it ------------------------------------------------------------------------------------
 
 
 def test_plain_features_are_the_networks_own(tmp_path: Path) -> None:
@@ -53,7 +53,9 @@ def test_plain_features_are_the_networks_own(tmp_path: Path) -> None:
         source = cache.features(splits, network, workers=0)
         for _, image_set in splits.parts():
             indices = np.arange(len(image_set))[::-1].copy()
-            wanted = network(torch.stack([plain_view(Augment(AUGMENT), image_set[int(i)]) for i in indices]))
+            wanted = network(
+                torch.stack([plain_view(Augment(AUGMENT), image_set[int(i)]) for i in indices])
+            )
             actual = source.normalise(source.plain(image_set, indices))
             torch.testing.assert_close(actual, wanted, rtol=1e-3, atol=1e-4)
     assert source.width == network.num_features
@@ -71,12 +73,16 @@ def test_what_prepares_the_network_hears_how_many_views_are_missing(tmp_path: Pa
 def crops(image: Image.Image) -> Tensor:
     """Every crop of the reflected image, as it is and mirrored, normalised: (50, 192)."""
     padded = np.pad(np.asarray(image) / 255, ((2, 2), (2, 2), (0, 0)), mode="reflect")
-    cut = np.array([padded[top : top + 8, left : left + 8] for top in range(5) for left in range(5)])
+    cut = np.array(
+        [padded[top : top + 8, left : left + 8] for top in range(5) for left in range(5)]
+    )
     both = (np.concatenate([cut, cut[:, :, ::-1]]) - AUGMENT.mean) / AUGMENT.std
     return torch.from_numpy(both.transpose(0, 3, 1, 2).reshape(len(both), -1)).float()
 
 
-def test_weak_features_are_those_of_weak_views_and_strong_ones_are_not(expected: dict[str, Tensor]) -> None:
+def test_weak_features_are_those_of_weak_views_and_strong_ones_are_not(
+    expected: dict[str, Tensor],
+) -> None:
     images, found = noise(), {"weak": 0, "strong": 0}
     for kind in found:
         for position, draws in enumerate(expected[f"unlabeled {kind}"]):
@@ -93,20 +99,31 @@ def test_a_image_has_several_different_views(expected: dict[str, Tensor], kind: 
     assert np.mean(counts) > 2.5, "six draws of three nearly always meet all of them"
 
 
-def test_labelled_images_have_the_features_they_have_among_the_unlabelled(expected: dict[str, Tensor]) -> None:
+def test_labelled_images_have_the_features_they_have_among_the_unlabelled(
+    expected: dict[str, Tensor],
+) -> None:
     assert torch.equal(expected["labeled plain"], expected["unlabeled plain"][:12])
     for kind in ("weak", "strong"):
-        for here, there in zip(expected[f"labeled {kind}"], expected[f"unlabeled {kind}"], strict=False):
+        for here, there in zip(
+            expected[f"labeled {kind}"], expected[f"unlabeled {kind}"], strict=False
+        ):
             assert len(torch.cat([here, there]).unique(dim=0)) <= VIEWS
 
 
-def test_views_depend_on_the_image_and_not_on_the_order(tmp_path: Path, expected: dict[str, Tensor]) -> None:
+def test_views_depend_on_the_image_and_not_on_the_order(
+    tmp_path: Path, expected: dict[str, Tensor]
+) -> None:
     rng = np.random.default_rng(1)
-    shuffled = splits_of(noise(), *(rng.permutation(list(part)).tolist() for part in (range(12), range(40), range(40, 48))))
+    shuffled = splits_of(
+        noise(),
+        *(rng.permutation(list(part)).tolist() for part in (range(12), range(40), range(40, 48))),
+    )
     assert same(everything(compute(tmp_path, shuffled), shuffled), expected)
 
 
-def test_views_are_the_same_when_computed_in_two_calls(tmp_path: Path, expected: dict[str, Tensor]) -> None:
+def test_views_are_the_same_when_computed_in_two_calls(
+    tmp_path: Path, expected: dict[str, Tensor]
+) -> None:
     compute(tmp_path, splits_of(noise(), range(5), range(3, 17), range(44, 47)))
     splits = splits_of(noise())
     assert same(everything(compute(tmp_path, splits), splits), expected)
@@ -115,7 +132,9 @@ def test_views_are_the_same_when_computed_in_two_calls(tmp_path: Path, expected:
 @pytest.mark.slow
 def test_a_worker_changes_nothing_and_does_not_outlive_the_work(tmp_path: Path) -> None:
     before = set(multiprocessing.active_children())
-    splits = splits_of(noise(90), unlabeled=range(80), test=range(80, 90))  # enough for a worker to be worth it
+    splits = splits_of(
+        noise(90), unlabeled=range(80), test=range(80, 90)
+    )  # enough for a worker to be worth it
     here, there = (compute(tmp_path / str(workers), splits, workers=workers) for workers in (0, 1))
     assert same(everything(here, splits), everything(there, splits))
     assert set(multiprocessing.active_children()) == before
@@ -132,11 +151,13 @@ def test_no_unlabelled_images_is_fine(tmp_path: Path) -> None:
 def test_only_the_sets_of_the_split_can_be_asked_for(tmp_path: Path) -> None:
     splits = splits_of(noise())
     source = compute(tmp_path, splits)
-    with pytest.raises(ValueError, match="cached for the sets of one split; this one is not among them"):
+    with pytest.raises(
+        ValueError, match="cached for the sets of one split; this one is not among them"
+    ):
         source.fetch(splits_of(noise()).labeled, np.arange(3))
 
 
-# What is computed --------------------------------------------------------------------------------------------------------
+# What is computed ---------------------------------------------------------------------------------
 
 
 def test_a_image_is_computed_once_though_it_is_in_two_parts(tmp_path: Path) -> None:
@@ -152,7 +173,9 @@ def test_progress_counts_the_images_to_do(tmp_path: Path) -> None:
     assert {total for _, total in told} == {TRAINED + JUDGED}
 
 
-def test_the_second_time_nothing_is_computed_nor_told(tmp_path: Path, expected: dict[str, Tensor]) -> None:
+def test_the_second_time_nothing_is_computed_nor_told(
+    tmp_path: Path, expected: dict[str, Tensor]
+) -> None:
     def never(*_: object) -> Any:
         raise AssertionError("nothing is left to do")
 
@@ -165,9 +188,14 @@ def test_the_second_time_nothing_is_computed_nor_told(tmp_path: Path, expected: 
 
 def test_another_split_of_the_same_images_shares_what_it_can(tmp_path: Path) -> None:
     images = noise()
-    assert computed(tmp_path, splits_of(images, range(6), range(30), range(30, 38))) == 30 * EACH + 8
-    # Images 0..29 have all views, 30..37 the plain one; 33..37 are to be trained on now, and 44..47 are new.
-    other = splits_of(images, range(20, 28), [*range(10, 30), *range(33, 38)], [*range(8), 30, 31, *range(44, 48)])
+    assert (
+        computed(tmp_path, splits_of(images, range(6), range(30), range(30, 38))) == 30 * EACH + 8
+    )
+    # Images 0..29 have all views, 30..37 the plain one; 33..37 are to be trained on now, and 44..47
+    # are new.
+    other = splits_of(
+        images, range(20, 28), [*range(10, 30), *range(33, 38)], [*range(8), 30, 31, *range(44, 48)]
+    )
     assert computed(tmp_path, other) == 5 * EACH + 4
     fresh = everything(compute(tmp_path / "fresh", other), other)
     assert same(everything(compute(tmp_path, other), other), fresh)
@@ -190,11 +218,15 @@ def test_a_file_that_changed_is_computed_again(tmp_path: Path) -> None:
     source = compute(cache, splits)
     white = source.plain(splits.labeled, np.array([8])).float()  # ant has six
     assert splits.labeled.names[8] == "bee/2.png"
-    torch.testing.assert_close(white, plain_view(Augment(AUGMENT), splits.labeled[8]).flatten()[None], rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        white, plain_view(Augment(AUGMENT), splits.labeled[8]).flatten()[None], rtol=1e-3, atol=0
+    )
     assert computed(cache, photos()) == 0
 
 
-def test_the_same_path_in_another_folder_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_path_in_another_folder_is_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
     for place in ("one", "two"):
         (tmp_path / place).mkdir()
@@ -209,7 +241,9 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     write_images(tmp_path / "photos", {"ant": 3, "bee": 3})
     splits = load(FolderConfig(root=str(tmp_path / "photos")), seed=0)
     (tmp_path / "photos" / "bee" / "1.png").unlink()
-    with pytest.raises(DataError, match=r"^The image .*bee/1.png cannot be found: .* take it out of the data.$"):
+    with pytest.raises(
+        DataError, match=r"^The image .*bee/1.png cannot be found: .* take it out of the data.$"
+    ):
         compute(tmp_path / "cache", splits)
 
 
@@ -226,7 +260,9 @@ def test_a_member_of_a_zip_file_that_changed_is_computed_again(tmp_path: Path) -
     array, cache = noise(12), tmp_path / "cache"
     images = [array[i] for i in range(12)]
     assert computed(cache, zip_up(tmp_path / "a.zip", images)) == 10 * EACH + 2
-    assert computed(cache, zip_up(tmp_path / "a.zip", images)) == 0, "written again, the same images inside"
+    assert computed(cache, zip_up(tmp_path / "a.zip", images)) == 0, (
+        "written again, the same images inside"
+    )
     assert computed(cache, zip_up(tmp_path / "moved.zip", images)) == 0
     images[7] = images[7].transpose(Image.Transpose.ROTATE_90)
     assert computed(cache, zip_up(tmp_path / "a.zip", images)) == EACH
@@ -263,9 +299,15 @@ def test_pixels_of_an_array_that_changed_are_computed_again(tmp_path: Path) -> N
         ("style", "resize"),
     ],
 )
-def test_whatever_features_depend_on_has_a_folder_of_its_own(tmp_path: Path, what: str, value: Any) -> None:
+def test_whatever_features_depend_on_has_a_folder_of_its_own(
+    tmp_path: Path, what: str, value: Any
+) -> None:
     change = {what: value}
-    other = replace(KEY, **change) if hasattr(KEY, what) else replace(KEY, augment=replace(AUGMENT, **change))
+    other = (
+        replace(KEY, **change)
+        if hasattr(KEY, what)
+        else replace(KEY, augment=replace(AUGMENT, **change))
+    )
     assert FeatureCache(other, tmp_path).path != FeatureCache(KEY, tmp_path).path
     assert FeatureCache(replace(KEY), tmp_path).path == FeatureCache(KEY, tmp_path).path
 
@@ -281,12 +323,18 @@ def test_the_hash_of_weights_sees_names_shapes_types_and_values() -> None:
     ]
     hashes = [weights_hash(other) for other in (weights, *others)]
     assert len(set(hashes)) == 6
-    transposed = torch.arange(6.0).reshape(2, 3).T.contiguous().T  # the same values, laid out otherwise
+    transposed = (
+        torch.arange(6.0).reshape(2, 3).T.contiguous().T
+    )  # the same values, laid out otherwise
     assert weights_hash({"a": transposed, "n": torch.tensor(3)}) == hashes[0]
 
 
 def test_the_folder_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
-    for value, expected in (("/fast/disk", "/fast/disk"), ("~/x", "/home/somebody/x"), ("", "/home/somebody/.cache/semigpc")):
+    for value, expected in (
+        ("/fast/disk", "/fast/disk"),
+        ("~/x", "/home/somebody/x"),
+        ("", "/home/somebody/.cache/semigpc"),
+    ):
         monkeypatch.setenv("SEMIGPC_CACHE", value)
         assert cache_root() == Path(expected)

@@ -36,7 +36,7 @@ from tests.data.feature_samples import (
 )
 from tests.fuzzing import seed
 
-# Interruptions -----------------------------------------------------------------------------------------------------------
+# Interruptions ------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -74,9 +74,15 @@ def die_while_writing(root: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_was_killed_leaves_whole_files(tmp_path: Path, expected: dict[str, Tensor]) -> None:
+def test_a_process_that_was_killed_leaves_whole_files(
+    tmp_path: Path, expected: dict[str, Tensor]
+) -> None:
     code = f"import sys; from {__name__} import die_while_writing; die_while_writing(sys.argv[1])"
-    victim = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[2], capture_output=True)
+    victim = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+    )
     assert victim.returncode == -signal.SIGKILL, victim.stderr.decode()
     assert len(list(tmp_path.glob(f"*/.*{DRAFT}*"))) == 1, "the half of a file"
     splits, rest = splits_of(noise()), Counting()
@@ -96,7 +102,9 @@ def test_drafts_are_never_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [(), (".0123456789ab.part",)])
-def test_a_folder_in_which_nothing_was_finished_is_used(tmp_path: Path, left: tuple[str, ...]) -> None:
+def test_a_folder_in_which_nothing_was_finished_is_used(
+    tmp_path: Path, left: tuple[str, ...]
+) -> None:
     folder = tmp_path / KEY.folder_name
     folder.mkdir()
     for name in left:
@@ -105,7 +113,7 @@ def test_a_folder_in_which_nothing_was_finished_is_used(tmp_path: Path, left: tu
     assert json.loads((folder / "key.json").read_text())["views"] == VIEWS
 
 
-# Bad input ---------------------------------------------------------------------------------------------------------------
+# Bad input ----------------------------------------------------------------------------------------
 
 
 def key_file(tmp_path: Path) -> Path:
@@ -121,7 +129,9 @@ def key_file(tmp_path: Path) -> Path:
         ("network", None, "network is None there and 'pixels' here"),
     ],
 )
-def test_features_that_something_else_made_are_refused(tmp_path: Path, field: str, value: object, words: str) -> None:
+def test_features_that_something_else_made_are_refused(
+    tmp_path: Path, field: str, value: object, words: str
+) -> None:
     file = key_file(tmp_path)
     file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
     with pytest.raises(DataError) as refused:
@@ -133,7 +143,8 @@ def test_features_that_something_else_made_are_refused(tmp_path: Path, field: st
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [("no JSON", "cannot be read"), ("[1]", "cannot be used"), (b"\xff\xfe", "cannot be read")]
+    ("content", "words"),
+    [("no JSON", "cannot be read"), ("[1]", "cannot be used"), (b"\xff\xfe", "cannot be read")],
 )
 def test_a_key_that_is_none_is_refused(tmp_path: Path, content: str | bytes, words: str) -> None:
     file = key_file(tmp_path)
@@ -148,7 +159,10 @@ def test_shards_whose_key_is_gone_are_refused(tmp_path: Path, as_folder: bool) -
     file.unlink()
     if as_folder:
         file.mkdir()
-    with pytest.raises(DataError, match=rf"{file} cannot be read: .*Delete the folder {file.parent}; it will be made again"):
+    with pytest.raises(
+        DataError,
+        match=rf"{file} cannot be read: .*Delete the folder {file.parent}; it will be made again",
+    ):
         FeatureCache(KEY, tmp_path)
 
 
@@ -163,7 +177,8 @@ def test_a_file_that_was_cut_short_is_named_and_deleting_it_heals(
     content = broken.read_bytes()
     broken.write_bytes(content[: int(share * len(content))])
     with pytest.raises(
-        DataError, match=rf"^{broken} (cannot be read|is damaged): .*Delete that file; its features will be made again.$"
+        DataError,
+        match=rf"^{broken} (cannot be read|is damaged): .*Delete that file; its features will be made again.$",
     ):
         compute(tmp_path, splits)
     broken.unlink()
@@ -183,16 +198,26 @@ def test_flipped_bytes_are_noticed(tmp_path: Path) -> None:
             content = bytearray(whole)
             content[position] ^= 1 << rng.randrange(8)
             path.write_bytes(content)
-            with pytest.raises(DataError, match=rf"^{path} (is damaged|cannot be read): .*Delete that file; its features will"):
+            with pytest.raises(
+                DataError,
+                match=rf"^{path} (is damaged|cannot be read): .*Delete that file; its features will",
+            ):
                 compute(tmp_path, splits)
         path.write_bytes(whole)
     assert computed(tmp_path, splits) == 0
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e6])  # the last is too large for 16 bits
-def test_features_that_are_no_numbers_are_refused_and_not_kept(tmp_path: Path, value: float) -> None:
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), 1e6]
+)  # the last is too large for 16 bits
+def test_features_that_are_no_numbers_are_refused_and_not_kept(
+    tmp_path: Path, value: float
+) -> None:
     splits = splits_of(noise())
-    with pytest.raises(DataError, match=r"^pixels returns features that are NaN or infinite in 16 bits. Check its weights"):
+    with pytest.raises(
+        DataError,
+        match=r"^pixels returns features that are NaN or infinite in 16 bits. Check its weights",
+    ):
         compute(tmp_path, splits, lambda images: torch.full((len(images), KEY.width), value))
     assert not shards(tmp_path)
     assert computed(tmp_path, splits) == TRAINED * EACH + JUDGED
@@ -210,7 +235,9 @@ def files_no_larger_than(limit: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("limit", [10, 5000])  # not even the key; or the key and no features
-def test_a_full_disk_is_told_and_leaves_nothing_half_done(tmp_path: Path, expected: dict[str, Tensor], limit: int) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing_half_done(
+    tmp_path: Path, expected: dict[str, Tensor], limit: int
+) -> None:
     splits = splits_of(noise())
     message = rf"^Features cannot be written: {tmp_path}/\S+ could not be written: .*Or set SEMIGPC_CACHE.$"
     with files_no_larger_than(limit), pytest.raises(DataError, match=message):
@@ -221,5 +248,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_done(tmp_path: Path, expect
 
 def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"^Features cannot be written: .*Not a directory.*set SEMIGPC_CACHE.$"):
+    with pytest.raises(
+        DataError, match=r"^Features cannot be written: .*Not a directory.*set SEMIGPC_CACHE.$"
+    ):
         compute(tmp_path / "file", splits_of(noise()))

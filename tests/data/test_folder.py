@@ -1,4 +1,6 @@
-"""Folders of images: class folders, tables, held-out parts, and what is said when something is wrong."""
+"""Folders of images: class folders, tables, held-out parts, and what is said when something is
+wrong.
+"""
 
 from pathlib import Path
 
@@ -20,7 +22,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def write_table(path: Path, rows: dict[str, str]) -> str:
-    path.write_text("file_name,label\n" + "".join(f"{name},{label}\n" for name, label in rows.items()))
+    path.write_text(
+        "file_name,label\n" + "".join(f"{name},{label}\n" for name, label in rows.items())
+    )
     return str(path)
 
 
@@ -64,11 +68,19 @@ def test_images_may_lie_deeper_and_hidden_files_are_none(root: Path) -> None:
     data = load(FolderConfig(root=str(root)), seed=0)
     assert data.class_counts.tolist() == [5, 3, 6]
     assert "ant/red/1.png" in data.labeled.names
-    assert data.notes == ("Images that are not used, since they lie in images itself and in no class folder: 1.",)
+    assert data.notes == (
+        "Images that are not used, since they lie in images itself and in no class folder: 1.",
+    )
 
 
 def test_a_table_labels_some_and_the_rest_is_unlabelled(root: Path) -> None:
-    rows = {"cat/0.png": "felis", "cat/1.png": "felis", "ant/0.png": "formica", "ant/1.png": "formica", "ant/2.png": ""}
+    rows = {
+        "cat/0.png": "felis",
+        "cat/1.png": "felis",
+        "ant/0.png": "formica",
+        "ant/1.png": "formica",
+        "ant/2.png": "",
+    }
     table = write_table(root.parent / "labels.csv", rows)
     data = load(FolderConfig(root=str(root), labels=table), seed=0)
     assert data.class_names == ("felis", "formica")
@@ -85,7 +97,9 @@ def test_a_table_may_be_named_from_within_the_root(root: Path) -> None:
 
 def test_held_out_tables_are_kept_from_training(root: Path) -> None:
     test = write_table(root.parent / "test.csv", {"cat/0.png": "cat", "ant/0.png": "ant"})
-    validation = write_table(root.parent / "val.csv", {"cat/1.png": "cat", "unlabeled/0.png": "bee"})
+    validation = write_table(
+        root.parent / "val.csv", {"cat/1.png": "cat", "unlabeled/0.png": "bee"}
+    )
     data = load(FolderConfig(root=str(root), test=test, validation=validation), seed=0)
     parts = names(data)
     assert parts["test"] == {"cat/0.png", "ant/0.png"}
@@ -104,7 +118,9 @@ def test_a_test_folder_inside_the_root_is_no_class_and_never_unlabelled(root: Pa
     assert data.test is not None
     assert data.test.labels.tolist() == [1, 2, 2]
     assert data.test.names == ("bee/0.png", "cat/0.png", "cat/1.png")
-    table = write_table(root.parent / "labels.csv", {"cat/0.png": "cat", "ant/0.png": "ant", "bee/0.png": "bee"})
+    table = write_table(
+        root.parent / "labels.csv", {"cat/0.png": "cat", "ant/0.png": "ant", "bee/0.png": "bee"}
+    )
     listed = load(FolderConfig(root=str(root), labels=table, test="test"), seed=0)
     assert not any(name.startswith("test/") for name in listed.unlabeled.names)
 
@@ -128,7 +144,9 @@ def test_a_benchmark_is_cut_from_class_folders(tmp_path: Path) -> None:
     data = load(FolderConfig(root=str(tmp_path), split=split, validation=0.1), seed=0)
     assert data.class_counts.tolist() == [8, 4, 2]
     assert np.bincount(data.unlabeled_truth).tolist() == [20, 10, 5]
-    assert [int(name.split("/")[0]) for name in data.unlabeled.names] == data.unlabeled_truth.tolist()
+    assert [
+        int(name.split("/")[0]) for name in data.unlabeled.names
+    ] == data.unlabeled_truth.tolist()
     assert data.validation is not None
     assert len(data.validation) == 9
     assert not set(data.validation.names) & (set(data.labeled.names) | set(data.unlabeled.names))
@@ -142,21 +160,28 @@ def test_the_hash_does_not_depend_on_where_the_folder_is(root: Path, tmp_path: P
 
 
 def test_what_is_missing_is_named(root: Path) -> None:
-    with pytest.raises(DataError, match="The folder of the images is not there: looked for /nowhere"):
+    with pytest.raises(
+        DataError, match="The folder of the images is not there: looked for /nowhere"
+    ):
         load(FolderConfig(root="/nowhere"), seed=0)
-    with pytest.raises(DataError, match=r"The table of labels is not there: looked for l.csv and .*images/l.csv"):
+    with pytest.raises(
+        DataError, match=r"The table of labels is not there: looked for l.csv and .*images/l.csv"
+    ):
         load(FolderConfig(root=str(root), labels="l.csv"), seed=0)
     with pytest.raises(DataError, match="The test part is not there"):
         load(FolderConfig(root=str(root), test="tset"), seed=0)
     table = write_table(root.parent / "l.csv", {f"cat/{i}.png": "cat" for i in range(12)})
     with pytest.raises(
-        DataError, match=r"lists 6 images that are not below .*'cat/6.png', 'cat/7.png', 'cat/8.png' and 3 more"
+        DataError,
+        match=r"lists 6 images that are not below .*'cat/6.png', 'cat/7.png', 'cat/8.png' and 3 more",
     ):
         load(FolderConfig(root=str(root), labels=table), seed=0)
 
 
 def test_folders_without_classes_or_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no class folders. Make one sub-folder for each class"):
+    with pytest.raises(
+        DataError, match=r"has no class folders. Make one sub-folder for each class"
+    ):
         load(FolderConfig(root=str(tmp_path)), seed=0)
     (tmp_path / "ant").mkdir()
     (tmp_path / "bee").mkdir()
@@ -180,20 +205,30 @@ def test_tables_without_any_label_are_refused(root: Path) -> None:
 
 def test_held_out_parts_that_do_not_fit_are_refused(root: Path) -> None:
     test = write_table(root.parent / "t.csv", {"cat/0.png": "cat", "ant/0.png": "wasp"})
-    with pytest.raises(DataError, match="test part has images of 'wasp', which is not a class of the training labels"):
+    with pytest.raises(
+        DataError,
+        match="test part has images of 'wasp', which is not a class of the training labels",
+    ):
         load(FolderConfig(root=str(root), test=test), seed=0)
     bare = write_table(root.parent / "b.csv", {"cat/0.png": "cat", "ant/0.png": ""})
-    with pytest.raises(DataError, match=r"validation part needs a label; 1 in .* have none: 'ant/0.png'"):
+    with pytest.raises(
+        DataError, match=r"validation part needs a label; 1 in .* have none: 'ant/0.png'"
+    ):
         load(FolderConfig(root=str(root), validation=bare), seed=0)
     first = write_table(root.parent / "1.csv", {"cat/0.png": "cat", "cat/1.png": "cat"})
     second = write_table(root.parent / "2.csv", {"cat/1.png": "cat", "cat/2.png": "cat"})
-    with pytest.raises(DataError, match=r"must not share images.*1 are in both, such as .*cat/1.png"):
+    with pytest.raises(
+        DataError, match=r"must not share images.*1 are in both, such as .*cat/1.png"
+    ):
         load(FolderConfig(root=str(root), validation=first, test=second), seed=0)
 
 
 def test_a_benchmark_needs_all_labels(root: Path) -> None:
     with pytest.raises(DataError, match=r"5 are not, such as unlabeled/0.png"):
-        load(FolderConfig(root=str(root), split=SplitConfig(labeled_head=2, unlabeled_head=3)), seed=0)
+        load(
+            FolderConfig(root=str(root), split=SplitConfig(labeled_head=2, unlabeled_head=3)),
+            seed=0,
+        )
 
 
 @pytest.mark.parametrize(
@@ -211,7 +246,10 @@ def test_configs_check_their_ranges(changes: dict[str, object], message: str) ->
 
 def test_holding_out_validation_later_is_the_same_as_at_once(root: Path) -> None:
     listed = load(FolderConfig(root=str(root)), seed=3)
-    later, at_once = with_validation(listed, 0.34, 3), load(FolderConfig(root=str(root), validation=0.34), seed=3)
+    later, at_once = (
+        with_validation(listed, 0.34, 3),
+        load(FolderConfig(root=str(root), validation=0.34), seed=3),
+    )
     assert later.sha256 == at_once.sha256
     assert names(later) == names(at_once)
     assert later.notes == at_once.notes

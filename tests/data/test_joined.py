@@ -6,7 +6,15 @@ import torch
 from PIL import Image
 
 from semigpc.addons import BalancedSamplingConfig
-from semigpc.data import Augment, AugmentConfig, BatchStream, CachedFeatures, ImageSet, Splits, splits_from_arrays
+from semigpc.data import (
+    Augment,
+    AugmentConfig,
+    BatchStream,
+    CachedFeatures,
+    ImageSet,
+    Splits,
+    splits_from_arrays,
+)
 from semigpc.data.feature_views import join
 from semigpc.data.loaders import drawn_order
 
@@ -52,10 +60,13 @@ def test_one_entry_is_wanted_for_each_unlabelled_image() -> None:
         join(some_splits(), np.array([1]), Augment(AugmentConfig(image_size=4)))
 
 
-# Draws by class ----------------------------------------------------------------------------------------------------
+# Draws by class -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("power", "shares"), [(0.0, [1 / 3] * 3), (0.5, [0.559, 0.280, 0.161]), (1.0, [0.75, 0.1875, 0.0625])])
+@pytest.mark.parametrize(
+    ("power", "shares"),
+    [(0.0, [1 / 3] * 3), (0.5, [0.559, 0.280, 0.161]), (1.0, [0.75, 0.1875, 0.0625])],
+)
 def test_classes_are_drawn_by_a_power_of_their_counts(power: float, shares: list[float]) -> None:
     order = drawn_order(LABELS, 20_000, power, seed=0, epoch=0, stream=0)
     found = np.bincount(LABELS[order]) / len(order)
@@ -74,7 +85,9 @@ def test_a_class_without_images_is_never_drawn() -> None:
     assert set(order.tolist()) == {0, 1, 2}
 
 
-def batches(power: BalancedSamplingConfig | None, *, balanced: bool = False, seed: int = 0) -> list[torch.Tensor]:
+def batches(
+    power: BalancedSamplingConfig | None, *, balanced: bool = False, seed: int = 0
+) -> list[torch.Tensor]:
     stream = BatchStream(
         some_splits(),
         Augment(AugmentConfig(image_size=4)),
@@ -107,5 +120,7 @@ def test_balanced_sampling_reaches_the_loader_and_leaves_unlabelled_images_alone
 
 def test_a_balanced_part_comes_beside_the_batch_where_it_is_asked_for() -> None:
     labels = torch.cat(batches(None, balanced=True))
-    assert torch.bincount(labels).double().div(len(labels)).tolist() == pytest.approx([1 / 3] * 3, abs=0.1)
+    assert torch.bincount(labels).double().div(len(labels)).tolist() == pytest.approx(
+        [1 / 3] * 3, abs=0.1
+    )
     assert isinstance(some_splits().labeled, ImageSet)

@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.data import Augment, AugmentConfig, BatchStream, DataError, EvaluationLoader, FolderConfig
+from semigpc.data import (
+    Augment,
+    AugmentConfig,
+    BatchStream,
+    DataError,
+    EvaluationLoader,
+    FolderConfig,
+)
 from semigpc.data.folder import load
 from semigpc.data.loaders import epoch_order, normalised
 from semigpc.types import Batch
@@ -28,7 +35,12 @@ SETTINGS: dict[str, Any] = {
 
 
 def loader(
-    *, first_step: int = 0, total_steps: int = 16, workers: int = 0, prefetch: int = 4, **changes: Any
+    *,
+    first_step: int = 0,
+    total_steps: int = 16,
+    workers: int = 0,
+    prefetch: int = 4,
+    **changes: Any,
 ) -> Iterable[Batch]:
     stream = BatchStream(SPLITS, AUGMENT, total_steps=total_steps, **SETTINGS | changes)
     return stream.batches(first_step=first_step, workers=workers, prefetch=prefetch)
@@ -39,14 +51,18 @@ def tensors(batch: Batch) -> list[Tensor]:
 
 
 def same(one: Batch, other: Batch) -> bool:
-    return list(one.views) == list(other.views) and all(map(torch.equal, tensors(one), tensors(other)))
+    return list(one.views) == list(other.views) and all(
+        map(torch.equal, tensors(one), tensors(other))
+    )
 
 
 def test_a_batch_is_what_it_says() -> None:
     batch = next(iter(loader()))
     assert batch.x.shape == (6, 8, 8, 3)
     assert list(batch.views) == ["weak", "strong", "strong2"]
-    assert all(view.shape == (9, 8, 8, 3) and view.dtype == torch.uint8 for view in batch.views.values())
+    assert all(
+        view.shape == (9, 8, 8, 3) and view.dtype == torch.uint8 for view in batch.views.values()
+    )
     assert batch.y.tolist() == SPLITS.labeled.labels[batch.index.numpy()].tolist()
     assert batch.y.dtype == batch.index.dtype == batch.view_index.dtype == torch.int64
     assert not torch.equal(batch.views["strong"], batch.views["strong2"])
@@ -58,7 +74,9 @@ def test_rows_are_the_images_that_the_indices_name() -> None:
     for row, index in enumerate(batch.index.tolist()):
         assert torch.equal(plain.normalise(batch.x[row]), plain_view(plain, SPLITS.labeled[index]))
     for row, index in enumerate(batch.view_index.tolist()):
-        assert torch.equal(plain.normalise(batch.views["weak"][row]), plain_view(plain, SPLITS.unlabeled[index]))
+        assert torch.equal(
+            plain.normalise(batch.views["weak"][row]), plain_view(plain, SPLITS.unlabeled[index])
+        )
 
 
 @pytest.mark.slow
@@ -114,7 +132,8 @@ def test_seeds_change_positions_and_views() -> None:
 def test_usb_order_leaves_the_seed_out_of_the_positions() -> None:
     one, other = (list(loader(seed=seed, usb_order=True)) for seed in (3, 4))
     assert all(
-        torch.equal(a.index, b.index) and torch.equal(a.view_index, b.view_index) for a, b in zip(one, other, strict=True)
+        torch.equal(a.index, b.index) and torch.equal(a.view_index, b.view_index)
+        for a, b in zip(one, other, strict=True)
     )
     assert not torch.equal(one[0].x, other[0].x)
     assert not torch.equal(one[0].index, one[7].index)
@@ -123,7 +142,9 @@ def test_usb_order_leaves_the_seed_out_of_the_positions() -> None:
 def test_usb_order_replays_its_permutations() -> None:
     source = torch.Generator().manual_seed(5)
     expected = torch.cat([torch.randperm(20, generator=source) for _ in range(3)])[:42]
-    assert epoch_order(20, 42, seed=9, epoch=5, stream=1, usb_order=True).tolist() == expected.tolist()
+    assert (
+        epoch_order(20, 42, seed=9, epoch=5, stream=1, usb_order=True).tolist() == expected.tolist()
+    )
 
 
 @pytest.mark.parametrize(("size", "draws"), [(20, 42), (20, 40), (20, 7), (1, 3)])
@@ -135,7 +156,10 @@ def test_orders_have_the_length_asked_for(size: int, draws: int) -> None:
 
 def test_streams_epochs_and_seeds_have_orders_of_their_own() -> None:
     triples = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
-    orders = {tuple(epoch_order(50, 50, seed=seed, epoch=epoch, stream=stream)) for seed, epoch, stream in triples}
+    orders = {
+        tuple(epoch_order(50, 50, seed=seed, epoch=epoch, stream=stream))
+        for seed, epoch, stream in triples
+    }
     assert len(orders) == 4
 
 
@@ -165,9 +189,9 @@ def test_a_batch_is_normalised_in_all_its_parts() -> None:
     ]
     assert len(pairs) == 5
     for views, images in pairs:
-        expected = (views.permute(0, 3, 1, 2) / 255 - torch.tensor(AUGMENT.config.mean)[:, None, None]) / torch.tensor(
-            AUGMENT.config.std
-        )[:, None, None]
+        expected = (
+            views.permute(0, 3, 1, 2) / 255 - torch.tensor(AUGMENT.config.mean)[:, None, None]
+        ) / torch.tensor(AUGMENT.config.std)[:, None, None]
         torch.testing.assert_close(images, expected, rtol=0, atol=1e-5)
     assert torch.equal(ready.index, batch.index)
 
@@ -177,8 +201,12 @@ def test_an_unreadable_image_stops_the_run_with_its_path(tmp_path: Path, workers
     write_images(tmp_path, {"ant": 4, "bee": 4})
     (tmp_path / "bee" / "2.png").write_bytes(b"no image")
     splits = load(FolderConfig(root=str(tmp_path)), seed=0)
-    stream = BatchStream(splits, AUGMENT, **SETTINGS | {"views": (), "labeled_batch": 8}, total_steps=2)
-    with pytest.raises(DataError, match=r"^The image .*bee/2.png cannot be read.* take it out of the data.$"):
+    stream = BatchStream(
+        splits, AUGMENT, **SETTINGS | {"views": (), "labeled_batch": 8}, total_steps=2
+    )
+    with pytest.raises(
+        DataError, match=r"^The image .*bee/2.png cannot be read.* take it out of the data.$"
+    ):
         list(stream.batches(first_step=0, workers=workers))
 
 
@@ -200,14 +228,21 @@ def test_impossible_loaders_are_refused(changes: dict[str, int], message: str) -
 
 
 def test_views_need_unlabelled_images_and_known_names() -> None:
-    with pytest.raises(DataError, match="views weak, strong, strong2 are made of unlabelled images, and there are none"):
+    with pytest.raises(
+        DataError,
+        match="views weak, strong, strong2 are made of unlabelled images, and there are none",
+    ):
         BatchStream(small_splits(u=0), AUGMENT, **SETTINGS)
     with pytest.raises(ValueError, match="unknown view 'medium'; known: weak, strong, strong2"):
         loader(views=("medium",))
     with pytest.raises(DataError, match="batch_size must be at least 1; got 0"):
-        EvaluationLoader([SPLITS.labeled], AUGMENT, batch_size=0, workers=0, device=torch.device("cpu"))
+        EvaluationLoader(
+            [SPLITS.labeled], AUGMENT, batch_size=0, workers=0, device=torch.device("cpu")
+        )
 
 
 def test_true_labels_of_unlabelled_images_are_nowhere_in_a_batch() -> None:
     known = replace(SPLITS, unlabeled_truth=np.arange(30) % 4)
-    assert same(BatchStream(known, AUGMENT, **SETTINGS)[0], BatchStream(SPLITS, AUGMENT, **SETTINGS)[0])
+    assert same(
+        BatchStream(known, AUGMENT, **SETTINGS)[0], BatchStream(SPLITS, AUGMENT, **SETTINGS)[0]
+    )

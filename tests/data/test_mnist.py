@@ -65,7 +65,10 @@ def class_rows(splits: Splits) -> None:
 
 
 def test_both_kinds_of_files_give_the_same_splits(npz: Path, folder: Path) -> None:
-    first, second = (load(MnistConfig(root=str(path), split=SPLIT, validation_per_class=3), 1) for path in (npz, folder))
+    first, second = (
+        load(MnistConfig(root=str(path), split=SPLIT, validation_per_class=3), 1)
+        for path in (npz, folder)
+    )
     assert first.sha256 == second.sha256
     for splits in (first, second):
         class_rows(splits)
@@ -90,9 +93,17 @@ def test_test_images_are_all_or_equally_many_of_each_class(npz: Path) -> None:
 def test_a_damaged_idx_file_is_named(folder: Path) -> None:
     config, file = MnistConfig(root=str(folder), split=SPLIT), folder / IDX_FILES["y_train"]
     whole = file.read_bytes()
-    for content in (whole[:-1], whole[:3], b"", b"\0\0\x0d\1" + whole[4:], b"\0\0\x08\xff" + whole[4:]):
+    for content in (
+        whole[:-1],
+        whole[:3],
+        b"",
+        b"\0\0\x0d\1" + whole[4:],
+        b"\0\0\x08\xff" + whole[4:],
+    ):
         file.write_bytes(content)
-        with pytest.raises(DataError, match="train-labels-idx1-ubyte is not an idx file of bytes, or was cut short"):
+        with pytest.raises(
+            DataError, match="train-labels-idx1-ubyte is not an idx file of bytes, or was cut short"
+        ):
             load(config, 0)
     file.unlink()
     with pytest.raises(DataError, match="there is no train-labels-idx1-ubyte"):
@@ -105,12 +116,18 @@ def test_a_damaged_idx_file_is_named(folder: Path) -> None:
 
 def test_arrays_that_are_not_mnist_are_an_error(npz: Path, arrays: dict[str, NDArray[Any]]) -> None:
     config = MnistConfig(root=str(npz), split=SPLIT)
-    np.savez(npz, allow_pickle=False, **{name: array for name, array in arrays.items() if name != "x_test"})
+    np.savez(
+        npz,
+        allow_pickle=False,
+        **{name: array for name, array in arrays.items() if name != "x_test"},
+    )
     with pytest.raises(DataError, match="missing: x_test"):
         load(config, 0)
     for labels in (arrays["y_train"][:-1], arrays["y_train"] % 9, arrays["y_train"] / 2):
         np.savez(npz, allow_pickle=False, **(arrays | {"y_train": labels}))
-        with pytest.raises(DataError, match="The train labels of MNIST must be one digit for each of 300 images"):
+        with pytest.raises(
+            DataError, match="The train labels of MNIST must be one digit for each of 300 images"
+        ):
             load(config, 0)
     with pytest.raises(DataError, match=r"MNIST is not at .*by --root"):
         load(replace(config, root="nowhere.npz"), 0)
@@ -119,17 +136,50 @@ def test_arrays_that_are_not_mnist_are_an_error(npz: Path, arrays: dict[str, NDA
 
 
 def test_settings_are_long_tailed_or_balanced_labels() -> None:
-    long, few = mnist(imbalance_ratio=100).data.split, mnist_balanced(labels_per_class=10, imbalance_ratio=20).data.split
-    assert (long.labeled_head, long.labeled_ratio, long.unlabeled_ratio, long.overlap) == (100, 100, 100, "nested")
-    assert (few.labeled_head, few.labeled_ratio, few.unlabeled_ratio, few.overlap) == (10, 1, 20, "disjoint")
+    long, few = (
+        mnist(imbalance_ratio=100).data.split,
+        mnist_balanced(labels_per_class=10, imbalance_ratio=20).data.split,
+    )
+    assert (long.labeled_head, long.labeled_ratio, long.unlabeled_ratio, long.overlap) == (
+        100,
+        100,
+        100,
+        "nested",
+    )
+    assert (few.labeled_head, few.labeled_ratio, few.unlabeled_ratio, few.overlap) == (
+        10,
+        1,
+        20,
+        "disjoint",
+    )
     with pytest.raises(SettingError, match=r"setting is 'A' .* got 'C'"):
         mnist(setting="C")  # type: ignore[arg-type]
 
 
 def test_the_recipe_trains_on_the_files_of_root(npz: Path, tmp_path: Path) -> None:
-    small = ("data.split.labeled_head=5", "data.split.unlabeled_head=20", "data.test_per_class=2", "refiner.warmup_steps=2")
+    small = (
+        "data.split.labeled_head=5",
+        "data.split.unlabeled_head=20",
+        "data.test_per_class=2",
+        "refiner.warmup_steps=2",
+    )
     sets = [part for setting in small for part in ("--set", setting)]
-    done = semigpc("train", "mnist", "--root", npz, "--ratio", "5", "--steps", "4", *sets, "--out", tmp_path / "run", "--json")
+    done = semigpc(
+        "train",
+        "mnist",
+        "--root",
+        npz,
+        "--ratio",
+        "5",
+        "--steps",
+        "4",
+        *sets,
+        "--out",
+        tmp_path / "run",
+        "--json",
+    )
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["results"]["last"]["n"] == 20
-    refused("train", tmp_path, "--root", npz, code=2, words="--root is where the data of a recipe are")
+    refused(
+        "train", tmp_path, "--root", npz, code=2, words="--root is where the data of a recipe are"
+    )

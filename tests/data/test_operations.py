@@ -26,8 +26,12 @@ REFERENCES: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "shear_x": lambda image, v: image.transform(image.size, AFFINE, (1, v, 0, 0, 1, 0), NEAREST),
     "shear_y": lambda image, v: image.transform(image.size, AFFINE, (1, 0, 0, v, 1, 0), NEAREST),
     "solarize": lambda image, v: ImageOps.solarize(image, v),  # type: ignore[arg-type]  # a float threshold is fine
-    "translate_x": lambda image, v: image.transform(image.size, AFFINE, (1, 0, v * image.size[0], 0, 1, 0), NEAREST),
-    "translate_y": lambda image, v: image.transform(image.size, AFFINE, (1, 0, 0, 0, 1, v * image.size[1]), NEAREST),
+    "translate_x": lambda image, v: image.transform(
+        image.size, AFFINE, (1, 0, v * image.size[0], 0, 1, 0), NEAREST
+    ),
+    "translate_y": lambda image, v: image.transform(
+        image.size, AFFINE, (1, 0, 0, 0, 1, v * image.size[1]), NEAREST
+    ),
 }
 RANGES = {
     "autocontrast": (0, 1),
@@ -54,7 +58,15 @@ def awkward_images() -> list[Image.Image]:
     one_flat = noise.copy()
     one_flat[..., 1] = 77
     two_values = np.where(rng.random((20, 20, 3)) < 0.9, 30, 31).astype(np.uint8)
-    arrays = [noise, one_flat, two_values, np.full((17, 16, 3), 9, np.uint8), noise[:8, :8], noise // 7 + 3, noise[:, :11]]
+    arrays = [
+        noise,
+        one_flat,
+        two_values,
+        np.full((17, 16, 3), 9, np.uint8),
+        noise[:8, :8],
+        noise // 7 + 3,
+        noise[:, :11],
+    ]
     return [
         *(Image.fromarray(np.ascontiguousarray(array)) for array in arrays),
         random_image(32, 32, rng),
@@ -106,7 +118,9 @@ def record_draws(monkeypatch: pytest.MonkeyPatch, seed: int, calls: int) -> list
     return seen
 
 
-def test_three_operations_are_drawn_uniformly_with_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_operations_are_drawn_uniformly_with_replacement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = record_draws(monkeypatch, seed=0, calls=4000)
     assert len(seen) == 12000
     counts = Counter(name for name, _ in seen)
@@ -152,9 +166,16 @@ def test_cutouts_always_follow_and_their_sides_are_uniform() -> None:
     rng = np.random.default_rng(0)
     blank = Image.new("RGB", (100, 100))
     painted = [np.asarray(rand_augment(blank, rng, 0)) for _ in range(800)]
-    assert {tuple(values) for array in painted for values in array.reshape(-1, 3)[::97]} <= {(0, 0, 0), CUTOUT_COLOUR}
+    assert {tuple(values) for array in painted for values in array.reshape(-1, 3)[::97]} <= {
+        (0, 0, 0),
+        CUTOUT_COLOUR,
+    }
     widths = np.array([(array[..., 0] > 0).any(axis=0).sum() for array in painted])
-    inside = [w for w, array in zip(widths, painted, strict=True) if not array[:, -1].any() and not array[-1].any()]
+    inside = [
+        w
+        for w, array in zip(widths, painted, strict=True)
+        if not array[:, -1].any() and not array[-1].any()
+    ]
     assert widths.min() >= 1
     assert widths.max() <= 51
     assert max(inside) > 45

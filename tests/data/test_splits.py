@@ -26,7 +26,9 @@ TOTALS = {
 }
 
 
-def config(overlap: Overlap = "nested", unlabeled_head: int = 5000, minimum: int = 1) -> SplitConfig:
+def config(
+    overlap: Overlap = "nested", unlabeled_head: int = 5000, minimum: int = 1
+) -> SplitConfig:
     """The paper's setting A on CIFAR-10 with a ratio of 100."""
     return SplitConfig(
         labeled_head=1500,
@@ -72,11 +74,14 @@ def test_a_negative_ratio_reverses_the_tail() -> None:
 @pytest.mark.parametrize("ratio", [2, 3, 7, 10, 30, 100])
 def test_the_last_class_is_the_head_over_the_ratio(head: int, ratio: int) -> None:
     for n_classes in (2, 3, 7, 100, 810):
-        assert long_tail_counts(head, ratio, n_classes)[-1] == head // ratio  # where plain floats may fall just short
+        assert (
+            long_tail_counts(head, ratio, n_classes)[-1] == head // ratio
+        )  # where plain floats may fall just short
 
 
 @pytest.mark.parametrize(
-    ("head", "ratio", "n_classes"), [(10, 0.5, 3), (10, 0, 3), (10, float("inf"), 3), (10, 2, 1), (-1, 2, 3)]
+    ("head", "ratio", "n_classes"),
+    [(10, 0.5, 3), (10, 0, 3), (10, float("inf"), 3), (10, 2, 1), (-1, 2, 3)],
 )
 def test_impossible_tails_are_refused(head: int, ratio: float, n_classes: int) -> None:
     with pytest.raises(DataError, match="got"):
@@ -127,7 +132,14 @@ def test_a_split_follows_from_its_seed(overlap: Overlap) -> None:
 
 
 def test_the_usb_generator_replays_the_legacy_shuffles() -> None:
-    setting = SplitConfig(labeled_head=40, labeled_ratio=10, unlabeled_head=100, unlabeled_ratio=10, overlap="usb", rng="usb")
+    setting = SplitConfig(
+        labeled_head=40,
+        labeled_ratio=10,
+        unlabeled_head=100,
+        unlabeled_ratio=10,
+        overlap="usb",
+        rng="usb",
+    )
     split = long_tail_split(LABELS, 10, setting, seed=5)
     labeled_counts, pool_counts = long_tail_counts(40, 10, 10), long_tail_counts(100, 10, 10)
     state = np.random.get_state()  # noqa: NPY002 -- the point is to compare with the legacy global generator
@@ -145,16 +157,22 @@ def test_the_usb_generator_replays_the_legacy_shuffles() -> None:
 
 
 def test_no_class_falls_below_the_minimum() -> None:
-    setting = SplitConfig(labeled_head=36, labeled_ratio=100, unlabeled_head=60, unlabeled_ratio=100)
+    setting = SplitConfig(
+        labeled_head=36, labeled_ratio=100, unlabeled_head=60, unlabeled_ratio=100
+    )
     assert long_tail_counts(36, 100, 10)[-1] == 0
     split = long_tail_split(LABELS, 10, setting, seed=0)
     assert min(counts(split.labeled)) == min(counts(split.unlabeled)) == 1
-    more = SplitConfig(labeled_head=36, labeled_ratio=100, unlabeled_head=60, unlabeled_ratio=100, minimum=3)
+    more = SplitConfig(
+        labeled_head=36, labeled_ratio=100, unlabeled_head=60, unlabeled_ratio=100, minimum=3
+    )
     assert counts(long_tail_split(LABELS, 10, more, seed=0).labeled)[-3:] == [3, 3, 3]
 
 
 def test_no_unlabelled_images_can_be_asked_for() -> None:
-    split = long_tail_split(LABELS, 10, SplitConfig(labeled_head=5, unlabeled_head=0, overlap="disjoint"), seed=0)
+    split = long_tail_split(
+        LABELS, 10, SplitConfig(labeled_head=5, unlabeled_head=0, overlap="disjoint"), seed=0
+    )
     assert len(split.labeled) == 50
     assert len(split.unlabeled) == 0
 
@@ -162,7 +180,9 @@ def test_no_unlabelled_images_can_be_asked_for() -> None:
 def test_a_class_that_is_too_small_is_named() -> None:
     labels = np.repeat(np.arange(3), [50, 50, 4])
     with pytest.raises(DataError, match=r"Class 2 has 4 images.*needs 10"):
-        long_tail_split(labels, 3, SplitConfig(labeled_head=5, unlabeled_head=5, overlap="disjoint"), seed=0)
+        long_tail_split(
+            labels, 3, SplitConfig(labeled_head=5, unlabeled_head=5, overlap="disjoint"), seed=0
+        )
     with pytest.raises(DataError, match="Class 2 has 4 images"):
         long_tail_split(labels, 3, SplitConfig(labeled_head=5, unlabeled_head=9), seed=0)
     nested = long_tail_split(labels, 3, SplitConfig(labeled_head=3, unlabeled_head=9), seed=0)
@@ -170,7 +190,9 @@ def test_a_class_that_is_too_small_is_named() -> None:
 
 
 def test_labels_cannot_be_nested_in_fewer_images() -> None:
-    crossed = SplitConfig(labeled_head=100, labeled_ratio=10, unlabeled_head=200, unlabeled_ratio=-10)
+    crossed = SplitConfig(
+        labeled_head=100, labeled_ratio=10, unlabeled_head=200, unlabeled_ratio=-10
+    )
     with pytest.raises(DataError, match="class 0 would have 100 labelled and 20 unlabelled"):
         long_tail_split(LABELS, 10, crossed, seed=0)
 
@@ -199,7 +221,9 @@ def test_validation_takes_its_part_of_each_class_but_never_the_last_label() -> N
     _, most = carve_validation(labels, 0.99, seed=0)
     assert np.bincount(labels[most], minlength=4).tolist() == [19, 8, 1, 0]
     assert (
-        carve_validation(labels, 0.3, seed=0)[1].tolist() == held.tolist() != carve_validation(labels, 0.3, seed=1)[1].tolist()
+        carve_validation(labels, 0.3, seed=0)[1].tolist()
+        == held.tolist()
+        != carve_validation(labels, 0.3, seed=1)[1].tolist()
     )
     assert len(carve_validation(labels, 0.0, seed=0)[1]) == 0
     with pytest.raises(DataError, match=r"\[0, 1\); got 1"):

@@ -28,7 +28,16 @@ MEMBERS = ["a/0.png", "a/1.png", "a/2.png", "b/0.png"]
 
 def test_names_are_sorted_and_hidden_or_other_files_are_none(archive: Path) -> None:
     with zipfile.ZipFile(archive, "a") as file:
-        for name in ("a/", "a/notes.txt", "a/._0.png", ".thumbs/0.png", "__MACOSX/a/._0.png", "png", "a/.png", "c.d/X.JPG"):
+        for name in (
+            "a/",
+            "a/notes.txt",
+            "a/._0.png",
+            ".thumbs/0.png",
+            "__MACOSX/a/._0.png",
+            "png",
+            "a/.png",
+            "c.d/X.JPG",
+        ):
             file.writestr(name, b"")
     assert zipped_images(archive) == [*MEMBERS, "c.d/X.JPG"]
 
@@ -41,7 +50,9 @@ def test_images_are_those_of_the_files(archive: Path) -> None:
             assert images[position].tobytes() == file.tobytes()
 
 
-def test_a_copy_for_another_process_has_names_alone_and_opens_the_file_itself(archive: Path) -> None:
+def test_a_copy_for_another_process_has_names_alone_and_opens_the_file_itself(
+    archive: Path,
+) -> None:
     images = ZipImages(archive, MEMBERS)
     first = images[0].tobytes()
     sent = pickle.dumps(images)
@@ -49,7 +60,9 @@ def test_a_copy_for_another_process_has_names_alone_and_opens_the_file_itself(ar
     assert pickle.loads(sent)[0].tobytes() == first
 
 
-def test_after_a_fork_the_file_is_opened_again(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_fork_the_file_is_opened_again(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[Path] = []
 
     class Counting(zipfile.ZipFile):
@@ -69,9 +82,13 @@ def test_after_a_fork_the_file_is_opened_again(archive: Path, monkeypatch: pytes
 def test_a_image_that_cannot_be_read_is_an_error_with_archive_and_name(archive: Path) -> None:
     with zipfile.ZipFile(archive, "a") as file:
         file.writestr("a/bad.png", b"no image")
-    with pytest.raises(DataError, match=r"The image .*images.zip/a/bad.png cannot be read: .*replace it"):
+    with pytest.raises(
+        DataError, match=r"The image .*images.zip/a/bad.png cannot be read: .*replace it"
+    ):
         ZipImages(archive, ["a/bad.png"])[0]
-    with pytest.raises(DataError, match=r"images.zip/a/9.png cannot be read: .*may have been replaced"):
+    with pytest.raises(
+        DataError, match=r"images.zip/a/9.png cannot be read: .*may have been replaced"
+    ):
         ZipImages(archive, ["a/9.png"])[0]
     content = bytearray(archive.read_bytes())
     content[200:220] = bytes(20)  # within the first image
@@ -85,7 +102,10 @@ def test_a_image_that_cannot_be_read_is_an_error_with_archive_and_name(archive: 
 
 def test_a_file_that_is_no_zip_file_is_named(archive: Path) -> None:
     archive.write_bytes(archive.read_bytes()[:-30])
-    with pytest.raises(DataError, match=r"images.zip cannot be read as a zip file: .*fetch it again, or give a folder"):
+    with pytest.raises(
+        DataError,
+        match=r"images.zip cannot be read as a zip file: .*fetch it again, or give a folder",
+    ):
         zipped_images(archive)
     with pytest.raises(DataError, match=r"There is no zip file .*other.zip. Check the path"):
         zipped_images(archive.parent / "other.zip")

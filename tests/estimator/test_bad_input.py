@@ -25,7 +25,9 @@ from tests.estimator.long_tail import blobs
         ({"outlier_quantile": None}, r"outlier_quantile must lie in \[0, 1\]"),
     ],
 )
-def test_a_parameter_that_makes_no_sense_is_refused_at_fit(options: dict[str, Any], message: str) -> None:
+def test_a_parameter_that_makes_no_sense_is_refused_at_fit(
+    options: dict[str, Any], message: str
+) -> None:
     X, codes, _ = blobs(unlabeled=3)
     with pytest.raises(ValueError, match=message):
         SemiGPClassifier(**options).fit(X, codes)
@@ -60,7 +62,9 @@ def test_row_numbers_must_be_distinct_and_as_many_as_rows() -> None:
 
 def test_labels_of_one_class_are_refused() -> None:
     X, codes, _ = blobs()
-    with pytest.raises(ValueError, match="all labels are of one class, 1; label rows of at least two classes"):
+    with pytest.raises(
+        ValueError, match="all labels are of one class, 1; label rows of at least two classes"
+    ):
         SemiGPClassifier().fit(X, np.where(codes == 1, 1, -1))
 
 

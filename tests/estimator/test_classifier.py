@@ -12,13 +12,24 @@ from semigpc.estimator.confidence import class_scales
 from semigpc.gp.kernels import RBF
 from tests.estimator.long_tail import blobs
 
-FIXED: dict[str, Any] = {"length_scale": 0.6, "noise_std": 0.3, "logit_scale": 6.0, "scaling": "unit", "self_training": 0}
+FIXED: dict[str, Any] = {
+    "length_scale": 0.6,
+    "noise_std": 0.3,
+    "logit_scale": 6.0,
+    "scaling": "unit",
+    "self_training": 0,
+}
 
 
 def by_hand(X: Any, codes: Any, queries: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Means, scores and variance in plain float64: unit rows, fixed hyper-parameters, the class prior of section 3.7."""
+    """Means, scores and variance in plain float64: unit rows, fixed hyper-parameters, the class
+    prior of section 3.7.
+    """
     known = codes >= 0
-    h, x = (torch.nn.functional.normalize(torch.from_numpy(rows).double(), dim=1) for rows in (X[known], queries))
+    h, x = (
+        torch.nn.functional.normalize(torch.from_numpy(rows).double(), dim=1)
+        for rows in (X[known], queries)
+    )
     kernel = RBF(length_scale=0.6)
     Y = torch.nn.functional.one_hot(torch.from_numpy(codes[known])).double()
     n_c = Y.sum(dim=0)
@@ -32,13 +43,17 @@ def test_probabilities_and_variance_are_those_of_the_equations() -> None:
     X, codes, _ = blobs()
     model = SemiGPClassifier(**FIXED).fit(X, codes)
     mean, scores, variance = by_hand(X, codes, X)
-    assert model.predict_proba(X) == pytest.approx(torch.softmax(6 * scores, dim=1).numpy(), abs=2e-5)
+    assert model.predict_proba(X) == pytest.approx(
+        torch.softmax(6 * scores, dim=1).numpy(), abs=2e-5
+    )
     assert model.predict_variance(X) == pytest.approx(variance.numpy(), abs=2e-5)
     answers = model.answer(X)
     assert answers.scores == pytest.approx(scores.max(dim=1).values.numpy(), abs=2e-5)
     shares = torch.from_numpy(model.class_shares_)
     pool = torch.softmax(model.confidence_scale_ * mean + shares.log(), dim=1)
-    assert answers.confidence == pytest.approx(pool.gather(1, scores.argmax(1, keepdim=True)).squeeze(1).numpy(), abs=2e-5)
+    assert answers.confidence == pytest.approx(
+        pool.gather(1, scores.argmax(1, keepdim=True)).squeeze(1).numpy(), abs=2e-5
+    )
     likely = SemiGPClassifier(**FIXED, class_prior="estimated").fit(X, codes)
     assert likely.confidence_scale_ == model.confidence_scale_
     assert likely.predict_proba(X) == pytest.approx(pool.numpy(), abs=2e-5)
@@ -85,7 +100,9 @@ def test_confidence_is_the_pool_probability_of_the_class() -> None:
         model = SemiGPClassifier(self_training=rounds).fit(X, codes)
         answers, probs = model.answer(X), model.pool_proba(X)
         assert probs.sum(axis=1) == pytest.approx(1, abs=1e-5)
-        assert probs[np.arange(len(X)), answers.codes] == pytest.approx(answers.confidence, abs=1e-5)
+        assert probs[np.arange(len(X)), answers.codes] == pytest.approx(
+            answers.confidence, abs=1e-5
+        )
         assert probs.max(axis=1) == pytest.approx(answers.likeliest_confidence, abs=1e-5)
 
 
@@ -93,7 +110,9 @@ def test_leave_one_out_is_what_a_fit_without_the_row_says() -> None:
     X, codes, _ = blobs(counts=(12, 5, 2), unlabeled=10)
     model = SemiGPClassifier(**FIXED).fit(X, codes)
     left_out = model.leave_one_out()
-    for row, proba, variance in zip(left_out.rows[::3], left_out.proba[::3], left_out.variance[::3], strict=True):
+    for row, proba, variance in zip(
+        left_out.rows[::3], left_out.proba[::3], left_out.variance[::3], strict=True
+    ):
         fewer = codes.copy()
         fewer[row] = -1
         without = SemiGPClassifier(**FIXED).fit(X, fewer)
@@ -139,7 +158,7 @@ def test_covariance_has_the_variance_on_its_diagonal_and_tells_what_a_new_label_
     assert model.predict_variance(X[rows]) == pytest.approx(expected, abs=1e-5)
 
 
-# Corrections ------------------------------------------------------------------------------------------------------------
+# Corrections --------------------------------------------------------------------------------------
 
 
 def test_partial_fit_adds_replaces_and_withdraws_as_a_fresh_fit_would() -> None:
@@ -147,12 +166,19 @@ def test_partial_fit_adds_replaces_and_withdraws_as_a_fresh_fit_would() -> None:
     model = SemiGPClassifier(**FIXED).fit(X, codes)
     expected = codes.copy()
     labelled, bare = np.flatnonzero(codes >= 0), np.flatnonzero(codes < 0)
-    steps = [(bare[:5], truth[bare[:5]]), (labelled[:2], [2, 1]), (labelled[2:4], [-1, -1]), (bare[:1], [-1])]
+    steps = [
+        (bare[:5], truth[bare[:5]]),
+        (labelled[:2], [2, 1]),
+        (labelled[2:4], [-1, -1]),
+        (bare[:1], [-1]),
+    ]
     for rows, labels in steps:
         model.partial_fit(X[rows], labels, rows=rows)
         expected[rows] = labels
         fresh = SemiGPClassifier(**FIXED).fit(X, expected)
-        assert model.predict_proba(X) == pytest.approx(fresh.predict_proba(X), abs=1e-4)  # scores are float32
+        assert model.predict_proba(X) == pytest.approx(
+            fresh.predict_proba(X), abs=1e-4
+        )  # scores are float32
         assert (model.class_counts_ == fresh.class_counts_).all()
         assert set(model.labeled_rows_) == set(fresh.labeled_rows_)
 
@@ -194,7 +220,7 @@ def test_a_class_nobody_had_heard_of_can_be_added() -> None:
     assert (model.predict(X[codes >= 0]) == names[codes >= 0]).mean() > 0.95
 
 
-# Abstaining -------------------------------------------------------------------------------------------------------------
+# Abstaining ---------------------------------------------------------------------------------------
 
 
 def test_a_row_far_from_everything_is_an_outlier_and_gets_no_label() -> None:
@@ -234,7 +260,11 @@ def test_what_stands_for_no_label_fits_the_labels() -> None:
     assert (numbers == -1).any()
     floats = SemiGPClassifier(abstain=1.0).fit(X, codes.astype(float)).transduction_
     assert np.isnan(floats).any()
-    text = SemiGPClassifier(abstain=1.0).fit(X, np.where(codes < 0, None, codes.astype(str))).transduction_
+    text = (
+        SemiGPClassifier(abstain=1.0)
+        .fit(X, np.where(codes < 0, None, codes.astype(str)))
+        .transduction_
+    )
     assert any(label is None for label in text)
 
 
@@ -247,7 +277,7 @@ def test_never_nan_where_label_spreading_gives_nan() -> None:
     assert proba[2] == pytest.approx(0.5)
 
 
-# The long tail ----------------------------------------------------------------------------------------------------------
+# The long tail ------------------------------------------------------------------------------------
 
 
 def test_the_class_prior_decides_whether_rare_classes_are_favoured() -> None:
@@ -256,7 +286,10 @@ def test_the_class_prior_decides_whether_rare_classes_are_favoured() -> None:
     rare = np.flatnonzero((codes < 0) & (truth == 1))[20:]
     X, codes, truth = (np.delete(array, rare, axis=0) for array in (X, codes, truth))
     bare = codes < 0
-    models = {prior: SemiGPClassifier(class_prior=prior, self_training=0).fit(X, codes) for prior in ("balanced", "estimated")}
+    models = {
+        prior: SemiGPClassifier(class_prior=prior, self_training=0).fit(X, codes)
+        for prior in ("balanced", "estimated")
+    }
     found = {prior: model.predict(X[bare]) for prior, model in models.items()}
     recall = {prior: (labels[truth[bare] == 1] == 1).mean() for prior, labels in found.items()}
     accuracy = {prior: (labels == truth[bare]).mean() for prior, labels in found.items()}
@@ -267,7 +300,12 @@ def test_the_class_prior_decides_whether_rare_classes_are_favoured() -> None:
 
 def test_shares_of_the_unlabelled_rows_are_found_though_labels_say_otherwise() -> None:
     X, codes, truth = blobs(counts=(10, 10, 10), unlabeled=200)
-    drop = np.concatenate([np.flatnonzero((codes < 0) & (truth == 1))[50:], np.flatnonzero((codes < 0) & (truth == 2))[10:]])
+    drop = np.concatenate(
+        [
+            np.flatnonzero((codes < 0) & (truth == 1))[50:],
+            np.flatnonzero((codes < 0) & (truth == 2))[10:],
+        ]
+    )
     X, codes = np.delete(X, drop, axis=0), np.delete(codes, drop)
     model = SemiGPClassifier().fit(X, codes)
     assert model.class_shares_ == pytest.approx(np.array([200, 50, 10]) / 260, abs=0.05)
@@ -279,7 +317,9 @@ def test_rows_that_joined_help_to_decide_but_do_not_vouch() -> None:
     assert helped._helped is not None
     assert (helped.predict_variance(X) == alone.predict_variance(X)).all()
     same = helped.answer(X).codes == alone.answer(X).codes
-    assert helped.answer(X).confidence[same] == pytest.approx(alone.answer(X).confidence[same], abs=1e-6)
+    assert helped.answer(X).confidence[same] == pytest.approx(
+        alone.answer(X).confidence[same], abs=1e-6
+    )
     assert same.mean() > 0.9
 
 

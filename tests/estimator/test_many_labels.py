@@ -12,24 +12,37 @@ from semigpc.estimator.memory import deal
 from tests.estimator.long_tail import blobs
 
 COUNTS = (300, 80, 12, 2)
-FIXED: dict[str, Any] = {"length_scale": 0.6, "noise_std": 0.3, "logit_scale": 6.0, "scaling": "unit", "self_training": 0}
+FIXED: dict[str, Any] = {
+    "length_scale": 0.6,
+    "noise_std": 0.3,
+    "logit_scale": 6.0,
+    "scaling": "unit",
+    "self_training": 0,
+}
 
 
 @pytest.fixture
 def low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """394 rows and 256 spare slots are more than one engine may have; a member has 225 rows at most."""
+    """394 rows and 256 spare slots are more than one engine may have; a member has 225 rows at
+    most.
+    """
     monkeypatch.setattr("semigpc.gp.exact.EXACT_ROWS", 600)
 
 
 def noisy(seed: int = 0) -> tuple[Any, Any, Any]:
     X, codes, truth = blobs(counts=COUNTS, unlabeled=60, seed=seed)
-    return X + 2 * np.random.default_rng(seed).standard_normal(X.shape).astype(np.float32), codes, truth
+    return (
+        X + 2 * np.random.default_rng(seed).standard_normal(X.shape).astype(np.float32),
+        codes,
+        truth,
+    )
 
 
 def by_hand(
     model: SemiGPClassifier, queries: Any, without: int | None = None, *, counted: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores and variance as the average of dense GPs in float64 over the rows that members hold, one of them left out.
+    """Scores and variance as the average of dense GPs in float64 over the rows that members hold,
+    one of them left out.
 
     A row that is left out may still be ``counted`` in the class prior.
     """
@@ -43,7 +56,10 @@ def by_hand(
         counts.append(Y.sum(dim=0))
         means.append(torch.cat([k @ K_inv @ Y, k @ K_inv.sum(dim=1, keepdim=True)], dim=1))
         variances.append(1 - (k @ K_inv * k).sum(dim=1))
-    n_c, mean = memory.counts() if counted else torch.stack(counts).mean(dim=0), torch.stack(means).mean(dim=0)
+    n_c, mean = (
+        memory.counts() if counted else torch.stack(counts).mean(dim=0),
+        torch.stack(means).mean(dim=0),
+    )
     scores = (mean[:, :-1] - mean[:, -1:] * n_c / n_c.sum()) * (n_c.mean() / n_c).sqrt()
     return scores, torch.stack(variances).mean(dim=0)
 
@@ -85,15 +101,23 @@ def test_scores_and_variance_are_the_average_of_the_members() -> None:
     model = SemiGPClassifier(**FIXED).fit(X, codes)
     queries = X[codes < 0]
     scores, variance = by_hand(model, queries)
-    assert model.predict_proba(queries) == pytest.approx(torch.softmax(6 * scores, dim=1).numpy(), abs=2e-5)
+    assert model.predict_proba(queries) == pytest.approx(
+        torch.softmax(6 * scores, dim=1).numpy(), abs=2e-5
+    )
     assert model.predict_variance(queries) == pytest.approx(variance.numpy(), abs=2e-5)
-    assert model.predict_variance(queries[:5]) == pytest.approx(variance[:5].numpy(), abs=2e-5)  # the way for a few rows
+    assert model.predict_variance(queries[:5]) == pytest.approx(
+        variance[:5].numpy(), abs=2e-5
+    )  # the way for a few rows
     assert model.answer(queries).scores == pytest.approx(scores.max(dim=1).values.numpy(), abs=2e-5)
-    assert model.covariance(queries, queries).diagonal() == pytest.approx(variance.numpy(), abs=2e-5)
+    assert model.covariance(queries, queries).diagonal() == pytest.approx(
+        variance.numpy(), abs=2e-5
+    )
 
 
 @pytest.mark.slow
-def test_labels_are_those_of_one_exact_gp_in_nine_of_ten_rows_and_as_often_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_are_those_of_one_exact_gp_in_nine_of_ten_rows_and_as_often_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     X, codes, truth = noisy()
     queries = codes < 0
     exact = SemiGPClassifier(self_training=0).fit(X, codes)
@@ -102,7 +126,9 @@ def test_labels_are_those_of_one_exact_gp_in_nine_of_ten_rows_and_as_often_right
     assert (exact.engine_, several.engine_) == ("exact", "ensemble")
     labels = exact.predict(X[queries]), several.predict(X[queries])
     assert (labels[0] == labels[1]).mean() >= 0.9
-    recalls = [np.mean([(label == c)[truth[queries] == c].mean() for c in range(4)]) for label in labels]
+    recalls = [
+        np.mean([(label == c)[truth[queries] == c].mean() for c in range(4)]) for label in labels
+    ]
     assert recalls[1] >= recalls[0]
 
 
@@ -113,7 +139,9 @@ def test_reasons_add_up_and_differ_by_what_a_row_adds() -> None:
     queries = X[codes < 0][::40]
     whole = model.explain(queries, top=394)
     assert whole.weights.sum(axis=1) == pytest.approx(whole.scores, abs=1e-5)
-    assert all(len(set(rows)) == 394 for rows in whole.rows)  # a row that several members hold is one reason
+    assert all(
+        len(set(rows)) == 394 for rows in whole.rows
+    )  # a row that several members hold is one reason
     few, answers = model.explain(queries), model.answer(queries)
     assert (few.rows == answers.rows).all()
     assert few.weights == pytest.approx(answers.weights, abs=1e-5)
@@ -131,8 +159,12 @@ def test_leave_one_out_is_what_the_members_say_without_the_row() -> None:
     for at in (0, 150, 310, 385, 393):  # of the classes of 300, 300, 80, 12 and 2 rows
         row = int(left_out.rows[at])
         scores, variance = by_hand(model, X[row : row + 1], without=row, counted=False)
-        assert left_out.proba[at] == pytest.approx(torch.softmax(6 * scores, dim=1)[0].numpy(), abs=2e-4)
-        assert left_out.variance[at] == pytest.approx(float(variance), abs=0.2 if at < 310 else 1e-4)
+        assert left_out.proba[at] == pytest.approx(
+            torch.softmax(6 * scores, dim=1)[0].numpy(), abs=2e-4
+        )
+        assert left_out.variance[at] == pytest.approx(
+            float(variance), abs=0.2 if at < 310 else 1e-4
+        )
         of_each = [model.explain_left_out([row], [c])[2][0] for c in range(len(model.classes_))]
         assert of_each == pytest.approx(scores[0].numpy(), abs=1e-4)
 
@@ -146,7 +178,9 @@ def test_partial_fit_reaches_every_member_and_a_pickle_goes_on() -> None:
     assert model.class_counts_[3] == 5
     assert (model.predict(X[rare]) == 3).all()
     model.partial_fit(X[rare], np.full(3, -1), rows=rare)
-    assert model.predict_proba(X) == pytest.approx(SemiGPClassifier(**FIXED).fit(X, codes).predict_proba(X), abs=1e-4)
+    assert model.predict_proba(X) == pytest.approx(
+        SemiGPClassifier(**FIXED).fit(X, codes).predict_proba(X), abs=1e-4
+    )
     again = pickle.loads(pickle.dumps(model))
     assert (again.predict_proba(X) == model.predict_proba(X)).all()
     model.partial_fit(X[rare], [9, 9, 9], rows=rare)
@@ -154,7 +188,9 @@ def test_partial_fit_reaches_every_member_and_a_pickle_goes_on() -> None:
     assert (model.predict(X[rare]) == 9).all()
 
 
-def test_a_model_that_grows_past_the_limit_becomes_an_ensemble(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_grows_past_the_limit_becomes_an_ensemble(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     X, codes, _ = noisy()
     known = np.flatnonzero(codes >= 0)
     start = np.full(len(codes), -1)
@@ -164,7 +200,9 @@ def test_a_model_that_grows_past_the_limit_becomes_an_ensemble(monkeypatch: pyte
     before = model.engine_
     model.partial_fit(X[known], codes[known], rows=known)
     assert (before, model.engine_) == ("exact", "ensemble")
-    assert model.predict_proba(X) == pytest.approx(SemiGPClassifier(**FIXED).fit(X, codes).predict_proba(X), abs=1e-4)
+    assert model.predict_proba(X) == pytest.approx(
+        SemiGPClassifier(**FIXED).fit(X, codes).predict_proba(X), abs=1e-4
+    )
 
 
 @pytest.mark.slow

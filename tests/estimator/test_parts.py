@@ -7,8 +7,21 @@ import pytest
 import torch
 
 from semigpc.estimator.classifier import read_targets
-from semigpc.estimator.confidence import best_logit_scale, class_scales, estimate_shares, left_out_scores
-from semigpc.estimator.fitting import NOISES, SURE, Solver, balanced_subset, make_kernel, self_train, tune
+from semigpc.estimator.confidence import (
+    best_logit_scale,
+    class_scales,
+    estimate_shares,
+    left_out_scores,
+)
+from semigpc.estimator.fitting import (
+    NOISES,
+    SURE,
+    Solver,
+    balanced_subset,
+    make_kernel,
+    self_train,
+    tune,
+)
 from semigpc.estimator.scaling import fit_scalings
 from semigpc.gp import RBF, ExactGP
 from tests.estimator.long_tail import blobs
@@ -27,7 +40,9 @@ def test_the_tuned_error_is_that_of_fits_without_each_row() -> None:
     errors: list[list[float]] = [[], [], []]
     for i in range(len(codes)):
         rest = torch.arange(len(codes)) != i
-        K = kernel(points[rest], points[rest]) + 0.09 * torch.eye(len(codes) - 1, dtype=torch.float64)
+        K = kernel(points[rest], points[rest]) + 0.09 * torch.eye(
+            len(codes) - 1, dtype=torch.float64
+        )
         mean = kernel(points[i : i + 1], points[rest]) @ torch.linalg.solve(K, Y[rest])
         errors[int(codes[i])].append(float((Y[i] - mean).square().sum()))
     assert setting.error == pytest.approx(np.mean([np.mean(one) for one in errors]), rel=1e-9)
@@ -35,9 +50,17 @@ def test_the_tuned_error_is_that_of_fits_without_each_row() -> None:
 
 def test_the_best_of_all_settings_is_taken() -> None:
     points, codes = labelled()
-    best = tune({"none": points, "tight": points / 100}, codes, kernel="rbf", length_scale=None, noise_std=None)
+    best = tune(
+        {"none": points, "tight": points / 100},
+        codes,
+        kernel="rbf",
+        length_scale=None,
+        noise_std=None,
+    )
     each = [
-        tune({name: h}, codes, kernel="rbf", length_scale=best.length_scale * factor, noise_std=noise).error
+        tune(
+            {name: h}, codes, kernel="rbf", length_scale=best.length_scale * factor, noise_std=noise
+        ).error
         for name, h in (("none", points), ("tight", points / 100))
         for factor in (0.35, 1.0)
         for noise in NOISES
@@ -64,7 +87,9 @@ def test_the_online_engine_leaves_rows_out_as_fresh_ones_would() -> None:
         rest = torch.arange(len(codes)) != i
         fewer.replace(slots[rest], points[rest], targets[rest])
         query, offset = points[i : i + 1], torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-        assert left_out.mean[i] - left_out.ones[i] * offset == pytest.approx(fewer.mean(query, offset=offset)[0], abs=1e-10)
+        assert left_out.mean[i] - left_out.ones[i] * offset == pytest.approx(
+            fewer.mean(query, offset=offset)[0], abs=1e-10
+        )
         assert float(left_out.variance[i]) == pytest.approx(float(fewer.variance(query)), abs=1e-10)
 
 
@@ -90,7 +115,9 @@ def test_shares_are_found_from_calibrated_probabilities() -> None:
     truth = rng.choice(3, size=20_000, p=shares)
     x = torch.from_numpy(rng.standard_normal(len(truth)) + 1.5 * truth)
     log_density = -((x[:, None] - 1.5 * torch.arange(3)) ** 2) / 2
-    found = estimate_shares(log_density, 0.5, torch.tensor([9.0, 9.0, 9.0], dtype=torch.float64))  # 0.5: it sharpens twice
+    found = estimate_shares(
+        log_density, 0.5, torch.tensor([9.0, 9.0, 9.0], dtype=torch.float64)
+    )  # 0.5: it sharpens twice
     assert found.numpy() == pytest.approx(shares, abs=0.02)
 
 
@@ -104,10 +131,15 @@ def test_no_share_collapses_where_labels_are_few() -> None:
     ratio = (tail.numpy() / shares).tolist()
     assert min(ratio) > 0.5
     assert max(ratio) < 2
-    assert abs(np.log(ratio)).mean() < abs(np.log(even.numpy() / shares)).mean(), "labels that are drawn like the rest help"
+    assert abs(np.log(ratio)).mean() < abs(np.log(even.numpy() / shares)).mean(), (
+        "labels that are drawn like the rest help"
+    )
     other = estimate_shares(scores, 2.0, torch.tensor([2.0, 8.0, 90.0], dtype=torch.float64))
     assert float(other[0]) > 0.5, "labels that are not drawn like the rest do not decide"
-    assert float(estimate_shares(scores, 2.0, torch.tensor([9.0, 0.0, 1.0], dtype=torch.float64))[1]) == 0
+    assert (
+        float(estimate_shares(scores, 2.0, torch.tensor([9.0, 0.0, 1.0], dtype=torch.float64))[1])
+        == 0
+    )
 
 
 @pytest.mark.parametrize(("name", "expected"), [("unit", 1.0), ("centered", 1.0)])
@@ -146,10 +178,14 @@ def test_unlike_columns_are_told_from_alike_ones() -> None:
 def test_only_sure_rows_join_and_no_class_more_than_its_share() -> None:
     X, codes, truth = blobs(counts=(8, 4, 4), unlabeled=100)
     known = codes >= 0
-    points = {side: torch.from_numpy(X[rows]) for side, rows in (("labelled", known), ("bare", ~known))}
+    points = {
+        side: torch.from_numpy(X[rows]) for side, rows in (("labelled", known), ("bare", ~known))
+    }
     solver = Solver(make_kernel("rbf", 6.0), 0.2, 8.0)
     targets = torch.nn.functional.one_hot(torch.from_numpy(codes[known])).double()
-    positions, soft, classes = self_train(solver, points["labelled"], targets, points["bare"], rounds=3)
+    positions, soft, classes = self_train(
+        solver, points["labelled"], targets, points["bare"], rounds=3
+    )
     assert len(positions)
     assert (classes.numpy() == truth[~known]).mean() > 0.95
     assert len(positions.unique()) == len(positions)

@@ -11,7 +11,9 @@ from sklearn.semi_supervised import LabelSpreading
 from semigpc.estimator.peers import PEERS, Peer, fit_peer
 
 
-def two_groups(width: int, *, scale: float = 1.0) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
+def two_groups(
+    width: int, *, scale: float = 1.0
+) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
     rng = np.random.default_rng(0)
     codes = np.repeat([2, 5], 12)
     x = rng.normal(size=(24, width)) + 3.0 * (codes == 5)[:, None]
@@ -37,9 +39,13 @@ def test_columns_of_a_table_count_the_same_whatever_their_units() -> None:
     rng = np.random.default_rng(1)
     noise, more = rng.normal(size=(24, 1)), rng.normal(size=(40, 1))
     plain = fit_peer(PEERS["knn5"], np.hstack([x, noise]), codes, np.hstack([unlabeled, more]))
-    loud = fit_peer(PEERS["knn5"], np.hstack([x, 1000 * noise]), codes, np.hstack([unlabeled, 1000 * more]))
+    loud = fit_peer(
+        PEERS["knn5"], np.hstack([x, 1000 * noise]), codes, np.hstack([unlabeled, 1000 * more])
+    )
     tried, noisy = rng.normal(size=(50, 4)) + 1.5, rng.normal(size=(50, 1))
-    assert (plain.predict(np.hstack([tried, noisy])) == loud.predict(np.hstack([tried, 1000 * noisy]))).all()
+    assert (
+        plain.predict(np.hstack([tried, noisy])) == loud.predict(np.hstack([tried, 1000 * noisy]))
+    ).all()
 
 
 def test_the_length_of_an_embedding_does_not_matter() -> None:
@@ -52,7 +58,10 @@ def test_the_length_of_an_embedding_does_not_matter() -> None:
 
 def test_rows_that_no_label_reaches_are_counted() -> None:
     rng = np.random.default_rng(0)
-    x, codes = np.concatenate([rng.normal(size=(8, 2)), 5 + rng.normal(size=(8, 2))]), np.repeat([0, 1], 8)
+    x, codes = (
+        np.concatenate([rng.normal(size=(8, 2)), 5 + rng.normal(size=(8, 2))]),
+        np.repeat([0, 1], 8),
+    )
     far = 500 + rng.normal(size=(30, 2))
     fitted = fit_peer(PEERS["label_spreading"], x, codes, far)
     assert isinstance(fitted.classifier, LabelSpreading)

@@ -31,7 +31,9 @@ class Problem(NamedTuple):
     queries: Tensor  # (M, D)
 
 
-def problem(generator: torch.Generator, *, n: int = 150, m: int = 70, kernel: Kernel | None = None) -> Problem:
+def problem(
+    generator: torch.Generator, *, n: int = 150, m: int = 70, kernel: Kernel | None = None
+) -> Problem:
     draw = clusters(generator)
     features, targets = draw(n)
     weights = torch.linalg.solve(kernel_matrix(features, kernel or RBF(), NOISE_STD), targets - 0.2)
@@ -42,7 +44,13 @@ def problem(generator: torch.Generator, *, n: int = 150, m: int = 70, kernel: Ke
 
 
 def check_against_reference(
-    scored: Scored, problem: Problem, kernel: Kernel, *, top: int = 3, bias: Tensor | None = None, atol: float = 1e-5
+    scored: Scored,
+    problem: Problem,
+    kernel: Kernel,
+    *,
+    top: int = 3,
+    bias: Tensor | None = None,
+    atol: float = 1e-5,
 ) -> None:
     """Compare with float64; reasons by size, so that equals may come in any order."""
     features, weights, queries = (x.double() for x in problem)
@@ -52,11 +60,15 @@ def check_against_reference(
     if scored.variance is not None:
         solved = torch.linalg.solve(kernel_matrix(features, kernel, NOISE_STD), k.mT).mT
         variance = kernel.diagonal(queries) - (k * solved).sum(dim=1)
-        torch.testing.assert_close(scored.variance.double(), variance.clamp_min(0), rtol=0, atol=atol)
+        torch.testing.assert_close(
+            scored.variance.double(), variance.clamp_min(0), rtol=0, atol=atol
+        )
         assert (scored.variance >= 0).all()
     decided = mean if bias is None else mean + bias
     best = decided.max(dim=1).values
-    torch.testing.assert_close(decided.gather(1, scored.classes[:, None])[:, 0], best, rtol=0, atol=atol)
+    torch.testing.assert_close(
+        decided.gather(1, scored.classes[:, None])[:, 0], best, rtol=0, atol=atol
+    )
     own = k * weights.mT[scored.classes]
     found = min(top, len(features))
     assert scored.slots.shape == scored.reasons.shape == (len(queries), top)
@@ -73,28 +85,42 @@ def test_every_kernel_equals_the_slow_path(kernel: Kernel, generator: torch.Gene
     given = Problem(*(x.float() for x in problem(generator, kernel=kernel)))
     posterior = Posterior(given.features, given.weights, kernel=kernel, noise_std=NOISE_STD)
     scored = posterior.score(given.queries, variance=kernel.positive_definite)
-    check_against_reference(scored, given, kernel, atol=4e-5 if isinstance(kernel, NTK) else 2e-5)  # its values reach 2
+    check_against_reference(
+        scored, given, kernel, atol=4e-5 if isinstance(kernel, NTK) else 2e-5
+    )  # its values reach 2
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 63, 64, 65, 127, 200])
 @pytest.mark.parametrize("top", [0, 1, 3, 5])
-def test_any_number_of_labelled_rows_and_reasons(n: int, top: int, generator: torch.Generator) -> None:
+def test_any_number_of_labelled_rows_and_reasons(
+    n: int, top: int, generator: torch.Generator
+) -> None:
     given = problem(generator, n=n)
-    posterior = Posterior(given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD)
+    posterior = Posterior(
+        given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD
+    )
     check_against_reference(posterior.score(given.queries.float(), top=top), given, RBF(), top=top)
 
 
-def test_chunks_and_strips_of_any_size_give_the_same(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_and_strips_of_any_size_give_the_same(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = problem(generator, m=331)
-    posterior = Posterior(given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD)
+    posterior = Posterior(
+        given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD
+    )
     monkeypatch.setattr(module, "CHUNK", 150)
     monkeypatch.setattr(module, "STRIP_CELLS", 70 * 150)
     check_against_reference(posterior.score(given.queries.float()), given, RBF())
 
 
-def test_chunks_shrink_where_there_are_many_labelled_rows(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_shrink_where_there_are_many_labelled_rows(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = problem(generator, m=331)
-    posterior = Posterior(given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD)
+    posterior = Posterior(
+        given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD
+    )
     monkeypatch.setattr(module, "SMALLEST_CHUNK", 20)
     monkeypatch.setattr(module, "CHUNK_CELLS", 100 * 150)
     seen: list[int] = []
@@ -109,9 +135,13 @@ def test_chunks_shrink_where_there_are_many_labelled_rows(generator: torch.Gener
     assert seen == [100, 100, 100, 31]
 
 
-def test_chunks_are_shared_among_threads(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_shared_among_threads(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = problem(generator, m=331)
-    posterior = Posterior(given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD)
+    posterior = Posterior(
+        given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD
+    )
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(threads, "SMALL", 0)
     monkeypatch.setattr(module, "CHUNK", 50)
@@ -119,12 +149,16 @@ def test_chunks_are_shared_among_threads(generator: torch.Generator, monkeypatch
     write = posterior._scaled.write
 
     def recorded(chunk: Tensor, out: Tensor, start: int) -> Tensor | None:
-        seen.append((start, threading.current_thread() is threading.main_thread(), torch.get_num_threads()))
+        seen.append(
+            (start, threading.current_thread() is threading.main_thread(), torch.get_num_threads())
+        )
         return write(chunk, out, start)
 
     monkeypatch.setattr(posterior._scaled, "write", recorded)
     with threads.using(3):
-        check_against_reference(posterior.score(given.queries.float().requires_grad_()), given, RBF())
+        check_against_reference(
+            posterior.score(given.queries.float().requires_grad_()), given, RBF()
+        )
         assert torch.get_num_threads() == 3
         assert sorted(seen) == [(start, False, 1) for start in range(0, 331, 50)]
         given.queries[120, 3] = torch.nan
@@ -132,11 +166,15 @@ def test_chunks_are_shared_among_threads(generator: torch.Generator, monkeypatch
             posterior.score(given.queries.float())
         assert torch.get_num_threads() == 3
         seen.clear()
-        posterior.score(given.queries[:100].float())  # fewer chunks than threads: these share each chunk
+        posterior.score(
+            given.queries[:100].float()
+        )  # fewer chunks than threads: these share each chunk
         assert seen == [(0, True, 3), (50, True, 3)]
 
 
-def test_reasons_are_found_among_rows_of_other_classes_and_for_a_class_of_one_row(generator: torch.Generator) -> None:
+def test_reasons_are_found_among_rows_of_other_classes_and_for_a_class_of_one_row(
+    generator: torch.Generator,
+) -> None:
     draw = clusters(generator)
     features, queries = draw(600)[0], draw(200)[0]
     weights = 0.3 * torch.rand(600, 4, generator=generator).double()
@@ -149,13 +187,17 @@ def test_reasons_are_found_among_rows_of_other_classes_and_for_a_class_of_one_ro
         bias = torch.tensor([0.0, 0.0, 0.0, last])
         scored = posterior.score(queries, bias=bias)
         assert ((scored.classes == 3) == (last > 0)).all()
-        check_against_reference(scored, Problem(features, weights, queries), RBF(), bias=bias.double())
+        check_against_reference(
+            scored, Problem(features, weights, queries), RBF(), bias=bias.double()
+        )
 
 
 def test_without_labelled_rows_the_prior_answers(generator: torch.Generator) -> None:
     queries = torch.randn(5, 4, generator=generator)
     for kernel in (RBF(output_scale=2.0), Laplace(output_scale=2.0), Cosine(output_scale=2.0)):
-        posterior = Posterior(torch.empty(0, 4), torch.empty(0, 3), kernel=kernel, noise_std=NOISE_STD)
+        posterior = Posterior(
+            torch.empty(0, 4), torch.empty(0, 3), kernel=kernel, noise_std=NOISE_STD
+        )
         assert len(posterior) == 0
         scored = posterior.score(queries, bias=torch.tensor([0.0, 1.0, 0.5]))
         assert (scored.mean == 0).all()
@@ -169,8 +211,16 @@ def test_without_labelled_rows_the_prior_answers(generator: torch.Generator) -> 
 def test_no_rows_no_answers(generator: torch.Generator) -> None:
     given = problem(generator)
     for kernel in (RBF(), Laplace()):
-        scored = Posterior(given.features, given.weights, kernel=kernel, noise_std=NOISE_STD).score(torch.empty(0, 16))
-        assert [tuple(x.shape) for x in scored if x is not None] == [(0, 4), (0,), (0,), (0, 3), (0, 3)]
+        scored = Posterior(given.features, given.weights, kernel=kernel, noise_std=NOISE_STD).score(
+            torch.empty(0, 16)
+        )
+        assert [tuple(x.shape) for x in scored if x is not None] == [
+            (0, 4),
+            (0,),
+            (0,),
+            (0, 3),
+            (0, 3),
+        ]
         assert scored.classes.dtype == scored.slots.dtype == torch.int64
 
 
@@ -192,9 +242,14 @@ def test_reasons_are_found_where_every_weight_is_zero() -> None:
 
 def test_the_bias_chooses_the_class_and_nothing_else(generator: torch.Generator) -> None:
     given = problem(generator)
-    posterior = Posterior(given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD)
+    posterior = Posterior(
+        given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD
+    )
     bias = torch.tensor([-1e30, 0.3, 0.0, -0.1])
-    plain, biased = posterior.score(given.queries.float()), posterior.score(given.queries.float(), bias=bias)
+    plain, biased = (
+        posterior.score(given.queries.float()),
+        posterior.score(given.queries.float(), bias=bias),
+    )
     assert torch.equal(plain.mean, biased.mean)
     assert not (biased.classes == 0).any()
     assert not torch.equal(plain.classes, biased.classes)
@@ -203,8 +258,13 @@ def test_the_bias_chooses_the_class_and_nothing_else(generator: torch.Generator)
 
 def test_without_variance_the_rest_is_the_same(generator: torch.Generator) -> None:
     given = problem(generator)
-    posterior = Posterior(given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD)
-    whole, part = posterior.score(given.queries.float()), posterior.score(given.queries.float(), variance=False)
+    posterior = Posterior(
+        given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD
+    )
+    whole, part = (
+        posterior.score(given.queries.float()),
+        posterior.score(given.queries.float(), variance=False),
+    )
     assert part.variance is None
     for field in ("mean", "classes", "slots", "reasons"):
         assert torch.equal(getattr(whole, field), getattr(part, field))
@@ -212,7 +272,9 @@ def test_without_variance_the_rest_is_the_same(generator: torch.Generator) -> No
 
 @pytest.mark.parametrize("kernel", [RBF(), Laplace()], ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_queries_of_any_precision_and_layout(kernel: Kernel, dtype: torch.dtype, generator: torch.Generator) -> None:
+def test_queries_of_any_precision_and_layout(
+    kernel: Kernel, dtype: torch.dtype, generator: torch.Generator
+) -> None:
     given = problem(generator, kernel=kernel)
     rounded = given.queries.to(dtype)
     posterior = Posterior(given.features, given.weights, kernel=kernel, noise_std=NOISE_STD)
@@ -242,7 +304,9 @@ def test_short_length_scales_are_as_exact(length_scale: float, generator: torch.
     check_against_reference(posterior.score(there.queries), there, kernel, atol=3e-5)
 
 
-def test_far_rows_answer_with_the_prior_and_likeness_never_exceeds_the_scale(generator: torch.Generator) -> None:
+def test_far_rows_answer_with_the_prior_and_likeness_never_exceeds_the_scale(
+    generator: torch.Generator,
+) -> None:
     given = problem(generator)
     kernel = RBF(length_scale=0.003, output_scale=2.0)
     posterior = Posterior(given.features, torch.ones(150, 2), kernel=kernel, noise_std=NOISE_STD)
@@ -266,15 +330,23 @@ def test_ill_conditioned_kernel_matrices_keep_the_variance_true(
     variance = 1 - (k * torch.linalg.solve(K, k.mT).mT).sum(dim=1)
     for precise in (module.PRECISE, 0):  # factorised in float64, and in float32
         monkeypatch.setattr(module, "PRECISE", precise)
-        scored = Posterior(features, torch.ones(400, 2), kernel=kernel, noise_std=0.03).score(queries)
+        scored = Posterior(features, torch.ones(400, 2), kernel=kernel, noise_std=0.03).score(
+            queries
+        )
         assert scored.variance is not None
-        torch.testing.assert_close(scored.variance.double(), variance, rtol=0, atol=1e-5 if precise else 1e-4)
+        torch.testing.assert_close(
+            scored.variance.double(), variance, rtol=0, atol=1e-5 if precise else 1e-4
+        )
 
 
-def test_what_float32_cannot_factorise_is_done_in_float64(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_float32_cannot_factorise_is_done_in_float64(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     features = torch.randn(40, 3, generator=generator).repeat(4, 1)
     monkeypatch.setattr(module, "PRECISE", 0)
-    scored = Posterior(features, torch.ones(160, 2), kernel=RBF(length_scale=3.0), noise_std=1e-5).score(features)
+    scored = Posterior(
+        features, torch.ones(160, 2), kernel=RBF(length_scale=3.0), noise_std=1e-5
+    ).score(features)
     assert scored.variance is not None
     assert (scored.variance < 1e-2).all()
 
@@ -283,23 +355,37 @@ def test_a_kernel_matrix_without_a_factor_is_refused(generator: torch.Generator)
     features = torch.randn(60, 1, generator=generator)
     kernel = Clipped(RBF(length_scale=1.0), 0.9)
     posterior = Posterior(features, torch.ones(60, 2), kernel=kernel, noise_std=1e-3)
-    with pytest.raises(NotPositiveDefiniteError, match=r"is not positive definite\. Raise noise_std, or do without"):
+    with pytest.raises(
+        NotPositiveDefiniteError, match=r"is not positive definite\. Raise noise_std, or do without"
+    ):
         posterior.score(features)
     assert posterior.score(features, variance=False).variance is None
 
 
 def test_memory_is_bounded_by_the_chunk(generator: torch.Generator) -> None:
-    posterior = Posterior(torch.randn(100, 8, generator=generator), torch.ones(100, 2), kernel=RBF(), noise_std=NOISE_STD)
+    posterior = Posterior(
+        torch.randn(100, 8, generator=generator),
+        torch.ones(100, 2),
+        kernel=RBF(),
+        noise_std=NOISE_STD,
+    )
     queries = torch.randn(20 * module.CHUNK, 8, generator=generator)
     posterior.score(queries[:1])
     answers = len(queries) * (2 * 4 + 4 + 8 + 3 * 8 + 3 * 4)
     kernel_values = module.CHUNK * 100 * 4
-    assert peak_extra_bytes(lambda: posterior.score(queries)) < answers + 4 * kernel_values < answers + len(queries) * 100
+    assert (
+        peak_extra_bytes(lambda: posterior.score(queries))
+        < answers + 4 * kernel_values
+        < answers + len(queries) * 100
+    )
 
 
 def test_is_untouched_by_autocast_gradients_and_its_caller(generator: torch.Generator) -> None:
     given = problem(generator)
-    features, weights = given.features.float().requires_grad_(), given.weights.float().requires_grad_()
+    features, weights = (
+        given.features.float().requires_grad_(),
+        given.weights.float().requires_grad_(),
+    )
     posterior = Posterior(features, weights, kernel=RBF(), noise_std=NOISE_STD)
     with torch.no_grad():
         features.zero_()
@@ -315,18 +401,31 @@ def test_is_untouched_by_autocast_gradients_and_its_caller(generator: torch.Gene
 
 def test_bad_arguments_are_refused_by_name(generator: torch.Generator) -> None:
     features, weights = torch.randn(5, 3, generator=generator), torch.ones(5, 2)
-    with pytest.raises(ValueError, match="features must be finite, and so must their squares in float32; row 2 is not"):
-        Posterior(features.index_fill(0, torch.tensor([2]), torch.inf), weights, kernel=RBF(), noise_std=NOISE_STD)
+    with pytest.raises(
+        ValueError,
+        match="features must be finite, and so must their squares in float32; row 2 is not",
+    ):
+        Posterior(
+            features.index_fill(0, torch.tensor([2]), torch.inf),
+            weights,
+            kernel=RBF(),
+            noise_std=NOISE_STD,
+        )
     with pytest.raises(ValueError, match="top must be at least 0; got -1"):
         Posterior(features, weights, kernel=RBF(), noise_std=NOISE_STD).score(features, top=-1)
 
 
 @pytest.mark.parametrize("kernel", [RBF(), Cosine()], ids=repr)
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, 1e30])
-def test_rows_that_are_not_finite_are_named(kernel: Kernel, wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_not_finite_are_named(
+    kernel: Kernel, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "CHUNK", 4)
     posterior = Posterior(torch.ones(5, 3), torch.ones(5, 2), kernel=kernel, noise_std=NOISE_STD)
     queries = torch.ones(10, 3)
     queries[6, 1] = wrong
-    with pytest.raises(ValueError, match="queries must be finite, and so must their squares in float32; row 6 is not"):
+    with pytest.raises(
+        ValueError,
+        match="queries must be finite, and so must their squares in float32; row 6 is not",
+    ):
         posterior.score(queries)

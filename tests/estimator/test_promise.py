@@ -14,7 +14,9 @@ EVEN = torch.full((4,), 0.25, dtype=torch.float64)
 
 
 def draw(n: int, seed: int, *, sharper: float = 1.0) -> tuple[Decisions, torch.Tensor]:
-    """Rows whose true class is drawn by a softmax; ``sharper`` than 1, their probabilities are too sure."""
+    """Rows whose true class is drawn by a softmax; ``sharper`` than 1, their probabilities are too
+    sure.
+    """
     rng = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(n, 4, generator=rng, dtype=torch.float64)
     truth = torch.multinomial(torch.softmax(logits, dim=1), 1, generator=rng).squeeze(1)
@@ -24,7 +26,9 @@ def draw(n: int, seed: int, *, sharper: float = 1.0) -> tuple[Decisions, torch.T
 
 @pytest.mark.parametrize("sharper", [0.7, 1.0, 1.6])
 @pytest.mark.parametrize(("labels", "target"), [(60, 0.8), (300, 0.9), (300, 0.95)])
-def test_the_promise_is_kept_nine_times_out_of_ten(labels: int, target: float, sharper: float) -> None:
+def test_the_promise_is_kept_nine_times_out_of_ten(
+    labels: int, target: float, sharper: float
+) -> None:
     kept, given = [], []
     for seed in range(30):
         left, truth = draw(labels, seed, sharper=sharper)
@@ -75,7 +79,10 @@ def test_labels_of_a_class_that_is_mostly_wrong_are_not_promised() -> None:
 
 def test_one_class_says_nothing_about_other_rows() -> None:
     decisions, _ = draw(50, 0)
-    assert (make_promise(decisions, torch.zeros(50, dtype=torch.int64), decisions, EVEN, 0.8).thresholds > 1).all()
+    assert (
+        make_promise(decisions, torch.zeros(50, dtype=torch.int64), decisions, EVEN, 0.8).thresholds
+        > 1
+    ).all()
 
 
 def test_a_label_given_out_is_the_likeliest_class() -> None:

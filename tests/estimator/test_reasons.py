@@ -8,7 +8,9 @@ from semigpc.estimator.posterior import GROUP, ReasonSearch, grouping_order
 
 
 def labels(generator: torch.Generator, n: int, classes: int = 5) -> tuple[Tensor, Tensor]:
-    """Weights (n, C) as a GP has them, mostly above 0 for a row's own class alone, in their grouping order; and the classes."""
+    """Weights (n, C) as a GP has them, mostly above 0 for a row's own class alone, in their
+    grouping order; and the classes.
+    """
     own = torch.randint(classes, (n,), generator=generator)
     weights = 0.1 * torch.randn(n, classes, generator=generator)
     weights[torch.arange(n), own] += torch.rand(n, generator=generator)
@@ -64,15 +66,21 @@ def test_few_queries_need_all_rows_where_labels_are_as_a_gp_has_them(
     assert sum(asked) < 30
 
 
-def test_queries_whose_bounds_promise_too_much_are_answered_from_all_rows(generator: torch.Generator) -> None:
+def test_queries_whose_bounds_promise_too_much_are_answered_from_all_rows(
+    generator: torch.Generator,
+) -> None:
     weights = torch.full((8 * GROUP, 1), 0.1)
-    weights[::GROUP] = 1.0  # one large weight a group, where likeness is small: every bound is far too high
+    weights[::GROUP] = (
+        1.0  # one large weight a group, where likeness is small: every bound is far too high
+    )
     values = 0.5 + 0.5 * torch.rand(5, len(weights), generator=generator)
     values[:, ::GROUP] = 0.01
     check(ReasonSearch(weights), weights, values, torch.zeros(5, dtype=torch.int64), 3)
 
 
-def test_weights_below_zero_are_reasons_too_if_there_are_no_others(generator: torch.Generator) -> None:
+def test_weights_below_zero_are_reasons_too_if_there_are_no_others(
+    generator: torch.Generator,
+) -> None:
     weights = -torch.rand(8 * GROUP, 2, generator=generator) - 0.1
     weights[5, 0] = 1.0
     values = torch.rand(20, len(weights), generator=generator) + 0.1
@@ -81,7 +89,13 @@ def test_weights_below_zero_are_reasons_too_if_there_are_no_others(generator: to
 
 def test_equal_weights_are_different_rows() -> None:
     weights = torch.full((8 * GROUP, 1), 0.5)
-    check(ReasonSearch(weights), weights, torch.full((4, len(weights)), 0.25), torch.zeros(4, dtype=torch.int64), 5)
+    check(
+        ReasonSearch(weights),
+        weights,
+        torch.full((4, len(weights)), 0.25),
+        torch.zeros(4, dtype=torch.int64),
+        5,
+    )
 
 
 def test_values_of_any_sign_are_searched_in_full(generator: torch.Generator) -> None:

@@ -50,8 +50,12 @@ def test_pandas_and_polars_are_welcome() -> None:
     assert list(model.feature_names_in_) == columns
     order = np.argsort(np.argsort(NAMES))
     assert model.predict_proba(frame)[:, order] == pytest.approx(expected, abs=1e-5)
-    polars = SemiGPClassifier().fit(pl.DataFrame(X, schema=columns), pl.Series(named(codes).tolist()))
-    assert polars.predict_proba(pl.DataFrame(X, schema=columns))[:, order] == pytest.approx(expected, abs=1e-5)
+    polars = SemiGPClassifier().fit(
+        pl.DataFrame(X, schema=columns), pl.Series(named(codes).tolist())
+    )
+    assert polars.predict_proba(pl.DataFrame(X, schema=columns))[:, order] == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 def test_columns_in_another_order_are_refused() -> None:
@@ -67,7 +71,9 @@ def test_a_sparse_y_is_an_indicator_and_an_empty_row_is_unlabelled() -> None:
     known = np.flatnonzero(codes >= 0)
     indicator = sparse.csr_matrix((np.ones(len(known)), (known, codes[known])), shape=(len(X), 3))
     expected = SemiGPClassifier().fit(X, codes).predict_proba(X)
-    assert SemiGPClassifier().fit(X, indicator).predict_proba(X) == pytest.approx(expected, abs=1e-6)
+    assert SemiGPClassifier().fit(X, indicator).predict_proba(X) == pytest.approx(
+        expected, abs=1e-6
+    )
     column = sparse.csr_matrix(np.where(codes < 0, -1, codes)[:, None])
     assert SemiGPClassifier().fit(X, column).predict_proba(X) == pytest.approx(expected, abs=1e-6)
     with pytest.raises(ValueError, match="one entry per row"):
@@ -78,7 +84,9 @@ def test_pipeline_grid_search_clone_and_pickle() -> None:
     X, codes, truth = blobs()
     known = codes >= 0
     pipeline = make_pipeline(StandardScaler(), SemiGPClassifier(self_training=0))
-    search = GridSearchCV(pipeline, {"semigpclassifier__length_scale": [0.5, 4.0]}, cv=2, scoring="balanced_accuracy")
+    search = GridSearchCV(
+        pipeline, {"semigpclassifier__length_scale": [0.5, 4.0]}, cv=2, scoring="balanced_accuracy"
+    )
     search.fit(X[known], codes[known])
     assert search.score(X[~known], truth[~known]) > 0.9
     copy = clone(search.best_estimator_[-1])

@@ -1,4 +1,6 @@
-"""Runs without training: tiny images that are their own features, and a GP that has seen some of them."""
+"""Runs without training: tiny images that are their own features, and a GP that has seen some of
+them.
+"""
 
 from typing import Any
 
@@ -26,7 +28,9 @@ class Flat(nn.Module):
 
 
 def images(count: int, seed: int) -> tuple[Pixels, Tensor]:
-    """Bytes (count, 4, 4, 3) about one point a class, with overlap, and labels (count,); class 0 has most."""
+    """Bytes (count, 4, 4, 3) about one point a class, with overlap, and labels (count,); class 0
+    has most.
+    """
     rng = np.random.default_rng([7, seed])
     centres = np.random.default_rng(7).integers(60, 196, (CLASSES, SIDE, SIDE, 3))
     labels = rng.choice(CLASSES, count, p=(0.55, 0.25, 0.15, 0.05))

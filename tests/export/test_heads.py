@@ -1,7 +1,10 @@
-"""A thousand rows through ONNX Runtime and through torch.export, for every engine and every kernel that can be exported."""
+"""A thousand rows through ONNX Runtime and through torch.export, for every engine and every kernel
+that can be exported.
+"""
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,15 +20,26 @@ from semigpc.export.run import TOLERANCE, DifferenceError, differences
 from semigpc.gp import EnsembleGP, ExactGP, LowRankGP, MatrixFreeGP, NoExpansionError, PerClassGP
 from semigpc.models import Classifier
 from semigpc.models.encoder import NotExportableError
-from semigpc.refiners import EnsembleOptions, GaussianProcessRefiner, LowRankOptions, MatrixFreeOptions
+from semigpc.refiners import (
+    EnsembleOptions,
+    GaussianProcessRefiner,
+    LowRankOptions,
+    MatrixFreeOptions,
+)
 from tests.export.clusters import AUGMENT, SIDE, gp, images, network
 
 ROWS, BATCHES = 1000, (1, 7, 256, 736)
 CASES: dict[str, tuple[type[torch.nn.Module], dict[str, Any]]] = {
     "exact": (ExactGP, {"engine": "exact"}),
     "lowrank": (LowRankGP, {"engine": LowRankOptions(rank=48), "class_prior": "frequency"}),
-    "ensemble": (EnsembleGP, {"engine": EnsembleOptions(members=3, combine="mean"), "class_prior": "frequency"}),
-    "matrix_free": (MatrixFreeGP, {"engine": MatrixFreeOptions(rank=32), "class_prior": "frequency"}),
+    "ensemble": (
+        EnsembleGP,
+        {"engine": EnsembleOptions(members=3, combine="mean"), "class_prior": "frequency"},
+    ),
+    "matrix_free": (
+        MatrixFreeGP,
+        {"engine": MatrixFreeOptions(rank=32), "class_prior": "frequency"},
+    ),
     "laplace": (ExactGP, {"kernel": "laplace"}),
     "laplace_clipped": (ExactGP, {"kernel": "laplace", "kernel_clip": 0.05}),
     "rbf_clipped": (ExactGP, {"kernel_clip": 0.05, "feature": "projection"}),
@@ -41,7 +55,9 @@ class Several(torch.nn.Module):
 
     def __init__(self, classifier: Classifier, refiners: dict[str, GaussianProcessRefiner]) -> None:
         super().__init__()
-        self.each = torch.nn.ModuleDict({name: exported(classifier, refiner) for name, refiner in refiners.items()})
+        self.each = torch.nn.ModuleDict(
+            {name: exported(classifier, refiner) for name, refiner in refiners.items()}
+        )
         self.outputs = {f"of_{name}": "gp" for name in refiners}
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -49,7 +65,9 @@ class Several(torch.nn.Module):
 
 
 class Compared(NamedTuple):
-    """Refiners, what the refiner of each case says of the rows, (ROWS, C), and what each runtime does."""
+    """Refiners, what the refiner of each case says of the rows, (ROWS, C), and what each runtime
+    does.
+    """
 
     refiners: dict[str, GaussianProcessRefiner]
     expected: dict[str, npt.NDArray[np.float64]]
@@ -73,7 +91,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
         path = folder / f"model{form.suffix}"
         form.write(cast("ExportedNetwork", Several(classifier, refiners).eval()), SIDE, path)
         answers = [form.open(path)(part) for part in np.split(raw, np.cumsum(BATCHES)[:-1])]
-        said[kind] = {name: np.concatenate([answer[f"of_{name}"] for answer in answers]) for name in refiners}
+        said[kind] = {
+            name: np.concatenate([answer[f"of_{name}"] for answer in answers]) for name in refiners
+        }
     return Compared(refiners, expected, said)
 
 
@@ -134,8 +154,10 @@ class Angular:
     positive_definite = True
     output_scale = 1.0
 
-    def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        cosines = torch.nn.functional.normalize(x1, dim=1) @ torch.nn.functional.normalize(x2, dim=1).mT
+    def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
+        cosines = (
+            torch.nn.functional.normalize(x1, dim=1) @ torch.nn.functional.normalize(x2, dim=1).mT
+        )
         return 1 - torch.acos(cosines.clamp(-1, 1)) / torch.pi
 
     def diagonal(self, x: Tensor) -> Tensor:
@@ -150,12 +172,21 @@ def test_what_onnx_runtime_cannot_compute_is_refused_and_torch_can(tmp_path: Pat
     module, pixels = exported(classifier, refiner), images(ROWS, seed=2)[0]
     onnx, pt2 = (tmp_path / f"model{form.suffix}" for form in FORMATS.values())
     FORMATS["onnx"].write(module, SIDE, onnx)
-    with pytest.raises(NotExportableError, match=r"lacks what the network needs: .*--format torch may do, or --head linear"):
+    with pytest.raises(
+        NotExportableError,
+        match=r"lacks what the network needs: .*--format torch may do, or --head linear",
+    ):
         FORMATS["onnx"].open(onnx)
     FORMATS["torch"].write(module, SIDE, pt2)
     answer = FORMATS["torch"].open(pt2)
     found = differences(
-        answer, classifier, refiner, augment=Augment(AUGMENT), outputs=module.outputs, temperatures=TEMPERATURES, pixels=pixels
+        answer,
+        classifier,
+        refiner,
+        augment=Augment(AUGMENT),
+        outputs=module.outputs,
+        temperatures=TEMPERATURES,
+        pixels=pixels,
     )
     assert set(found) == {"probabilities", "gp_probabilities", "linear_probabilities"}
     assert max(found.values()) <= TOLERANCE
@@ -169,7 +200,12 @@ def test_a_network_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
             return images.flatten(1) if float(images.sum()) > 0 else -images.flatten(1)
 
     module = ExportedNetwork(
-        Classifier(Moody(), 4).eval(), None, gp_feature="backbone", augment=AUGMENT, outputs_of=("linear",), temperatures={}
+        Classifier(Moody(), 4).eval(),
+        None,
+        gp_feature="backbone",
+        augment=AUGMENT,
+        outputs_of=("linear",),
+        temperatures={},
     )
     for kind in FORMATS:
         with pytest.raises(NotExportableError, match="the network cannot be traced: "):
@@ -179,7 +215,9 @@ def test_a_network_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
 def test_differences_are_seen() -> None:
     """Also in the last of the rows, in a batch of any size, and where they are no numbers."""
     classifier, pixels = network(), images(20, seed=4)[0]
-    honest = torch.softmax(classifier(Augment(AUGMENT).normalise(torch.from_numpy(pixels))).logits, dim=1).numpy()
+    honest = torch.softmax(
+        classifier(Augment(AUGMENT).normalise(torch.from_numpy(pixels))).logits, dim=1
+    ).numpy()
     compared: dict[str, Any] = {
         "augment": Augment(AUGMENT),
         "outputs": {"probabilities": "linear"},
@@ -201,7 +239,11 @@ def test_differences_are_seen() -> None:
     assert seen["probabilities"] < 1e-6
     for change in (0.25, float("nan")):
         sizes.clear()
-        found = differences(lambda given, change=change: answer(given, change), classifier, None, **compared)  # type: ignore[misc]
+        found = differences(partial(answer, change=change), classifier, None, **compared)
         assert json.dumps(round(found["probabilities"], 3)) == json.dumps(change)
-    with pytest.raises(DifferenceError, match=r"probabilities has shape \(1, 3\), and should have \(1, 4\)"):
-        differences(lambda given: {"probabilities": honest[: len(given), :3]}, classifier, None, **compared)
+    with pytest.raises(
+        DifferenceError, match=r"probabilities has shape \(1, 3\), and should have \(1, 4\)"
+    ):
+        differences(
+            lambda given: {"probabilities": honest[: len(given), :3]}, classifier, None, **compared
+        )

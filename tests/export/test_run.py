@@ -22,7 +22,12 @@ from semigpc.training.inference import LoadedRun, load_run
 from semigpc.training.state import EvaluationNetwork
 from tests.training.small_runs import small_run
 
-FEWER = ("data.test_per_class=12", "data.validation_per_class=3", "data.split.unlabeled_head=60", "train.steps=14")
+FEWER = (
+    "data.test_per_class=12",
+    "data.validation_per_class=3",
+    "data.split.unlabeled_head=60",
+    "train.steps=14",
+)
 CLASSES = 10
 pytestmark = pytest.mark.slow
 
@@ -33,7 +38,9 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("frozen")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SEMIGPC_CACHE", str(root / "cache"))
-        experiment = small_run("simmatch", "gp", *FEWER, "refiner.eval_head=gp", "refiner.class_prior=frequency")
+        experiment = small_run(
+            "simmatch", "gp", *FEWER, "refiner.eval_head=gp", "refiner.class_prior=frequency"
+        )
         train(replace(experiment, frozen=FrozenConfig(views=2, width=32)), root / "run")
         yield root / "run"
 
@@ -56,13 +63,17 @@ def test_the_frozen_network_and_the_gp_are_inside(frozen: Path, done: Exported) 
     run = load_run(frozen)
     images = run.part("test")[1]
     expected = run.predict(images).probs
-    pixels = np.stack([Augment(run.experiment.augment).evaluation_pixels(images[i]) for i in range(len(images))])
+    pixels = np.stack(
+        [Augment(run.experiment.augment).evaluation_pixels(images[i]) for i in range(len(images))]
+    )
     session = onnxruntime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
     names = ["probabilities", "gp_probabilities", "linear_probabilities"]
     said = session.run(names, {"images": (pixels.transpose(0, 3, 1, 2) / 255).astype(np.float32)})
     for values, head in zip(said, ("gp", "gp", "linear"), strict=True):
         assert np.abs(values - expected[head]).max() <= TOLERANCE
-    assert np.abs(expected["gp"] - expected["linear"]).max() > 0.01  # they are not the same question
+    assert (
+        np.abs(expected["gp"] - expected["linear"]).max() > 0.01
+    )  # they are not the same question
 
 
 def test_the_facts_say_how_to_use_it(frozen: Path, done: Exported) -> None:
@@ -89,14 +100,22 @@ def test_the_facts_say_how_to_use_it(frozen: Path, done: Exported) -> None:
     assert check["largest_difference"] == max(check["of_each_output"].values()) <= TOLERANCE
     assert facts["versions"]["onnxruntime"] == onnxruntime.__version__
     assert facts["notes"] == []
-    assert sorted(file.name for file in done.path.parent.iterdir()) == ["model.onnx", "model.onnx.json"]  # and no draft
+    assert sorted(file.name for file in done.path.parent.iterdir()) == [
+        "model.onnx",
+        "model.onnx.json",
+    ]  # and no draft
 
 
 def test_torch_reads_its_own_format_for_any_number_of_images(frozen: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
     path = tmp_path / "model.pt2"
     done = export_run(
-        frozen, kind="torch", out=path, head="gp", checkpoint="last", progress=lambda stage, n, _: seen.append((stage, n))
+        frozen,
+        kind="torch",
+        out=path,
+        head="gp",
+        checkpoint="last",
+        progress=lambda stage, n, _: seen.append((stage, n)),
     )
     module = torch.export.load(path).module()
     for rows in (1, 3):
@@ -104,31 +123,49 @@ def test_torch_reads_its_own_format_for_any_number_of_images(frozen: Path, tmp_p
         assert list(said) == ["probabilities"]
         torch.testing.assert_close(said["probabilities"].sum(dim=1), torch.ones(rows))
     assert (done.facts["checkpoint"], done.facts["step"]) == ("last", 14)
-    assert [stage for stage, n in seen if n in (0, ROWS)] == ["Loading the run", "Writing model.pt2", "Checking"]
+    assert [stage for stage, n in seen if n in (0, ROWS)] == [
+        "Loading the run",
+        "Writing model.pt2",
+        "Checking",
+    ]
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
     """Runs load as they are, but for these parts."""
-    monkeypatch.setattr(export_module, "load_run", lambda *asked: replace(load_run(*asked), **parts))
+    monkeypatch.setattr(
+        export_module, "load_run", lambda *asked: replace(load_run(*asked), **parts)
+    )
 
 
 def test_a_run_without_a_gp_exports_its_classifier(plain: Path, tmp_path: Path) -> None:
     done = export_run(plain, kind="torch", out=tmp_path / "model.pt2")
-    assert {name: told["head"] for name, told in done.facts["outputs"].items()} == {"probabilities": "linear"}
+    assert {name: told["head"] for name, told in done.facts["outputs"].items()} == {
+        "probabilities": "linear"
+    }
     assert done.facts["gp"] is None
     assert done.facts["notes"] == []
-    with pytest.raises(SettingError, match=r"was trained without a GP, so it has no GP head\. Leave --head out"):
+    with pytest.raises(
+        SettingError, match=r"was trained without a GP, so it has no GP head\. Leave --head out"
+    ):
         export_run(plain, kind="torch", out=tmp_path / "gp.pt2", head="gp")
 
 
-def test_what_trained_with_16_bits_answers_in_float32(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed(monkeypatch, experiment=load_run(plain).experiment.override(["train.precision=bf16-mixed"]))
+def test_what_trained_with_16_bits_answers_in_float32(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed(
+        monkeypatch, experiment=load_run(plain).experiment.override(["train.precision=bf16-mixed"])
+    )
     done = export_run(plain, kind="torch", out=tmp_path / "model.pt2")
-    note = "Computes in float32, and is compared with the run in float32; it trained with bf16-mixed."
+    note = (
+        "Computes in float32, and is compared with the run in float32; it trained with bf16-mixed."
+    )
     assert done.facts["notes"] == [note]
 
 
-def test_a_gp_that_has_seen_nothing_is_left_out(frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gp_that_has_seen_nothing_is_left_out(
+    frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gp = load_run(frozen).gp
     assert gp is not None
     changed(monkeypatch, gp=gp.empty_copy())
@@ -136,14 +173,16 @@ def test_a_gp_that_has_seen_nothing_is_left_out(frozen: Path, tmp_path: Path, mo
     assert list(done.facts["outputs"]) == ["probabilities"]
     assert done.facts["outputs"]["probabilities"]["head"] == "linear"
     assert "had seen no labels at step" in done.facts["notes"][0]
-    with pytest.raises(SettingError, match=r"had no labels in its GP at step .*, so it has no GP head"):
+    with pytest.raises(
+        SettingError, match=r"had no labels in its GP at step .*, so it has no GP head"
+    ):
         export_run(frozen, kind="torch", out=tmp_path / "gp.pt2", head="gp")
 
 
 def test_an_engine_without_an_expansion_is_refused_with_a_way_out(
     frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_such(_engine: ExactGP, *, offset: object = None) -> Expansion:  # noqa: ARG001
+    def none_such(_engine: ExactGP, *, offset: object = None) -> Expansion:
         raise NoExpansionError("this one is no sum.")
 
     monkeypatch.setattr(ExactGP, "expansion", none_such)
@@ -154,10 +193,13 @@ def test_an_engine_without_an_expansion_is_refused_with_a_way_out(
     export_run(frozen, kind="torch", out=tmp_path / "model.pt2", head="linear")
 
 
-def test_a_file_that_answers_otherwise_is_not_kept(frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_answers_otherwise_is_not_kept(
+    frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(export_module, "TOLERANCE", 0.0)
     with pytest.raises(
-        DifferenceError, match=r"differs from the run by .* in .*probabilities, and 0 is allowed; it was removed"
+        DifferenceError,
+        match=r"differs from the run by .* in .*probabilities, and 0 is allowed; it was removed",
     ):
         export_run(frozen, kind="torch", out=tmp_path / "model.pt2")
     assert list(tmp_path.iterdir()) == []
@@ -168,7 +210,9 @@ def test_answers_that_are_no_numbers_are_refused() -> None:
         export_module._insist({"probabilities": 0.5, "gp_probabilities": float("nan")})
 
 
-def test_without_its_images_it_is_checked_on_random_ones(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_images_it_is_checked_on_random_ones(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def gone(_run: LoadedRun, _part: str) -> None:
         raise RunError("the test images have changed.")
 
@@ -182,14 +226,36 @@ def test_without_its_images_it_is_checked_on_random_ones(plain: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("name", "kind", "error", "words"),
     [
-        ("model.pt2", "onnx", SettingError, r"must end in \.onnx for this --format; got 'model\.pt2'"),
-        ("model.onnx", "torch", SettingError, r"must end in \.pt2 for this --format; got 'model\.onnx'"),
-        ("folder.onnx", "onnx", SettingError, r"folder\.onnx is a folder. Give the name of a file as --out"),
-        ("taken.onnx", "onnx", RunError, r"taken\.onnx is there already. Give another --out, or --overwrite to replace it"),
+        (
+            "model.pt2",
+            "onnx",
+            SettingError,
+            r"must end in \.onnx for this --format; got 'model\.pt2'",
+        ),
+        (
+            "model.onnx",
+            "torch",
+            SettingError,
+            r"must end in \.pt2 for this --format; got 'model\.onnx'",
+        ),
+        (
+            "folder.onnx",
+            "onnx",
+            SettingError,
+            r"folder\.onnx is a folder. Give the name of a file as --out",
+        ),
+        (
+            "taken.onnx",
+            "onnx",
+            RunError,
+            r"taken\.onnx is there already. Give another --out, or --overwrite to replace it",
+        ),
         ("told.onnx", "onnx", RunError, r"told\.onnx\.json is there already"),
     ],
 )
-def test_names_that_will_not_do(plain: Path, tmp_path: Path, name: str, kind: str, error: type[Exception], words: str) -> None:
+def test_names_that_will_not_do(
+    plain: Path, tmp_path: Path, name: str, kind: str, error: type[Exception], words: str
+) -> None:
     (tmp_path / "folder.onnx").mkdir()
     for taken in ("taken.onnx", "told.onnx.json"):
         (tmp_path / taken).write_text("mine")
@@ -200,22 +266,33 @@ def test_names_that_will_not_do(plain: Path, tmp_path: Path, name: str, kind: st
 
 @pytest.mark.parametrize("addon", ["abc", "cossl", "none"])
 def test_what_answers_in_place_of_the_linear_head_is_inside_too(addon: str, tmp_path: Path) -> None:
-    """The second head of ABC, the balanced one of CoSSL, and the neural process of NP-Match, which is an algorithm."""
+    """The second head of ABC, the balanced one of CoSSL, and the neural process of NP-Match, which
+    is an algorithm.
+    """
     algorithm = "npmatch" if addon == "none" else "fixmatch"
     options = {"cossl": {"warmup": 0.5, "start_steps": 20}}.get(addon, {})
-    experiment = replace(small_run(algorithm, "none", *FEWER), addon=ADDONS[addon].config(**options))
+    experiment = replace(
+        small_run(algorithm, "none", *FEWER), addon=ADDONS[addon].config(**options)
+    )
     train(experiment, tmp_path / "run")
     done = export_run(tmp_path / "run", kind="torch")
     assert done.facts["outputs"]
     run = load_run(tmp_path / "run")
     images = torch.rand(3, 3, 8, 8)
     program = torch.export.load(done.path).module()
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (run.experiment.augment.mean, run.experiment.augment.std))
+    mean, std = (
+        torch.tensor(v).view(3, 1, 1)
+        for v in (run.experiment.augment.mean, run.experiment.augment.std)
+    )
     with torch.no_grad():
         output = run.network((images - mean) / std)
         said = program(images)["probabilities"]
-    assert torch.allclose(said, torch.softmax(output.logits / run.temperatures["linear"], dim=1), atol=TOLERANCE)
+    assert torch.allclose(
+        said, torch.softmax(output.logits / run.temperatures["linear"], dim=1), atol=TOLERANCE
+    )
     network = run.network
     assert isinstance(network, EvaluationNetwork)
     with torch.no_grad():
-        assert not torch.allclose(network.network((images - mean) / std).logits, output.logits, atol=1e-3)
+        assert not torch.allclose(
+            network.network((images - mean) / std).logits, output.logits, atol=1e-3
+        )

@@ -39,7 +39,9 @@ def assert_same(spread: EnsembleGP, whole: EnsembleGP, queries: torch.Tensor) ->
 
 
 def check(whole: EnsembleGP, whole_again: EnsembleGP) -> None:
-    """Fill, overwrite, empty, save and load an ensemble of both processes like one of a single process."""
+    """Fill, overwrite, empty, save and load an ensemble of both processes like one of a single
+    process.
+    """
     torch.manual_seed(0)
     members, combine = whole.n_members, whole.combine
     spread, spread_again = make(members, combine), make(members, combine)
@@ -49,7 +51,10 @@ def check(whole: EnsembleGP, whole_again: EnsembleGP) -> None:
     assert_same(spread, whole, queries)  # empty: the prior
     for step in range(6):
         slots = torch.randperm(N)[: 3 if step == 0 else 9]
-        rows, targets = torch.randn(len(slots), D).double(), torch.eye(C).double()[torch.randint(C, (len(slots),))]
+        rows, targets = (
+            torch.randn(len(slots), D).double(),
+            torch.eye(C).double()[torch.randint(C, (len(slots),))],
+        )
         for engine in (spread, whole):
             engine.replace(slots, rows, targets)
         assert_same(spread, whole, queries)
@@ -75,7 +80,9 @@ def check(whole: EnsembleGP, whole_again: EnsembleGP) -> None:
 def expand(spread: EnsembleGP, whole: EnsembleGP, queries: torch.Tensor) -> None:
     if spread.combine == "mean":
         points, weights = spread.expansion()
-        torch.testing.assert_close(whole.kernel(queries, points) @ weights, whole.mean(queries), rtol=0, atol=1e-8)
+        torch.testing.assert_close(
+            whole.kernel(queries, points) @ weights, whole.mean(queries), rtol=0, atol=1e-8
+        )
         return
     with pytest.raises(NoExpansionError, match="combine='mean' can be exported"):
         spread.expansion()

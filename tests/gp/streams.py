@@ -28,8 +28,12 @@ def clusters(
     return draw
 
 
-def failing_once(method: Callable[..., None], error: type[BaseException], *, written: bool) -> Callable[..., None]:
-    """The method of an engine, whose first call raises an error, before it has changed anything or after it has changed all."""
+def failing_once(
+    method: Callable[..., None], error: type[BaseException], *, written: bool
+) -> Callable[..., None]:
+    """The method of an engine, whose first call raises an error, before it has changed anything or
+    after it has changed all.
+    """
     calls: list[object] = []
 
     def call(*arguments: object) -> None:

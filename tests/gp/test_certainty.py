@@ -8,7 +8,9 @@ from semigpc.gp import RBF, ExactGP
 from semigpc.gp.certainty import expected_probability, explained_share
 
 
-def brute_force(logits: Tensor, spread: Tensor, classes: Tensor, generator: torch.Generator) -> Tensor:
+def brute_force(
+    logits: Tensor, spread: Tensor, classes: Tensor, generator: torch.Generator
+) -> Tensor:
     """The mean over 100 000 draws."""
     found = []
     for z, s, c in zip(logits, spread, classes, strict=True):
@@ -19,10 +21,14 @@ def brute_force(logits: Tensor, spread: Tensor, classes: Tensor, generator: torc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_classes", [2, 3, 10, 40])
-def test_the_expected_probability_is_that_of_many_draws(n_classes: int, generator: torch.Generator) -> None:
+def test_the_expected_probability_is_that_of_many_draws(
+    n_classes: int, generator: torch.Generator
+) -> None:
     logits = 3 * torch.randn(8, n_classes, generator=generator, dtype=torch.float64)
     spread = 6 * torch.rand(8, n_classes, generator=generator, dtype=torch.float64)
-    classes = torch.cat([logits.argmax(dim=1)[:5], torch.randint(n_classes, (3,), generator=generator)])
+    classes = torch.cat(
+        [logits.argmax(dim=1)[:5], torch.randint(n_classes, (3,), generator=generator)]
+    )
     expected = brute_force(logits, spread, classes, generator)
     errors = (expected_probability(logits, spread, classes) - expected).abs()
     assert float(errors.max()) < 0.015
@@ -32,13 +38,22 @@ def test_the_expected_probability_is_that_of_many_draws(n_classes: int, generato
     torch.testing.assert_close(single.double(), expected, rtol=0, atol=0.015)
 
 
-def test_without_spread_it_is_the_softmax_and_with_much_of_it_one_over_the_classes(generator: torch.Generator) -> None:
+def test_without_spread_it_is_the_softmax_and_with_much_of_it_one_over_the_classes(
+    generator: torch.Generator,
+) -> None:
     logits = torch.randn(6, 5, generator=generator, dtype=torch.float64)
     classes = logits.argmax(dim=1)
     none, much = torch.zeros_like(logits), torch.full_like(logits, 1000.0)
     softmax = torch.softmax(logits, dim=1).amax(dim=1)
-    torch.testing.assert_close(expected_probability(logits, none, classes), softmax, rtol=0, atol=1e-12)
-    torch.testing.assert_close(expected_probability(logits, much, classes), torch.full((6,), 0.2).double(), rtol=0, atol=0.02)
+    torch.testing.assert_close(
+        expected_probability(logits, none, classes), softmax, rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(
+        expected_probability(logits, much, classes),
+        torch.full((6,), 0.2).double(),
+        rtol=0,
+        atol=0.02,
+    )
 
 
 def test_a_sure_class_becomes_less_sure_with_the_variance_while_the_largest_of_all_becomes_surer(
@@ -49,7 +64,9 @@ def test_a_sure_class_becomes_less_sure_with_the_variance_while_the_largest_of_a
     for s in (0.1, 1.0, 3.0, 10.0):
         spread = torch.full_like(logits, s)
         named.append(float(expected_probability(logits, spread, torch.tensor([0]))))
-        draws = torch.softmax(logits + s * torch.randn(20_000, 4, generator=generator, dtype=torch.float64), dim=1)
+        draws = torch.softmax(
+            logits + s * torch.randn(20_000, 4, generator=generator, dtype=torch.float64), dim=1
+        )
         largest.append(float(draws.amax(dim=1).mean()))
     assert named == sorted(named, reverse=True)
     assert named[0] - named[-1] > 0.4
@@ -62,9 +79,16 @@ def test_a_class_out_of_the_question_has_no_part(generator: torch.Generator) -> 
     shut = torch.cat([logits, torch.full((4, 1), -torch.inf)], dim=1)
     classes = logits.argmax(dim=1)
     open_ = expected_probability(logits, spread[:, :3], classes)
-    torch.testing.assert_close(expected_probability(shut, spread, classes), open_, rtol=0, atol=0.01)
+    torch.testing.assert_close(
+        expected_probability(shut, spread, classes), open_, rtol=0, atol=0.01
+    )
     assert expected_probability(shut[:1], spread[:1], torch.tensor([3])).item() == 0
-    assert expected_probability(logits[:, :1], spread[:, :1], torch.zeros(4, dtype=torch.int64)).tolist() == [1] * 4
+    assert (
+        expected_probability(
+            logits[:, :1], spread[:, :1], torch.zeros(4, dtype=torch.int64)
+        ).tolist()
+        == [1] * 4
+    )
     assert expected_probability(logits[:0], spread[:0, :3], classes[:0]).shape == (0,)
 
 
@@ -76,20 +100,27 @@ def test_many_rows_are_answered_as_one_by_one_without_touching_the_generator(
     classes = logits.argmax(dim=1)
     whole = expected_probability(logits, torch.ones_like(logits), classes)
     monkeypatch.setattr("semigpc.gp.certainty.CELLS", 7 * 256 * 16)
-    torch.testing.assert_close(expected_probability(logits, torch.ones_like(logits), classes), whole, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        expected_probability(logits, torch.ones_like(logits), classes), whole, rtol=0, atol=1e-14
+    )
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_close_neighbours_explain_as_much_as_the_docstring_says() -> None:
     engine = ExactGP(4, 2, 2, kernel=RBF(length_scale=1.0), noise_std=0.1**0.5)
-    here, far = torch.zeros(1, 2, dtype=torch.float64), torch.full((1, 2), 50.0, dtype=torch.float64)
+    here, far = (
+        torch.zeros(1, 2, dtype=torch.float64),
+        torch.full((1, 2), 50.0, dtype=torch.float64),
+    )
     shares = []
     for slot in range(2):
         engine.replace(torch.tensor([slot]), here, torch.eye(2, dtype=torch.float64)[:1])
         shares.append(float(explained_share(engine.variance(here), engine.kernel.diagonal(here))))
     assert shares == pytest.approx([1 / 1.1, 2 / 2.1], abs=1e-12)
     assert float(explained_share(engine.variance(far), engine.kernel.diagonal(far))) == 0
-    assert explained_share(torch.zeros(1), torch.zeros(1)).item() == 0, "where there is no variance, nothing is explained"
+    assert explained_share(torch.zeros(1), torch.zeros(1)).item() == 0, (
+        "where there is no variance, nothing is explained"
+    )
 
 
 def test_beside_one_neighbour_a_class_is_less_sure_than_beside_two() -> None:

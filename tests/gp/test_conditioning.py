@@ -11,13 +11,20 @@ from tests.gp.streams import clusters
 
 def error_of_the_mean(engine: ExactGP, queries: Tensor) -> float:
     held = engine.occupied
-    mean, _ = posterior(queries.double(), engine.features[held], engine.targets[held], engine.kernel, engine.noise_std)
+    mean, _ = posterior(
+        queries.double(),
+        engine.features[held],
+        engine.targets[held],
+        engine.kernel,
+        engine.noise_std,
+    )
     return float((engine.mean(queries.double()) - mean).abs().max())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("spread", "noise_variance", "condition", "error"), [(0.05, 0.002, 1e5, 1e-8), (0.005, 2e-6, 1e8, 1e-5)]
+    ("spread", "noise_variance", "condition", "error"),
+    [(0.05, 0.002, 1e5, 1e-8), (0.005, 2e-6, 1e8, 1e-5)],
 )
 def test_tight_clusters_stay_true_for_twenty_turnovers(
     spread: float, noise_variance: float, condition: float, error: float, generator: torch.Generator
@@ -26,7 +33,9 @@ def test_tight_clusters_stay_true_for_twenty_turnovers(
     draw = clusters(generator, width=32, spread=spread, dtype=torch.float32)
     engine = ExactGP(size, 32, 4, kernel=RBF(length_scale=0.316), noise_std=noise_variance**0.5)
     engine.replace(torch.arange(size), *draw(size))
-    eigenvalues = torch.linalg.eigvalsh(kernel_matrix(engine.features, engine.kernel, engine.noise_std))
+    eigenvalues = torch.linalg.eigvalsh(
+        kernel_matrix(engine.features, engine.kernel, engine.noise_std)
+    )
     assert eigenvalues[-1] / eigenvalues[0] >= condition
     for step in range(20 * size // batch):
         engine.replace((torch.arange(batch) + batch * step) % size, *draw(batch))
@@ -36,17 +45,25 @@ def test_tight_clusters_stay_true_for_twenty_turnovers(
 
 
 @pytest.mark.parametrize("noise_std", [0.01, 0.03])
-def test_contradictory_labels_at_coincident_points_stay_true(noise_std: float, generator: torch.Generator) -> None:
-    """The worst case for alpha: it reaches 1 / sigma^2, and every digit that P loses shows in the mean."""
+def test_contradictory_labels_at_coincident_points_stay_true(
+    noise_std: float, generator: torch.Generator
+) -> None:
+    """The worst case for alpha: it reaches 1 / sigma^2, and every digit that P loses shows in the
+    mean.
+    """
     points = torch.randn(5, 3, generator=generator)
     engine = ExactGP(100, 3, 2, kernel=RBF(length_scale=1.0), noise_std=noise_std)
     for _ in range(200):
         slots = torch.randperm(100, generator=generator)[:8]
         labels = torch.randint(2, (8,), generator=generator)
-        engine.replace(slots, points[torch.randint(5, (8,), generator=generator)], torch.eye(2)[labels])
+        engine.replace(
+            slots, points[torch.randint(5, (8,), generator=generator)], torch.eye(2)[labels]
+        )
         assert error_of_the_mean(engine, points) < 1e-5
     weights = engine.label_weights(points.double())
-    torch.testing.assert_close(weights @ engine.targets, engine.mean(points.double()), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        weights @ engine.targets, engine.mean(points.double()), rtol=0, atol=1e-5
+    )
 
 
 def test_an_indefinite_kernel_stays_true(generator: torch.Generator) -> None:
@@ -69,14 +86,21 @@ def test_a_damaged_inverse_is_noticed_and_rebuilt(generator: torch.Generator) ->
 
 
 def test_noise_that_is_too_small_is_an_error_that_names_it(generator: torch.Generator) -> None:
-    engine, draw = ExactGP(64, 16, 4, noise_std=1e-9), clusters(generator, spread=0.0, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"with noise_std=1e-09 cannot be inverted in float64\. Raise noise_std"):
+    engine, draw = (
+        ExactGP(64, 16, 4, noise_std=1e-9),
+        clusters(generator, spread=0.0, dtype=torch.float32),
+    )
+    with pytest.raises(
+        ValueError, match=r"with noise_std=1e-09 cannot be inverted in float64\. Raise noise_std"
+    ):
         engine.replace(torch.arange(64), *draw(64))
     assert len(engine) == 0
     assert torch.equal(engine.mean(draw(3)[0]), torch.zeros(3, 4))
 
 
-def test_a_batch_that_cannot_go_in_leaves_the_others_where_they_are(generator: torch.Generator) -> None:
+def test_a_batch_that_cannot_go_in_leaves_the_others_where_they_are(
+    generator: torch.Generator,
+) -> None:
     engine = ExactGP(700, 16, 4, noise_std=1e-9)
     apart = clusters(generator, n_classes=4, spread=100.0, dtype=torch.float32)
     coincident = clusters(generator, spread=0.0, dtype=torch.float32)
@@ -92,7 +116,9 @@ def test_a_batch_that_cannot_go_in_leaves_the_others_where_they_are(generator: t
     torch.testing.assert_close(engine.mean(features), before, rtol=0, atol=1e-6)
 
 
-def test_another_kernel_that_cannot_be_inverted_leaves_the_old_one(generator: torch.Generator) -> None:
+def test_another_kernel_that_cannot_be_inverted_leaves_the_old_one(
+    generator: torch.Generator,
+) -> None:
     engine, draw = ExactGP(200, 16, 4, kernel=RBF(length_scale=0.3)), clusters(generator)
     engine.replace(torch.arange(200), *draw(200))
     queries = draw(5)[0]

@@ -43,7 +43,9 @@ def test_a_start_that_is_good_enough_takes_no_product(generator: torch.Generator
 
 def test_dependent_and_empty_right_hand_sides_do_no_harm(generator: torch.Generator) -> None:
     _, K, y = system(generator)
-    y = torch.cat([y, y.sum(dim=1, keepdim=True), torch.zeros(200, 1)], dim=1)  # ones, which the targets sum to; and no target
+    y = torch.cat(
+        [y, y.sum(dim=1, keepdim=True), torch.zeros(200, 1)], dim=1
+    )  # ones, which the targets sum to; and no target
     goals = 1e-10 * torch.linalg.vector_norm(y, dim=0)
     solved = solve(lambda x: K @ x, identity, torch.zeros_like(y), y, goals, max_iterations=500)
     assert solved.converged
@@ -51,29 +53,43 @@ def test_dependent_and_empty_right_hand_sides_do_no_harm(generator: torch.Genera
     assert not solved.x[:, -1].any()
 
 
-def test_running_out_of_iterations_and_overflow_are_not_called_convergence(generator: torch.Generator) -> None:
+def test_running_out_of_iterations_and_overflow_are_not_called_convergence(
+    generator: torch.Generator,
+) -> None:
     _, K, y = system(generator)
     goals = torch.full((4,), 1e-12)
-    assert not solve(lambda x: K @ x, identity, torch.zeros_like(y), y, goals, max_iterations=3).converged
-    broken = solve(lambda x: K @ x * torch.nan, identity, torch.zeros_like(y), y, goals, max_iterations=30)
+    assert not solve(
+        lambda x: K @ x, identity, torch.zeros_like(y), y, goals, max_iterations=3
+    ).converged
+    broken = solve(
+        lambda x: K @ x * torch.nan, identity, torch.zeros_like(y), y, goals, max_iterations=30
+    )
     assert not broken.converged
 
 
 def test_landmarks_save_most_of_the_products(generator: torch.Generator) -> None:
     features, K, y = system(generator, 400)
     held = torch.ones(400, dtype=torch.bool)
-    preconditioner = LandmarkPreconditioner(features, held, RBF(length_scale=0.5), noise_variance=0.09, rank=300, seed=0)
+    preconditioner = LandmarkPreconditioner(
+        features, held, RBF(length_scale=0.5), noise_variance=0.09, rank=300, seed=0
+    )
     goals = 1e-8 * torch.linalg.vector_norm(y, dim=0)
     plain = solve(lambda x: K @ x, identity, torch.zeros_like(y), y, goals, max_iterations=500)
-    helped = solve(lambda x: K @ x, preconditioner, torch.zeros_like(y), y, goals, max_iterations=500)
+    helped = solve(
+        lambda x: K @ x, preconditioner, torch.zeros_like(y), y, goals, max_iterations=500
+    )
     assert helped.converged
     assert helped.iterations < plain.iterations / 3
 
 
-def test_the_preconditioner_inverts_its_own_matrix_through_changes_of_rows(generator: torch.Generator) -> None:
+def test_the_preconditioner_inverts_its_own_matrix_through_changes_of_rows(
+    generator: torch.Generator,
+) -> None:
     features, _, _ = system(generator)
     kernel, held = RBF(length_scale=0.5), torch.ones(200, dtype=torch.bool)
-    preconditioner = LandmarkPreconditioner(features, held, kernel, noise_variance=0.09, rank=40, seed=0)
+    preconditioner = LandmarkPreconditioner(
+        features, held, kernel, noise_variance=0.09, rank=40, seed=0
+    )
     landmarks = features[preconditioner.anchors].clone()
     features[10:30] = clusters(generator)(20)[0]
     preconditioner.replace(torch.arange(10, 30), features[10:30])
@@ -86,15 +102,21 @@ def test_the_preconditioner_inverts_its_own_matrix_through_changes_of_rows(gener
     assert set(preconditioner.anchors).isdisjoint([*range(10, 30), *range(180, 200)])
 
 
-def test_landmarks_are_chosen_anew_once_a_turnover_or_when_rows_fit_them_badly(generator: torch.Generator) -> None:
+def test_landmarks_are_chosen_anew_once_a_turnover_or_when_rows_fit_them_badly(
+    generator: torch.Generator,
+) -> None:
     features, _, _ = system(generator)
     kernel, held = RBF(length_scale=0.5), torch.ones(200, dtype=torch.bool)
-    preconditioner = LandmarkPreconditioner(features, held, kernel, noise_variance=0.01, rank=150, seed=0)
+    preconditioner = LandmarkPreconditioner(
+        features, held, kernel, noise_variance=0.01, rank=150, seed=0
+    )
     assert not preconditioner.is_stale(200)
     preconditioner.replace(torch.arange(100), features[:100])
     assert not preconditioner.is_stale(200)
     preconditioner.replace(torch.arange(100), features[:100])
     assert preconditioner.is_stale(200)  # as many rows as there were
-    preconditioner = LandmarkPreconditioner(features, held, kernel, noise_variance=0.01, rank=150, seed=0)
+    preconditioner = LandmarkPreconditioner(
+        features, held, kernel, noise_variance=0.01, rank=150, seed=0
+    )
     preconditioner.replace(torch.arange(60), torch.eye(16, dtype=torch.float64).repeat(4, 1)[:60])
     assert preconditioner.is_stale(200)  # rows from elsewhere

@@ -24,9 +24,15 @@ def member(capacity: int) -> ExactGP:
 
 
 def make(
-    capacity: int, *, members: int = 3, combine: Literal["precision", "mean"] = "precision", stripe: int = 4
+    capacity: int,
+    *,
+    members: int = 3,
+    combine: Literal["precision", "mean"] = "precision",
+    stripe: int = 4,
 ) -> EnsembleGP:
-    return EnsembleGP(capacity, WIDTH, CLASSES, make=member, members=members, combine=combine, stripe=stripe)
+    return EnsembleGP(
+        capacity, WIDTH, CLASSES, make=member, members=members, combine=combine, stripe=stripe
+    )
 
 
 def expected(ensemble: EnsembleGP, queries: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -37,14 +43,18 @@ def expected(ensemble: EnsembleGP, queries: Tensor, offset: float = 0.0) -> tupl
         held = ensemble.occupied & (slots // stripe % len(ensemble.members) == number)
         if held.any():
             targets = ensemble.targets[held] - offset
-            mean, variance = posterior(queries, ensemble.features[held], targets, ensemble.kernel, ensemble.noise_std)
+            mean, variance = posterior(
+                queries, ensemble.features[held], targets, ensemble.kernel, ensemble.noise_std
+            )
             means.append(mean)
             variances.append(variance)
     mu, v = torch.stack(means), torch.stack(variances)
     if ensemble.combine == "mean":
         return mu.mean(dim=0), v.mean(dim=0)
     w = 1 / (v + ensemble.noise_std**2)
-    return (w.unsqueeze(2) * mu).sum(dim=0) / w.sum(dim=0).unsqueeze(1), len(w) / w.sum(dim=0) - ensemble.noise_std**2
+    return (w.unsqueeze(2) * mu).sum(dim=0) / w.sum(dim=0).unsqueeze(1), len(w) / w.sum(
+        dim=0
+    ) - ensemble.noise_std**2
 
 
 def assert_true(ensemble: EnsembleGP, queries: Tensor) -> None:
@@ -54,7 +64,8 @@ def assert_true(ensemble: EnsembleGP, queries: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "members", "stripe"), [(60, 3, 4), (61, 3, 4), (70, 5, 8), (7, 7, 64), (9, 2, 3), (5, 1, 2)]
+    ("capacity", "members", "stripe"),
+    [(60, 3, 4), (61, 3, 4), (70, 5, 8), (7, 7, 64), (9, 2, 3), (5, 1, 2)],
 )
 def test_every_slot_has_one_place_in_one_member(capacity: int, members: int, stripe: int) -> None:
     ensemble, slots = make(capacity, members=members, stripe=stripe), torch.arange(capacity)
@@ -73,7 +84,9 @@ def test_batches_of_a_fifo_buffer_go_to_one_member_at_a_time(generator: torch.Ge
         before = [copy.copy(engine.health) for engine in ensemble.engines]
         features, targets = draw(8)
         ensemble.replace(buffer.write(targets.argmax(dim=1)).slots, features, targets)
-        changed = [engine.health != old for engine, old in zip(ensemble.engines, before, strict=True)]
+        changed = [
+            engine.health != old for engine, old in zip(ensemble.engines, before, strict=True)
+        ]
         assert changed == [number == step % 3 for number in range(3)]
 
 
@@ -89,7 +102,11 @@ def test_replacing_rows_equals_members_fitted_afresh(
     for step in range(60):
         features, targets = draw(1 + step % 7)
         if order == "arbitrary":
-            ensemble.replace(torch.randperm(min(capacity, 8 + step), generator=generator)[: len(features)], features, targets)
+            ensemble.replace(
+                torch.randperm(min(capacity, 8 + step), generator=generator)[: len(features)],
+                features,
+                targets,
+            )
             if step % 5 == 4:
                 ensemble.remove(ensemble.occupied.nonzero().squeeze(1)[:3])
         else:
@@ -120,16 +137,25 @@ def test_members_that_agree_give_exactly_their_own_answer(generator: torch.Gener
     ensemble.replace(torch.arange(24), features.repeat(3, 1), targets.repeat(3, 1))
     queries = draw(10)[0]
     torch.testing.assert_close(ensemble.mean(queries), alone.mean(queries), rtol=1e-14, atol=0)
-    torch.testing.assert_close(ensemble.variance(queries), alone.variance(queries), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        ensemble.variance(queries), alone.variance(queries), rtol=1e-14, atol=0
+    )
 
 
-def test_a_member_that_knows_nothing_of_a_query_dilutes_an_average_but_not_the_precision_weighted_mean() -> None:
-    near, far = torch.eye(WIDTH, dtype=torch.float64)[:1], 9 * torch.eye(WIDTH, dtype=torch.float64)[1:2]
+def test_a_member_that_knows_nothing_of_a_query_dilutes_an_average_but_not_the_precision_weighted_mean() -> (
+    None
+):
+    near, far = (
+        torch.eye(WIDTH, dtype=torch.float64)[:1],
+        9 * torch.eye(WIDTH, dtype=torch.float64)[1:2],
+    )
     target = torch.tensor([[1.0, 0, 0, 0]], dtype=torch.float64)
     answers = {}
     for combine in ("precision", "mean"):
         ensemble = make(8, members=2, combine=combine)
-        ensemble.replace(torch.arange(8), torch.cat([near.repeat(4, 1), far.repeat(4, 1)]), target.repeat(8, 1))
+        ensemble.replace(
+            torch.arange(8), torch.cat([near.repeat(4, 1), far.repeat(4, 1)]), target.repeat(8, 1)
+        )
         answers[combine] = float(ensemble.mean(near)[0, 0])
     knowing = 4 / (4 + NOISE_STD**2)
     sure, unsure = 1 / (1 - knowing + NOISE_STD**2), 1 / (1 + NOISE_STD**2)
@@ -167,12 +193,16 @@ def test_reasons_sum_to_the_mean_in_the_ensembles_own_slots(
     queries = draw(6)[0]
     mean, classes = ensemble.mean(queries), torch.arange(6) % CLASSES
     reasons = ensemble.explain(queries, classes)
-    torch.testing.assert_close(reasons.sum(dim=1), mean[torch.arange(6), classes], rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        reasons.sum(dim=1), mean[torch.arange(6), classes], rtol=0, atol=1e-13
+    )
     assert not reasons[:, ~ensemble.occupied].any()
     assert reasons[:, ensemble.occupied].all()
 
 
-def test_an_average_is_a_sum_of_kernels_and_a_precision_weighted_mean_is_not(generator: torch.Generator) -> None:
+def test_an_average_is_a_sum_of_kernels_and_a_precision_weighted_mean_is_not(
+    generator: torch.Generator,
+) -> None:
     ensemble, draw = make(31, combine="mean"), clusters(generator)
     ensemble.replace(torch.arange(8), *draw(8))  # one member holds nothing yet
     queries, offset = draw(6)[0], torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
@@ -182,7 +212,10 @@ def test_an_average_is_a_sum_of_kernels_and_a_precision_weighted_mean_is_not(gen
         torch.testing.assert_close(KERNEL(queries, points) @ weights, answer, rtol=0, atol=1e-12)
         ensemble.replace(torch.arange(8, 30), *draw(22))
         assert len(points) == 8 or step
-    with pytest.raises(NoExpansionError, match=r"weights need every member's variance.*combine='mean' can be exported"):
+    with pytest.raises(
+        NoExpansionError,
+        match=r"weights need every member's variance.*combine='mean' can be exported",
+    ):
         make(31).expansion()
 
 
@@ -191,10 +224,14 @@ def test_an_offset_equals_subtracting_it_from_every_target(generator: torch.Gene
     ensemble.replace(torch.arange(30), *draw(30))
     queries = draw(6)[0]
     answer = ensemble.mean(queries, offset=torch.full((CLASSES,), 0.25).double())
-    torch.testing.assert_close(answer, expected(ensemble, queries, offset=0.25)[0], rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        answer, expected(ensemble, queries, offset=0.25)[0], rtol=0, atol=1e-10
+    )
 
 
-def test_the_average_is_differentiable_and_the_weighted_mean_with_weights_held(generator: torch.Generator) -> None:
+def test_the_average_is_differentiable_and_the_weighted_mean_with_weights_held(
+    generator: torch.Generator,
+) -> None:
     draw = clusters(generator)
     rows, queries = draw(30), draw(3)[0].requires_grad_()
     average, weighted = make(30, combine="mean"), make(30)
@@ -202,9 +239,15 @@ def test_the_average_is_differentiable_and_the_weighted_mean_with_weights_held(g
     weighted.replace(torch.arange(30), *rows)
     assert torch.autograd.gradcheck(average.mean, queries)
     (gradient,) = torch.autograd.grad(weighted.mean(queries).sum(), queries)
-    precisions = torch.stack([1 / (engine.variance(queries.detach()) + NOISE_STD**2) for engine in weighted.engines])
-    parts = [torch.autograd.grad(engine.mean(queries).sum(), queries)[0] for engine in weighted.engines]
-    held = (precisions.unsqueeze(2) * torch.stack(parts)).sum(dim=0) / precisions.sum(dim=0).unsqueeze(1)
+    precisions = torch.stack(
+        [1 / (engine.variance(queries.detach()) + NOISE_STD**2) for engine in weighted.engines]
+    )
+    parts = [
+        torch.autograd.grad(engine.mean(queries).sum(), queries)[0] for engine in weighted.engines
+    ]
+    held = (precisions.unsqueeze(2) * torch.stack(parts)).sum(dim=0) / precisions.sum(
+        dim=0
+    ).unsqueeze(1)
     torch.testing.assert_close(gradient, held, rtol=0, atol=1e-12)
 
 
@@ -257,31 +300,54 @@ def test_a_change_that_fails_in_one_member_changes_none(
     ensemble, draw = make(30), clusters(generator)
     ensemble.replace(torch.arange(20), *draw(20))
     queries, rows = draw(5)[0], draw(24)
-    before, state = ensemble.mean(queries), {name: value.clone() for name, value in ensemble.state_dict().items()}
+    before, state = (
+        ensemble.mean(queries),
+        {name: value.clone() for name, value in ensemble.state_dict().items()},
+    )
     middle = ensemble.engines[1]
-    monkeypatch.setattr(middle, "_change", failing_once(middle._change, RuntimeError, written=written))
+    monkeypatch.setattr(
+        middle, "_change", failing_once(middle._change, RuntimeError, written=written)
+    )
     arguments = (torch.arange(24), *rows) if call == "replace" else (torch.arange(12),)
     with pytest.raises(RuntimeError, match="no solution"):
         getattr(ensemble, call)(*arguments)
     assert len(ensemble) == int(ensemble.occupied.sum()) == 20
     assert [len(engine) for engine in ensemble.engines] == [8, 8, 4]
-    assert all(torch.equal(ensemble.state_dict()[name], value) for name, value in state.items() if "steps" not in name)
+    assert all(
+        torch.equal(ensemble.state_dict()[name], value)
+        for name, value in state.items()
+        if "steps" not in name
+    )
     torch.testing.assert_close(ensemble.mean(queries), before, rtol=0, atol=1e-10)
     ensemble.replace(torch.arange(24), *rows)
     assert_true(ensemble, queries)
 
 
 @pytest.mark.parametrize("combine", ["precision", "mean"])
-def test_a_step_waits_three_times_for_the_device(combine: Literal["precision", "mean"], generator: torch.Generator) -> None:
-    """Once each for the check of the queries, for that of the rows, and in the update of the one member they belong to."""
+def test_a_step_waits_three_times_for_the_device(
+    combine: Literal["precision", "mean"], generator: torch.Generator
+) -> None:
+    """Once each for the check of the queries, for that of the rows, and in the update of the one
+    member they belong to.
+    """
 
     class Waits(TorchDispatchMode):
         count = 0
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             name = func.overloadpacket.__name__
-            masked = name in ("index", "index_put_") and any(x is not None and x.dtype == torch.bool for x in args[1])
-            self.count += masked or name in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
+            masked = name in ("index", "index_put_") and any(
+                x is not None and x.dtype == torch.bool for x in args[1]
+            )
+            self.count += masked or name in (
+                "_local_scalar_dense",
+                "nonzero",
+                "masked_select",
+                "_unique2",
+                "equal",
+            )
             return func(*args, **(kwargs or {}))
 
     ensemble, draw = make(192, stripe=8, combine=combine), clusters(generator)
@@ -307,7 +373,9 @@ def test_refused_calls_change_nothing(generator: torch.Generator) -> None:
         ensemble.remove(torch.tensor([0, 25]))
     with pytest.raises(ValueError, match="noise_std must be a positive"):
         ensemble.reanchor(KERNEL, -1.0)
-    with pytest.raises(ValueError, match=r"\(capacity, members, stripe\) \(30, 5, 4\); this one has \(30, 3, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"\(capacity, members, stripe\) \(30, 5, 4\); this one has \(30, 3, 4\)"
+    ):
         ensemble.load_state_dict(make(30, members=5).state_dict())
     damaged = make(30).state_dict() | {"members.2.targets": torch.full((8, CLASSES), torch.nan)}
     with pytest.raises(ValueError, match=r"members\.2\.targets.*damaged"):
@@ -316,7 +384,9 @@ def test_refused_calls_change_nothing(generator: torch.Generator) -> None:
 
 
 def test_what_no_ensemble_can_be_made_of_is_refused() -> None:
-    with pytest.raises(ValueError, match="members must be at most capacity, a slot each; got 5 members for 4 slots"):
+    with pytest.raises(
+        ValueError, match="members must be at most capacity, a slot each; got 5 members for 4 slots"
+    ):
         make(4, members=5)
     with pytest.raises(ValueError, match="members must be an integer of at least 1; got 0"):
         make(4, members=0)
@@ -324,11 +394,19 @@ def test_what_no_ensemble_can_be_made_of_is_refused() -> None:
         make(4, members=2, stripe=-3)
     with pytest.raises(ValueError, match="combine must be 'precision' or 'mean'; got 'vote'"):
         make(4, combine="vote")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="make must return engines of 9 features and 4 classes; got 16 and 4"):
+    with pytest.raises(
+        ValueError, match="make must return engines of 9 features and 4 classes; got 16 and 4"
+    ):
         EnsembleGP(20, 9, CLASSES, make=member)
     noises = iter([0.1, 0.2])
     with pytest.raises(ValueError, match="engines of one kernel, noise_std and dtype"):
-        EnsembleGP(20, 9, 2, make=lambda capacity: ExactGP(capacity, 9, 2, noise_std=next(noises)), members=2)
+        EnsembleGP(
+            20,
+            9,
+            2,
+            make=lambda capacity: ExactGP(capacity, 9, 2, noise_std=next(noises)),
+            members=2,
+        )
 
 
 def test_a_stripe_too_wide_for_the_slots_is_narrowed_to_an_equal_share() -> None:
@@ -350,10 +428,16 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
-def test_the_papers_outlook_of_five_times_16300_rows_costs_little_until_it_fills(generator: torch.Generator) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc"
+)
+def test_the_papers_outlook_of_five_times_16300_rows_costs_little_until_it_fills(
+    generator: torch.Generator,
+) -> None:
     before = resident_bytes()
-    ensemble = EnsembleGP(5 * 16300, 384, CLASSES, make=lambda capacity: ExactGP(capacity, 384, CLASSES))
+    ensemble = EnsembleGP(
+        5 * 16300, 384, CLASSES, make=lambda capacity: ExactGP(capacity, 384, CLASSES)
+    )
     draw = clusters(generator, width=384, dtype=torch.float32)
     features, targets = draw(64)
     ensemble.replace(torch.arange(64), features, targets)

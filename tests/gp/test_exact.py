@@ -24,7 +24,9 @@ def make(capacity: int, kernel: Kernel | None = None) -> ExactGP:
 
 
 def assert_true(engine: ExactGP, queries: Tensor, atol: float = 1e-10) -> None:
-    """Mean, variance and leave-out answers equal those of a GP fitted afresh to what the engine holds."""
+    """Mean, variance and leave-out answers equal those of a GP fitted afresh to what the engine
+    holds.
+    """
     held = engine.occupied
     features, targets = engine.features[held], engine.targets[held]
     mean, variance = posterior(queries, features, targets, engine.kernel, engine.noise_std)
@@ -36,7 +38,11 @@ def assert_true(engine: ExactGP, queries: Tensor, atol: float = 1e-10) -> None:
     others = held.clone()
     others[slots] = False
     left_out, _ = posterior(
-        engine.features[slots], engine.features[others], engine.targets[others], engine.kernel, engine.noise_std
+        engine.features[slots],
+        engine.features[others],
+        engine.targets[others],
+        engine.kernel,
+        engine.noise_std,
     )
     torch.testing.assert_close(engine.leave_out(slots), left_out, rtol=0, atol=10 * atol)
 
@@ -51,7 +57,9 @@ def few_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["fifo", "balanced", "arbitrary"])
-def test_five_thousand_replacements_leave_the_means_exact(order: str, generator: torch.Generator) -> None:
+def test_five_thousand_replacements_leave_the_means_exact(
+    order: str, generator: torch.Generator
+) -> None:
     capacity = 120
     engine, draw = make(capacity), clusters(generator)
     buffer = (FIFOBuffer if order == "fifo" else BalancedBuffer)(capacity, CLASSES)
@@ -60,7 +68,9 @@ def test_five_thousand_replacements_leave_the_means_exact(order: str, generator:
         features, targets = draw(int(torch.randint(1, 9, (), generator=generator)))
         if order == "arbitrary":
             reach = min(capacity, 10 + step // 4)  # grows from nothing to full
-            engine.replace(torch.randperm(reach, generator=generator)[: len(features)], features, targets)
+            engine.replace(
+                torch.randperm(reach, generator=generator)[: len(features)], features, targets
+            )
         else:
             written = buffer.write(targets.argmax(dim=1))
             engine.replace(written.slots, features[written.rows], targets[written.rows])
@@ -96,7 +106,11 @@ def test_a_batch_larger_than_one_chunk_goes_in_whole(generator: torch.Generator)
 
 @pytest.mark.parametrize(
     "kernel",
-    [*(kernel() for kernel in KERNELS.values()), Laplace(output_scale=2.0), Clipped(RBF(length_scale=1.0), 0.5)],
+    [
+        *(kernel() for kernel in KERNELS.values()),
+        Laplace(output_scale=2.0),
+        Clipped(RBF(length_scale=1.0), 0.5),
+    ],
     ids=repr,
 )
 def test_every_kernel_stays_exact(kernel: Kernel, generator: torch.Generator) -> None:
@@ -104,7 +118,9 @@ def test_every_kernel_stays_exact(kernel: Kernel, generator: torch.Generator) ->
     draw = clusters(generator, spread=1.0)
     for step in range(40):
         engine.replace((torch.arange(5) + 5 * step) % 50, *draw(5))
-    if isinstance(kernel, Clipped):  # indefinite: exact to what its conditioning allows, by rebuilding where it must
+    if isinstance(
+        kernel, Clipped
+    ):  # indefinite: exact to what its conditioning allows, by rebuilding where it must
         K = kernel_matrix(engine.features, kernel, engine.noise_std)
         assert torch.linalg.eigvalsh(K)[0] < 0
         assert_true(engine, draw(20)[0], atol=1e-6)
@@ -143,7 +159,9 @@ def test_explanations_sum_to_the_mean(generator: torch.Generator) -> None:
     assert weights.shape == (10, 64)
     assert (weights[:, 40:] == 0).all()
     torch.testing.assert_close(weights.sum(dim=1), mean.amax(dim=1), rtol=0, atol=1e-12)
-    torch.testing.assert_close(engine.label_weights(queries) @ engine.targets, mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        engine.label_weights(queries) @ engine.targets, mean, rtol=0, atol=1e-12
+    )
 
 
 def test_leave_out_equals_asking_before_the_entries_went_in(generator: torch.Generator) -> None:
@@ -162,8 +180,12 @@ def test_an_offset_equals_subtracting_it_from_every_target(generator: torch.Gene
     engine.replace(torch.arange(50), features, targets)
     engine.replace(torch.arange(10), *draw(10))
     queries, frequencies = draw(10)[0], engine.targets.mean(dim=0)
-    expected, _ = posterior(queries, engine.features, engine.targets - frequencies, engine.kernel, NOISE_STD)
-    torch.testing.assert_close(engine.mean(queries, offset=frequencies), expected, rtol=0, atol=1e-10)
+    expected, _ = posterior(
+        queries, engine.features, engine.targets - frequencies, engine.kernel, NOISE_STD
+    )
+    torch.testing.assert_close(
+        engine.mean(queries, offset=frequencies), expected, rtol=0, atol=1e-10
+    )
 
 
 def test_the_mean_is_differentiable_in_the_queries(generator: torch.Generator) -> None:
@@ -174,7 +196,9 @@ def test_the_mean_is_differentiable_in_the_queries(generator: torch.Generator) -
 
 
 @pytest.mark.parametrize("held", [12, 20])  # a buffer that is still filling too
-def test_a_gradient_may_be_taken_after_the_buffer_has_changed(generator: torch.Generator, held: int) -> None:
+def test_a_gradient_may_be_taken_after_the_buffer_has_changed(
+    generator: torch.Generator, held: int
+) -> None:
     engine, draw = make(20), clusters(generator)
     engine.replace(torch.arange(20), *draw(20))
     engine.remove(torch.arange(held, 20))
@@ -189,7 +213,9 @@ def test_a_gradient_may_be_taken_after_the_buffer_has_changed(generator: torch.G
     assert torch.equal(queries.grad, again.grad)
 
 
-def test_an_engine_used_in_inference_mode_can_be_changed_outside_of_it(generator: torch.Generator) -> None:
+def test_an_engine_used_in_inference_mode_can_be_changed_outside_of_it(
+    generator: torch.Generator,
+) -> None:
     draw = clusters(generator, spread=0.01, dtype=torch.float32)
     engine = ExactGP(40, WIDTH, CLASSES, noise_std=0.01)
     with torch.inference_mode():
@@ -207,8 +233,12 @@ def test_an_empty_engine_knows_nothing_and_says_so(generator: torch.Generator) -
         assert len(engine) == 0
         assert torch.equal(engine.mean(features), torch.zeros(5, CLASSES, dtype=torch.float64))
         assert torch.equal(engine.variance(features), torch.ones(5, dtype=torch.float64))
-        assert torch.equal(engine.explain(features, torch.zeros(5, dtype=torch.int64)), torch.zeros(5, 20).double())
-        engine.replace(torch.arange(5), features, targets)  # and knows nothing again once all of it is removed
+        assert torch.equal(
+            engine.explain(features, torch.zeros(5, dtype=torch.int64)), torch.zeros(5, 20).double()
+        )
+        engine.replace(
+            torch.arange(5), features, targets
+        )  # and knows nothing again once all of it is removed
         engine.remove(torch.arange(5))
 
 
@@ -251,7 +281,9 @@ def test_mixed_precision_around_the_engine_does_not_reach_it(generator: torch.Ge
 
 
 @pytest.mark.parametrize("matmul", [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul])  # type: ignore[attr-defined]
-def test_the_newer_switch_of_reduced_products_is_put_back_as_it_was(matmul: Any, generator: torch.Generator) -> None:
+def test_the_newer_switch_of_reduced_products_is_put_back_as_it_was(
+    matmul: Any, generator: torch.Generator
+) -> None:
     seen: list[str] = []
 
     class Watched(RBF):  # a kernel that looks at the switch
@@ -263,7 +295,9 @@ def test_the_newer_switch_of_reduced_products_is_put_back_as_it_was(matmul: Any,
     before = matmul.fp32_precision
     try:
         matmul.fp32_precision = "tf32"
-        engine.replace(torch.arange(8), torch.randn(8, 4, generator=generator), torch.eye(2).repeat(4, 1))
+        engine.replace(
+            torch.arange(8), torch.randn(8, 4, generator=generator), torch.eye(2).repeat(4, 1)
+        )
         engine.mean(torch.randn(3, 4, generator=generator))
         assert matmul.fp32_precision == "tf32"
     finally:
@@ -280,7 +314,9 @@ def test_one_call_predicts_mean_and_variance(generator: torch.Generator) -> None
     assert torch.equal(variance, engine.variance(queries))
 
 
-def test_queries_that_are_trusted_are_not_checked_and_their_mean_is_not_a_number(generator: torch.Generator) -> None:
+def test_queries_that_are_trusted_are_not_checked_and_their_mean_is_not_a_number(
+    generator: torch.Generator,
+) -> None:
     engine, draw = make(20), clusters(generator)
     engine.replace(torch.arange(20), *draw(20))
     queries = draw(3)[0]
@@ -297,14 +333,18 @@ def test_cosine_kernel_has_rank_of_the_features(generator: torch.Generator) -> N
     assert_true(engine, draw(10)[0])
 
 
-def test_the_state_is_all_there_and_the_inverse_is_rebuilt_on_load(generator: torch.Generator) -> None:
+def test_the_state_is_all_there_and_the_inverse_is_rebuilt_on_load(
+    generator: torch.Generator,
+) -> None:
     draw = clusters(generator)
     engine, restored = make(60), make(60)
     for step in range(50):
         engine.replace((torch.arange(7) + 7 * step) % 60, *draw(7))
     engine.rebuild()
     state = {name: value.clone() for name, value in engine.state_dict().items()}
-    assert sum(value.nbytes for value in state.values()) < 4 * 60 * (WIDTH + CLASSES) * 8  # no N x N matrix in it
+    assert (
+        sum(value.nbytes for value in state.values()) < 4 * 60 * (WIDTH + CLASSES) * 8
+    )  # no N x N matrix in it
     restored.load_state_dict(state)
     assert restored.health.steps == engine.health.steps
     assert len(restored) == len(engine)
@@ -317,9 +357,13 @@ def test_the_state_is_all_there_and_the_inverse_is_rebuilt_on_load(generator: to
 
 
 @pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))], ids=["copy", "pickle"]
+    "duplicate",
+    [copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))],
+    ids=["copy", "pickle"],
 )
-def test_a_duplicate_goes_its_own_way(duplicate: Callable[[ExactGP], ExactGP], generator: torch.Generator) -> None:
+def test_a_duplicate_goes_its_own_way(
+    duplicate: Callable[[ExactGP], ExactGP], generator: torch.Generator
+) -> None:
     engine, draw = make(40), clusters(generator)
     engine.replace(torch.arange(40), *draw(40))
     queries = draw(5)[0]
@@ -342,7 +386,9 @@ def test_an_engine_inside_a_model_is_restored_with_it(generator: torch.Generator
     torch.testing.assert_close(gp_restored.mean(queries), gp.mean(queries), rtol=0, atol=1e-12)
 
 
-def test_one_hot_integers_are_what_the_example_in_the_readme_says(generator: torch.Generator) -> None:
+def test_one_hot_integers_are_what_the_example_in_the_readme_says(
+    generator: torch.Generator,
+) -> None:
     features, targets = clusters(generator, dtype=torch.float32)(8)
     engine = ExactGP(8, WIDTH, CLASSES)
     engine.replace(torch.arange(8), features, F.one_hot(targets.argmax(dim=1), CLASSES).float())

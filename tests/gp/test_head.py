@@ -6,7 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from semigpc.gp import KERNELS, NTK, RBF, Clipped, Cosine, ExactGP, Expansion, Kernel, KernelHead, Laplace
+from semigpc.gp import (
+    KERNELS,
+    NTK,
+    RBF,
+    Clipped,
+    Cosine,
+    ExactGP,
+    Expansion,
+    Kernel,
+    KernelHead,
+    Laplace,
+)
 from tests.gp.streams import clusters
 
 EVERY_KERNEL = [
@@ -24,9 +35,13 @@ def slow_value(kernel: Kernel, a: Tensor, b: Tensor) -> float:
         inner = slow_value(kernel.kernel, a, b)
         return inner if inner > kernel.threshold else 0.0
     if isinstance(kernel, RBF):
-        return kernel.output_scale * math.exp(-float((a - b).square().sum()) / (2 * kernel.length_scale**2))
+        return kernel.output_scale * math.exp(
+            -float((a - b).square().sum()) / (2 * kernel.length_scale**2)
+        )
     if isinstance(kernel, Laplace):
-        return kernel.output_scale * math.exp(-math.sqrt(float((a - b).square().sum())) / kernel.length_scale)
+        return kernel.output_scale * math.exp(
+            -math.sqrt(float((a - b).square().sum())) / kernel.length_scale
+        )
     if isinstance(kernel, Cosine):
         return kernel.output_scale * float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
     return float(kernel(a.unsqueeze(0), b.unsqueeze(0)))
@@ -35,12 +50,20 @@ def slow_value(kernel: Kernel, a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("kernel", EVERY_KERNEL, ids=str)
 def test_it_is_a_sum_of_kernels(kernel: Kernel) -> None:
     generator = torch.Generator().manual_seed(0)
-    points, queries = (torch.randn(rows, 6, generator=generator, dtype=torch.float64) / 2 for rows in (9, 5))
+    points, queries = (
+        torch.randn(rows, 6, generator=generator, dtype=torch.float64) / 2 for rows in (9, 5)
+    )
     queries[0] = points[0]  # distance 0
-    weights, scales = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((9, 3), (3,)))
-    K = torch.tensor([[slow_value(kernel, a, b) for b in points] for a in queries], dtype=torch.float64)
+    weights, scales = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((9, 3), (3,))
+    )
+    K = torch.tensor(
+        [[slow_value(kernel, a, b) for b in points] for a in queries], dtype=torch.float64
+    )
     said = KernelHead(kernel, Expansion(points, weights), scales=scales)(queries)
-    torch.testing.assert_close(said, (K @ weights) * scales, rtol=0, atol=2e-7)  # the root at distance 0; 1e-12 elsewhere
+    torch.testing.assert_close(
+        said, (K @ weights) * scales, rtol=0, atol=2e-7
+    )  # the root at distance 0; 1e-12 elsewhere
     torch.testing.assert_close(said[1:], ((K @ weights) * scales)[1:], rtol=0, atol=1e-12)
 
 
@@ -51,9 +74,14 @@ def test_it_says_what_the_engine_says(kernel: Kernel) -> None:
     engine = ExactGP(64, features.shape[1], targets.shape[1], kernel=kernel)
     engine.replace(torch.arange(10, 50), features.double(), targets.double())
     engine.remove(torch.arange(12, 20))
-    queries, offset = draw(30)[0].double(), torch.linspace(0.1, 0.4, targets.shape[1], dtype=torch.float64)
+    queries, offset = (
+        draw(30)[0].double(),
+        torch.linspace(0.1, 0.4, targets.shape[1], dtype=torch.float64),
+    )
     head = KernelHead(engine.kernel, engine.expansion(offset=offset))
-    torch.testing.assert_close(head(queries), engine.mean(queries, offset=offset), rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        head(queries), engine.mean(queries, offset=offset), rtol=0, atol=1e-7
+    )
 
 
 def test_queries_are_put_on_the_sphere_if_asked() -> None:
@@ -65,7 +93,9 @@ def test_queries_are_put_on_the_sphere_if_asked() -> None:
 
 def test_large_weights_that_cancel_keep_their_digits() -> None:
     generator = torch.Generator().manual_seed(2)
-    points = torch.nn.functional.normalize(torch.randn(1, 32, generator=generator) + 1e-4 * torch.randn(400, 32), dim=1)
+    points = torch.nn.functional.normalize(
+        torch.randn(1, 32, generator=generator) + 1e-4 * torch.randn(400, 32), dim=1
+    )
     weights = 1e4 * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(200).unsqueeze(1)
     queries = points[:50] + 1e-4
     K = RBF()(queries.double(), points.double())
@@ -93,7 +123,10 @@ def test_no_points_say_nothing() -> None:
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"points \(P, D\) and weights \(P, C\), a row a point; got \(4, 2\) and \(3, 2\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"points \(P, D\) and weights \(P, C\), a row a point; got \(4, 2\) and \(3, 2\)",
+    ):
         KernelHead(RBF(), Expansion(torch.ones(4, 2), torch.ones(3, 2)))
     with pytest.raises(ValueError, match=r"scales must have shape \(2,\), one a class; got \(3,\)"):
         KernelHead(RBF(), Expansion(torch.ones(4, 2), torch.ones(4, 2)), scales=torch.ones(3))

@@ -66,7 +66,9 @@ def test_gradient_reaches_the_queries(kernel: Kernel, points: Tensor) -> None:
 
 
 @every_kernel
-def test_float32_near_duplicates_keep_their_digits(kernel: Kernel, generator: torch.Generator) -> None:
+def test_float32_near_duplicates_keep_their_digits(
+    kernel: Kernel, generator: torch.Generator
+) -> None:
     x = torch.nn.functional.normalize(torch.randn(20, 64, generator=generator), dim=1)
     near = x + 1e-4 * torch.randn(20, 64, generator=generator)
     exact = kernel(x.double(), near.double())
@@ -86,7 +88,9 @@ def test_laplace_is_exponential_in_the_distance() -> None:
 
 def test_cosine_ignores_length_and_gives_zero_vectors_nothing() -> None:
     x = torch.tensor([[2.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
-    torch.testing.assert_close(Cosine()(x, x), torch.tensor([[1.0, 0.0, 0.5**0.5], [0.0, 0.0, 0.0], [0.5**0.5, 0.0, 1.0]]))
+    torch.testing.assert_close(
+        Cosine()(x, x), torch.tensor([[1.0, 0.0, 0.5**0.5], [0.0, 0.0, 0.0], [0.5**0.5, 0.0, 1.0]])
+    )
     torch.testing.assert_close(Cosine().diagonal(x), torch.tensor([1.0, 0.0, 1.0]))
 
 
@@ -104,10 +108,17 @@ def test_ntk_is_the_product_of_the_gradients_of_a_linear_layer(points: Tensor) -
     for row, column in ((0, 1), (3, 7), (4, 4)):
         for c in range(3):
             gradients = [
-                torch.cat([g.flatten() for g in torch.autograd.grad(layer(points[i])[c], list(layer.parameters()))])
+                torch.cat(
+                    [
+                        g.flatten()
+                        for g in torch.autograd.grad(layer(points[i])[c], list(layer.parameters()))
+                    ]
+                )
                 for i in (row, column)
             ]
-            assert float(gradients[0] @ gradients[1]) == pytest.approx(float(K[row, column]), abs=1e-12)
+            assert float(gradients[0] @ gradients[1]) == pytest.approx(
+                float(K[row, column]), abs=1e-12
+            )
 
 
 def test_ntk_needs_a_bias_that_is_not_negative() -> None:
@@ -132,5 +143,7 @@ def test_scales_must_be_positive_and_finite(value: float) -> None:
         lambda: NTK(output_scale=value),
         lambda: Clipped(RBF(), value),
     ):
-        with pytest.raises(ValueError, match="must be a positive finite number, between 1e-12 and 1e12; got"):
+        with pytest.raises(
+            ValueError, match="must be a positive finite number, between 1e-12 and 1e12; got"
+        ):
             build()

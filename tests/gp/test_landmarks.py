@@ -1,4 +1,6 @@
-"""Landmarks: chosen in proportion to what is left unexplained, never twice, and their features make the Nystrom kernel."""
+"""Landmarks: chosen in proportion to what is left unexplained, never twice, and their features make
+the Nystrom kernel.
+"""
 
 import pytest
 import torch
@@ -8,7 +10,9 @@ from semigpc.gp import NTK, RBF, Cosine, LandmarkFeatures, Laplace, choose_landm
 KERNELS = [RBF(length_scale=1.3, output_scale=2.0), Laplace(length_scale=2.0), Cosine(), NTK()]
 
 
-def points(n: int, width: int = 4, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def points(
+    n: int, width: int = 4, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
     return torch.randn(n, width, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
@@ -25,7 +29,9 @@ def test_the_features_make_the_nystrom_kernel(kernel: RBF) -> None:
     inner.diagonal().copy_(kernel.diagonal(z))
     wanted = kernel(x, z) @ torch.linalg.solve(inner, kernel(z, x))
     torch.testing.assert_close(basis.phi(x) @ basis.phi(x).mT, wanted, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(basis.residual(x), (kernel.diagonal(x) - wanted.diagonal()).clamp_min(0), rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        basis.residual(x), (kernel.diagonal(x) - wanted.diagonal()).clamp_min(0), rtol=0, atol=1e-8
+    )
 
 
 def test_landmarks_explain_themselves_completely() -> None:
@@ -55,22 +61,33 @@ def test_it_stops_when_the_rest_is_below_the_tolerance() -> None:
 
 
 def test_a_rank_beyond_the_rows_takes_all_rows() -> None:
-    assert sorted(choose_landmarks(points(9), RBF(length_scale=0.5), 50, generator=seeded()).tolist()) == list(range(9))
+    assert sorted(
+        choose_landmarks(points(9), RBF(length_scale=0.5), 50, generator=seeded()).tolist()
+    ) == list(range(9))
 
 
 @pytest.mark.slow
 def test_pivots_are_drawn_in_proportion_to_what_the_earlier_ones_leave() -> None:
-    # Two rows almost alike and one apart: after one of the pair, its twin has a residual of 1 - k^2, the third of 1.
+    # Two rows almost alike and one apart: after one of the pair, its twin has a residual of 1 -
+    # k^2, the third of 1.
     x, kernel = torch.tensor([[0.0], [0.5], [100.0]], dtype=torch.float64), RBF(length_scale=1.0)
     alike = float(kernel(x[:1], x[1:2])) ** 2
-    twins = sum(set(choose_landmarks(x, kernel, 2, generator=seeded(i)).tolist()) == {0, 1} for i in range(2000)) / 2000
+    twins = (
+        sum(
+            set(choose_landmarks(x, kernel, 2, generator=seeded(i)).tolist()) == {0, 1}
+            for i in range(2000)
+        )
+        / 2000
+    )
     expected = (2 / 3) * (1 - alike) / (1 - alike + 1)
     assert twins == pytest.approx(expected, abs=4 * (expected * (1 - expected) / 2000) ** 0.5)
 
 
 def test_the_same_seed_chooses_the_same_rows() -> None:
     x, kernel = points(500), RBF(length_scale=1.0)
-    first, second, other = (choose_landmarks(x, kernel, 60, generator=seeded(i)).tolist() for i in (3, 3, 4))
+    first, second, other = (
+        choose_landmarks(x, kernel, 60, generator=seeded(i)).tolist() for i in (3, 3, 4)
+    )
     assert first == second != other
 
 
@@ -82,7 +99,9 @@ def test_it_is_close_to_the_best_that_any_rank_can_do() -> None:
 
 
 def test_coinciding_landmarks_given_by_hand_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"landmarks must be distinct under .*; one of 2 coincides"):
+    with pytest.raises(
+        ValueError, match=r"landmarks must be distinct under .*; one of 2 coincides"
+    ):
         LandmarkFeatures(torch.zeros(2, 3), RBF())
 
 

@@ -1,4 +1,6 @@
-"""The low-rank engine: equal to the dense formulas of its landmarks, and to the exact engine where landmarks are all rows."""
+"""The low-rank engine: equal to the dense formulas of its landmarks, and to the exact engine where
+landmarks are all rows.
+"""
 
 import copy
 from collections.abc import Callable
@@ -38,7 +40,9 @@ def rows(n: int, seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor,
     return x.to(dtype), F.one_hot(y, C).to(dtype)
 
 
-def engine(capacity: int = 200, rank: int = 40, dtype: torch.dtype = torch.float64, kernel: Kernel = KERNEL) -> LowRankGP:
+def engine(
+    capacity: int = 200, rank: int = 40, dtype: torch.dtype = torch.float64, kernel: Kernel = KERNEL
+) -> LowRankGP:
     return LowRankGP(capacity, D, C, rank=rank, kernel=kernel, noise_std=NOISE, dtype=dtype)
 
 
@@ -55,7 +59,9 @@ def dense(gp: LowRankGP, queries: Tensor) -> tuple[Tensor, Tensor]:
     Phi, phi = basis.phi(gp.features[held]), basis.phi(queries)
     A = Phi.mT @ Phi + gp.noise_std**2 * torch.eye(len(basis), dtype=torch.float64)
     mean = phi @ torch.linalg.solve(A, Phi.mT @ gp.targets[held].double())
-    return mean, basis.residual(queries) + gp.noise_std**2 * (phi * torch.linalg.solve(A, phi.mT).mT).sum(dim=1)
+    return mean, basis.residual(queries) + gp.noise_std**2 * (
+        phi * torch.linalg.solve(A, phi.mT).mT
+    ).sum(dim=1)
 
 
 def assert_true(gp: LowRankGP, atol: float = 1e-11) -> None:
@@ -96,7 +102,9 @@ def test_after_hundreds_of_changes_it_equals_the_dense_formulas(dtype: torch.dty
 
 @pytest.mark.slow
 def test_without_other_landmarks_it_stays_true_for_thousands_of_rows() -> None:
-    gp = LowRankGP(200, D, C, rank=40, kernel=KERNEL, noise_std=0.01, landmark_steps=10**6, dtype=torch.float64)
+    gp = LowRankGP(
+        200, D, C, rank=40, kernel=KERNEL, noise_std=0.01, landmark_steps=10**6, dtype=torch.float64
+    )
     gp.replace(torch.arange(200), *rows(200, 0))
     for step in range(500):
         gp.replace((torch.arange(8) + 8 * step) % 200, *rows(8, step))
@@ -113,7 +121,9 @@ def test_many_rows_go_in_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None
     assert_true(gp)
 
 
-@pytest.mark.parametrize("kernel", [KERNEL, Laplace(length_scale=2.0), Cosine(), NTK()], ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize(
+    "kernel", [KERNEL, Laplace(length_scale=2.0), Cosine(), NTK()], ids=lambda k: type(k).__name__
+)
 def test_with_all_rows_as_landmarks_it_is_the_exact_engine(kernel: Kernel) -> None:
     gp = filled(60, capacity=60, rank=60, kernel=kernel)
     exact = ExactGP(60, D, C, kernel=kernel, noise_std=NOISE)
@@ -122,9 +132,13 @@ def test_with_all_rows_as_landmarks_it_is_the_exact_engine(kernel: Kernel) -> No
     classes = exact.mean(queries).argmax(dim=1)
     torch.testing.assert_close(gp.mean(queries), exact.mean(queries), rtol=0, atol=1e-7)
     torch.testing.assert_close(gp.variance(queries), exact.variance(queries), rtol=0, atol=1e-7)
-    torch.testing.assert_close(gp.explain(queries, classes), exact.explain(queries, classes), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        gp.explain(queries, classes), exact.explain(queries, classes), rtol=0, atol=1e-6
+    )
     offset = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    torch.testing.assert_close(gp.mean(queries, offset=offset), exact.mean(queries, offset=offset), rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        gp.mean(queries, offset=offset), exact.mean(queries, offset=offset), rtol=0, atol=1e-7
+    )
     assert gp.gap().mean < 1e-7
 
 
@@ -141,7 +155,12 @@ def test_the_reasons_add_up_to_the_mean() -> None:
     queries, _ = rows(12, 5)
     classes = torch.arange(12) % C
     weights = gp.explain(queries, classes)
-    torch.testing.assert_close(weights.sum(dim=1), gp.mean(queries).gather(1, classes[:, None]).squeeze(1), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        weights.sum(dim=1),
+        gp.mean(queries).gather(1, classes[:, None]).squeeze(1),
+        rtol=0,
+        atol=1e-9,
+    )
     assert not weights[:, ~gp.occupied].any()
 
 
@@ -149,7 +168,9 @@ def test_the_expansion_answers_as_the_engine_does() -> None:
     gp, (queries, _) = filled(), rows(12, 5)
     offset = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     points, weights = gp.expansion(offset=offset)
-    torch.testing.assert_close(gp.kernel(queries, points) @ weights, gp.mean(queries, offset=offset), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        gp.kernel(queries, points) @ weights, gp.mean(queries, offset=offset), rtol=0, atol=1e-10
+    )
 
 
 def test_an_empty_engine_predicts_nothing_and_can_be_emptied_again() -> None:
@@ -185,7 +206,9 @@ def test_landmarks_follow_the_rows() -> None:
     gp = engine()
     churn(gp, 60)
     moved = 40.0
-    for step in range(60):  # the network has drifted away: the rows that come are nothing like those that went
+    for step in range(
+        60
+    ):  # the network has drifted away: the rows that come are nothing like those that went
         x, y = rows(8, 500 + step)
         gp.replace((torch.arange(8) + 8 * step) % 200, x + moved, y)
     queries, _ = rows(50, 5)
@@ -194,7 +217,16 @@ def test_landmarks_follow_the_rows() -> None:
 
 
 def test_a_schedule_of_landmarks_is_kept() -> None:
-    gp = LowRankGP(200, D, C, rank=20, kernel=RBF(length_scale=3.0), noise_std=NOISE, landmark_steps=10, dtype=torch.float64)
+    gp = LowRankGP(
+        200,
+        D,
+        C,
+        rank=20,
+        kernel=RBF(length_scale=3.0),
+        noise_std=NOISE,
+        landmark_steps=10,
+        dtype=torch.float64,
+    )
     gp.replace(torch.arange(200), *rows(200, 0))
     before = gp.health.choices
     for step in range(30):
@@ -301,7 +333,9 @@ def fail(*_: object, **__: object) -> Any:
 
 @pytest.mark.parametrize("part", ["choose_landmarks", "LandmarkFeatures", "WeightSpace"])
 @pytest.mark.parametrize("case", CALLS_THAT_CHOOSE)
-def test_a_choice_that_fails_changes_nothing(case: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_that_fails_changes_nothing(
+    case: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gp = filled()
     for _ in range(3):
         due(gp)
@@ -313,7 +347,9 @@ def test_a_choice_that_fails_changes_nothing(case: str, part: str, monkeypatch: 
     assert gp.health.choices == 1 + (case != "removing all rows")
 
 
-def test_a_kernel_that_cannot_be_solved_for_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_cannot_be_solved_for_leaves_the_old_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gp = filled()
     churn(gp, 5)
 
@@ -331,13 +367,17 @@ def failing_from(batch: int) -> Callable[..., float]:
 
 
 @pytest.mark.parametrize("batch", [0, 2])
-def test_where_an_update_fails_everything_is_computed_anew(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_an_update_fails_everything_is_computed_anew(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gp = filled()
     monkeypatch.setattr(module, "BATCH", 16)
     monkeypatch.setattr(module, "rounding_floor", failing_from(batch))
     with monkeypatch.context() as broken:
         broken.setattr(module, "WeightSpace", fail)
-        assert_unchanged(gp, lambda: gp.replace(torch.arange(50), *rows(50, 3)), "cannot be solved for")
+        assert_unchanged(
+            gp, lambda: gp.replace(torch.arange(50), *rows(50, 3)), "cannot be solved for"
+        )
     monkeypatch.setattr(module, "rounding_floor", failing_from(batch))
     gp.replace(torch.arange(50), *rows(50, 3))
     assert (gp.health.rebuilds, gp.health.choices) == (1, 1)
@@ -354,16 +394,27 @@ def test_a_state_that_cannot_be_used_changes_nothing(spoil: str) -> None:
     else:
         state["landmarks"][1] = state["landmarks"][0]
     before, health = everything(gp), gp.health
-    with pytest.raises(ValueError, match="damaged" if spoil == "a NaN" else "landmarks must be distinct"):
+    with pytest.raises(
+        ValueError, match="damaged" if spoil == "a NaN" else "landmarks must be distinct"
+    ):
         gp.load_state_dict(state)
     assert all(torch.equal(new, old) for new, old in zip(everything(gp), before, strict=True))
     assert gp.health == health
     gp.load_state_dict(other.state_dict())
     assert len(gp) == 150
-    assert all(torch.equal(new, old) for new, old in zip(everything(gp), everything(other), strict=True))
+    assert all(
+        torch.equal(new, old) for new, old in zip(everything(gp), everything(other), strict=True)
+    )
 
 
-WAITS = ("_local_scalar_dense", "nonzero", "unique", "bincount", "masked_select", "repeat_interleave")
+WAITS = (
+    "_local_scalar_dense",
+    "nonzero",
+    "unique",
+    "bincount",
+    "masked_select",
+    "repeat_interleave",
+)
 
 
 class Waits(TorchDispatchMode):
@@ -400,7 +451,9 @@ def test_landmarks_are_chosen_sooner_where_new_rows_are_covered_badly() -> None:
 
 
 def test_a_state_of_another_rank_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"saved landmarks have shape \(40, 5\); this engine holds \(30, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"saved landmarks have shape \(40, 5\); this engine holds \(30, 5\)"
+    ):
         engine(rank=30).load_state_dict(filled().state_dict())
 
 
@@ -433,10 +486,16 @@ def test_a_refused_call_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 201}, r"rank must lie in \[1, 200\], as there are no more landmarks than slots; got 201"),
+        (
+            {"rank": 201},
+            r"rank must lie in \[1, 200\], as there are no more landmarks than slots; got 201",
+        ),
         ({"rank": 0}, r"rank must lie in \[1, 200\]"),
         ({"landmark_steps": -1}, "landmark_steps must not be negative; got -1"),
-        ({"kernel": Clipped(RBF(), 0.5)}, r"landmarks need a positive definite kernel, .* use the exact engine"),
+        (
+            {"kernel": Clipped(RBF(), 0.5)},
+            r"landmarks need a positive definite kernel, .* use the exact engine",
+        ),
         ({"noise_std": 0.0}, "noise_std must be a positive finite number"),
     ],
 )
@@ -446,5 +505,7 @@ def test_what_cannot_work_is_refused(options: dict[str, object], message: str) -
 
 
 def test_a_state_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"saved features have shape \(200, 5\); this engine holds \(100, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"saved features have shape \(200, 5\); this engine holds \(100, 5\)"
+    ):
         engine(capacity=100).load_state_dict(filled().state_dict())

@@ -1,4 +1,6 @@
-"""The matrix-free engine stays within its tolerance of a dense float64 solve, and within its memory."""
+"""The matrix-free engine stays within its tolerance of a dense float64 solve, and within its
+memory.
+"""
 
 import copy
 import pickle
@@ -21,7 +23,13 @@ KERNEL = RBF(length_scale=0.5)
 
 
 def make(capacity: int, **options: Any) -> MatrixFreeGP:
-    chosen: dict[str, Any] = {"kernel": KERNEL, "noise_std": NOISE_STD, "rank": 32, "tolerance": 1e-3, "dtype": torch.float64}
+    chosen: dict[str, Any] = {
+        "kernel": KERNEL,
+        "noise_std": NOISE_STD,
+        "rank": 32,
+        "tolerance": 1e-3,
+        "dtype": torch.float64,
+    }
     return MatrixFreeGP(capacity, WIDTH, CLASSES, **(chosen | options))
 
 
@@ -33,7 +41,9 @@ def true_residual(engine: MatrixFreeGP) -> Tensor:
 
 
 def assert_within_tolerance(engine: MatrixFreeGP) -> None:
-    """The residual is as small as promised, the mean within its bounds, and nothing lies in empty slots."""
+    """The residual is as small as promised, the mean within its bounds, and nothing lies in empty
+    slots.
+    """
     held = engine.occupied
     norms = torch.linalg.vector_norm(engine.targets[held].double(), dim=0)
     residual = torch.linalg.vector_norm(true_residual(engine), dim=0)
@@ -42,7 +52,9 @@ def assert_within_tolerance(engine: MatrixFreeGP) -> None:
     queries = torch.cat([features, -features])
     exact, _ = posterior(queries, features, targets, engine.kernel, engine.noise_std)
     error = engine.mean(queries) - exact
-    assert (torch.linalg.vector_norm(error[: len(features)], dim=0) <= residual + 1e-6 * norms).all()
+    assert (
+        torch.linalg.vector_norm(error[: len(features)], dim=0) <= residual + 1e-6 * norms
+    ).all()
     assert (error.abs() <= residual / engine.noise_std + 1e-6).all()  # k(h, h) = 1
     assert not engine.alpha[~held].any()
     assert not engine.residual[~held].any()
@@ -52,19 +64,28 @@ def assert_within_tolerance(engine: MatrixFreeGP) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "dtype", "tolerance"),
-    [("fifo", torch.float32, 1e-3), ("balanced", torch.float64, 1e-6), ("arbitrary", torch.float32, 1e-4)],
+    [
+        ("fifo", torch.float32, 1e-3),
+        ("balanced", torch.float64, 1e-6),
+        ("arbitrary", torch.float32, 1e-4),
+    ],
 )
 def test_hundreds_of_replacements_stay_within_the_tolerance(
     order: str, dtype: torch.dtype, tolerance: float, generator: torch.Generator
 ) -> None:
     capacity = 120
-    engine, draw = make(capacity, dtype=dtype, tolerance=tolerance), clusters(generator, dtype=dtype)
+    engine, draw = (
+        make(capacity, dtype=dtype, tolerance=tolerance),
+        clusters(generator, dtype=dtype),
+    )
     buffer = (FIFOBuffer if order == "fifo" else BalancedBuffer)(capacity, CLASSES)
     for step in range(200):
         features, targets = draw(1 + step % 9)
         if order == "arbitrary":
             reach = min(capacity, 10 + step)
-            engine.replace(torch.randperm(reach, generator=generator)[: len(features)], features, targets)
+            engine.replace(
+                torch.randperm(reach, generator=generator)[: len(features)], features, targets
+            )
             if step % 5 == 4:
                 engine.remove(engine.occupied.nonzero().squeeze(1)[::7][:3])
         else:
@@ -76,8 +97,12 @@ def test_hundreds_of_replacements_stay_within_the_tolerance(
     assert 2 <= engine.health.landmark_choices <= 40
 
 
-@pytest.mark.parametrize("kernel", [Laplace(length_scale=0.7), Cosine(), RBF(length_scale=2.0)], ids=repr)
-def test_every_positive_definite_kernel_is_solved(kernel: Kernel, generator: torch.Generator) -> None:
+@pytest.mark.parametrize(
+    "kernel", [Laplace(length_scale=0.7), Cosine(), RBF(length_scale=2.0)], ids=repr
+)
+def test_every_positive_definite_kernel_is_solved(
+    kernel: Kernel, generator: torch.Generator
+) -> None:
     engine, draw = make(120, kernel=kernel), clusters(generator, spread=1.0)
     for step in range(30):
         engine.replace((torch.arange(8) + 8 * step) % 120, *draw(8))
@@ -87,7 +112,9 @@ def test_every_positive_definite_kernel_is_solved(kernel: Kernel, generator: tor
 @pytest.mark.slow
 def test_a_warm_start_takes_less_than_half_of_a_cold_one(generator: torch.Generator) -> None:
     size = 2000
-    engine = MatrixFreeGP(size, 32, CLASSES, kernel=RBF(length_scale=0.6), noise_std=0.316, rank=256)
+    engine = MatrixFreeGP(
+        size, 32, CLASSES, kernel=RBF(length_scale=0.6), noise_std=0.316, rank=256
+    )
     draw = clusters(generator, width=32, spread=0.8, dtype=torch.float32)
     engine.replace(torch.arange(size), *draw(size))
     before = engine.health.total_iterations
@@ -117,9 +144,13 @@ def test_a_small_change_makes_the_host_wait_twice(generator: torch.Generator) ->
     waits: list[str] = []
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             name, indices = func.overloadpacket.__name__, args[1] if len(args) > 1 else None
-            masked = isinstance(indices, (list, tuple)) and any(getattr(i, "dtype", None) == torch.bool for i in indices)
+            masked = isinstance(indices, (list, tuple)) and any(
+                getattr(i, "dtype", None) == torch.bool for i in indices
+            )
             if masked or name in ("_local_scalar_dense", "nonzero", "masked_select"):
                 waits.append(name)
             return func(*args, **(kwargs or {}))
@@ -139,14 +170,18 @@ def test_nothing_of_the_size_of_the_matrix_is_ever_made(generator: torch.Generat
     size, largest = 4000, 0
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             nonlocal largest
             made = func(*args, **(kwargs or {}))
             for tensor in made if isinstance(made, (tuple, list)) else [made]:
                 largest = max(largest, tensor.numel() if isinstance(tensor, Tensor) else 0)
             return made
 
-    engine = MatrixFreeGP(size, 8, 2, kernel=RBF(length_scale=1.0), noise_std=0.5, rank=64, tolerance=1e-2)
+    engine = MatrixFreeGP(
+        size, 8, 2, kernel=RBF(length_scale=1.0), noise_std=0.5, rank=64, tolerance=1e-2
+    )
     draw = clusters(generator, n_classes=2, width=8, dtype=torch.float32)
     with Watch():  # type: ignore[no-untyped-call]
         engine.replace(torch.arange(size), *draw(size))
@@ -180,7 +215,9 @@ def test_products_in_tiles_equal_the_whole_matrix(generator: torch.Generator) ->
     torch.testing.assert_close(symmetric_product(narrow, KERNEL, x), in_float64, rtol=0, atol=2e-4)
     k = KERNEL(features, points)
     torch.testing.assert_close(kernel_columns(features, points, KERNEL), k, rtol=0, atol=1e-12)
-    torch.testing.assert_close(cross_product(features, points, KERNEL, x[:50]), k @ x[:50], rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        cross_product(features, points, KERNEL, x[:50]), k @ x[:50], rtol=0, atol=1e-10
+    )
 
 
 def test_a_residual_that_has_drifted_is_found_and_mended(generator: torch.Generator) -> None:
@@ -192,7 +229,9 @@ def test_a_residual_that_has_drifted_is_found_and_mended(generator: torch.Genera
     assert_within_tolerance(engine)
 
 
-def test_the_residual_is_computed_afresh_now_and_then(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
+def test_the_residual_is_computed_afresh_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
     monkeypatch.setattr(matrix_free, "REFRESH_EVERY", 3)
     engine, draw = make(60), clusters(generator)
     features, targets = draw(60)
@@ -208,11 +247,15 @@ def test_an_offset_equals_subtracting_it_from_every_target(generator: torch.Gene
     engine.replace(torch.arange(90), *draw(90))
     engine.replace(torch.arange(8), *draw(8))
     queries, offset = draw(6)[0], torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
-    expected, _ = posterior(queries, engine.features[:90], engine.targets[:90] - offset, KERNEL, NOISE_STD)
+    expected, _ = posterior(
+        queries, engine.features[:90], engine.targets[:90] - offset, KERNEL, NOISE_STD
+    )
     torch.testing.assert_close(engine.mean(queries, offset=offset), expected, rtol=0, atol=1e-6)
     points, weights = engine.expansion(offset=offset)
     assert len(points) == 90
-    torch.testing.assert_close(KERNEL(queries, points) @ weights, engine.mean(queries, offset=offset), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        KERNEL(queries, points) @ weights, engine.mean(queries, offset=offset), rtol=0, atol=1e-12
+    )
 
 
 def test_reasons_sum_to_the_mean(generator: torch.Generator) -> None:
@@ -221,7 +264,9 @@ def test_reasons_sum_to_the_mean(generator: torch.Generator) -> None:
     queries, classes = draw(6)[0], torch.arange(6) % CLASSES
     reasons = engine.explain(queries, classes)
     assert reasons.shape == (6, 60)
-    torch.testing.assert_close(reasons.sum(dim=1), engine.mean(queries)[torch.arange(6), classes], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        reasons.sum(dim=1), engine.mean(queries)[torch.arange(6), classes], rtol=0, atol=1e-12
+    )
     assert not reasons[:, ~engine.occupied].any()
 
 
@@ -266,7 +311,9 @@ def test_a_class_whose_last_row_leaves_is_forgotten_exactly(generator: torch.Gen
     assert_within_tolerance(engine)
 
 
-def test_more_landmarks_than_rows_and_rows_that_coincide_are_no_trouble(generator: torch.Generator) -> None:
+def test_more_landmarks_than_rows_and_rows_that_coincide_are_no_trouble(
+    generator: torch.Generator,
+) -> None:
     engine, draw = make(60, rank=1000), clusters(generator)
     features, targets = draw(4)
     engine.replace(torch.arange(60), features.repeat(15, 1), targets.repeat(15, 1))
@@ -291,7 +338,11 @@ def test_the_state_is_all_there_and_alpha_is_solved_for_on_load(generator: torch
 
 
 def test_reanchoring_equals_having_had_that_kernel_always(generator: torch.Generator) -> None:
-    engine, fresh, draw = make(80), make(80, kernel=RBF(length_scale=0.9), noise_std=0.5), clusters(generator)
+    engine, fresh, draw = (
+        make(80),
+        make(80, kernel=RBF(length_scale=0.9), noise_std=0.5),
+        clusters(generator),
+    )
     rows = draw(80)
     engine.replace(torch.arange(80), *rows)
     fresh.replace(torch.arange(80), *rows)
@@ -304,9 +355,13 @@ def test_reanchoring_equals_having_had_that_kernel_always(generator: torch.Gener
 
 
 @pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))], ids=["copy", "pickle"]
+    "duplicate",
+    [copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))],
+    ids=["copy", "pickle"],
 )
-def test_a_duplicate_goes_its_own_way(duplicate: Callable[[MatrixFreeGP], MatrixFreeGP], generator: torch.Generator) -> None:
+def test_a_duplicate_goes_its_own_way(
+    duplicate: Callable[[MatrixFreeGP], MatrixFreeGP], generator: torch.Generator
+) -> None:
     engine, draw = make(40), clusters(generator)
     engine.replace(torch.arange(40), *draw(40))
     alpha, other = engine.alpha.clone(), duplicate(engine)

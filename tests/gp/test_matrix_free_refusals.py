@@ -45,19 +45,25 @@ def test_a_refused_call_says_why_and_changes_nothing(case: str, generator: torch
     call, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         call(engine, *draw(3))
-    assert all(torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True))
+    assert all(
+        torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True)
+    )
     assert engine.health == health
     assert engine.kernel == KERNEL
 
 
 def test_what_no_engine_can_be_made_of_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"positive definite kernel: conjugate gradients break down.*got Clipped"):
+    with pytest.raises(
+        ValueError, match=r"positive definite kernel: conjugate gradients break down.*got Clipped"
+    ):
         make(10, kernel=Clipped(KERNEL, 0.1))
     for rank in (0, 2.5):
         with pytest.raises(ValueError, match=f"rank must be an integer of at least 1; got {rank}"):
             make(10, rank=rank)
     for tolerance in (0.0, 1.0, math.nan):
-        with pytest.raises(ValueError, match=f"tolerance must lie between 0 and 1; got {tolerance}"):
+        with pytest.raises(
+            ValueError, match=f"tolerance must lie between 0 and 1; got {tolerance}"
+        ):
             make(10, tolerance=tolerance)
     with pytest.raises(ValueError, match="noise_std must be a positive"):
         make(10, noise_std=0.0)
@@ -68,7 +74,11 @@ def test_a_tolerance_that_is_not_reached_is_an_error_that_leaves_all_as_it_was(
 ) -> None:
     engine, draw = make(60, tolerance=1e-6, rank=4), clusters(generator)
     engine.replace(torch.arange(50), *draw(50))
-    state, before, rows = engine.state_dict(), [tensor.clone() for tensor in engine.buffers()], draw(20)
+    state, before, rows = (
+        engine.state_dict(),
+        [tensor.clone() for tensor in engine.buffers()],
+        draw(20),
+    )
     residual, drift = engine.health.residual, engine.health.drift
     other = make(60, tolerance=1e-6)
     other.replace(torch.arange(60), *draw(60))
@@ -83,9 +93,15 @@ def test_a_tolerance_that_is_not_reached_is_an_error_that_leaves_all_as_it_was(
     ):
         with pytest.raises(NotConvergedError, match=message):
             call()
-        assert all(torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True))
+        assert all(
+            torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True)
+        )
         assert (engine.kernel, engine.noise_std, len(engine)) == (KERNEL, NOISE_STD, 50)
-        assert (engine.health.residual, engine.health.drift, engine.health.steps) == (residual, drift, 1)
+        assert (engine.health.residual, engine.health.drift, engine.health.steps) == (
+            residual,
+            drift,
+            1,
+        )
     monkeypatch.undo()
     engine.replace(torch.arange(40, 60), *rows)
     assert_within_tolerance(engine)
@@ -98,7 +114,9 @@ def test_a_kernel_that_cannot_be_solved_with_leaves_alpha_bit_for_bit(
 ) -> None:
     engine, (features, targets) = make(60), clusters(generator)(60)
     engine.replace(torch.arange(60), features[:1].repeat(60, 1), targets)
-    engine.replace(torch.arange(5), features[1:6], targets[1:6])  # alpha is not that of a cold start
+    engine.replace(
+        torch.arange(5), features[1:6], targets[1:6]
+    )  # alpha is not that of a cold start
     alpha, mean = engine.alpha.clone(), engine.mean(features)
     cold_starts: list[float] = []
     rebuild = engine._rebuild
@@ -131,18 +149,27 @@ def test_an_interrupted_solve_leaves_all_as_it_was(
     monkeypatch.setattr(matrix_free, "solve", interrupted)
     monkeypatch.setattr(engine, "_relax", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        engine.replace(torch.arange(40, 60), *draw(20)) if call == "replace" else engine.reanchor(RBF(length_scale=0.4), 0.5)
-    assert all(torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True))
+        engine.replace(torch.arange(40, 60), *draw(20)) if call == "replace" else engine.reanchor(
+            RBF(length_scale=0.4), 0.5
+        )
+    assert all(
+        torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True)
+    )
     assert (engine.kernel, engine.noise_std, len(engine)) == (KERNEL, NOISE_STD, 50)
     monkeypatch.undo()
     engine.replace(torch.arange(40, 60), *draw(20))
     assert_within_tolerance(engine)
 
 
-def test_a_tolerance_beyond_float32_is_an_error_that_names_the_way_out(generator: torch.Generator) -> None:
+def test_a_tolerance_beyond_float32_is_an_error_that_names_the_way_out(
+    generator: torch.Generator,
+) -> None:
     engine = make(200, tolerance=1e-8, dtype=torch.float32, kernel=RBF(length_scale=1.0))
     draw = clusters(generator, dtype=torch.float32)
-    with pytest.raises(NotConvergedError, match=r"tolerance=1e-08 is smaller than torch\.float32.*use dtype=torch\.float64"):
+    with pytest.raises(
+        NotConvergedError,
+        match=r"tolerance=1e-08 is smaller than torch\.float32.*use dtype=torch\.float64",
+    ):
         engine.replace(torch.arange(200), *draw(200))
     assert len(engine) == 0
 
@@ -153,10 +180,14 @@ def test_a_tolerance_beyond_float32_is_an_error_that_names_the_way_out(generator
 def test_noise_that_is_lost_in_rounding_is_one_error_whose_advice_helps(
     noise_std: float, size: int, generator: torch.Generator
 ) -> None:
-    """Rows that coincide, of several classes: which step fails depends on the noise, the size and the processor's rounding."""
+    """Rows that coincide, of several classes: which step fails depends on the noise, the size and
+    the processor's rounding.
+    """
     engine, (features, targets) = make(size, noise_std=noise_std), clusters(generator)(size)
     rows = (torch.arange(size), features[:1].repeat(size, 1), targets)
-    with pytest.raises(NotConvergedError, match=rf"^noise_std={noise_std:g} is lost in rounding.*Raise noise_std") as raised:
+    with pytest.raises(
+        NotConvergedError, match=rf"^noise_std={noise_std:g} is lost in rounding.*Raise noise_std"
+    ) as raised:
         engine.replace(*rows)
     assert len(engine) == 0
     assert not engine.alpha.any()

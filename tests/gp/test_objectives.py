@@ -31,19 +31,27 @@ def rows(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def dense_evidence(h: Tensor, y: Tensor, kernel: Kernel, noise_std: float) -> Tensor:
-    normal = torch.distributions.MultivariateNormal(y.new_zeros(len(h)), kernel_matrix(h, kernel, noise_std))
+    normal = torch.distributions.MultivariateNormal(
+        y.new_zeros(len(h)), kernel_matrix(h, kernel, noise_std)
+    )
     total: Tensor = normal.log_prob(y.mT).sum()
     return total
 
 
 def different(kernel: Kernel, classes: int) -> tuple[tuple[Kernel, ...], tuple[float, ...]]:
     """A kernel and a noise for each class, all different."""
-    steps = 0.2 * torch.arange(classes, dtype=torch.float64)[:, None] * torch.tensor([1.0, -0.7, 0.5], dtype=torch.float64)
+    steps = (
+        0.2
+        * torch.arange(classes, dtype=torch.float64)[:, None]
+        * torch.tensor([1.0, -0.7, 0.5], dtype=torch.float64)
+    )
     return with_scales(kernel, scales_of([kernel], [NOISE]) + steps)
 
 
 @every_kernel
-def test_with_every_row_a_landmark_the_bound_is_the_evidence(kernel: Kernel, rows: tuple[Tensor, Tensor]) -> None:
+def test_with_every_row_a_landmark_the_bound_is_the_evidence(
+    kernel: Kernel, rows: tuple[Tensor, Tensor]
+) -> None:
     h, y = rows
     found = MarginalLikelihood(h, y, h, kernel)(scales_of([kernel], [NOISE]))
     torch.testing.assert_close(found, dense_evidence(h, y, kernel, NOISE), rtol=0, atol=1e-5)
@@ -53,16 +61,22 @@ def test_a_kernel_a_class_has_the_evidence_of_its_own_column(rows: tuple[Tensor,
     h, y = rows
     kernels, noise_stds = different(RBF(length_scale=0.7), 4)
     columns = zip(y.split(1, dim=1), kernels, noise_stds, strict=True)
-    expected = torch.stack([dense_evidence(h, column, kernel, noise) for column, kernel, noise in columns]).sum()
+    expected = torch.stack(
+        [dense_evidence(h, column, kernel, noise) for column, kernel, noise in columns]
+    ).sum()
     found = MarginalLikelihood(h, y, h, RBF())(scales_of(kernels, noise_stds))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def test_fewer_landmarks_give_the_low_rank_evidence_less_the_trace(rows: tuple[Tensor, Tensor]) -> None:
+def test_fewer_landmarks_give_the_low_rank_evidence_less_the_trace(
+    rows: tuple[Tensor, Tensor],
+) -> None:
     h, y = rows
     kernel, Z = KERNELS[0], h[10:18]
     Q = kernel(h, Z) @ torch.linalg.solve(kernel(Z, Z), kernel(Z, h))
-    normal = torch.distributions.MultivariateNormal(y.new_zeros(30), Q + NOISE**2 * torch.eye(30, dtype=torch.float64))
+    normal = torch.distributions.MultivariateNormal(
+        y.new_zeros(30), Q + NOISE**2 * torch.eye(30, dtype=torch.float64)
+    )
     missed = 4 * float(kernel.diagonal(h).sum() - Q.trace()) / (2 * NOISE**2)
     found = MarginalLikelihood(h, y, Z, kernel)(scales_of([kernel], [NOISE]))
     torch.testing.assert_close(found, normal.log_prob(y.mT).sum() - missed, rtol=0, atol=1e-5)
@@ -70,20 +84,26 @@ def test_fewer_landmarks_give_the_low_rank_evidence_less_the_trace(rows: tuple[T
     assert float(found) < float(dense_evidence(h, y, kernel, NOISE))
 
 
-def refitted(h: Tensor, y: Tensor, kernels: Sequence[Kernel], noise_stds: Sequence[float]) -> Tensor:
+def refitted(
+    h: Tensor, y: Tensor, kernels: Sequence[Kernel], noise_stds: Sequence[float]
+) -> Tensor:
     """The mean at every row from a GP that never saw it, class by class."""
     means = torch.zeros_like(y)
     for i in range(len(h)):
         rest = torch.arange(len(h)) != i
         for c, (kernel, noise) in enumerate(zip(kernels, noise_stds, strict=True)):
             K = kernel_matrix(h[rest], kernel, noise)
-            means[i, c] = (kernel(h[i : i + 1], h[rest]) @ torch.linalg.solve(K, y[rest, c])).squeeze()
+            means[i, c] = (
+                kernel(h[i : i + 1], h[rest]) @ torch.linalg.solve(K, y[rest, c])
+            ).squeeze()
     return means
 
 
 @every_kernel
 @pytest.mark.parametrize("per_class", [False, True])
-def test_left_out_means_are_those_of_as_many_refits(kernel: Kernel, per_class: bool, rows: tuple[Tensor, Tensor]) -> None:
+def test_left_out_means_are_those_of_as_many_refits(
+    kernel: Kernel, per_class: bool, rows: tuple[Tensor, Tensor]
+) -> None:
     h, y = rows
     kernels, noise_stds = different(kernel, 4) if per_class else ((kernel,), (NOISE,))
     left_out = LeaveOneOut(h, y, kernel)
@@ -98,7 +118,9 @@ def test_left_out_means_are_those_of_as_many_refits(kernel: Kernel, per_class: b
     torch.testing.assert_close(loss, -by_class.mean(), rtol=0, atol=1e-10)
 
 
-def test_the_output_scale_is_where_the_density_of_the_residuals_is_largest(rows: tuple[Tensor, Tensor]) -> None:
+def test_the_output_scale_is_where_the_density_of_the_residuals_is_largest(
+    rows: tuple[Tensor, Tensor],
+) -> None:
     h, y = rows
     left_out = LeaveOneOut(h, y, RBF())
     scales = scales_of([RBF(length_scale=0.7)], [NOISE])
@@ -107,20 +129,27 @@ def test_the_output_scale_is_where_the_density_of_the_residuals_is_largest(rows:
 
     def density(value: float) -> float:
         spread = (value / diagonal).sqrt().expand(-1, 4)
-        return float(left_out.weights @ torch.distributions.Normal(0.0, spread).log_prob(residuals).sum(dim=1))
+        return float(
+            left_out.weights
+            @ torch.distributions.Normal(0.0, spread).log_prob(residuals).sum(dim=1)
+        )
 
     assert density(eta) > max(density(0.98 * eta), density(1.02 * eta))
 
 
 @every_kernel
 @pytest.mark.parametrize("count", [1, 4])
-def test_gradients_reach_the_scales(kernel: Kernel, count: int, rows: tuple[Tensor, Tensor]) -> None:
+def test_gradients_reach_the_scales(
+    kernel: Kernel, count: int, rows: tuple[Tensor, Tensor]
+) -> None:
     h, y = rows
     kernels, noise_stds = different(kernel, 4)
     scales = scales_of(kernels[:count], noise_stds[:count]).requires_grad_()
     log_lambda = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
     left_out = LeaveOneOut(h, y, kernel)
-    assert torch.autograd.gradcheck(lambda x, z: left_out.loss(left_out.residuals(x)[0], z), (scales, log_lambda))
+    assert torch.autograd.gradcheck(
+        lambda x, z: left_out.loss(left_out.residuals(x)[0], z), (scales, log_lambda)
+    )
     assert torch.autograd.gradcheck(MarginalLikelihood(h, y, h[:8], kernel), (scales,), rtol=1e-2)
 
 
@@ -132,7 +161,10 @@ def test_a_row_alone_in_its_class_does_not_count(rows: tuple[Tensor, Tensor]) ->
 
 
 def test_scales_are_logarithms_there_and_back() -> None:
-    kernels, noise_stds = (RBF(length_scale=0.3, output_scale=2.0), RBF(length_scale=1.2)), (0.1, 0.5)
+    kernels, noise_stds = (
+        (RBF(length_scale=0.3, output_scale=2.0), RBF(length_scale=1.2)),
+        (0.1, 0.5),
+    )
     scales = scales_of(kernels, noise_stds)
     assert scales[0].tolist() == pytest.approx([math.log(0.3), math.log(2.0), math.log(0.1)])
     back, noises = with_scales(RBF(), scales)
@@ -144,5 +176,8 @@ def test_scales_are_logarithms_there_and_back() -> None:
 
 
 def test_a_clipped_kernel_cannot_be_learned() -> None:
-    with pytest.raises(TypeError, match=r"kernel must be one of RBF, Laplace, Cosine and NTK to be learned; got Clipped"):
+    with pytest.raises(
+        TypeError,
+        match=r"kernel must be one of RBF, Laplace, Cosine and NTK to be learned; got Clipped",
+    ):
         scales_of([Clipped(RBF(), 0.1)], [0.3])

@@ -14,12 +14,16 @@ def test_the_papers_block_rule_equals_a_fresh_inverse(generator: torch.Generator
     K_inv = torch.linalg.inv(K)
     dropped = drop_oldest_rows(K_inv, 8)
     torch.testing.assert_close(dropped, torch.linalg.inv(K[8:, 8:]), rtol=0, atol=1e-10)
-    torch.testing.assert_close(append_rows(dropped, K[8:, :8], K[:8, :8]).diagonal().sum(), K_inv.diagonal().sum())
+    torch.testing.assert_close(
+        append_rows(dropped, K[8:, :8], K[:8, :8]).diagonal().sum(), K_inv.diagonal().sum()
+    )
     grown = append_rows(torch.linalg.inv(K[:32, :32]), K[:32, 32:], K[32:, 32:])
     torch.testing.assert_close(grown, K_inv, rtol=0, atol=1e-10)
 
 
-def test_posterior_interpolates_without_noise_and_forgets_far_away(generator: torch.Generator) -> None:
+def test_posterior_interpolates_without_noise_and_forgets_far_away(
+    generator: torch.Generator,
+) -> None:
     draw = clusters(generator, spread=1.0)
     features, targets = draw(20)
     mean, variance = posterior(features, features, targets, RBF(), 1e-4)

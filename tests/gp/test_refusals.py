@@ -84,7 +84,8 @@ def test_a_refused_call_says_why_and_changes_nothing(case: str, generator: torch
 @pytest.mark.parametrize("noise_std", [0.0, -0.1, 1e-200, math.nan, math.inf])
 def test_noise_must_be_positive(noise_std: float) -> None:
     with pytest.raises(
-        ValueError, match=r"noise_std must be a positive finite number \(at least 1e-12\), or K cannot be inverted; got"
+        ValueError,
+        match=r"noise_std must be a positive finite number \(at least 1e-12\), or K cannot be inverted; got",
     ):
         ExactGP(10, 4, 2, noise_std=noise_std)
 
@@ -101,7 +102,9 @@ def test_removing_nothing_is_no_change() -> None:
     assert engine.health.steps == 0
 
 
-def test_a_state_that_cannot_be_inverted_leaves_the_engine_as_it_was(generator: torch.Generator) -> None:
+def test_a_state_that_cannot_be_inverted_leaves_the_engine_as_it_was(
+    generator: torch.Generator,
+) -> None:
     engine, noisier = ExactGP(40, 16, 4, noise_std=1e-9), ExactGP(40, 16, 4)
     engine.replace(torch.arange(20), *clusters(generator, spread=100.0, dtype=torch.float32)(20))
     before, state = engine.mean(FEATURES), copy.deepcopy(engine.state_dict())

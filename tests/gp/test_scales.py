@@ -24,7 +24,9 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_the_marginal_likelihood_finds_the_kernel_that_made_the_targets(generator: torch.Generator) -> None:
+def test_the_marginal_likelihood_finds_the_kernel_that_made_the_targets(
+    generator: torch.Generator,
+) -> None:
     h = torch.rand(150, 2, generator=generator, dtype=torch.float64)
     truth, noise = RBF(length_scale=0.3, output_scale=2.0), 0.4
     root = torch.linalg.cholesky(kernel_matrix(h, truth, noise))
@@ -39,11 +41,15 @@ def test_the_marginal_likelihood_finds_the_kernel_that_made_the_targets(generato
 
 @both_objectives
 @pytest.mark.parametrize("per_class", [False, True])
-@pytest.mark.parametrize("kernel", [RBF(length_scale=0.1), Laplace(length_scale=0.1), Cosine(), NTK(bias=0.5)], ids=repr)
+@pytest.mark.parametrize(
+    "kernel", [RBF(length_scale=0.1), Laplace(length_scale=0.1), Cosine(), NTK(bias=0.5)], ids=repr
+)
 def test_every_kernel_improves_and_keeps_its_kind(
     objective: Objective, per_class: bool, kernel: Kernel, rows: tuple[Tensor, Tensor]
 ) -> None:
-    found = learn_kernel(*rows, kernel, 2.0, objective=objective, per_class=per_class, iterations=10)
+    found = learn_kernel(
+        *rows, kernel, 2.0, objective=objective, per_class=per_class, iterations=10
+    )
     assert found.improved
     assert found.after < found.before
     assert len(found.kernels) == len(found.noise_stds) == (4 if per_class else 1)
@@ -54,7 +60,10 @@ def test_every_kernel_improves_and_keeps_its_kind(
 
 
 def test_left_out_rows_become_more_probable(rows: tuple[Tensor, Tensor]) -> None:
-    start, scale = scales_of([RBF(length_scale=0.1)], [1.0]), torch.tensor(6.0, dtype=torch.float64).log()
+    start, scale = (
+        scales_of([RBF(length_scale=0.1)], [1.0]),
+        torch.tensor(6.0, dtype=torch.float64).log(),
+    )
     left_out = LeaveOneOut(*rows, RBF())
     found = learn_kernel(*rows, RBF(length_scale=0.1), 1.0, logit_scale=6.0)
     before, after = (
@@ -66,11 +75,18 @@ def test_left_out_rows_become_more_probable(rows: tuple[Tensor, Tensor]) -> None
 
 @both_objectives
 @pytest.mark.parametrize("per_class", [False, True])
-def test_everything_stays_within_its_bounds(objective: Objective, per_class: bool, rows: tuple[Tensor, Tensor]) -> None:
+def test_everything_stays_within_its_bounds(
+    objective: Objective, per_class: bool, rows: tuple[Tensor, Tensor]
+) -> None:
     median = float(squared_distances(rows[0], rows[0]).flatten()[1:].median().sqrt())
     for length_scale, noise_std in ((1e-6, 1e-6), (1e6, 1e6)):
         found = learn_kernel(
-            *rows, RBF(length_scale=length_scale), noise_std, objective=objective, per_class=per_class, iterations=5
+            *rows,
+            RBF(length_scale=length_scale),
+            noise_std,
+            objective=objective,
+            per_class=per_class,
+            iterations=5,
         )
         for kernel, noise in zip(found.kernels, found.noise_stds, strict=True):
             assert isinstance(kernel, RBF)
@@ -79,7 +95,9 @@ def test_everything_stays_within_its_bounds(objective: Objective, per_class: boo
             assert 0.199 <= noise / kernel.output_scale**0.5 <= 2.01
 
 
-def test_the_same_seed_gives_the_same_bits_and_large_classes_give_way(generator: torch.Generator) -> None:
+def test_the_same_seed_gives_the_same_bits_and_large_classes_give_way(
+    generator: torch.Generator,
+) -> None:
     labels = torch.cat([torch.full((count,), c) for c, count in enumerate((80, 20, 3, 1))])
     chosen = balanced_rows(labels, 30, generator)
     assert torch.bincount(labels[chosen]).tolist() == [13, 13, 3, 1]
@@ -88,7 +106,15 @@ def test_the_same_seed_gives_the_same_bits_and_large_classes_give_way(generator:
     assert torch.bincount(labels[balanced_rows(labels, 4, generator)]).tolist() == [2, 2, 2, 1]
     h = torch.randn(104, 6, generator=generator)
     answers = [
-        learn_kernel(h, F.one_hot(labels).float(), RBF(length_scale=1.0), 0.3, rows=30, iterations=5, generator=seeded(seed))
+        learn_kernel(
+            h,
+            F.one_hot(labels).float(),
+            RBF(length_scale=1.0),
+            0.3,
+            rows=30,
+            iterations=5,
+            generator=seeded(seed),
+        )
         for seed in (1, 1, 2)
     ]
     assert answers[0] == answers[1] != answers[2]
@@ -103,22 +129,32 @@ def test_what_cannot_be_improved_stays_to_the_bit(rows: tuple[Tensor, Tensor]) -
     assert again.after == again.before
 
 
-def test_a_search_that_breaks_down_changes_nothing(rows: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_breaks_down_changes_nothing(
+    rows: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> Tensor:
         raise module.LinAlgError("not positive definite")
 
     monkeypatch.setattr(module._Search, "value", broken)
     found = learn_kernel(*rows, RBF(length_scale=0.5), 0.3)
-    assert (found.kernels, found.noise_stds, found.improved) == ((RBF(length_scale=0.5),), (0.3,), False)
+    assert (found.kernels, found.noise_stds, found.improved) == (
+        (RBF(length_scale=0.5),),
+        (0.3,),
+        False,
+    )
 
 
-def test_a_result_that_is_not_finite_is_not_taken(rows: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_is_not_finite_is_not_taken(
+    rows: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     nothing = torch.tensor(torch.nan, dtype=torch.float64, requires_grad=True)
     monkeypatch.setattr(module._Search, "value", lambda *_: nothing * 1)
     assert learn_kernel(*rows, RBF(length_scale=0.5), 0.3).kernels == (RBF(length_scale=0.5),)
 
 
-def test_learning_leaves_the_callers_gradients_and_precision_alone(rows: tuple[Tensor, Tensor]) -> None:
+def test_learning_leaves_the_callers_gradients_and_precision_alone(
+    rows: tuple[Tensor, Tensor],
+) -> None:
     features = rows[0].float().requires_grad_()
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         found = learn_kernel(features, rows[1].float(), RBF(length_scale=0.1), 0.3, iterations=5)

@@ -27,7 +27,9 @@ def test_starts_as_the_identity(tiled: SymmetricTiles) -> None:
     assert torch.equal(square(tiled), torch.eye(tiled.size, dtype=torch.float64))
 
 
-def test_outer_products_rows_and_filling_match_the_square(tiled: SymmetricTiles, generator: torch.Generator) -> None:
+def test_outer_products_rows_and_filling_match_the_square(
+    tiled: SymmetricTiles, generator: torch.Generator
+) -> None:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
@@ -62,7 +64,9 @@ def test_growing_keeps_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(square(matrix), expected)
 
 
-def test_a_wider_right_hand_side_is_multiplied_in_its_own_precision(generator: torch.Generator) -> None:
+def test_a_wider_right_hand_side_is_multiplied_in_its_own_precision(
+    generator: torch.Generator,
+) -> None:
     matrix = SymmetricTiles(40, dtype=torch.float32)
     matrix.grow(40)
     u = torch.randn(40, matrix.size, generator=generator)
@@ -79,7 +83,14 @@ def test_changes_kept_aside_count_before_and_after_folding(generator: torch.Gene
     expected = torch.eye(n, dtype=torch.float64)
     x = torch.randn(4, n, generator=generator, dtype=torch.float64)
     slots = torch.tensor([2, 11, 29])
-    for rank in (3, 4, 3, 1, 12, 2):  # fits, fits, folds first, fits, larger than the room there is, fits
+    for rank in (
+        3,
+        4,
+        3,
+        1,
+        12,
+        2,
+    ):  # fits, fits, folds first, fits, larger than the room there is, fits
         u = torch.randn(rank, n, generator=generator, dtype=torch.float64)
         sign = -1 if rank % 2 else 1
         inverse.add(*((u, u[:0]) if sign < 0 else (u[:0], u)))
@@ -89,7 +100,9 @@ def test_changes_kept_aside_count_before_and_after_folding(generator: torch.Gene
     assert inverse.folds == 2
 
 
-def test_what_was_kept_aside_before_a_reset_does_not_come_back_as_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_kept_aside_before_a_reset_does_not_come_back_as_it_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tiles, "ONE_TILE", 1)
     monkeypatch.setattr(tiles, "TILE", 16)
     inverse = DelayedInverse(48, fold_rank=8, dtype=torch.float64)

@@ -16,7 +16,9 @@ from semigpc.refiners import GaussianProcessRefiner, GPConfig
 from semigpc.training import train
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "extend.md").read_text()
-LOOP, LIGHTNING, USB, KERNEL, DATASET, _ADDON = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+LOOP, LIGHTNING, USB, KERNEL, DATASET, _ADDON = re.findall(
+    r"```python\n(.*?)```", PAGE, flags=re.DOTALL
+)
 
 
 def run(snippet: str) -> dict[str, Any]:
@@ -33,8 +35,12 @@ def test_the_plain_loop_runs() -> None:
     assert (len(names["refiner"].buffer), int(names["refiner"].placement.steps)) == (24, 3)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:pytorch_lightning", "ignore::FutureWarning:pytorch_lightning")
-def test_the_lightning_module_trains(generator: torch.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning:pytorch_lightning", "ignore::FutureWarning:pytorch_lightning"
+)
+def test_the_lightning_module_trains(
+    generator: torch.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     names = run(LIGHTNING)
     x, weak, strong = (torch.randn(20, 8, generator=generator) for _ in range(3))
@@ -45,7 +51,9 @@ def test_the_lightning_module_trains(generator: torch.Generator, tmp_path: Path,
 
 def test_the_usb_snippet_configures_it() -> None:
     if importlib.util.find_spec("semilearn") is None:
-        pytest.skip("semilearn is not installed: it asks for packages that our pins exclude, see docs/extend.md")
+        pytest.skip(
+            "semilearn is not installed: it asks for packages that our pins exclude, see docs/extend.md"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -55,8 +63,12 @@ def test_the_usb_snippet_configures_it() -> None:
     assert names["config"].gp_balanced is True
 
 
-def test_the_kernel_of_the_page_works_in_a_refiner(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
-    monkeypatch.setitem(KERNELS, "rational_quadratic", RBF)  # what the page adds is removed after the test
+def test_the_kernel_of_the_page_works_in_a_refiner(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    monkeypatch.setitem(
+        KERNELS, "rational_quadratic", RBF
+    )  # what the page adds is removed after the test
     kernel = run(KERNEL)["RationalQuadratic"]
     config = GPConfig(kernel="rational_quadratic", length_scale=0.7, buffer_size=32, warmup_steps=0)
     refiner = GaussianProcessRefiner(config, n_features=4, n_classes=2)
@@ -69,7 +81,9 @@ def test_the_kernel_of_the_page_works_in_a_refiner(monkeypatch: pytest.MonkeyPat
 
 def test_the_data_set_of_the_page_trains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(DATASETS, "stripes", DATASETS["digits"])
-    experiment = run(DATASET)["stripes"](algorithm="fixmatch").override(["train.steps=3", "train.eval_steps=3"])
+    experiment = run(DATASET)["stripes"](algorithm="fixmatch").override(
+        ["train.steps=3", "train.eval_steps=3"]
+    )
     summary = train(experiment, tmp_path / "run")
     assert summary["results"]["last"]["n"] == 100
     assert len(summary["results"]["last"]["per_class_recall"]) == 2

@@ -18,7 +18,9 @@ from semigpc.refiners import GaussianProcessRefiner, GPConfig
 
 CLASSES, WIDTH, SIDE = 3, 6, 4
 CONFIG = GPConfig(buffer_size=24, warmup_steps=3)
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pytorch_lightning", "ignore::FutureWarning:pytorch_lightning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning:pytorch_lightning", "ignore::FutureWarning:pytorch_lightning"
+)
 
 
 class Module(pl.LightningModule):
@@ -53,7 +55,10 @@ class Module(pl.LightningModule):
 def data(steps: int = 5) -> DataLoader[tuple[Tensor, ...]]:
     generator = torch.Generator().manual_seed(1)
     y = torch.randint(CLASSES, (4 * steps,), generator=generator)
-    x, u = (2 * torch.eye(CLASSES, SIDE)[y] + torch.randn(len(y), SIDE, generator=generator) for _ in range(2))
+    x, u = (
+        2 * torch.eye(CLASSES, SIDE)[y] + torch.randn(len(y), SIDE, generator=generator)
+        for _ in range(2)
+    )
     return DataLoader(TensorDataset(x, y, u), batch_size=4)
 
 
@@ -76,8 +81,12 @@ def test_a_fit_asks_and_writes_as_a_loop_by_hand_would(tmp_path: Path) -> None:
     trainer(callback, 2, tmp_path).fit(module, data())
     alone = GaussianProcessRefiner(CONFIG, WIDTH, CLASSES)
     assert len(module.asked) == 10
-    for step, ((features, own, answer), handed) in enumerate(zip(module.asked, module.handed, strict=True)):
-        assert torch.equal(answer, alone.probs(features, own=own)), f"step {step}: what was written before, and no more"
+    for step, ((features, own, answer), handed) in enumerate(
+        zip(module.asked, module.handed, strict=True)
+    ):
+        assert torch.equal(answer, alone.probs(features, own=own)), (
+            f"step {step}: what was written before, and no more"
+        )
         assert torch.equal(answer, own) == (step < 3)
         assert not answer.requires_grad
         alone.remember(*handed)
@@ -85,8 +94,12 @@ def test_a_fit_asks_and_writes_as_a_loop_by_hand_would(tmp_path: Path) -> None:
     assert not any("semigpc" in name or "refiner" in name for name in module.state_dict())
 
 
-@pytest.mark.parametrize("options", [{}, {"balanced": True, "learn": "leave_one_out", "learn_steps": 4}])
-def test_a_run_that_was_saved_and_resumed_gives_the_same_labels_to_the_bit(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"balanced": True, "learn": "leave_one_out", "learn_steps": 4}]
+)
+def test_a_run_that_was_saved_and_resumed_gives_the_same_labels_to_the_bit(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     config = GPConfig(**{"buffer_size": 24, "warmup_steps": 3, **options})
     whole, module = SemiGPCCallback(config, WIDTH, CLASSES), Module()
     first = trainer(whole, 2, tmp_path)
@@ -118,13 +131,17 @@ def test_a_checkpoint_holds_tensors_and_no_inverse(tmp_path: Path) -> None:
 
 def test_handing_over_twice_in_a_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"once a batch; 4 rows wait already\. Concatenate"):
-        trainer(SemiGPCCallback(CONFIG, WIDTH, CLASSES), 1, tmp_path).fit(Module(hands_over=2), data())
+        trainer(SemiGPCCallback(CONFIG, WIDTH, CLASSES), 1, tmp_path).fit(
+            Module(hands_over=2), data()
+        )
 
 
 def test_a_module_that_hands_nothing_over_is_told(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer(SemiGPCCallback(CONFIG, WIDTH, CLASSES), 1, tmp_path).fit(Module(hands_over=0), data())
+        trainer(SemiGPCCallback(CONFIG, WIDTH, CLASSES), 1, tmp_path).fit(
+            Module(hands_over=0), data()
+        )
     assert any("needs labelled features" in str(each.message) for each in caught)
 
 
@@ -153,7 +170,10 @@ def test_rows_of_all_processes_are_written_in_their_order() -> None:
         world_size = 2
 
     features, labels = torch.eye(4, WIDTH), torch.tensor([0, 1, 2, 0])
-    callback, alone = SemiGPCCallback(CONFIG, WIDTH, CLASSES), GaussianProcessRefiner(CONFIG, WIDTH, CLASSES)
+    callback, alone = (
+        SemiGPCCallback(CONFIG, WIDTH, CLASSES),
+        GaussianProcessRefiner(CONFIG, WIDTH, CLASSES),
+    )
     callback.remember(features, labels)
     callback.on_train_batch_end(Two(), Other())  # type: ignore[arg-type]
     alone.remember(torch.cat([features, features.flip(0)]), torch.cat([labels, labels.flip(0)]))
@@ -164,5 +184,7 @@ def test_rows_of_all_processes_are_written_in_their_order() -> None:
 def test_without_lightning_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in lightning.LIGHTNINGS:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"neither is installed\. Install one: pip install 'semigpc\[lightning\]'"):
+    with pytest.raises(
+        ImportError, match=r"neither is installed\. Install one: pip install 'semigpc\[lightning\]'"
+    ):
         lightning._callback_class()

@@ -1,7 +1,8 @@
 """The adapter for semilearn against its real classes, on CPU tensors.
 
-semilearn sends every tensor to a GPU; here ``Tensor.cuda`` answers with the tensor itself, and steps are taken by hand, since
-its timer wants CUDA events. Its training command, mixed precision on a GPU and several processes are not run here.
+semilearn sends every tensor to a GPU; here ``Tensor.cuda`` answers with the tensor itself, and
+steps are taken by hand, since its timer wants CUDA events. Its training command, mixed precision on
+a GPU and several processes are not run here.
 """
 
 import importlib.util
@@ -34,7 +35,9 @@ def test_without_semilearn_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch)
 def algorithms() -> dict[str, type]:
     """Our two and theirs, by name, where semilearn can be imported."""
     if importlib.util.find_spec("semilearn") is None:
-        pytest.skip("semilearn is not installed: it asks for packages that our pins exclude, see docs/extend.md")
+        pytest.skip(
+            "semilearn is not installed: it asks for packages that our pins exclude, see docs/extend.md"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -44,7 +47,13 @@ def algorithms() -> dict[str, type]:
             pytest.skip(f"semilearn is installed and cannot be imported: {error}")
     theirs = name2alg["fixmatch"], name2alg["simmatch"]
     assert ours == (name2alg["semigpc_fixmatch"], name2alg["semigpc_simmatch"]) == usb.register()
-    return dict(zip(("semigpc_fixmatch", "semigpc_simmatch", "fixmatch", "simmatch"), (*ours, *theirs), strict=True))
+    return dict(
+        zip(
+            ("semigpc_fixmatch", "semigpc_simmatch", "fixmatch", "simmatch"),
+            (*ours, *theirs),
+            strict=True,
+        )
+    )
 
 
 class Net(nn.Module):
@@ -63,7 +72,9 @@ class Net(nn.Module):
         return feature if only_feat else {"logits": self.head(feature), "feat": feature}
 
 
-def make(algorithms: dict[str, type], name: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+def make(
+    algorithms: dict[str, type], name: str, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> Any:
     """An algorithm whose arguments come from its own ``get_argument``, at its first step."""
     monkeypatch.setattr(Tensor, "cuda", lambda tensor, *_: tensor)
     arguments = algorithms[name].get_argument()  # type: ignore[attr-defined]
@@ -96,7 +107,9 @@ def batches(steps: int, algorithm: Any) -> list[dict[str, Tensor]]:
     for _ in range(steps):
         y = torch.randint(CLASSES, (LABELED,), generator=generator)
         u = centres[torch.randint(CLASSES, (UNLABELED,), generator=generator)]
-        x, weak, strong = (part + torch.randn(part.shape, generator=generator) / 2 for part in (centres[y], u, u))
+        x, weak, strong = (
+            part + torch.randn(part.shape, generator=generator) / 2 for part in (centres[y], u, u)
+        )
         batch = {
             "x_lb": x,
             "y_lb": y,
@@ -131,7 +144,14 @@ def test_in_the_warm_up_it_is_the_base_algorithm_bit_for_bit(
     algorithms: dict[str, type], base: str, use_cat: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = make(algorithms, base, monkeypatch, use_cat=use_cat)
-    refined = make(algorithms, f"semigpc_{base}", monkeypatch, use_cat=use_cat, gp_buffer_size=20, gp_warmup_steps=3)
+    refined = make(
+        algorithms,
+        f"semigpc_{base}",
+        monkeypatch,
+        use_cat=use_cat,
+        gp_buffer_size=20,
+        gp_warmup_steps=3,
+    )
     for batch in batches(3, plain):
         assert step(plain, batch) == step(refined, batch)
         assert torch.equal(weights(plain), weights(refined))
@@ -144,15 +164,27 @@ def test_in_the_warm_up_it_is_the_base_algorithm_bit_for_bit(
 def test_three_steps_of_fixmatch_take_their_targets_from_the_gp(
     algorithms: dict[str, type], use_cat: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    algorithm = make(algorithms, "semigpc_fixmatch", monkeypatch, use_cat=use_cat, gp_buffer_size=20, gp_warmup_steps=1)
+    algorithm = make(
+        algorithms,
+        "semigpc_fixmatch",
+        monkeypatch,
+        use_cat=use_cat,
+        gp_buffer_size=20,
+        gp_warmup_steps=1,
+    )
     memory = GaussianProcessRefiner(GPConfig(buffer_size=20, warmup_steps=0), WIDTH, CLASSES)
     for number, batch in enumerate(batches(4, algorithm)):
         with torch.no_grad():
-            h_x, h_w, h_s = (torch.tanh(algorithm.model.body(batch[name])) for name in ("x_lb", "x_ulb_w", "x_ulb_s"))
+            h_x, h_w, h_s = (
+                torch.tanh(algorithm.model.body(batch[name]))
+                for name in ("x_lb", "x_ulb_w", "x_ulb_s")
+            )
             logits = algorithm.model.head(h_s)
             targets = memory.probs(h_w) if number else algorithm.model.head(h_w).softmax(dim=1)
             mask = (targets.max(dim=1).values >= 0.4).float()
-            expected = (F.cross_entropy(logits, targets.argmax(dim=1), reduction="none") * mask).mean()
+            expected = (
+                F.cross_entropy(logits, targets.argmax(dim=1), reduction="none") * mask
+            ).mean()
         log = step(algorithm, batch)
         assert log["train/unsup_loss"] == pytest.approx(float(expected), abs=1e-6)
         assert log["train/util_ratio"] == pytest.approx(float(mask.mean()))
@@ -163,19 +195,32 @@ def test_three_steps_of_fixmatch_take_their_targets_from_the_gp(
 def test_three_steps_of_simmatch_align_the_gp_and_keep_their_own_bank(
     algorithms: dict[str, type], use_cat: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    algorithm = make(algorithms, "semigpc_simmatch", monkeypatch, use_cat=use_cat, gp_buffer_size=20, gp_warmup_steps=1)
+    algorithm = make(
+        algorithms,
+        "semigpc_simmatch",
+        monkeypatch,
+        use_cat=use_cat,
+        gp_buffer_size=20,
+        gp_warmup_steps=1,
+    )
     memory = GaussianProcessRefiner(GPConfig(buffer_size=20, warmup_steps=0), WIDTH, CLASSES)
     means: list[Tensor] = []
     for number, batch in enumerate(batches(4, algorithm)):
         with torch.no_grad():
             backbone = algorithm.model.backbone
-            h_x, h_w, h_s = (torch.tanh(backbone.body(batch[name])) for name in ("x_lb", "x_ulb_w", "x_ulb_s"))
+            h_x, h_w, h_s = (
+                torch.tanh(backbone.body(batch[name])) for name in ("x_lb", "x_ulb_w", "x_ulb_s")
+            )
             weak = memory.probs(h_w) if number else backbone.head(h_w).softmax(dim=1)
             means.append(weak.mean(dim=0))
             aligned = weak * (1 / CLASSES + 1e-6) / (torch.stack(means).sum(dim=0) / 256 + 1e-6)
             aligned = aligned / aligned.sum(dim=1, keepdim=True)
-            votes = torch.softmax(F.normalize(algorithm.model.mlp_proj(h_w), dim=1) @ algorithm.mem_bank / 0.5, dim=1)
-            targets = 0.9 * aligned + 0.1 * votes @ F.one_hot(algorithm.labels_bank, CLASSES).float()
+            votes = torch.softmax(
+                F.normalize(algorithm.model.mlp_proj(h_w), dim=1) @ algorithm.mem_bank / 0.5, dim=1
+            )
+            targets = (
+                0.9 * aligned + 0.1 * votes @ F.one_hot(algorithm.labels_bank, CLASSES).float()
+            )
             mask = (targets.max(dim=1).values >= 0.4).float()
             loss = -(targets * torch.log_softmax(backbone.head(h_s), dim=1)).sum(dim=1)
         log = step(algorithm, batch)
@@ -188,7 +233,9 @@ def test_three_steps_of_simmatch_align_the_gp_and_keep_their_own_bank(
 def test_a_checkpoint_of_semilearn_carries_the_memory(
     algorithms: dict[str, type], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (make(algorithms, name, monkeypatch, gp_buffer_size=20, gp_warmup_steps=1) for _ in range(2))
+    first, second = (
+        make(algorithms, name, monkeypatch, gp_buffer_size=20, gp_warmup_steps=1) for _ in range(2)
+    )
     stream = batches(5, first)
     for batch in stream[:3]:
         step(first, batch)
@@ -208,7 +255,9 @@ def test_a_checkpoint_without_a_memory_is_refused(
 ) -> None:
     plain = make(algorithms, "fixmatch", monkeypatch)
     plain.save_model("plain.pth", str(tmp_path))
-    with pytest.raises(ValueError, match=r"must hold the memory of SemiGPC.*another algorithm wrote it"):
+    with pytest.raises(
+        ValueError, match=r"must hold the memory of SemiGPC.*another algorithm wrote it"
+    ):
         make(algorithms, "semigpc_fixmatch", monkeypatch).load_model(str(tmp_path / "plain.pth"))
 
 
@@ -224,15 +273,24 @@ def test_rows_are_written_after_the_parameters_moved_and_before_anything_is_save
     )
 
 
-def test_semilearn_reads_our_arguments(algorithms: dict[str, type], monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+def test_semilearn_reads_our_arguments(
+    algorithms: dict[str, type], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from semilearn import get_config
 
     monkeypatch.setattr("semilearn.lighting.config.get_port", lambda: 0)  # it leaves a pipe open
     config = get_config({"algorithm": "semigpc_fixmatch", "gp_balanced": True})
-    assert (config.gp_balanced, config.gp_buffer_size, config.gp_logit_scale, config.p_cutoff) == (True, 16300, None, 0.95)
+    assert (config.gp_balanced, config.gp_buffer_size, config.gp_logit_scale, config.p_cutoff) == (
+        True,
+        16300,
+        None,
+        0.95,
+    )
 
 
-def test_a_batch_cut_up_among_devices_is_refused(algorithms: dict[str, type], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_cut_up_among_devices_is_refused(
+    algorithms: dict[str, type], monkeypatch: pytest.MonkeyPatch
+) -> None:
     algorithm = make(algorithms, "semigpc_fixmatch", monkeypatch)
     (batch,) = batches(1, algorithm)
     cut = nn.DataParallel(algorithm.model)
@@ -243,9 +301,16 @@ def test_a_batch_cut_up_among_devices_is_refused(algorithms: dict[str, type], mo
 
 
 @pytest.mark.parametrize("imbalance", ["abc", "saw"])
-def test_its_imbalanced_add_ons_find_the_methods_they_build_on(algorithms: dict[str, type], imbalance: str) -> None:
+def test_its_imbalanced_add_ons_find_the_methods_they_build_on(
+    algorithms: dict[str, type], imbalance: str
+) -> None:
     from semilearn.imb_algorithms import name2imbalg
 
     both = type("Both", (name2imbalg[imbalance], algorithms["semigpc_fixmatch"]), {})
     order = [each.__name__ for each in both.__mro__]
-    assert order.index("SemiGPCFixMatch") < order.index("Refined") < order.index("FixMatch") < order.index("AlgorithmBase")
+    assert (
+        order.index("SemiGPCFixMatch")
+        < order.index("Refined")
+        < order.index("FixMatch")
+        < order.index("AlgorithmBase")
+    )

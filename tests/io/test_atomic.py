@@ -1,4 +1,6 @@
-"""Files that are written whole or not at all, locks between processes, and hashes by which damage is known."""
+"""Files that are written whole or not at all, locks between processes, and hashes by which damage
+is known.
+"""
 
 import json
 import os
@@ -38,7 +40,9 @@ with locked(Path(sys.argv[1]), *sys.argv[2:]):
 
 def holder(*arguments: object) -> subprocess.Popen[str]:
     """A process that holds a lock."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDS, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
@@ -49,7 +53,7 @@ def end(process: "subprocess.Popen[str]") -> None:
     process.communicate()
 
 
-# Writing -----------------------------------------------------------------------------------------------------------
+# Writing ------------------------------------------------------------------------------------------
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
@@ -66,8 +70,12 @@ def test_a_full_disk_is_told_with_path_and_way_out_and_the_old_file_stays(tmp_pa
     write_text(path, "old")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # Python ignores the signal: writing is an error
-        with pytest.raises(WriteError, match=r"table\.csv could not be written: .*before is intact.*another place"):
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (1000, before[1])
+        )  # Python ignores the signal: writing is an error
+        with pytest.raises(
+            WriteError, match=r"table\.csv could not be written: .*before is intact.*another place"
+        ):
             write_text(path, "x" * 5000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -81,14 +89,19 @@ def test_an_error_of_something_that_was_read_meanwhile_stays_what_it_is(tmp_path
 
 
 def test_a_draft_that_was_never_written_is_an_error_and_not_an_empty_file(tmp_path: Path) -> None:
-    with pytest.raises(WriteError, match=r"a\.txt could not be written"), replacing(tmp_path / "a.txt"):
+    with (
+        pytest.raises(WriteError, match=r"a\.txt could not be written"),
+        replacing(tmp_path / "a.txt"),
+    ):
         pass
     assert not (tmp_path / "a.txt").exists()
 
 
 def test_a_folder_or_a_device_is_not_replaced(tmp_path: Path) -> None:
     for place in (tmp_path, Path(os.devnull)):
-        with pytest.raises(WriteError, match=r"could not be written: it is a (folder|pipe, a socket or a device)"):
+        with pytest.raises(
+            WriteError, match=r"could not be written: it is a (folder|pipe, a socket or a device)"
+        ):
             write_text(place, "text")
 
 
@@ -140,15 +153,23 @@ def test_all_files_can_be_read_by_those_who_may(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-@pytest.mark.parametrize(("number", "passing"), [(28, True), (30, True), (13, True), (17, False), (20, False), (36, False)])
-def test_it_is_known_whether_the_same_call_may_succeed_later(tmp_path: Path, number: int, passing: bool) -> None:
-    with pytest.raises(WriteError, match="What was there before is intact") as caught, writing(tmp_path / "a"):
+@pytest.mark.parametrize(
+    ("number", "passing"),
+    [(28, True), (30, True), (13, True), (17, False), (20, False), (36, False)],
+)
+def test_it_is_known_whether_the_same_call_may_succeed_later(
+    tmp_path: Path, number: int, passing: bool
+) -> None:
+    with (
+        pytest.raises(WriteError, match="What was there before is intact") as caught,
+        writing(tmp_path / "a"),
+    ):
         raise OSError(number, "said by a library, with the name of a draft")
     assert caught.value.passing is passing
     assert "draft" not in str(caught.value)
 
 
-# Locking -----------------------------------------------------------------------------------------------------------
+# Locking ------------------------------------------------------------------------------------------
 
 
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
@@ -156,7 +177,8 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     try:
         with (
             pytest.raises(
-                InUseError, match=rf"run is in use by -c \S+ \(process {process.pid} on .*, since 2.*Nothing was changed"
+                InUseError,
+                match=rf"run is in use by -c \S+ \(process {process.pid} on .*, since 2.*Nothing was changed",
             ),
             locked(tmp_path / "run"),
         ):
@@ -188,7 +210,14 @@ with locked(Path("out")):
 
 def test_a_worker_that_runs_the_script_again_says_how_to_write_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert "Put what it does below: if __name__ == '__main__':" in done.stderr
 
 
@@ -205,7 +234,9 @@ with locked(Path(sys.argv[1])):
 
 def test_a_child_that_outlives_the_process_does_not_hold_its_lock(tmp_path: Path) -> None:
     """Loading workers are forks, which the operating system would otherwise count as holders."""
-    process = subprocess.Popen([sys.executable, "-c", FORKS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKS, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     child = int(process.stdout.readline())
     try:
@@ -221,7 +252,10 @@ def test_a_child_that_outlives_the_process_does_not_hold_its_lock(tmp_path: Path
 def test_one_file_of_a_folder_can_be_locked_alone(tmp_path: Path) -> None:
     process = holder(tmp_path, "a.parquet")
     try:
-        with pytest.raises(InUseError, match=r"a\.parquet is in use"), locked(tmp_path, "a.parquet"):
+        with (
+            pytest.raises(InUseError, match=r"a\.parquet is in use"),
+            locked(tmp_path, "a.parquet"),
+        ):
             pass
         with locked(tmp_path, "b.parquet"), locked(tmp_path):
             pass
@@ -271,7 +305,9 @@ def test_processes_that_take_turns_never_overlap(tmp_path: Path) -> None:
     assert (tmp_path / "count").read_text() == "120"
 
 
-def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import fcntl
 
     def refuse(*_: object) -> None:
@@ -282,7 +318,7 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
         pass
 
 
-# Verifying ---------------------------------------------------------------------------------------------------------
+# Verifying ----------------------------------------------------------------------------------------
 
 
 def test_every_change_of_a_file_is_noticed(tmp_path: Path) -> None:
@@ -301,7 +337,9 @@ def test_every_change_of_a_file_is_noticed(tmp_path: Path) -> None:
 
 
 def test_values_that_were_sealed_are_known(tmp_path: Path) -> None:
-    write_json(tmp_path / "summary.json", sealed({"accuracy": 0.0775, "names": ["é"], "none": None}))
+    write_json(
+        tmp_path / "summary.json", sealed({"accuracy": 0.0775, "names": ["é"], "none": None})
+    )
     values = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert is_sealed(values)
     assert not is_sealed(values | {"accuracy": 0.8775})

@@ -12,7 +12,15 @@ from sklearn.datasets import load_sample_image
 
 from semigpc.data import Augment, AugmentConfig, DataError, Images, ImageSet
 from semigpc.io import images
-from semigpc.io.images import ArrayImages, FileImages, ImageError, PixelFile, Pixels, ZipImages, read_image
+from semigpc.io.images import (
+    ArrayImages,
+    FileImages,
+    ImageError,
+    PixelFile,
+    Pixels,
+    ZipImages,
+    read_image,
+)
 from tests.data.samples import random_image
 
 ORIENTATION = 0x0112  # the EXIF tag
@@ -78,11 +86,18 @@ def test_a_large_jpeg_is_decoded_at_half_of_its_size_and_views_stay_near(tmp_pat
     pool = FileImages([tmp_path / "a.jpg"])
     assert pool[0].size == pool.read(0, at_least=214).size == (640, 427)
     assert pool.read(0, at_least=213).size == (320, 214)
-    augment, image_set = Augment(AugmentConfig(image_size=92, style="resize")), ImageSet(pool, np.zeros(1, int), ["a"])
+    augment, image_set = (
+        Augment(AugmentConfig(image_size=92, style="resize")),
+        ImageSet(pool, np.zeros(1, int), ["a"]),
+    )
     whole, square = augment.square(pool[0]).astype(int), augment.fetch(image_set, np.array([0]))[0]
     assert 0 < np.abs(whole - square).mean() < 3  # of 255
     assert (
-        np.abs(augment.evaluation_pixels(pool[0]) - augment.plain(image_set, np.array([0]))[0].numpy().astype(int)).mean() < 3
+        np.abs(
+            augment.evaluation_pixels(pool[0])
+            - augment.plain(image_set, np.array([0]))[0].numpy().astype(int)
+        ).mean()
+        < 3
     )
 
 
@@ -119,7 +134,10 @@ def test_a_pixel_file_does_without_a_disk_that_is_full(monkeypatch: pytest.Monke
 def test_half_an_image_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     file, found, write = PixelFile(5, 4, limit=1000), pixels_of(0), os.pwrite
     with monkeypatch.context() as patch:  # interrupted by a signal, or a disk that is nearly full
-        patch.setattr("semigpc.io.images.os.pwrite", lambda file, data, offset: write(file, bytes(data)[:20], offset))
+        patch.setattr(
+            "semigpc.io.images.os.pwrite",
+            lambda file, data, offset: write(file, bytes(data)[:20], offset),
+        )
         file.write(0, pixels_of(9))
     assert not file.read(0, found)
 
@@ -133,7 +151,9 @@ def test_a_copy_of_a_pixel_file_that_no_worker_gets_is_empty() -> None:
     assert not copy.read(0, found)
 
 
-def test_too_many_pixels_are_refused_by_name_size_and_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_pixels_are_refused_by_name_size_and_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "wide.png"
     Image.new("L", (300, 40)).save(path)
     with zipfile.ZipFile(tmp_path / "pool.zip", "w") as packed:
@@ -141,25 +161,38 @@ def test_too_many_pixels_are_refused_by_name_size_and_limit(tmp_path: Path, monk
     monkeypatch.setattr(images, "MOST_PIXELS", 10_000)
     sources: list[Images] = [FileImages([path]), ZipImages(tmp_path / "pool.zip", ["wide.png"])]
     for source in sources:
-        with pytest.raises(ImageError, match=r"wide.png has 12000 pixels \(300 x 40\), and 10000 is the most. Make it smaller"):
+        with pytest.raises(
+            ImageError,
+            match=r"wide.png has 12000 pixels \(300 x 40\), and 10000 is the most. Make it smaller",
+        ):
             source[0]
-    with pytest.raises(DataError, match=r"An image of the array has 12000 pixels \(300 x 40\), and 10000 is the most"):
+    with pytest.raises(
+        DataError,
+        match=r"An image of the array has 12000 pixels \(300 x 40\), and 10000 is the most",
+    ):
         ArrayImages(np.zeros((2, 40, 300), np.uint8))
 
 
 def test_pillow_has_no_say_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "wide.png"
     Image.new("L", (300, 40)).save(path)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 7000)  # it warns of more, and warnings are errors here
+    monkeypatch.setattr(
+        Image, "MAX_IMAGE_PIXELS", 7000
+    )  # it warns of more, and warnings are errors here
     assert read_image(path).size == (300, 40)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)  # it refuses more than twice as many
     with pytest.raises(ImageError, match=r"wide.png has 12000 pixels, and 10000 is the most"):
         read_image(path)
 
 
-def test_a_member_of_a_zip_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_of_a_zip_file_that_unpacks_to_gigabytes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with zipfile.ZipFile(tmp_path / "pool.zip", "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("bomb.png", bytes(100_000))
     monkeypatch.setattr(images, "MOST_BYTES", 50_000)
-    with pytest.raises(ImageError, match=r"bomb.png cannot be read: it has 100000 bytes unpacked, and the largest image"):
+    with pytest.raises(
+        ImageError,
+        match=r"bomb.png cannot be read: it has 100000 bytes unpacked, and the largest image",
+    ):
         ZipImages(tmp_path / "pool.zip", ["bomb.png"])[0]

@@ -1,4 +1,6 @@
-"""Whatever is in a file's place, the answer is its content or an error with file, key, value and remedy."""
+"""Whatever is in a file's place, the answer is its content or an error with file, key, value and
+remedy.
+"""
 
 import os
 from pathlib import Path
@@ -23,7 +25,10 @@ class Outer(TypedDict):
     inner: Inner
 
 
-GOOD = '{"rows": 3, "hash": "%s", "path": null, "inner": {"share": 1, "names": ["a"]}, "more": {}}' % ("ab" * 32)
+GOOD = (
+    '{"rows": 3, "hash": "%s", "path": null, "inner": {"share": 1, "names": ["a"]}, "more": {}}'
+    % ("ab" * 32)
+)
 
 
 class OwnError(Exception):
@@ -74,7 +79,9 @@ def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, words: str) 
     path = tmp_path / "own.json"
     assert old in GOOD
     path.write_text(GOOD.replace(old, new, 1))
-    with pytest.raises(OwnError, match=rf"^{path} cannot be (used|read): {words}.*\. Write it again\.$") as caught:
+    with pytest.raises(
+        OwnError, match=rf"^{path} cannot be (used|read): {words}.*\. Write it again\.$"
+    ) as caught:
         read(path)
     assert len(str(caught.value)) < len(str(path)) + 250
 

@@ -1,4 +1,6 @@
-"""What comes from outside as a path: pipes, sockets and devices are never opened, links do not lead out, names are UTF-8."""
+"""What comes from outside as a path: pipes, sockets and devices are never opened, links do not lead
+out, names are UTF-8.
+"""
 
 import os
 import socket
@@ -24,7 +26,8 @@ from semigpc.training.run_folder import RunError, RunFolder
 from tests.data.samples import write_images
 from tests.labeling.samples import IDS, X, write
 
-LATIN = "latin\udce9"  # the letter e with an accent as one byte, as Python shows a name that is not UTF-8
+# the letter e with an accent as one byte, as Python shows a name that is not UTF-8
+LATIN = "latin\udce9"
 
 
 @pytest.fixture
@@ -62,7 +65,10 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_named_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=rf"{name}.* cannot be read: it is a named pipe, and reading it may never end"):
+    with pytest.raises(
+        DataError,
+        match=rf"{name}.* cannot be read: it is a named pipe, and reading it may never end",
+    ):
         READERS[name](pipe(tmp_path / name))
 
 
@@ -83,7 +89,9 @@ def test_a_run_folder_with_a_pipe_in_it_is_refused(tmp_path: Path, name: str) ->
         read()
 
 
-def test_sockets_and_devices_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_and_devices_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         monkeypatch.chdir(tmp_path)  # the address of a socket has 108 letters at most
         server.bind("s.png")
@@ -99,10 +107,15 @@ def test_sockets_and_devices_are_told_apart(tmp_path: Path, monkeypatch: pytest.
 def test_a_pipe_among_images_is_named(photos: Path) -> None:
     pipe(photos / "ant" / "pipe.png")
     for read in (images_below, class_folders, lambda place: images_at([place])):
-        with pytest.raises(DataError, match=r"1 images of .*photos cannot be used \(ant/pipe.png: it is a named pipe"):
+        with pytest.raises(
+            DataError,
+            match=r"1 images of .*photos cannot be used \(ant/pipe.png: it is a named pipe",
+        ):
             read(photos)
     (photos / "labels.csv").write_text("file_name,label\nant/pipe.png,ant\nbee/0.png,bee\n")
-    with pytest.raises(DataError, match=r"labels.csv cannot be used \(ant/pipe.png: it is a named pipe"):
+    with pytest.raises(
+        DataError, match=r"labels.csv cannot be used \(ant/pipe.png: it is a named pipe"
+    ):
         from_table(photos / "labels.csv", photos)
     (photos / "ant" / "pipe.png").rename(photos / "ant" / "pipe.txt")
     assert len(images_below(photos)) == 4, "what is not called an image is nobody's concern"
@@ -117,9 +130,16 @@ def test_links_that_lead_out_need_permission(photos: Path) -> None:
     link(photos / "ant" / "far.png", outside / "0.png")
     link(photos / "bee" / "far", outside / "deep")
     link(photos / "ant" / "near.png", photos / "bee" / "0.png")
-    readers: list[Callable[..., object]] = [images_below, class_folders, lambda place, **how: images_at([place], **how)]
+    readers: list[Callable[..., object]] = [
+        images_below,
+        class_folders,
+        lambda place, **how: images_at([place], **how),
+    ]
     for read in readers:
-        with pytest.raises(DataError, match=r"2 images of .*\(ant/far.png: a link that leads out of the folder, to .*--follow"):
+        with pytest.raises(
+            DataError,
+            match=r"2 images of .*\(ant/far.png: a link that leads out of the folder, to .*--follow",
+        ):
             read(photos)
     near = ["ant/0.png", "ant/1.png", "ant/near.png", "bee/0.png", "bee/1.png"]
     assert sorted_images(photos)[0] == near
@@ -145,7 +165,10 @@ def test_a_table_cannot_name_what_lies_outside(photos: Path) -> None:
     link(photos / "bee" / "far", photos.parent / "elsewhere")
     table = photos.parent / "labels.csv"
     table.write_text("file_name,label\nant/0.png,ant\nbee/far/0.png,bee\n")
-    with pytest.raises(DataError, match=r"labels.csv cannot be used \(bee/far/0.png: a link that leads out of the folder"):
+    with pytest.raises(
+        DataError,
+        match=r"labels.csv cannot be used \(bee/far/0.png: a link that leads out of the folder",
+    ):
         from_table(table, photos)
     assert from_table(table, photos, follow_links=True).classes == {"ant", "bee"}
     table.write_text(f"file_name,label\n{'x' * 300}.png,ant\nant,bee\n")
@@ -173,7 +196,9 @@ def test_shards_may_be_links_only_with_permission(tmp_path: Path) -> None:
     shards = write(tmp_path, "shards", X, IDS)
     (shards / "001.parquet").rename(tmp_path / "away.parquet")
     link(shards / "001.parquet", tmp_path / "away.parquet")
-    with pytest.raises(DataError, match=r"\(001.parquet: a link that leads out of the folder.*--follow-links"):
+    with pytest.raises(
+        DataError, match=r"\(001.parquet: a link that leads out of the folder.*--follow-links"
+    ):
         open_source(shards)
     assert open_source(shards, follow_links=True).rows == len(X)
     (shards / "001.parquet").unlink()
@@ -185,7 +210,9 @@ def test_shards_may_be_links_only_with_permission(tmp_path: Path) -> None:
 def test_names_that_are_not_utf8_are_refused_and_can_be_printed(photos: Path) -> None:
     (photos / "ant" / "0.png").rename(photos / "ant" / f"{LATIN}.png")
     for read in (images_below, class_folders, lambda place: images_at([place])):
-        with pytest.raises(DataError, match=r"\(ant/latin\\udce9.png: its name is not UTF-8; rename it\)") as caught:
+        with pytest.raises(
+            DataError, match=r"\(ant/latin\\udce9.png: its name is not UTF-8; rename it\)"
+        ) as caught:
             read(photos)
         str(caught.value).encode()
     with pytest.raises(DataError, match=r"latin\\udce9.png cannot be read: its name is not UTF-8"):
@@ -198,7 +225,9 @@ def test_names_that_are_not_utf8_are_refused_and_can_be_printed(photos: Path) ->
 def test_inputs_whose_name_is_not_utf8_are_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{LATIN}-{name}"
     path.write_text("anything")
-    with pytest.raises(DataError, match=r"latin\\udce9-.* cannot be read: its name is not UTF-8; rename it") as caught:
+    with pytest.raises(
+        DataError, match=r"latin\\udce9-.* cannot be read: its name is not UTF-8; rename it"
+    ) as caught:
         READERS[name](path)
     str(caught.value).encode()
 

@@ -23,7 +23,8 @@ def write_parquet(path: Path, **columns: list[Any]) -> Path:
 
 def test_csv_labels_are_text_and_may_be_empty(tmp_path: Path) -> None:
     table = write_csv(
-        tmp_path / "a.csv", "\ufefffile_name,label,by\na.jpg,cat,me\n./b/c d.jpg, dog ,\ne.jpg,,\nf.jpg,-1,me\na.jpg,cat,you\n"
+        tmp_path / "a.csv",
+        "\ufefffile_name,label,by\na.jpg,cat,me\n./b/c d.jpg, dog ,\ne.jpg,,\nf.jpg,-1,me\na.jpg,cat,you\n",
     )
     assert read_labels(table) == {"a.jpg": "cat", "b/c d.jpg": "dog", "e.jpg": None, "f.jpg": None}
 
@@ -45,8 +46,12 @@ def test_quotes_commas_and_capitals_in_names_survive(tmp_path: Path) -> None:
         ([-1.0, 1.0, -1.5], [None, "1", "-1.5"]),
     ],
 )
-def test_parquet_labels_of_any_type(tmp_path: Path, labels: list[Any], expected: list[str | None]) -> None:
-    table = write_parquet(tmp_path / "a.parquet", file_name=["x.png", "y.png", "z.png"], label=labels, extra=[1, 2, 3])
+def test_parquet_labels_of_any_type(
+    tmp_path: Path, labels: list[Any], expected: list[str | None]
+) -> None:
+    table = write_parquet(
+        tmp_path / "a.parquet", file_name=["x.png", "y.png", "z.png"], label=labels, extra=[1, 2, 3]
+    )
     assert list(read_labels(table).values()) == expected
 
 
@@ -60,18 +65,29 @@ def test_dictionary_columns_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("file,label\na.jpg,cat\n", "must have the columns file_name and label; it has 'file', 'label', not 'file_name'"),
+        (
+            "file,label\na.jpg,cat\n",
+            "must have the columns file_name and label; it has 'file', 'label', not 'file_name'",
+        ),
         ("file_name;label\na.jpg;cat\n", "separate them by commas"),
         ("", "it has none"),
         ("file_name,label\n", "lists no images"),
-        ("file_name,label\na.jpg,cat\na.jpg,dog\nb.jpg,x\n", "for 1 of its images: a.jpg has cat and dog. Keep one row"),
+        (
+            "file_name,label\na.jpg,cat\na.jpg,dog\nb.jpg,x\n",
+            "for 1 of its images: a.jpg has cat and dog. Keep one row",
+        ),
         ("file_name,label\na.jpg,cat\na.jpg,\n", "cat and no label"),
         ("file_name,label\na.jpg,cat\n,dog\n", "Row 2 of .* has no file_name"),
-        ("file_name,label\n/data/a.jpg,cat\n", "absolute path /data/a.jpg; a file_name must be relative"),
+        (
+            "file_name,label\n/data/a.jpg,cat\n",
+            "absolute path /data/a.jpg; a file_name must be relative",
+        ),
         ("file_name,label\n../a.jpg,cat\n", "leads out of the root"),
     ],
 )
-def test_csv_files_that_cannot_be_meant_are_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_csv_files_that_cannot_be_meant_are_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         read_labels(write_csv(tmp_path / "a.csv", text))
 

@@ -6,7 +6,13 @@ import random
 
 import pytest
 
-from semigpc.io.text import as_utf8, from_spreadsheet_cell, no_new_labels, printable, spreadsheet_cell
+from semigpc.io.text import (
+    as_utf8,
+    from_spreadsheet_cell,
+    no_new_labels,
+    printable,
+    spreadsheet_cell,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,7 +25,10 @@ from semigpc.io.text import as_utf8, from_spreadsheet_cell, no_new_labels, print
         ("right\u202eleft \u2066x\u2069", r"right\u202eleft \u2066x\u2069"),
         ("line\u2028paragraph\u2029", r"line\u2028paragraph\u2029"),
         ("latin\udce9", r"latin\udce9"),
-        ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"),  # Persian
+        (
+            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+        ),  # Persian
         ("\U0001f469\u200d\U0001f52c", "\U0001f469\u200d\U0001f52c"),  # one sign of two, joined
         (r"C:\new", r"C:\new"),
     ],
@@ -29,13 +38,19 @@ def test_control_characters_are_shown_as_codes_and_letters_stay(text: str, expec
     assert printable(printable(text)) == expected
 
 
-@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1+1", "-x", "@SUM(1)", "\tx", "\rx", "\n=x", "'=x", "''-x", "-"])
+@pytest.mark.parametrize(
+    "text",
+    ["=cmd|' /C calc'!A0", "+1+1", "-x", "@SUM(1)", "\tx", "\rx", "\n=x", "'=x", "''-x", "-"],
+)
 def test_a_cell_that_looks_like_a_formula_is_quoted_and_comes_back(text: str) -> None:
     assert spreadsheet_cell(text) == f"'{text}"
     assert from_spreadsheet_cell(f"'{text}") == text
 
 
-@pytest.mark.parametrize("text", ["", "cat", "'quoted'", "'", "a=b", "-1", "+3.5", "-1e-7", "'-5", "[/b]", 'a,b"c', "5 - 3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "cat", "'quoted'", "'", "a=b", "-1", "+3.5", "-1e-7", "'-5", "[/b]", 'a,b"c', "5 - 3"],
+)
 def test_all_else_stays_as_it_is(text: str) -> None:
     assert spreadsheet_cell(text) == text
     assert from_spreadsheet_cell(text) == text
@@ -56,7 +71,10 @@ def test_a_name_that_is_not_utf8_can_be_written() -> None:
 
 def test_classes_without_new_labels_are_named_with_what_they_need() -> None:
     assert no_new_labels({}) == ""
-    assert no_new_labels({"heron": 6, "egret": 6}) == "No new labels for: heron, egret. Label 6 more of each."
+    assert (
+        no_new_labels({"heron": 6, "egret": 6})
+        == "No new labels for: heron, egret. Label 6 more of each."
+    )
     assert (
         no_new_labels({"heron": 6, "egret": 2, "owl": None})
         == "No new labels for: heron, egret, owl. Label 2 to 6 more of each."
@@ -64,4 +82,7 @@ def test_classes_without_new_labels_are_named_with_what_they_need() -> None:
     assert no_new_labels({"heron": 3}) == "No new labels for: heron. Label 3 more."
     assert no_new_labels({"heron": None}) == "No new labels for: heron. Label more of it."
     many = no_new_labels(dict.fromkeys(map(str, range(20))))
-    assert many == "No new labels for: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more classes. Label more of each."
+    assert (
+        many
+        == "No new labels for: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more classes. Label more of each."
+    )

@@ -1,4 +1,6 @@
-"""Small work runs on one thread, large work on the cores granted to the process, and both leave torch as they found it."""
+"""Small work runs on one thread, large work on the cores granted to the process, and both leave
+torch as they found it.
+"""
 
 import os
 import threading
@@ -53,7 +55,9 @@ def blobs(rows: int, labelled: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.usefixtures("many_threads")
-def test_a_small_problem_is_fitted_and_predicted_on_one_thread(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_problem_is_fitted_and_predicted_on_one_thread(
+    seen: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     X, y = blobs(300, 60)
     model = SemiGPClassifier(random_state=0).fit(X, y)
     assert set(seen) == {1}
@@ -76,7 +80,9 @@ def test_a_small_problem_is_fitted_and_predicted_on_one_thread(seen: list[int], 
 
 
 @pytest.mark.usefixtures("many_threads")
-def test_the_large_parts_of_a_problem_use_the_cores_that_were_granted(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_large_parts_of_a_problem_use_the_cores_that_were_granted(
+    seen: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(threads, "SMALL", 50**3)
     X, y = blobs(300, 60)
     SemiGPClassifier(random_state=0).fit(X, y)
@@ -141,14 +147,20 @@ def test_blas_libraries_are_lowered_and_never_raised() -> None:
         assert {library["num_threads"] for library in threadpool_info()} == {1}
         with threads.using(4):
             assert torch.get_num_threads() == 4
-            blas = [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+            blas = [
+                library["num_threads"]
+                for library in threadpool_info()
+                if library["user_api"] == "blas"
+            ]
             assert set(blas) == {1}
     assert {library["filepath"]: library["num_threads"] for library in threadpool_info()} == before
 
 
 class Counted(Dataset[int]):
     def __getitem__(self, item: int) -> int:
-        return max(torch.get_num_threads(), *(int(library["num_threads"]) for library in threadpool_info()))
+        return max(
+            torch.get_num_threads(), *(int(library["num_threads"]) for library in threadpool_info())
+        )
 
 
 def test_a_worker_process_uses_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +169,12 @@ def test_a_worker_process_uses_one_thread(monkeypatch: pytest.MonkeyPatch) -> No
     assert list(InOrder(Counted(), range(2), workers=1, prefetch=1)) == [1, 1]
 
 
-# What was granted -----------------------------------------------------------------------------------------------------
+# What was granted ---------------------------------------------------------------------------------
 
 
-def test_several_processes_share_the_cores_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_share_the_cores_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(threads, "cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert [threads.granted(n) for n in (1, 3, 20)] == [8, 2, 1]

@@ -1,4 +1,5 @@
-"""Files that were good once: every kind of input, small, and what chance makes of it; and a process that reads them.
+"""Files that were good once: every kind of input, small, and what chance makes of it; and a process
+that reads them.
 
 python -m tests.labeling.damaged FOLDER    reads every file there and prints one line of JSON before and after each
 """
@@ -33,8 +34,12 @@ def originals() -> dict[str, bytes]:
     """One good file of each kind, by a name whose first word says how it is read."""
     table, wide = _table(), _wide()
     return {
-        "data-plain.parquet": _parquet(table, compression="none", use_dictionary=False, row_group_size=40),
-        "data-packed.parquet": _parquet(table, compression="zstd", data_page_size=256, write_page_checksum=True),
+        "data-plain.parquet": _parquet(
+            table, compression="none", use_dictionary=False, row_group_size=40
+        ),
+        "data-packed.parquet": _parquet(
+            table, compression="zstd", data_page_size=256, write_page_checksum=True
+        ),
         "data-columns.parquet": _parquet(wide, data_page_version="2.0", row_group_size=25),
         "data-file.arrow": _arrow(ipc.new_file, table),
         "data-packed.arrow": _arrow(ipc.new_file, table, compression="lz4"),
@@ -66,7 +71,9 @@ def _classes() -> list[str | None]:
 
 
 def _table() -> pyarrow.Table:
-    """Ids, labels as a dictionary, embeddings as lists, and a column of another kind that is in nobody's way."""
+    """Ids, labels as a dictionary, embeddings as lists, and a column of another kind that is in
+    nobody's way.
+    """
     return pyarrow.table(
         {
             "id": _names(),
@@ -79,7 +86,13 @@ def _table() -> pyarrow.Table:
 
 def _wide() -> pyarrow.Table:
     columns = {f"f{i}": column for i, column in enumerate(_values().T)}
-    return pyarrow.table({"id": pyarrow.array(range(ROWS)), **columns, "label": pyarrow.array([i % 3 for i in range(ROWS)])})
+    return pyarrow.table(
+        {
+            "id": pyarrow.array(range(ROWS)),
+            **columns,
+            "label": pyarrow.array([i % 3 for i in range(ROWS)]),
+        }
+    )
 
 
 def _labels() -> pyarrow.Table:
@@ -94,7 +107,11 @@ def _parquet(table: pyarrow.Table, **options: Any) -> bytes:
 
 def _arrow(kind: Callable[..., Any], table: pyarrow.Table, compression: str | None = None) -> bytes:
     file = io.BytesIO()
-    with kind(file, table.schema, options=ipc.IpcWriteOptions(compression=compression, unify_dictionaries=True)) as writer:
+    with kind(
+        file,
+        table.schema,
+        options=ipc.IpcWriteOptions(compression=compression, unify_dictionaries=True),
+    ) as writer:
         writer.write_table(table, max_chunksize=40)
     return file.getvalue()
 
@@ -118,12 +135,22 @@ def _npz(save: Callable[..., None]) -> bytes:
 
 
 def _images(save: Callable[..., None]) -> bytes:
-    file, pixels = io.BytesIO(), np.random.default_rng(1).integers(0, 256, (12, 5, 5, 3), dtype=np.uint8)
-    save(file, x_labeled=pixels, y_labeled=np.arange(12) % 3, x_unlabeled=pixels, x_test=pixels[:3], y_test=np.arange(3))
+    file, pixels = (
+        io.BytesIO(),
+        np.random.default_rng(1).integers(0, 256, (12, 5, 5, 3), dtype=np.uint8),
+    )
+    save(
+        file,
+        x_labeled=pixels,
+        y_labeled=np.arange(12) % 3,
+        x_unlabeled=pixels,
+        x_test=pixels[:3],
+        y_test=np.arange(3),
+    )
     return file.getvalue()
 
 
-# Damage ---------------------------------------------------------------------------------------------------------------
+# Damage -------------------------------------------------------------------------------------------
 
 
 def damaged(content: bytes, rng: Numbers) -> bytes:
@@ -183,7 +210,7 @@ def write_damaged(folder: Path, count: int, seed: int) -> None:
         (folder / f"{role}-{number:05d}-{rest}").write_bytes(content)
 
 
-# Reading ------------------------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> None:
@@ -200,7 +227,9 @@ def read(path: Path) -> None:
 
 
 def outcomes(folder: Path) -> Iterator[dict[str, str]]:
-    """What becomes of each file: first that it is begun, then "read", "refused" or the name of an error nobody foresaw."""
+    """What becomes of each file: first that it is begun, then "read", "refused" or the name of an
+    error nobody foresaw.
+    """
     for path in sorted(folder.iterdir()):
         yield {"file": path.name, "outcome": "begun"}
         try:

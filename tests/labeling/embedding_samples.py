@@ -11,8 +11,16 @@ TINY = EmbedConfig(model="test_resnet", pretrained="none", image_size=32, batch=
 
 def rows_of(path: Path) -> dict[str, list[float]]:
     table = parquet.read_table(path)
-    return dict(zip(table.column("file_name").to_pylist(), table.column("embedding").to_pylist(), strict=True))
+    return dict(
+        zip(
+            table.column("file_name").to_pylist(),
+            table.column("embedding").to_pylist(),
+            strict=True,
+        )
+    )
 
 
 def leftovers(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name not in ("photos", "x.parquet"))
+    return sorted(
+        path.name for path in folder.iterdir() if path.name not in ("photos", "x.parquet")
+    )

@@ -1,4 +1,6 @@
-"""Draw a sample, answer it as people do, and learn the precision; or learn what is wrong with the answers."""
+"""Draw a sample, answer it as people do, and learn the precision; or learn what is wrong with the
+answers.
+"""
 
 import csv
 import json
@@ -45,7 +47,9 @@ def answered(path: Path, truth: NDArray[np.str_], answer: Callable[[Row, str], s
     return rows
 
 
-def test_the_sample_has_every_class_and_its_inclusion_probabilities(birds: tuple[Project, NDArray[np.str_]]) -> None:
+def test_the_sample_has_every_class_and_its_inclusion_probabilities(
+    birds: tuple[Project, NDArray[np.str_]],
+) -> None:
     project, _ = birds
     path, design = draw_sample(project, 60)
     rows = read_table(path)
@@ -56,7 +60,9 @@ def test_the_sample_has_every_class_and_its_inclusion_probabilities(birds: tuple
     assert {status[row["id"]] for row in rows} == {"pseudo"}
     assert {name: sum(row["label"] == name for row in rows) for name in CLASSES}["ibis"] >= 5
     # the inverse inclusion probabilities add up to all pseudo-labels
-    assert sum(1 / float(row["inclusion"]) for row in rows) == pytest.approx(list(status.values()).count("pseudo"), rel=1e-4)
+    assert sum(1 / float(row["inclusion"]) for row in rows) == pytest.approx(
+        list(status.values()).count("pseudo"), rel=1e-4
+    )
     assert [row["label"] for row in rows] != sorted(row["label"] for row in rows)
     assert Design.read(project) == design
     assert draw_sample(project, 60)[1] == design
@@ -75,7 +81,9 @@ def test_everything_can_be_checked(birds: tuple[Project, NDArray[np.str_]]) -> N
     assert [result[name] for name in ("precision", "low", "high")] == pytest.approx([exact] * 3)
 
 
-def test_answers_become_a_precision_with_an_interval(birds: tuple[Project, NDArray[np.str_]]) -> None:
+def test_answers_become_a_precision_with_an_interval(
+    birds: tuple[Project, NDArray[np.str_]],
+) -> None:
     project, truth = birds
     path, design = draw_sample(project, 200)
     rows = answered(path, truth, lambda _row, right: right)
@@ -89,7 +97,10 @@ def test_answers_become_a_precision_with_an_interval(birds: tuple[Project, NDArr
     assert [entry["class"] for entry in result["classes"]] == CLASSES
     for entry in result["classes"]:
         mine = [row for row in rows if row["label"] == entry["class"]]
-        assert (entry["checked"], entry["right"]) == (len(mine), sum(row["label"] == row["truth"] for row in mine))
+        assert (entry["checked"], entry["right"]) == (
+            len(mine),
+            sum(row["label"] == row["truth"] for row in mine),
+        )
         assert entry["low"] <= entry["precision"] <= entry["high"]
     wrong = [(row["label"], row["truth"]) for row in rows if row["label"] != row["truth"]]
     told = {(pair["label"], pair["truth"]): pair["count"] for pair in result["confusions"]}
@@ -98,7 +109,9 @@ def test_answers_become_a_precision_with_an_interval(birds: tuple[Project, NDArr
     assert facts == {"sample": json.loads(json.dumps(asdict(design))), "result": result}
 
 
-def test_words_for_right_and_wrong_mean_the_same_as_classes(birds: tuple[Project, NDArray[np.str_]]) -> None:
+def test_words_for_right_and_wrong_mean_the_same_as_classes(
+    birds: tuple[Project, NDArray[np.str_]],
+) -> None:
     project, truth = birds
     path, _ = draw_sample(project, 90)
     words = {True: ["y", "Yes", " correct ", "heron"], False: ["n", "NO", "wrong", "stork"]}
@@ -119,7 +132,9 @@ def test_words_for_right_and_wrong_mean_the_same_as_classes(birds: tuple[Project
     assert len(rows) == by_word["answered"]
 
 
-def test_a_class_called_like_a_word_goes_before_it(birds: tuple[Project, NDArray[np.str_]], tmp_path: Path) -> None:
+def test_a_class_called_like_a_word_goes_before_it(
+    birds: tuple[Project, NDArray[np.str_]], tmp_path: Path
+) -> None:
     project, _ = birds
     names = dict(zip(CLASSES, ("no", "yes", "3"), strict=True))
     project.classes = list(names.values())
@@ -142,10 +157,15 @@ def test_rows_without_an_answer_are_counted(birds: tuple[Project, NDArray[np.str
     ibis = result["classes"][2]
     assert (ibis["checked"], ibis["precision"], ibis["low"], ibis["high"]) == (0, None, None, None)
     rows = read_table(path)
-    shorter = judge(project, write_table(path, [row for row in rows if row["truth"]]))  # deleted, not left empty
+    shorter = judge(
+        project, write_table(path, [row for row in rows if row["truth"]])
+    )  # deleted, not left empty
     assert shorter == result
     answered(path, truth, lambda _row, _right: " ")
-    with pytest.raises(DataError, match=r"audit\.csv has no answers yet\. Write into its column truth the right class, or y"):
+    with pytest.raises(
+        DataError,
+        match=r"audit\.csv has no answers yet\. Write into its column truth the right class, or y",
+    ):
         judge(project, path)
 
 
@@ -166,15 +186,27 @@ def test_answers_that_do_not_fit_the_sample(birds: tuple[Project, NDArray[np.str
         r"has the answer 'hreon', which is no class; did you mean 'heron'\? Write a class, or y .* that has no label yet",
         [rows[0] | {"truth": "hreon"}, *rows[1:]],
     )
-    wrong(r"'zebra', which is no class; known: 'heron', 'stork', 'ibis'\.", [rows[0] | {"truth": "zebra"}])
-    mended = "ibis" if rows[0]["label"] != "ibis" else "heron"
-    wrong(r"1 rows of .* have another label than when .* Leave the column label as it was", [rows[0] | {"label": mended}])
-    wrong(r"must have the columns id and truth; it has 'id', 'label'", [{"id": "bird-1", "label": "ibis"}])
     wrong(
-        r"Row 61 of .* has 'ibis' as its truth, and no id\. Fill it in", [*rows, dict.fromkeys(rows[0], "") | {"truth": "ibis"}]
+        r"'zebra', which is no class; known: 'heron', 'stork', 'ibis'\.",
+        [rows[0] | {"truth": "zebra"}],
+    )
+    mended = "ibis" if rows[0]["label"] != "ibis" else "heron"
+    wrong(
+        r"1 rows of .* have another label than when .* Leave the column label as it was",
+        [rows[0] | {"label": mended}],
+    )
+    wrong(
+        r"must have the columns id and truth; it has 'id', 'label'",
+        [{"id": "bird-1", "label": "ibis"}],
+    )
+    wrong(
+        r"Row 61 of .* has 'ibis' as its truth, and no id\. Fill it in",
+        [*rows, dict.fromkeys(rows[0], "") | {"truth": "ibis"}],
     )
     judge(project, write_table(other, [{"id": row["id"], "truth": row["truth"]} for row in rows]))
-    judge(project, write_table(other, [*rows, dict.fromkeys(rows[0], "")]))  # an empty row, as spreadsheets leave behind
+    judge(
+        project, write_table(other, [*rows, dict.fromkeys(rows[0], "")])
+    )  # an empty row, as spreadsheets leave behind
     other.write_bytes(b"id,truth\nbird-1,\xff\n")
     with pytest.raises(DataError, match="cannot be read as CSV"):
         judge(project, other)
@@ -184,7 +216,9 @@ def test_answers_that_do_not_fit_the_sample(birds: tuple[Project, NDArray[np.str
         judge(project, path.with_name("audit.json"))
 
 
-def test_labels_that_were_made_again_need_a_new_sample(birds: tuple[Project, NDArray[np.str_]]) -> None:
+def test_labels_that_were_made_again_need_a_new_sample(
+    birds: tuple[Project, NDArray[np.str_]],
+) -> None:
     project, truth = birds
     with pytest.raises(DataError, match=r"No sample was drawn from .*: it has no audit\.json"):
         judge(project, project.folder / "audit.csv")
@@ -192,30 +226,50 @@ def test_labels_that_were_made_again_need_a_new_sample(birds: tuple[Project, NDA
     answered(path, truth, lambda _row, right: right)
     table, labels = project.table, project.table.column("label").to_pylist()
     drawn = project.ids.index(next(iter(design.rows)))
-    changed = [*labels[:drawn], "ibis" if labels[drawn] != "ibis" else "heron", *labels[drawn + 1 :]]
+    changed = [
+        *labels[:drawn],
+        "ibis" if labels[drawn] != "ibis" else "heron",
+        *labels[drawn + 1 :],
+    ]
     project.table = table.set_column(1, "label", [changed])
     with pytest.raises(
-        DataError, match=rf"1 rows of the sample in audit.json have another label .*'bird-{drawn}'.* Draw a new sample"
+        DataError,
+        match=rf"1 rows of the sample in audit.json have another label .*'bird-{drawn}'.* Draw a new sample",
     ):
         judge(project, path)
     status = table.column("status").to_pylist()
-    free = next(row for row, what in enumerate(status) if what == "pseudo" and project.ids[row] not in design.rows)
+    free = next(
+        row
+        for row, what in enumerate(status)
+        if what == "pseudo" and project.ids[row] not in design.rows
+    )
     status[free] = "abstained"
     project.table = table.set_column(3, "status", [status])
-    with pytest.raises(DataError, match=r"was labelled again since the sample of audit.json was drawn"):
+    with pytest.raises(
+        DataError, match=r"was labelled again since the sample of audit.json was drawn"
+    ):
         judge(project, path)
     (project.folder / "audit.json").write_text("{}")
-    with pytest.raises(DataError, match=r"audit\.json cannot be used: sample is missing\. Draw a new sample"):
+    with pytest.raises(
+        DataError, match=r"audit\.json cannot be used: sample is missing\. Draw a new sample"
+    ):
         judge(project, path)
 
 
-def test_answers_are_not_overwritten_by_a_new_sample(birds: tuple[Project, NDArray[np.str_]]) -> None:
+def test_answers_are_not_overwritten_by_a_new_sample(
+    birds: tuple[Project, NDArray[np.str_]],
+) -> None:
     project, truth = birds
     path, design = draw_sample(project, 60)
     answered(path, truth, lambda _row, right: right)
-    with pytest.raises(DataError, match=r"audit\.csv is there already, and 60 rows of it have something in the column 'truth'"):
+    with pytest.raises(
+        DataError,
+        match=r"audit\.csv is there already, and 60 rows of it have something in the column 'truth'",
+    ):
         draw_sample(project, 60, seed=1)
     assert Design.read(project) == design
     assert draw_sample(project, 60, seed=1, overwrite=True)[1] != design
-    with pytest.raises(DataError, match=r"a row of each of the 3 classes .*; got 2\. Take at least 3, better 30"):
+    with pytest.raises(
+        DataError, match=r"a row of each of the 3 classes .*; got 2\. Take at least 3, better 30"
+    ):
         draw_sample(project, 2, overwrite=True)

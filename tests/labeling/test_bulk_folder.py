@@ -21,7 +21,9 @@ def test_a_folder_that_holds_the_data_is_refused_even_to_overwrite(tmp_path: Pat
     data.mkdir(parents=True)
     parquet.write_table(pyarrow.table({"id": ["a"]}), data / "part.parquet")
     for overwrite in (False, True):
-        with pytest.raises(DataError, match=r"--out must not hold the data, as it is cleared to make labels again"):
+        with pytest.raises(
+            DataError, match=r"--out must not hold the data, as it is cleared to make labels again"
+        ):
             label_on_ray(settings(data, tmp_path / "project"), overwrite=overwrite)
     assert (data / "part.parquet").exists()
 
@@ -39,14 +41,21 @@ def test_partitions_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None
     folder.check_ours()
     (tmp_path / "labels").mkdir()
     table = pyarrow.table({"id": ["a"]})
-    store.write_table("labels/ours.parquet", table.schema, [table], lambda: {"digest": folder.digest})
+    store.write_table(
+        "labels/ours.parquet", table.schema, [table], lambda: {"digest": folder.digest}
+    )
     folder.check_ours()
     parquet.write_table(table, tmp_path / "labels" / "theirs.parquet")
-    with pytest.raises(DataError, match=r"labels/theirs\.parquet, which labelling on Ray did not write and will not delete"):
+    with pytest.raises(
+        DataError,
+        match=r"labels/theirs\.parquet, which labelling on Ray did not write and will not delete",
+    ):
         folder.check_ours()
 
 
-def test_a_finished_folder_with_a_partition_cut_short_is_not_taken_for_complete(tmp_path: Path) -> None:
+def test_a_finished_folder_with_a_partition_cut_short_is_not_taken_for_complete(
+    tmp_path: Path,
+) -> None:
     folder = BulkFolder(Store(tmp_path), {"data": "here"})
     table = pyarrow.table({"id": ["a", "b"]})
     folder.store.write_table("labels/one.parquet", table.schema, [table], dict)

@@ -1,4 +1,6 @@
-"""A damaged file is refused or read, and never kills the process: no signal, no error but DataError, no hang."""
+"""A damaged file is refused or read, and never kills the process: no signal, no error but
+DataError, no hang.
+"""
 
 import io
 import json
@@ -27,16 +29,23 @@ HANG = 300  # seconds for all files of a process, far beyond need
 
 
 def read_all(folder: Path) -> list[dict[str, str]]:
-    """The outcome of each file of a folder, which is emptied; a process that dies is named by its signal and replaced."""
+    """The outcome of each file of a folder, which is emptied; a process that dies is named by its
+    signal and replaced.
+    """
     ended: list[dict[str, str]] = []
     while any(folder.iterdir()):
         command = [sys.executable, "-m", "tests.labeling.damaged", str(folder)]
-        child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=False)
+        child = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=False
+        )
         lines = [json.loads(line) for line in child.stdout.splitlines()]
         ended += [line for line in lines if line["outcome"] != "begun"]
         if child.returncode:
             assert lines, child.stderr
-            ended.append(lines[-1] | {"outcome": f"ended by {child.returncode}", "message": child.stderr[-500:]})
+            ended.append(
+                lines[-1]
+                | {"outcome": f"ended by {child.returncode}", "message": child.stderr[-500:]}
+            )
             (folder / lines[-1]["file"]).unlink(missing_ok=True)
     return ended
 
@@ -45,7 +54,9 @@ def with_rows(content: bytes, rows: int, claimed: int) -> bytes:
     """A Parquet file whose footer says that all its parts have another number of rows."""
     size = int.from_bytes(content[-8:-4], "little")
     body, footer = content[: -8 - size], content[-8 - size : -8]
-    changed = footer.replace(b"\x16" + varint(rows), b"\x16" + varint(claimed))  # 0x16: the next field, 64 bits
+    changed = footer.replace(
+        b"\x16" + varint(rows), b"\x16" + varint(claimed)
+    )  # 0x16: the next field, 64 bits
     assert changed != footer
     return body + changed + len(changed).to_bytes(4, "little") + b"PAR1"
 
@@ -59,11 +70,19 @@ def varint(number: int) -> bytes:
 
 
 def with_shape(kind: str, shape: str, *, pretended: bool = False) -> bytes:
-    """An NPZ file of bytes whose header claims that shape; ``pretended``, the directory of the zip file claims 4 GB, too."""
+    """An NPZ file of bytes whose header claims that shape; ``pretended``, the directory of the zip
+    file claims 4 GB, too.
+    """
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr(f"{kind}.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(1000))
+        packed.writestr(
+            f"{kind}.npy",
+            b"\x93NUMPY\x01\x00"
+            + len(header).to_bytes(2, "little")
+            + header.encode()
+            + bytes(1000),
+        )
     content = bytearray(file.getvalue())
     place = content.rindex(b"PK\x01\x02") + 24
     assert int.from_bytes(content[place : place + 4], "little") == 128 + 1000
@@ -77,16 +96,26 @@ def write_absurd(folder: Path) -> None:
     plain = originals()["data-columns.parquet"]
     for number, claimed in enumerate((10**15, 10**6, 24)):
         (folder / f"data-absurd{number}.parquet").write_bytes(with_rows(plain, 25, claimed))
-    (folder / "labels-absurd.parquet").write_bytes(with_rows(originals()["labels-plain.parquet"], ROWS, 10**15))
-    for number, shape in enumerate(("(1000000000000000, 4)", "(10000000000000000000000,)", "(-1000, -1)", "(-5,)")):
+    (folder / "labels-absurd.parquet").write_bytes(
+        with_rows(originals()["labels-plain.parquet"], ROWS, 10**15)
+    )
+    for number, shape in enumerate(
+        ("(1000000000000000, 4)", "(10000000000000000000000,)", "(-1000, -1)", "(-5,)")
+    ):
         (folder / f"data-absurd{number}.npz").write_bytes(with_shape("x", shape))
-    (folder / "images-absurd.npz").write_bytes(with_shape("x_labeled", "(1000000000, 1000, 1000, 3)"))
-    (folder / "data-absurd4.npz").write_bytes(with_shape("x", f"({2**32 - 2 - 128},)", pretended=True))
+    (folder / "images-absurd.npz").write_bytes(
+        with_shape("x_labeled", "(1000000000, 1000, 1000, 3)")
+    )
+    (folder / "data-absurd4.npz").write_bytes(
+        with_shape("x", f"({2**32 - 2 - 128},)", pretended=True)
+    )
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """The outcome of good, damaged and absurd files; in one process, since it takes longer to start than to read."""
+    """The outcome of good, damaged and absurd files; in one process, since it takes longer to start
+    than to read.
+    """
     folder = tmp_path_factory.mktemp("files")
     for name, content in originals().items():
         role, rest = name.split("-")
@@ -97,13 +126,17 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 
 def check(ended: list[dict[str, str]], count: int) -> None:
-    """So many were read or refused, most of them refused by a message that names the file, and nothing else happened."""
+    """So many were read or refused, most of them refused by a message that names the file, and
+    nothing else happened.
+    """
     bad = [line for line in ended if line["outcome"] not in ("read", "refused")]
     assert not bad, f"seed {SEED}: {bad}"
     assert len(ended) == count
     refused = [line for line in ended if line["outcome"] == "refused"]
     assert len(refused) >= count // 2
-    assert all(line["file"] in line["message"] for line in refused if not line["file"].startswith("images"))
+    assert all(
+        line["file"] in line["message"] for line in refused if not line["file"].startswith("images")
+    )
 
 
 def test_good_files_are_read(ended: list[dict[str, str]]) -> None:
@@ -112,7 +145,10 @@ def test_good_files_are_read(ended: list[dict[str, str]]) -> None:
 
 
 def test_damaged_files_are_refused_or_read(ended: list[dict[str, str]]) -> None:
-    check([line for line in ended if "-good-" not in line["file"] and "-absurd" not in line["file"]], FEW)
+    check(
+        [line for line in ended if "-good-" not in line["file"] and "-absurd" not in line["file"]],
+        FEW,
+    )
 
 
 @pytest.mark.slow
@@ -128,10 +164,16 @@ def test_absurd_sizes_take_neither_memory_nor_time(ended: list[dict[str, str]]) 
     assert "claims 4000000000000000 bytes" in absurd["data-absurd0.npz"]["message"]
 
 
-def test_arrays_beyond_the_memory_of_the_machine_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_beyond_the_memory_of_the_machine_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     np.savez_compressed(tmp_path / "x.npz", x=np.zeros((1000, 1000)))
-    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name])
-    with pytest.raises(DataError, match=r"its arrays take 0.0 GB, more than the memory of this machine"):
+    monkeypatch.setattr(
+        os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name]
+    )
+    with pytest.raises(
+        DataError, match=r"its arrays take 0.0 GB, more than the memory of this machine"
+    ):
         open_source(tmp_path / "x.npz")
 
 
@@ -148,11 +190,20 @@ def test_dates_and_bytes_may_be_labels(tmp_path: Path) -> None:
 
 def test_a_name_of_megabytes_is_refused(tmp_path: Path) -> None:
     long = "x" * 2_000_000
-    parquet.write_table(pyarrow.table({"id": ["a"], "f": [1.0], "label": [long]}), tmp_path / "x.parquet")
-    with pytest.raises(DataError, match=r"A label in .*x.parquet has 2000000 characters, and 1000 is the most: it begins with"):
+    parquet.write_table(
+        pyarrow.table({"id": ["a"], "f": [1.0], "label": [long]}), tmp_path / "x.parquet"
+    )
+    with pytest.raises(
+        DataError,
+        match=r"A label in .*x.parquet has 2000000 characters, and 1000 is the most: it begins with",
+    ):
         list(open_source(tmp_path / "x.parquet").batches(10))
-    parquet.write_table(pyarrow.table({"file_name": ["a.png"], "label": [long]}), tmp_path / "l.parquet")
+    parquet.write_table(
+        pyarrow.table({"file_name": ["a.png"], "label": [long]}), tmp_path / "l.parquet"
+    )
     for reading in (read_labels, lambda path: read_label_table(path, "file_name")):
-        with pytest.raises(DataError, match=r"A label in .*l.parquet has 2000000 characters") as caught:
+        with pytest.raises(
+            DataError, match=r"A label in .*l.parquet has 2000000 characters"
+        ) as caught:
             reading(tmp_path / "l.parquet")
         assert len(str(caught.value)) < 1000

@@ -32,7 +32,9 @@ def photos(tmp_path: Path) -> Path:
 def check_same(one: Path, other: Path) -> None:
     """To the last bits of 16, in which a network may differ when a batch has other company."""
     assert list(rows_of(one)) == list(rows_of(other))
-    assert np.allclose(list(rows_of(one).values()), list(rows_of(other).values()), rtol=2e-3, atol=1e-4)
+    assert np.allclose(
+        list(rows_of(one).values()), list(rows_of(other).values()), rtol=2e-3, atol=1e-4
+    )
     assert np.ptp(list(rows_of(one).values()), axis=0).max() > 1e-2  # images differ by more
 
 
@@ -46,21 +48,38 @@ def interrupted_after(images: int) -> Any:
 
 def test_one_row_a_image_sorted_by_name_with_what_made_it(photos: Path, tmp_path: Path) -> None:
     progress: list[tuple[str, int, int | None]] = []
-    result = embed_folder(photos, tmp_path / "x.parquet", TINY, progress=lambda *now: progress.append(now))
+    result = embed_folder(
+        photos, tmp_path / "x.parquet", TINY, progress=lambda *now: progress.append(now)
+    )
     table = parquet.read_table(result.path)
     assert table.column_names == ["file_name", "embedding"]
-    names = ["a/deep/0.png", "a/deep/1.png", "a/deep/2.png", "b/0.png", "b/1.png", "b/2.png", "b/3.png"]
+    names = [
+        "a/deep/0.png",
+        "a/deep/1.png",
+        "a/deep/2.png",
+        "b/0.png",
+        "b/1.png",
+        "b/2.png",
+        "b/3.png",
+    ]
     assert table.column("file_name").to_pylist() == names
     assert str(table.schema.field("embedding").type).replace("element", "item") == (
         f"fixed_size_list<item: halffloat>[{result.key.width}]"
     )
     facts = json.loads(table.schema.metadata[b"semigpc"])
     assert facts | asdict(result.key) == facts
-    assert (facts["network"], facts["image_size"], facts["precision"], facts["bad"]) == ("test_resnet", 32, "float16", [])
+    assert (facts["network"], facts["image_size"], facts["precision"], facts["bad"]) == (
+        "test_resnet",
+        32,
+        "float16",
+        [],
+    )
     assert len(facts["weights"]) == 64
     begin, line, *batches = progress
     assert begin == ("preparing test_resnet", 0, None)
-    assert re.fullmatch(r"embedding 7 images at 32 px with test_resnet on torch, about \d+ s", line[0])
+    assert re.fullmatch(
+        r"embedding 7 images at 32 px with test_resnet on torch, about \d+ s", line[0]
+    )
     assert line[1:] == (0, 0)
     assert batches == [("embedding", 3, 7), ("embedding", 6, 7), ("embedding", 7, 7)]
     assert result[1:4] == (7, [], 7)
@@ -79,12 +98,19 @@ def test_the_embedded_network_is_the_default(tmp_path: Path) -> None:
     write_images(tmp_path / "photos", {"a": 2}, size=(40, 40))
     result = embed_folder(tmp_path / "photos", tmp_path / "x.parquet")
     key = result.key
-    assert (key.network, key.image_size, key.precision, key.width) == ("tf_efficientnet_lite0", 224, "float16", 1280)
+    assert (key.network, key.image_size, key.precision, key.width) == (
+        "tf_efficientnet_lite0",
+        224,
+        "float16",
+        1280,
+    )
     first, second = (np.array(row) for row in rows_of(result.path).values())
     assert 0 < np.abs(first - second).mean() < np.abs(first).mean()  # two images of the same kind
 
 
-def test_after_a_stop_only_what_is_missing_is_embedded(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_stop_only_what_is_missing_is_embedded(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = embed_folder(photos, tmp_path / "whole.parquet", TINY).path
     monkeypatch.setattr(embedding_table, "PART", 3)
     monkeypatch.setattr(embedding_table, "GROUP", 2)
@@ -122,19 +148,26 @@ def test_parts_of_other_settings_are_refused_until_told_to_overwrite(
     with pytest.raises(KeyboardInterrupt):
         embed_folder(photos, tmp_path / "x.parquet", TINY, progress=interrupted_after(3))
     other = EmbedConfig(model="test_resnet", pretrained="none", image_size=64)
-    with pytest.raises(DataError, match=r"x.parquet.parts holds parts .* its image_size is 32 and not 64\. .* begin again"):
+    with pytest.raises(
+        DataError,
+        match=r"x.parquet.parts holds parts .* its image_size is 32 and not 64\. .* begin again",
+    ):
         embed_folder(photos, tmp_path / "x.parquet", other)
     assert embed_folder(photos, tmp_path / "x.parquet", other, overwrite=True).made == 7
     assert leftovers(tmp_path) == []
 
 
-def test_a_damaged_part_is_named(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_part_is_named(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(embedding_table, "PART", 3)
     with pytest.raises(KeyboardInterrupt):
         embed_folder(photos, tmp_path / "x.parquet", TINY, progress=interrupted_after(3))
     part = next((tmp_path / "x.parquet.parts").glob("part-*.parquet"))
     part.write_bytes(part.read_bytes()[:50])
-    with pytest.raises(DataError, match=rf"{part.name} cannot be read as Parquet: .*Delete that file"):
+    with pytest.raises(
+        DataError, match=rf"{part.name} cannot be read as Parquet: .*Delete that file"
+    ):
         embed_folder(photos, tmp_path / "x.parquet", TINY)
 
 
@@ -144,17 +177,25 @@ def test_a_finished_table_is_left_alone_while_nothing_changed(photos: Path, tmp_
     before = out.stat().st_mtime_ns
     again = embed_folder(photos, out, TINY)
     assert (again.rows, again.made, out.stat().st_mtime_ns) == (first.rows, None, before)
-    with pytest.raises(DataError, match=r"made otherwise: its precision is 'float16' and not 'float32'\. Ask to overwrite it"):
+    with pytest.raises(
+        DataError,
+        match=r"made otherwise: its precision is 'float16' and not 'float32'\. Ask to overwrite it",
+    ):
         embed_folder(photos, out, EmbedConfig(**asdict(TINY) | {"precision": "float32"}))
     (photos / "b/3.png").unlink()
-    with pytest.raises(DataError, match="with 7 rows, and was made of other images: some were added, taken away or changed"):
+    with pytest.raises(
+        DataError,
+        match="with 7 rows, and was made of other images: some were added, taken away or changed",
+    ):
         embed_folder(photos, out, TINY)
     assert embed_folder(photos, out, TINY, overwrite=True).rows == 6
 
 
 def test_a_file_that_is_no_table_of_ours_is_not_touched(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.parquet"
-    parquet.write_table(parquet.read_table(embed_folder(photos, out, TINY).path).replace_schema_metadata({}), out)
+    parquet.write_table(
+        parquet.read_table(embed_folder(photos, out, TINY).path).replace_schema_metadata({}), out
+    )
     with pytest.raises(DataError, match="was not made by semigpc embed"):
         embed_folder(photos, out, TINY)
     out.write_text("precious")
@@ -170,12 +211,19 @@ def in_onnx_runtime_always(monkeypatch: pytest.MonkeyPatch) -> None:
 def announced(photos: Path, out: Path, config: EmbedConfig = TINY) -> str:
     """Embed, and return the line with the number of images, the network and the engine."""
     lines: list[str] = []
-    embed_folder(photos, out, config, progress=lambda stage, _, total: lines.append(stage) if total == 0 else None)
+    embed_folder(
+        photos,
+        out,
+        config,
+        progress=lambda stage, _, total: lines.append(stage) if total == 0 else None,
+    )
     (line,) = lines
     return line
 
 
-def test_onnx_runtime_and_torch_give_the_same_rows(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_runtime_and_torch_give_the_same_rows(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = EmbedConfig(**asdict(TINY) | {"precision": "float32"})
     assert " on torch, about " in announced(photos, tmp_path / "x.parquet", config)
     in_onnx_runtime_always(monkeypatch)
@@ -196,10 +244,14 @@ def test_the_embedded_network_is_the_same_in_onnx_runtime() -> None:
     assert network.accelerate() is None
     assert network.engine == "ONNX Runtime"
     assert (network.embed(pixels) - expected).abs().max() <= 1e-3 * expected.square().mean().sqrt()
-    assert torch.allclose(network.embed(pixels[2:3])[0], expected[2], rtol=1e-3, atol=1e-3)  # any number of images
+    assert torch.allclose(
+        network.embed(pixels[2:3])[0], expected[2], rtol=1e-3, atol=1e-3
+    )  # any number of images
 
 
-def test_without_onnx_runtime_torch_embeds_with_a_note(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnx_runtime_torch_embeds_with_a_note(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_onnx_runtime_always(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(encoder, "ONNX_PACKAGES", ("onnx", "onnxruntime_of_nowhere"))
@@ -210,7 +262,9 @@ def test_without_onnx_runtime_torch_embeds_with_a_note(photos: Path, tmp_path: P
     )
 
 
-def test_an_onnx_form_that_differs_is_not_used(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_onnx_form_that_differs_is_not_used(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_onnx_runtime_always(monkeypatch)
     honest = encoder.open_onnx
 
@@ -234,17 +288,23 @@ def test_a_network_without_onnx_form_is_embedded_by_torch(
 
     in_onnx_runtime_always(monkeypatch)
     monkeypatch.setattr(embed, "build_model", lambda *_: SimpleNamespace(backbone=Moody()))
-    assert "which is faster: the network cannot be traced: " in announced(photos, tmp_path / "x.parquet")
+    assert "which is faster: the network cannot be traced: " in announced(
+        photos, tmp_path / "x.parquet"
+    )
     assert len(rows_of(tmp_path / "x.parquet")) == 7
 
 
-def test_an_exporter_that_fails_leaves_the_work_to_torch(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exporter_that_fails_leaves_the_work_to_torch(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise ImportError("onnxscript is too old")
 
     in_onnx_runtime_always(monkeypatch)
     monkeypatch.setattr(encoder, "write_onnx", broken)
-    assert announced(photos, tmp_path / "x.parquet").endswith("which is faster: ImportError: onnxscript is too old.")
+    assert announced(photos, tmp_path / "x.parquet").endswith(
+        "which is faster: ImportError: onnxscript is too old."
+    )
     assert len(rows_of(tmp_path / "x.parquet")) == 7
 
 
@@ -264,14 +324,24 @@ def test_embeddings_that_do_not_fit_in_sixteen_bits_are_an_error(
 ) -> None:
     monkeypatch.setattr(Network, "embed", lambda _self, pixels: torch.full((len(pixels), 4), 1e6))
     with pytest.raises(
-        DataError, match=r"The embeddings of test_resnet contain NaN or infinity in float16\. Try precision float32\."
+        DataError,
+        match=r"The embeddings of test_resnet contain NaN or infinity in float16\. Try precision float32\.",
     ):
         embed_folder(photos, tmp_path / "x.parquet", TINY)
-    assert embed_folder(photos, tmp_path / "y.parquet", EmbedConfig(**asdict(TINY) | {"precision": "float32"})).rows == 7
+    assert (
+        embed_folder(
+            photos, tmp_path / "y.parquet", EmbedConfig(**asdict(TINY) | {"precision": "float32"})
+        ).rows
+        == 7
+    )
 
 
-def test_no_images_no_folder_and_no_place_to_write(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(words: str, folder: Path = photos, out: Path = tmp_path / "x.parquet") -> EmbedResult | None:
+def test_no_images_no_folder_and_no_place_to_write(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(
+        words: str, folder: Path = photos, out: Path = tmp_path / "x.parquet"
+    ) -> EmbedResult | None:
         with pytest.raises((DataError, WriteError), match=words):
             embed_folder(folder, out, TINY)
         return None
@@ -291,22 +361,35 @@ def test_no_images_no_folder_and_no_place_to_write(photos: Path, tmp_path: Path,
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(parquet, "write_table", full)
-    wrong(r"part-\w+.parquet could not be written: the disk is full \(.* MB free in .*Make room, or choose another place")
+    wrong(
+        r"part-\w+.parquet could not be written: the disk is full \(.* MB free in .*Make room, or choose another place"
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model": "test_resnte"}, "The network cannot be built: unknown model 'test_resnte'; did you mean 'test_resnet'"),
-        ({"pretrained": "embedded"}, "the embedded weights are those of tf_efficientnet_lite0; got test_resnet"),
+        (
+            {"model": "test_resnte"},
+            "The network cannot be built: unknown model 'test_resnte'; did you mean 'test_resnet'",
+        ),
+        (
+            {"pretrained": "embedded"},
+            "the embedded weights are those of tf_efficientnet_lite0; got test_resnet",
+        ),
         ({"pretrained": "nowhere.pth"}, "nowhere.pth"),
-        ({"model": "test_vit", "image_size": 31}, "test_vit cannot see images of 31 x 31 pixels|cannot be built"),
+        (
+            {"model": "test_vit", "image_size": 31},
+            "test_vit cannot see images of 31 x 31 pixels|cannot be built",
+        ),
         ({"precision": "float64"}, "precision must be float16 or float32; got 'float64'"),
         ({"image_size": 1}, "at least 2 pixels; got 1"),
         ({"batch": 0}, "batch must be 1 or more"),
     ],
 )
-def test_settings_that_cannot_be(photos: Path, tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+def test_settings_that_cannot_be(
+    photos: Path, tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
     with pytest.raises(DataError, match=words):
         embed_folder(photos, tmp_path / "x.parquet", EmbedConfig(**asdict(TINY) | settings))
     assert leftovers(tmp_path) == []
@@ -314,4 +397,7 @@ def test_settings_that_cannot_be(photos: Path, tmp_path: Path, settings: dict[st
 
 def test_a_network_of_fixed_size_is_built_for_the_size_asked_for() -> None:
     assert Network("test_vit", "none", None).image_size == 160
-    assert Network("test_vit", "none", 64).embed(np.zeros((1, 64, 64, 3), np.uint8)).shape == (1, 64)
+    assert Network("test_vit", "none", 64).embed(np.zeros((1, 64, 64, 3), np.uint8)).shape == (
+        1,
+        64,
+    )

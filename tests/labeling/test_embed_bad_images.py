@@ -1,4 +1,6 @@
-"""Images that cannot be read, or look as if they could not: found, told and left out, or embedded all the same."""
+"""Images that cannot be read, or look as if they could not: found, told and left out, or embedded
+all the same.
+"""
 
 from pathlib import Path
 
@@ -32,14 +34,24 @@ def spoil(photos: Path, outside: Path) -> None:
 def test_all_bad_images_are_found_before_any_is_told(photos: Path, tmp_path: Path) -> None:
     spoil(photos, tmp_path / "outside.png")
     out = tmp_path / "x.parquet"
-    with pytest.raises(ImageError, match=r"4 of 13 images cannot be read \(a/text.jpg: cannot identify image file; b/cut.jp"):
+    with pytest.raises(
+        ImageError,
+        match=r"4 of 13 images cannot be read \(a/text.jpg: cannot identify image file; b/cut.jp",
+    ):
         embed_folder(photos, out, TINY)
     assert not out.exists()
-    told = dict(line.split("\t") for line in (tmp_path / "x.parquet.bad.txt").read_text().splitlines())
+    told = dict(
+        line.split("\t") for line in (tmp_path / "x.parquet.bad.txt").read_text().splitlines()
+    )
     assert list(told) == ["a/text.jpg", "b/cut.jpg", "huge.ppm", "link.png"]
     assert "truncated" in told["b/cut.jpg"]
-    assert told["huge.ppm"].startswith("has 400000000 pixels, and 178000000 is the most. Make it smaller")
-    assert told["link.png"] == f"a link that leads out of the folder, to {tmp_path / 'outside.png'} (--follow-links permits it)"
+    assert told["huge.ppm"].startswith(
+        "has 400000000 pixels, and 178000000 is the most. Make it smaller"
+    )
+    assert (
+        told["link.png"]
+        == f"a link that leads out of the folder, to {tmp_path / 'outside.png'} (--follow-links permits it)"
+    )
 
     skipped = embed_folder(photos, out, TINY, skip_bad=True)
     assert (skipped.rows, skipped.made, [name for name, _ in skipped.bad]) == (9, 0, list(told))
@@ -62,12 +74,16 @@ def test_images_that_were_mended_are_taken_up(photos: Path, tmp_path: Path) -> N
 def test_a_folder_of_nothing_but_bad_images_is_an_error_in_any_case(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.jpg").write_text("no image")
-    with pytest.raises(ImageError, match=r"None of the 1 images can be read \(a.jpg: cannot identify image file\)"):
+    with pytest.raises(
+        ImageError, match=r"None of the 1 images can be read \(a.jpg: cannot identify image file\)"
+    ):
         embed_folder(tmp_path / "photos", tmp_path / "x.parquet", TINY, skip_bad=True)
 
 
 def test_a_large_image_is_welcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # from which on Pillow warns; it refuses twice as many
+    monkeypatch.setattr(
+        Image, "MAX_IMAGE_PIXELS", 1000
+    )  # from which on Pillow warns; it refuses twice as many
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (40, 40)).save(tmp_path / "photos/large.png")
     Image.new("RGB", (1500, 1)).save(tmp_path / "photos/thin.png")

@@ -1,4 +1,6 @@
-"""Evidence comes from labels that the judging model did not see, and wrong labels are found among the given ones."""
+"""Evidence comes from labels that the judging model did not see, and wrong labels are found among
+the given ones.
+"""
 
 import json
 from pathlib import Path
@@ -22,7 +24,9 @@ class Problem(NamedTuple):
     unlabeled: NDArray[Any]
 
 
-def problem(counts: tuple[int, ...] = (24, 12, 6), *, apart: float = 6.0, unlabeled: int = 60, seed: int = 0) -> Problem:
+def problem(
+    counts: tuple[int, ...] = (24, 12, 6), *, apart: float = 6.0, unlabeled: int = 60, seed: int = 0
+) -> Problem:
     """Groups of points; every unlabelled class is equally common, whatever the labels say."""
     rng = np.random.default_rng(seed)
     centres = apart * np.eye(3, 4)
@@ -31,7 +35,9 @@ def problem(counts: tuple[int, ...] = (24, 12, 6), *, apart: float = 6.0, unlabe
     return Problem(
         (centres[codes] + rng.normal(size=(len(codes), 4))).astype(np.float32),
         NAMES[codes],
-        (centres[others] + rng.normal(size=(unlabeled, 4))).astype(np.float32).reshape(unlabeled, 4),
+        (centres[others] + rng.normal(size=(unlabeled, 4)))
+        .astype(np.float32)
+        .reshape(unlabeled, 4),
     )
 
 
@@ -52,7 +58,11 @@ class Gathered(NamedTuple):
 def easy() -> Gathered:
     given, steps = problem(), []
     found = gather_evidence(
-        fitted(given), given.x, given.labels, given.unlabeled, progress=lambda done, total: steps.append((done, total))
+        fitted(given),
+        given.x,
+        given.labels,
+        given.unlabeled,
+        progress=lambda done, total: steps.append((done, total)),
     )
     assert found is not None
     return Gathered(found, steps)
@@ -64,7 +74,11 @@ def test_classes_that_lie_apart_are_found_again(easy: Gathered) -> None:
     assert found["folds"] == 5
     assert found["hyper_parameters"] == "of all labels"
     assert found["balanced_accuracy"]["value"] > 0.95
-    assert found["balanced_accuracy"]["low"] < found["balanced_accuracy"]["value"] <= found["balanced_accuracy"]["high"]
+    assert (
+        found["balanced_accuracy"]["low"]
+        < found["balanced_accuracy"]["value"]
+        <= found["balanced_accuracy"]["high"]
+    )
     assert [row["class"] for row in found["per_class"]] == NAMES.tolist()
     assert [row["given"] for row in found["per_class"]] == [24, 12, 6]
 
@@ -110,7 +124,9 @@ def test_the_chosen_threshold_is_the_models_own() -> None:
     assert chosen["coverage"] < found["curve"][0]["coverage"]
     assert chosen["low"] < chosen["precision"] <= chosen["high"]
     assert found["confusions"]
-    assert sum(pair["count"] for pair in found["confusions"]) == round((1 - found["accuracy"]["value"]) * found["held_out"])
+    assert sum(pair["count"] for pair in found["confusions"]) == round(
+        (1 - found["accuracy"]["value"]) * found["held_out"]
+    )
 
 
 def test_labels_that_mean_nothing_have_evidence_that_says_so() -> None:
@@ -146,7 +162,9 @@ def test_held_out_labels_are_predicted_as_by_a_model_that_never_had_them() -> No
     left = model.leave_one_out(folds)
     for fold in range(4):
         kept = np.where(folds == fold, np.array(None), given.labels)
-        other = SemiGPClassifier(**model.get_params()).fit(rows, np.concatenate([kept, [None] * len(given.unlabeled)]))
+        other = SemiGPClassifier(**model.get_params()).fit(
+            rows, np.concatenate([kept, [None] * len(given.unlabeled)])
+        )
         out = given.x[folds == fold]
         assert (other.predict(out) == model.classes_[left.decided[folds == fold]]).all()
         assert other.predict_proba(out) == pytest.approx(left.proba[folds == fold], abs=1e-5)
@@ -167,10 +185,15 @@ def test_peers_are_compared_on_a_share_of_very_many_labels(monkeypatch: pytest.M
     ("labels", "words"),
     [
         (["a"] * 30, "All labels are of one class"),
-        (["a", "a", "b", "b", "c"], "Only 4 of the 5 given labels could be held out, as each class must keep one; it takes 10"),
+        (
+            ["a", "a", "b", "b", "c"],
+            "Only 4 of the 5 given labels could be held out, as each class must keep one; it takes 10",
+        ),
     ],
 )
-def test_too_few_labels_make_no_evidence_and_a_sentence_says_why(labels: list[str], words: str) -> None:
+def test_too_few_labels_make_no_evidence_and_a_sentence_says_why(
+    labels: list[str], words: str
+) -> None:
     given = np.array(labels, dtype=object)
     assert too_few(given).startswith(words)
     x = np.zeros((len(labels), 2), dtype=np.float32)
@@ -210,7 +233,9 @@ def left_out(codes: list[int], proba: list[float]) -> LeftOutLabels:
 
 
 def test_a_label_of_a_small_class_is_suspected_before_one_of_a_large_class() -> None:
-    assert suspicion(left_out([0] * 8 + [1] * 2, [0.5, 0.5])) == pytest.approx(np.repeat([0.2, 0.8], (8, 2)))
+    assert suspicion(left_out([0] * 8 + [1] * 2, [0.5, 0.5])) == pytest.approx(
+        np.repeat([0.2, 0.8], (8, 2))
+    )
 
 
 def test_suspicion_compares_the_given_class_with_the_most_probable_other_one() -> None:

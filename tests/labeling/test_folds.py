@@ -50,7 +50,9 @@ def test_all_right_is_not_taken_for_certainty_and_nothing_counted_is_no_share() 
 def test_the_interval_holds_the_truth_nineteen_times_in_twenty() -> None:
     hits = np.random.default_rng(0).binomial(30, 0.9, 2000)
     covered = [
-        low <= 0.9 <= high for _, low, high in (wilson(int(h), 30) for h in hits) if low is not None and high is not None
+        low <= 0.9 <= high
+        for _, low, high in (wilson(int(h), 30) for h in hits)
+        if low is not None and high is not None
     ]
     assert 0.92 < np.mean(covered) < 0.98
 

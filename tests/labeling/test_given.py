@@ -18,13 +18,19 @@ def csv_file(folder: Path, text: str) -> Path:
 
 
 def test_labels_by_id_and_what_counts_as_none(tmp_path: Path) -> None:
-    path = csv_file(tmp_path, "id,label,by\n007,cat,me\nb, dog ,\nc,,\nd,-1,\ne,nan,\nb,dog,you\nf,-1.0,\n")
+    path = csv_file(
+        tmp_path, "id,label,by\n007,cat,me\nb, dog ,\nc,,\nd,-1,\ne,nan,\nb,dog,you\nf,-1.0,\n"
+    )
     assert read_label_table(path, "id") == {"007": "cat", "b": "dog"}
 
 
 def test_the_column_of_ids_may_have_the_name_of_the_data_or_a_usual_one(tmp_path: Path) -> None:
     path = csv_file(tmp_path, "key,file_name,id,label\n1,2,3,cat\n")
-    assert [list(read_label_table(path, name)) for name in ("key", "id", "row")] == [["1"], ["3"], ["2"]]
+    assert [list(read_label_table(path, name)) for name in ("key", "id", "row")] == [
+        ["1"],
+        ["3"],
+        ["2"],
+    ]
 
 
 def test_parquet_labels_of_any_type(tmp_path: Path) -> None:
@@ -36,7 +42,10 @@ def test_parquet_labels_of_any_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("name,label\na,cat\n", "must have a column of ids, called 'key' or 'file_name' or 'id'; it has 'name', 'label'"),
+        (
+            "name,label\na,cat\n",
+            "must have a column of ids, called 'key' or 'file_name' or 'id'; it has 'name', 'label'",
+        ),
         ("id,lable\na,cat\n", r"no column 'label'.* Did you mean 'lable'\?"),
         ("id;label\na;cat\n", "separate columns by commas"),
         ("id,label\na,cat\na,dog\nb,cat\n", "for 1 of its ids: 'a' has cat and dog. Keep one row"),
@@ -52,10 +61,12 @@ def test_tables_that_cannot_be_meant_are_refused(tmp_path: Path, text: str, word
 def test_a_path_that_leaves_the_folder_of_images_is_refused(tmp_path: Path) -> None:
     for name, words in (("../x.jpg", "leads out of the root"), ("/x.jpg", "absolute path")):
         with pytest.raises(DataError, match=words):
-            read_label_table(csv_file(tmp_path, f"file_name,label\n{name},cat\n"), "file_name", images=True)
-    assert read_label_table(csv_file(tmp_path, "file_name,label\n./a/x.jpg,cat\n"), "file_name", images=True) == {
-        "a/x.jpg": "cat"
-    }
+            read_label_table(
+                csv_file(tmp_path, f"file_name,label\n{name},cat\n"), "file_name", images=True
+            )
+    assert read_label_table(
+        csv_file(tmp_path, "file_name,label\n./a/x.jpg,cat\n"), "file_name", images=True
+    ) == {"a/x.jpg": "cat"}
 
 
 def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
@@ -82,11 +93,18 @@ def test_labels_are_matched_as_rows_go_by_and_the_rest_is_told() -> None:
 
 def test_a_table_for_people_holds_any_name_and_is_read_back(tmp_path: Path) -> None:
     path, names = tmp_path / "table.csv", ["x\r=cmd", "a\nb", "=1+1", "'=1", 'quo"te', "plain"]
-    write_hand_table(path, ["id", "label", "truth"], [(f"row {i}", name, "") for i, name in enumerate(names)], blank="truth")
+    write_hand_table(
+        path,
+        ["id", "label", "truth"],
+        [(f"row {i}", name, "") for i, name in enumerate(names)],
+        blank="truth",
+    )
     assert list(read_label_table(path, "id").values()) == names
     path.unlink()
     path.mkdir()
-    with pytest.raises(DataError, match=r"table\.csv is a folder or a pipe, and no table\. Move it away"):
+    with pytest.raises(
+        DataError, match=r"table\.csv is a folder or a pipe, and no table\. Move it away"
+    ):
         write_hand_table(path, ["id"], [], blank="id")
     with pytest.raises(DataError, match=r"must be a file; .*table\.csv is a folder"):
         read_label_table(path, "id")

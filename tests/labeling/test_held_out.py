@@ -5,12 +5,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semigpc.labeling.evidence import HeldOut, accepted, balanced_recall, confusions, per_class, reliability, thresholds
+from semigpc.labeling.evidence import (
+    HeldOut,
+    accepted,
+    balanced_recall,
+    confusions,
+    per_class,
+    reliability,
+    thresholds,
+)
 
 NAMES = np.array(["ant", "bee", "cat"])
 
 
-def held(codes: list[int], predicted: list[int], confidence: list[float], **changes: Any) -> HeldOut:
+def held(
+    codes: list[int], predicted: list[int], confidence: list[float], **changes: Any
+) -> HeldOut:
     n = len(codes)
     known = {
         "open": np.zeros(n, dtype=bool),
@@ -21,7 +31,12 @@ def held(codes: list[int], predicted: list[int], confidence: list[float], **chan
 
 
 def test_a_threshold_accepts_what_is_confident_and_no_outlier() -> None:
-    some = held([0, 0, 1, 1], [0, 1, 1, 1], [0.9, 0.5, 0.7, 0.95], open=np.array([False, False, False, True]))
+    some = held(
+        [0, 0, 1, 1],
+        [0, 1, 1, 1],
+        [0.9, 0.5, 0.7, 0.95],
+        open=np.array([False, False, False, True]),
+    )
     found = accepted(some, np.full(3, 0.6))
     assert found["accepted"] == 2
     assert found["coverage"] == pytest.approx(0.5)
@@ -68,7 +83,10 @@ def test_pairs_that_are_confused_come_with_their_share_of_the_class() -> None:
 
 
 def test_a_class_that_was_never_held_out_has_no_recall() -> None:
-    rows = {row["class"]: row for row in per_class(held([0, 0, 1], [0, 1, 1], [0.5] * 3), np.array([0, 0, 1, 2]), NAMES)}
+    rows = {
+        row["class"]: row
+        for row in per_class(held([0, 0, 1], [0, 1, 1], [0.5] * 3), np.array([0, 0, 1, 2]), NAMES)
+    }
     assert rows["ant"]["recall"] == pytest.approx(0.5)
     assert rows["bee"]["precision"] == pytest.approx(0.5)
     assert rows["cat"]["recall"] is None

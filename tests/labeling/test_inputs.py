@@ -28,18 +28,38 @@ def wanted(tmp_path: Path) -> LabelSettings:
     (tmp_path / "photos" / "sub").mkdir(parents=True)
     for i in range(24):
         name, colour = ("red", "blue")[i % 2], COLOURS[("red", "blue")[i % 2]]
-        pixels = np.clip(np.array(colour) + rng.integers(-30, 30, (12, 12, 3)), 0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / ("sub" if i % 3 else ".") / f"{name} {i:02d}.png")
-    names = sorted(path.relative_to(tmp_path / "photos").as_posix() for path in (tmp_path / "photos").rglob("*.png"))
-    given = {name: colour for colour in COLOURS for name in [name for name in names if colour in name][:4]}
+        pixels = np.clip(np.array(colour) + rng.integers(-30, 30, (12, 12, 3)), 0, 255).astype(
+            np.uint8
+        )
+        Image.fromarray(pixels).save(
+            tmp_path / "photos" / ("sub" if i % 3 else ".") / f"{name} {i:02d}.png"
+        )
+    names = sorted(
+        path.relative_to(tmp_path / "photos").as_posix()
+        for path in (tmp_path / "photos").rglob("*.png")
+    )
+    given = {
+        name: colour
+        for colour in COLOURS
+        for name in [name for name in names if colour in name][:4]
+    }
     labels = write_labels(tmp_path / "labels.csv", given, "file_name")
     out = tmp_path / "out"
-    return LabelSettings(data=tmp_path / "photos", labels=labels, out=out, report=False, embed=TINY, target_precision=None)
+    return LabelSettings(
+        data=tmp_path / "photos",
+        labels=labels,
+        out=out,
+        report=False,
+        embed=TINY,
+        target_precision=None,
+    )
 
 
-def test_images_are_embedded_and_labelled(wanted: LabelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_embedded_and_labelled(
+    wanted: LabelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stages: list[str] = []
-    summary = label_data(wanted, progress=lambda stage, done, total: stages.append(stage))  # noqa: ARG005
+    summary = label_data(wanted, progress=lambda stage, done, total: stages.append(stage))
     prepare, line, *others = dict.fromkeys(stages)
     assert prepare == "preparing test_resnet"
     assert " images at 32 px with test_resnet on torch, about " in line
@@ -48,17 +68,24 @@ def test_images_are_embedded_and_labelled(wanted: LabelSettings, monkeypatch: py
     rows = parquet.read_table(wanted.out / "labels.parquet").to_pylist()
     assert len(rows) == 24
     assert all(row["label"] in row["file_name"] for row in rows)
-    assert '"image": "/data/local-files/?d=photos/' in (wanted.out / "label_studio.json").read_text()
+    assert (
+        '"image": "/data/local-files/?d=photos/' in (wanted.out / "label_studio.json").read_text()
+    )
     project = Project.open(wanted.out)
     assert project.image(0) == wanted.data.resolve() / project.ids[0]
     wanted.out.rename(wanted.out.with_name("moved"))  # the embeddings move along
-    assert Project.open(wanted.out.with_name("moved")).embeddings(np.array([1])).shape == (1, summary["width"])
+    assert Project.open(wanted.out.with_name("moved")).embeddings(np.array([1])).shape == (
+        1,
+        summary["width"],
+    )
     wanted.out.with_name("moved").rename(wanted.out)
     monkeypatch.setattr("semigpc.labeling.label.scan", None)
     assert label_data(wanted) == summary
 
 
-def test_labels_are_checked_before_the_network_is_put_to_work(wanted: LabelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_are_checked_before_the_network_is_put_to_work(
+    wanted: LabelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(inputs_module, "embed_folder", None)
     assert wanted.labels is not None
     for content, words in (
@@ -93,7 +120,9 @@ def test_images_that_cannot_be_read(wanted: LabelSettings) -> None:
 def test_another_network_is_refused_unless_overwritten(wanted: LabelSettings) -> None:
     label_data(wanted)
     other = replace(wanted, embed=replace(TINY, image_size=40))
-    with pytest.raises(DataError, match=r"network is \['test_resnet', 'none', 32, 'float16'\] there"):
+    with pytest.raises(
+        DataError, match=r"network is \['test_resnet', 'none', 32, 'float16'\] there"
+    ):
         label_data(other)
     assert label_data(other, overwrite=True)["rows"] == 24
 

@@ -19,7 +19,18 @@ from semigpc.labeling import label as label_module
 from semigpc.labeling.label import label_data
 from semigpc.labeling.outputs import COLUMNS, Labeller
 from semigpc.labeling.project import Project
-from tests.labeling.samples import CLASSES, IDS, KINDS, LABELS, TRUTH, X, labels_of, settings, write, write_labels
+from tests.labeling.samples import (
+    CLASSES,
+    IDS,
+    KINDS,
+    LABELS,
+    TRUTH,
+    X,
+    labels_of,
+    settings,
+    write,
+    write_labels,
+)
 
 
 @pytest.fixture
@@ -33,10 +44,15 @@ def test_every_row_has_its_label_in_the_order_of_the_data(usual: Path) -> None:
     assert table.column("id").to_pylist() == IDS
     rows = table.to_pylist()
     given = [row for row in rows if row["id"] in LABELS]
-    assert all((row["label"], row["confidence"], row["status"]) == (LABELS[row["id"]], 1.0, "labelled") for row in given)
+    assert all(
+        (row["label"], row["confidence"], row["status"]) == (LABELS[row["id"]], 1.0, "labelled")
+        for row in given
+    )
     rest = [row for row in rows if row["id"] not in LABELS]
     assert {row["status"] for row in rest} <= {"pseudo", "abstained", "outlier"}
-    right = [row["label"] == TRUTH[IDS.index(row["id"])] for row in rest if row["status"] == "pseudo"]
+    right = [
+        row["label"] == TRUTH[IDS.index(row["id"])] for row in rest if row["status"] == "pseudo"
+    ]
     assert len(right) > 150
     assert np.mean(right) > 0.9
     assert all(0 <= row["variance"] <= 1 and row["label"] in CLASSES for row in rows)
@@ -44,7 +60,12 @@ def test_every_row_has_its_label_in_the_order_of_the_data(usual: Path) -> None:
 
 
 def test_reasons_are_rows_with_a_label_of_their_own(usual: Path) -> None:
-    labels = dict(zip(*(labels_of(usual / "out").column(name).to_pylist() for name in ("id", "label")), strict=True))
+    labels = dict(
+        zip(
+            *(labels_of(usual / "out").column(name).to_pylist() for name in ("id", "label")),
+            strict=True,
+        )
+    )
     for row in labels_of(usual / "out").to_pylist():
         weights = [abs(reason["weight"]) for reason in row["reasons"]]
         assert len(weights) == 3
@@ -56,20 +77,31 @@ def test_csv_and_parquet_say_the_same(usual: Path) -> None:
     with (usual / "out" / "labels.csv").open(newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file))
     for row, expected in zip(found, labels_of(usual / "out").to_pylist(), strict=True):
-        assert (row["id"], row["label"], row["status"]) == (expected["id"], expected["label"], expected["status"])
+        assert (row["id"], row["label"], row["status"]) == (
+            expected["id"],
+            expected["label"],
+            expected["status"],
+        )
         assert float(row["confidence"]) == pytest.approx(expected["confidence"], rel=1e-5)
         assert float(row["variance"]) == pytest.approx(expected["variance"], rel=1e-5)
         reasons = json.loads(row["reasons"])
-        assert [reason["id"] for reason in reasons] == [reason["id"] for reason in expected["reasons"]]
+        assert [reason["id"] for reason in reasons] == [
+            reason["id"] for reason in expected["reasons"]
+        ]
         assert [reason["weight"] for reason in reasons] == pytest.approx(
             [reason["weight"] for reason in expected["reasons"]], rel=1e-5
         )
 
 
 def test_the_summary_counts_what_the_table_holds(usual: Path) -> None:
-    summary, table = json.loads((usual / "out" / "summary.json").read_text()), labels_of(usual / "out")
+    summary, table = (
+        json.loads((usual / "out" / "summary.json").read_text()),
+        labels_of(usual / "out"),
+    )
     status, label = table.column("status").to_pylist(), table.column("label").to_pylist()
-    assert summary["statuses"] == {name: status.count(name) for name in ("labelled", "pseudo", "abstained", "outlier")}
+    assert summary["statuses"] == {
+        name: status.count(name) for name in ("labelled", "pseudo", "abstained", "outlier")
+    }
     assert summary["classes"] == list(CLASSES)
     assert summary["given"] == [12, 12, 12]
     pseudo = [name for name, what in zip(label, status, strict=True) if what == "pseudo"]
@@ -99,15 +131,19 @@ def test_the_size_of_a_shard_does_not_matter(usual: Path, tmp_path: Path, shard:
     for name in ("id", "label", "status"):
         assert found.column(name).equals(expected.column(name))
     for name in ("confidence", "variance"):
-        np.testing.assert_allclose(found.column(name).to_numpy(), expected.column(name).to_numpy(), atol=2e-5)
+        np.testing.assert_allclose(
+            found.column(name).to_numpy(), expected.column(name).to_numpy(), atol=2e-5
+        )
 
 
-def test_a_stopped_run_goes_on_and_ends_the_same(usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on_and_ends_the_same(
+    usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = settings(usual, out=tmp_path / "whole", shard=50)
     label_data(whole)
     stopped = settings(usual, out=tmp_path / "stopped", shard=50)
 
-    def stop(stage: str, done: int, total: int | None) -> None:  # noqa: ARG001
+    def stop(stage: str, done: int, total: int | None) -> None:
         if stage == "labelling" and done == 150:
             raise KeyboardInterrupt
 
@@ -130,7 +166,9 @@ def test_a_stopped_run_goes_on_and_ends_the_same(usual: Path, tmp_path: Path, mo
     label_data(stopped)
     assert made == [150, 200, 250]
     for name in ("labels.parquet", "labels.csv", "label_studio.json", "label_studio.xml"):
-        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "stopped" / name).read_bytes() == (
+            tmp_path / "whole" / name
+        ).read_bytes()
 
 
 @pytest.mark.slow
@@ -152,11 +190,16 @@ label_data(LabelSettings(data=data, labels=labels, out=out, report=False, shard=
     assert done.returncode == -signal.SIGKILL
     with pytest.raises(DataError, match="is not complete"):
         Project.open(tmp_path / "out")
-    killed, whole = settings(usual, out=tmp_path / "out", shard=50), settings(usual, out=tmp_path / "whole", shard=50)
+    killed, whole = (
+        settings(usual, out=tmp_path / "out", shard=50),
+        settings(usual, out=tmp_path / "whole", shard=50),
+    )
     assert len(list((tmp_path / "out" / "parts").glob("*.parquet"))) == 4
     label_data(killed)
     label_data(whole)
-    assert (tmp_path / "out" / "labels.parquet").read_bytes() == (tmp_path / "whole" / "labels.parquet").read_bytes()
+    assert (tmp_path / "out" / "labels.parquet").read_bytes() == (
+        tmp_path / "whole" / "labels.parquet"
+    ).read_bytes()
 
 
 def test_a_finished_folder_answers_at_once(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,14 +209,18 @@ def test_a_finished_folder_answers_at_once(usual: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", ["labels.parquet", "labels.csv", "summary.json"])
-def test_an_output_that_is_not_as_it_was_written_is_made_again_and_kept(tmp_path: Path, name: str) -> None:
+def test_an_output_that_is_not_as_it_was_written_is_made_again_and_kept(
+    tmp_path: Path, name: str
+) -> None:
     label_data(settings(tmp_path))
     path = tmp_path / "out" / name
     before = path.read_bytes()
     damaged = before[:-20] + bytes(20)
     path.write_bytes(damaged)
     summary = label_data(settings(tmp_path))
-    assert f"{name} was not as it had been written; it is kept as {name}.changed." in summary["notes"]
+    assert (
+        f"{name} was not as it had been written; it is kept as {name}.changed." in summary["notes"]
+    )
     assert (tmp_path / "out" / f"{name}.changed").read_bytes() == damaged
     if name != "summary.json":  # which has the seconds that it took
         assert path.read_bytes() == before
@@ -184,10 +231,15 @@ def test_an_output_that_is_not_as_it_was_written_is_made_again_and_kept(tmp_path
 
 def test_other_settings_are_refused_unless_overwritten(tmp_path: Path) -> None:
     label_data(settings(tmp_path))
-    with pytest.raises(DataError, match=r"seed is 0 there and 3 here\. Give another --out, or --overwrite"):
+    with pytest.raises(
+        DataError, match=r"seed is 0 there and 3 here\. Give another --out, or --overwrite"
+    ):
         label_data(settings(tmp_path, seed=3))
     write_labels(tmp_path / "labels.csv", dict(list(LABELS.items())[:-1]))
-    changed = replace(settings(tmp_path), labels=write_labels(tmp_path / "fewer.csv", dict(list(LABELS.items())[:-1])))
+    changed = replace(
+        settings(tmp_path),
+        labels=write_labels(tmp_path / "fewer.csv", dict(list(LABELS.items())[:-1])),
+    )
     with pytest.raises(DataError, match="the labels content has changed since"):
         label_data(changed)
     assert label_data(changed, overwrite=True)["statuses"]["labelled"] == 35
@@ -212,7 +264,9 @@ def test_changed_data_are_noticed(tmp_path: Path) -> None:
 
 def test_the_aim_decides_how_much_is_labelled(usual: Path, tmp_path: Path) -> None:
     all_of_it = label_data(settings(usual, out=tmp_path / "all", target_precision=None))
-    sure = label_data(settings(usual, out=tmp_path / "sure", target_precision=None, abstain=0.999999))
+    sure = label_data(
+        settings(usual, out=tmp_path / "sure", target_precision=None, abstain=0.999999)
+    )
     assert all_of_it["statuses"]["abstained"] == all_of_it["threshold"] == 0
     assert sure["statuses"]["abstained"] > 100
     assert sure["threshold"] == pytest.approx(0.999999)

@@ -38,7 +38,11 @@ def test_images_with_predictions_and_given_labels_as_annotations() -> None:
             "status": "pseudo",
         },
         "predictions": [
-            {"model_version": "semigpc-1", "score": 0.75, "result": [choice | {"value": {"choices": ["dog & <co>"]}}]}
+            {
+                "model_version": "semigpc-1",
+                "score": 0.75,
+                "result": [choice | {"value": {"choices": ["dog & <co>"]}}],
+            }
         ],
     }
     assert "predictions" in third
@@ -56,7 +60,10 @@ def test_an_address_of_ones_own_and_rows_of_a_table() -> None:
 
 
 def test_the_interface_offers_every_class_under_the_names_that_tasks_use() -> None:
-    for studio, kind in ((LabelStudio(Path("photos"), None, "v"), "Image"), (LabelStudio(None, None, "v"), "Text")):
+    for studio, kind in (
+        (LabelStudio(Path("photos"), None, "v"), "Image"),
+        (LabelStudio(None, None, "v"), "Text"),
+    ):
         view = ElementTree.fromstring(studio.interface(["cat", 'dog & <"co">']))
         assert [choice.get("value") for choice in view.iter("Choice")] == ["cat", 'dog & <"co">']
         choices, shown = view.find("Choices"), view.find(kind)

@@ -14,7 +14,9 @@ KEY = {"seed": 0, "labels content": "abc"}
 
 def finish(out: OutFolder) -> None:
     (out.parts / "labels.csv").write_text("id,label\n")
-    write_json(out.parts / "project.json", {"key": out.key, "files": facts_of(out.parts, ["labels.csv"])})
+    write_json(
+        out.parts / "project.json", {"key": out.key, "files": facts_of(out.parts, ["labels.csv"])}
+    )
     out.publish()
 
 
@@ -79,7 +81,10 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     content = bytearray(out.part(0).read_bytes())
     content[len(content) // 3] ^= 255  # in the middle of a page
     out.part(0).write_bytes(content)
-    with pytest.raises(DataError, match=r"00000\.parquet cannot be read as Parquet: .*the same command makes it again"):
+    with pytest.raises(
+        DataError,
+        match=r"00000\.parquet cannot be read as Parquet: .*the same command makes it again",
+    ):
         out.read_part(0)
 
 
@@ -93,19 +98,27 @@ def test_labels_that_were_made_otherwise_are_not_replaced(tmp_path: Path, finish
         finish(out)
     by = r"project\.json" if finished else r"parts/key\.json"
     with pytest.raises(
-        DataError, match=rf"made otherwise: by {by}, seed is 0 there and 1 here\. Give another --out, or --over"
+        DataError,
+        match=rf"made otherwise: by {by}, seed is 0 there and 1 here\. Give another --out, or --over",
     ):
         OutFolder(tmp_path / "out", KEY | {"seed": 1}).check()
     with pytest.raises(DataError, match="the labels content has changed since"):
         OutFolder(tmp_path / "out", KEY | {"labels content": "xyz"}).check()
-    assert OutFolder(tmp_path / "out", KEY | {"labels content": "xyz"}).check(ignoring="labels content") == finished
+    assert (
+        OutFolder(tmp_path / "out", KEY | {"labels content": "xyz"}).check(
+            ignoring="labels content"
+        )
+        == finished
+    )
 
 
 def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("mine")
     (tmp_path / "reviews.jsonl").write_text("mine too")
     out = OutFolder(tmp_path, KEY)
-    with pytest.raises(DataError, match=r"holds labels\.csv, which no finished labelling says to have written"):
+    with pytest.raises(
+        DataError, match=r"holds labels\.csv, which no finished labelling says to have written"
+    ):
         out.check()
     out.begin(afresh=True)
     assert (tmp_path / "reviews.jsonl").exists()

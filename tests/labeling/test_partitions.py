@@ -29,7 +29,16 @@ from semigpc.labeling.project import Project
 from semigpc.labeling.ray import BulkFolder
 from semigpc.labeling.scan import Gathered, LabelLookup, Scan, keys_of, scan
 from semigpc.labeling.source import open_source
-from tests.labeling.partitioned import CUTS, IDS, LABELS, X, assert_same_labels, partitioned, read_labels, write_partitions
+from tests.labeling.partitioned import (
+    CUTS,
+    IDS,
+    LABELS,
+    X,
+    assert_same_labels,
+    partitioned,
+    read_labels,
+    write_partitions,
+)
 from tests.labeling.samples import labels_of, list_column, table_of
 
 
@@ -37,7 +46,9 @@ def opened(folder: Path) -> Partitions:
     return Partitions(Store(folder), ColumnOptions())
 
 
-def gathered(partitions: Partitions, given: dict[str, str] | None, *, below: float = 1.0) -> Gathered:
+def gathered(
+    partitions: Partitions, given: dict[str, str] | None, *, below: float = 1.0
+) -> Gathered:
     """What the driver makes of all partitions."""
     gathering = Gathering(partitions, given, 0, below)
     merged = Gathered(partitions.source.width, 0, below=below)
@@ -54,7 +65,7 @@ def assert_same_scan(one: Scan, other: Scan) -> None:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
-# Reading ------------------------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 def test_partitions_are_one_table_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -65,12 +76,18 @@ def test_partitions_are_one_table_in_the_order_of_their_names(tmp_path: Path) ->
     assert [name for batch in found for name in batch.ids] == IDS
     np.testing.assert_array_equal(np.concatenate([batch.x for batch in found]), X)
     cut = list(partitions.batches(3, 800))
-    assert [(batch.first, len(batch.ids)) for batch in cut] == [(701, 800), (1501, 800), (2301, 299)]
+    assert [(batch.first, len(batch.ids)) for batch in cut] == [
+        (701, 800),
+        (1501, 800),
+        (2301, 299),
+    ]
 
 
 def test_row_numbers_are_the_ids_where_there_are_none(tmp_path: Path) -> None:
     for number in range(3):
-        parquet.write_table(pyarrow.table({"embedding": list_column(X[:5])}), tmp_path / f"{number}.parquet")
+        parquet.write_table(
+            pyarrow.table({"embedding": list_column(X[:5])}), tmp_path / f"{number}.parquet"
+        )
     partitions = opened(tmp_path)
     assert [batch.ids for batch in partitions.batches(2, 3)] == [["10", "11", "12"], ["13", "14"]]
 
@@ -101,44 +118,67 @@ def test_a_file_address_is_a_path_and_others_keep_their_slashes(tmp_path: Path) 
         "s3://bucket/some/folder/x.parquet",
         "folder",
     )
-    with pytest.raises(DataError, match=r"nosuch://a/b cannot be opened: .* Give a folder, or an address that pyarrow knows"):
+    with pytest.raises(
+        DataError,
+        match=r"nosuch://a/b cannot be opened: .* Give a folder, or an address that pyarrow knows",
+    ):
         Store(place_of("nosuch://a/b"))
 
 
-# Bad input ----------------------------------------------------------------------------------------------------------------
+# Bad input ----------------------------------------------------------------------------------------
 
 
 def test_a_place_without_partitions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"There is no folder .*nowhere\. Check the path"):
         opened(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"There are no \.parquet files in .*empty\. Labelling on Ray takes a folder"):
+    with pytest.raises(
+        DataError,
+        match=r"There are no \.parquet files in .*empty\. Labelling on Ray takes a folder",
+    ):
         opened(tmp_path / "empty")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match=r"takes a folder of \.parquet files; .*file is a file\. Leave out --engine ray"):
+    with pytest.raises(
+        DataError,
+        match=r"takes a folder of \.parquet files; .*file is a file\. Leave out --engine ray",
+    ):
         opened(tmp_path / "file")
     parquet.write_table(table_of(X[:0], []), tmp_path / "empty" / "0.parquet")
-    with pytest.raises(DataError, match=r"The 1 partitions of .*empty hold no rows\. Nothing can be labelled"):
+    with pytest.raises(
+        DataError, match=r"The 1 partitions of .*empty hold no rows\. Nothing can be labelled"
+    ):
         opened(tmp_path / "empty")
 
 
 def test_a_partition_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     write_partitions(tmp_path)
     (tmp_path / "part-03.parquet").write_bytes(b"no table at all")
-    with pytest.raises(DataError, match=r"part-03\.parquet cannot be read as Parquet: .* or take it out of the folder"):
+    with pytest.raises(
+        DataError,
+        match=r"part-03\.parquet cannot be read as Parquet: .* or take it out of the folder",
+    ):
         opened(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        (pyarrow.table({"id": IDS[:4], "embeding": list_column(X[:4])}), r"x\.parquet has no column 'embedding'.*'embeding'"),
+        (
+            pyarrow.table({"id": IDS[:4], "embeding": list_column(X[:4])}),
+            r"x\.parquet has no column 'embedding'.*'embeding'",
+        ),
         (
             table_of(X[:4, :5], IDS[:4]),
             r"'embedding' of .*x\.parquet is fixed_size_list<.*>\[5\].* part-00\.parquet is .*\[6\]",
         ),
-        (table_of(X[:4].astype(np.float64), IDS[:4]), r"'embedding' of .*x\.parquet is fixed_size_list<.*double.* is .*float"),
-        (pyarrow.table({"id": IDS[:4], "embedding": ["a"] * 4}), r"Features must be numbers; .*x\.parquet is string"),
+        (
+            table_of(X[:4].astype(np.float64), IDS[:4]),
+            r"'embedding' of .*x\.parquet is fixed_size_list<.*double.* is .*float",
+        ),
+        (
+            pyarrow.table({"id": IDS[:4], "embedding": ["a"] * 4}),
+            r"Features must be numbers; .*x\.parquet is string",
+        ),
     ],
     ids=["column", "width", "dtype", "text"],
 )
@@ -154,7 +194,9 @@ def test_one_partition_that_is_not_like_the_others_is_named_before_any_row_is_re
 def test_an_embedding_of_another_length_is_named_by_partition_and_row(tmp_path: Path) -> None:
     for number, lists in enumerate([[[1.0, 2.0]] * 3, [[1.0, 2.0], [1.0]]]):
         ids = [f"{number}-{row}" for row in range(len(lists))]
-        parquet.write_table(pyarrow.table({"id": ids, "embedding": lists}), tmp_path / f"{number}.parquet")
+        parquet.write_table(
+            pyarrow.table({"id": ids, "embedding": lists}), tmp_path / f"{number}.parquet"
+        )
     with pytest.raises(DataError, match=r"row 2 of .*1\.parquet has 1 values, and the first has 2"):
         gathered(opened(tmp_path), {})
 
@@ -162,10 +204,16 @@ def test_an_embedding_of_another_length_is_named_by_partition_and_row(tmp_path: 
 def test_ids_that_occur_twice_are_named_by_partition_and_row(tmp_path: Path) -> None:
     ids = IDS.copy()
     ids[2000] = ids[1000]
-    with pytest.raises(DataError, match=r"'row-01000' in row 300 of .*part-03\.parquet and row 1300 of .*part-03\.parquet"):
+    with pytest.raises(
+        DataError,
+        match=r"'row-01000' in row 300 of .*part-03\.parquet and row 1300 of .*part-03\.parquet",
+    ):
         gathered(opened(write_partitions(tmp_path / "one", ids=ids)), LABELS)
     ids[2000], ids[2700] = IDS[2000], ids[5]
-    with pytest.raises(DataError, match=r"'row-00005' in row 6 of .*part-00\.parquet and row 101 of .*part-04\.parquet"):
+    with pytest.raises(
+        DataError,
+        match=r"'row-00005' in row 6 of .*part-00\.parquet and row 101 of .*part-04\.parquet",
+    ):
         gathered(opened(write_partitions(tmp_path / "two", ids=ids)), LABELS)
 
 
@@ -179,15 +227,18 @@ def test_of_very_many_rows_only_labelled_ids_are_compared_over_partitions(
     assert gathered(opened(write_partitions(tmp_path / "one", ids=ids)), LABELS).rows == 3000
     ids[2700] = labelled
     with pytest.raises(
-        DataError, match=rf"{labelled!r}, which has a label, is in row \d+ of .*part-00.* and row 101 of .*part-04"
+        DataError,
+        match=rf"{labelled!r}, which has a label, is in row \d+ of .*part-00.* and row 101 of .*part-04",
     ):
         gathered(opened(write_partitions(tmp_path / "two", ids=ids)), LABELS)
 
 
-# The same numbers ---------------------------------------------------------------------------------------------------------
+# The same numbers ---------------------------------------------------------------------------------
 
 
-def test_partitions_gather_what_the_local_engine_gathers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_gather_what_the_local_engine_gathers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scan_module, "SAMPLE", 200)
     x = X.copy()
     x[[3, 700, 2650]] = np.nan
@@ -196,7 +247,9 @@ def test_partitions_gather_what_the_local_engine_gathers(tmp_path: Path, monkeyp
     expected = scan(open_source(folder), LabelLookup(LABELS | bad_label), size=256, skip_bad=True)
     assert len(expected.sample) == 200
     for below in (1.0, 0.15):
-        assert_same_scan(gathered(opened(folder), LABELS | bad_label, below=below).result(), expected)
+        assert_same_scan(
+            gathered(opened(folder), LABELS | bad_label, below=below).result(), expected
+        )
 
 
 def test_keys_depend_on_the_row_alone_and_the_bound_leaves_enough_of_them() -> None:
@@ -217,9 +270,17 @@ def test_partitions_get_the_labels_of_the_local_engine(tmp_path: Path) -> None:
     inputs = table_inputs(settings, partitions.source, settings.data)
     found = gathered(partitions, inputs.labels).result()
     labeller = Labeller(fit(found, settings)[0], found, "id")
-    labelling = Labelling(partitions, labeller, Store(tmp_path / "bulk"), "digest", shard_rows(partitions.source, 1100))
+    labelling = Labelling(
+        partitions,
+        labeller,
+        Store(tmp_path / "bulk"),
+        "digest",
+        shard_rows(partitions.source, 1100),
+    )
     facts = [labelling(number) for number in (4, 2, 0, 3, 1)]
-    assert_same_labels(read_labels(tmp_path / "bulk"), labels_of(settings.out), Project.open(settings.out))
+    assert_same_labels(
+        read_labels(tmp_path / "bulk"), labels_of(settings.out), Project.open(settings.out)
+    )
     assert Tally.joined(facts).statuses.total() == 3000
     assert [facts_of(Store(tmp_path / "bulk"), f"labels/part-0{n}.parquet") for n in (4, 2)] == [
         facts[0] | {"rows": 400},
@@ -227,7 +288,7 @@ def test_partitions_get_the_labels_of_the_local_engine(tmp_path: Path) -> None:
     ]
 
 
-# Writing ------------------------------------------------------------------------------------------------------------------
+# Writing ------------------------------------------------------------------------------------------
 
 
 def test_a_file_that_could_not_be_finished_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -238,7 +299,9 @@ def test_a_file_that_could_not_be_finished_leaves_nothing_behind(tmp_path: Path)
 
     store = Store(tmp_path)
     with pytest.raises(OSError, match="no space"):
-        store.write_table("labels/a.parquet", table.schema, (part for _ in (0,) for part in parts()), dict)
+        store.write_table(
+            "labels/a.parquet", table.schema, (part for _ in (0,) for part in parts()), dict
+        )
     assert store.listed() == {}
     store.write_table("labels/a.parquet", table.schema, [table], lambda: {"n": 4})
     assert list(store.listed()) == ["labels/a.parquet"]
@@ -248,7 +311,9 @@ def test_a_file_that_could_not_be_finished_leaves_nothing_behind(tmp_path: Path)
 def test_what_the_first_pass_found_is_kept_for_an_identical_run_alone(tmp_path: Path) -> None:
     x = X.copy()
     x[[3, 2650]] = np.inf
-    expected = gathered(opened(write_partitions(tmp_path / "data", x=x)), LABELS | {IDS[3]: "bee"}).result()
+    expected = gathered(
+        opened(write_partitions(tmp_path / "data", x=x)), LABELS | {IDS[3]: "bee"}
+    ).result()
     BulkFolder(Store(tmp_path), {"seed": 0}).save_scan(expected)
     kept = BulkFolder(Store(tmp_path), {"seed": 0}).load_scan()
     assert kept is not None
@@ -260,7 +325,9 @@ def test_only_partitions_of_the_same_key_and_size_count_as_finished(tmp_path: Pa
     folder, table = BulkFolder(Store(tmp_path), {"seed": 0}), table_of(X[:4], IDS[:4])
     for name, key in (("a", {"seed": 0}), ("b", {"seed": 1}), ("c", {"seed": 0})):
         digest = BulkFolder(folder.store, key).digest
-        folder.store.write_table(f"labels/{name}.parquet", table.schema, [table], partial(dict, digest=digest))
+        folder.store.write_table(
+            f"labels/{name}.parquet", table.schema, [table], partial(dict, digest=digest)
+        )
     (tmp_path / "labels" / "d.parquet").write_bytes(b"PAR1")
     (tmp_path / "labels" / ".a.parquet.123.part").write_bytes(b"PAR1")
     names = [f"{name}.parquet" for name in "abcde"]
@@ -273,24 +340,32 @@ def test_a_folder_of_other_labels_is_not_written_to(tmp_path: Path) -> None:
     assert not folder.check()
     folder.note(1, 4)
     assert not folder.check()
-    with pytest.raises(DataError, match=r"seed is 0 there and 1 here\. Give another --out, or --overwrite"):
+    with pytest.raises(
+        DataError, match=r"seed is 0 there and 1 here\. Give another --out, or --overwrite"
+    ):
         BulkFolder(folder.store, {"seed": 1, "data content": "x"}).check()
     with pytest.raises(DataError, match="made otherwise: the data content has changed since"):
         BulkFolder(folder.store, {"seed": 0, "data content": "y"}).check()
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "labels.parquet").touch()
-    with pytest.raises(DataError, match=r"holds labels\.parquet, which labelling on Ray did not write"):
+    with pytest.raises(
+        DataError, match=r"holds labels\.parquet, which labelling on Ray did not write"
+    ):
         BulkFolder(Store(tmp_path / "local"), {}).check()
     (tmp_path / "out" / "_partial.json").write_text("{broken")
     with pytest.raises(DataError, match=r"_partial\.json cannot be read"):
         folder.check()
 
 
-def test_the_local_engine_does_not_write_beside_partitions_unless_told_to_replace_them(tmp_path: Path) -> None:
+def test_the_local_engine_does_not_write_beside_partitions_unless_told_to_replace_them(
+    tmp_path: Path,
+) -> None:
     settings = partitioned(tmp_path)
     (settings.out / "labels").mkdir(parents=True)
     (settings.out / "_partial.json").write_text("{}")
-    with pytest.raises(DataError, match=r"made by --engine ray\. Give another --out, or --overwrite"):
+    with pytest.raises(
+        DataError, match=r"made by --engine ray\. Give another --out, or --overwrite"
+    ):
         label_data(settings)
     label_data(settings, overwrite=True)
     assert not (settings.out / "labels").exists()

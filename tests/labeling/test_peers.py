@@ -12,18 +12,26 @@ from semigpc.labeling import evidence as compared
 from semigpc.labeling.evidence import Codes, assign_folds, compare_peers, preparation
 
 
-def blobs(counts: tuple[int, ...] = (30, 12, 9), unlabeled: int = 60) -> tuple[NDArray[Any], Codes, NDArray[Any]]:
+def blobs(
+    counts: tuple[int, ...] = (30, 12, 9), unlabeled: int = 60
+) -> tuple[NDArray[Any], Codes, NDArray[Any]]:
     rng = np.random.default_rng(0)
     centres = np.eye(len(counts), 5) * 8
     codes = np.repeat(np.arange(len(counts)), counts)
     others = centres[rng.integers(0, len(counts), unlabeled)]
-    return centres[codes] + rng.normal(size=(len(codes), 5)), codes, others + rng.normal(size=(unlabeled, 5))
+    return (
+        centres[codes] + rng.normal(size=(len(codes), 5)),
+        codes,
+        others + rng.normal(size=(unlabeled, 5)),
+    )
 
 
 def test_every_peer_finds_classes_that_lie_apart() -> None:
     x, codes, unlabeled = blobs()
     ticks: list[int] = []
-    found = compare_peers(x, codes, unlabeled, assign_folds(codes, 4, 0), tick=lambda: ticks.append(1))
+    found = compare_peers(
+        x, codes, unlabeled, assign_folds(codes, 4, 0), tick=lambda: ticks.append(1)
+    )
     assert [row["name"] for row in found] == list(compared.COMPARED)
     assert len(ticks) == 4 * len(compared.COMPARED)
     for row in found:
@@ -33,12 +41,16 @@ def test_every_peer_finds_classes_that_lie_apart() -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-def test_a_peer_that_fails_is_reported_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_fails_is_reported_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(*_: object) -> Any:
         raise RuntimeError("out of\n luck")
 
     monkeypatch.setattr(compared, "COMPARED", ("bad", "knn1"))
-    monkeypatch.setattr(compared, "PEERS", {"bad": Peer("bad", "Bad", broken), "knn1": PEERS["knn1"]})
+    monkeypatch.setattr(
+        compared, "PEERS", {"bad": Peer("bad", "Bad", broken), "knn1": PEERS["knn1"]}
+    )
     x, codes, unlabeled = blobs()
     bad, good = compare_peers(x, codes, unlabeled, assign_folds(codes, 4, 0))
     assert bad["failed"] == "RuntimeError: out of luck"
@@ -47,10 +59,14 @@ def test_a_peer_that_fails_is_reported_and_the_others_go_on(monkeypatch: pytest.
     assert good["failed"] is None
 
 
-def test_too_few_rows_for_a_peer_are_its_failure_and_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_rows_for_a_peer_are_its_failure_and_not_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(compared, "COMPARED", tuple(PEERS))
     x, codes, unlabeled = blobs((3, 3), unlabeled=0)
-    found = {row["name"]: row for row in compare_peers(x, codes, unlabeled, assign_folds(codes, 3, 0))}
+    found = {
+        row["name"]: row for row in compare_peers(x, codes, unlabeled, assign_folds(codes, 3, 0))
+    }
     assert "n_neighbors" in found["label_spreading"]["failed"]
     assert found["knn5"]["failed"] is None
     assert found["self_training"]["remarks"] == ["y contains no unlabeled samples"]

@@ -1,4 +1,6 @@
-"""The interval of a stratified sample covers the truth as often as it says, also with few rows in a stratum."""
+"""The interval of a stratified sample covers the truth as often as it says, also with few rows in a
+stratum.
+"""
 
 from collections.abc import Callable
 
@@ -13,7 +15,11 @@ Rates = Callable[[Generator, int], NDArray[np.float64]]
 
 
 def strata_of(rows: dict[str, tuple[int, ...]]) -> list[Stratum]:
-    return [Stratum(label, str(i), size, 0.9) for label, sizes in rows.items() for i, size in enumerate(sizes)]
+    return [
+        Stratum(label, str(i), size, 0.9)
+        for label, sizes in rows.items()
+        for i, size in enumerate(sizes)
+    ]
 
 
 def counts(*values: int) -> NDArray[np.int64]:
@@ -22,7 +28,9 @@ def counts(*values: int) -> NDArray[np.int64]:
 
 def test_the_interval_is_that_of_agresti_and_coull_where_there_is_one_large_stratum() -> None:
     found = precision(strata_of({"a": (10**9,)}), counts(81), counts(100))
-    assert found == pytest.approx((0.81, 0.7214, 0.8757), abs=1e-4)  # by hand: (81 + 1.9207) / (100 + 3.8415) +- 0.0771
+    assert found == pytest.approx(
+        (0.81, 0.7214, 0.8757), abs=1e-4
+    )  # by hand: (81 + 1.9207) / (100 + 3.8415) +- 0.0771
     assert agresti_coull(1.0, 1 / 20) == pytest.approx((0.8102, 1.0), abs=1e-4)
     assert agresti_coull(0.3, 0.0) == pytest.approx((0.3, 0.3))
 
@@ -72,8 +80,15 @@ def test_of_a_class_without_an_answer_nothing_is_known() -> None:
 def test_intervals_of_95_percent_cover_about_that(classes: int, sample: int, rates: Rates) -> None:
     rng = np.random.default_rng(0)
     sizes = np.maximum(2, 800 * 100 ** (-np.arange(classes) / max(classes - 1, 1))).astype(int)
-    strata = [Stratum(str(c), str(b), size, (0.85, 0.95, 0.99)[b]) for c, size in enumerate(sizes) for b in range(3)]
-    checked, rows = np.array(allocate(strata, sample)), np.array([stratum.rows for stratum in strata])
+    strata = [
+        Stratum(str(c), str(b), size, (0.85, 0.95, 0.99)[b])
+        for c, size in enumerate(sizes)
+        for b in range(3)
+    ]
+    checked, rows = (
+        np.array(allocate(strata, sample)),
+        np.array([stratum.rows for stratum in strata]),
+    )
     covered: list[bool] = []
     of_class: list[bool] = []
     first = slice(3 * (classes // 2), 3 * (classes // 2) + 3)
@@ -84,6 +99,10 @@ def test_intervals_of_95_percent_cover_about_that(classes: int, sample: int, rat
             interval = precision(strata[where], right[where], checked[where])
             assert interval.low is not None
             assert interval.high is not None
-            found.append(interval.low - 1e-9 <= all_right[where].sum() / rows[where].sum() <= interval.high + 1e-9)
+            found.append(
+                interval.low - 1e-9
+                <= all_right[where].sum() / rows[where].sum()
+                <= interval.high + 1e-9
+            )
     assert 0.93 <= np.mean(covered) <= 0.995
     assert np.mean(of_class) >= 0.93

@@ -33,7 +33,9 @@ def test_it_knows_ids_classes_and_given_labels(usual: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_embeddings_of_any_rows(labelled: Callable[[str], Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embeddings_of_any_rows(
+    labelled: Callable[[str], Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, rows = labelled(kind), np.array([7, 299, 0, 7])
     np.testing.assert_array_equal(Project.open(out).embeddings(rows), X[rows])
     monkeypatch.setattr(project_module, "IN_MEMORY", 0)  # as for a large file
@@ -46,14 +48,20 @@ def test_the_model_says_what_the_table_says(usual: Path) -> None:
     answers = model.answer(X)
     free = np.array([row for row in range(300) if row not in project.given])
     table = project.table
-    np.testing.assert_allclose(answers.confidence[free], table.column("confidence").to_numpy()[free], atol=1e-5)
+    np.testing.assert_allclose(
+        answers.confidence[free], table.column("confidence").to_numpy()[free], atol=1e-5
+    )
     assert answers.variance is not None
     np.testing.assert_allclose(answers.variance, table.column("variance").to_numpy(), atol=1e-5)
-    assert model.classes_[answers.codes][free].tolist() == [table.column("label")[int(row)].as_py() for row in free]
+    assert model.classes_[answers.codes][free].tolist() == [
+        table.column("label")[int(row)].as_py() for row in free
+    ]
     assert sorted(model.labeled_rows_) == sorted(project.given)
 
 
-def test_the_model_is_the_same_when_only_a_sample_was_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_is_the_same_when_only_a_sample_was_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("scan", "label"):
         monkeypatch.setattr(f"semigpc.labeling.{module}.SAMPLE", 50)
     data, labels = write(tmp_path, "parquet", X, IDS), write_labels(tmp_path / "labels.csv", LABELS)
@@ -62,7 +70,9 @@ def test_the_model_is_the_same_when_only_a_sample_was_fitted(tmp_path: Path, mon
     assert project.settings["sample"] == 50
     confidence = project.table.column("confidence").to_numpy()
     free = np.array([row for row in range(300) if row not in project.given])
-    np.testing.assert_allclose(project.model().answer(X).confidence[free], confidence[free], atol=1e-5)
+    np.testing.assert_allclose(
+        project.model().answer(X).confidence[free], confidence[free], atol=1e-5
+    )
 
 
 def test_rows_that_were_skipped_are_zeros(tmp_path: Path) -> None:
@@ -71,7 +81,15 @@ def test_rows_that_were_skipped_are_zeros(tmp_path: Path) -> None:
     x[bad] = np.nan
     parquet.write_table(table_of(x, IDS), tmp_path / "data.parquet")
     labels = write_labels(tmp_path / "labels.csv", LABELS)
-    label_data(LabelSettings(data=tmp_path / "data.parquet", labels=labels, out=tmp_path / "out", report=False, skip_bad=True))
+    label_data(
+        LabelSettings(
+            data=tmp_path / "data.parquet",
+            labels=labels,
+            out=tmp_path / "out",
+            report=False,
+            skip_bad=True,
+        )
+    )
     project = Project.open(tmp_path / "out")
     assert project.bad == frozenset(bad)
     assert not project.embeddings(np.array(bad)).any()
@@ -87,18 +105,26 @@ def test_rows_out_of_range_are_refused(usual: Path) -> None:
 def test_what_is_not_there_is_said(usual: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no folder"):
         Project.open(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"has no project\.json, so it was not written by semigpc label"):
+    with pytest.raises(
+        DataError, match=r"has no project\.json, so it was not written by semigpc label"
+    ):
         Project.open(tmp_path)
     copy = shutil.copytree(usual, tmp_path / "copy")
     (copy / "project.json").unlink()
-    with pytest.raises(DataError, match=r"is not complete: labelling was stopped\. Give the same semigpc label command again"):
+    with pytest.raises(
+        DataError,
+        match=r"is not complete: labelling was stopped\. Give the same semigpc label command again",
+    ):
         Project.open(copy)
     (copy / "project.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read"):
         Project.open(copy)
     shutil.copy(usual / "project.json", copy)
     (copy / "labels.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"labels\.parquet is not as semigpc label wrote it.*the same semigpc label command"):
+    with pytest.raises(
+        DataError,
+        match=r"labels\.parquet is not as semigpc label wrote it.*the same semigpc label command",
+    ):
         Project.open(copy)
     (copy / "labels.parquet").unlink()
     with pytest.raises(DataError, match=r"labels\.parquet cannot be read"):
@@ -108,7 +134,9 @@ def test_what_is_not_there_is_said(usual: Path, tmp_path: Path) -> None:
 def test_data_that_are_gone_or_changed_are_named(usual: Path, tmp_path: Path) -> None:
     out = shutil.copytree(usual, tmp_path / "out")
     settings = json.loads((out / "project.json").read_text())
-    (out / "project.json").write_text(json.dumps(settings | {"data": str(tmp_path / "data.parquet")}))
+    (out / "project.json").write_text(
+        json.dumps(settings | {"data": str(tmp_path / "data.parquet")})
+    )
     write(tmp_path, "parquet", X[:200], IDS[:200])
     with pytest.raises(DataError, match=r"data\.parquet has changed since it was labelled"):
         Project.open(out).embeddings(np.array([0]))
@@ -135,13 +163,24 @@ def test_images_are_found_below_their_folder_and_nowhere_else(tmp_path: Path) ->
         "x" * 5000,
         *IDS[8:],
     ]
-    parquet.write_table(table_of(X, ids).rename_columns(["file_name", "embedding"]), tmp_path / "data.parquet")
-    labels = write_labels(tmp_path / "labels.csv", {ids[IDS.index(name)]: label for name, label in LABELS.items()})
+    parquet.write_table(
+        table_of(X, ids).rename_columns(["file_name", "embedding"]), tmp_path / "data.parquet"
+    )
+    labels = write_labels(
+        tmp_path / "labels.csv", {ids[IDS.index(name)]: label for name, label in LABELS.items()}
+    )
     out = tmp_path / "out"
-    label_data(LabelSettings(data=tmp_path / "data.parquet", labels=labels, out=out, images=photos, report=False))
+    label_data(
+        LabelSettings(
+            data=tmp_path / "data.parquet", labels=labels, out=out, images=photos, report=False
+        )
+    )
     project = Project.open(out)
     assert project.images == photos.resolve()
-    assert [project.image(row) for row in range(8)] == [photos.resolve() / "sub" / "a b.png", *[None] * 7]
+    assert [project.image(row) for row in range(8)] == [
+        photos.resolve() / "sub" / "a b.png",
+        *[None] * 7,
+    ]
     assert Project.open(out, images=photos / "sub").image(0) is None
     photos.rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"The folder of the images is not there.*--images"):
@@ -151,7 +190,16 @@ def test_images_are_found_below_their_folder_and_nowhere_else(tmp_path: Path) ->
 
 def test_settings_hold_what_it_takes_to_open_it_again(usual: Path) -> None:
     settings = json.loads((usual / "project.json").read_text())
-    assert {"version", "data", "labels", "id_name", "columns", "images", "parameters", "classes", "counts", "rows"} <= set(
-        settings
-    )
+    assert {
+        "version",
+        "data",
+        "labels",
+        "id_name",
+        "columns",
+        "images",
+        "parameters",
+        "classes",
+        "counts",
+        "rows",
+    } <= set(settings)
     assert sum(settings["counts"].values()) == settings["rows"] == 300

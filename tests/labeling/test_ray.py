@@ -23,7 +23,15 @@ from semigpc.labeling.label import label_data
 from semigpc.labeling.project import Project
 from semigpc.labeling.ray import label_on_ray
 from tests.cli.calls import refused, semigpc
-from tests.labeling.partitioned import IDS, ROUNDING, X, assert_same_labels, partitioned, read_labels, write_partitions
+from tests.labeling.partitioned import (
+    IDS,
+    ROUNDING,
+    X,
+    assert_same_labels,
+    partitioned,
+    read_labels,
+    write_partitions,
+)
 from tests.labeling.samples import labels_of, write_labels
 
 on_ray = pytest.mark.slow  # workers take their time to import what they need
@@ -37,14 +45,22 @@ def instance() -> Iterator[Any]:
         warnings.simplefilter("ignore")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")
-        ray.init(address="local", num_cpus=2, object_store_memory=200 * 2**20, include_dashboard=False, log_to_driver=False)
+        ray.init(
+            address="local",
+            num_cpus=2,
+            object_store_memory=200 * 2**20,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
         yield ray
         ray.shutdown()
 
 
 @pytest.fixture(scope="module")
 def both(instance: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same partitions, labelled locally into ``local`` and on Ray into ``out``; to be left as they are."""
+    """The same partitions, labelled locally into ``local`` and on Ray into ``out``; to be left as
+    they are.
+    """
     assert instance.is_initialized()
     folder = tmp_path_factory.mktemp("both")
     settings = partitioned(folder, report=True)
@@ -56,8 +72,13 @@ def both(instance: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @on_ray
 def test_labels_are_those_of_the_local_engine(both: Path) -> None:
-    assert_same_labels(read_labels(both / "out"), labels_of(both / "local"), Project.open(both / "local"))
-    names = [[path.name for path in sorted(folder.iterdir())] for folder in (both / "data", both / "out" / "labels")]
+    assert_same_labels(
+        read_labels(both / "out"), labels_of(both / "local"), Project.open(both / "local")
+    )
+    names = [
+        [path.name for path in sorted(folder.iterdir())]
+        for folder in (both / "data", both / "out" / "labels")
+    ]
     assert names[0] == names[1]
 
 
@@ -84,7 +105,9 @@ def assert_close(ours: Any, local: Any) -> None:
 
 @on_ray
 def test_the_summary_is_that_of_the_local_engine_and_there_is_a_report(both: Path) -> None:
-    ours, local = (json.loads((both / name / "summary.json").read_text()) for name in ("out", "local"))
+    ours, local = (
+        json.loads((both / name / "summary.json").read_text()) for name in ("out", "local")
+    )
     own = {name: ours.pop(name) for name in ("engine", "partitions")}
     assert_close(timeless(ours), timeless(local))
     assert (own["engine"], own["partitions"]) == ("ray", 5)
@@ -95,15 +118,23 @@ def test_the_summary_is_that_of_the_local_engine_and_there_is_a_report(both: Pat
 def test_a_complete_folder_says_so_and_is_not_opened_as_a_project(both: Path) -> None:
     held = json.loads((both / "out" / "_complete.json").read_text())
     assert (held["rows"], held["partitions"]) == (3000, 5)
-    assert sorted(path.name for path in (both / "out").iterdir()) == ["_complete.json", "labels", "report.html", "summary.json"]
+    assert sorted(path.name for path in (both / "out").iterdir()) == [
+        "_complete.json",
+        "labels",
+        "report.html",
+        "summary.json",
+    ]
     with pytest.raises(
-        DataError, match=r"was labelled by --engine ray: its labels are the partitions in .*labels, which are not"
+        DataError,
+        match=r"was labelled by --engine ray: its labels are the partitions in .*labels, which are not",
     ):
         Project.open(both / "out")
 
 
 @on_ray
-def test_a_finished_run_is_answered_from_the_folder_without_ray(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_is_answered_from_the_folder_without_ray(
+    both: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray_engine, "_ray", None)
     assert label_on_ray(partitioned(both, report=True))["rows"] == 3000
     with pytest.raises(DataError, match="seed is 0 there and 3 here"):
@@ -111,7 +142,9 @@ def test_a_finished_run_is_answered_from_the_folder_without_ray(both: Path, monk
 
 
 @on_ray
-def test_a_stopped_run_is_marked_and_goes_on_with_what_is_missing(both: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_is_marked_and_goes_on_with_what_is_missing(
+    both: Path, tmp_path: Path
+) -> None:
     settings = partitioned(tmp_path)
 
     def stop(stage: str, done: int, total: int | None) -> None:
@@ -129,15 +162,24 @@ def test_a_stopped_run_is_marked_and_goes_on_with_what_is_missing(both: Path, tm
     with pytest.raises(DataError, match=r"target precision is 0\.95 there and 0\.9 here"):
         label_on_ray(replace(settings, target_precision=0.9))
 
-    before = {path.name: path.stat().st_mtime_ns for path in (settings.out / "labels").glob("[!.]*.parquet")}
+    before = {
+        path.name: path.stat().st_mtime_ns
+        for path in (settings.out / "labels").glob("[!.]*.parquet")
+    }
     stages: list[str] = []
     label_on_ray(settings, progress=lambda stage, *_: stages.append(stage))
     assert len(before) >= 2
     assert "reading" not in stages
     assert stages.count("labelling") == 5 - len(before)
-    assert all((settings.out / "labels" / name).stat().st_mtime_ns == when for name, when in before.items())
+    assert all(
+        (settings.out / "labels" / name).stat().st_mtime_ns == when for name, when in before.items()
+    )
     assert read_labels(settings.out).equals(read_labels(both / "out"))
-    assert sorted(path.name for path in settings.out.iterdir()) == ["_complete.json", "labels", "summary.json"]
+    assert sorted(path.name for path in settings.out.iterdir()) == [
+        "_complete.json",
+        "labels",
+        "summary.json",
+    ]
 
 
 @dataclass(frozen=True)
@@ -165,14 +207,22 @@ def test_a_killed_worker_costs_its_partition_and_nothing_else(
 
 @on_ray
 @pytest.mark.usefixtures("instance")
-def test_what_a_worker_refuses_arrives_as_it_was_said_and_nothing_is_written(tmp_path: Path) -> None:
+def test_what_a_worker_refuses_arrives_as_it_was_said_and_nothing_is_written(
+    tmp_path: Path,
+) -> None:
     for number, lists in enumerate([[[1.0, 2.0]] * 3, [[1.0, 2.0], [1.0]]]):
         (tmp_path / "odd").mkdir(exist_ok=True)
         ids = [f"{number}-{row}" for row in range(len(lists))]
-        parquet.write_table(pyarrow.table({"id": ids, "embedding": lists}), tmp_path / "odd" / f"{number}.parquet")
+        parquet.write_table(
+            pyarrow.table({"id": ids, "embedding": lists}), tmp_path / "odd" / f"{number}.parquet"
+        )
     labels = write_labels(tmp_path / "labels.csv", {"0-0": "ant", "0-1": "bee"})
-    settings = replace(partitioned(tmp_path / "other"), data=tmp_path / "odd", labels=labels, out=tmp_path / "new")
-    with pytest.raises(DataError, match=r"^All embeddings must be equally long; row 2 of .*1\.parquet has 1 values"):
+    settings = replace(
+        partitioned(tmp_path / "other"), data=tmp_path / "odd", labels=labels, out=tmp_path / "new"
+    )
+    with pytest.raises(
+        DataError, match=r"^All embeddings must be equally long; row 2 of .*1\.parquet has 1 values"
+    ):
         label_on_ray(settings)
     assert not (tmp_path / "new").exists()
 
@@ -182,12 +232,17 @@ def test_what_a_worker_refuses_arrives_as_it_was_said_and_nothing_is_written(tmp
 def test_labels_of_no_row_and_rows_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     settings = partitioned(tmp_path)
     nobody = write_labels(tmp_path / "nobody.csv", {IDS[0]: "ant", IDS[1]: "bee", "nobody": "ant"})
-    with pytest.raises(DataError, match=r"has labels for rows that are not in .*data, 1 in all: 'nobody'"):
+    with pytest.raises(
+        DataError, match=r"has labels for rows that are not in .*data, 1 in all: 'nobody'"
+    ):
         label_on_ray(replace(settings, labels=nobody))
     x = X.copy()
     x[2650] = float("nan")
     write_partitions(tmp_path / "data", x=x)
-    with pytest.raises(DataError, match=r"they are not in row 51 of .*part-04\.parquet \(id 'row-02650'\).*--skip-bad"):
+    with pytest.raises(
+        DataError,
+        match=r"they are not in row 51 of .*part-04\.parquet \(id 'row-02650'\).*--skip-bad",
+    ):
         label_on_ray(settings)
     assert label_on_ray(replace(settings, skip_bad=True))["statuses"]["abstained"] >= 1
 
@@ -196,7 +251,16 @@ def test_labels_of_no_row_and_rows_that_are_no_numbers_are_refused(tmp_path: Pat
 @pytest.mark.usefixtures("instance")
 def test_the_command_labels_partitions_and_replaces_others_when_told(tmp_path: Path) -> None:
     settings = partitioned(tmp_path)
-    words = ("label", settings.data.as_uri(), "--labels", settings.labels or "", "--out", settings.out, "--engine", "ray")
+    words = (
+        "label",
+        settings.data.as_uri(),
+        "--labels",
+        settings.labels or "",
+        "--out",
+        settings.out,
+        "--engine",
+        "ray",
+    )
     done = semigpc(*words, "--no-report")
     assert done.exit_code == 0, done.output
     assert "labels/ (5 partitions), summary.json" in done.output
@@ -217,22 +281,54 @@ def test_a_sample_that_the_bound_cut_short_is_drawn_again(
     assert instance.is_initialized()
 
 
-# Without Ray ---------------------------------------------------------------------------------------------------------------
+# Without Ray --------------------------------------------------------------------------------------
 
 
-def test_without_ray_the_command_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_command_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     settings = partitioned(tmp_path)
-    call = ("label", settings.data, "--labels", settings.labels or "", "--out", settings.out, "--engine", "ray")
-    refused(*call, code=1, words="--engine ray needs Ray, which is not installed: pip install 'semigpc[ray]'")
+    call = (
+        "label",
+        settings.data,
+        "--labels",
+        settings.labels or "",
+        "--out",
+        settings.out,
+        "--engine",
+        "ray",
+    )
+    refused(
+        *call,
+        code=1,
+        words="--engine ray needs Ray, which is not installed: pip install 'semigpc[ray]'",
+    )
 
 
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     settings = partitioned(tmp_path)
     call = ("label", settings.data, "--labels", settings.labels or "")
-    refused("label", "s3://bucket/x", "--out", tmp_path / "o", code=2, words="Addresses are for --engine ray")
+    refused(
+        "label",
+        "s3://bucket/x",
+        "--out",
+        tmp_path / "o",
+        code=2,
+        words="Addresses are for --engine ray",
+    )
     inside = settings.data / "labels"
-    refused(*call, "--engine", "ray", "--out", inside, code=2, words="--out must not be inside of the data")
+    refused(
+        *call,
+        "--engine",
+        "ray",
+        "--out",
+        inside,
+        code=2,
+        words="--out must not be inside of the data",
+    )
     images = semigpc(*call, "--engine", "ray", "--out", tmp_path / "o", "--images", tmp_path)
     assert images.exit_code == 2
-    assert "images and Label Studio are for --engine local" in " ".join(images.stderr.replace("│", " ").split())
+    assert "images and Label Studio are for --engine local" in " ".join(
+        images.stderr.replace("│", " ").split()
+    )

@@ -22,7 +22,9 @@ from tests.review.shapes import LINK_NAME, OUTSIDE, TEXT_NAME, make_labelled
 
 def shown(page: str) -> dict[str, bytes]:
     """Titles and content of the images of a page."""
-    found = re.findall(r'<img class="thumb" src="data:image/jpeg;base64,([^"]+)" alt="" title="([^"]*)">', page)
+    found = re.findall(
+        r'<img class="thumb" src="data:image/jpeg;base64,([^"]+)" alt="" title="([^"]*)">', page
+    )
     return {name: b64decode(content) for content, name in found}
 
 
@@ -40,7 +42,9 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> LabelSettings:
     )
 
 
-def test_the_report_has_images_of_suspects_outliers_and_every_class(settings: LabelSettings) -> None:
+def test_the_report_has_images_of_suspects_outliers_and_every_class(
+    settings: LabelSettings,
+) -> None:
     summary = label_data(settings)
     page = (settings.out / "report.html").read_text(encoding="utf-8")
     assert_self_contained(page)
@@ -51,16 +55,25 @@ def test_the_report_has_images_of_suspects_outliers_and_every_class(settings: La
     assert {name for name in wanted - unreadable if "<" not in name} <= images.keys()
     assert not unreadable & images.keys()
     assert all(max(Image.open(io.BytesIO(content)).size) <= 96 for content in images.values())
-    table = {row["file_name"]: row["label"] for row in parquet.read_table(settings.out / "labels.parquet").to_pylist()}
+    table = {
+        row["file_name"]: row["label"]
+        for row in parquet.read_table(settings.out / "labels.parquet").to_pylist()
+    }
     assert {table[name] for name in images if name in table} == set(summary["classes"])
     pairs = summary["evidence"]["confusions"]
-    rows = re.findall(r"<tr><td>(<img.*?)?</td><td class=\"name\">(\w+)</td><td class=\"name\">(\w+)</td>", page)
-    assert [(true, believed) for _, true, believed in rows] == [(pair["true"], pair["believed"]) for pair in pairs]
+    rows = re.findall(
+        r"<tr><td>(<img.*?)?</td><td class=\"name\">(\w+)</td><td class=\"name\">(\w+)</td>", page
+    )
+    assert [(true, believed) for _, true, believed in rows] == [
+        (pair["true"], pair["believed"]) for pair in pairs
+    ]
     assert all(image for image, _, _ in rows), "an example of each pair"
     assert "base64" not in (settings.out / "summary.json").read_text()
 
 
-def test_there_are_never_more_images_than_the_limit(settings: LabelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_never_more_images_than_the_limit(
+    settings: LabelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, most in (("MOST", 9), ("SUSPECTS", 2), ("PAIRS", 1), ("OUTLIERS", 2)):
         monkeypatch.setattr(module, name, most)
     few = replace(settings, out=settings.out.with_name("few"))
@@ -74,7 +87,9 @@ def test_without_images_there_are_none(settings: LabelSettings) -> None:
     assert "<img" not in (plain.out / "report.html").read_text(encoding="utf-8")
 
 
-def test_examples_are_the_surest_and_least_sure_of_a_class_in_any_number_of_parts(tmp_path: Path) -> None:
+def test_examples_are_the_surest_and_least_sure_of_a_class_in_any_number_of_parts(
+    tmp_path: Path,
+) -> None:
     rng = np.random.default_rng(0)
     n = 300
     confidence = rng.permutation(np.linspace(0.5, 1, n)).astype(np.float32)
@@ -84,9 +99,14 @@ def test_examples_are_the_surest_and_least_sure_of_a_class_in_any_number_of_part
     table = pyarrow.table({"id": ids, "label": labels, "confidence": confidence, "status": status})
     parquet.write_table(table, tmp_path / "labels.parquet", row_group_size=40)
     found = class_examples(tmp_path / "labels.parquet", "id", ["ant"], 3)
-    new = sorted(np.flatnonzero((labels == "ant") & (status == "pseudo")), key=lambda row: -confidence[row])
+    new = sorted(
+        np.flatnonzero((labels == "ant") & (status == "pseudo")), key=lambda row: -confidence[row]
+    )
     assert list(found) == ["ant"]
     assert [name for name, _ in found["ant"]["most sure"]] == [ids[row] for row in new[:3]]
     assert [name for name, _ in found["ant"]["least sure"]] == [ids[row] for row in new[-3:]]
     assert len(found["ant"]["given"]) == 3
-    assert all(labels[int(name)] == "ant" and status[int(name)] == "labelled" for name, _ in found["ant"]["given"])
+    assert all(
+        labels[int(name)] == "ant" and status[int(name)] == "labelled"
+        for name, _ in found["ant"]["given"]
+    )

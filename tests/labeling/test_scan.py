@@ -19,12 +19,16 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_module, "SAMPLE", 40)
 
 
-def test_labelled_rows_and_a_sample_of_the_others_are_gathered_whatever_the_batches(tmp_path: Path) -> None:
+def test_labelled_rows_and_a_sample_of_the_others_are_gathered_whatever_the_batches(
+    tmp_path: Path,
+) -> None:
     x, ids, classes = blobs()
     labels = some_labels(ids, classes)
     source = open_source(write(tmp_path, "parquet", x, ids))
     told: list[tuple[str, int, int | None]] = []
-    found = scan(source, LabelLookup(labels), size=100, progress=lambda *arguments: told.append(arguments))
+    found = scan(
+        source, LabelLookup(labels), size=100, progress=lambda *arguments: told.append(arguments)
+    )
     assert told == [("reading", 100, 300), ("reading", 200, 300), ("reading", 300, 300)]
     assert dict(zip(found.ids, found.labels, strict=True)) == labels
     assert [ids[row] for row in found.labelled] == found.ids
@@ -42,11 +46,18 @@ def test_labelled_rows_and_a_sample_of_the_others_are_gathered_whatever_the_batc
 
 def test_the_sample_can_be_drawn_again_and_is_fair(tmp_path: Path) -> None:
     x, ids, _ = blobs()
-    found = scan(open_source(write(tmp_path, "parquet", x, ids)), LabelLookup({ids[3]: "cat"}), size=64, seed=5)
+    found = scan(
+        open_source(write(tmp_path, "parquet", x, ids)),
+        LabelLookup({ids[3]: "cat"}),
+        size=64,
+        seed=5,
+    )
     eligible = np.ones(300, dtype=bool)
     eligible[3] = False
     np.testing.assert_array_equal(found.sample, sample_rows(eligible, 40, 5))
-    drawn = np.bincount(np.concatenate([sample_rows(eligible, 40, seed) for seed in range(2000)]), minlength=300)
+    drawn = np.bincount(
+        np.concatenate([sample_rows(eligible, 40, seed) for seed in range(2000)]), minlength=300
+    )
     assert drawn[3] == 0
     expected = 2000 * 40 / 299
     assert np.abs(np.delete(drawn, 3) - expected).max() < 5 * np.sqrt(expected)
@@ -56,7 +67,10 @@ def test_ids_that_occur_twice_are_refused(tmp_path: Path) -> None:
     x, ids, _ = blobs()
     ids[270] = ids[12]
     ids[5] = ids[4]
-    with pytest.raises(DataError, match=r"2 ids occur more than once, such as 'row-00004' in row 5 of .* and row 6 of"):
+    with pytest.raises(
+        DataError,
+        match=r"2 ids occur more than once, such as 'row-00004' in row 5 of .* and row 6 of",
+    ):
         scan(open_source(write(tmp_path, "parquet", x, ids)), LabelLookup({}), size=100)
 
 
@@ -92,7 +106,9 @@ def test_tables_without_rows_are_refused(tmp_path: Path) -> None:
     parquet.write_table(table_of(x, ids).slice(0, 0), tmp_path / "list.parquet")
     with pytest.raises(DataError, match="holds no rows"):
         open_source(tmp_path / "list.parquet")
-    parquet.write_table(pyarrow.table({"id": ["a"], "f": [1.0]}).slice(0, 0), tmp_path / "columns.parquet")
+    parquet.write_table(
+        pyarrow.table({"id": ["a"], "f": [1.0]}).slice(0, 0), tmp_path / "columns.parquet"
+    )
     with pytest.raises(DataError, match="holds no rows"):
         scan(open_source(tmp_path / "columns.parquet"), LabelLookup({}), size=10)
     (tmp_path / "data.csv").write_text("id,f0,f1\n")

@@ -40,7 +40,9 @@ def test_rows_are_read_at_random(tmp_path: Path, kind: str) -> None:
         source.take(np.array([0, 300]))
 
 
-def test_no_batch_is_larger_than_asked_for_whatever_the_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_batch_is_larger_than_asked_for_whatever_the_row_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, ids, _ = blobs(1000)
     path = write(tmp_path, "parquet", x, ids, group=1000)
     monkeypatch.setattr(source_module, "CHUNK", 50)
@@ -71,7 +73,9 @@ def test_a_large_row_group_takes_little_memory(tmp_path: Path) -> None:
     assert most < x.nbytes / 2
 
 
-def test_of_parquet_only_the_row_groups_that_are_asked_for_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_parquet_only_the_row_groups_that_are_asked_for_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, ids, _ = blobs()
     source = open_source(write(tmp_path, "parquet", x, ids, group=50))
     read: list[int] = []
@@ -100,14 +104,24 @@ def test_numbers_of_any_type_become_float32(tmp_path: Path, kind: str) -> None:
 
 
 def test_columns_of_several_types_mix(tmp_path: Path) -> None:
-    columns = {"name": ["a", "b"], "i": [1, 2], "h": np.array([0.5, 1], np.float16), "b": [True, False], "f": [None, 2.5]}
+    columns = {
+        "name": ["a", "b"],
+        "i": [1, 2],
+        "h": np.array([0.5, 1], np.float16),
+        "b": [True, False],
+        "f": [None, 2.5],
+    }
     parquet.write_table(pyarrow.table(columns), tmp_path / "data.parquet")
     batch = next(open_source(tmp_path / "data.parquet", ColumnOptions(id="name")).batches(10))
-    np.testing.assert_array_equal(batch.x, np.array([[1, 0.5, 1, np.nan], [2, 1, 0, 2.5]], np.float32))
+    np.testing.assert_array_equal(
+        batch.x, np.array([[1, 0.5, 1, np.nan], [2, 1, 0, 2.5]], np.float32)
+    )
 
 
 def test_lists_of_any_length_and_missing_ones(tmp_path: Path) -> None:
-    column = pyarrow.array([[9.0, 9.0], None, [1.0, 2.0], [3.0, None]], pyarrow.list_(pyarrow.float32()))
+    column = pyarrow.array(
+        [[9.0, 9.0], None, [1.0, 2.0], [3.0, None]], pyarrow.list_(pyarrow.float32())
+    )
     parquet.write_table(pyarrow.table({"embedding": column.slice(1)}), tmp_path / "data.parquet")
     source = open_source(tmp_path / "data.parquet")
     batch = next(source.batches(10))
@@ -117,8 +131,12 @@ def test_lists_of_any_length_and_missing_ones(tmp_path: Path) -> None:
 
 
 def test_a_list_of_another_length_is_named(tmp_path: Path) -> None:
-    parquet.write_table(pyarrow.table({"embedding": [[1.0, 2.0], [1.0, 2.0], [1.0]]}), tmp_path / "data.parquet")
-    with pytest.raises(DataError, match=r"row 3 of .*data.parquet has 1 values, and the first has 2"):
+    parquet.write_table(
+        pyarrow.table({"embedding": [[1.0, 2.0], [1.0, 2.0], [1.0]]}), tmp_path / "data.parquet"
+    )
+    with pytest.raises(
+        DataError, match=r"row 3 of .*data.parquet has 1 values, and the first has 2"
+    ):
         list(open_source(tmp_path / "data.parquet").batches(10))
 
 
@@ -128,10 +146,14 @@ def test_csv_keeps_ids_and_labels_as_text(tmp_path: Path) -> None:
     batch = next(open_source(path).batches(10))
     assert batch.ids == ["007", "08", "x y"]
     assert batch.labels == ["01", None, "NA"]
-    np.testing.assert_array_equal(batch.x, np.array([[1, 2.5], [3, np.nan], [1000, -1]], np.float32))
+    np.testing.assert_array_equal(
+        batch.x, np.array([[1, 2.5], [3, np.nan], [1000, -1]], np.float32)
+    )
 
 
-def test_numbers_that_are_whole_at_first_may_have_fractions_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_that_are_whole_at_first_may_have_fractions_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source_module, "BLOCK", 2**16)
     path = tmp_path / "data.csv"
     lines = [f"{i},{i},0" for i in range(20_000)]
@@ -141,7 +163,12 @@ def test_numbers_that_are_whole_at_first_may_have_fractions_later(tmp_path: Path
 
 
 def test_labels_of_arrays_are_read_by_their_usual_names(tmp_path: Path) -> None:
-    np.savez(tmp_path / "data.npz", x=np.eye(3), y=np.array([2, -1, 10]), ids=np.array([b"a", b"b", b"c"]))
+    np.savez(
+        tmp_path / "data.npz",
+        x=np.eye(3),
+        y=np.array([2, -1, 10]),
+        ids=np.array([b"a", b"b", b"c"]),
+    )
     batch = next(open_source(tmp_path / "data.npz").batches(10))
     assert (batch.ids, batch.labels) == (["a", "b", "c"], ["2", None, "10"])
 
@@ -159,8 +186,12 @@ def test_shards_are_sorted_by_name_and_rows_are_named_by_their_file(tmp_path: Pa
 def test_shards_must_have_the_same_columns(tmp_path: Path) -> None:
     x, ids, _ = blobs(20)
     parquet.write_table(table_of(x[:10], ids[:10]), tmp_path / "a.parquet")
-    parquet.write_table(pyarrow.table({"id": ids[10:], "embeding": list_column(x[10:])}), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"b.parquet has no column 'embedding'.* Did you mean 'embeding'"):
+    parquet.write_table(
+        pyarrow.table({"id": ids[10:], "embeding": list_column(x[10:])}), tmp_path / "b.parquet"
+    )
+    with pytest.raises(
+        DataError, match=r"b.parquet has no column 'embedding'.* Did you mean 'embeding'"
+    ):
         open_source(tmp_path)
 
 
@@ -198,10 +229,16 @@ def test_parquet_with_damaged_pages_is_told(tmp_path: Path) -> None:
         list(open_source(path).batches(1000))
 
 
-def test_a_number_that_is_none_is_found_in_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "BLOCK", 2**16)  # the type of a column is that of its first block
+def test_a_number_that_is_none_is_found_in_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        source_module, "BLOCK", 2**16
+    )  # the type of a column is that of its first block
     path = tmp_path / "data.csv"
-    path.write_text("\n".join(["id,a,b", *[f"{i},{i},0.5" for i in range(10_000)], "last,n.a.,1"]) + "\n")
+    path.write_text(
+        "\n".join(["id,a,b", *[f"{i},{i},0.5" for i in range(10_000)], "last,n.a.,1"]) + "\n"
+    )
     with pytest.raises(DataError, match=r"data.csv cannot be read as CSV: .*column 'a'.*n\.a\."):
         list(open_source(path).batches(5000))
 
@@ -216,6 +253,8 @@ def test_arrays_must_be_equally_long_and_not_need_unpickling(tmp_path: Path) -> 
 
 
 def test_a_row_without_an_id_is_named(tmp_path: Path) -> None:
-    parquet.write_table(pyarrow.table({"id": ["a", None], "f": [1.0, 2.0]}), tmp_path / "data.parquet")
+    parquet.write_table(
+        pyarrow.table({"id": ["a", None], "f": [1.0, 2.0]}), tmp_path / "data.parquet"
+    )
     with pytest.raises(DataError, match=r"there is none in row 2 of .*data.parquet, column 'id'"):
         list(open_source(tmp_path / "data.parquet").batches(10))

@@ -17,7 +17,12 @@ def test_every_pseudo_label_is_in_one_stratum_and_no_other_row_is(tmp_path: Path
     status = np.array(project.table.column("status").to_pylist())
     assert pseudo.rows.tolist() == np.flatnonzero(status == "pseudo").tolist()
     strata, member = pseudo.strata(pseudo.edges(3))
-    assert [stratum.name for stratum in strata[:4]] == ["heron, low", "heron, middle", "heron, high", "stork, low"]
+    assert [stratum.name for stratum in strata[:4]] == [
+        "heron, low",
+        "heron, middle",
+        "heron, high",
+        "stork, low",
+    ]
     assert sum(stratum.rows for stratum in strata) == len(pseudo.rows)
     for number, stratum in enumerate(strata):
         assert (pseudo.codes[member == number] == CLASSES.index(stratum.label)).all()
@@ -45,7 +50,9 @@ def test_every_class_gets_a_few_and_the_rest_go_where_most_is_unsure() -> None:
     drawn = allocate(strata, 100)
     assert sum(drawn) == 100
     assert drawn[2:] == [3, 3, 2]
-    assert drawn[0] / drawn[1] == pytest.approx(0.49 / 0.3, rel=0.1)  # sqrt(0.6 * 0.4) and sqrt(0.9 * 0.1)
+    assert drawn[0] / drawn[1] == pytest.approx(
+        0.49 / 0.3, rel=0.1
+    )  # sqrt(0.6 * 0.4) and sqrt(0.9 * 0.1)
     assert allocate(strata, 2045) == [stratum.rows for stratum in strata]
 
 
@@ -53,7 +60,11 @@ def test_every_class_gets_a_few_and_the_rest_go_where_most_is_unsure() -> None:
 def test_a_sample_of_any_size_is_spent_to_the_last_row(sample: int) -> None:
     rng = np.random.default_rng(sample)
     bands = min(3, sample // 12)
-    strata = [Stratum(str(c), str(b), int(rng.integers(1, 400)), 0.9) for c in range(6) for b in range(bands)]
+    strata = [
+        Stratum(str(c), str(b), int(rng.integers(1, 400)), 0.9)
+        for c in range(6)
+        for b in range(bands)
+    ]
     drawn = np.array(allocate(strata, sample))
     assert drawn.sum() == sample
     assert (drawn >= 1).all()
@@ -62,6 +73,11 @@ def test_a_sample_of_any_size_is_spent_to_the_last_row(sample: int) -> None:
 
 def test_no_pseudo_labels_at_all(tmp_path: Path) -> None:
     project, _ = pseudo_project(tmp_path)
-    project.table = project.table.filter(compute.not_equal(project.table.column("status"), "pseudo"))
-    with pytest.raises(DataError, match="has no pseudo-labels to check: every row is labelled by you, an outlier or abstained"):
+    project.table = project.table.filter(
+        compute.not_equal(project.table.column("status"), "pseudo")
+    )
+    with pytest.raises(
+        DataError,
+        match="has no pseudo-labels to check: every row is labelled by you, an outlier or abstained",
+    ):
         PseudoRows.of(project)

@@ -1,4 +1,6 @@
-"""What to label next: never what is labelled, never the same twice, rare classes first, strays last."""
+"""What to label next: never what is labelled, never the same twice, rare classes first, strays
+last.
+"""
 
 import csv
 from pathlib import Path
@@ -42,9 +44,13 @@ def test_choosing_lowers_the_variance_as_conditioning_does() -> None:
     factors = rng.uniform(0.5, 1.0, 30)
     chosen, worth, chosen_by = choose_diverse(covariance, factors[None], 0.01, [0] * 6)
     assert not chosen_by.any()
-    for k in range(6):  # by the textbook: the posterior given noisy values at all rows chosen before
+    for k in range(
+        6
+    ):  # by the textbook: the posterior given noisy values at all rows chosen before
         before = chosen[:k]
-        gain = np.linalg.solve(covariance[np.ix_(before, before)] + 0.01 * np.eye(k), covariance[before])
+        gain = np.linalg.solve(
+            covariance[np.ix_(before, before)] + 0.01 * np.eye(k), covariance[before]
+        )
         left = (covariance - covariance[:, before] @ gain).diagonal() * factors
         left[before] = -1
         assert chosen[k] == left.argmax()
@@ -53,7 +59,9 @@ def test_choosing_lowers_the_variance_as_conditioning_does() -> None:
 
 def test_of_two_copies_one_waits_until_other_regions_are_explored() -> None:
     x = np.array([[0.0, 0], [0, 0], [0.1, 0], [5, 5], [9, 0]])
-    chosen, worth, _ = choose_diverse(points_covariance(x), np.array([[1.0, 1.0, 1.0, 0.3, 0.2]]), 0.01, [0] * 5)
+    chosen, worth, _ = choose_diverse(
+        points_covariance(x), np.array([[1.0, 1.0, 1.0, 0.3, 0.2]]), 0.01, [0] * 5
+    )
     assert chosen[:3].tolist() == [0, 3, 4]
     assert (worth[3:] < 0.05).all()
 
@@ -105,10 +113,18 @@ def test_every_class_in_need_gets_its_share_of_a_long_tail(tmp_path: Path, pool:
     truth = np.repeat(np.arange(6), sizes)
     x = (rng.normal(size=(6, 8))[truth] * 1.6 + rng.normal(size=(len(truth), 8))).astype(np.float32)
     ids = [f"row-{row}" for row in range(len(truth))]
-    given = {ids[row]: f"class {c}" for c, n in enumerate(labelled) for row in np.flatnonzero(truth == c)[:n]}
+    given = {
+        ids[row]: f"class {c}"
+        for c, n in enumerate(labelled)
+        for row in np.flatnonzero(truth == c)[:n]
+    }
     parquet.write_table(table_of(x, ids), tmp_path / "data.parquet")
     labels = write_labels(tmp_path / "labels.csv", given)
-    label_data(LabelSettings(data=tmp_path / "data.parquet", labels=labels, out=tmp_path / "out", report=False))
+    label_data(
+        LabelSettings(
+            data=tmp_path / "data.parquet", labels=labels, out=tmp_path / "out", report=False
+        )
+    )
     project = Project.open(tmp_path / "out")
     needs = classes_in_need(project)
     assert {"class 3", "class 4", "class 5"} <= needs.keys()
@@ -119,7 +135,11 @@ def test_every_class_in_need_gets_its_share_of_a_long_tail(tmp_path: Path, pool:
         assert len(sought) >= 10 // len(needs), name
         assert all(name in suggestion.why for suggestion in sought)
     assert sum(suggestion.for_class == "" for suggestion in found) == 10
-    right = [f"class {truth[suggestion.row]}" == suggestion.for_class for suggestion in found if suggestion.for_class]
+    right = [
+        f"class {truth[suggestion.row]}" == suggestion.for_class
+        for suggestion in found
+        if suggestion.for_class
+    ]
     assert np.mean(right) > 0.5
 
 
@@ -132,7 +152,9 @@ def test_an_unlabelled_cloud_and_one_of_the_copies_come_first(clouds: Clouds) ->
 
 
 def test_of_an_outlier_nothing_is_sure() -> None:
-    assert unsure(np.array([1.0, 1.0, 1.0, 0.6]), np.array([0.0, 0.5, 3.0, 0.0])) == pytest.approx([0, 0.5, 1, 0.4])
+    assert unsure(np.array([1.0, 1.0, 1.0, 0.6]), np.array([0.0, 0.5, 3.0, 0.0])) == pytest.approx(
+        [0, 0.5, 1, 0.4]
+    )
 
 
 def test_outliers_can_be_left_out(clouds: Clouds) -> None:
@@ -145,7 +167,11 @@ def test_outliers_can_be_left_out(clouds: Clouds) -> None:
 def test_rare_classes_come_up_more_with_a_larger_weight(clouds: Clouds) -> None:
     def share(rare: float) -> float:
         found = suggest(clouds.project, SuggestConfig(count=60, rare=rare, outliers="exclude"))
-        return float(np.mean([suggestion.believed == "yew" for suggestion in found if not suggestion.for_class]))
+        return float(
+            np.mean(
+                [suggestion.believed == "yew" for suggestion in found if not suggestion.for_class]
+            )
+        )
 
     assert share(0.0) <= share(1.0) <= share(4.0)
     assert share(4.0) > share(0.0)
@@ -156,7 +182,9 @@ def test_the_same_call_gives_the_same_rows_also_from_a_part_of_them(clouds: Clou
         config = SuggestConfig(count=10, pool=pool, seed=3)
         assert suggest(clouds.project, config) == suggest(clouds.project, config)
     best = {suggestion.row for suggestion in suggest(clouds.project, SuggestConfig(count=10))}
-    of_few = {suggestion.row for suggestion in suggest(clouds.project, SuggestConfig(count=10, pool=100))}
+    of_few = {
+        suggestion.row for suggestion in suggest(clouds.project, SuggestConfig(count=10, pool=100))
+    }
     assert len(best & of_few) >= 4
 
 
@@ -169,7 +197,17 @@ def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> N
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == [suggestion.id for suggestion in found]
-    assert list(rows[0]) == ["rank", "id", "label", "believed", "confidence", "variance", "worth", "for_class", "why"]
+    assert list(rows[0]) == [
+        "rank",
+        "id",
+        "label",
+        "believed",
+        "confidence",
+        "variance",
+        "worth",
+        "for_class",
+        "why",
+    ]
     assert {row["label"] for row in rows} == {""}
     assert read_label_table(path, "id") == {}
     rows[1]["label"] = "beech"
@@ -178,7 +216,10 @@ def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> N
         writer.writeheader()
         writer.writerows(rows)
     assert read_label_table(path, "id") == {found[1].id: "beech"}
-    with pytest.raises(DataError, match=r"suggestions\.csv is there already, and 1 rows of it have something in .*'label'"):
+    with pytest.raises(
+        DataError,
+        match=r"suggestions\.csv is there already, and 1 rows of it have something in .*'label'",
+    ):
         write_suggestions(project, found)
     write_suggestions(project, found, overwrite=True)
     assert read_label_table(path, "id") == {}
@@ -191,7 +232,9 @@ def test_nothing_left_to_label(tmp_path: Path) -> None:
     clouds = make_clouds(tmp_path)
     table = clouds.project.table.drop_columns("status")
     clouds.project.table = table.append_column("status", [["labelled"] * len(clouds.project.ids)])
-    with pytest.raises(DataError, match=r"Nothing is left to label in .*out: it has 265 rows, all labelled\."):
+    with pytest.raises(
+        DataError, match=r"Nothing is left to label in .*out: it has 265 rows, all labelled\."
+    ):
         suggest(clouds.project)
 
 

@@ -12,7 +12,17 @@ from pyarrow import parquet
 from semigpc.data import DataError
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.label import label_data
-from tests.labeling.samples import IDS, LABELS, TRUTH, X, labels_of, list_column, settings, table_of, write_labels
+from tests.labeling.samples import (
+    IDS,
+    LABELS,
+    TRUTH,
+    X,
+    labels_of,
+    list_column,
+    settings,
+    table_of,
+    write_labels,
+)
 
 
 def test_labels_in_the_data_themselves(tmp_path: Path) -> None:
@@ -34,8 +44,16 @@ def test_numbered_classes_and_row_numbers_for_ids(tmp_path: Path) -> None:
     given = np.array([number[name] if IDS[i] in LABELS else -1 for i, name in enumerate(TRUTH)])
     np.savez(tmp_path / "data.npz", x=X, y=given)
     summary = label_data(settings(tmp_path, data=tmp_path / "data.npz", labels=None))
-    assert json.loads((tmp_path / "out" / "project.json").read_text())["classes"] == ["1", "2", "10"]
-    assert dict(zip(summary["classes"], summary["given"], strict=True)) == {"1": 12, "2": 12, "10": 12}
+    assert json.loads((tmp_path / "out" / "project.json").read_text())["classes"] == [
+        "1",
+        "2",
+        "10",
+    ]
+    assert dict(zip(summary["classes"], summary["given"], strict=True)) == {
+        "1": 12,
+        "2": 12,
+        "10": 12,
+    }
     assert labels_of(tmp_path / "out").column("id").to_pylist() == [str(i) for i in range(300)]
 
 
@@ -73,10 +91,24 @@ def test_bad_rows_that_are_skipped_keep_what_was_given(tmp_path: Path) -> None:
         label_data(settings(tmp_path))
     summary = label_data(settings(tmp_path, skip_bad=True))
     rows = labels_of(tmp_path / "out").to_pylist()
-    assert [rows[290][key] for key in ("label", "confidence", "variance", "status", "reasons")] == [None, 0, 1, "abstained", []]
-    assert [rows[labelled][key] for key in ("label", "confidence", "status", "reasons")] == ["ant", 1, "labelled", []]
+    assert [rows[290][key] for key in ("label", "confidence", "variance", "status", "reasons")] == [
+        None,
+        0,
+        1,
+        "abstained",
+        [],
+    ]
+    assert [rows[labelled][key] for key in ("label", "confidence", "status", "reasons")] == [
+        "ant",
+        1,
+        "labelled",
+        [],
+    ]
     assert "not labelled: 2; 1 of them keep the label that was given" in summary["notes"][0]
-    assert json.loads((tmp_path / "out" / "project.json").read_text())["bad_rows"] == [labelled, 290]
+    assert json.loads((tmp_path / "out" / "project.json").read_text())["bad_rows"] == [
+        labelled,
+        290,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -84,29 +116,46 @@ def test_bad_rows_that_are_skipped_keep_what_was_given(tmp_path: Path) -> None:
     [
         ({IDS[0]: "ant", IDS[1]: "ant"}, "are 'ant'; at least two classes are needed"),
         ({IDS[0]: "", IDS[1]: "-1"}, "gives no row a label"),
-        ({IDS[0]: "ant", "nobody": "bee", "no-one": "bee"}, r"rows that are not in .*, 2 in all: 'nobody', 'no-one'"),
+        (
+            {IDS[0]: "ant", "nobody": "bee", "no-one": "bee"},
+            r"rows that are not in .*, 2 in all: 'nobody', 'no-one'",
+        ),
     ],
 )
-def test_labels_that_nothing_can_be_learned_from(tmp_path: Path, labels: dict[str, str], words: str) -> None:
+def test_labels_that_nothing_can_be_learned_from(
+    tmp_path: Path, labels: dict[str, str], words: str
+) -> None:
     with pytest.raises(DataError, match=words):
         label_data(settings(tmp_path, labels=write_labels(tmp_path / "few.csv", labels)))
 
 
 def test_there_must_be_labels_and_ids_need_a_name_of_their_own(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no column called 'label'\. Give a table of them by --labels"):
+    with pytest.raises(
+        DataError, match=r"no column called 'label'\. Give a table of them by --labels"
+    ):
         label_data(settings(tmp_path, labels=None))
-    parquet.write_table(pyarrow.table({"status": IDS, "embedding": list_column(X)}), tmp_path / "data.parquet")
+    parquet.write_table(
+        pyarrow.table({"status": IDS, "embedding": list_column(X)}), tmp_path / "data.parquet"
+    )
     with pytest.raises(DataError, match="Ids cannot be called 'status'"):
         label_data(settings(tmp_path, columns=ColumnOptions(id="status")))
     with pytest.raises(DataError, match=r"The folder of the images is not there.*--images"):
-        label_data(settings(tmp_path, images=tmp_path / "nowhere", columns=ColumnOptions(features="embedding")))
+        label_data(
+            settings(
+                tmp_path, images=tmp_path / "nowhere", columns=ColumnOptions(features="embedding")
+            )
+        )
 
 
 @pytest.mark.slow
 def test_spaces_around_ids_do_not_count(tmp_path: Path) -> None:
-    """Neither in the data nor in a table of labels, so that the labels that were written can be given back."""
+    """Neither in the data nor in a table of labels, so that the labels that were written can be
+    given back.
+    """
     np.savez(tmp_path / "data.npz", x=X, ids=np.array([f" {name} " for name in IDS]))
     first = settings(tmp_path, data=tmp_path / "data.npz")
     label_data(first)
-    again = label_data(replace(first, labels=tmp_path / "out" / "labels.csv", out=tmp_path / "again"))
+    again = label_data(
+        replace(first, labels=tmp_path / "out" / "labels.csv", out=tmp_path / "again")
+    )
     assert again["statuses"]["labelled"] == len(IDS)

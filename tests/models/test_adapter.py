@@ -1,4 +1,6 @@
-"""The adapter is its equation, takes features and nothing else, and goes back onto the network it was trained on."""
+"""The adapter is its equation, takes features and nothing else, and goes back onto the network it
+was trained on.
+"""
 
 import math
 
@@ -18,7 +20,10 @@ def by_hand(adapter: Adapter, features: Tensor) -> Tensor:
         mean = math.fsum(f) / len(f)
         variance = math.fsum((value - mean) ** 2 for value in f) / len(f)
         norm = [(value - mean) / math.sqrt(variance + 1e-5) for value in f]
-        hidden = (math.fsum(w * v for w, v in zip(row, norm, strict=True)) + b for row, b in zip(weight, bias, strict=True))
+        hidden = (
+            math.fsum(w * v for w, v in zip(row, norm, strict=True)) + b
+            for row, b in zip(weight, bias, strict=True)
+        )
         rows.append([max(value, 0.0) for value in hidden])
     return torch.tensor(rows, dtype=torch.float64)
 
@@ -34,7 +39,9 @@ def test_the_adapter_is_its_equation(generator: torch.Generator) -> None:
 def test_scale_and_shift_of_the_features_do_not_matter(generator: torch.Generator) -> None:
     adapter = Adapter(64, width=8)
     features = torch.randn(5, 64, generator=generator)
-    torch.testing.assert_close(adapter(100 * features - 30), adapter(features), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        adapter(100 * features - 30), adapter(features), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_features_without_any_spread_are_numbers_still() -> None:
@@ -59,21 +66,31 @@ def test_impossible_adapters_are_refused(n_inputs: int, width: int) -> None:
 
 
 def test_a_classifier_on_it_has_logits_features_and_heads(generator: torch.Generator) -> None:
-    model = Classifier(Adapter(12, width=6), n_classes=3, heads={"projection": HeadSpec("projection", 4)})
+    model = Classifier(
+        Adapter(12, width=6), n_classes=3, heads={"projection": HeadSpec("projection", 4)}
+    )
     features = torch.randn(5, 12, generator=generator)
     output = model(features)
     assert output.logits.shape == (5, 3)
     assert torch.equal(output.features, model.backbone(features))
     assert output.heads["projection"].shape == (5, 4)
     output.logits.sum().backward()
-    assert all(model.get_parameter(f"backbone.hidden.{name}").grad is not None for name in ("weight", "bias"))
+    assert all(
+        model.get_parameter(f"backbone.hidden.{name}").grad is not None
+        for name in ("weight", "bias")
+    )
 
 
 def test_images_for_an_adapter_and_features_for_a_network_are_refused() -> None:
     adapter, network = Classifier(Adapter(12), n_classes=3), Classifier(SmallCNN(), n_classes=3)
-    with pytest.raises(ValueError, match=r"images must have shape \(M, n_inputs\); got \(2, 3, 8, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"images must have shape \(M, n_inputs\); got \(2, 3, 8, 8\)"
+    ):
         adapter(torch.zeros(2, 3, 8, 8))
-    with pytest.raises(ValueError, match=r"images must have shape \(M, n_inputs\); got \(12,\). Stack single ones first."):
+    with pytest.raises(
+        ValueError,
+        match=r"images must have shape \(M, n_inputs\); got \(12,\). Stack single ones first.",
+    ):
         adapter(torch.zeros(12))
     with pytest.raises(ValueError, match=r"images must have shape \(M, 3, H, W\); got \(2, 12\)"):
         network(torch.zeros(2, 12))

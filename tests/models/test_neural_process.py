@@ -8,7 +8,13 @@ from torch import Tensor, nn
 
 from semigpc.losses import mean_log_probs
 from semigpc.models import Classifier, SmallCNN
-from semigpc.models.neural_process import ContextMemory, Gaussian, NeuralProcess, skew, skewed_divergence
+from semigpc.models.neural_process import (
+    ContextMemory,
+    Gaussian,
+    NeuralProcess,
+    skew,
+    skewed_divergence,
+)
 from semigpc.training.optim import average_of, update_average
 from semigpc.types import HeadSpec
 
@@ -31,7 +37,9 @@ def leaky(v: Tensor) -> Tensor:
     return torch.stack([value if value > 0 else 0.1 * value for value in v])
 
 
-def slow_answer(made: NeuralProcess, h: Tensor, latents: list[Tensor], contexts: list[Tensor], noise: Tensor) -> Tensor:
+def slow_answer(
+    made: NeuralProcess, h: Tensor, latents: list[Tensor], contexts: list[Tensor], noise: Tensor
+) -> Tensor:
     """log p(y | h) of one image, from the equations, with the weights as they are named."""
     w = {name: value.detach() for name, value in made.named_parameters()}
 
@@ -56,19 +64,25 @@ def test_an_answer_is_the_mean_over_samples_given_the_means_of_the_memories() ->
     latents, contexts = rows(7, L), rows(3, L)
     made.latents.write(latents)
     made.contexts.write(contexts)
-    expected = torch.stack([slow_answer(made, row, list(latents), list(contexts), made.noise) for row in h])
+    expected = torch.stack(
+        [slow_answer(made, row, list(latents), list(contexts), made.noise) for row in h]
+    )
     torch.testing.assert_close(made(h), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(made(h).exp().sum(dim=1), torch.ones(5, dtype=torch.float64))
     torch.manual_seed(3)
     other = made.predict(h)
     torch.manual_seed(3)
     noise = torch.randn(T, L, dtype=torch.float64)
-    torch.testing.assert_close(other[0], slow_answer(made, h[0], list(latents), list(contexts), noise), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        other[0], slow_answer(made, h[0], list(latents), list(contexts), noise), rtol=0, atol=1e-12
+    )
 
 
 def test_an_empty_memory_is_an_encoding_of_zero_and_at_the_start_a_known_prior() -> None:
     made, h = head(), rows(3)
-    torch.testing.assert_close(made(h)[0], slow_answer(made, h[0], [], [], made.noise), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        made(h)[0], slow_answer(made, h[0], [], [], made.noise), rtol=0, atol=1e-12
+    )
     fresh = NeuralProcess(D, C)
     mean, sigma = fresh._gaussian(fresh.latents.mean())
     assert mean.tolist() == [0, 0]
@@ -110,7 +124,11 @@ def test_the_divergence_is_that_of_its_definition(seed: int) -> None:
         variance = 1 / ((1 - float(a)) / s_c**2 + float(a) / s_s**2)
         mean = variance * ((1 - float(a)) * m_c / s_c**2 + float(a) * m_s / s_s**2)
         for weight, m, s in ((1 - float(a), m_c, s_c), (float(a), m_s, s_s)):
-            total += weight * 0.5 * (s**2 / variance + (mean - m) ** 2 / variance - 1 + math.log(variance / s**2))
+            total += (
+                weight
+                * 0.5
+                * (s**2 / variance + (mean - m) ** 2 / variance - 1 + math.log(variance / s**2))
+            )
     assert float(skewed_divergence(context, target, a)) == pytest.approx(total, abs=1e-12)
 
 
@@ -121,11 +139,15 @@ def test_the_divergence_of_equals_is_zero_and_of_others_positive() -> None:
             share = torch.tensor(a)
             assert abs(float(skewed_divergence(one, one, share))) < 1e-6
             if a > 1e-6:
-                assert float(skewed_divergence(one, Gaussian(one.mean + sigma, one.sigma), share)) > 0
+                assert (
+                    float(skewed_divergence(one, Gaussian(one.mean + sigma, one.sigma), share)) > 0
+                )
                 assert float(skewed_divergence(one, Gaussian(one.mean, 2 * one.sigma), share)) > 0
 
 
-@pytest.mark.parametrize(("s_c", "s_s"), [(1e-6, 1e6), (1e6, 1e-6), (1e-6, 1e-6), (1e6, 1e6), (0.1, 1e8)])
+@pytest.mark.parametrize(
+    ("s_c", "s_s"), [(1e-6, 1e6), (1e6, 1e-6), (1e-6, 1e-6), (1e6, 1e6), (0.1, 1e8)]
+)
 @pytest.mark.parametrize("a", [1e-8, 0.3, 1 - 1e-7])
 def test_the_divergence_stays_finite_with_its_gradient(s_c: float, s_s: float, a: float) -> None:
     values = torch.tensor([0.3, s_c, -0.4, s_s], requires_grad=True)
@@ -155,7 +177,11 @@ def test_the_skew_is_the_context_s_share_of_the_entropies() -> None:
 
 def test_with_nothing_believed_there_is_nothing_to_diverge_from() -> None:
     made = head()
-    y, targets, mask = torch.tensor([0, 1]), torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.bool)
+    y, targets, mask = (
+        torch.tensor([0, 1]),
+        torch.zeros(3, dtype=torch.int64),
+        torch.zeros(3, dtype=torch.bool),
+    )
     _, logits_s, divergence = made.study(rows(2), y, rows(3), targets, mask)
     assert float(divergence.detach()) == 0
     assert bool(logits_s.isfinite().all())
@@ -163,8 +189,12 @@ def test_with_nothing_believed_there_is_nothing_to_diverge_from() -> None:
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_gradients_that_processes_add_up_count_once(monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
-    """Each computes the head for all rows: a share of the weights' gradient, and all of that of the features."""
+def test_gradients_that_processes_add_up_count_once(
+    monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    """Each computes the head for all rows: a share of the weights' gradient, and all of that of the
+    features.
+    """
     gradients = []
     x, strong = rows(3), rows(4)
     for many in (False, True):
@@ -173,7 +203,9 @@ def test_gradients_that_processes_add_up_count_once(monkeypatch: pytest.MonkeyPa
         made, inputs = head(), [x.clone().requires_grad_(), strong.clone().requires_grad_()]
         torch.manual_seed(5)
         labels, mask = torch.tensor([0, 1, 3]), torch.tensor([True, True, False, True])
-        logits_x, logits_s, divergence = made.study(inputs[0], labels, inputs[1], torch.tensor([2, 1, 0, 3]), mask)
+        logits_x, logits_s, divergence = made.study(
+            inputs[0], labels, inputs[1], torch.tensor([2, 1, 0, 3]), mask
+        )
         loss = logits_x.square().mean() + logits_s.square().mean() + divergence
         gradients.append(torch.autograd.grad(loss, [*inputs, *made.parameters()]))
     for i, (one, shared) in enumerate(zip(*gradients, strict=True)):
@@ -184,7 +216,9 @@ def test_features_of_less_precision_than_the_weights_are_taken_as_they_come() ->
     """A network of float64 hands out float32."""
     made, x, strong = head(), rows(2).float(), rows(3).float()
     assert made.predict(x).dtype == torch.float64
-    answers = made.study(x, torch.tensor([0, 1]), strong, torch.tensor([2, 3, 0]), torch.tensor([True, False, True]))
+    answers = made.study(
+        x, torch.tensor([0, 1]), strong, torch.tensor([2, 3, 0]), torch.tensor([True, False, True])
+    )
     assert all(answer.dtype == torch.float64 for answer in answers)
 
 
@@ -193,7 +227,11 @@ def test_it_is_a_head_of_a_classifier_whose_average_has_the_memory_too() -> None
     made = model.heads["neural_process"]
     assert isinstance(made, NeuralProcess)
     average = average_of(model)
-    x, strong, mask = torch.randn(3, model.n_features), torch.randn(2, model.n_features), torch.tensor([True, False])
+    x, strong, mask = (
+        torch.randn(3, model.n_features),
+        torch.randn(2, model.n_features),
+        torch.tensor([True, False]),
+    )
     made.study(x, torch.tensor([0, 1, 6]), strong, torch.tensor([2, 3]), mask)
     update_average(average, model, 0.5)
     state = average.state_dict()
@@ -202,7 +240,9 @@ def test_it_is_a_head_of_a_classifier_whose_average_has_the_memory_too() -> None
     assert average(torch.zeros(2, 3, 8, 8)).heads["neural_process"].shape == (2, 7)
     again = copy.deepcopy(model)
     again.load_state_dict(state)
-    assert torch.equal(again.eval()(torch.ones(2, 3, 8, 8)).logits, average(torch.ones(2, 3, 8, 8)).logits)
+    assert torch.equal(
+        again.eval()(torch.ones(2, 3, 8, 8)).logits, average(torch.ones(2, 3, 8, 8)).logits
+    )
 
 
 def test_narrow_features_have_a_latent_all_the_same() -> None:

@@ -22,14 +22,23 @@ Weights = dict[str, Tensor]
 
 def tiny_vit(*, patch_size: int = 2, image_size: int = 8, **settings: Any) -> nn.Module:
     vit: nn.Module = VisionTransformer(
-        img_size=image_size, patch_size=patch_size, embed_dim=12, depth=2, num_heads=3, num_classes=0, **settings
+        img_size=image_size,
+        patch_size=patch_size,
+        embed_dim=12,
+        depth=2,
+        num_heads=3,
+        num_classes=0,
+        **settings,
     )
     return vit
 
 
 def random_weights(backbone: nn.Module, seed: int) -> Weights:
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(value.shape, generator=generator) for name, value in backbone.state_dict().items()}
+    return {
+        name: torch.randn(value.shape, generator=generator)
+        for name, value in backbone.state_dict().items()
+    }
 
 
 def prefixed(weights: Weights) -> Weights:
@@ -53,13 +62,29 @@ def dino_file(weights: Weights) -> dict[str, object]:
 def msn_file(weights: Weights) -> dict[str, object]:
     tops = {"fc.fc1.weight": torch.ones(3, 12), "fc.bn1.running_mean": torch.ones(3)}
     online = {name: value + 1 for name, value in weights.items()}
-    optimizer = {"state": {0: {"step": 1, "exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999)}]}
-    networks = {"encoder": prefixed({**online, **tops}), "target_encoder": prefixed({**weights, **tops})}
-    return {**networks, "prototypes": torch.ones(4, 3), "opt": optimizer, "epoch": 800, "loss": 1.5, "scaler": None}
+    optimizer = {
+        "state": {0: {"step": 1, "exp_avg": torch.ones(2)}},
+        "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999)}],
+    }
+    networks = {
+        "encoder": prefixed({**online, **tops}),
+        "target_encoder": prefixed({**weights, **tops}),
+    }
+    return {
+        **networks,
+        "prototypes": torch.ones(4, 3),
+        "opt": optimizer,
+        "epoch": 800,
+        "loss": 1.5,
+        "scaler": None,
+    }
 
 
 def timm_file(weights: Weights) -> dict[str, object]:
-    return {"state_dict": {**weights, "head.weight": torch.ones(5, 12), "head.bias": torch.ones(5)}, "arch": "vit"}
+    return {
+        "state_dict": {**weights, "head.weight": torch.ones(5, 12), "head.bias": torch.ones(5)},
+        "arch": "vit",
+    }
 
 
 FILES = {"usb": usb_file, "dino": dino_file, "msn": msn_file, "timm": timm_file}
@@ -106,17 +131,24 @@ def test_convolutional_networks_round_trip_with_their_running_statistics(tmp_pat
 
 def test_step_counts_of_batch_norm_may_be_absent() -> None:
     network = SmallCNN(4)
-    report = load_weights(network, {k: v for k, v in network.state_dict().items() if "tracked" not in k})
+    report = load_weights(
+        network, {k: v for k, v in network.state_dict().items() if "tracked" not in k}
+    )
     assert len(report.loaded) == 15
 
 
-@pytest.mark.parametrize("name", ["patch_embed.proj.weight", "pos_embed", "cls_token", "blocks.1.mlp.fc2.bias", "norm.weight"])
+@pytest.mark.parametrize(
+    "name",
+    ["patch_embed.proj.weight", "pos_embed", "cls_token", "blocks.1.mlp.fc2.bias", "norm.weight"],
+)
 @pytest.mark.parametrize("layout", FILES)
 def test_a_missing_part_is_named_and_nothing_is_loaded(layout: str, name: str) -> None:
     vit = tiny_vit()
     before, weights = {k: v.clone() for k, v in vit.state_dict().items()}, random_weights(vit, 1)
     del weights[name]
-    with pytest.raises(ValueError, match=rf"must be in the given weights; missing: {name}\. Not used"):
+    with pytest.raises(
+        ValueError, match=rf"must be in the given weights; missing: {name}\. Not used"
+    ):
         load_weights(vit, FILES[layout](weights))
     assert_holds(vit, before)
 
@@ -129,7 +161,9 @@ def test_a_convolutional_network_misses_any_of_its_parts() -> None:
         load_weights(network, weights)
 
 
-def test_unexpected_parts_are_reported_and_fc_norm_is_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_parts_are_reported_and_fc_norm_is_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     vit = tiny_vit()
     weights = random_weights(vit, 1)
     extra = {"fc_norm.weight": torch.ones(12), "blocks.2.norm1.weight": torch.ones(12)}
@@ -155,7 +189,9 @@ def test_fc_norm_is_loaded_where_the_backbone_has_one() -> None:
 def test_msn_is_read_from_the_target_and_never_from_the_online_encoder() -> None:
     contents = msn_file(random_weights(tiny_vit(), 1))
     del contents["target_encoder"]
-    with pytest.raises(ValueError, match=r"missing: cls_token, .* Not used from the file: prototypes\."):
+    with pytest.raises(
+        ValueError, match=r"missing: cls_token, .* Not used from the file: prototypes\."
+    ):
         load_weights(tiny_vit(), contents)
 
 
@@ -175,12 +211,18 @@ def test_positions_are_resized_bicubically_and_the_class_token_kept(image_size: 
 
 
 def test_resizing_keeps_a_smooth_field_in_place() -> None:
-    """Positions that are their own coordinates stay so on a finer grid, to the 0.05 by which this cubic bends a line."""
+    """Positions that are their own coordinates stay so on a finer grid, to the 0.05 by which this
+    cubic bends a line.
+    """
     rows, columns = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
     coordinates = torch.stack([rows, columns], dim=-1).reshape(1, 64, 2)
-    fine = resize_positions(torch.cat([torch.zeros(1, 1, 2), coordinates], dim=1), 257)[:, 1:].reshape(16, 16, 2)
+    fine = resize_positions(torch.cat([torch.zeros(1, 1, 2), coordinates], dim=1), 257)[
+        :, 1:
+    ].reshape(16, 16, 2)
     expected = (torch.arange(16.0) + 0.5) / 2 - 0.5
-    torch.testing.assert_close(fine[4:12, 4:12, 0], expected[4:12, None].expand(8, 8), atol=0.05, rtol=0)
+    torch.testing.assert_close(
+        fine[4:12, 4:12, 0], expected[4:12, None].expand(8, 8), atol=0.05, rtol=0
+    )
     torch.testing.assert_close(fine[4:12, 4:12, 1], expected[4:12].expand(8, 8), atol=0.05, rtol=0)
 
 
@@ -191,7 +233,10 @@ def test_a_grid_that_is_not_square_is_refused() -> None:
 
 def test_kernels_of_another_patch_are_refused_and_other_shapes_listed() -> None:
     small, vit = tiny_vit(), tiny_vit(patch_size=16, image_size=64)
-    with pytest.raises(ValueError, match=r"backbone's size, 2x2; the given weights has 16x16\. Kernels are not resized"):
+    with pytest.raises(
+        ValueError,
+        match=r"backbone's size, 2x2; the given weights has 16x16\. Kernels are not resized",
+    ):
         load_weights(small, random_weights(vit, 1))
     weights = random_weights(small, 1)
     weights["norm.bias"] = torch.zeros(7)
@@ -217,14 +262,19 @@ def test_code_in_a_file_is_refused_and_never_run(kind: str, tmp_path: Path) -> N
         path.write_bytes(pickle.dumps({"opt": Payload(trace)}, protocol=2))
     else:
         torch.save(contents, path, _use_new_zipfile_serialization=kind == "zip")
-    with pytest.raises(ValueError, match=r"would run code from.*torch\.save the part that holds the weights") as refusal:
+    with pytest.raises(
+        ValueError, match=r"would run code from.*torch\.save the part that holds the weights"
+    ) as refusal:
         load_weights(tiny_vit(), path)
     assert not trace.exists()
     assert ("pathlib.Path" if kind == "zip" else "getattr") in str(refusal.value)
 
 
 def test_harmless_objects_beside_the_weights_are_named_too(tmp_path: Path) -> None:
-    torch.save({"target_encoder": random_weights(tiny_vit(), 1), "opt": math.fsum}, tmp_path / "msn.pth.tar")
+    torch.save(
+        {"target_encoder": random_weights(tiny_vit(), 1), "opt": math.fsum},
+        tmp_path / "msn.pth.tar",
+    )
     with pytest.raises(ValueError, match=r"also holds math\.fsum.*for MSN \{'target_encoder'"):
         load_weights(tiny_vit(), tmp_path / "msn.pth.tar")
 
@@ -246,7 +296,8 @@ def test_what_is_no_weight_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must hold a dict; .* holds a Tensor"):
         load_weights(tiny_vit(), tmp_path / "tensor.pth")
     with pytest.raises(
-        ValueError, match=r"at the top level or at one of 'target_encoder', 'model', 'state_dict'.*but student, teacher"
+        ValueError,
+        match=r"at the top level or at one of 'target_encoder', 'model', 'state_dict'.*but student, teacher",
     ):
         load_weights(tiny_vit(), {"student": {}, "teacher": {}})
 

@@ -10,21 +10,29 @@ from semigpc.models.heads import Classifier
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 3), (8, 8), (8, 11), (28, 28), (32, 32)])
-def test_images_of_any_size_become_one_feature_each(size: tuple[int, int], generator: torch.Generator) -> None:
+def test_images_of_any_size_become_one_feature_each(
+    size: tuple[int, int], generator: torch.Generator
+) -> None:
     features = SmallCNN(8)(torch.randn(2, 3, *size, generator=generator))
     assert features.shape == (2, 32)
     assert features.isfinite().all()
 
 
-@pytest.mark.parametrize(("size", "last_map"), [(3, 3), (4, 2), (8, 2), (16, 4), (32, 4), (28, 3), (17, 2)])
+@pytest.mark.parametrize(
+    ("size", "last_map"), [(3, 3), (4, 2), (8, 2), (16, 4), (32, 4), (28, 3), (17, 2)]
+)
 def test_halves_only_while_two_by_two_pixels_are_left(size: int, last_map: int) -> None:
     network, seen = SmallCNN(4), []
-    network.blocks[-1].register_forward_hook(lambda _module, _inputs, maps: seen.append(maps.shape[-2:]))
+    network.blocks[-1].register_forward_hook(
+        lambda _module, _inputs, maps: seen.append(maps.shape[-2:])
+    )
     network(torch.zeros(2, 3, size, size))
     assert seen == [(last_map, last_map)]
 
 
-def test_evaluation_judges_each_image_alone_and_training_does_not(generator: torch.Generator) -> None:
+def test_evaluation_judges_each_image_alone_and_training_does_not(
+    generator: torch.Generator,
+) -> None:
     network, images = SmallCNN(8), torch.randn(6, 3, 8, 8, generator=generator)
     together = network(images)
     assert not torch.allclose(network(images[:3]), together[:3], atol=1e-3)
@@ -62,7 +70,10 @@ def test_learns_digits(generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize(
     ("width", "momentum", "message"),
-    [(0, 0.1, "width must be at least 1; got 0"), (8, 0.0, r"momentum must lie in \(0, 1\]; got 0\.0")],
+    [
+        (0, 0.1, "width must be at least 1; got 0"),
+        (8, 0.0, r"momentum must lie in \(0, 1\]; got 0\.0"),
+    ],
 )
 def test_refuses_what_makes_no_network(width: int, momentum: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -12,15 +12,21 @@ from semigpc.models.convnets import Unit
 def test_wrn_28_2_has_its_28_layers_128_features_and_a_million_and_a_half_parameters() -> None:
     network = WideResNet()
     assert network.num_features == 128
-    three_by_three = [m for m in network.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
+    three_by_three = [
+        m for m in network.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)
+    ]
     assert len(three_by_three) + 3 == 28  # three 1x1 shortcuts are counted by tradition
     assert sum(p.numel() for p in network.parameters()) == 1_466_336
     assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 128)
 
 
 @pytest.mark.parametrize("block", [0, 1, 2])
-def test_a_unit_that_changes_shape_convolves_what_it_has_normalised(block: int, generator: torch.Generator) -> None:
-    """With bn1 silenced nothing but the shortcut is left; USB's blocks 2 and 3 convolve their raw input and fail here."""
+def test_a_unit_that_changes_shape_convolves_what_it_has_normalised(
+    block: int, generator: torch.Generator
+) -> None:
+    """With bn1 silenced nothing but the shortcut is left; USB's blocks 2 and 3 convolve their raw
+    input and fail here.
+    """
     unit = WideResNet(10).blocks[block][0]  # type: ignore[index]
     x = torch.randn(4, unit.bn1.num_features, 8, 8, generator=generator)
     nn.init.zeros_(unit.bn1.weight)
@@ -32,7 +38,11 @@ def test_a_unit_that_changes_shape_convolves_what_it_has_normalised(block: int, 
 def test_every_parameter_is_reached_by_the_gradient(generator: torch.Generator) -> None:
     network = WideResNet(10)
     network(torch.randn(4, 3, 16, 16, generator=generator)).square().sum().backward()
-    reached = {name for name, p in network.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    reached = {
+        name
+        for name, p in network.named_parameters()
+        if p.grad is not None and p.grad.abs().sum() > 0
+    }
     # The first batch norm takes the stem's bias out again, so that its gradient is rounding alone.
     assert reached | {"stem.bias"} == {name for name, _ in network.named_parameters()}
 
@@ -62,7 +72,11 @@ def test_batch_norms_and_biases_are_the_recipes() -> None:
     norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
     assert {norm.momentum for norm in norms} == {0.001}
     assert network.norm.eps == 1e-3
-    biased = [name for name, m in network.named_modules() if isinstance(m, nn.Conv2d) and m.bias is not None]
+    biased = [
+        name
+        for name, m in network.named_modules()
+        if isinstance(m, nn.Conv2d) and m.bias is not None
+    ]
     assert biased == ["stem"]
 
 
@@ -78,8 +92,14 @@ def test_starts_kaiming_normal_by_fan_out_and_its_classifier_xavier_normal_witho
 
 @pytest.mark.parametrize(
     ("depth", "widen", "message"),
-    [(27, 2, r"depth must be 6 n \+ 4.*got 27"), (4, 2, "got 4"), (28, 0, "widen must be at least 1; got 0")],
+    [
+        (27, 2, r"depth must be 6 n \+ 4.*got 27"),
+        (4, 2, "got 4"),
+        (28, 0, "widen must be at least 1; got 0"),
+    ],
 )
-def test_refuses_depths_without_a_whole_number_of_units(depth: int, widen: int, message: str) -> None:
+def test_refuses_depths_without_a_whole_number_of_units(
+    depth: int, widen: int, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         WideResNet(depth, widen)

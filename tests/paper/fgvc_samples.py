@@ -1,4 +1,6 @@
-"""The published split files of the fine-grained sets, whole or cut short, with an image for every path they list."""
+"""The published split files of the fine-grained sets, whole or cut short, with an image for every
+path they list.
+"""
 
 import os
 from collections import Counter
@@ -15,7 +17,9 @@ PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "fgvc_splits"
 LINKS = 40_000  # to one file, of which a file system allows so many
 NAMES = tuple(BENCHMARKS)
 
-needs_published = pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"the published split files are not in {PUBLISHED}")
+needs_published = pytest.mark.skipif(
+    not PUBLISHED.is_dir(), reason=f"the published split files are not in {PUBLISHED}"
+)
 
 
 def lines(name: str, split: str) -> list[str]:
@@ -57,34 +61,51 @@ def first_of_each(rows: Iterable[str], most: int) -> list[str]:
 
 
 def write_small_set(root: Path, name: str, *, each: int = 1, unlabeled: int = 40) -> Path:
-    """A set in ``root/name`` with ``each`` published lines a class in every labelled part, and a few unlabelled ones.
+    """A set in ``root/name`` with ``each`` published lines a class in every labelled part, and a
+    few unlabelled ones.
 
     Semi-iNat's lists of unlabelled images are not stored here, so its lines are made up.
     """
     folder = root / name
     parts = {split: first_of_each(lines(name, split), each) for split in ("l_train_val", "test")}
     if name == "semi_inat":
-        parts |= {part: [f"u_train/{part}{i}.jpg {-1 if i % 2 else i}" for i in range(unlabeled)] for part in ("in", "out")}
-        parts = {{"in": "u_train_in", "out": "u_train_out"}.get(part, part): rows for part, rows in parts.items()}
+        parts |= {
+            part: [f"u_train/{part}{i}.jpg {-1 if i % 2 else i}" for i in range(unlabeled)]
+            for part in ("in", "out")
+        }
+        parts = {
+            {"in": "u_train_in", "out": "u_train_out"}.get(part, part): rows
+            for part, rows in parts.items()
+        }
     else:
         parts |= {split: lines(name, split)[:unlabeled] for split in ("u_train_in", "u_train_out")}
     for split, rows in parts.items():
         write_lines(folder / f"{split}.txt", rows)
     if "u_train_in_oracle" in BENCHMARKS[name].files:
         write_lines(folder / "u_train_in_oracle.txt", lines(name, "u_train_in_oracle"))
-    write_images_of(folder / BENCHMARKS[name].image_folder, (row for rows in parts.values() for row in rows))
+    write_images_of(
+        folder / BENCHMARKS[name].image_folder, (row for rows in parts.values() for row in rows)
+    )
     return folder
 
 
 def write_made_up_set(root: Path, *, unlabeled: int = 7) -> Path:
-    """``root/cub`` with two labelled and two test images of each of its classes; needs no published file."""
+    """``root/cub`` with two labelled and two test images of each of its classes; needs no published
+    file.
+    """
     folder = root / "cub"
     name = "{id:03d}.Bird_{id}/{part} {i}.jpg"  # with a space, as SemiFungi has
     rows = {
-        split: [f"{name.format(id=2 * c + 1, part=split, i=i)} {c}" for c in range(BENCHMARKS["cub"].classes) for i in range(2)]
+        split: [
+            f"{name.format(id=2 * c + 1, part=split, i=i)} {c}"
+            for c in range(BENCHMARKS["cub"].classes)
+            for i in range(2)
+        ]
         for split in ("l_train_val", "test")
     }
-    rows["u_train_in"] = [f"{name.format(id=2 * c + 1, part='u', i=0)} {c}" for c in range(unlabeled)]
+    rows["u_train_in"] = [
+        f"{name.format(id=2 * c + 1, part='u', i=0)} {c}" for c in range(unlabeled)
+    ]
     for split, own in rows.items():
         write_lines(folder / f"{split}.txt", own)
     write_images_of(folder / "images", (row for own in rows.values() for row in own))

@@ -1,4 +1,6 @@
-"""Prices against counting: images that really go through a network, and operations worked out by hand."""
+"""Prices against counting: images that really go through a network, and operations worked out by
+hand.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -30,7 +32,16 @@ from semigpc.refiners import REFINERS
 from semigpc.training import Experiment, TrainConfig
 from semigpc.training.experiment import FrozenConfig
 from semigpc.types import Clock, ModelOutput, Networks
-from tests.algorithms.tiny import LABELED, UNLABELED, TinyNetwork, configure, make_algorithm, make_refiner, seeded, stream
+from tests.algorithms.tiny import (
+    LABELED,
+    UNLABELED,
+    TinyNetwork,
+    configure,
+    make_algorithm,
+    make_refiner,
+    seeded,
+    stream,
+)
 
 
 class Counting(TinyNetwork):
@@ -55,7 +66,9 @@ class Counting(TinyNetwork):
         ("remixmatch", {"rotation_weight": 0.0}),
     ],
 )
-def test_as_many_images_are_counted_as_go_through_the_network(algorithm: str, options: dict[str, Any], refiner: str) -> None:
+def test_as_many_images_are_counted_as_go_through_the_network(
+    algorithm: str, options: dict[str, Any], refiner: str
+) -> None:
     own: dict[str, Any] = {} if refiner == "none" else {"buffer_size": 32}
     counts = {True: 0, False: 0}
     networks = Networks(Counting(counts), Counting(counts))
@@ -70,7 +83,9 @@ def test_as_many_images_are_counted_as_go_through_the_network(algorithm: str, op
 
 
 def vit_flop(tokens: int, width: int, patch: int, depth: int = 12) -> int:
-    """2 (patches + depth (qkv, attention twice, projection, MLP)), without norms and the classifier."""
+    """2 (patches + depth (qkv, attention twice, projection, MLP)), without norms and the
+    classifier.
+    """
     patches = (tokens - 1) * 3 * patch**2 * width
     block = 12 * tokens * width**2 + 2 * tokens**2 * width
     return 2 * (patches + depth * block)
@@ -84,8 +99,12 @@ def vit_flop(tokens: int, width: int, patch: int, depth: int = 12) -> int:
         ("vit_small_patch16_224", 224, 197, 384, 16),
     ],
 )
-def test_a_forward_pass_costs_what_it_should(name: str, size: int, tokens: int, width: int, patch: int) -> None:
-    assert forward_flop(ModelConfig(name=name), size) == pytest.approx(vit_flop(tokens, width, patch), rel=1e-4)
+def test_a_forward_pass_costs_what_it_should(
+    name: str, size: int, tokens: int, width: int, patch: int
+) -> None:
+    assert forward_flop(ModelConfig(name=name), size) == pytest.approx(
+        vit_flop(tokens, width, patch), rel=1e-4
+    )
 
 
 def test_a_step_of_the_gp_costs_what_the_engine_computes() -> None:
@@ -108,7 +127,9 @@ def test_a_step_of_the_gp_costs_what_the_engine_computes() -> None:
     def in_place(_: Any, first: Any, second: Any, **__: Any) -> int:
         return int(2 * first[0] * first[1] * second[1])
 
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: in_place}) as counter:
+    with FlopCounterMode(
+        display=False, custom_mapping={torch.ops.aten.addmm_: in_place}
+    ) as counter:
         steps(cycle)
     assert engine.inverse.folds == 1
     operations, traffic = gp_step(rows, batch, queries, width, classes)
@@ -123,7 +144,16 @@ def test_the_gp_of_the_paper_costs_what_the_spec_counts() -> None:
 
 
 SLOW = Machine(name="slow", float32=2000.0, float64=400.0, bandwidth=200.0, share=0.5, workers=0)
-RUN = Cost(steps=3600, views=6000, learnt=24, looked_at=8, judged=3600 * 100_000, flop=10, gp_flop=200.0, gp_traffic=300.0)
+RUN = Cost(
+    steps=3600,
+    views=6000,
+    learnt=24,
+    looked_at=8,
+    judged=3600 * 100_000,
+    flop=10,
+    gp_flop=200.0,
+    gp_traffic=300.0,
+)
 
 
 def test_the_hours_of_a_run() -> None:
@@ -140,7 +170,11 @@ def test_workers_load_while_the_rest_computes() -> None:
     assert hours.loading == pytest.approx(0.5)
     assert hours.total == pytest.approx(0.8 + 4 + 1000)
     photographs = replace(RUN, style="resize", judged=0).hours(replace(SLOW, workers=2))
-    assert photographs.total == photographs.loading == pytest.approx(6000 / TRAINING_VIEWS["resize"] / 2)
+    assert (
+        photographs.total
+        == photographs.loading
+        == pytest.approx(6000 / TRAINING_VIEWS["resize"] / 2)
+    )
 
 
 def test_a_row_of_the_paper() -> None:
@@ -171,8 +205,14 @@ def test_a_frozen_network_sees_every_image_once() -> None:
 
 def test_training_images_of_the_sets() -> None:
     assert training_images(cifar10_lt(root="/data").data) == 12_406
-    assert training_images(cifar10_lt(root="/data").override(["data.split.overlap=disjoint"]).data) == 12_406 + 3720
+    assert (
+        training_images(cifar10_lt(root="/data").override(["data.split.overlap=disjoint"]).data)
+        == 12_406 + 3720
+    )
     assert training_images(fgvc(root="/data", benchmark="cub").data) == 1000 + 3885
     assert training_images(fgvc(root="/data", benchmark="semi_inat").data) == 13_771 + 91_336
-    assert training_images(fgvc(root="/data").override(["data.unlabeled=in+out"]).data) == 5959 + 26_640 + 122_208
+    assert (
+        training_images(fgvc(root="/data").override(["data.unlabeled=in+out"]).data)
+        == 5959 + 26_640 + 122_208
+    )
     assert training_images(DigitsConfig()) == 0

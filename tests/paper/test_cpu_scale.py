@@ -20,8 +20,16 @@ BOTH = pytest.mark.parametrize("features", ["live", "cached"])
 
 @pytest.fixture
 def paper() -> Callable[..., Experiment]:
-    def make(setting: Literal["A", "B"] = "A", algorithm: str = "simmatch", labels: int = 4) -> Experiment:
-        return cifar10_lt(root="data", setting=setting, imbalance_ratio=100, labels_per_class=labels, algorithm=algorithm)
+    def make(
+        setting: Literal["A", "B"] = "A", algorithm: str = "simmatch", labels: int = 4
+    ) -> Experiment:
+        return cifar10_lt(
+            root="data",
+            setting=setting,
+            imbalance_ratio=100,
+            labels_per_class=labels,
+            algorithm=algorithm,
+        )
 
     return make
 
@@ -51,7 +59,9 @@ def test_setting_b_keeps_its_labels_and_leaves_them_out_of_the_unlabelled_images
 
 @BOTH
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
-def test_every_algorithm_can_be_cut_and_written_down(features: Scale, algorithm: str, paper: Callable[..., Experiment]) -> None:
+def test_every_algorithm_can_be_cut_and_written_down(
+    features: Scale, algorithm: str, paper: Callable[..., Experiment]
+) -> None:
     small = shrink(paper(algorithm=algorithm), features)
     assert small.algorithm_name == algorithm
     assert small.train.steps <= 2000
@@ -60,7 +70,9 @@ def test_every_algorithm_can_be_cut_and_written_down(features: Scale, algorithm:
 
 
 @BOTH
-def test_semigpc_has_the_defaults_but_for_the_size_of_its_buffer(features: Scale, paper: Callable[..., Experiment]) -> None:
+def test_semigpc_has_the_defaults_but_for_the_size_of_its_buffer(
+    features: Scale, paper: Callable[..., Experiment]
+) -> None:
     for setting in ("A", "B"):
         refiner = shrink(paper(setting), features).refiner
         assert isinstance(refiner, GPConfig)
@@ -91,14 +103,22 @@ def test_photographs_keep_their_split_and_their_way_of_being_cropped(features: S
 
 def test_a_frozen_network_sees_images_normalised_as_it_was_trained() -> None:
     experiment = on_cached_features(digits())
-    assert experiment.augment.mean == experiment.augment.std == (0.5, 0.5, 0.5)  # EfficientNet-Lite0
+    assert (
+        experiment.augment.mean == experiment.augment.std == (0.5, 0.5, 0.5)
+    )  # EfficientNet-Lite0
     assert not experiment.augment.flip  # digits are never mirrored
-    assert input_statistics("resnet18")[0] == input_statistics("small_cnn")[0] == (0.485, 0.456, 0.406)
+    assert (
+        input_statistics("resnet18")[0] == input_statistics("small_cnn")[0] == (0.485, 0.456, 0.406)
+    )
 
 
 @BOTH
 def test_the_refiner_acts_in_every_generation_of_an_add_on(features: Scale) -> None:
     full = cifar10_lt(root="data", imbalance_ratio=100, addon="crest")
-    for experiment in (shrink(full, features), shorten(full, 60), shorten(shrink(full, features), 12)):
+    for experiment in (
+        shrink(full, features),
+        shorten(full, 60),
+        shorten(shrink(full, features), 12),
+    ):
         assert experiment.addon.generations == 6
         assert experiment.refiner.warmup_steps <= experiment.train.steps // 12

@@ -1,4 +1,6 @@
-"""The fine-grained sets: published parts, labels that stay away from training, and what is said when something is wrong."""
+"""The fine-grained sets: published parts, labels that stay away from training, and what is said
+when something is wrong.
+"""
 
 import json
 import shutil
@@ -47,7 +49,7 @@ def check_sound(data: Splits) -> None:
     assert len(set(names)) == len(names)
 
 
-# The published parts -------------------------------------------------------------------------------------------------
+# The published parts ------------------------------------------------------------------------------
 
 
 @needs_published
@@ -58,9 +60,19 @@ def test_the_published_parts_are_loaded_whole(tmp_path: Path, name: str) -> None
     data = load(config(name, tmp_path, splits=str(PUBLISHED)), seed=0)
     assert data.test is not None
     counts = data.class_counts
-    assert (len(data.labeled), len(data.unlabeled), len(data.test), data.n_classes, counts.max(), counts.min()) == SIZES[name]
+    assert (
+        len(data.labeled),
+        len(data.unlabeled),
+        len(data.test),
+        data.n_classes,
+        counts.max(),
+        counts.min(),
+    ) == SIZES[name]
     check_sound(data)
-    assert np.bincount(data.test.labels).tolist() == [len(data.test) // data.n_classes] * data.n_classes
+    assert (
+        np.bincount(data.test.labels).tolist()
+        == [len(data.test) // data.n_classes] * data.n_classes
+    )
     assert data.validation is None
     assert data.notes == ()
     assert data.labeled[0].size == (20, 18)
@@ -76,7 +88,9 @@ def test_semi_inat_is_loaded_whole_but_for_its_unlabelled_images(tmp_path: Path)
         write_lines(folder / f"{split}.txt", lines("semi_inat", split))
     made_up = [f"u_train/{i}.jpg {label}" for i, label in enumerate((-1, 0, 809))]
     write_lines(folder / "u_train_in.txt", made_up)
-    write_images_of(folder, [*lines("semi_inat", "l_train_val"), *lines("semi_inat", "test"), *made_up])
+    write_images_of(
+        folder, [*lines("semi_inat", "l_train_val"), *lines("semi_inat", "test"), *made_up]
+    )
     data = load(config("semi_inat", tmp_path), seed=0)
     check_sound(data)
     assert data.test is not None
@@ -104,10 +118,14 @@ def test_cub_with_all_its_oddities(tmp_path: Path) -> None:
     assert sum(len(image_set) for _, image_set in data.parts()) == 11788  # all of CUB-200-2011
     assert data.validation is not None
     assert (len(data.labeled), len(data.validation), len(data.unlabeled)) == (500, 500, 3885 + 5903)
-    # Seen classes have odd numbers in CUB; the label column of U_in tells them, and is the truth and nothing else.
+    # Seen classes have odd numbers in CUB; the label column of U_in tells them, and is the truth
+    # and nothing else.
     assert data.class_names[:2] == ("001.Black_footed_Albatross", "003.Sooty_Albatross")
     folders = [int(name[:3]) for name in data.unlabeled.names]
-    assert all(number == 2 * truth + 1 for number, truth in zip(folders[:3885], data.unlabeled_truth[:3885], strict=True))
+    assert all(
+        number == 2 * truth + 1
+        for number, truth in zip(folders[:3885], data.unlabeled_truth[:3885], strict=True)
+    )
     assert (data.unlabeled_truth[3885:] == -1).all()
     assert all(number % 2 == 0 for number in folders[3885:])
 
@@ -118,7 +136,9 @@ def test_the_truth_comes_from_the_oracle_whose_order_is_another(tmp_path: Path) 
     data = load(config("semi_fungi", tmp_path), seed=0)
     told = dict(row.rsplit(" ", 1) for row in lines("semi_fungi", "u_train_in_oracle"))
     assert data.unlabeled_truth.tolist() == [int(told[name]) for name in data.unlabeled.names]
-    assert [data.class_names[c] for c in data.unlabeled_truth] == [name.split("/")[1] for name in data.unlabeled.names]
+    assert [data.class_names[c] for c in data.unlabeled_truth] == [
+        name.split("/")[1] for name in data.unlabeled.names
+    ]
     assert data.unlabeled.names[0].endswith(".JPG")
 
     (folder / "u_train_in_oracle.txt").unlink()
@@ -135,13 +155,17 @@ def test_images_of_other_classes_have_no_truth(tmp_path: Path) -> None:
         assert (data.unlabeled_truth[:40] >= 0).any()
         assert (data.unlabeled_truth[40:] == -1).all()
         assert data.unlabeled_out is not None
-        assert data.unlabeled_out.tolist() == [False] * 40 + [True] * 40, "also where the class of U_in is not known"
+        assert data.unlabeled_out.tolist() == [False] * 40 + [True] * 40, (
+            "also where the class of U_in is not known"
+        )
         only_in = load(config(name, tmp_path), seed=0)
         assert only_in.unlabeled_out is None
         assert only_in.unlabeled.names == data.unlabeled.names[:40]
 
 
-def test_the_label_column_of_unlabelled_images_changes_nothing_but_the_truth(tmp_path: Path) -> None:
+def test_the_label_column_of_unlabelled_images_changes_nothing_but_the_truth(
+    tmp_path: Path,
+) -> None:
     folder = write_made_up_set(tmp_path)
     before = load(config("cub", tmp_path), seed=0)
     assert before.unlabeled_truth.tolist() == list(range(7))
@@ -165,7 +189,7 @@ def test_both_layouts_and_split_files_elsewhere(tmp_path: Path) -> None:
     assert apart.labeled[3].size == (20, 18)
 
 
-# Training ------------------------------------------------------------------------------------------------------------
+# Training -----------------------------------------------------------------------------------------
 
 
 @needs_published
@@ -178,7 +202,15 @@ def test_every_set_trains(tmp_path: Path, name: str) -> None:
         model=ModelConfig(name="small_cnn"),
         algorithm=FixMatchConfig(),
         refiner=GPConfig(buffer_size=64, warmup_steps=1),
-        train=TrainConfig(steps=4, epoch_steps=2, warmup_steps=1, eval_steps=4, checkpoint_steps=4, workers=0, threads=1),
+        train=TrainConfig(
+            steps=4,
+            epoch_steps=2,
+            warmup_steps=1,
+            eval_steps=4,
+            checkpoint_steps=4,
+            workers=0,
+            threads=1,
+        ),
     )
     assert Experiment.from_plain(json.loads(json.dumps(experiment.to_plain()))) == experiment
     summary = train(experiment, tmp_path / "run")
@@ -188,18 +220,24 @@ def test_every_set_trains(tmp_path: Path, name: str) -> None:
     assert split["unlabeled"] == (80 if name == "cub" else 40)
 
 
-# What is wrong -------------------------------------------------------------------------------------------------------
+# What is wrong ------------------------------------------------------------------------------------
 
 
 def test_folders_and_split_files_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"SemiCUB is not there: looked for .*/cub and .*/semi_fgvc/cub\. Check the path\."):
+    with pytest.raises(
+        DataError,
+        match=r"SemiCUB is not there: looked for .*/cub and .*/semi_fgvc/cub\. Check the path\.",
+    ):
         load(config("cub", tmp_path), seed=0)
     folder = write_made_up_set(tmp_path)
-    with pytest.raises(DataError, match="seems to be the folder of the set itself; give the folder above it"):
+    with pytest.raises(
+        DataError, match="seems to be the folder of the set itself; give the folder above it"
+    ):
         load(config("cub", folder), seed=0)
     (folder / "u_train_in.txt").unlink()
     with pytest.raises(
-        DataError, match=r"split file .*cub/u_train_in.txt is not there.*ssl-evaluation, folder data/cub: put them"
+        DataError,
+        match=r"split file .*cub/u_train_in.txt is not there.*ssl-evaluation, folder data/cub: put them",
     ):
         load(config("cub", tmp_path), seed=0)
 
@@ -236,9 +274,13 @@ def test_every_image_has_an_archive(name: str, path: str, words: str) -> None:
 def test_a_image_in_two_parts_is_refused(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path)
     rows = (folder / "test.txt").read_text().splitlines()
-    write_lines(folder / "l_train_val.txt", [*(folder / "l_train_val.txt").read_text().splitlines(), rows[6]])
+    write_lines(
+        folder / "l_train_val.txt",
+        [*(folder / "l_train_val.txt").read_text().splitlines(), rows[6]],
+    )
     with pytest.raises(
-        DataError, match=r"line 7 of .*test.txt lists 007.Bird_7/test 0.jpg, which line 201 of .*l_train_val.txt has too"
+        DataError,
+        match=r"line 7 of .*test.txt lists 007.Bird_7/test 0.jpg, which line 201 of .*l_train_val.txt has too",
     ):
         load(config("cub", tmp_path), seed=0)
 
@@ -247,7 +289,10 @@ def test_a_malformed_line_is_refused(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path)
     rows = (folder / "l_train_val.txt").read_text().splitlines()
     write_lines(folder / "l_train_val.txt", [*rows, "001.Bird_1/more.jpg 100"])
-    with pytest.raises(DataError, match=r"Line 201 of .*l_train_val.txt cannot be used: labels here must be in \[0, 100\)"):
+    with pytest.raises(
+        DataError,
+        match=r"Line 201 of .*l_train_val.txt cannot be used: labels here must be in \[0, 100\)",
+    ):
         load(config("cub", tmp_path), seed=0)
 
 
@@ -280,7 +325,10 @@ def test_a_broken_image_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"benchmark": "aves"}, "benchmark must be one of semi_aves, semi_fungi, semi_inat, cub; got 'aves'"),
+        (
+            {"benchmark": "aves"},
+            "benchmark must be one of semi_aves, semi_fungi, semi_inat, cub; got 'aves'",
+        ),
         ({"labels": "val"}, "labels must be one of l_train_val, l_train; got 'val'"),
         ({"unlabeled": "out"}, r"unlabeled must be one of in, in\+out; got 'out'"),
         (

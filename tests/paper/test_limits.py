@@ -1,4 +1,6 @@
-"""What the paper says of the GP, checked where a laptop can (section 3; the numbers are those of our notes on the method)."""
+"""What the paper says of the GP, checked where a laptop can (section 3; the numbers are those of
+our notes on the method).
+"""
 
 import math
 
@@ -16,7 +18,9 @@ def engine_with(features: torch.Tensor, targets: torch.Tensor, **options: object
     return engine
 
 
-def test_a_small_eta_over_sigma_squared_gives_the_similarity_aggregate(generator: torch.Generator) -> None:
+def test_a_small_eta_over_sigma_squared_gives_the_similarity_aggregate(
+    generator: torch.Generator,
+) -> None:
     draw = clusters(generator, spread=1.0)
     features, targets = draw(60)
     queries = draw(20)[0]
@@ -26,9 +30,16 @@ def test_a_small_eta_over_sigma_squared_gives_the_similarity_aggregate(generator
     assert (engine.mean(queries) / 1e-9 - expected).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize(("count", "eta", "noise_std"), [(1, 1.0, 0.3), (7, 2.0, 0.5), (300, 1.0, 0.316)])
-def test_coincident_points_give_eta_n_over_eta_n_plus_sigma_squared(count: int, eta: float, noise_std: float) -> None:
-    point, target = torch.ones(count, 3, dtype=torch.float64), torch.ones(count, 1, dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("count", "eta", "noise_std"), [(1, 1.0, 0.3), (7, 2.0, 0.5), (300, 1.0, 0.316)]
+)
+def test_coincident_points_give_eta_n_over_eta_n_plus_sigma_squared(
+    count: int, eta: float, noise_std: float
+) -> None:
+    point, target = (
+        torch.ones(count, 3, dtype=torch.float64),
+        torch.ones(count, 1, dtype=torch.float64),
+    )
     engine = engine_with(point, target, kernel=RBF(output_scale=eta), noise_std=noise_std)
     expected = eta * count / (eta * count + noise_std**2)
     assert engine.mean(point[:1]).item() == pytest.approx(expected, rel=1e-10)
@@ -41,7 +52,9 @@ def test_a_far_query_gets_no_confidence(generator: torch.Generator) -> None:
     torch.testing.assert_close(probabilities, torch.full((5, 4), 0.25, dtype=torch.float64))
 
 
-def test_subtracting_one_constant_from_all_targets_changes_no_probability(generator: torch.Generator) -> None:
+def test_subtracting_one_constant_from_all_targets_changes_no_probability(
+    generator: torch.Generator,
+) -> None:
     draw = clusters(generator)
     engine = engine_with(*draw(40))
     queries = draw(10)[0]
@@ -50,7 +63,9 @@ def test_subtracting_one_constant_from_all_targets_changes_no_probability(genera
     torch.testing.assert_close(plain, shifted, rtol=0, atol=1e-12)
 
 
-def test_only_the_ratio_of_noise_to_output_scale_matters_for_the_mean(generator: torch.Generator) -> None:
+def test_only_the_ratio_of_noise_to_output_scale_matters_for_the_mean(
+    generator: torch.Generator,
+) -> None:
     draw = clusters(generator)
     features, targets = draw(40)
     queries = draw(10)[0]
@@ -59,15 +74,21 @@ def test_only_the_ratio_of_noise_to_output_scale_matters_for_the_mean(generator:
     torch.testing.assert_close(one.mean(queries), other.mean(queries), rtol=0, atol=1e-12)
 
 
-def test_on_unit_vectors_the_kernel_is_exp_of_cosine_over_temperature(generator: torch.Generator) -> None:
+def test_on_unit_vectors_the_kernel_is_exp_of_cosine_over_temperature(
+    generator: torch.Generator,
+) -> None:
     features, _ = clusters(generator)(10)
     length_scale = 0.316
     cosines = features @ features.mT
     expected = torch.exp((cosines - 1) / length_scale**2)
-    torch.testing.assert_close(RBF(length_scale=length_scale)(features, features), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        RBF(length_scale=length_scale)(features, features), expected, rtol=0, atol=1e-12
+    )
 
 
-def test_a_clipped_kernel_without_off_diagonal_entries_is_the_epsilon_graph_of_isolated_points() -> None:
+def test_a_clipped_kernel_without_off_diagonal_entries_is_the_epsilon_graph_of_isolated_points() -> (
+    None
+):
     points = torch.tensor([[0.0], [1.0], [5.0]], dtype=torch.float64)
     kernel = Clipped(RBF(length_scale=1.0), 0.5)  # exp(-1/2) = 0.61 stays, exp(-8) goes
     engine = engine_with(points, torch.eye(3, dtype=torch.float64), kernel=kernel, noise_std=1.0)

@@ -1,4 +1,6 @@
-"""Settings against the tables of the recipe, typed in by hand: each data set's row, each algorithm's column."""
+"""Settings against the tables of the recipe, typed in by hand: each data set's row, each
+algorithm's column.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,8 +51,16 @@ def test_each_data_set_has_the_settings_of_its_row(
     statistics: Any,
 ) -> None:
     made = experiment_on(name)
-    assert (made.model.name, VITS[backbone].image_size, made.augment.image_size) == (backbone, pixels, pixels)
-    assert (made.augment.style, made.augment.crop_ratio, made.augment.operations) == (style, 0.875, 3)
+    assert (made.model.name, VITS[backbone].image_size, made.augment.image_size) == (
+        backbone,
+        pixels,
+        pixels,
+    )
+    assert (made.augment.style, made.augment.crop_ratio, made.augment.operations) == (
+        style,
+        0.875,
+        3,
+    )
     assert made.augment.flip
     assert (made.augment.mean, made.augment.std) == statistics
     assert (made.train.lr, made.train.layer_decay, made.train.weight_decay) == (lr, decay, 5e-4)
@@ -62,7 +72,9 @@ def test_each_data_set_has_the_settings_of_its_row(
 
 
 @pytest.mark.parametrize("name", SUITES)
-@pytest.mark.parametrize("algorithm", ["supervised", "fixmatch", "freematch", "remixmatch", "simmatch", "comatch"])
+@pytest.mark.parametrize(
+    "algorithm", ["supervised", "fixmatch", "freematch", "remixmatch", "simmatch", "comatch"]
+)
 def test_what_all_runs_share(name: str, algorithm: str) -> None:
     train = experiment_on(name, algorithm=algorithm, refiner="none").train
     assert (train.optimizer, train.steps, train.epoch_steps) == ("adamw", 204_800, 1024)
@@ -78,8 +90,20 @@ def test_what_all_runs_share(name: str, algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "values"),
     [
-        ("fixmatch", {"threshold": 0.95, "hard_labels": True, "temperature": 0.5, "unlabeled_weight": 1.0}),
-        ("freematch", {"unlabeled_weight": 1.0, "fairness_weight": 0.001, "momentum": 0.999, "quantile": None, "clip": None}),
+        (
+            "fixmatch",
+            {"threshold": 0.95, "hard_labels": True, "temperature": 0.5, "unlabeled_weight": 1.0},
+        ),
+        (
+            "freematch",
+            {
+                "unlabeled_weight": 1.0,
+                "fairness_weight": 0.001,
+                "momentum": 0.999,
+                "quantile": None,
+                "clip": None,
+            },
+        ),
         (
             "remixmatch",
             {
@@ -121,7 +145,9 @@ def test_what_all_runs_share(name: str, algorithm: str) -> None:
     ],
 )
 @pytest.mark.parametrize("name", SUITES)
-def test_each_algorithm_has_the_settings_of_its_column(name: str, algorithm: str, values: dict[str, Any]) -> None:
+def test_each_algorithm_has_the_settings_of_its_column(
+    name: str, algorithm: str, values: dict[str, Any]
+) -> None:
     made = experiment_on(name, algorithm=algorithm).algorithm
     assert {key: getattr(made, key) for key in values} == values
 
@@ -147,12 +173,18 @@ def test_semigpc_has_the_defaults_of_the_spec(name: str) -> None:
     assert gp.length_scale != "auto", "the paper's experiments do not tune"
     assert gp.noise_std**2 == pytest.approx(0.1)
     assert (gp.warmup_steps, gp.eval_head, gp.engine) == (1024, "linear", AutoOptions())
-    assert gp.logit_scale == pytest.approx({10: 6.43, 100: 9.42, 200: 10.30, 810: 12.05}[SUITES[name].n_classes], abs=0.005)
+    assert gp.logit_scale == pytest.approx(
+        {10: 6.43, 100: 9.42, 200: 10.30, 810: 12.05}[SUITES[name].n_classes], abs=0.005
+    )
 
 
 def test_the_kernel_average_is_given_the_same_memory() -> None:
     gp, average = (cifar100_lt(root="/data", refiner=name).refiner for name in ("gp", "similarity"))
-    assert (average.buffer_size, average.balanced, average.warmup_steps) == (gp.buffer_size, gp.balanced, gp.warmup_steps)
+    assert (average.buffer_size, average.balanced, average.warmup_steps) == (
+        gp.buffer_size,
+        gp.balanced,
+        gp.warmup_steps,
+    )
     assert average.temperature == pytest.approx(gp.length_scale**2)
 
 
@@ -167,7 +199,9 @@ def test_the_kernel_average_is_given_the_same_memory() -> None:
         (cifar100_lt, 100, 3218, 10_847),
     ],
 )
-def test_the_long_tails_have_the_printed_totals(recipe: Any, ratio: int, labels: int, unlabeled: int) -> None:
+def test_the_long_tails_have_the_printed_totals(
+    recipe: Any, ratio: int, labels: int, unlabeled: int
+) -> None:
     a, b = (recipe(root="/data", setting=setting, imbalance_ratio=ratio) for setting in "AB")
     classes = a.data.n_classes
     assert tuple(map(sum, a.data.split.counts(classes))) == (labels, unlabeled)
@@ -184,7 +218,9 @@ def test_setting_b_takes_more_labels() -> None:
         cifar10_lt(root="/data", setting="C")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("classes", "labels", "each"), [(10, 40, 4), (10, 250, 25), (100, 200, 2), (100, 400, 4)])
+@pytest.mark.parametrize(
+    ("classes", "labels", "each"), [(10, 40, 4), (10, 250, 25), (100, 200, 2), (100, 400, 4)]
+)
 def test_balanced_cifar_has_all_images_unlabelled(classes: Any, labels: int, each: int) -> None:
     made = balanced_cifar(root="/data", n_classes=classes, labels=labels)
     labeled, unlabeled = made.data.split.counts(classes)
@@ -195,7 +231,9 @@ def test_balanced_cifar_has_all_images_unlabelled(classes: Any, labels: int, eac
 
 
 def test_labels_that_cannot_be_equally_many_are_refused() -> None:
-    with pytest.raises(SettingError, match="equally many of each of the 10 classes, such as 40; got 45"):
+    with pytest.raises(
+        SettingError, match="equally many of each of the 10 classes, such as 40; got 45"
+    ):
         balanced_cifar(root="/data", labels=45)
 
 
@@ -210,9 +248,13 @@ def test_fine_grained_sets_are_used_as_published() -> None:
 def test_the_ablations_are_semi_aves_with_one_thing_changed() -> None:
     options = Options(root=Path("/data"), weights=Path("/w"))
     plain = fgvc(root="/data", weights="/w")
-    ablations = {cell.key: cell.experiment for name in ABLATIONS for cell in TABLES[name].all_cells(options)}
+    ablations = {
+        cell.key: cell.experiment for name in ABLATIONS for cell in TABLES[name].all_cells(options)
+    }
     assert ablations["semi_aves/simmatch+gp"] == ablations["supervised/simmatch+gp"] == plain
-    assert ablations["semi_aves/freematch+gp"] == fgvc(root="/data", weights="/w", algorithm="freematch")
+    assert ablations["semi_aves/freematch+gp"] == fgvc(
+        root="/data", weights="/w", algorithm="freematch"
+    )
     files = {"dino": "dino_deitsmall16_pretrain.pth", "msn": "vits16_800ep.pth.tar"}
     for name, file in files.items():
         experiment = ablations[f"{name}/simmatch+gp"]
@@ -221,7 +263,9 @@ def test_the_ablations_are_semi_aves_with_one_thing_changed() -> None:
         assert replace(experiment, model=plain.model) == plain
 
 
-@pytest.mark.parametrize(("options", "near"), [({"algorithm": "simmach"}, "simmatch"), ({"refiner": "pg"}, "gp")])
+@pytest.mark.parametrize(
+    ("options", "near"), [({"algorithm": "simmach"}, "simmatch"), ({"refiner": "pg"}, "gp")]
+)
 def test_a_misspelt_name_is_answered_with_the_nearest(options: dict[str, Any], near: str) -> None:
     with pytest.raises(SettingError, match=f"did you mean '{near}'"):
         cifar10_lt(root="/data", **options)

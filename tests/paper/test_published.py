@@ -1,4 +1,6 @@
-"""Every printed number is there: against the spec's transcription where it is at hand, and against sums taken from it."""
+"""Every printed number is there: against the spec's transcription where it is at hand, and against
+sums taken from it.
+"""
 
 import re
 from pathlib import Path
@@ -16,7 +18,12 @@ SECTIONS = {
     6: "algorithm_ablation",
     7: "pretraining_ablation",
 }
-SETS = {"SemiCUB": "cub", "SemiAves": "semi_aves", "SemiFungi": "semi_fungi", "Semi-iNat": "semi_inat"}
+SETS = {
+    "SemiCUB": "cub",
+    "SemiAves": "semi_aves",
+    "SemiFungi": "semi_fungi",
+    "Semi-iNat": "semi_inat",
+}
 Printed = tuple[float, float | None, float | None, bool]
 
 
@@ -33,7 +40,11 @@ def spec_lines(section: int) -> list[list[str]]:
     """Cells of the rows of one section's table, without its heading."""
     text = re.split(r"^## ", SPEC.read_text(), flags=re.MULTILINE)
     (own,) = [part for part in text if part.startswith(f"{section}. ")]
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in own.splitlines() if line.startswith("|")]
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in own.splitlines()
+        if line.startswith("|")
+    ]
     return lines[2:]
 
 
@@ -60,19 +71,31 @@ def from_spec() -> dict[tuple[str, str, str], Printed]:
                 group = f"{line[0].lower().replace('-', '')}/{line[2]}"
             quoted = model.endswith("*")
             name = re.sub(r" \(.*\)", "", model.removesuffix("*").strip())
-            row = name if quoted else {"SimMatch": "simmatch+none", "SimMatch + SemiGPC": "simmatch+gp"}[name]
+            row = (
+                name
+                if quoted
+                else {"SimMatch": "simmatch+none", "SimMatch + SemiGPC": "simmatch+gp"}[name]
+            )
             found[SECTIONS[section], group, row] = (*number(top1), delta(gain), quoted)
     for section in (6, 7):
         for name, alone, refined, gain in spec_lines(section):
-            group, algorithm = ("semi_aves", name.lower()) if section == 6 else (name.lower(), "simmatch")
+            group, algorithm = (
+                ("semi_aves", name.lower()) if section == 6 else (name.lower(), "simmatch")
+            )
             found[SECTIONS[section], group, f"{algorithm}+none"] = (*number(alone), None, False)
-            found[SECTIONS[section], group, f"{algorithm}+gp"] = (*number(refined), delta(gain), False)
+            found[SECTIONS[section], group, f"{algorithm}+gp"] = (
+                *number(refined),
+                delta(gain),
+                False,
+            )
     return found
 
 
 @pytest.mark.skipif(not SPEC.exists(), reason=f"the spec is not beside the repository: {SPEC.name}")
 def test_every_number_of_the_spec_is_there_and_no_other() -> None:
-    ours = {key: (entry.top1, entry.std, entry.delta, entry.quoted) for key, entry in rows().items()}
+    ours = {
+        key: (entry.top1, entry.std, entry.delta, entry.quoted) for key, entry in rows().items()
+    }
     assert ours == from_spec()
 
 
@@ -122,7 +145,9 @@ def test_the_gain_with_the_wrong_sign_is_claimed_as_it_was_meant() -> None:
     entry = PUBLISHED["balanced_cifar"]["cifar10/250"]["simmatch+gp"]
     assert (entry.delta, entry.gain) == (-0.18, 0.18)
     assert entry.note is not None
-    assert PUBLISHED["balanced_cifar"]["cifar10/40"]["simmatch+gp"].gain == -0.18  # this one is meant
+    assert (
+        PUBLISHED["balanced_cifar"]["cifar10/40"]["simmatch+gp"].gain == -0.18
+    )  # this one is meant
 
 
 def test_sources_say_who_quotes_whom() -> None:
@@ -132,7 +157,7 @@ def test_sources_say_who_quotes_whom() -> None:
     assert NOTES.keys() == PUBLISHED.keys()
 
 
-# Statements --------------------------------------------------------------------------------------------------------
+# Statements ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,19 +173,38 @@ def test_sources_say_who_quotes_whom() -> None:
 def test_what_the_text_says_of_a_table_beside_what_its_rows_give(
     table: str, printed: list[float], recomputed: list[float]
 ) -> None:
-    top1 = {(group, row): entry.top1 for (name, group, row), entry in rows().items() if name == table}
+    top1 = {
+        (group, row): entry.top1 for (name, group, row), entry in rows().items() if name == table
+    }
     assert [statement.printed for statement in STATEMENTS[table]] == printed
     for statement, value in zip(STATEMENTS[table], recomputed, strict=True):
         assert statement.units(top1) == list(statement.pairs)
-        assert statement.value(top1, statement.units(top1)) == pytest.approx(value, abs=0.05 if value > 30 else 0.001)
+        assert statement.value(top1, statement.units(top1)) == pytest.approx(
+            value, abs=0.05 if value > 30 else 0.001
+        )
 
 
 def test_a_gap_is_computed_over_the_ratios_that_both_settings_have() -> None:
     alone, refined, share = STATEMENTS["cifar10_lt"]
-    top1 = {("A/50", "simmatch+none"): 90.0, ("B/50", "simmatch+none"): 80.0, ("A/100", "simmatch+none"): 70.0}
-    top1 |= {("A/50", "simmatch+gp"): 92.0, ("B/50", "simmatch+gp"): 88.0, ("B/150", "simmatch+gp"): 10.0}
+    top1 = {
+        ("A/50", "simmatch+none"): 90.0,
+        ("B/50", "simmatch+none"): 80.0,
+        ("A/100", "simmatch+none"): 70.0,
+    }
+    top1 |= {
+        ("A/50", "simmatch+gp"): 92.0,
+        ("B/50", "simmatch+gp"): 88.0,
+        ("B/150", "simmatch+gp"): 10.0,
+    }
     assert alone.units(top1) == refined.units(top1) == share.units(top1) == ["ratio 50"]
     assert (alone.value(top1, ["ratio 50"]), refined.value(top1, ["ratio 50"])) == (10, 4)
     assert share.value(top1, ["ratio 50"]) == pytest.approx(60)
-    assert share.value(top1 | {("B/50", "simmatch+none"): 90.0}, ["ratio 50"]) is None  # there is no gap to close
-    assert share.units({place: value for place, value in top1.items() if place != ("A/50", "simmatch+none")}) == []
+    assert (
+        share.value(top1 | {("B/50", "simmatch+none"): 90.0}, ["ratio 50"]) is None
+    )  # there is no gap to close
+    assert (
+        share.units(
+            {place: value for place, value in top1.items() if place != ("A/50", "simmatch+none")}
+        )
+        == []
+    )

@@ -29,13 +29,17 @@ def figures() -> dict[str, Any]:
 
 def test_lines_are_means_over_seeds_and_then_over_algorithms(figures: dict[str, Any]) -> None:
     axes = class_recall_figure(figures).axes[0]
-    lines = {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()}
+    lines = {
+        str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()
+    }
     assert lines["labels only"] == [80.0, 40.0, 15.0]
     assert lines["algorithms alone"] == [70.0, 30.0, 5.0]
     assert lines["with SemiGPC"] == [70.0, 60.0, 50.0]
 
 
-def test_there_is_a_panel_for_each_group_that_was_run_with_its_classes_named(figures: dict[str, Any]) -> None:
+def test_there_is_a_panel_for_each_group_that_was_run_with_its_classes_named(
+    figures: dict[str, Any],
+) -> None:
     panels = class_recall_figure(figures).axes
     assert [axes.get_title(loc="left") for axes in panels] == ["A/50", "A/100"]
     assert [label.get_text() for label in panels[1].get_xticklabels()] == ["cat", "dog", "emu"]
@@ -44,7 +48,10 @@ def test_there_is_a_panel_for_each_group_that_was_run_with_its_classes_named(fig
 def test_many_classes_are_counted_and_not_named(figures: dict[str, Any]) -> None:
     recall = np.linspace(90, 10, 100).tolist()
     figures["groups"] = {
-        "A/50": {"class_names": [f"class {c}" for c in range(100)], "cells": {"supervised+none": _cell("labels only", recall)}}
+        "A/50": {
+            "class_names": [f"class {c}" for c in range(100)],
+            "cells": {"supervised+none": _cell("labels only", recall)},
+        }
     }
     assert "largest" in class_recall_figure(figures).axes[0].get_xlabel()
 

@@ -10,7 +10,16 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
-from semigpc.paper.toy import CLASSIFIERS, PROPAGATORS, Confidence, Propagation, ToyData, draw, propagate, situations
+from semigpc.paper.toy import (
+    CLASSIFIERS,
+    PROPAGATORS,
+    Confidence,
+    Propagation,
+    ToyData,
+    draw,
+    propagate,
+    situations,
+)
 from semigpc.paper.toy_figures import (
     CLASS_COLOURS,
     NAMES,
@@ -23,7 +32,8 @@ from semigpc.paper.toy_figures import (
 )
 
 NUMBERS = {
-    name: Confidence(name, 1.0, 0.1 + 0.01 * i, 0.4 + 0.01 * i, 0.7 + 0.01 * i, ()) for i, name in enumerate(CLASSIFIERS)
+    name: Confidence(name, 1.0, 0.1 + 0.01 * i, 0.4 + 0.01 * i, 0.7 + 0.01 * i, ())
+    for i, name in enumerate(CLASSIFIERS)
 }
 
 
@@ -34,7 +44,10 @@ def data() -> ToyData:
 
 @pytest.fixture(scope="module")
 def propagation(data: ToyData) -> Figure:
-    here = {"similarity": Propagation("similarity", 1.0, 0.92, 0, 0.5, 0, 1), "gp": Propagation("gp", 1.0, 0.996, 1, 1, 1, 1)}
+    here = {
+        "similarity": Propagation("similarity", 1.0, 0.92, 0, 0.5, 0, 1),
+        "gp": Propagation("gp", 1.0, 0.996, 1, 1, 1, 1),
+    }
     means = {name: replace(one, minority_accuracy=0.4) for name, one in here.items()}
     probs = {name: propagate(data, classifier=name, length_scale=1.0) for name in PROPAGATORS}
     return propagation_figure(data, probs, here, means)
@@ -54,7 +67,11 @@ def words(figure: Figure) -> list[str]:
 
 
 def test_propagation_titles_carry_the_figures(propagation: Figure) -> None:
-    assert titles(propagation) == ["30 labels given", "Similarity: 92% right", "SemiGPC: 99.6% right"]
+    assert titles(propagation) == [
+        "30 labels given",
+        "Similarity: 92% right",
+        "SemiGPC: 99.6% right",
+    ]
     assert "class of 16: 0% right (40% over 10 draws)" in words(propagation)
 
 
@@ -63,11 +80,15 @@ def test_every_point_is_drawn_once_in_each_panel(propagation: Figure, data: ToyD
     marks = [len(np.asarray(marked.get_offsets())) for marked in given.collections]
     assert sum(marks) == len(data.points)
     for panel in found:
-        unsure, sure, _wrong, labelled = (len(np.asarray(marked.get_offsets())) for marked in panel.collections)
+        unsure, sure, _wrong, labelled = (
+            len(np.asarray(marked.get_offsets())) for marked in panel.collections
+        )
         assert unsure + sure + labelled == len(data.points)
 
 
-def test_a_cross_stands_on_each_wrong_point_and_on_no_other(propagation: Figure, data: ToyData) -> None:
+def test_a_cross_stands_on_each_wrong_point_and_on_no_other(
+    propagation: Figure, data: ToyData
+) -> None:
     for name, panel in zip(PROPAGATORS, propagation.axes[1:], strict=True):
         found = propagate(data, classifier=name, length_scale=1.0).argmax(dim=1)
         wrong = ~data.labeled & (found != data.labels)
@@ -75,7 +96,9 @@ def test_a_cross_stands_on_each_wrong_point_and_on_no_other(propagation: Figure,
         np.testing.assert_allclose(crosses, data.points[wrong].numpy())
 
 
-def test_each_panel_of_figure_1_has_its_classifier_its_number_and_a_ring_at_the_place(figure1: Figure) -> None:
+def test_each_panel_of_figure_1_has_its_classifier_its_number_and_a_ring_at_the_place(
+    figure1: Figure,
+) -> None:
     assert titles(figure1) == list(NAMES.values()) * 3
     panels = iter(figure1.axes)
     for key, situation in situations(0).items():
@@ -83,12 +106,16 @@ def test_each_panel_of_figure_1_has_its_classifier_its_number_and_a_ring_at_the_
             panel = next(panels)
             assert _percent(getattr(entry, key)) in [text.get_text() for text in panel.texts]
             rings = [np.asarray(marked.get_offsets()) for marked in panel.collections]
-            assert any(ring.shape == (1, 2) and np.allclose(ring, situation.place) for ring in rings)
+            assert any(
+                ring.shape == (1, 2) and np.allclose(ring, situation.place) for ring in rings
+            )
 
 
 def test_each_row_of_figure_1_asks_its_question(figure1: Figure) -> None:
     asked = [panel.texts[0].get_text() for panel in figure1.axes[::3]]
-    for line, start in zip(asked, ("Labels that disagree", "A minority", "An outlier"), strict=True):
+    for line, start in zip(
+        asked, ("Labels that disagree", "A minority", "An outlier"), strict=True
+    ):
         assert line.startswith(start)
         assert line.count("?") == 1
 
@@ -109,11 +136,20 @@ def test_under_the_threshold_every_class_is_the_same_grey_and_above_it_keeps_its
 
 
 def test_almost_all_is_not_rounded_up_to_all() -> None:
-    assert [_percent(share) for share in (0, 0.4, 0.9949, 0.9952, 0.9994, 1)] == ["0%", "40%", "99%", "99.5%", "99.9%", "100%"]
+    assert [_percent(share) for share in (0, 0.4, 0.9949, 0.9952, 0.9994, 1)] == [
+        "0%",
+        "40%",
+        "99%",
+        "99.5%",
+        "99.9%",
+        "100%",
+    ]
 
 
 @pytest.mark.parametrize("which", ["propagation", "figure1"])
-def test_a_image_is_wide_small_and_the_same_every_time(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_image_is_wide_small_and_the_same_every_time(
+    which: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     figure = request.getfixturevalue(which)
     save_png(figure, tmp_path / "a.png")
     save_png(figure, tmp_path / "b.png")

@@ -1,4 +1,6 @@
-"""The defects of USB that are not to come back (algorithms section 11): the test of each row, and some that live here."""
+"""The defects of USB that are not to come back (algorithms section 11): the test of each row, and
+some that live here.
+"""
 
 import ast
 import importlib
@@ -64,12 +66,16 @@ ROWS: dict[str, tuple[str, ...]] = {
         "addons/test_daso.py::test_semantic_labels_are_of_the_images_they_are_blended_with",
         "addons/test_daso.py::test_fixmatch_with_daso_is_its_equations_with_hard_and_with_soft_labels",
     ),
-    "DARP: a mask by labels that are not refined": ("addons/test_darp.py::test_refined_labels_decide_the_mask_too",),
+    "DARP: a mask by labels that are not refined": (
+        "addons/test_darp.py::test_refined_labels_decide_the_mask_too",
+    ),
     "CReST: rates by the number of a class": (
         "addons/test_crest.py::test_ranks_come_from_counts_and_not_from_the_number_of_the_class",
         "addons/test_crest.py::test_the_surest_of_each_predicted_class_join_as_the_rule_says",
     ),
-    "SAW on ReMixMatch: soft targets made hard": ("addons/test_saw.py::test_soft_targets_are_not_turned_into_classes",),
+    "SAW on ReMixMatch: soft targets made hard": (
+        "addons/test_saw.py::test_soft_targets_are_not_turned_into_classes",
+    ),
     "wrappers: layer-wise decay off": (
         f"{OPTIMISER}::test_rates_fall_layer_by_layer_whatever_heads_there_are",
         "training/test_optim.py::test_layers_have_the_rates_of_the_recipe",
@@ -92,7 +98,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "data/test_loaders.py::test_seeds_change_positions_and_views",
         "data/test_loaders.py::test_usb_order_leaves_the_seed_out_of_the_positions",
     ),
-    "use_epass: an option without a default": (f"{OPTIMISER}::test_it_runs_as_it_comes_at_the_rate_of_the_cosine",),
+    "use_epass: an option without a default": (
+        f"{OPTIMISER}::test_it_runs_as_it_comes_at_the_rate_of_the_cosine",
+    ),
     "Simis: a configuration without code": (f"{HERE}::test_nothing_is_offered_without_code",),
 }
 
@@ -100,7 +108,11 @@ ROWS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("test", sorted({test for tests in ROWS.values() for test in tests}))
 def test_the_test_of_every_defect_is_there_and_is_not_left_out(test: str) -> None:
     file, name = test.split("::")
-    found = [node for node in ast.parse((TESTS / file).read_text()).body if getattr(node, "name", None) == name]
+    found = [
+        node
+        for node in ast.parse((TESTS / file).read_text()).body
+        if getattr(node, "name", None) == name
+    ]
     assert len(found) == 1, f"{file} has no {name}: say in ROWS what covers the defect now"
     assert isinstance(found[0], ast.FunctionDef)
     marks = " ".join(ast.unparse(decorator) for decorator in found[0].decorator_list)
@@ -113,28 +125,47 @@ def test_every_row_of_the_list_is_here() -> None:
 
 
 def test_cifar_10_can_be_normalised_by_its_own_statistics() -> None:
-    """The recipe keeps ImageNet's, as in USB (recipe section 5); the older ones are two settings, and reach the images."""
+    """The recipe keeps ImageNet's, as in USB (recipe section 5); the older ones are two settings,
+    and reach the images.
+    """
     own = [f"augment.mean={json.dumps(CIFAR10_MEAN)}", f"augment.std={json.dumps(CIFAR10_STD)}"]
     grey = Image.new("RGB", (32, 32), (125, 123, 114))
-    for settings, statistics in ((own, (CIFAR10_MEAN, CIFAR10_STD)), ([], ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))):
-        augment = cifar10_lt(root="/data", algorithm="fixmatch", refiner="none").override(settings).augment
+    for settings, statistics in (
+        (own, (CIFAR10_MEAN, CIFAR10_STD)),
+        ([], ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))),
+    ):
+        augment = (
+            cifar10_lt(root="/data", algorithm="fixmatch", refiner="none")
+            .override(settings)
+            .augment
+        )
         assert (augment.mean, augment.std) == statistics
-        expected = (torch.tensor([125.0, 123.0, 114.0]) / 255 - torch.tensor(statistics[0])) / torch.tensor(statistics[1])
-        torch.testing.assert_close(plain_view(Augment(augment), grey).mean(dim=(1, 2)), expected, rtol=0, atol=1e-5)
+        expected = (
+            torch.tensor([125.0, 123.0, 114.0]) / 255 - torch.tensor(statistics[0])
+        ) / torch.tensor(statistics[1])
+        torch.testing.assert_close(
+            plain_view(Augment(augment), grey).mean(dim=(1, 2)), expected, rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("key", ["train.clip", "train.clip_grad", "clip", "clip_grad"])
 def test_a_misspelt_clip_is_refused_by_name(key: str) -> None:
     made, _ = resolve("digits", TrainOptions(refiner="none"))
-    with pytest.raises(SettingError, match=rf"unknown setting '{key}'; did you mean 'train\.clip_norm'\?"):
+    with pytest.raises(
+        SettingError, match=rf"unknown setting '{key}'; did you mean 'train\.clip_norm'\?"
+    ):
         made.override([f"{key}=1.0"])
 
 
 @pytest.mark.slow
-def test_a_run_sees_its_images_in_the_order_of_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_sees_its_images_in_the_order_of_its_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Batch] = []
 
-    def write_down(trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig) -> tuple[StepOutput, float]:
+    def write_down(
+        trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig
+    ) -> tuple[StepOutput, float]:
         seen.append(batch)
         return take_step(trainer, batch, clock, config)
 
@@ -142,32 +173,52 @@ def test_a_run_sees_its_images_in_the_order_of_its_seed(tmp_path: Path, monkeypa
 
     def order(name: str, *settings: str) -> list[list[int]]:
         seen.clear()
-        train(small_run("fixmatch", "none", "train.steps=3", "data.test_per_class=1", *settings), tmp_path / name)
-        return [torch.cat([batch.index for batch in seen]).tolist(), torch.cat([batch.view_index for batch in seen]).tolist()]
+        train(
+            small_run("fixmatch", "none", "train.steps=3", "data.test_per_class=1", *settings),
+            tmp_path / name,
+        )
+        return [
+            torch.cat([batch.index for batch in seen]).tolist(),
+            torch.cat([batch.view_index for batch in seen]).tolist(),
+        ]
 
     first, again, other = order("first"), order("again"), order("other", "seed=1")
     assert first == again
     assert first[0] != other[0]
     assert first[1] != other[1]
     compat = "train.compat_usb_order=true"
-    assert order("usb", compat) == order("usb other", compat, "seed=1"), "as USB has it, seeds share an order"
+    assert order("usb", compat) == order("usb other", compat, "seed=1"), (
+        "as USB has it, seeds share an order"
+    )
 
 
 @pytest.mark.parametrize(
-    ("room", "registry"), [(semigpc.algorithms, ALGORITHMS), (semigpc.addons, ADDONS), (semigpc.refiners, REFINERS)]
+    ("room", "registry"),
+    [(semigpc.algorithms, ALGORITHMS), (semigpc.addons, ADDONS), (semigpc.refiners, REFINERS)],
 )
 def test_nothing_is_offered_without_code(room: Any, registry: Any) -> None:
-    """Every config in a room is that of an entry which can be built, or what several of them have in common."""
+    """Every config in a room is that of an entry which can be built, or what several of them have
+    in common.
+    """
     listed = {entry.config for entry in registry.values()}
-    modules = [importlib.import_module(f"{room.__name__}.{found.name}") for found in pkgutil.iter_modules(room.__path__)]
+    modules = [
+        importlib.import_module(f"{room.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(room.__path__)
+    ]
     there = {
         value
         for module in modules
         for name, value in vars(module).items()
-        if name.endswith("Config") and inspect.isclass(value) and value.__module__.startswith(room.__name__)
+        if name.endswith("Config")
+        and inspect.isclass(value)
+        and value.__module__.startswith(room.__name__)
     }
     assert listed <= there
-    assert {config for config in there - listed if not any(issubclass(other, config) for other in listed)} == set()
+    assert {
+        config
+        for config in there - listed
+        if not any(issubclass(other, config) for other in listed)
+    } == set()
     assert all(callable(entry.build) for entry in registry.values())
     kind = room.__name__.rpartition(".")[2].removesuffix("s")
     with pytest.raises(SettingError, match=f"unknown {kind} 'simis'"):

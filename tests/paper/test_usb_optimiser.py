@@ -1,4 +1,6 @@
-"""Networks with extra heads train as plain ones do (algorithms section 11): what decays, at which rates, and until when."""
+"""Networks with extra heads train as plain ones do (algorithms section 11): what decays, at which
+rates, and until when.
+"""
 
 import functools
 import json
@@ -42,9 +44,13 @@ every_pair = pytest.mark.parametrize(("algorithm", "addon"), PAIRS, ids=str)
 
 @pytest.fixture(scope="module", autouse=True)
 def shallow_vit() -> Iterator[None]:
-    """The ViT of the CIFAR-10 recipe with two thin blocks: all that these tests ask of it is there, and quick."""
+    """The ViT of the CIFAR-10 recipe with two thin blocks: all that these tests ask of it is there,
+    and quick.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(VITS, VIT, replace(VITS[VIT], depth=DEPTH, width=12, image_size=8, patch_size=4))
+        patch.setitem(
+            VITS, VIT, replace(VITS[VIT], depth=DEPTH, width=12, image_size=8, patch_size=4)
+        )
         yield
 
 
@@ -56,14 +62,25 @@ def experiment(algorithm: str, addon: str = "none", *settings: str) -> Experimen
         algorithm=ALGORITHMS[algorithm].config(),
         addon=ADDONS[addon].config(),
         train=TrainConfig(
-            steps=STEPS, warmup_steps=WARMUP, epoch_steps=2, lr=LR, layer_decay=DECAY, ema=0.9, workers=0, threads=1
+            steps=STEPS,
+            warmup_steps=WARMUP,
+            epoch_steps=2,
+            lr=LR,
+            layer_decay=DECAY,
+            ema=0.9,
+            workers=0,
+            threads=1,
         ),
     ).override(settings)
 
 
 def rate_at(step: int) -> float:
     """Of the heads, by the recipe's formula (section 2)."""
-    return LR * (step / WARMUP if step < WARMUP else math.cos(7 / 16 * math.pi * (step - WARMUP) / (STEPS - WARMUP)))
+    return LR * (
+        step / WARMUP
+        if step < WARMUP
+        else math.cos(7 / 16 * math.pi * (step - WARMUP) / (STEPS - WARMUP))
+    )
 
 
 @functools.cache
@@ -81,15 +98,26 @@ def step_of(trainer: Trainer, step: int, config: TrainConfig) -> tuple[StepOutpu
     """One step of a run, on random images."""
     rng = torch.Generator().manual_seed(0)
     labels = torch.repeat_interleave(torch.arange(len(COUNTS)), torch.from_numpy(COUNTS))
-    x, index = torch.randn(6, 4, 3, 8, 8, generator=rng), torch.randperm(len(labels), generator=rng)[:4]
+    x, index = (
+        torch.randn(6, 4, 3, 8, 8, generator=rng),
+        torch.randperm(len(labels), generator=rng)[:4],
+    )
     views = dict(zip(trainer.algorithm.views, x[2:], strict=False))
-    batch = Batch(x[0], labels[index], index, views, torch.arange(4), Labeled(x[1], labels[index], index))
-    return seeded(step, take_step, trainer, batch, Clock(step, config.steps, config.epoch_steps), config)
+    batch = Batch(
+        x[0], labels[index], index, views, torch.arange(4), Labeled(x[1], labels[index], index)
+    )
+    return seeded(
+        step, take_step, trainer, batch, Clock(step, config.steps, config.epoch_steps), config
+    )
 
 
 def groups_by_name(trainer: Trainer) -> dict[str, dict[str, Any]]:
     """The optimiser's group of every parameter of the network, each of which is in one."""
-    grouped = [(parameter, group) for group in trainer.optimizer.param_groups for parameter in group["params"]]
+    grouped = [
+        (parameter, group)
+        for group in trainer.optimizer.param_groups
+        for parameter in group["params"]
+    ]
     named = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
     assert sorted(named) == sorted(id(parameter) for parameter, _ in grouped)
     return {named[id(parameter)]: group for parameter, group in grouped}
@@ -97,11 +125,15 @@ def groups_by_name(trainer: Trainer) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @every_pair
-def test_positions_and_class_token_never_decay_whatever_heads_there_are(algorithm: str, addon: str) -> None:
+def test_positions_and_class_token_never_decay_whatever_heads_there_are(
+    algorithm: str, addon: str
+) -> None:
     trainer = assembled(algorithm, addon)
     groups = groups_by_name(trainer)
     made = experiment(algorithm, addon)
-    assert set(trainer.model.heads) == set(made.algorithm.heads) | set(made.addon.heads(len(COUNTS)))
+    assert set(trainer.model.heads) == set(made.algorithm.heads) | set(
+        made.addon.heads(len(COUNTS))
+    )
     for name, parameter in trainer.model.named_parameters():
         spared = name in ("backbone.pos_embed", "backbone.cls_token") or parameter.ndim == 1
         assert groups[name]["weight_decay"] == (0 if spared else made.train.weight_decay), name
@@ -122,9 +154,16 @@ def test_rates_fall_layer_by_layer_whatever_heads_there_are(algorithm: str, addo
 
 @every_pair
 def test_it_runs_as_it_comes_at_the_rate_of_the_cosine(algorithm: str, addon: str) -> None:
-    """From a configuration that names algorithm and add-on and nothing else; USB has no schedule but for a few pairs."""
-    named = Experiment.from_plain({"algorithm": {"name": algorithm}, "addon": {"name": addon}, "train": {"ema": 0.9}})
-    assert (named.algorithm, named.addon) == (ALGORITHMS[algorithm].config(), ADDONS[addon].config())
+    """From a configuration that names algorithm and add-on and nothing else; USB has no schedule
+    but for a few pairs.
+    """
+    named = Experiment.from_plain(
+        {"algorithm": {"name": algorithm}, "addon": {"name": addon}, "train": {"ema": 0.9}}
+    )
+    assert (named.algorithm, named.addon) == (
+        ALGORITHMS[algorithm].config(),
+        ADDONS[addon].config(),
+    )
     trainer, config = assembled(algorithm, addon), experiment(algorithm, addon).train
     output, rate = step_of(trainer, STEPS - 1, config)
     assert bool(output.loss.isfinite())
@@ -135,8 +174,16 @@ def test_it_runs_as_it_comes_at_the_rate_of_the_cosine(algorithm: str, addon: st
 
 def test_every_recipe_and_backbone_ends_at_a_fifth_of_its_rate() -> None:
     groups = [group for table in TABLES.values() for group in table.groups.values()]
-    full = [group.make(root="/data", algorithm=name, refiner="none") for group in groups for name in ALGORITHMS]
-    recipes = [RECIPES[name](algorithm=algorithm, refiner="none") for name in RECIPES for algorithm in ALGORITHMS]
+    full = [
+        group.make(root="/data", algorithm=name, refiner="none")
+        for group in groups
+        for name in ALGORITHMS
+    ]
+    recipes = [
+        RECIPES[name](algorithm=algorithm, refiner="none")
+        for name in RECIPES
+        for algorithm in ALGORITHMS
+    ]
     small = [shrink(made, features) for made in full for features in ("live", "cached")]
     configs = {made.train for made in (*full, *recipes, *small)}
     assert len(configs) > 5
@@ -144,8 +191,13 @@ def test_every_recipe_and_backbone_ends_at_a_fifth_of_its_rate() -> None:
         model = build_model(ModelConfig(name=backbone), 4)
         for config in configs:
             optimizer, warm = build_optimizer(model, config), config.warmup_steps
-            rates = [set_rate(optimizer, step, config) / config.lr for step in (warm, (warm + config.steps) // 2, config.steps)]
-            assert rates == pytest.approx([1, math.cos(7 / 32 * math.pi), math.cos(7 / 16 * math.pi)], rel=1e-3)
+            rates = [
+                set_rate(optimizer, step, config) / config.lr
+                for step in (warm, (warm + config.steps) // 2, config.steps)
+            ]
+            assert rates == pytest.approx(
+                [1, math.cos(7 / 32 * math.pi), math.cos(7 / 16 * math.pi)], rel=1e-3
+            )
             assert max(group["lr"] for group in optimizer.param_groups) == rates[-1] * config.lr
 
 
@@ -161,7 +213,9 @@ def test_clipping_is_a_setting_and_clips() -> None:
     def norm_of_a_step(setting: str) -> float:
         trainer = assembled("fixmatch", "none", setting)
         step_of(trainer, 1, experiment("fixmatch", "none", setting).train)
-        gradients = [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
+        gradients = [
+            parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None
+        ]
         return float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
 
     assert norm_of_a_step("train.clip_norm=0.01") == pytest.approx(0.01, rel=1e-3)

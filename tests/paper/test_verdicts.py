@@ -42,7 +42,9 @@ def test_the_band_is_the_larger_of_the_two() -> None:
         ([5.0, 5.0], 1.0, "too few seeds"),
     ],
 )
-def test_a_gain_is_reproduced_by_sign_and_half_its_size(gains: list[float], claimed: float, verdict: str) -> None:
+def test_a_gain_is_reproduced_by_sign_and_half_its_size(
+    gains: list[float], claimed: float, verdict: str
+) -> None:
     assert judge_gain(gains, claimed) == verdict
 
 

@@ -1,4 +1,6 @@
-"""Checks of the published sets: every figure of the real files, and what is said of files that differ."""
+"""Checks of the published sets: every figure of the real files, and what is said of files that
+differ.
+"""
 
 from functools import cache
 from pathlib import Path
@@ -23,7 +25,8 @@ from tests.paper.fgvc_samples import (
 
 JPEG_COPY = PUBLISHED.parent / "cifar10-jpeg.zip"
 
-# Lines, classes, fewest and most images of a class, hash: from the specification, section 3 and 4, and not from the package.
+# Lines, classes, fewest and most images of a class, hash: from the specification, section 3 and 4,
+# and not from the package.
 COUNTED = {
     "cub/l_train": (500, (100, 5, 5), "ca16bd836507fc02"),
     "cub/val": (500, (100, 5, 5), None),
@@ -66,7 +69,7 @@ def by_name(found: Verification) -> dict[str, CheckedFigure]:
     return {finding.what: finding for finding in found.findings}
 
 
-# The published files -------------------------------------------------------------------------------------------------
+# The published files ------------------------------------------------------------------------------
 
 
 @needs_published
@@ -89,11 +92,18 @@ def test_the_real_files_have_the_figures_of_the_specification(file: str) -> None
 def test_the_real_files_pass(name: str) -> None:
     found = published(name)
     assert found.ok
-    verdicts = {finding.what: finding.verdict for finding in found.findings if finding.verdict != "ok"}
+    verdicts = {
+        finding.what: finding.verdict for finding in found.findings if finding.verdict != "ok"
+    }
     wrong = {"cub": {"u_train_in: images"}, "semi_inat": {"test: images"}}.get(name, set())
     absent = {
         "semi_fungi": {"u_train: images", "u_train = in + out"},
-        "semi_inat": {"u_train_in: images", "u_train_out: images", "u_train: images", "u_train = in + out"},
+        "semi_inat": {
+            "u_train_in: images",
+            "u_train_out: images",
+            "u_train: images",
+            "u_train = in + out",
+        },
     }.get(name, set())
     assert verdicts == dict.fromkeys(wrong, "paper is wrong") | dict.fromkeys(absent, "absent")
     assert by_name(found)["images in two parts"].found == 0
@@ -103,7 +113,9 @@ def test_the_real_files_pass(name: str) -> None:
 def test_gamma_is_counted_over_what_the_paper_means() -> None:
     told = {}
     for name in NAMES:
-        (finding,) = [finding for finding in published(name).findings if finding.what.startswith("gamma")]
+        (finding,) = [
+            finding for finding in published(name).findings if finding.what.startswith("gamma")
+        ]
         told[name] = (finding.what.removeprefix("gamma over "), finding.found, finding.paper)
     assert told == {
         "semi_aves": ("L_in + U_in", "260/33 = 7.88", "7.9"),
@@ -125,7 +137,7 @@ def test_the_two_figures_that_are_wrong_in_the_paper_are_explained() -> None:
     assert any(note.startswith("Training needs u_train_in.txt too") for note in inat.notes)
 
 
-# Files that differ ---------------------------------------------------------------------------------------------------
+# Files that differ --------------------------------------------------------------------------------
 
 
 def copied(tmp_path: Path, name: str = "cub", end: str = "\n") -> Path:
@@ -147,7 +159,10 @@ def test_one_other_label_is_seen_in_the_hash(tmp_path: Path) -> None:
 
 
 def test_every_file_whose_classes_matter_has_a_published_hash() -> None:
-    assert all(BENCHMARKS[name].files[split].sha256 for name, split in (file.split("/") for file in COUNTED))
+    assert all(
+        BENCHMARKS[name].files[split].sha256
+        for name, split in (file.split("/") for file in COUNTED)
+    )
 
 
 @needs_published
@@ -161,13 +176,18 @@ def test_windows_line_ends_have_the_published_hash(tmp_path: Path) -> None:
 @needs_published
 def test_a_image_moved_from_test_to_labels_is_seen(tmp_path: Path) -> None:
     folder = copied(tmp_path)
-    write_lines(folder / "l_train_val.txt", [*lines("cub", "l_train_val"), lines("cub", "test")[10]])
+    write_lines(
+        folder / "l_train_val.txt", [*lines("cub", "l_train_val"), lines("cub", "test")[10]]
+    )
     found = verify_fgvc("cub", tmp_path)
     findings = by_name(found)
     assert findings["images in two parts"].found == 1
     assert findings["l_train_val = l_train + val"].found == "1 differ"
     (note,) = [note for note in found.notes if "in common" in note]
-    assert "l_train_val and test must have no image in common; they have 1, such as 003.Sooty_Albatross/" in note
+    assert (
+        "l_train_val and test must have no image in common; they have 1, such as 003.Sooty_Albatross/"
+        in note
+    )
     assert "on line 1001 of the first and line 11 of the second" in note
 
 
@@ -176,7 +196,10 @@ def test_a_malformed_file_is_told_and_the_others_are_still_checked(tmp_path: Pat
     (folder / "u_train_in.txt").write_text("001.Bird_1/u 0.jpg\n")
     found = verify_fgvc("cub", tmp_path)
     assert by_name(found)["u_train_in: lines"].verdict == "differs"
-    assert any(note.startswith(f"Line 1 of {folder / 'u_train_in.txt'} cannot be used") for note in found.notes)
+    assert any(
+        note.startswith(f"Line 1 of {folder / 'u_train_in.txt'} cannot be used")
+        for note in found.notes
+    )
     assert by_name(found)["test: images"].found == 200
     assert by_name(found)["gamma over U_in"].verdict == "absent"
 
@@ -185,14 +208,16 @@ def test_only_labels_and_test_are_needed(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path)
     (folder / "test.txt").unlink()
     found = verify_fgvc("cub", tmp_path)
-    needed = {finding.what for finding in found.findings if finding.verdict == "absent" and finding.fails}
+    needed = {
+        finding.what for finding in found.findings if finding.verdict == "absent" and finding.fails
+    }
     assert needed == {"test: images"}
     assert any(note.startswith("Training needs test.txt too") for note in found.notes)
     with pytest.raises(DataError, match="SemiFungi is not there"):
         verify_fgvc("semi_fungi", tmp_path)
 
 
-# Images ------------------------------------------------------------------------------------------------------------
+# Images -------------------------------------------------------------------------------------------
 
 
 @needs_published
@@ -203,8 +228,14 @@ def test_images_are_looked_for_list_by_list(tmp_path: Path) -> None:
         (folder / row.rpartition(" ")[0]).unlink()
     (folder / "u_train_in" / "7.jpg").unlink()
     reports: list[tuple[str, int, int]] = []
-    found = by_name(verify_fgvc("semi_aves", tmp_path, exist=True, report=lambda *told: reports.append(told)))
-    told = {what: (finding.found, finding.expected, finding.verdict) for what, finding in found.items() if "on disk" in what}
+    found = by_name(
+        verify_fgvc("semi_aves", tmp_path, exist=True, report=lambda *told: reports.append(told))
+    )
+    told = {
+        what: (finding.found, finding.expected, finding.verdict)
+        for what, finding in found.items()
+        if "on disk" in what
+    }
     assert told == {
         "l_train_val: images on disk": (200, 200, "ok"),
         "u_train_in: images on disk": (39, 40, "differs"),
@@ -221,12 +252,18 @@ def test_missing_images_come_with_the_archive(tmp_path: Path) -> None:
     found = verify_fgvc("cub", tmp_path, exist=True)
     assert by_name(found)["test: images on disk"].fails
     assert not by_name(found)["u_train_in: images on disk"].fails
-    assert any("missing are 200 of its 200 images. They come with CUB_200_2011.tgz" in note for note in found.notes)
+    assert any(
+        "missing are 200 of its 200 images. They come with CUB_200_2011.tgz" in note
+        for note in found.notes
+    )
 
 
 def test_every_unreadable_image_is_listed(tmp_path: Path) -> None:
     folder = write_made_up_set(tmp_path)
-    broken = [folder / "images" / name for name in ("001.Bird_1/test 1.jpg", "003.Bird_3/u 0.jpg", "199.Bird_199/test 0.jpg")]
+    broken = [
+        folder / "images" / name
+        for name in ("001.Bird_1/test 1.jpg", "003.Bird_3/u 0.jpg", "199.Bird_199/test 0.jpg")
+    ]
     for path in broken:
         path.unlink()
         path.write_bytes(b"no image")
@@ -235,7 +272,10 @@ def test_every_unreadable_image_is_listed(tmp_path: Path) -> None:
     assert (finding.found, finding.expected, finding.verdict) == (404, 407, "differs")
     assert len(found.unreadable) == 3
     for path in broken:
-        assert any(f"The image {path} cannot be read: cannot identify image file" in line for line in found.unreadable)
+        assert any(
+            f"The image {path} cannot be read: cannot identify image file" in line
+            for line in found.unreadable
+        )
 
 
 def test_split_files_may_lie_elsewhere(tmp_path: Path) -> None:
@@ -263,7 +303,7 @@ def test_verdicts() -> None:
     assert judged(None, 5, needed=True).fails
 
 
-# CIFAR ---------------------------------------------------------------------------------------------------------------
+# CIFAR --------------------------------------------------------------------------------------------
 
 
 def write_binary(folder: Path, n_classes: int) -> Path:
@@ -284,11 +324,18 @@ def test_official_files_of_cifar_pass_and_give_the_printed_totals(tmp_path: Path
     findings = by_name(found)
     assert found.ok
     assert not found.notes
-    assert (findings["train.bin: bytes"].found, findings["test.bin: bytes"].found) == (153_700_000, 30_740_000)
+    assert (findings["train.bin: bytes"].found, findings["test.bin: bytes"].found) == (
+        153_700_000,
+        30_740_000,
+    )
     assert findings["training: classes"].found == "100 x 500"
     assert findings["test: classes"].found == "100 x 100"
     assert findings["cifar-100-binary.tar.gz: md5"].verdict == "absent"
-    totals = {what: (finding.found, finding.paper) for what, finding in findings.items() if what.startswith("labels")}
+    totals = {
+        what: (finding.found, finding.paper)
+        for what, finding in findings.items()
+        if what.startswith("labels")
+    }
     assert totals == {
         "labels at gamma 20": (4741, 4741),
         "labels at gamma 50": (3751, 3751),
@@ -311,13 +358,21 @@ def test_cifar_that_is_nowhere_is_said_so(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_lacks_images_differs(tmp_path: Path) -> None:
-    rows = [f"{part}/{c}/{i}.jpg 0" for part, count in (("train", 3), ("test", 1)) for c in range(10) for i in range(count)]
+    rows = [
+        f"{part}/{c}/{i}.jpg 0"
+        for part, count in (("train", 3), ("test", 1))
+        for c in range(10)
+        for i in range(count)
+    ]
     write_images_of(tmp_path / "copy", rows)
     (tmp_path / "copy" / "train" / "4" / "0.jpg").unlink()
     (tmp_path / "copy" / "train" / "4" / "0.jpg").write_bytes(b"no image")
     found = verify_cifar(10, tmp_path / "copy", decode=True)
     findings = by_name(found)
-    assert (findings["training: images"].found, findings["training: classes"].found) == (30, "10 x 3")
+    assert (findings["training: images"].found, findings["training: classes"].found) == (
+        30,
+        "10 x 3",
+    )
     assert findings["labels at gamma 100"].found == "too few images"
     assert (findings["images that decode"].found, len(found.unreadable)) == (39, 1)
     assert "train/4/0.jpg cannot be read" in found.unreadable[0]
@@ -329,7 +384,18 @@ def test_the_jpeg_copy_of_cifar_gives_the_printed_totals() -> None:
     found = verify_cifar(10, JPEG_COPY)
     findings = by_name(found)
     assert found.ok
-    assert (findings["training: classes"].found, findings["test: classes"].found) == ("10 x 5000", "10 x 1000")
+    assert (findings["training: classes"].found, findings["test: classes"].found) == (
+        "10 x 5000",
+        "10 x 1000",
+    )
     assert any("A copy as image files" in note for note in found.notes)
-    assert [findings[f"labels at gamma {gamma}"].found for gamma in (50, 100, 150)] == [4196, 3720, 3496]
-    assert [findings[f"unlabelled at gamma {gamma}"].found for gamma in (50, 100, 150)] == [13996, 12406, 11665]
+    assert [findings[f"labels at gamma {gamma}"].found for gamma in (50, 100, 150)] == [
+        4196,
+        3720,
+        3496,
+    ]
+    assert [findings[f"unlabelled at gamma {gamma}"].found for gamma in (50, 100, 150)] == [
+        13996,
+        12406,
+        11665,
+    ]

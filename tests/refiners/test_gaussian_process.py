@@ -1,4 +1,6 @@
-"""SemiGPC's own promises (algorithms sections 3.4, 3.6 and 3.7); its place in each algorithm is tested there."""
+"""SemiGPC's own promises (algorithms sections 3.4, 3.6 and 3.7); its place in each algorithm is
+tested there.
+"""
 
 import math
 from dataclasses import replace
@@ -12,12 +14,16 @@ from semigpc.refiners import GPConfig, LowRankOptions, auto_logit_scale
 from tests.refiners.outputs import CLASSES, WIDTH, make, points, said, show, unit
 
 
-@pytest.mark.parametrize(("n_classes", "expected"), [(10, 6.43), (100, 9.42), (200, 10.30), (810, 12.05)])
+@pytest.mark.parametrize(
+    ("n_classes", "expected"), [(10, 6.43), (100, 9.42), (200, 10.30), (810, 12.05)]
+)
 def test_the_automatic_logit_scale_is_that_of_the_method(n_classes: int, expected: float) -> None:
     scale = auto_logit_scale(n_classes)
     assert scale == pytest.approx(expected, abs=0.005)
     sure = math.exp(0.8 * scale) / (math.exp(0.8 * scale) + n_classes - 1)
-    assert sure == pytest.approx(0.95, abs=1e-9), "0.8 on one class and 0 elsewhere just reaches the threshold"
+    assert sure == pytest.approx(0.95, abs=1e-9), (
+        "0.8 on one class and 0 elsewhere just reaches the threshold"
+    )
 
 
 def test_the_logit_scale_may_be_given(generator: torch.Generator) -> None:
@@ -28,22 +34,30 @@ def test_the_logit_scale_may_be_given(generator: torch.Generator) -> None:
         show(refiner, features, labels)
         answers.append(refiner.logits(said(features)))
     torch.testing.assert_close(3 * answers[0], answers[1])
-    assert make("gp", logit_scale="auto").logit_scale == auto_logit_scale(CLASSES), "where it starts"
+    assert make("gp", logit_scale="auto").logit_scale == auto_logit_scale(CLASSES), (
+        "where it starts"
+    )
 
 
 @pytest.mark.parametrize("prior", ["none", "frequency"])
-def test_a_query_far_from_everything_gets_no_confidence(prior: str, generator: torch.Generator) -> None:
+def test_a_query_far_from_everything_gets_no_confidence(
+    prior: str, generator: torch.Generator
+) -> None:
     refiner = make("gp", l2norm=False, class_prior=prior)
     features, labels = points(20, generator)
     show(refiner, features, labels)
     far = said(features + 100)
     own = torch.eye(CLASSES)[labels]
-    torch.testing.assert_close(refiner.refine("semantic", far, own), torch.full((20, CLASSES), 1 / CLASSES))
+    torch.testing.assert_close(
+        refiner.refine("semantic", far, own), torch.full((20, CLASSES), 1 / CLASSES)
+    )
     near = refiner.refine("semantic", said(features), own)
     assert float(near.max(dim=1).values.min()) > 0.4
 
 
-def test_with_a_balanced_buffer_the_class_prior_only_shifts_the_logits(generator: torch.Generator) -> None:
+def test_with_a_balanced_buffer_the_class_prior_only_shifts_the_logits(
+    generator: torch.Generator,
+) -> None:
     features, labels = points(0, generator, counts=(8, 8, 8))
     queries = said(points(10, generator)[0])
     plain, prior = (make("gp", class_prior=each) for each in ("none", "frequency"))
@@ -54,7 +68,9 @@ def test_with_a_balanced_buffer_the_class_prior_only_shifts_the_logits(generator
     assert float(shift.abs().max()) > 0.01
 
 
-def test_the_class_prior_follows_its_equation_and_helps_the_rare_class(generator: torch.Generator) -> None:
+def test_the_class_prior_follows_its_equation_and_helps_the_rare_class(
+    generator: torch.Generator,
+) -> None:
     counts = torch.tensor([16, 6, 2], dtype=torch.float64)
     features, labels = points(0, generator, counts=(16, 6, 2))
     queries = points(10, generator)[0]
@@ -73,12 +89,17 @@ def test_the_class_prior_follows_its_equation_and_helps_the_rare_class(generator
     expected = (weights @ (one_hot - counts / 24)) * (8 / counts).sqrt()
     torch.testing.assert_close(prior.logits(said(queries)), expected)
     between = unit(features[labels == 0].mean(dim=0) + features[labels == 2].mean(dim=0)[None])
-    margins = [float(z[0, 2] - z[0, 0]) for z in (refiner.logits(said(between)) for refiner in (plain, prior))]
+    margins = [
+        float(z[0, 2] - z[0, 0])
+        for z in (refiner.logits(said(between)) for refiner in (plain, prior))
+    ]
     assert margins[0] < margins[1]
 
 
 @pytest.mark.parametrize("exclude", [False, True])
-def test_a_class_not_seen_yet_has_no_say_under_the_class_prior(exclude: bool, generator: torch.Generator) -> None:
+def test_a_class_not_seen_yet_has_no_say_under_the_class_prior(
+    exclude: bool, generator: torch.Generator
+) -> None:
     options: dict[str, Any] = {"role": "classifier", "exclude_same_index": True} if exclude else {}
     refiner = make("gp", class_prior="frequency", **options)
     features, labels = points(0, generator, counts=(5, 3, 0))
@@ -102,11 +123,15 @@ def test_the_classifier_gives_its_gradient_to_the_query_alone(generator: torch.G
     show(again, features, labels)
     small = 1e-6 * torch.eye(WIDTH, dtype=torch.float64)
     for row in range(3):
-        there, back = (again.logits(said(queries.detach()[row] + sign * small))[:, 1] for sign in (1, -1))
+        there, back = (
+            again.logits(said(queries.detach()[row] + sign * small))[:, 1] for sign in (1, -1)
+        )
         torch.testing.assert_close((there - back) / 2e-6, gradient[row], rtol=0, atol=1e-6)
     assert output.features is not None
     own = torch.eye(CLASSES)[:1]
-    assert refiner.refine("semantic", said(queries[:1]), own) is own, "probabilities are the GP's already"
+    assert refiner.refine("semantic", said(queries[:1]), own) is own, (
+        "probabilities are the GP's already"
+    )
 
 
 def test_refining_leaves_the_logits_of_every_view_alone(generator: torch.Generator) -> None:
@@ -116,12 +141,18 @@ def test_refining_leaves_the_logits_of_every_view_alone(generator: torch.Generat
     assert refiner.classify(output) is output
 
 
-def test_copies_of_a_image_can_be_kept_out_of_its_own_prediction(generator: torch.Generator) -> None:
+def test_copies_of_a_image_can_be_kept_out_of_its_own_prediction(
+    generator: torch.Generator,
+) -> None:
     refiner = make("gp", role="classifier", exclude_same_index=True)
     features, _ = points(1, generator)
-    copies = features.expand(5, -1) + 0.01 * torch.randn(5, WIDTH, generator=generator, dtype=torch.float64)
+    copies = features.expand(5, -1) + 0.01 * torch.randn(
+        5, WIDTH, generator=generator, dtype=torch.float64
+    )
     refiner.write(unit(copies), torch.zeros(5, dtype=torch.int64), torch.full((5,), 7))
-    same, other = (refiner.classify(said(features), torch.tensor([index])).logits for index in (7, 8))
+    same, other = (
+        refiner.classify(said(features), torch.tensor([index])).logits for index in (7, 8)
+    )
     assert float(same.abs().max()) <= 1e-9, "nothing else is known"
     assert float(other[0, 0]) == pytest.approx(refiner.logit_scale * 5 / 5.1, rel=0.01)
     assert torch.equal(refiner.classify(said(features)).logits, other)
@@ -153,7 +184,9 @@ def test_a_write_that_the_engine_rejects_leaves_buffer_and_engine_as_they_were(
         show(each, features, labels)
     state = {name: value.clone() for name, value in refiner.state_dict().items()}
     answers = refiner.logits(queries)
-    same = torch.ones(6, WIDTH, dtype=torch.float64)  # six copies of one point cannot be told apart with so little noise
+    same = torch.ones(
+        6, WIDTH, dtype=torch.float64
+    )  # six copies of one point cannot be told apart with so little noise
     with pytest.raises(NotPositiveDefiniteError, match="Raise noise_std"):
         refiner.write(unit(same), torch.tensor([2, 2, 2, 2, 2, 2]))
     assert all(torch.equal(value, state[name]) for name, value in refiner.state_dict().items())
@@ -175,13 +208,17 @@ def test_rebuilding_changes_no_answer(generator: torch.Generator) -> None:
     torch.testing.assert_close(refiner.logits(queries), before, rtol=0, atol=1e-10)
 
 
-def test_an_empty_copy_has_the_same_switches_and_a_memory_of_its_own(generator: torch.Generator) -> None:
+def test_an_empty_copy_has_the_same_switches_and_a_memory_of_its_own(
+    generator: torch.Generator,
+) -> None:
     refiner = make("gp", length_scale=0.9, class_prior="frequency")
     features, labels = points(10, generator)
     show(refiner, features, labels)
     other = refiner.empty_copy()
     assert (len(refiner.buffer), len(other.buffer)) == (10, 0)
-    assert other.config == replace(refiner.config, engine=refiner.choice.options), "auto has been decided"
+    assert other.config == replace(refiner.config, engine=refiner.choice.options), (
+        "auto has been decided"
+    )
     queries = said(points(6, generator)[0])
     assert float(other.logits(queries).abs().max()) == 0
     other.write(unit(features), labels)
@@ -207,14 +244,19 @@ def test_casting_the_algorithm_leaves_the_engine_as_it_is(
         ({"logit_scale": 0.0}, "logit_scale must be positive"),
         ({"logit_scale": -1.0}, "logit_scale must be positive"),
         ({"logit_scale": None}, "logit_scale must be positive, or 'auto'; got None"),
-        ({"length_scale": "automatic"}, "length_scale must be positive, or 'auto'; got 'automatic'"),
+        (
+            {"length_scale": "automatic"},
+            "length_scale must be positive, or 'auto'; got 'automatic'",
+        ),
         ({"exclude_same_index": True}, "role='classifier'"),
         ({"role": "classifier", "site": "final"}, "leave site at 'semantic'"),
         ({"role": "classifier", "site": "aggregate"}, "leave site at 'semantic'"),
         ({"blend": 2.0}, "blend must lie in"),
     ],
 )
-def test_switches_that_contradict_each_other_are_refused(options: dict[str, Any], complaint: str) -> None:
+def test_switches_that_contradict_each_other_are_refused(
+    options: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ValueError, match=complaint):
         GPConfig(**options)
 
@@ -239,7 +281,15 @@ def test_the_defaults_are_those_of_the_method() -> None:
     assert config.buffer_size == 16300
     assert config.noise_std**2 / config.output_scale == pytest.approx(0.1)
     assert (config.length_scale, config.logit_scale) == ("auto", "auto")
-    assert config.starting_scales(10) == {"length_scale": 0.1**0.5, "logit_scale": auto_logit_scale(10)}
-    assert (config.role, config.site, config.blend, config.push) == ("refine", "semantic", 1.0, "after")
+    assert config.starting_scales(10) == {
+        "length_scale": 0.1**0.5,
+        "logit_scale": auto_logit_scale(10),
+    }
+    assert (config.role, config.site, config.blend, config.push) == (
+        "refine",
+        "semantic",
+        1.0,
+        "after",
+    )
     assert (config.feature, config.l2norm) == ("backbone", True)
     assert (config.class_prior, config.warmup_steps, config.kernel_clip) == ("frequency", 1024, 0.0)

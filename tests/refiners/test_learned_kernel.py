@@ -11,7 +11,10 @@ from semigpc.gp import NTK, RBF, ExactGP, NotPositiveDefiniteError, PerClassGP
 from semigpc.refiners import AutoOptions, GPConfig
 from tests.refiners.outputs import CLASSES, ENGINES_OF_24, WIDTH, make, points, said, show
 
-BADLY: dict[str, Any] = {"length_scale": 0.05, "noise_std": 1.0}  # so that there is something to learn
+BADLY: dict[str, Any] = {
+    "length_scale": 0.05,
+    "noise_std": 1.0,
+}  # so that there is something to learn
 
 
 def train(refiner: Any, generator: torch.Generator, steps: int) -> None:
@@ -21,7 +24,12 @@ def train(refiner: Any, generator: torch.Generator, steps: int) -> None:
 
 def per_class(**options: Any) -> Any:
     return make(
-        "gp", **BADLY, learn="leave_one_out", learn_per_class=True, engine=AutoOptions(rank=24, dtype="float64"), **options
+        "gp",
+        **BADLY,
+        learn="leave_one_out",
+        learn_per_class=True,
+        engine=AutoOptions(rank=24, dtype="float64"),
+        **options,
     )
 
 
@@ -54,12 +62,18 @@ def test_after_learning_the_online_rule_goes_on_exactly(generator: torch.Generat
     fresh.replace(rows, engine.features[rows], engine.targets[rows])
     queries = points(8, generator)[0]
     torch.testing.assert_close(engine.mean(queries), fresh.mean(queries), rtol=0, atol=1e-10)
-    torch.testing.assert_close(engine.variance(queries), fresh.variance(queries), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        engine.variance(queries), fresh.variance(queries), rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES_OF_24))
-def test_every_engine_goes_on_with_what_was_learned(engine: str, generator: torch.Generator) -> None:
-    refiner = make("gp", **BADLY, engine=ENGINES_OF_24[engine], learn="leave_one_out", learn_steps=6)
+def test_every_engine_goes_on_with_what_was_learned(
+    engine: str, generator: torch.Generator
+) -> None:
+    refiner = make(
+        "gp", **BADLY, engine=ENGINES_OF_24[engine], learn="leave_one_out", learn_steps=6
+    )
     train(refiner, generator, 8)
     assert length_scale(refiner) == pytest.approx(refiner.learned["length_scale"])
     assert length_scale(refiner) > 0.2
@@ -76,7 +90,9 @@ def test_left_out_labels_are_more_probable_for_it(generator: torch.Generator) ->
     def loss(refiner: Any) -> float:
         engine = refiner.engine
         logits = refiner.logit_scale * engine.leave_one_out().mean
-        return float(torch.nn.functional.cross_entropy(logits, engine.targets[engine.occupied].argmax(dim=1)))
+        return float(
+            torch.nn.functional.cross_entropy(logits, engine.targets[engine.occupied].argmax(dim=1))
+        )
 
     assert loss(learned) < 0.9 * loss(fixed)
 
@@ -100,13 +116,25 @@ def test_nothing_is_learned_from_too_few_rows(generator: torch.Generator) -> Non
     assert refiner.learned["times"] == 0, "fewer than two rows a class"
     other = make("gp", **BADLY, learn="leave_one_out", learn_steps=1)
     show(other, features, torch.zeros(10, dtype=torch.int64))
-    assert other.learned == {"times": 0, "length_scale": pytest.approx(0.05), "output_scale": 1.0, "noise_std": 1.0}
+    assert other.learned == {
+        "times": 0,
+        "length_scale": pytest.approx(0.05),
+        "output_scale": 1.0,
+        "noise_std": 1.0,
+    }
     assert other.engine.kernel == RBF(length_scale=0.05)
 
 
-@pytest.mark.parametrize("options", [{}, {"balanced": True}, {"learn_per_class": True, "engine": AutoOptions(rank=24)}])
-def test_a_resumed_run_goes_on_to_the_same_bits(options: dict[str, Any], generator: torch.Generator) -> None:
-    first, second = (make("gp", **BADLY | {"learn": "leave_one_out", "learn_steps": 3} | options) for _ in range(2))
+@pytest.mark.parametrize(
+    "options", [{}, {"balanced": True}, {"learn_per_class": True, "engine": AutoOptions(rank=24)}]
+)
+def test_a_resumed_run_goes_on_to_the_same_bits(
+    options: dict[str, Any], generator: torch.Generator
+) -> None:
+    first, second = (
+        make("gp", **BADLY | {"learn": "leave_one_out", "learn_steps": 3} | options)
+        for _ in range(2)
+    )
     train(first, generator, 7)
     assert first.learned["times"] > 0
     second.load_state_dict(first.state_dict())
@@ -121,7 +149,9 @@ def test_a_resumed_run_goes_on_to_the_same_bits(options: dict[str, Any], generat
     assert torch.equal(first.logits(queries), second.logits(queries))
 
 
-def test_a_state_from_before_anything_was_learned_brings_the_configured_kernel_back(generator: torch.Generator) -> None:
+def test_a_state_from_before_anything_was_learned_brings_the_configured_kernel_back(
+    generator: torch.Generator,
+) -> None:
     early, late = (make("gp", **BADLY, learn="leave_one_out", learn_steps=3) for _ in range(2))
     train(late, generator, 3)
     assert late.engine.kernel != RBF(length_scale=0.05)
@@ -145,7 +175,9 @@ def test_a_kernel_a_class_is_carried_by_an_engine_a_class(generator: torch.Gener
     assert isinstance(refiner.engine, PerClassGP)
     lengths = refiner.learned["length_scale"]
     assert len(set(lengths)) == CLASSES
-    assert [getattr(kernel, "length_scale", None) for kernel in refiner.engine.kernels] == pytest.approx(lengths)
+    assert [
+        getattr(kernel, "length_scale", None) for kernel in refiner.engine.kernels
+    ] == pytest.approx(lengths)
     assert refiner.logits(said(points(6, generator)[0])).shape == (6, CLASSES)
 
 
@@ -191,7 +223,9 @@ def test_a_kernel_that_the_engine_refuses_is_tried_with_more_noise(
 def test_what_another_kind_of_run_learned_is_refused(scales: Tensor) -> None:
     refiner = make("gp", **BADLY, learn="leave_one_out")
     state = refiner.state_dict() | {"learner.log_scales": scales}
-    with pytest.raises(ValueError, match=r"learned scales must be finite and have shape \(1, 3\).*learn_per_class"):
+    with pytest.raises(
+        ValueError, match=r"learned scales must be finite and have shape \(1, 3\).*learn_per_class"
+    ):
         refiner.load_state_dict(state)
 
 
@@ -199,11 +233,22 @@ def test_what_another_kind_of_run_learned_is_refused(scales: Tensor) -> None:
     ("options", "complaint"),
     [
         ({"learn_steps": 0}, "learn_steps must be at least 1; got 0"),
-        ({"learn": "marginal", "kernel_clip": 0.1}, "a clipped kernel may have none.*Leave kernel_clip at 0, got 0.1"),
-        ({"learn_per_class": True}, "learn_per_class needs learn='marginal' or 'leave_one_out'.*got learn='never'"),
-        ({"learn_per_class": True, "learn": "marginal", "engine": "exact"}, "got learn='marginal' and engine='exact'"),
+        (
+            {"learn": "marginal", "kernel_clip": 0.1},
+            "a clipped kernel may have none.*Leave kernel_clip at 0, got 0.1",
+        ),
+        (
+            {"learn_per_class": True},
+            "learn_per_class needs learn='marginal' or 'leave_one_out'.*got learn='never'",
+        ),
+        (
+            {"learn_per_class": True, "learn": "marginal", "engine": "exact"},
+            "got learn='marginal' and engine='exact'",
+        ),
     ],
 )
-def test_switches_that_contradict_each_other_are_refused(options: dict[str, Any], complaint: str) -> None:
+def test_switches_that_contradict_each_other_are_refused(
+    options: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ValueError, match=complaint):
         GPConfig(**options)

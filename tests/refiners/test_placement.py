@@ -1,4 +1,6 @@
-"""Where, when and how much: one battery over the refiners that have a memory (algorithms section 3.6)."""
+"""Where, when and how much: one battery over the refiners that have a memory (algorithms section
+3.6).
+"""
 
 from typing import Any
 
@@ -42,12 +44,18 @@ def test_a_refiner_acts_at_its_site_alone(name: str, site: str, generator: torch
     refiner = make(name, site=site)
     features, labels = points(9, generator)
     show(refiner, features, labels)
-    assert {other for other in ("semantic", "aggregate", "final") if not is_own(answer(refiner, features, other))} == {site}
+    assert {
+        other
+        for other in ("semantic", "aggregate", "final")
+        if not is_own(answer(refiner, features, other))
+    } == {site}
 
 
 @with_memory
 @pytest.mark.parametrize("push", ["before", "after"])
-def test_a_batch_enters_the_memory_once_and_when_it_should(name: str, push: str, generator: torch.Generator) -> None:
+def test_a_batch_enters_the_memory_once_and_when_it_should(
+    name: str, push: str, generator: torch.Generator
+) -> None:
     refiner = make(name, push=push)
     features, labels = points(5, generator)
     refiner.observe("before", said(features), batch_of(features, labels))
@@ -76,7 +84,10 @@ def test_lengths_of_features_count_only_if_asked(name: str, generator: torch.Gen
     for l2norm in (True, False):
         refiner = make(name, l2norm=l2norm)
         show(refiner, features, labels)
-        assert torch.allclose(answer(refiner, queries), answer(refiner, 3 * queries), atol=1e-6) == l2norm
+        assert (
+            torch.allclose(answer(refiner, queries), answer(refiner, 3 * queries), atol=1e-6)
+            == l2norm
+        )
 
 
 @with_memory
@@ -90,7 +101,9 @@ def test_the_projection_may_stand_in_for_the_feature(name: str, generator: torch
 
 
 @with_memory
-def test_answers_come_in_the_type_of_what_they_replace(name: str, generator: torch.Generator) -> None:
+def test_answers_come_in_the_type_of_what_they_replace(
+    name: str, generator: torch.Generator
+) -> None:
     refiner = make(name)
     features, labels = points(12, generator, dtype=torch.float32)
     show(refiner, features.bfloat16(), labels)
@@ -99,7 +112,9 @@ def test_answers_come_in_the_type_of_what_they_replace(name: str, generator: tor
     assert not probs.requires_grad
     exact = make(name)
     show(exact, features.bfloat16().float(), labels)
-    torch.testing.assert_close(probs.float(), answer(exact, features.bfloat16().float()), rtol=0, atol=0.01)
+    torch.testing.assert_close(
+        probs.float(), answer(exact, features.bfloat16().float()), rtol=0, atol=0.01
+    )
 
 
 @with_memory
@@ -126,6 +141,8 @@ def test_nothing_that_is_remembered_needs_a_gradient(name: str, generator: torch
         ({"warmup_steps": -1}, "warmup_steps must not be negative"),
     ],
 )
-def test_a_placement_that_makes_no_sense_is_refused(name: str, options: dict[str, Any], complaint: str) -> None:
+def test_a_placement_that_makes_no_sense_is_refused(
+    name: str, options: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ValueError, match=complaint):
         make(name, **options)

@@ -12,7 +12,9 @@ from tests.refiners.outputs import CLASSES, WIDTH, make, paper_scales, points, s
 
 
 def by_hand(memory: list[tuple[list[float], int]], queries: Tensor, scale: float) -> Tensor:
-    """softmax(lambda k(h, h_Q) (K + sigma^2 I)^-1 y_Q) from the equations, entry by entry, l^2 = sigma^2 = 0.1."""
+    """softmax(lambda k(h, h_Q) (K + sigma^2 I)^-1 y_Q) from the equations, entry by entry, l^2 =
+    sigma^2 = 0.1.
+    """
 
     def unit(row: list[float]) -> list[float]:
         length = math.sqrt(sum(value**2 for value in row))
@@ -23,14 +25,24 @@ def by_hand(memory: list[tuple[list[float], int]], queries: Tensor, scale: float
 
     stored = [unit(row) for row, _ in memory]
     K = torch.tensor([[kernel(a, b) for b in stored] for a in stored], dtype=torch.float64)
-    K = K + torch.tensor([[0.1 * (i == j) for j in range(len(stored))] for i in range(len(stored))], dtype=torch.float64)
-    Y = torch.tensor([[float(label == c) for c in range(CLASSES)] for _, label in memory], dtype=torch.float64)
-    k = torch.tensor([[kernel(unit(query), row) for row in stored] for query in queries.tolist()], dtype=torch.float64)
+    K = K + torch.tensor(
+        [[0.1 * (i == j) for j in range(len(stored))] for i in range(len(stored))],
+        dtype=torch.float64,
+    )
+    Y = torch.tensor(
+        [[float(label == c) for c in range(CLASSES)] for _, label in memory], dtype=torch.float64
+    )
+    k = torch.tensor(
+        [[kernel(unit(query), row) for row in stored] for query in queries.tolist()],
+        dtype=torch.float64,
+    )
     return torch.softmax(scale * k @ torch.linalg.solve(K, Y), dim=1)
 
 
 def test_three_steps_of_a_plain_loop_follow_the_equations(generator: torch.Generator) -> None:
-    refiner = GaussianProcessRefiner(GPConfig(buffer_size=12, warmup_steps=0, **paper_scales()), WIDTH, CLASSES)
+    refiner = GaussianProcessRefiner(
+        GPConfig(buffer_size=12, warmup_steps=0, **paper_scales()), WIDTH, CLASSES
+    )
     memory: list[tuple[list[float], int]] = []
     for _ in range(3):
         features, labels = points(5, generator)
@@ -44,10 +56,14 @@ def test_three_steps_of_a_plain_loop_follow_the_equations(generator: torch.Gener
 
 def test_while_empty_every_class_is_as_likely(generator: torch.Generator) -> None:
     refiner = make("gp", warmup_steps=5)
-    torch.testing.assert_close(refiner.probs(points(4, generator)[0].float()), torch.full((4, CLASSES), 1 / CLASSES))
+    torch.testing.assert_close(
+        refiner.probs(points(4, generator)[0].float()), torch.full((4, CLASSES), 1 / CLASSES)
+    )
 
 
-def test_in_the_warm_up_the_loop_keeps_its_own_opinion_and_the_gp_alone_still_answers(generator: torch.Generator) -> None:
+def test_in_the_warm_up_the_loop_keeps_its_own_opinion_and_the_gp_alone_still_answers(
+    generator: torch.Generator,
+) -> None:
     refiner = make("gp", warmup_steps=2)
     own = torch.eye(CLASSES)
     queries = points(3, generator)[0].float()
@@ -62,18 +78,28 @@ def test_the_blend_is_kept(generator: torch.Generator) -> None:
     refiner = make("gp", blend=0.25)
     refiner.remember(*points(9, generator))
     queries, own = points(3, generator)[0].float(), torch.eye(CLASSES)
-    torch.testing.assert_close(refiner.probs(queries, own=own), 0.75 * own + 0.25 * refiner.probs(queries))
+    torch.testing.assert_close(
+        refiner.probs(queries, own=own), 0.75 * own + 0.25 * refiner.probs(queries)
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"l2norm": False}, {"feature": "projection"}, {"balanced": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"l2norm": False}, {"feature": "projection"}, {"balanced": True}]
+)
 def test_both_ways_in_are_one(options: dict[str, Any], generator: torch.Generator) -> None:
-    """Our algorithms call refine and observe with a network's output; a plain loop calls probs and remember."""
+    """Our algorithms call refine and observe with a network's output; a plain loop calls probs and
+    remember.
+    """
     ours, plain = make("gp", **options), make("gp", **options)
     own = torch.full((3, CLASSES), 1 / CLASSES)
     for _ in range(3):
         features, labels = points(9, generator)
         show(ours, features, labels)
-        plain.remember(said(features).heads["projection"] if "feature" in options else features, labels, torch.arange(9))
+        plain.remember(
+            said(features).heads["projection"] if "feature" in options else features,
+            labels,
+            torch.arange(9),
+        )
         queries = points(3, generator)[0]
         asked = said(queries).heads["projection"] if "feature" in options else queries
         assert torch.equal(plain.probs(asked, own=own), ours.refine("semantic", said(queries), own))
@@ -95,7 +121,10 @@ def test_half_precision_is_taken_and_no_gradient_is_given(generator: torch.Gener
     refiner.remember(features.bfloat16().requires_grad_(), labels)
     answer = refiner.probs(features.bfloat16().requires_grad_())
     assert (answer.dtype, answer.requires_grad) == (torch.float32, False)
-    assert refiner.probs(features.bfloat16(), own=torch.ones(6, CLASSES, dtype=torch.float16)).dtype == torch.float16
+    assert (
+        refiner.probs(features.bfloat16(), own=torch.ones(6, CLASSES, dtype=torch.float16)).dtype
+        == torch.float16
+    )
 
 
 def bad(features: Tensor, row: int = 0) -> Tensor:
@@ -116,11 +145,16 @@ def bad(features: Tensor, row: int = 0) -> Tensor:
         (lambda x, y: (x[:0], y[:0]), "at least one label"),
     ],
 )
-def test_a_batch_that_cannot_be_is_refused_and_changes_nothing(change: Any, complaint: str, generator: torch.Generator) -> None:
+def test_a_batch_that_cannot_be_is_refused_and_changes_nothing(
+    change: Any, complaint: str, generator: torch.Generator
+) -> None:
     refiner = make("gp", balanced=True)
     refiner.remember(*points(8, generator))
     queries = points(4, generator)[0]
-    before, answer = {name: value.clone() for name, value in refiner.state_dict().items()}, refiner.probs(queries)
+    before, answer = (
+        {name: value.clone() for name, value in refiner.state_dict().items()},
+        refiner.probs(queries),
+    )
     with pytest.raises((TypeError, ValueError), match=complaint):
         refiner.remember(*change(*points(5, generator)))
     assert all(torch.equal(value, before[name]) for name, value in refiner.state_dict().items())

@@ -16,22 +16,30 @@ def test_every_entry_votes_for_its_class(l2norm: bool, generator: torch.Generato
     for _ in range(7):  # 24 slots, 35 entries
         features, labels = points(5, generator)
         show(refiner, features, labels)
-        held = [*held, *zip(unit(features) if l2norm else features, labels.tolist(), strict=True)][-24:]
+        held = [*held, *zip(unit(features) if l2norm else features, labels.tolist(), strict=True)][
+            -24:
+        ]
     queries = points(6, generator)[0]
     probs = refiner.probs(said(queries))
     for query, row in zip(unit(queries) if l2norm else queries, probs, strict=True):
         votes = [math.exp(float(query @ feature) / 0.7) for feature, _ in held]
         for c in range(CLASSES):
-            expected = sum(vote for vote, (_, label) in zip(votes, held, strict=True) if label == c) / sum(votes)
+            expected = sum(
+                vote for vote, (_, label) in zip(votes, held, strict=True) if label == c
+            ) / sum(votes)
             assert float(row[c]) == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_larger_class_has_more_votes_and_a_balanced_memory_takes_them_back(generator: torch.Generator) -> None:
+def test_a_larger_class_has_more_votes_and_a_balanced_memory_takes_them_back(
+    generator: torch.Generator,
+) -> None:
     features, labels = points(0, generator, counts=(16, 4, 4))
     nowhere: ModelOutput = said(torch.ones(1, features.shape[1], dtype=torch.float64))
     shares = {}
     for balanced in (False, True):
-        refiner = make("similarity", balanced=balanced, buffer_size=24 if not balanced else 12, temperature=1e6)
+        refiner = make(
+            "similarity", balanced=balanced, buffer_size=24 if not balanced else 12, temperature=1e6
+        )
         show(refiner, features, labels)
         shares[balanced] = refiner.probs(nowhere)[0]
     assert shares[False].tolist() == pytest.approx([16 / 24, 4 / 24, 4 / 24], abs=1e-5)
@@ -39,7 +47,9 @@ def test_a_larger_class_has_more_votes_and_a_balanced_memory_takes_them_back(gen
 
 
 @pytest.mark.parametrize("length_scale", [0.3, 0.6, 1.0])
-def test_the_gp_tends_to_it_as_the_noise_grows(length_scale: float, generator: torch.Generator) -> None:
+def test_the_gp_tends_to_it_as_the_noise_grows(
+    length_scale: float, generator: torch.Generator
+) -> None:
     features, labels = points(20, generator)
     queries = said(points(10, generator)[0])
     ratio = 1e-9  # eta / sigma^2
@@ -48,7 +58,9 @@ def test_the_gp_tends_to_it_as_the_noise_grows(length_scale: float, generator: t
     for refiner in (gp, votes):
         show(refiner, features, labels)
     mean = gp.logits(queries) / ratio
-    torch.testing.assert_close(mean / mean.sum(dim=1, keepdim=True), votes.probs(queries), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        mean / mean.sum(dim=1, keepdim=True), votes.probs(queries), rtol=0, atol=1e-6
+    )
 
 
 def test_the_classifier_keeps_its_logits(generator: torch.Generator) -> None:

@@ -27,8 +27,12 @@ def build(n_classes: int = 3, **options: Any) -> GaussianProcessRefiner:
     return GaussianProcessRefiner(config, WIDTH, n_classes)
 
 
-def draw(rows: int, generator: torch.Generator, n_classes: int = 3, spread: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Features (rows, WIDTH) around a random centre for each class, the same centres in every call, and labels."""
+def draw(
+    rows: int, generator: torch.Generator, n_classes: int = 3, spread: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Features (rows, WIDTH) around a random centre for each class, the same centres in every call,
+    and labels.
+    """
     centres = torch.randn(n_classes, WIDTH, generator=torch.Generator().manual_seed(5))
     labels = torch.randint(n_classes, (rows,), generator=generator)
     return centres[labels] + spread * torch.randn(rows, WIDTH, generator=generator), labels
@@ -58,8 +62,13 @@ def scales(refiner: GaussianProcessRefiner) -> tuple[float, ...]:
 
 
 def nearest_by_hand(views: Tensor, rows: Tensor) -> float:
-    """sqrt(1.5 median_i min_j |h_i - h_j|^2), pair by pair; of an even number of views the lower of the two in the middle."""
-    nearest = [min(float(np.sum((view - row) ** 2)) for row in rows.double().numpy()) for view in views.double().numpy()]
+    """sqrt(1.5 median_i min_j |h_i - h_j|^2), pair by pair; of an even number of views the lower of
+    the two in the middle.
+    """
+    nearest = [
+        min(float(np.sum((view - row) ** 2)) for row in rows.double().numpy())
+        for view in views.double().numpy()
+    ]
     return math.sqrt(1.5 * sorted(nearest)[(len(nearest) - 1) // 2])
 
 
@@ -74,14 +83,23 @@ def share_of_sure(logits: Tensor) -> float:
 
 @pytest.mark.parametrize("engine", sorted(ENGINES_OF_24))
 @pytest.mark.parametrize("l2norm", [True, False])
-def test_l_follows_the_distance_to_the_nearest_labelled_row(engine: str, l2norm: bool, generator: torch.Generator) -> None:
+def test_l_follows_the_distance_to_the_nearest_labelled_row(
+    engine: str, l2norm: bool, generator: torch.Generator
+) -> None:
     refiner = build(engine=ENGINES_OF_24[engine], l2norm=l2norm)
-    batches = list(stream(WARMUP, generator))  # 12 of 24 slots: rows of zeros in the others must not count
+    batches = list(
+        stream(WARMUP, generator)
+    )  # 12 of 24 slots: rows of zeros in the others must not count
     steps_of(refiner, batches)
-    assert scales(refiner) == (START_LENGTH, auto_logit_scale(3)), "not before the warm-up has ended"
+    assert scales(refiner) == (START_LENGTH, auto_logit_scale(3)), (
+        "not before the warm-up has ended"
+    )
     now = draw(41, generator)[0]
     refiner.probs(now)
-    views, rows = torch.cat([now, *(weak for weak, _, _ in batches)]), torch.cat([features for _, features, _ in batches])
+    views, rows = (
+        torch.cat([now, *(weak for weak, _, _ in batches)]),
+        torch.cat([features for _, features, _ in batches]),
+    )
     if l2norm:
         views, rows = unit(views), unit(rows)
     assert scales(refiner)[0] == pytest.approx(nearest_by_hand(views, rows), rel=1e-5)
@@ -102,7 +120,9 @@ def test_the_newest_views_count_and_no_more_than_512(generator: torch.Generator)
 
 @pytest.mark.parametrize("prior", ["none", "frequency"])
 @pytest.mark.parametrize("n_classes", [2, 10, 200])
-def test_four_of_five_views_are_confident(n_classes: int, prior: str, generator: torch.Generator) -> None:
+def test_four_of_five_views_are_confident(
+    n_classes: int, prior: str, generator: torch.Generator
+) -> None:
     refiner = build(n_classes, class_prior=prior, buffer_size=400, warmup_steps=1)
     refiner.remember(*draw(400, generator, n_classes))
     views = draw(RECENT, generator, n_classes)[0]
@@ -115,7 +135,9 @@ def test_four_of_five_views_are_confident(n_classes: int, prior: str, generator:
 
 
 def test_a_share_that_no_scale_reaches_ends_at_the_largest(generator: torch.Generator) -> None:
-    """Two labels for the same image: its classes stay even, and more than a fifth of the views are that image."""
+    """Two labels for the same image: its classes stay even, and more than a fifth of the views are
+    that image.
+    """
     refiner = build(2, class_prior="none", warmup_steps=1)
     same = torch.ones(1, WIDTH)
     refiner.remember(same.expand(2, -1), torch.tensor([0, 1]))
@@ -157,7 +179,9 @@ def test_a_small_change_of_l_is_not_worth_a_rebuild(generator: torch.Generator) 
     refiner.probs(views)
     before, kernel = scales(refiner), refiner.engine.kernel
     for step in range(EVERY):
-        refiner.remember(features[step % SIZE, None], labels[step % SIZE, None])  # the same rows again, in the same slots
+        refiner.remember(
+            features[step % SIZE, None], labels[step % SIZE, None]
+        )  # the same rows again, in the same slots
     refiner.probs(views + 0.05 * draw(RECENT, generator)[0])
     assert refiner.engine.kernel is kernel
     assert scales(refiner)[0] == before[0]
@@ -181,7 +205,10 @@ def test_a_scale_that_is_set_or_learned_otherwise_is_not_tuned(
     options: dict[str, Any], tuned: set[str], generator: torch.Generator
 ) -> None:
     refiner = build(**options)
-    kernel, before = refiner.engine.kernel, {name: float(value) for name, value in refiner.scales.items()}
+    kernel, before = (
+        refiner.engine.kernel,
+        {name: float(value) for name, value in refiner.scales.items()},
+    )
     starts = {"length_scale": START_LENGTH, "logit_scale": auto_logit_scale(3)} | options
     assert before == {name: starts[name] for name in before}
     steps_of(refiner, stream(WARMUP + 1, generator))
@@ -195,14 +222,22 @@ def test_nothing_is_kept_by_a_refiner_that_does_not_tune() -> None:
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES_OF_24))
-def test_a_tuned_refiner_answers_as_one_that_always_had_these_scales(engine: str, generator: torch.Generator) -> None:
+def test_a_tuned_refiner_answers_as_one_that_always_had_these_scales(
+    engine: str, generator: torch.Generator
+) -> None:
     refiner = build(engine=ENGINES_OF_24[engine])
-    steps_of(refiner, stream(WARMUP + 4, generator))  # 28 rows through 24 slots, the last of them after the look
+    steps_of(
+        refiner, stream(WARMUP + 4, generator)
+    )  # 28 rows through 24 slots, the last of them after the look
     length, logit_scale = scales(refiner)
-    fresh = build_engine(GPConfig(buffer_size=SIZE, length_scale=length, engine=ENGINES_OF_24[engine]), WIDTH, 3)
+    fresh = build_engine(
+        GPConfig(buffer_size=SIZE, length_scale=length, engine=ENGINES_OF_24[engine]), WIDTH, 3
+    )
     rows = torch.arange(SIZE)
     fresh.replace(rows, refiner.engine.features, refiner.engine.targets)
-    refiner.engine.reanchor(refiner.engine.kernel, refiner.engine.noise_std)  # landmarks at all rows, as they are now
+    refiner.engine.reanchor(
+        refiner.engine.kernel, refiner.engine.noise_std
+    )  # landmarks at all rows, as they are now
     queries = draw(10, generator)[0]
     counts = refiner.engine.targets.sum(dim=0).double()
     mean = fresh.mean(unit(queries).double(), offset=counts / SIZE)
@@ -212,9 +247,18 @@ def test_a_tuned_refiner_answers_as_one_that_always_had_these_scales(engine: str
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"balanced": True}, {"learn": "marginal", "learn_steps": 9}, {"engine": ENGINES_OF_24["lowrank"]}], ids=str
+    "options",
+    [
+        {},
+        {"balanced": True},
+        {"learn": "marginal", "learn_steps": 9},
+        {"engine": ENGINES_OF_24["lowrank"]},
+    ],
+    ids=str,
 )
-def test_a_resumed_refiner_goes_on_and_tunes_to_the_same_bits(options: dict[str, Any], generator: torch.Generator) -> None:
+def test_a_resumed_refiner_goes_on_and_tunes_to_the_same_bits(
+    options: dict[str, Any], generator: torch.Generator
+) -> None:
     whole, resumed = build(**options), build(**options)
     steps_of(whole, stream(WARMUP + 5, generator))
     whole.rebuild()  # as saving does
@@ -222,11 +266,15 @@ def test_a_resumed_refiner_goes_on_and_tunes_to_the_same_bits(options: dict[str,
     resumed.load_state_dict(state)
     assert scales(resumed) == scales(whole)
     tuned = scales(whole)
-    batches = list(stream(EVERY, generator, views=5))  # fewer than 512: what was seen before the break counts too
+    batches = list(
+        stream(EVERY, generator, views=5)
+    )  # fewer than 512: what was seen before the break counts too
     for ours, theirs in zip(steps_of(whole, batches), steps_of(resumed, batches), strict=True):
         assert torch.equal(ours, theirs)
     assert scales(resumed) == scales(whole) != tuned, "there was another look"
-    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert all(
+        torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items()
+    )
 
 
 def test_questions_in_evaluation_mode_tune_nothing(generator: torch.Generator) -> None:
@@ -259,9 +307,14 @@ def test_both_ways_in_tune_alike_and_other_sites_show_nothing(generator: torch.G
     for weak, features, labels in stream(WARMUP + 2, generator):
         own = torch.full((len(weak), 3), 1 / 3)
         asked = ModelOutput(own.log(), weak, {})
-        assert ours.refine("aggregate", ModelOutput(own.log(), 9 * weak.roll(1, dims=1), {}), own) is own
+        assert (
+            ours.refine("aggregate", ModelOutput(own.log(), 9 * weak.roll(1, dims=1), {}), own)
+            is own
+        )
         assert torch.equal(ours.refine("semantic", asked, own), plain.probs(weak, own=own))
-        ours.observe("after", ModelOutput(torch.zeros(4, 3), features, {}), batch_of(features, labels))
+        ours.observe(
+            "after", ModelOutput(torch.zeros(4, 3), features, {}), batch_of(features, labels)
+        )
         plain.remember(features, labels)
     assert scales(ours) == scales(plain) != (START_LENGTH, auto_logit_scale(3))
 
@@ -299,7 +352,10 @@ def test_casting_the_algorithm_changes_no_scale(generator: torch.Generator) -> N
     before = {name: value.clone() for name, value in refiner.state_dict().items()}
     refiner.to(torch.float16).double()
     after = refiner.state_dict()
-    assert all(value.dtype == after[name].dtype and torch.equal(value, after[name]) for name, value in before.items())
+    assert all(
+        value.dtype == after[name].dtype and torch.equal(value, after[name])
+        for name, value in before.items()
+    )
 
 
 def rows_of(refiner: GaussianProcessRefiner) -> tuple[Tensor, Tensor]:

@@ -28,15 +28,26 @@ def make_facts(
     believed = given**0.8 * rng.uniform(0.8, 1.25, n)
     believed /= believed.sum()
     open_share, outliers = (0.15, 0.012) if unlabeled else (0.0, 0.0)
-    pseudo = np.floor(unlabeled * (1 - open_share - outliers) * believed * rng.uniform(0.9, 1.0, n)).astype(int)
+    pseudo = np.floor(
+        unlabeled * (1 - open_share - outliers) * believed * rng.uniform(0.9, 1.0, n)
+    ).astype(int)
     outlier = int(outliers * unlabeled)
     suspects = [
-        {"id": f"birds/{names[c % n]}/IMG_{c:04d}.jpg", "given": names[c % n], "believed": names[(c + 3) % n]}
+        {
+            "id": f"birds/{names[c % n]}/IMG_{c:04d}.jpg",
+            "given": names[c % n],
+            "believed": names[(c + 3) % n],
+        }
         | {"p_given": 0.02 + 0.02 * c, "p_believed": 0.97 - 0.03 * c, "variance": 0.2 + 0.01 * c}
         for c in range(9)
     ]
     lost = [
-        {"id": f"scans/page_{i}.png", "label": names[i % n], "confidence": 0.31, "variance": 0.99 - 0.001 * i}
+        {
+            "id": f"scans/page_{i}.png",
+            "label": names[i % n],
+            "confidence": 0.31,
+            "variance": 0.99 - 0.001 * i,
+        }
         for i in range(min(100, outlier))
     ]
     facts: dict[str, Any] = {
@@ -54,7 +65,13 @@ def make_facts(
         },
         "threshold": 0.62,
         "target_precision": 0.95,
-        "model": {"kernel": "rbf", "length_scale": 0.71, "noise_std": 0.17, "logit_scale": 9.4, "scaling": "centered"},
+        "model": {
+            "kernel": "rbf",
+            "length_scale": 0.71,
+            "noise_std": 0.17,
+            "logit_scale": 9.4,
+            "scaling": "centered",
+        },
         "settings": {"labels": "labels.csv", "seed": 0, "folds": 5},
         "evidence": make_evidence(names, given, rng),
         "suspects": suspects,
@@ -96,7 +113,12 @@ def make_evidence(names: list[str], given: Any, rng: np.random.Generator) -> dic
     middles = (edges[1:] + edges[:-1]) / 2
     balanced = float(np.mean(recall[measured])) if measured.any() else 0.5
     confusions = [
-        {"true": names[c], "believed": names[(c * 7 + 1) % len(names)], "count": 12 // (c + 1) + 1, "share": 0.3 / (c + 1)}
+        {
+            "true": names[c],
+            "believed": names[(c * 7 + 1) % len(names)],
+            "count": 12 // (c + 1) + 1,
+            "share": 0.3 / (c + 1),
+        }
         for c in range(min(22, len(names)))
         if (c * 7 + 1) % len(names) != c
     ]
@@ -111,10 +133,21 @@ def make_evidence(names: list[str], given: Any, rng: np.random.Generator) -> dic
         "weighted": True,
         "seconds": 12.0,
         "accuracy": {"value": 0.9, "low": 0.87, "high": 0.92, "std": 0.02},
-        "balanced_accuracy": {"value": balanced, "low": balanced - 0.03, "high": balanced + 0.02, "std": 0.03},
+        "balanced_accuracy": {
+            "value": balanced,
+            "low": balanced - 0.03,
+            "high": balanced + 0.02,
+            "std": 0.03,
+        },
         "per_class": rows,
         "curve": curve,
-        "chosen": {"threshold": 0.62, "coverage": 0.882, "precision": 0.9234, "low": 0.8995, "high": 0.9412},
+        "chosen": {
+            "threshold": 0.62,
+            "coverage": 0.882,
+            "precision": 0.9234,
+            "low": 0.8995,
+            "high": 0.9412,
+        },
         "reliability": {
             "edges": edges.tolist(),
             "accuracy": np.clip(middles + rng.normal(0, 0.04, 10), 0, 1).tolist(),
@@ -126,7 +159,10 @@ def make_evidence(names: list[str], given: Any, rng: np.random.Generator) -> dic
         "suspects": [],
         "preparation": "unit",
         "peer_unlabeled": 5000,
-        "peers": [_method(name, title, None if gain is None else balanced + gain) for name, title, gain in METHODS],
+        "peers": [
+            _method(name, title, None if gain is None else balanced + gain)
+            for name, title, gain in METHODS
+        ],
     }
 
 
@@ -134,7 +170,11 @@ def _shares(key: str, value: float | None, n: int) -> dict[str, float | None]:
     if value is None:
         return {key: None, f"{key}_low": None, f"{key}_high": None}
     half = 0.9 / np.sqrt(n + 3)
-    return {key: float(value), f"{key}_low": float(max(0, value - half)), f"{key}_high": float(min(1, value + half / 2))}
+    return {
+        key: float(value),
+        f"{key}_low": float(max(0, value - half)),
+        f"{key}_high": float(min(1, value + half / 2)),
+    }
 
 
 def _method(name: str, title: str, value: float | None) -> dict[str, Any]:

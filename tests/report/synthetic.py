@@ -1,4 +1,6 @@
-"""Run and comparison folders as a training run would leave them, with numbers that are made up but plausible."""
+"""Run and comparison folders as a training run would leave them, with numbers that are made up but
+plausible.
+"""
 
 import json
 from collections.abc import Sequence
@@ -25,25 +27,42 @@ def class_groups(counts: Sequence[int]) -> dict[str, list[int]]:
 
 
 def evaluation(
-    rng: np.random.Generator, counts: Sequence[int], *, step: int, progress: float, skill: float = 0.0, **more: Any
+    rng: np.random.Generator,
+    counts: Sequence[int],
+    *,
+    step: int,
+    progress: float,
+    skill: float = 0.0,
+    **more: Any,
 ) -> dict[str, Any]:
-    """An eval entry of a classifier that favours common classes. The third class has no image to measure on."""
+    """An eval entry of a classifier that favours common classes. The third class has no image to
+    measure on.
+    """
     n = len(counts)
     prior = np.array(counts) / max(counts)
-    recall = np.clip(progress * (0.55 + skill + 0.4 * prior ** (0.5 - skill)) + rng.normal(0, 0.03, n), 0, 0.995)
+    recall = np.clip(
+        progress * (0.55 + skill + 0.4 * prior ** (0.5 - skill)) + rng.normal(0, 0.03, n), 0, 0.995
+    )
     confusion = np.array([_spread(rng, c, recall[c], prior, 0 if c == 2 else 50) for c in range(n)])
     totals, hits = confusion.sum(axis=1), np.diag(confusion)
     recalls = [None if t == 0 else float(h / t) for h, t in zip(hits, totals, strict=True)]
-    precisions = [float(h / t) if t else None for h, t in zip(hits, confusion.sum(axis=0), strict=True)]
+    precisions = [
+        float(h / t) if t else None for h, t in zip(hits, confusion.sum(axis=0), strict=True)
+    ]
     balanced = float(np.mean([r for r in recalls if r is not None]))
     groups = {
-        name: float(np.mean(found)) if (found := [r for c in ids if (r := recalls[c]) is not None]) else None
+        name: float(np.mean(found))
+        if (found := [r for c in ids if (r := recalls[c]) is not None])
+        else None
         for name, ids in class_groups(counts).items()
     }
     edges = np.linspace(0, 1, 11)
     shares = np.array([0, 0, 1, 3, 5, 6, 8, 12, 20, 45]) / 100
     confidence = [None if i < 2 else float(x) for i, x in enumerate(edges[:-1] + 0.05)]
-    accuracy = [None if x is None else float(np.clip(x - 0.12 * x + rng.normal(0, 0.02), 0, 1)) for x in confidence]
+    accuracy = [
+        None if x is None else float(np.clip(x - 0.12 * x + rng.normal(0, 0.02), 0, 1))
+        for x in confidence
+    ]
     return {
         "kind": "eval",
         "step": step,
@@ -72,7 +91,9 @@ def evaluation(
     }
 
 
-def _spread(rng: np.random.Generator, c: int, recall: float, prior: Floats, images: int) -> NDArray[np.int64]:
+def _spread(
+    rng: np.random.Generator, c: int, recall: float, prior: Floats, images: int
+) -> NDArray[np.int64]:
     """Predictions (C,) for the images of class c: wrong ones go to common classes."""
     wrong = prior + 0.02
     wrong[c] = 0
@@ -86,9 +107,17 @@ def pseudo_window(
 ) -> dict[str, Any]:
     prior = np.array(counts) / sum(counts)
     true = rng.multinomial(3200, prior)
-    believed = true * np.clip(prior / prior.max(), 0.02, 1) ** (0.4 - skill - 0.2 * progress) + rng.uniform(0, 2, len(counts))
-    coverage = np.clip(progress * (0.6 + 0.4 * (prior / prior.max()) ** 0.3) + rng.normal(0, 0.03, len(counts)), 0, 1)
-    precision = np.clip(0.7 + 0.28 * progress - 0.2 * (prior < 0.03) + rng.normal(0, 0.03, len(counts)), 0, 1)
+    believed = true * np.clip(prior / prior.max(), 0.02, 1) ** (
+        0.4 - skill - 0.2 * progress
+    ) + rng.uniform(0, 2, len(counts))
+    coverage = np.clip(
+        progress * (0.6 + 0.4 * (prior / prior.max()) ** 0.3) + rng.normal(0, 0.03, len(counts)),
+        0,
+        1,
+    )
+    precision = np.clip(
+        0.7 + 0.28 * progress - 0.2 * (prior < 0.03) + rng.normal(0, 0.03, len(counts)), 0, 1
+    )
     accepted = np.floor(believed * coverage).astype(int)
     return {
         "kind": "pseudo",
@@ -101,7 +130,9 @@ def pseudo_window(
         "accepted_counts": accepted.tolist(),
         "true_counts": true.tolist(),
         "per_class_coverage": coverage.tolist(),
-        "per_class_precision": [None if a < 3 else float(p) for a, p in zip(accepted, precision, strict=True)],
+        "per_class_precision": [
+            None if a < 3 else float(p) for a, p in zip(accepted, precision, strict=True)
+        ],
     }
 
 
@@ -121,13 +152,28 @@ def write_run(
     folder.mkdir(parents=True)
     names = names or [f"class {c}" for c in range(n_classes)]
     counts = long_tail(len(names))
-    skill = {"gp": 0.12, "similarity": 0.05}.get(refiner, 0.0) + {"simmatch": 0.04}.get(algorithm, 0.0)
-    lines: list[dict[str, Any]] = [{"kind": "note", "step": 0, "message": "kernel width set from the first features: 0.81"}]
+    skill = {"gp": 0.12, "similarity": 0.05}.get(refiner, 0.0) + {"simmatch": 0.04}.get(
+        algorithm, 0.0
+    )
+    lines: list[dict[str, Any]] = [
+        {"kind": "note", "step": 0, "message": "kernel width set from the first features: 0.81"}
+    ]
     for step in range(20, steps + 1, 20):
         p = 1 - np.exp(-3 * step / steps)
-        loss_x, loss_u = 2.2 * (1 - p) + rng.uniform(0, 0.1), 0.6 * p * (1.3 - p) + rng.uniform(0, 0.05)
-        losses = {"loss": loss_x + loss_u, "loss_x": loss_x, "loss_u": loss_u, "mask_rate": 0.9 * p, "lr": 0.03}
-        scales = {"logit_scale": 8 + 6 * p, "length_scale": 0.5 - 0.3 * p} if refiner == "gp" else {}
+        loss_x, loss_u = (
+            2.2 * (1 - p) + rng.uniform(0, 0.1),
+            0.6 * p * (1.3 - p) + rng.uniform(0, 0.05),
+        )
+        losses = {
+            "loss": loss_x + loss_u,
+            "loss_x": loss_x,
+            "loss_u": loss_u,
+            "mask_rate": 0.9 * p,
+            "lr": 0.03,
+        }
+        scales = (
+            {"logit_scale": 8 + 6 * p, "length_scale": 0.5 - 0.3 * p} if refiner == "gp" else {}
+        )
         speed = {"steps_per_second": 11.5 + rng.normal(0, 0.3), "data_wait_share": 0.04}
         lines.append({"kind": "train", "step": step, **losses, **scales, **speed})
     for step in range(steps // 20, steps + 1, steps // 20):
@@ -135,11 +181,19 @@ def write_run(
         for part in ("test", "validation"):
             for head in ("linear", "gp"):
                 lift = 0.02 * (head == "gp") - 0.01 * (part == "validation")
-                lines.append(evaluation(rng, counts, step=step, progress=p, skill=skill + lift, part=part, head=head))
+                lines.append(
+                    evaluation(
+                        rng, counts, step=step, progress=p, skill=skill + lift, part=part, head=head
+                    )
+                )
         window = pseudo_window(rng, counts, step=step, progress=p, skill=skill)
         unknown = ("true_counts", "per_class_coverage", "per_class_precision", "precision", "ece")
         lines.append(window if true_known else {**window, **dict.fromkeys(unknown)})
-    last = [line for line in lines if line["kind"] == "eval" and (line["part"], line["head"]) == ("test", "linear")]
+    last = [
+        line
+        for line in lines
+        if line["kind"] == "eval" and (line["part"], line["head"]) == ("test", "linear")
+    ]
     best = max(last, key=lambda line: float(line["balanced_accuracy"]))
     summary = {
         "status": "finished",
@@ -167,14 +221,24 @@ def write_run(
         "seed": seed,
     }
     environment = {"python": "3.11.2", "torch": "2.6.0", "device": "cpu"}
-    for name, content in (("summary", summary), ("split", split), ("config", config), ("environment", environment)):
+    for name, content in (
+        ("summary", summary),
+        ("split", split),
+        ("config", config),
+        ("environment", environment),
+    ):
         (folder / f"{name}.json").write_text(json.dumps(content))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return summary
 
 
 def write_comparison(
-    folder: Path, *, methods: Sequence[tuple[str, str]], seeds: Sequence[int] = (0, 1, 2), n_classes: int = 10, steps: int = 400
+    folder: Path,
+    *,
+    methods: Sequence[tuple[str, str]],
+    seeds: Sequence[int] = (0, 1, 2),
+    n_classes: int = 10,
+    steps: int = 400,
 ) -> dict[str, Any]:
     """Write a comparison with all its runs, and return what comparison.json holds."""
     cells: list[dict[str, Any]] = []
@@ -182,8 +246,22 @@ def write_comparison(
         runs = []
         for seed in seeds:
             where = f"cells/{algorithm}+{refiner}/seed{seed}"
-            made = write_run(folder / where, n_classes=n_classes, steps=steps, seed=seed, algorithm=algorithm, refiner=refiner)
-            runs.append({"seed": seed, "folder": where, "result": made["results"]["last"], "seconds": 170.0 + seed})
+            made = write_run(
+                folder / where,
+                n_classes=n_classes,
+                steps=steps,
+                seed=seed,
+                algorithm=algorithm,
+                refiner=refiner,
+            )
+            runs.append(
+                {
+                    "seed": seed,
+                    "folder": where,
+                    "result": made["results"]["last"],
+                    "seconds": 170.0 + seed,
+                }
+            )
         results = [{**run["result"], **run["result"]["groups"]} for run in runs]
         keys = ("balanced_accuracy", "top1", "many", "medium", "few", "macro_f1", "ece")
         columns = {key: np.array([result[key] for result in results], dtype=float) for key in keys}
@@ -195,7 +273,9 @@ def write_comparison(
             "std": {key: float(values.std()) for key, values in columns.items()},
         })  # fmt: skip
     pairs = []
-    scores = {cell["name"]: [run["result"]["balanced_accuracy"] for run in cell["runs"]] for cell in cells}
+    scores = {
+        cell["name"]: [run["result"]["balanced_accuracy"] for run in cell["runs"]] for cell in cells
+    }
     for algorithm in dict.fromkeys(algorithm for algorithm, _ in methods):
         if {f"{algorithm}+gp", f"{algorithm}+none"} <= scores.keys():
             gaps = np.subtract(scores[f"{algorithm}+gp"], scores[f"{algorithm}+none"])

@@ -37,10 +37,17 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Four:
 def test_the_table_holds_mean_deviation_and_seeds_of_every_cell(four: Four) -> None:
     _, record, page = four
     for cell in record["cells"]:
-        row = next(row for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL) if f"</svg>{cell['label']}<" in row)
+        row = next(
+            row
+            for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL)
+            if f"</svg>{cell['label']}<" in row
+        )
         assert '<td class="number">3</td>' in row
         for key in ("balanced_accuracy", "few", "ece"):
-            assert f"{100 * cell['mean'][key]:.1f} <small>± {100 * cell['std'][key]:.1f}</small>" in row
+            assert (
+                f"{100 * cell['mean'][key]:.1f} <small>± {100 * cell['std'][key]:.1f}</small>"
+                in row
+            )
     best = max(cell["mean"]["few"] for cell in record["cells"])
     assert f'best">{100 * best:.1f} ' in page
     assert '<span class="tag">baseline</span>' in page
@@ -50,7 +57,9 @@ def test_pairs_are_drawn_and_listed_seed_by_seed(four: Four) -> None:
     _, record, page = four
     for pair in record["pairs"]:
         assert f"<td>{pair['name']}</td>" in page
-        assert ", ".join(f"{100 * gap:+.1f}" for gap in pair["differences"]) in page.replace("\N{MINUS SIGN}", "-")
+        assert ", ".join(f"{100 * gap:+.1f}" for gap in pair["differences"]) in page.replace(
+            "\N{MINUS SIGN}", "-"
+        )
     assert "Paired differences, seed by seed" in page
 
 
@@ -99,13 +108,21 @@ def test_a_seed_that_failed_is_told(four: Four, tmp_path: Path) -> None:
     record["cells"][3]["runs"].pop()
     record["cells"][3]["std"] = None
     (tmp_path / "comparison.json").write_text(json.dumps(record))
-    assert "Means over fewer than the 3 seeds asked for: SimMatch + SemiGPC (2)." in page_of(tmp_path)
+    assert "Means over fewer than the 3 seeds asked for: SimMatch + SemiGPC (2)." in page_of(
+        tmp_path
+    )
 
 
 @pytest.mark.slow
-def test_many_methods_get_a_panel_for_each_algorithm_and_one_seed_has_no_deviation(tmp_path: Path) -> None:
+def test_many_methods_get_a_panel_for_each_algorithm_and_one_seed_has_no_deviation(
+    tmp_path: Path,
+) -> None:
     write_comparison(
-        tmp_path, methods=list(itertools.product(("fixmatch", "simmatch", "x<y"), ("none", "similarity", "gp"))), seeds=(0,)
+        tmp_path,
+        methods=list(
+            itertools.product(("fixmatch", "simmatch", "x<y"), ("none", "similarity", "gp"))
+        ),
+        seeds=(0,),
     )
     page = page_of(tmp_path)
     assert "FixMatch: Coverage" in page
@@ -115,7 +132,9 @@ def test_many_methods_get_a_panel_for_each_algorithm_and_one_seed_has_no_deviati
 
 
 def test_a_folder_without_a_comparison_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds comparison.json; .* does not. Give the folder"):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds comparison.json; .* does not. Give the folder"
+    ):
         write_comparison_report(tmp_path)
     (tmp_path / "comparison.json").write_text("[]")
     with pytest.raises(
@@ -126,5 +145,7 @@ def test_a_folder_without_a_comparison_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_comparison_with_nothing_yet_has_a_page(tmp_path: Path) -> None:
-    (tmp_path / "comparison.json").write_text(json.dumps({"title": "Soon", "cells": [], "pairs": [], "seeds": [0]}))
+    (tmp_path / "comparison.json").write_text(
+        json.dumps({"title": "Soon", "cells": [], "pairs": [], "seeds": [0]})
+    )
     assert "No method has been run yet." in page_of(tmp_path)

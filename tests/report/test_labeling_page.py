@@ -1,4 +1,6 @@
-"""The page of a labelled data set says what the facts say, needs nothing else, and does without what is not known."""
+"""The page of a labelled data set says what the facts say, needs nothing else, and does without
+what is not known.
+"""
 
 import re
 from itertools import pairwise
@@ -77,12 +79,19 @@ def test_promise_and_confidence_are_stated_apart(tmp_path: Path) -> None:
     written = page_of(tmp_path, make_facts(promise=PROMISE))
     assert "95% of the labels given out are right, with probability 90%" in written
     assert "40 given labels can support 88%." in written
-    assert "Apart from the promise, the mean confidence of the labels given out is 97.1%." in written
-    written = page_of(tmp_path, make_facts(promise=PROMISE | {"per_class": True, "supported": 0.95}))
+    assert (
+        "Apart from the promise, the mean confidence of the labels given out is 97.1%." in written
+    )
+    written = page_of(
+        tmp_path, make_facts(promise=PROMISE | {"per_class": True, "supported": 0.95})
+    )
     assert "95% of the labels given out of every class are right" in written
     assert "can support" not in written
     facts = make_facts(promise=PROMISE | {"expected": None, "supported": None, "possible": 0.8})
-    facts["statuses"] |= {"pseudo": 0, "abstained": facts["statuses"]["abstained"] + facts["statuses"]["pseudo"]}
+    facts["statuses"] |= {
+        "pseudo": 0,
+        "abstained": facts["statuses"]["abstained"] + facts["statuses"]["pseudo"],
+    }
     written = page_of(tmp_path, facts)
     assert "40 given labels do not allow to promise that 95% of new labels are right." in written
     assert "Labels could be given out with a promise of 80%." in written
@@ -105,7 +114,12 @@ def test_one_of_a_kind_is_singular(tmp_path: Path) -> None:
     facts |= {"outliers": facts["outliers"][:1], "suspects": facts["suspects"][:1]}
     facts["evidence"]["confusions"] = facts["evidence"]["confusions"][:1]
     written = page_of(tmp_path, facts)
-    for text in ("1 image is unlike", "because it is unlike", "<summary>1 label to check", "<summary>1 pair of classes"):
+    for text in (
+        "1 image is unlike",
+        "because it is unlike",
+        "<summary>1 label to check",
+        "<summary>1 pair of classes",
+    ):
         assert text in written
     assert not re.search(r"\b1 (images|rows|labels|pairs|classes)\b", written)
 
@@ -127,20 +141,39 @@ def test_ticks_are_written_as_they_stand() -> None:
 def test_images_are_inside_of_the_page_beside_their_rows(tmp_path: Path) -> None:
     facts = make_facts()
     suspect, outlier = facts["suspects"][0]["id"], facts["outliers"][0]["id"]
-    pair = (facts["evidence"]["confusions"][0]["true"], facts["evidence"]["confusions"][0]["believed"])
-    address = {name: f"data:image/jpeg;base64,{i}AAA" for i, name in enumerate((suspect, outlier, "a.png", "b.png", "c.png"))}
-    examples = {"class 0": {"given": [("a.png", 1.0)], "most sure": [("b.png", 0.994)], "least sure": [("gone.png", 0.95)]}}
-    path = write_labeling_report(tmp_path / "report.html", facts, ReportImages(address, examples, {pair: "c.png"}))
+    pair = (
+        facts["evidence"]["confusions"][0]["true"],
+        facts["evidence"]["confusions"][0]["believed"],
+    )
+    address = {
+        name: f"data:image/jpeg;base64,{i}AAA"
+        for i, name in enumerate((suspect, outlier, "a.png", "b.png", "c.png"))
+    }
+    examples = {
+        "class 0": {
+            "given": [("a.png", 1.0)],
+            "most sure": [("b.png", 0.994)],
+            "least sure": [("gone.png", 0.95)],
+        }
+    }
+    path = write_labeling_report(
+        tmp_path / "report.html", facts, ReportImages(address, examples, {pair: "c.png"})
+    )
     written = path.read_text(encoding="utf-8")
     assert_self_contained(written)
-    assert sorted(re.findall(r'<img class="thumb" src="([^"]+)"', written)) == sorted(address.values())
+    assert sorted(re.findall(r'<img class="thumb" src="([^"]+)"', written)) == sorted(
+        address.values()
+    )
     assert re.search(rf'<td class="name"><img[^>]+>{re.escape(suspect)}</td>', written)
     assert "<figcaption>99.4%</figcaption>" in written
 
 
 @pytest.mark.slow
 def test_which_way_the_figures_lean_is_said(page: str, tmp_path: Path) -> None:
-    assert "A rare class loses a good part of its labels while some are held out, so these figures are rather too low." in page
+    assert (
+        "A rare class loses a good part of its labels while some are held out, so these figures are rather too low."
+        in page
+    )
     facts = make_facts()
     facts["evidence"].update(used=300, suspects=facts["suspects"])
     written = page_of(tmp_path, facts)
@@ -151,12 +184,16 @@ def test_which_way_the_figures_lean_is_said(page: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_peer_that_does_better_is_named_plainly(page: str, tmp_path: Path) -> None:
     assert (
-        "the Gaussian process does better than the best of the others, SelfTraining (balanced logistic), by 2.0 points" in page
+        "the Gaussian process does better than the best of the others, SelfTraining (balanced logistic), by 2.0 points"
+        in page
     )
     facts = make_facts()
     facts["evidence"]["peers"][1].update(balanced_accuracy=0.99, accuracy=0.99)
     better = page_of(tmp_path, facts)
-    assert re.search(r"Nearest neighbour does better than the Gaussian process, by \d+\.\d points of balanced accuracy", better)
+    assert re.search(
+        r"Nearest neighbour does better than the Gaussian process, by \d+\.\d points of balanced accuracy",
+        better,
+    )
 
 
 @pytest.mark.slow
@@ -164,7 +201,10 @@ def test_a_gap_that_folds_could_make_is_called_so(tmp_path: Path) -> None:
     facts = make_facts()
     ours, peer = facts["evidence"]["peers"][:2]
     peer["balanced_accuracy"] = ours["balanced_accuracy"] + 0.01
-    assert "1.0 points of balanced accuracy, which is less than folds differ among themselves" in page_of(tmp_path, facts)
+    assert (
+        "1.0 points of balanced accuracy, which is less than folds differ among themselves"
+        in page_of(tmp_path, facts)
+    )
 
 
 def test_a_peer_that_failed_is_shown_with_its_reason(page: str) -> None:
@@ -183,8 +223,17 @@ def test_suspects_and_outliers_are_listed_by_name(page: str) -> None:
 
 @pytest.mark.slow
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
-    names = ['<b>&"', "<script>alert(1)</script>", "$a$b$", "猫", "a very long name of a very rare bird", ""]
-    facts = make_facts(names=names, title="<i>title</i>", data="<img src=x>.parquet", notes=["<u>note</u>"])
+    names = [
+        '<b>&"',
+        "<script>alert(1)</script>",
+        "$a$b$",
+        "猫",
+        "a very long name of a very rare bird",
+        "",
+    ]
+    facts = make_facts(
+        names=names, title="<i>title</i>", data="<img src=x>.parquet", notes=["<u>note</u>"]
+    )
     facts["suspects"][0]["id"] = '"><script>alert(2)</script>.jpg'
     facts["outliers"][0]["id"] = "<svg onload=alert(3)>"
     facts["evidence"]["peers"][0]["remarks"] = ["<em>"]
@@ -197,7 +246,9 @@ def test_names_cannot_break_the_page(tmp_path: Path) -> None:
 
 
 def test_without_evidence_the_page_says_why(tmp_path: Path) -> None:
-    facts = make_facts(evidence=None, why_none="There are 7 labels: too few to hold any out.", suspects=[])
+    facts = make_facts(
+        evidence=None, why_none="There are 7 labels: too few to hold any out.", suspects=[]
+    )
     written = page_of(tmp_path, facts)
     assert titles(written) == TITLES[:1]
     assert written.count("There are 7 labels: too few to hold any out.") == 2
@@ -235,11 +286,18 @@ def test_few_and_many_classes_have_a_page(tmp_path: Path, n_classes: int) -> Non
 def test_classes_with_one_label_are_named_as_not_measured(tmp_path: Path) -> None:
     facts = make_facts()
     facts["evidence"]["never_held_out"] = ["class 9"]
-    assert "Not measured, as their only label is needed to know them: class 9." in page_of(tmp_path, facts)
+    assert "Not measured, as their only label is needed to know them: class 9." in page_of(
+        tmp_path, facts
+    )
 
 
 @pytest.mark.slow
 def test_settings_are_listed_with_numbers_that_can_be_read(tmp_path: Path) -> None:
-    written = page_of(tmp_path, make_facts(model={"length_scale": 0.7149314404595359}, settings={"seed": 0, "abstain": None}))
+    written = page_of(
+        tmp_path,
+        make_facts(
+            model={"length_scale": 0.7149314404595359}, settings={"seed": 0, "abstain": None}
+        ),
+    )
     assert "<td>length_scale</td><td>0.7149</td>" in written
     assert "<td>abstain</td><td>none</td>" in written

@@ -20,22 +20,34 @@ def test_a_step_measured_again_after_a_resume_counts_once(tmp_path: Path) -> Non
     after = read_run(tmp_path / "run")
     assert len(after.train) == len(before.train)
     assert [entry["loss"] for entry in after.train if entry["step"] == 400] == [123.0]
-    assert [entry["step"] for entry in after.train] == sorted(entry["step"] for entry in after.train)
+    assert [entry["step"] for entry in after.train] == sorted(
+        entry["step"] for entry in after.train
+    )
 
 
 def test_only_the_newest_matrix_of_each_head_and_part_is_kept(tmp_path: Path) -> None:
     write_run(tmp_path / "run", n_classes=5)
-    kept = [(entry["part"], entry["head"], entry["step"]) for entry in read_run(tmp_path / "run").evals if "confusion" in entry]
-    assert sorted(kept) == [(part, head, 2000) for part in ("test", "validation") for head in ("gp", "linear")]
+    kept = [
+        (entry["part"], entry["head"], entry["step"])
+        for entry in read_run(tmp_path / "run").evals
+        if "confusion" in entry
+    ]
+    assert sorted(kept) == [
+        (part, head, 2000) for part in ("test", "validation") for head in ("gp", "linear")
+    ]
     assert not any("confusion" in entry for entry in read_run(tmp_path / "run", bulky=False).evals)
 
 
 def test_a_whole_line_of_another_shape_is_left_out_too(tmp_path: Path) -> None:
     write_run(tmp_path / "run", n_classes=5)
-    (tmp_path / "run" / "metrics.jsonl").write_text('[1]\n\n{"kind": "train"}\n{"kind": "train", "step": 3, "loss": 1.0}\n')
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        '[1]\n\n{"kind": "train"}\n{"kind": "train", "step": 3, "loss": 1.0}\n'
+    )
     run = read_run(tmp_path / "run")
     assert [entry["step"] for entry in run.train] == [3]
-    assert run.problems == ["Unreadable lines of metrics.jsonl, such as a kill leaves at the end, were left out: 2."]
+    assert run.problems == [
+        "Unreadable lines of metrics.jsonl, such as a kill leaves at the end, were left out: 2."
+    ]
 
 
 def test_the_headline_is_the_summary_with_the_matrix_of_its_step(tmp_path: Path) -> None:
@@ -57,11 +69,15 @@ def test_without_a_split_classes_are_numbered(tmp_path: Path) -> None:
     assert run.order.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_an_interrupted_run_opens_with_the_head_that_its_last_evaluation_chose(tmp_path: Path) -> None:
+def test_an_interrupted_run_opens_with_the_head_that_its_last_evaluation_chose(
+    tmp_path: Path,
+) -> None:
     write_run(tmp_path / "run", n_classes=5)
     (tmp_path / "run" / "summary.json").unlink()
     assert read_run(tmp_path / "run").head == "linear"
     metrics = tmp_path / "run" / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    metrics.write_text("\n".join(json.dumps(line | {"judged": line.get("head") == "gp"}) for line in lines))
+    metrics.write_text(
+        "\n".join(json.dumps(line | {"judged": line.get("head") == "gp"}) for line in lines)
+    )
     assert read_run(tmp_path / "run").head == "gp"

@@ -1,4 +1,6 @@
-"""The page of a run says what the folder says, needs nothing else, and is made from whatever a run has left."""
+"""The page of a run says what the folder says, needs nothing else, and is made from whatever a run
+has left.
+"""
 
 import json
 import re
@@ -36,7 +38,9 @@ def assert_self_contained(page: str) -> None:
     assert set(re.findall(r'(?:src|href)="([^"#]{0,5})', page)) <= {"", "data:"}
     ids = re.findall(r'\sid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
-    assert set(re.findall(r"url\(#([^)]+)\)", page)) | set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
+    assert set(re.findall(r"url\(#([^)]+)\)", page)) | set(
+        re.findall(r'href="#([^"]+)"', page)
+    ) <= set(ids)
 
 
 class Finished(NamedTuple):
@@ -65,11 +69,20 @@ def test_the_same_folder_makes_the_same_page_in_its_place(finished: Finished) ->
 
 def test_the_headline_numbers_are_those_of_the_summary(finished: Finished) -> None:
     _, summary, page = finished
-    for choice, name in (("last", "Last step"), ("best_on_validation", "Best on validation"), ("best_on_test", OPTIMISTIC)):
+    for choice, name in (
+        ("last", "Last step"),
+        ("best_on_validation", "Best on validation"),
+        ("best_on_test", OPTIMISTIC),
+    ):
         entry = summary["results"][choice]
         row = re.search(rf'<tr><th scope="row">{re.escape(name)}</th>.*?</tr>', page, re.DOTALL)
         assert row is not None
-        for value in (entry["balanced_accuracy"], entry["top1"], entry["groups"]["few"], entry["ece"]):
+        for value in (
+            entry["balanced_accuracy"],
+            entry["top1"],
+            entry["groups"]["few"],
+            entry["ece"],
+        ):
             assert f">{100 * value:.1f}%</td>" in row[0]
     assert "Finished at step 2,000 of 2,000, after 2 min 54 s." in page
 
@@ -99,7 +112,14 @@ def test_every_part_of_the_page_is_there_with_a_caption(finished: Finished) -> N
     captions = re.findall(r"<figcaption>(.+?)</figcaption>", page)
     assert len(captions) == len(titles)
     assert all(caption.endswith(".") for caption in captions)
-    for words in ("3f0c" * 16, "labelled counts follow", "imbalance_ratio", "heads.projection", "kernel width set", "2.6.0"):
+    for words in (
+        "3f0c" * 16,
+        "labelled counts follow",
+        "imbalance_ratio",
+        "heads.projection",
+        "kernel width set",
+        "2.6.0",
+    ):
         assert words in page
 
 
@@ -114,7 +134,16 @@ def test_charts_follow_the_theme_of_the_page(finished: Finished) -> None:
 
 @pytest.mark.slow
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
-    names = ['<b>&"', "<script>alert(1)</script>", "$a$b$", "猫", "a very long name of a very rare bird", "", "f", "g"]
+    names = [
+        '<b>&"',
+        "<script>alert(1)</script>",
+        "$a$b$",
+        "猫",
+        "a very long name of a very rare bird",
+        "",
+        "f",
+        "g",
+    ]
     write_run(tmp_path / "run", names=names)
     edit(tmp_path / "run" / "config.json", data={"name": "</title><script>"})
     page = page_of(tmp_path / "run")
@@ -133,8 +162,14 @@ def test_an_interrupted_run_has_a_page_that_says_so(tmp_path: Path) -> None:
     with (tmp_path / "run" / "metrics.jsonl").open("a") as lines:
         lines.write('{"kind": "eval", "step": 500, "bal')
     page = page_of(tmp_path / "run")
-    assert "No summary.json: the run was interrupted or is still going; it has reached step 440 of 2,000" in page
-    assert "Unreadable lines of metrics.jsonl, such as a kill leaves at the end, were left out: 1." in page
+    assert (
+        "No summary.json: the run was interrupted or is still going; it has reached step 440 of 2,000"
+        in page
+    )
+    assert (
+        "Unreadable lines of metrics.jsonl, such as a kill leaves at the end, were left out: 1."
+        in page
+    )
     assert page.count('<th scope="row">Last evaluation</th>') == 4
     assert OPTIMISTIC not in page
     assert "Confusion matrix" in page
@@ -175,7 +210,9 @@ def test_an_empty_group_is_a_dash(tmp_path: Path) -> None:
     summary = write_run(tmp_path / "run", n_classes=4)
     few = summary["class_groups"]["few"]
     assert few == []
-    row = re.search(r'<tr><th scope="row">Last step</th>.*?</tr>', page_of(tmp_path / "run"), re.DOTALL)
+    row = re.search(
+        r'<tr><th scope="row">Last step</th>.*?</tr>', page_of(tmp_path / "run"), re.DOTALL
+    )
     assert row is not None
     assert ">–</td>" in row[0]  # noqa: RUF001
 
@@ -196,7 +233,9 @@ def test_many_classes_thin_out(tmp_path: Path) -> None:
 def test_without_pseudo_labels_the_counts_are_still_shown(tmp_path: Path) -> None:
     write_run(tmp_path / "run", algorithm="supervised", refiner="none")
     path = tmp_path / "run" / "metrics.jsonl"
-    path.write_text("".join(line + "\n" for line in path.read_text().splitlines() if '"pseudo"' not in line))
+    path.write_text(
+        "".join(line + "\n" for line in path.read_text().splitlines() if '"pseudo"' not in line)
+    )
     page = page_of(tmp_path / "run")
     assert "No pseudo-labels were made" in page
     assert "Quality of the pseudo-labels" not in page
@@ -208,11 +247,16 @@ def test_a_loss_that_is_not_finite_is_named(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     with (tmp_path / "run" / "metrics.jsonl").open("a") as lines:
         lines.write('{"kind": "train", "step": 2020, "loss": NaN, "loss_x": NaN}\n')
-    assert "The training loss was not a finite number at step 2,020 (1 times in all)." in page_of(tmp_path / "run")
+    assert "The training loss was not a finite number at step 2,020 (1 times in all)." in page_of(
+        tmp_path / "run"
+    )
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds config.json and metrics.jsonl; .* has neither. Give the folder"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"holds config.json and metrics.jsonl; .* has neither. Give the folder",
+    ):
         write_run_report(tmp_path)
 
 
@@ -221,7 +265,12 @@ UNKNOWN = ("unlabeled_counts", "validation_counts", "test_counts")
 
 def test_figures_of_another_run_are_left_out_and_told(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
-    edit(tmp_path / "run" / "split.json", class_names=["a", "b"], labeled_counts=[1, 2], **dict.fromkeys(UNKNOWN))
+    edit(
+        tmp_path / "run" / "split.json",
+        class_names=["a", "b"],
+        labeled_counts=[1, 2],
+        **dict.fromkeys(UNKNOWN),
+    )
     page = write_run_report(tmp_path / "run").read_text()
     assert "lines with figures that are not for the 2 classes of split.json" in page
     assert "summary.json is not about the 2 classes of split.json; it is left out." in page

@@ -8,7 +8,9 @@ from semigpc.report.wording import counted, flatten, number_of, run_title, short
 
 def test_what_is_not_known_is_a_dash() -> None:
     dash = "\N{EN DASH}"
-    assert [percent(None), percent(math.nan), points(None), count(None), duration(None)] == [dash] * 5
+    assert [percent(None), percent(math.nan), points(None), count(None), duration(None)] == [
+        dash
+    ] * 5
     assert mean_and_spread(None, 0.1, 3) == (dash, "")
 
 
@@ -21,7 +23,12 @@ def test_numbers_have_one_decimal_and_their_sign() -> None:
 
 
 def test_times_have_two_units() -> None:
-    assert [duration(s) for s in (4.25, 174, 3600 * 5 + 60, 3600 * 50)] == ["4.2 s", "2 min 54 s", "5 h 1 min", "2 d 2 h"]
+    assert [duration(s) for s in (4.25, 174, 3600 * 5 + 60, 3600 * 50)] == [
+        "4.2 s",
+        "2 min 54 s",
+        "5 h 1 min",
+        "2 d 2 h",
+    ]
 
 
 def test_groups_are_found_flat_or_nested() -> None:
@@ -38,19 +45,38 @@ def test_long_names_are_cut_in_the_middle_and_are_never_mathematics() -> None:
 
 
 def test_a_run_is_named_by_what_is_known_of_it() -> None:
-    config = {"algorithm": {"name": "simmatch"}, "refiner": {"name": "gp"}, "data": {"name": "digits"}, "seed": 3}
+    config = {
+        "algorithm": {"name": "simmatch"},
+        "refiner": {"name": "gp"},
+        "data": {"name": "digits"},
+        "seed": 3,
+    }
     assert run_title(config, "SimMatch + SemiGPC") == "SimMatch + SemiGPC on digits, seed 3"
     assert run_title(config) == "simmatch + gp on digits, seed 3"
     assert run_title({"algorithm": {"name": "mymatch"}, "refiner": {"name": "none"}}) == "mymatch"
-    assert run_title(config | {"addon": {"name": "darp"}}) == "simmatch + darp + gp on digits, seed 3"
+    assert (
+        run_title(config | {"addon": {"name": "darp"}}) == "simmatch + darp + gp on digits, seed 3"
+    )
     assert run_title(config | {"addon": {"name": "none"}}) == "simmatch + gp on digits, seed 3"
     assert run_title({}) == "Run"
 
 
 def test_nested_settings_become_dotted_keys() -> None:
-    assert flatten({"a": {"b": 1, "c": {}}, "d": None}) == [("a.b", "1"), ("a.c", "{}"), ("d", "none")]
+    assert flatten({"a": {"b": 1, "c": {}}, "d": None}) == [
+        ("a.b", "1"),
+        ("a.c", "{}"),
+        ("d", "none"),
+    ]
 
 
 def test_nouns_follow_their_number() -> None:
-    assert [counted(1, noun) for noun in ("images", "classes", "given labels")] == ["1 image", "1 class", "1 given label"]
-    assert [counted(number, "rows") for number in (0, 2, 1234)] == ["0 rows", "2 rows", "1,234 rows"]
+    assert [counted(1, noun) for noun in ("images", "classes", "given labels")] == [
+        "1 image",
+        "1 class",
+        "1 given label",
+    ]
+    assert [counted(number, "rows") for number in (0, 2, 1234)] == [
+        "0 rows",
+        "2 rows",
+        "1,234 rows",
+    ]

@@ -16,12 +16,21 @@ import pytest
 
 from semigpc.review.session import open_session
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *(
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+    ),
     *("--disable-component-update", "--disable-sync"),
 )
-PATIENCE = 120_000  # milliseconds: as long as a busy machine may take, and no test waits that long for nothing
+# milliseconds: as long as a busy machine may take, and no test waits that long for nothing
+PATIENCE = 120_000
 
 
 @contextmanager
@@ -42,7 +51,17 @@ class Server:
 
     def __init__(self, out: Path, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "semigpc", "review", str(out), "--no-browser", "--port", "0", *options],
+            [
+                sys.executable,
+                "-m",
+                "semigpc",
+                "review",
+                str(out),
+                "--no-browser",
+                "--port",
+                "0",
+                *options,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -82,7 +101,9 @@ def served_here(out: Path) -> Iterator[str]:
     from semigpc.review.app import make_app
 
     session = open_session(out)
-    server = uvicorn.Server(uvicorn.Config(make_app(session, "token"), port=0, log_level="error", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(make_app(session, "token"), port=0, log_level="error", lifespan="off")
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

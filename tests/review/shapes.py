@@ -1,4 +1,6 @@
-"""A labelled folder to review: small images of coloured shapes, embedded by their own pixels, three classes, few labels."""
+"""A labelled folder to review: small images of coloured shapes, embedded by their own pixels, three
+classes, few labels.
+"""
 
 import csv
 from pathlib import Path
@@ -40,7 +42,9 @@ def draw(shape: str, rng: np.random.Generator) -> Image.Image:
 
 def features(image: Image.Image) -> NDArray[np.float32]:
     """Mean colours on a grid of 4 x 4, (48,)."""
-    return np.asarray(image.resize((4, 4), Image.Resampling.BOX), np.float32).ravel() / np.float32(255)
+    return np.asarray(image.resize((4, 4), Image.Resampling.BOX), np.float32).ravel() / np.float32(
+        255
+    )
 
 
 def make_labelled(
@@ -53,11 +57,12 @@ def make_labelled(
     wrong: int = 0,
     names: tuple[str, ...] = CLASSES,
 ) -> Path:
-    """``root/photos`` with images, ``root/data.parquet`` with embeddings and ``root/out`` with labels, which is the answer.
+    """``root/photos`` with images, ``root/data.parquet`` with embeddings and ``root/out`` with
+    labels, which is the answer.
 
-    Among the ids are HTML, a text file with the name of an image, a link that leaves the folder, and paths outside of it.
-    ``bad`` is a row whose embedding is no number. The first ``wrong`` labelled circles are said to be squares. ``names`` are
-    those of the classes.
+    Among the ids are HTML, a text file with the name of an image, a link that leaves the folder,
+    and paths outside of it. ``bad`` is a row whose embedding is no number. The first ``wrong``
+    labelled circles are said to be squares. ``names`` are those of the classes.
     """
     rng = np.random.default_rng(0)
     photos = root / "photos"
@@ -81,12 +86,20 @@ def make_labelled(
     if bad is not None:
         x[bad] = np.nan
     column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(x.ravel()), x.shape[1])
-    parquet.write_table(pyarrow.table({"file_name": ids, "embedding": column}), root / "data.parquet")
-    known = [name for shape in CLASSES for name in [n for n, s in zip(ids, shapes, strict=True) if s == shape][:each]]
+    parquet.write_table(
+        pyarrow.table({"file_name": ids, "embedding": column}), root / "data.parquet"
+    )
+    known = [
+        name
+        for shape in CLASSES
+        for name in [n for n, s in zip(ids, shapes, strict=True) if s == shape][:each]
+    ]
     truth = dict(zip(ids, shapes, strict=True)) | dict.fromkeys(known[:wrong], "square")
     named = dict(zip(CLASSES, names, strict=True))
     with (root / "labels.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("file_name", "label"), *((name, named[truth[name]]) for name in known)])
+        csv.writer(file).writerows(
+            [("file_name", "label"), *((name, named[truth[name]]) for name in known)]
+        )
     label_data(
         LabelSettings(
             data=root / "data.parquet",

@@ -17,7 +17,11 @@ HOST = "http://127.0.0.1:1234"
 
 @pytest.fixture
 def client(session: Session) -> Iterator[Any]:
-    options = {"base_url": f"{HOST}/{TOKEN}/", "follow_redirects": False, "raise_server_exceptions": False}
+    options = {
+        "base_url": f"{HOST}/{TOKEN}/",
+        "follow_redirects": False,
+        "raise_server_exceptions": False,
+    }
     with starlette.TestClient(make_app(session, TOKEN), **options) as client:
         yield client
 
@@ -66,8 +70,13 @@ def test_the_token_alone_leads_to_the_page(client: Any) -> None:
     assert (answer.status_code, answer.headers["location"]) == (307, f"/{TOKEN}/")
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:1234", "127.0.0.1.evil.example", "", "[::1]", "localhost@evil"])
-def test_another_host_is_refused_so_that_no_name_can_be_pointed_here(client: Any, host: str) -> None:
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:1234", "127.0.0.1.evil.example", "", "[::1]", "localhost@evil"],
+)
+def test_another_host_is_refused_so_that_no_name_can_be_pointed_here(
+    client: Any, host: str
+) -> None:
     refused = client.get("api/about", headers={"host": host})
     assert refused.status_code == 403
     assert "127.0.0.1 and localhost alone" in refused.text
@@ -78,7 +87,12 @@ def test_localhost_is_this_machine(client: Any) -> None:
 
 
 def test_every_answer_carries_the_headers_that_keep_others_out(client: Any) -> None:
-    for answer in (client.get(""), client.get("api/about"), client.get(f"{HOST}/wrong/"), client.get("images/96/1")):
+    for answer in (
+        client.get(""),
+        client.get("api/about"),
+        client.get(f"{HOST}/wrong/"),
+        client.get("images/96/1"),
+    ):
         assert answer.headers["content-security-policy"].startswith("default-src 'self';")
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "no-referrer"
@@ -110,13 +124,17 @@ def test_no_path_leads_to_another_file(client: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", [LINK_NAME, *OUTSIDE])
-def test_images_outside_of_the_folder_are_not_served(client: Any, session: Session, name: str) -> None:
+def test_images_outside_of_the_folder_are_not_served(
+    client: Any, session: Session, name: str
+) -> None:
     answer = client.get(f"images/384/{row_named(session, name)}")
     assert answer.status_code == 415
     assert answer.json() == {"error": "There is no image of this row in the folder of images."}
 
 
-def test_a_text_file_named_as_a_image_is_told_and_harms_nothing(client: Any, session: Session) -> None:
+def test_a_text_file_named_as_a_image_is_told_and_harms_nothing(
+    client: Any, session: Session
+) -> None:
     answer = client.get(f"images/384/{row_named(session, TEXT_NAME)}")
     assert (answer.status_code, answer.json()) == (415, {"error": "This image cannot be read."})
     assert client.get("images/384/0").headers["content-type"] == "image/jpeg"
@@ -133,12 +151,23 @@ def test_a_name_of_html_travels_as_text(client: Any, session: Session) -> None:
 def test_answers_change_the_session_and_come_back_with_cards(client: Any, session: Session) -> None:
     first, second, third, *more = rows_of(client)
     believed = session.beliefs.label(first)
-    view = {"visible": [first, second, third, *more], "since": session.beliefs.clock, "choices": [second]}
+    view = {
+        "visible": [first, second, third, *more],
+        "since": session.beliefs.clock,
+        "choices": [second],
+    }
     accepted = post(client, "accept", rows=[first], versions=[0], labels=[believed], **view).json()
     assert {card["row"]: card["answer"] for card in accepted["cards"]}[first] == "accepted"
     assert list(accepted["choices"]) == [str(second)]
-    assert accepted["undo"] == {"step": 1, "action": "accept", "ids": [session.project.ids[first]], "count": 1}
-    assert post(client, "correct", row=second, version=0, label="brand new", **view).status_code == 200
+    assert accepted["undo"] == {
+        "step": 1,
+        "action": "accept",
+        "ids": [session.project.ids[first]],
+        "count": 1,
+    }
+    assert (
+        post(client, "correct", row=second, version=0, label="brand new", **view).status_code == 200
+    )
     assert post(client, "skip", row=third, version=0, **view).json()["progress"]["reviewed"] == 3
     assert post(client, "undo", step=3, **view).json()["progress"]["reviewed"] == 2
     assert session.card(second)["label"] == "brand new"
@@ -175,7 +204,10 @@ def test_a_stale_answer_gets_the_fresh_card(client: Any) -> None:
         ("accept", {"rows": [1, 1], "versions": [0, 0], "labels": ["circle", "circle"]}),
         ("accept", {"rows": [1], "versions": [], "labels": ["circle"]}),
         ("accept", {"rows": [1], "versions": [0], "labels": [None]}),
-        ("accept", {"rows": list(range(1001)), "versions": [0] * 1001, "labels": ["circle"] * 1001}),
+        (
+            "accept",
+            {"rows": list(range(1001)), "versions": [0] * 1001, "labels": ["circle"] * 1001},
+        ),
         ("cards", {"status": "lost"}),
         ("cards", {"label": 3}),
         ("cards", {"least": "low"}),
@@ -200,7 +232,9 @@ def test_requests_that_are_no_json_or_too_long_are_refused(client: Any) -> None:
     assert client.get("api/nothing").status_code == 404
 
 
-def test_an_answer_that_cannot_be_saved_is_told(client: Any, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_cannot_be_saved_is_told(
+    client: Any, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -212,7 +246,10 @@ def test_an_answer_that_cannot_be_saved_is_told(client: Any, session: Session, m
 
 
 def test_what_was_not_foreseen_is_told(
-    client: Any, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    client: Any,
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(session.beliefs.model, "partial_fit", lambda *_, **__: 1 / 0)
     refused = post(client, "correct", row=rows_of(client)[0], version=0, label="square")
@@ -224,4 +261,8 @@ def test_what_was_not_foreseen_is_told(
 def test_export_writes_beside_the_reviews(client: Any, session: Session) -> None:
     written = post(client, "export").json()
     assert written["rows"] == len(session)
-    assert [path.rsplit("/", 1)[1] for path in written["files"]] == ["reviewed.parquet", "reviewed.csv", "reviewed_labels.csv"]
+    assert [path.rsplit("/", 1)[1] for path in written["files"]] == [
+        "reviewed.parquet",
+        "reviewed.csv",
+        "reviewed_labels.csv",
+    ]

@@ -1,4 +1,6 @@
-"""The server as users start it, under requests that no page sends: each gets an answer of its own, and nothing is printed."""
+"""The server as users start it, under requests that no page sends: each gets an answer of its own,
+and nothing is printed.
+"""
 
 import json
 import random
@@ -19,8 +21,34 @@ from tests.review.browser import Server
 pytest.importorskip("uvicorn", reason="the extra review is not installed")
 PATIENCE = 60  # seconds for an answer that must come
 LITTLE = 0.2  # seconds for one that may not come, as what was sent may be half a request
-HUGE: tuple[Any, ...] = (2**63, 2**64, -(2**63) - 1, 10**4000, -1, 1.5, True, None, "1", [], {}, [[]])
-TEXTS = ("\ud800", "\udcff", "a\x00b", "\x1b]0;title\x07", "\u202e", "x" * 900_000, "é" * 4097, "", " ", "-1.0", "[/b]", "=1+1")
+HUGE: tuple[Any, ...] = (
+    2**63,
+    2**64,
+    -(2**63) - 1,
+    10**4000,
+    -1,
+    1.5,
+    True,
+    None,
+    "1",
+    [],
+    {},
+    [[]],
+)
+TEXTS = (
+    "\ud800",
+    "\udcff",
+    "a\x00b",
+    "\x1b]0;title\x07",
+    "\u202e",
+    "x" * 900_000,
+    "é" * 4097,
+    "",
+    " ",
+    "-1.0",
+    "[/b]",
+    "=1+1",
+)
 CORRECT = {"row": 3, "version": 0, "label": "square"}
 CARDS: dict[str, Any] = {
     "status": "all",
@@ -55,7 +83,14 @@ class Client:
         return socket.create_connection((self.host, self.port), timeout=PATIENCE)
 
     def head(self, method: str, path: str, *headers: str, host: str = "127.0.0.1") -> bytes:
-        lines = (f"{method} /{self.token}/{path} HTTP/1.1", f"Host: {host}", *headers, "Connection: close", "", "")
+        lines = (
+            f"{method} /{self.token}/{path} HTTP/1.1",
+            f"Host: {host}",
+            *headers,
+            "Connection: close",
+            "",
+            "",
+        )
         return "\r\n".join(lines).encode()
 
     def post(self, path: str, body: bytes) -> bytes:
@@ -77,7 +112,9 @@ class Client:
 
 @pytest.fixture
 def server(out: Path) -> Iterator[Server]:
-    """Whatever is sent to it, it ends without a word on standard error, and its folder can be opened again."""
+    """Whatever is sent to it, it ends without a word on standard error, and its folder can be
+    opened again.
+    """
     running = Server(out)
     try:
         yield running
@@ -97,21 +134,58 @@ def refused_requests(client: Client) -> Iterator[tuple[str, bytes]]:
     yield "host in brackets", client.head("GET", "", host="[::1")
     yield "two hosts", client.head("GET", "", "Host: 127.0.0.1")
     yield "depth", client.post("api/skip", nested(100_000))
-    yield "depth of a key that is not known", client.post("api/refresh", b'{"x": ' + nested(5000) + b"}")
-    for number in ("9223372036854775808", "1e999", "NaN", "Infinity", "-Infinity", "9" * 5000, "-1"):
-        for question, key in (("skip", "row"), ("skip", "version"), ("undo", "step"), ("refresh", "since")):
+    yield (
+        "depth of a key that is not known",
+        client.post("api/refresh", b'{"x": ' + nested(5000) + b"}"),
+    )
+    for number in (
+        "9223372036854775808",
+        "1e999",
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "9" * 5000,
+        "-1",
+    ):
+        for question, key in (
+            ("skip", "row"),
+            ("skip", "version"),
+            ("undo", "step"),
+            ("refresh", "since"),
+        ):
             whole = json.dumps(BODIES[question] | {key: "HERE"}).replace('"HERE"', number)
             yield f"{key} {number[:20]}", client.post(f"api/{question}", whole.encode())
         for key in ("least", "most", "count"):
-            yield f"{key} {number[:20]}", client.post("api/cards", json.dumps(CARDS | {key: 0}).replace("0", number).encode())
+            yield (
+                f"{key} {number[:20]}",
+                client.post(
+                    "api/cards", json.dumps(CARDS | {key: 0}).replace("0", number).encode()
+                ),
+            )
     for text in ("\ud800", "x" * 900_000):
-        yield f"label {text[:4]!r}", client.post("api/correct", json.dumps(CORRECT | {"label": text}).encode())
-        yield f"shown {text[:4]!r}", client.post("api/accept", json.dumps(ACCEPT | {"labels": ["a", text]}).encode())
+        yield (
+            f"label {text[:4]!r}",
+            client.post("api/correct", json.dumps(CORRECT | {"label": text}).encode()),
+        )
+        yield (
+            f"shown {text[:4]!r}",
+            client.post("api/accept", json.dumps(ACCEPT | {"labels": ["a", text]}).encode()),
+        )
         for key in ("label", "text", "status", "sort"):
-            yield f"{key} {text[:4]!r}", client.post("api/cards", json.dumps(CARDS | {key: text}).encode())
-    yield "bytes that are not UTF-8", client.post("api/correct", b'{"row": 3, "version": 0, "label": "\xff"}')
+            yield (
+                f"{key} {text[:4]!r}",
+                client.post("api/cards", json.dumps(CARDS | {key: text}).encode()),
+            )
+    yield (
+        "bytes that are not UTF-8",
+        client.post("api/correct", b'{"row": 3, "version": 0, "label": "\xff"}'),
+    )
     yield "a body beyond the limit", client.post("api/cards", b" " * (2**20 + 1))
-    for path in ("images/96/" + "1" * 5000, "images/" + "9" * 5000 + "/1", "images/96/\u0663".encode().decode("latin1")):
+    for path in (
+        "images/96/" + "1" * 5000,
+        "images/" + "9" * 5000 + "/1",
+        "images/96/\u0663".encode().decode("latin1"),
+    ):
         yield path[:20], client.head("GET", path)
     for path in (
         "static/%00",
@@ -128,17 +202,38 @@ def refused_requests(client: Client) -> Iterator[tuple[str, bytes]]:
         yield method, client.head(method, "images/96/1")
     yield "a huge header", client.head("GET", "", "X-Long: " + "x" * 500_000)
     yield "many headers", client.head("GET", "", *["X-Many: x"] * 20_000)
-    yield "two lengths", client.head("POST", "api/cards", "Content-Length: 2", "Content-Length: 3") + b"{}"
-    yield "a length that is none", client.head("POST", "api/cards", "Content-Length: minus two") + b"{}"
-    yield "a length beyond all", client.head("POST", "api/cards", "Content-Length: " + "9" * 5000) + b"{}"
-    yield "chunks that are none", client.head("POST", "api/cards", "Transfer-Encoding: chunked") + b"nonsense\r\n\r\n"
-    yield "chunks of a file", client.head("GET", "static/none", "Transfer-Encoding: chunked") + b"nonsense\r\n\r\n"
-    yield "chunks for the guard", client.head("POST", "", "Transfer-Encoding: chunked", host="elsewhere") + b"nonsense\r\n\r\n"
+    yield (
+        "two lengths",
+        client.head("POST", "api/cards", "Content-Length: 2", "Content-Length: 3") + b"{}",
+    )
+    yield (
+        "a length that is none",
+        client.head("POST", "api/cards", "Content-Length: minus two") + b"{}",
+    )
+    yield (
+        "a length beyond all",
+        client.head("POST", "api/cards", "Content-Length: " + "9" * 5000) + b"{}",
+    )
+    yield (
+        "chunks that are none",
+        client.head("POST", "api/cards", "Transfer-Encoding: chunked") + b"nonsense\r\n\r\n",
+    )
+    yield (
+        "chunks of a file",
+        client.head("GET", "static/none", "Transfer-Encoding: chunked") + b"nonsense\r\n\r\n",
+    )
+    yield (
+        "chunks for the guard",
+        client.head("POST", "", "Transfer-Encoding: chunked", host="elsewhere")
+        + b"nonsense\r\n\r\n",
+    )
     yield "no request", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200
 
 
 @pytest.mark.slow
-def test_requests_that_make_no_sense_are_refused_and_nothing_is_printed(server: Server, out: Path) -> None:
+def test_requests_that_make_no_sense_are_refused_and_nothing_is_printed(
+    server: Server, out: Path
+) -> None:
     client = Client(server.address)
     for name, request in refused_requests(client):
         status, content = client.send(request)
@@ -162,9 +257,15 @@ def test_clients_that_leave_or_take_their_time_disturb_nobody(server: Server) ->
     for _ in range(3):  # and before the answer is there
         with client.connect() as link:
             link.sendall(client.post("api/export", b""))
-    upgrade = ("Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+    upgrade = (
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    )
     for path in ("", "static/app.js", "api/about", "nothing"):
-        status, _ = client.send(client.head("GET", path, *upgrade).replace(b": close", b": upgrade"), patience=LITTLE)
+        status, _ = client.send(
+            client.head("GET", path, *upgrade).replace(b": close", b": upgrade"), patience=LITTLE
+        )
         assert status in (0, 200, 404)
     assert client.send(client.head("HEAD", "static/app.js")) == (200, b"")
     assert client.send(client.head("HEAD", "images/96/1")) == (200, b"")
@@ -173,7 +274,9 @@ def test_clients_that_leave_or_take_their_time_disturb_nobody(server: Server) ->
     slow.close()
     with client.connect() as link:  # refused already, and then nonsense
         link.sendall(
-            client.head("POST", "", "Transfer-Encoding: chunked", host="elsewhere").replace(b": close", b": keep-alive")
+            client.head("POST", "", "Transfer-Encoding: chunked", host="elsewhere").replace(
+                b": close", b": keep-alive"
+            )
         )
         answer = b""
         while not answer.endswith(b"alone.\n"):
@@ -188,23 +291,35 @@ def test_clients_that_leave_or_take_their_time_disturb_nobody(server: Server) ->
 def mutated(rng: random.Random, client: Client) -> bytes:
     """A request that is right but for one or two things."""
     question = rng.choice(list(BODIES))
-    body = BODIES[question] | ({rng.choice(list(BODIES[question])): rng.choice([*HUGE, *TEXTS])} if rng.random() < 0.7 else {})
+    body = BODIES[question] | (
+        {rng.choice(list(BODIES[question])): rng.choice([*HUGE, *TEXTS])}
+        if rng.random() < 0.7
+        else {}
+    )
     if rng.random() < 0.2:
         body["rows"] = [rng.choice(HUGE)] * rng.randrange(3)
     request = client.post(f"api/{question}", json.dumps(body).encode())
     if rng.random() < 0.2:
         request = client.head(
-            rng.choice(["GET", "HEAD", "POST"]), rng.choice(["", "static/", "images/", "api/"]) + odd_path(rng)
+            rng.choice(["GET", "HEAD", "POST"]),
+            rng.choice(["", "static/", "images/", "api/"]) + odd_path(rng),
         )
     if rng.random() < 0.15:
         spot = rng.randrange(min(len(request), 400))
-        request = request[:spot] + bytes(rng.randrange(256) for _ in range(rng.randrange(4))) + request[spot + 1 :]
+        request = (
+            request[:spot]
+            + bytes(rng.randrange(256) for _ in range(rng.randrange(4)))
+            + request[spot + 1 :]
+        )
     return request
 
 
 def odd_path(rng: random.Random) -> str:
     return "".join(
-        rng.choice(["%00", "..", "/", "%2f", "96", "1", "app.js", "%ff", "?", "#", "{}", "cards", "%"]) for _ in range(4)
+        rng.choice(
+            ["%00", "..", "/", "%2f", "96", "1", "app.js", "%ff", "?", "#", "{}", "cards", "%"]
+        )
+        for _ in range(4)
     )
 
 

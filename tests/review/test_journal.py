@@ -20,7 +20,11 @@ def write(path: Path, *entries: Entry) -> None:
 
 def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "reviews.jsonl"
-    entries = [entry(1, 'a "quoted" \u2028 name\n'), entry(2, "b", "tit"), entry(3, "c", "Schnäpel")]
+    entries = [
+        entry(1, 'a "quoted" \u2028 name\n'),
+        entry(2, "b", "tit"),
+        entry(3, "c", "Schnäpel"),
+    ]
     write(path, *entries)
     journal = ReviewJournal(path)
     assert journal.entries == entries
@@ -42,7 +46,10 @@ def test_a_last_line_that_was_cut_off_is_taken_out_and_told(tmp_path: Path) -> N
     assert journal.torn.startswith('{"step": 2')
     journal.append(entry(2, "c"))
     journal.close()
-    assert [each.changes[0].id for each in ReviewJournal(path, read_only=True).entries] == ["a", "c"]
+    assert [each.changes[0].id for each in ReviewJournal(path, read_only=True).entries] == [
+        "a",
+        "c",
+    ]
 
 
 def test_a_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
@@ -57,11 +64,23 @@ def test_a_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ("{no json}\n", "Line 2"),
-        ('{"step": 2, "time": "", "action": "praise", "changes": []}\n', "action must be .*'undo'; got \"praise\""),
-        ('{"step": 2, "time": "", "action": "undo", "changes": []}\n', "undoes must be there for an undo"),
-        ('{"step": 2, "time": "", "action": "skip", "changes": [{"id": "a"}]}\n', r"changes\[0\]\.before is missing"),
+        (
+            '{"step": 2, "time": "", "action": "praise", "changes": []}\n',
+            "action must be .*'undo'; got \"praise\"",
+        ),
+        (
+            '{"step": 2, "time": "", "action": "undo", "changes": []}\n',
+            "undoes must be there for an undo",
+        ),
+        (
+            '{"step": 2, "time": "", "action": "skip", "changes": [{"id": "a"}]}\n',
+            r"changes\[0\]\.before is missing",
+        ),
         ("\xff\n", "Line 2"),
-        (entry(2, "b", "-1.0").line(), "after must name a class; got '-1.0', which stands for no label"),
+        (
+            entry(2, "b", "-1.0").line(),
+            "after must name a class; got '-1.0', which stands for no label",
+        ),
     ],
 )
 def test_a_line_that_cannot_be_understood_is_named(tmp_path: Path, line: str, words: str) -> None:
@@ -83,7 +102,9 @@ def test_the_file_can_be_read_while_another_appends(tmp_path: Path) -> None:
     first.close()
 
 
-def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "reviews.jsonl"
     journal = ReviewJournal(path)
     journal.append(entry(1))

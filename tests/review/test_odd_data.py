@@ -15,7 +15,9 @@ def test_a_row_without_a_image_is_shown_by_its_values(tmp_path: Path) -> None:
     session = open_session(make_labelled(tmp_path, images=False))
     card = session.page(Filters())["cards"][0]
     assert len(card["values"]) == 32
-    assert card["values"][0] == pytest.approx(session.beliefs.embeddings([card["row"]])[0, 0], abs=1e-4)
+    assert card["values"][0] == pytest.approx(
+        session.beliefs.embeddings([card["row"]])[0, 0], abs=1e-4
+    )
     session.close()
 
 
@@ -37,7 +39,9 @@ def test_of_a_row_without_an_embedding_a_human_alone_can_say_something(tmp_path:
     again.close()
 
 
-def test_the_background_brings_everything_up_to_date(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_background_brings_everything_up_to_date(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("semigpc.review.app.IDLE", 0.01)
     done = threading.Event()
     monkeypatch.setattr(session.waiting, "judge_given", done.set)  # the last thing to do

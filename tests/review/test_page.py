@@ -44,7 +44,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def start(out: Path, browser: Any) -> Iterator[Callable[[], Server]]:  # noqa: ARG001  # no server where there is no browser
+def start(
+    out: Path, browser: Any
+) -> Iterator[Callable[[], Server]]:  # no server where there is no browser
     started: list[Server] = []
 
     def start() -> Server:
@@ -57,7 +59,7 @@ def start(out: Path, browser: Any) -> Iterator[Callable[[], Server]]:  # noqa: A
 
 
 @pytest.fixture
-def address(out: Path, browser: Any) -> Iterator[str]:  # noqa: ARG001
+def address(out: Path, browser: Any) -> Iterator[str]:
     with served_here(out) as address:
         yield address
 
@@ -82,7 +84,10 @@ def answers(page: Any) -> dict[str, tuple[str, str]]:
     """What the page shows as answered: by id, the label and the kind of answer."""
     cards = page.locator(".card:not([data-answer=''])").all()
     return {
-        card.locator(".foot .id").inner_text(): (card.locator(".believed b").inner_text(), card.get_attribute("data-answer"))
+        card.locator(".foot .id").inner_text(): (
+            card.locator(".believed b").inner_text(),
+            card.get_attribute("data-answer"),
+        )
         for card in cards
     }
 
@@ -111,7 +116,18 @@ def test_ten_images_by_keyboard_then_undo_reload_kill_and_restart_lose_nothing(
     expect(page.locator("#live")).to_contain_text("10 of ")
     lines = journal(out)
     assert [line["action"] for line in lines] == [
-        *("accept", "accept", "accept", "correct", "skip", "correct", "accept", "correct", "correct", "accept")
+        *(
+            "accept",
+            "accept",
+            "accept",
+            "correct",
+            "skip",
+            "correct",
+            "accept",
+            "correct",
+            "correct",
+            "accept",
+        )
     ]
     assert [lines[at]["changes"][0]["after"] for at in (7, 8)] == [second, "hexagon"]
 
@@ -147,16 +163,24 @@ def test_ten_images_by_keyboard_then_undo_reload_kill_and_restart_lose_nothing(
     assert page.problems == []
     page.close()
     told, complaints = server.end(signal.SIGINT)
-    assert re.search(r"^7 of \d+ reviewed: 4 accepted, 2 corrected, 1 skipped; kept in ", told, re.MULTILINE)
+    assert re.search(
+        r"^7 of \d+ reviewed: 4 accepted, 2 corrected, 1 skipped; kept in ", told, re.MULTILINE
+    )
     assert complaints == ""
     assert server.process.returncode == 0
 
 
-def test_two_tabs_see_each_other_and_the_first_answer_counts(address: str, out: Path, browser: Any) -> None:
-    first, second = (open_page(browser, address) for _ in range(2))  # contexts of their own: they share nothing
+def test_two_tabs_see_each_other_and_the_first_answer_counts(
+    address: str, out: Path, browser: Any
+) -> None:
+    first, second = (
+        open_page(browser, address) for _ in range(2)
+    )  # contexts of their own: they share nothing
     row = current(first).get_attribute("data-row")
     assert current(second).get_attribute("data-row") == row
-    second.evaluate("() => { Object.defineProperty(document, 'visibilityState', { value: 'hidden' }); }")  # it does not ask
+    second.evaluate(
+        "() => { Object.defineProperty(document, 'visibilityState', { value: 'hidden' }); }"
+    )  # it does not ask
     press(first, "2")
     label = first.locator(f"#card-{row} .believed b").inner_text()
     second.keyboard.press("s")  # on the card as it was
@@ -168,7 +192,9 @@ def test_two_tabs_see_each_other_and_the_first_answer_counts(address: str, out: 
     other = first.locator(".card[data-answer='']").first.get_attribute("data-row")
     second.locator(f"#card-{other} .believed").click()
     press(second, "Enter")
-    expect(first.locator(f"#card-{other}")).to_have_attribute("data-answer", "accepted")  # by asking now and then
+    expect(first.locator(f"#card-{other}")).to_have_attribute(
+        "data-answer", "accepted"
+    )  # by asking now and then
     expect_reviewed(first, 2)
     assert first.problems == second.problems == []
 
@@ -189,9 +215,15 @@ def test_names_are_shown_as_they_are_and_broken_images_are_told(address: str, br
     assert page.problems == []
 
 
-def test_a_narrow_screen_shows_everything_and_can_be_used_by_touch(address: str, browser: Any) -> None:
+def test_a_narrow_screen_shows_everything_and_can_be_used_by_touch(
+    address: str, browser: Any
+) -> None:
     page = open_page(browser, address, width=390, height=844)
-    for step in (lambda: None, page.locator("#filters").click, lambda: page.locator("#other").click()):
+    for step in (
+        lambda: None,
+        page.locator("#filters").click,
+        lambda: page.locator("#other").click(),
+    ):
         step()
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
     page.keyboard.press("Escape")
@@ -221,10 +253,14 @@ def birds(birds_once: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_suspected_card_has_both_classes_and_a_key_for_each(birds: Path, browser: Any, width: int) -> None:
+def test_a_suspected_card_has_both_classes_and_a_key_for_each(
+    birds: Path, browser: Any, width: int
+) -> None:
     wrong = (birds.parent / "labels.csv").read_text().splitlines()[1].split(",")[0]
     with served_here(birds) as address:
-        page = open_page(browser, f"{address}#status=suspected&text={quote(wrong, safe='')}", width=width)
+        page = open_page(
+            browser, f"{address}#status=suspected&text={quote(wrong, safe='')}", width=width
+        )
         sides = page.locator(".card .side")
         expect(sides.locator(".believed b")).to_have_text([BIRDS[1], BIRDS[0]])
         shares = [int(text.split()[0]) for text in sides.locator(".sure").all_inner_texts()]
@@ -242,7 +278,11 @@ def test_a_suspected_card_has_both_classes_and_a_key_for_each(birds: Path, brows
         sides.locator(".pick").first.click()
         expect_reviewed(page, 1)
         expect(page.locator(".card .believed b")).to_have_text(BIRDS[1])
-        assert [line["changes"][0]["after"] for line in journal(birds)] == [BIRDS[0], None, BIRDS[1]]
+        assert [line["changes"][0]["after"] for line in journal(birds)] == [
+            BIRDS[0],
+            None,
+            BIRDS[1],
+        ]
         assert page.problems == []
         page.close()
 
@@ -252,7 +292,9 @@ def test_names_of_classes_wrap_at_spaces_or_shrink(birds: Path, browser: Any, wi
     with served_here(birds) as address:
         page = open_page(browser, address, width=width)
         page.locator(".verdict .fit").first.wait_for()
-        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
         broken, sizes = page.evaluate(BROKEN_WORDS)
         assert broken == []
         assert 7 < min(sizes) < max(sizes), "some have shrunk"
@@ -264,24 +306,33 @@ def test_classes_that_get_nothing_are_named_on_top(birds: Path, browser: Any) ->
         page = open_page(browser, address)
         expect(page.locator("#nothing")).to_be_hidden()
         page.close()
-    settings, summary = (json.loads((birds / name).read_text()) for name in ("project.json", "summary.json"))
+    settings, summary = (
+        json.loads((birds / name).read_text()) for name in ("project.json", "summary.json")
+    )
     settings["fitted"]["threshold"] = [1.5] * len(BIRDS)
     summary["promise"] = {"needed": dict.fromkeys(BIRDS, 6)}
     (birds / "project.json").write_text(json.dumps(settings))
     (birds / "summary.json").write_text(json.dumps(summary))
     session = open_session(birds)
-    session.accept([session.page(Filters(status="abstained"), count=1)["cards"][0]["row"]])  # of one class 5 are needed now
+    session.accept(
+        [session.page(Filters(status="abstained"), count=1)["cards"][0]["row"]]
+    )  # of one class 5 are needed now
     session.close()
     with served_here(birds) as address:
         page = open_page(browser, address)
         expect(page.locator("#nothing")).to_have_text(
             re.compile(rf"^No new labels for: {', '.join(sorted(BIRDS))}\. Label 5 to 6 more")
         )
-        assert page.locator("#nothing").bounding_box()["y"] < page.locator(".card").first.bounding_box()["y"]
+        assert (
+            page.locator("#nothing").bounding_box()["y"]
+            < page.locator(".card").first.bounding_box()["y"]
+        )
         page.close()
 
 
-def test_many_cards_are_accepted_at_once_and_undone_at_once(address: str, out: Path, browser: Any) -> None:
+def test_many_cards_are_accepted_at_once_and_undone_at_once(
+    address: str, out: Path, browser: Any
+) -> None:
     page = open_page(browser, address)
     page.keyboard.press("x")
     page.keyboard.press("ArrowRight")

@@ -17,7 +17,10 @@ def test_the_need_is_as_documented(session: Session) -> None:
         if row in session.project.given:
             judged = beliefs.model.leave_one_out()
             (at,) = np.flatnonzero(judged.rows == row)
-            doubt, suspicious = 1 - judged.proba[at, judged.codes[at]], judged.proba[at].argmax() != judged.codes[at]
+            doubt, suspicious = (
+                1 - judged.proba[at, judged.codes[at]],
+                judged.proba[at].argmax() != judged.codes[at],
+            )
         else:
             doubt = 1 - beliefs.confidence[row] * (1 - beliefs.variance[row])
             suspicious = beliefs.status[row] == OUTLIER
@@ -29,9 +32,13 @@ def test_what_most_needs_a_human_comes_first_and_what_was_answered_leaves(sessio
     need = session.waiting.need()[[card["row"] for card in cards]]
     assert (np.diff(need) <= 1e-6).all()
     suspected = set(np.flatnonzero(session.waiting.suspected).tolist())
-    assert {card["row"] for card in cards} == set(range(len(session))) - set(session.project.given) | suspected
+    assert {card["row"] for card in cards} == set(range(len(session))) - set(
+        session.project.given
+    ) | suspected
     session.accept([cards[0]["row"]])
-    assert cards[0]["row"] not in [card["row"] for card in session.page(Filters(), count=200)["cards"]]
+    assert cards[0]["row"] not in [
+        card["row"] for card in session.page(Filters(), count=200)["cards"]
+    ]
 
 
 def test_classes_in_need_have_every_second_card(session: Session) -> None:
@@ -50,7 +57,11 @@ def test_classes_in_need_have_every_second_card(session: Session) -> None:
 
 def test_a_given_label_that_the_others_contradict_is_suspected(session: Session) -> None:
     beliefs, given = session.beliefs, session.project.given
-    row = next(row for row, label in given.items() if label == "circle" and not session.waiting.suspected[row])
+    row = next(
+        row
+        for row, label in given.items()
+        if label == "circle" and not session.waiting.suspected[row]
+    )
     beliefs.teach({row: "triangle"}, [])
     while session.catch_up():  # given labels are judged again when nobody waits
         pass
@@ -83,13 +94,20 @@ def test_filters_show_what_they_say(session: Session) -> None:
         (Filters(status="all", text="<img"), lambda card: "<img" in card["id"]),
     ):
         found = session.page(filters, count=200)
-        assert {card["row"] for card in found["cards"]} == {card["row"] for card in everything if expected(card)}, filters
+        assert {card["row"] for card in found["cards"]} == {
+            card["row"] for card in everything if expected(card)
+        }, filters
         assert found["found"] == len(found["cards"])
 
 
 def test_orders_are_what_they_say(session: Session) -> None:
-    by = {sort: session.page(Filters(sort=sort), count=200)["cards"] for sort in ("least sure", "most sure", "table", "random")}
-    assert [card["confidence"] for card in by["least sure"]] == sorted(card["confidence"] for card in by["least sure"])
+    by = {
+        sort: session.page(Filters(sort=sort), count=200)["cards"]
+        for sort in ("least sure", "most sure", "table", "random")
+    }
+    assert [card["confidence"] for card in by["least sure"]] == sorted(
+        card["confidence"] for card in by["least sure"]
+    )
     assert [card["confidence"] for card in by["most sure"]] == sorted(
         (card["confidence"] for card in by["table"]), reverse=True
     )
@@ -105,16 +123,28 @@ def test_pages_leave_out_what_was_seen(session: Session) -> None:
     assert len(seen) == len(set(seen)) == session.waiting.asked.sum()
 
 
-@pytest.mark.parametrize("wrong", [{"status": "lost"}, {"sort": "beauty"}, {"least": 0.9, "most": 0.1}, {"most": 2.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"status": "lost"}, {"sort": "beauty"}, {"least": 0.9, "most": 0.1}, {"most": 2.0}]
+)
 def test_filters_that_mean_nothing_are_refused(wrong: dict[str, str]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(wrong)) if len(wrong) == 1 and "most" not in wrong else "from 0 to 1"):
+    with pytest.raises(
+        ValidationError,
+        match=next(iter(wrong)) if len(wrong) == 1 and "most" not in wrong else "from 0 to 1",
+    ):
         Filters(**wrong)  # type: ignore[arg-type]
 
 
-def test_precision_comes_from_answers_on_pseudo_labels_and_from_the_model_where_there_are_none(session: Session) -> None:
-    rows = [card["row"] for card in session.page(Filters(status="pseudo", label="square"), count=200)["cards"]]
+def test_precision_comes_from_answers_on_pseudo_labels_and_from_the_model_where_there_are_none(
+    session: Session,
+) -> None:
+    rows = [
+        card["row"]
+        for card in session.page(Filters(status="pseudo", label="square"), count=200)["cards"]
+    ]
     abstained = [card["row"] for card in session.page(Filters(status="abstained"))["cards"]]
-    before = {entry["name"]: entry for entry in session.page(Filters())["progress"]["classes"]}["square"]
+    before = {entry["name"]: entry for entry in session.page(Filters())["progress"]["classes"]}[
+        "square"
+    ]
     assert (before["checked"], before["low"], before["high"]) == (0, 0, 1)
     assert before["confidence"] == pytest.approx(session.beliefs.confidence[rows].mean(), abs=1e-3)
     session.accept(rows[:3])
@@ -127,7 +157,9 @@ def test_precision_comes_from_answers_on_pseudo_labels_and_from_the_model_where_
         tuple(binomtest(3, 4).proportion_ci(method="wilson")), abs=6e-4
     )
     session.correct(rows[3], "square")  # on second thoughts
-    assert {e["name"]: e["right"] for e in session.page(Filters())["progress"]["classes"]}["square"] == 4
+    assert {e["name"]: e["right"] for e in session.page(Filters())["progress"]["classes"]}[
+        "square"
+    ] == 4
     reviewed = session.page(Filters())["progress"]
     assert (reviewed["reviewed"], reviewed["total"]) == (6, session.waiting.asked.sum())
 
@@ -141,5 +173,9 @@ def test_an_answer_knows_whether_it_agrees() -> None:
 def test_progress_counts_each_row_once(session: Session) -> None:
     whole = progress(session.waiting, session.history.answers)
     counts = whole["counts"]
-    assert sum(counts[name] for name in ("labelled", "pseudo", "abstained", "outlier")) == counts["all"] == len(session)
+    assert (
+        sum(counts[name] for name in ("labelled", "pseudo", "abstained", "outlier"))
+        == counts["all"]
+        == len(session)
+    )
     assert sum(whole["histogram"]) == len(session) - counts["labelled"]

@@ -55,7 +55,13 @@ def shown(session: Session) -> Shown:
         pass
     answer = session.page(Filters(), count=40)
     cards = [
-        (*(card[key] for key in ("row", "version", "label", "status", "answer", "suspected", "first")), len(card["reasons"]))
+        (
+            *(
+                card[key]
+                for key in ("row", "version", "label", "status", "answer", "suspected", "first")
+            ),
+            len(card["reasons"]),
+        )
         for card in answer["cards"]
     ]
     return Shown(
@@ -63,19 +69,34 @@ def shown(session: Session) -> Shown:
         beliefs.status.tolist(),
         np.stack([beliefs.confidence, beliefs.variance, session.waiting.supported]),
         answer["progress"]["counts"],
-        [(entry["name"], entry["labels"], entry["believed"]) for entry in answer["progress"]["classes"]],
+        [
+            (entry["name"], entry["labels"], entry["believed"])
+            for entry in answer["progress"]["classes"]
+        ],
         sorted(cards, key=repr),
-        {row: sorted(name for name, _ in ranked) for row, ranked in session.choices([card[0] for card in cards][:8]).items()},
+        {
+            row: sorted(name for name, _ in ranked)
+            for row, ranked in session.choices([card[0] for card in cards][:8]).items()
+        },
     )
 
 
 def assert_same(a: Shown, b: Shown, *, bounds: bool = False) -> None:
     """The same, but for the rounding of a model that learned the same labels in another order.
 
-    With many labels, variances are ``bounds``, exact for rows that were on the screen; they decide the order of the cards.
+    With many labels, variances are ``bounds``, exact for rows that were on the screen; they decide
+    the order of the cards.
     """
-    np.testing.assert_allclose(a.numbers[::2] if bounds else a.numbers, b.numbers[::2] if bounds else b.numbers, atol=2e-4)
-    for name in ("labels", "statuses", "counts", "classes", *(() if bounds else ("cards", "choices"))):
+    np.testing.assert_allclose(
+        a.numbers[::2] if bounds else a.numbers, b.numbers[::2] if bounds else b.numbers, atol=2e-4
+    )
+    for name in (
+        "labels",
+        "statuses",
+        "counts",
+        "classes",
+        *(() if bounds else ("cards", "choices")),
+    ):
         assert getattr(a, name) == getattr(b, name), name
 
 
@@ -87,7 +108,9 @@ def with_self_training(out: Path, rounds: int) -> None:
 
 @pytest.mark.parametrize("rounds", [0, 3])
 @pytest.mark.parametrize("few", [2048, 1])
-def test_a_review_opened_again_shows_what_it_showed(out: Path, rounds: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_review_opened_again_shows_what_it_showed(
+    out: Path, rounds: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(beliefs_module, "FEW_LABELS", few)
     with_self_training(out, rounds)
     session = open_session(out)
@@ -112,7 +135,9 @@ def test_a_review_opened_again_shows_what_it_showed(out: Path, rounds: int, few:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_the_journal_replayed_gives_the_same_state_and_undoing_all_gives_the_first(out: Path, seed: int) -> None:
+def test_the_journal_replayed_gives_the_same_state_and_undoing_all_gives_the_first(
+    out: Path, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     with_self_training(out, 3 * (seed % 2))
     session = open_session(out)
@@ -144,8 +169,12 @@ def contested(tmp_path: Path) -> Iterator[Session]:
 
 
 def test_a_suspected_label_stands_beside_what_the_others_say(contested: Session) -> None:
-    wrong = (contested.project.folder.parent / "labels.csv").read_text().splitlines()[1].split(",")[0]
-    card = next(card for card in contested.page(Filters(status="suspected"))["cards"] if card["id"] == wrong)
+    wrong = (
+        (contested.project.folder.parent / "labels.csv").read_text().splitlines()[1].split(",")[0]
+    )
+    card = next(
+        card for card in contested.page(Filters(status="suspected"))["cards"] if card["id"] == wrong
+    )
     row, model, given = card["row"], contested.beliefs.model, contested.project.given
     left_out = model.leave_one_out()
     at = int(np.flatnonzero(left_out.rows == row)[0])
@@ -163,7 +192,12 @@ def test_a_suspected_label_stands_beside_what_the_others_say(contested: Session)
     assert sum(share for _, share in choices) == pytest.approx(1, abs=1e-3)
     contested.accept([row])
     kept = contested.card(row)
-    assert (kept["label"], kept["answer"], kept["sides"], kept["confidence"]) == ("square", "accepted", None, 1)
+    assert (kept["label"], kept["answer"], kept["sides"], kept["confidence"]) == (
+        "square",
+        "accepted",
+        None,
+        1,
+    )
     contested.undo()
     while contested.catch_up():
         pass
@@ -171,7 +205,9 @@ def test_a_suspected_label_stands_beside_what_the_others_say(contested: Session)
     assert contested.card(row)["sides"] == card["sides"]
 
 
-def test_a_row_whose_class_is_not_its_likeliest_shows_both_with_their_probabilities(session: Session) -> None:
+def test_a_row_whose_class_is_not_its_likeliest_shows_both_with_their_probabilities(
+    session: Session,
+) -> None:
     cards = session.page(Filters(status="all"), count=200)["cards"]
     split = [card for card in cards if card["sides"] and not card["suspected"]]
     assert split
@@ -181,7 +217,10 @@ def test_a_row_whose_class_is_not_its_likeliest_shows_both_with_their_probabilit
         assert (decided["label"], decided["share"]) == (card["label"], card["confidence"])
         assert decided["share"] < likeliest["share"]
         assert all(len(side["reasons"]) == 3 for side in card["sides"])
-        assert [name for name, _ in session.choices([row])[row][:2]] == [decided["label"], likeliest["label"]]
+        assert [name for name, _ in session.choices([row])[row][:2]] == [
+            decided["label"],
+            likeliest["label"],
+        ]
     for card in cards:
         if not card["sides"]:
             shares = [share for _, share in session.choices([card["row"]])[card["row"]]]
@@ -198,7 +237,11 @@ def test_an_answer_is_on_the_disk_when_it_is_given(session: Session, out: Path) 
     lines = [json.loads(line) for line in (out / "reviews.jsonl").read_text().splitlines()]
     assert [line["action"] for line in lines] == ["accept", "correct", "skip", "undo"]
     change = lines[0]["changes"][0]
-    assert (change["id"], change["before"], change["after"]) == (session.project.ids[first], believed, believed)
+    assert (change["id"], change["before"], change["after"]) == (
+        session.project.ids[first],
+        believed,
+        believed,
+    )
     assert lines[1]["changes"][0]["before"] != lines[1]["changes"][0]["after"]
     assert lines[3]["undoes"] == 3
     assert all(line["time"].endswith("Z") for line in lines)
@@ -216,24 +259,35 @@ def test_the_model_learns_from_a_correction(session: Session) -> None:
         "labelled",
         "corrected",
     )
-    assert "never seen before" in [entry["name"] for entry in session.page(Filters())["progress"]["classes"]]
+    assert "never seen before" in [
+        entry["name"] for entry in session.page(Filters())["progress"]["classes"]
+    ]
     session.undo()
     assert row not in session.beliefs.model.labeled_rows_
     assert session.card(row)["label"] in session.project.classes
-    assert "never seen before" not in [entry["name"] for entry in session.page(Filters())["progress"]["classes"]]
+    assert "never seen before" not in [
+        entry["name"] for entry in session.page(Filters())["progress"]["classes"]
+    ]
 
 
-def test_a_correction_answers_with_the_visible_cards_that_changed_and_no_others(session: Session) -> None:
+def test_a_correction_answers_with_the_visible_cards_that_changed_and_no_others(
+    session: Session,
+) -> None:
     rows = waiting_rows(session)[:40]
     clock = session.refresh(View(visible=rows))["clock"]
     assert session.refresh(View(visible=rows, since=clock))["cards"] == []
     before = {row: session.card(row) for row in rows}
-    reply = session.correct(rows[0], "square", view=View(visible=rows, since=clock, choices=rows[:2]))
+    reply = session.correct(
+        rows[0], "square", view=View(visible=rows, since=clock, choices=rows[:2])
+    )
     changed = {card["row"]: card for card in reply["cards"]}
     assert rows[0] in changed
     assert set(changed) <= set(rows)
     for row in set(rows) - set(changed):
-        shown = [round(100 * float(value)) for value in (before[row]["confidence"], session.card(row)["confidence"])]
+        shown = [
+            round(100 * float(value))
+            for value in (before[row]["confidence"], session.card(row)["confidence"])
+        ]
         assert (shown[0], before[row]["label"]) == (shown[1], session.card(row)["label"])
     assert set(reply["choices"]) == set(rows[:2])
     assert reply["choices"][rows[0]][0][0] == "square"
@@ -276,7 +330,10 @@ def test_with_many_labels_outliers_follow_exactly_and_other_variances_are_upper_
     outlier = next(row for row in rows if session.beliefs.status[row] == OUTLIER)
     others = [row for row in rows if row != outlier]
     added = next(
-        row for row in others if session.beliefs.model.covariance(*session.beliefs.embeddings([outlier, row])[:, None]) > 0.02
+        row
+        for row in others
+        if session.beliefs.model.covariance(*session.beliefs.embeddings([outlier, row])[:, None])
+        > 0.02
     )
     session.accept([added], view=View(visible=rows))
     exact = session.beliefs.model.predict_variance(session.beliefs.embeddings(rows))
@@ -288,7 +345,9 @@ def test_with_many_labels_outliers_follow_exactly_and_other_variances_are_upper_
     np.testing.assert_allclose(session.beliefs.variance[rows], before, atol=2e-4)
 
 
-def test_rows_elsewhere_are_scored_when_nobody_waits_as_when_they_are_shown(session: Session) -> None:
+def test_rows_elsewhere_are_scored_when_nobody_waits_as_when_they_are_shown(
+    session: Session,
+) -> None:
     rows = waiting_rows(session)
     session.accept(rows[:3])
     session.correct(rows[3], "triangle")
@@ -351,7 +410,9 @@ def test_to_skip_says_nothing_and_takes_back_what_was_said(session: Session) -> 
     assert session.card(row)["label"] == "square"
     given = next(iter(session.project.given))
     session.skip(given)
-    assert given in session.beliefs.model.labeled_rows_, "a given label stands until somebody gives another"
+    assert given in session.beliefs.model.labeled_rows_, (
+        "a given label stands until somebody gives another"
+    )
 
 
 @pytest.mark.parametrize(
@@ -378,7 +439,13 @@ def test_names_that_no_class_can_have_are_refused(session: Session, name: str, w
 
 
 @pytest.mark.parametrize(
-    "name", ["\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\U0001f469\u200d\U0001f52c", "=1+1", "[/b]"]
+    "name",
+    [
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+        "\U0001f469\u200d\U0001f52c",
+        "=1+1",
+        "[/b]",
+    ],
 )
 def test_names_in_any_script_are_taken(session: Session, name: str) -> None:
     session.correct(0, f" {name} ")

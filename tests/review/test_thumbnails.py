@@ -60,18 +60,29 @@ def test_a_file_of_forty_megabytes_is_served_small(tmp_path: Path) -> None:
     assert max(Image.open(io.BytesIO(content)).size) == 384
 
 
-def test_a_bomb_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "bomb.png"
     Image.new("1", (1200, 1200)).save(path)
     monkeypatch.setattr(images, "MOST_PIXELS", 1_000_000)
-    with pytest.raises(ImageError, match=r"The image bomb\.png has 1440000 pixels \(1200 x 1200\), and 1000000 is the most"):
+    with pytest.raises(
+        ImageError,
+        match=r"The image bomb\.png has 1440000 pixels \(1200 x 1200\), and 1000000 is the most",
+    ):
         of(path).get(0, 96)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow's own refusal, of what is larger still
-    with pytest.raises(ImageError, match=r"The image bomb\.png has 1440000 pixels, and 2000 is the most"):
+    monkeypatch.setattr(
+        Image, "MAX_IMAGE_PIXELS", 1000
+    )  # Pillow's own refusal, of what is larger still
+    with pytest.raises(
+        ImageError, match=r"The image bomb\.png has 1440000 pixels, and 2000 is the most"
+    ):
         of(path).get(0, 96)
 
 
-@pytest.mark.parametrize("content", [b"", b"I am no image.", b"\x89PNG\r\n\x1a\n broken", b"\xff\xd8\xff\xe0 broken"])
+@pytest.mark.parametrize(
+    "content", [b"", b"I am no image.", b"\x89PNG\r\n\x1a\n broken", b"\xff\xd8\xff\xe0 broken"]
+)
 def test_what_is_no_image_is_told(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(content)
@@ -88,7 +99,9 @@ def test_a_image_that_is_cut_off_is_told(tmp_path: Path) -> None:
             of(path).get(0, 96)
 
 
-def test_what_was_made_is_kept_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_made_is_kept_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.png"
     Image.effect_noise((200, 200), 50).save(path)
     monkeypatch.setattr(thumbnails, "KEPT_BYTES", 40_000)

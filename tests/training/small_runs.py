@@ -6,7 +6,9 @@ from semigpc.training.presets import digits
 STEPS = 30
 
 
-def small_run(algorithm: str = "fixmatch", refiner: str = "gp", *settings: str, seed: int = 0) -> Experiment:
+def small_run(
+    algorithm: str = "fixmatch", refiner: str = "gp", *settings: str, seed: int = 0
+) -> Experiment:
     """Digits, a narrow schedule and a small buffer; short epochs, so that memories are in use."""
     short = [
         f"train.steps={STEPS}",
@@ -19,4 +21,6 @@ def small_run(algorithm: str = "fixmatch", refiner: str = "gp", *settings: str, 
     ]
     memory = ["refiner.buffer_size=96", "refiner.warmup_steps=4"] if refiner != "none" else []
     queue = ["algorithm.queue_batches=2"] if algorithm == "comatch" else []
-    return digits(algorithm=algorithm, refiner=refiner, seed=seed).override([*short, *memory, *queue, *settings])
+    return digits(algorithm=algorithm, refiner=refiner, seed=seed).override(
+        [*short, *memory, *queue, *settings]
+    )

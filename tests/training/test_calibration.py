@@ -36,7 +36,7 @@ def gp(*, entries: int = 3, **options: object) -> GaussianProcessRefiner:
     return refiner
 
 
-# The head ---------------------------------------------------------------------------------------------------------------
+# The head -----------------------------------------------------------------------------------------
 
 
 def test_without_validation_the_gp_is_judged_unless_an_addon_answers() -> None:
@@ -62,11 +62,13 @@ def test_a_setting_overrules_the_rule_and_a_gp_that_classifies_is_always_judged(
     assert judged_head(gp(role="classifier", eval_head=head), {"linear": 1.0, "gp": 0.0}) == "gp"
 
 
-# Temperatures -----------------------------------------------------------------------------------------------------------
+# Temperatures -------------------------------------------------------------------------------------
 
 
 def overconfident(n: int, seed: int = 0) -> tuple[Floats, NDArray[np.int64]]:
-    """Probabilities whose logits are five times as large as the truth of the labels, (n, 4) and (n,)."""
+    """Probabilities whose logits are five times as large as the truth of the labels, (n, 4) and
+    (n,).
+    """
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, 4))
     labels = (logits + rng.gumbel(size=(n, 4))).argmax(axis=1)
@@ -94,7 +96,9 @@ def test_a_temperature_stays_in_range_also_for_certain_probabilities() -> None:
     flat = np.full((4, 3), 1 / 3)
     assert temperature_for(flat, 0.9) == RANGE[0]
     sure = from_labels({"gp": np.array([[0.9, 0.1]] * 3)}, np.zeros(3, dtype=np.int64))["gp"]
-    assert tempered(np.array([[0.9, 0.1]]), sure)[0, 0] == pytest.approx(0.8, abs=1e-3)  # (3 + 1) / (3 + 2), not 1
+    assert tempered(np.array([[0.9, 0.1]]), sure)[0, 0] == pytest.approx(
+        0.8, abs=1e-3
+    )  # (3 + 1) / (3 + 2), not 1
 
 
 def test_halves_share_no_label_but_that_of_a_class_with_one() -> None:
@@ -108,14 +112,17 @@ def test_halves_share_no_label_but_that_of_a_class_with_one() -> None:
 
 
 def test_halves_count_rare_classes_as_much_as_frequent_ones() -> None:
-    """Of 90 images of class 0 all are right, of 10 of class 1 none: the agreement is a half, and 0.99 the confidence.
+    """Of 90 images of class 0 all are right, of 10 of class 1 none: the agreement is a half, and
+    0.99 the confidence.
 
     That is an error of 0.255, to which 0.255^2 of the rest are added.
     """
     truth = np.repeat([0, 1], [90, 10])
     probs = np.full((100, 2), [0.99, 0.01])
     temperature = from_halves({"linear": probs}, (truth, truth), strict=True)["linear"]
-    assert tempered(probs, temperature)[0, 0] == pytest.approx((1 - 0.255) * (1 - 0.255**2), abs=1e-3)
+    assert tempered(probs, temperature)[0, 0] == pytest.approx(
+        (1 - 0.255) * (1 - 0.255**2), abs=1e-3
+    )
     alone = from_halves({"gp": probs}, (truth, truth), strict=True)["gp"]
     assert tempered(probs, alone)[0, 0] < 0.6, "without a linear head the agreement decides"
 
@@ -135,7 +142,9 @@ def test_halves_that_agree_do_not_make_a_head_surer_than_it_is() -> None:
 
 def test_no_agreement_leaves_a_head_as_sure_as_a_guess() -> None:
     truth = np.ones(20, dtype=np.int64)
-    temperature = from_halves({"gp": np.tile([0.9, 0.1], (20, 1))}, (truth, truth), strict=False)["gp"]
+    temperature = from_halves({"gp": np.tile([0.9, 0.1], (20, 1))}, (truth, truth), strict=False)[
+        "gp"
+    ]
     assert temperature == RANGE[1]
 
 
@@ -145,7 +154,9 @@ def test_the_gp_reports_a_third_of_the_linear_head_where_both_are_calibrated() -
     np.testing.assert_allclose(reported["gp"], [[0.7, 0.3]])
     np.testing.assert_allclose(reported["linear"], linear)
     for temperatures in ({}, {"gp": 1.0}, {"linear": 1.0}):
-        np.testing.assert_allclose(calibrated({"linear": linear, "gp": own}, temperatures)["gp"], own)
+        np.testing.assert_allclose(
+            calibrated({"linear": linear, "gp": own}, temperatures)["gp"], own
+        )
 
 
 def test_two_gps_agree_on_images_that_are_easy_and_not_on_others() -> None:
@@ -165,12 +176,17 @@ def test_two_gps_agree_on_images_that_are_easy_and_not_on_others() -> None:
     assert agreement(20.0) < 0.7
 
 
-# A run ------------------------------------------------------------------------------------------------------------------
+# A run --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("validation", [0, 3])
 def test_a_run_remembers_its_head_and_its_temperatures(validation: int, tmp_path: Path) -> None:
-    settings = ("train.steps=12", "train.eval_steps=6", "train.checkpoint_steps=6", f"data.validation_per_class={validation}")
+    settings = (
+        "train.steps=12",
+        "train.eval_steps=6",
+        "train.checkpoint_steps=6",
+        f"data.validation_per_class={validation}",
+    )
     summary = train(small_run("fixmatch", "gp", *settings), tmp_path)
     state = read_checkpoint(RunFolder(tmp_path).last).state["journal"]
     assert (state["head"], state["temperatures"]) == (summary["head"], summary["temperatures"])
@@ -184,9 +200,9 @@ def test_a_run_remembers_its_head_and_its_temperatures(validation: int, tmp_path
     assert run.heads("auto")[0] == run.head
     run, images = run.part("test")
     probs = run.predict(images).probs[run.head]
-    assert calibration(probs.max(axis=1), probs.argmax(axis=1) == images.labels)[1] == pytest.approx(
-        summary["results"]["last"]["ece"], abs=1e-6
-    )
+    assert calibration(probs.max(axis=1), probs.argmax(axis=1) == images.labels)[
+        1
+    ] == pytest.approx(summary["results"]["last"]["ece"], abs=1e-6)
     object.__setattr__(run, "temperatures", {})
     raw = run.predict(images).probs
     np.testing.assert_allclose(probs, calibrated(raw, summary["temperatures"])[run.head], atol=1e-9)
@@ -195,5 +211,10 @@ def test_a_run_remembers_its_head_and_its_temperatures(validation: int, tmp_path
 
 def test_a_gp_that_classifies_is_calibrated_alone(tmp_path: Path) -> None:
     """Nothing trains the linear head then, and it takes no part in what the GP reports."""
-    settings = ("train.steps=8", "train.eval_steps=8", "train.checkpoint_steps=8", "refiner.role=classifier")
+    settings = (
+        "train.steps=8",
+        "train.eval_steps=8",
+        "train.checkpoint_steps=8",
+        "refiner.role=classifier",
+    )
     assert set(train(small_run("fixmatch", "gp", *settings), tmp_path)["temperatures"]) == {"gp"}

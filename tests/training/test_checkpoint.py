@@ -25,7 +25,9 @@ EXPERIMENT = small_run()
 def test_tensors_and_state_come_back(tmp_path: Path) -> None:
     weight = torch.arange(6.0).reshape(2, 3)
     write_checkpoint(
-        tmp_path / "a.safetensors", {"model": {"w": weight.mT, "n": torch.tensor(3)}, "empty": {}}, {"step": 5, "x": [1, None]}
+        tmp_path / "a.safetensors",
+        {"model": {"w": weight.mT, "n": torch.tensor(3)}, "empty": {}},
+        {"step": 5, "x": [1, None]},
     )
     found = read_checkpoint(tmp_path / "a.safetensors")
     assert torch.equal(found.part("model")["w"], weight.mT)
@@ -40,22 +42,29 @@ def test_tensors_that_share_memory_are_saved_apart(tmp_path: Path) -> None:
     assert torch.equal(read_checkpoint(tmp_path / "a.safetensors").part("a")["y"], shared)
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "last.safetensors"
     write_checkpoint(path, {"a": {"x": torch.ones(2)}}, {"step": 1})
 
-    def full(tensors: object, draft: Path, metadata: object) -> None:  # noqa: ARG001
+    def full(tensors: object, draft: Path, metadata: object) -> None:
         draft.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tensors, "save_file", full)
-    with pytest.raises(WriteError, match=r"the checkpoint .*disk is full.*What was there before is intact.*It takes 0\.0 MB"):
+    with pytest.raises(
+        WriteError,
+        match=r"the checkpoint .*disk is full.*What was there before is intact.*It takes 0\.0 MB",
+    ):
         write_checkpoint(path, {"a": {"x": torch.zeros(2)}}, {"step": 2})
     assert read_checkpoint(path).state == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint at all", b"\x10\0\0\0\0\0\0\0{}              "])
+@pytest.mark.parametrize(
+    "content", [b"", b"not a checkpoint at all", b"\x10\0\0\0\0\0\0\0{}              "]
+)
 def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.safetensors"
     path.write_bytes(content)
@@ -70,7 +79,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_moments_come_back_laid_out_like_their_parameters() -> None:
     def fresh() -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
-        weight = torch.nn.Parameter(torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last))
+        weight = torch.nn.Parameter(
+            torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
+        )
         return weight, torch.optim.AdamW([weight], lr=0.1, fused=True)
 
     def descend(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
@@ -83,7 +94,10 @@ def test_moments_come_back_laid_out_like_their_parameters() -> None:
     other, resumed = fresh()
     with torch.no_grad():
         other.copy_(weight)
-    saved = {name: value.clone(memory_format=torch.contiguous_format) for name, value in optimizer_tensors(optimizer).items()}
+    saved = {
+        name: value.clone(memory_format=torch.contiguous_format)
+        for name, value in optimizer_tensors(optimizer).items()
+    }
     restore_optimizer(resumed, saved)
     for _ in range(2):
         descend(weight, optimizer)
@@ -91,7 +105,7 @@ def test_moments_come_back_laid_out_like_their_parameters() -> None:
     assert torch.equal(weight, other)
 
 
-# Damage ------------------------------------------------------------------------------------------------------------
+# Damage -------------------------------------------------------------------------------------------
 
 FLIPS = 200
 
@@ -105,11 +119,17 @@ def flip(path: Path, position: int, rng: random.Random) -> None:
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     path, rng = tmp_path / "last.safetensors", random.Random(seed())
     write_checkpoint(
-        path, {"model": {"w": torch.randn(40, 30)}, "random": {"cpu": torch.get_rng_state()}}, {"step": 5, "text": "x" * 300}
+        path,
+        {"model": {"w": torch.randn(40, 30)}, "random": {"cpu": torch.get_rng_state()}},
+        {"step": 5, "text": "x" * 300},
     )
     whole = path.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
-    positions = [*range(8), *rng.sample(range(8, header), 92), *rng.sample(range(header, len(whole)), FLIPS - 100)]
+    positions = [
+        *range(8),
+        *rng.sample(range(8, header), 92),
+        *rng.sample(range(header, len(whole)), FLIPS - 100),
+    ]
     for position in positions:
         path.write_bytes(whole)
         flip(path, position, rng)
@@ -119,7 +139,9 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     assert read_checkpoint(path).state["step"] == 5
 
 
-@pytest.mark.parametrize("change", ["truncated", "longer", "without a checksum", "a folder", "a pipe"])
+@pytest.mark.parametrize(
+    "change", ["truncated", "longer", "without a checksum", "a folder", "a pipe"]
+)
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path, change: str) -> None:
     path = tmp_path / "last.safetensors"
     write_checkpoint(path, {"model": {"w": torch.ones(3)}}, {"step": 5})
@@ -137,14 +159,17 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path, change: str) -
         case "a pipe":
             os.mkfifo(path)
     with pytest.raises(
-        CheckpointError, match=r"last\.safetensors (is damaged|cannot be read: it (does not begin|is a folder|is a named pipe))"
+        CheckpointError,
+        match=r"last\.safetensors (is damaged|cannot be read: it (does not begin|is a folder|is a named pipe))",
     ):
         read_checkpoint(path)
 
 
 def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
     for name in "ab":
-        write_checkpoint(tmp_path / name, {"model": {"w": torch.ones(3), "b": torch.zeros(2)}}, {"step": 5})
+        write_checkpoint(
+            tmp_path / name, {"model": {"w": torch.ones(3), "b": torch.zeros(2)}}, {"step": 5}
+        )
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -164,7 +189,9 @@ def damaged(finished: Path, tmp_path: Path, *names: str) -> RunFolder:
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_stands_in_for_a_damaged_last_one(finished: Path, tmp_path: Path) -> None:
+def test_the_best_checkpoint_stands_in_for_a_damaged_last_one(
+    finished: Path, tmp_path: Path
+) -> None:
     """What the message says to do works: the run goes on from there to its end."""
     folder = damaged(finished, tmp_path, "last")
     step = read_checkpoint(folder.best).state["step"]
@@ -177,10 +204,13 @@ def test_the_best_checkpoint_stands_in_for_a_damaged_last_one(finished: Path, tm
     assert load_run(folder.path, "last").step == STEPS
 
 
-def test_the_last_checkpoint_stands_in_for_a_damaged_best_one(finished: Path, tmp_path: Path) -> None:
+def test_the_last_checkpoint_stands_in_for_a_damaged_best_one(
+    finished: Path, tmp_path: Path
+) -> None:
     folder = damaged(finished, tmp_path, "best")
     with pytest.raises(
-        CheckpointError, match=rf"best\.safetensors is damaged.*whole, of step {STEPS}: use it with --checkpoint last"
+        CheckpointError,
+        match=rf"best\.safetensors is damaged.*whole, of step {STEPS}: use it with --checkpoint last",
     ):
         load_run(folder.path)
     assert load_run(folder.path, "last").step == STEPS
@@ -188,11 +218,14 @@ def test_the_last_checkpoint_stands_in_for_a_damaged_best_one(finished: Path, tm
 
 def test_two_damaged_checkpoints_are_named(finished: Path, tmp_path: Path) -> None:
     folder = damaged(finished, tmp_path, "best", "last")
-    with pytest.raises(CheckpointError, match=r"last\.safetensors is damaged.*best\.safetensors cannot be used either"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"last\.safetensors is damaged.*best\.safetensors cannot be used either",
+    ):
         train(EXPERIMENT, folder.path, resume=True)
 
 
-# Impossible states -------------------------------------------------------------------------------------------------
+# Impossible states --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,22 +233,32 @@ def test_two_damaged_checkpoints_are_named(finished: Path, tmp_path: Path) -> No
     [
         ({"generation": 99}, "generation must be below 1, the generations of the run; got 99"),
         ({"generation": -1}, "generation must be greater than or equal to 0; got -1"),
-        ({"step": STEPS + 1}, f"step must lie in 0 to {STEPS}, the steps of generation 0; got {STEPS + 1}"),
+        (
+            {"step": STEPS + 1},
+            f"step must lie in 0 to {STEPS}, the steps of generation 0; got {STEPS + 1}",
+        ),
         ({"step": 1.5}, "step must be a valid integer; got 1.5"),
         ({"step": None}, "step must be a valid integer; got null"),
         ({"journal": {}}, r"journal\.results is missing"),
         ({"labeled_counts": [1, 2]}, "labeled_counts must have one number for each class"),
     ],
 )
-def test_a_state_that_cannot_be_is_refused(finished: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_state_that_cannot_be_is_refused(
+    finished: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     """Also with a checksum that fits: it was written so."""
     folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
     found = read_checkpoint(folder.last)
     folder.best.unlink()
     with replacing(folder.last) as draft:
         save_tensors(draft, found.tensors, state=found.state | changes)
-    for attempt in (lambda: train(EXPERIMENT, folder.path, resume=True), lambda: load_run(folder.path)):
-        with pytest.raises(CheckpointError, match=rf"last\.safetensors cannot be used: {message}.*Train anew"):
+    for attempt in (
+        lambda: train(EXPERIMENT, folder.path, resume=True),
+        lambda: load_run(folder.path),
+    ):
+        with pytest.raises(
+            CheckpointError, match=rf"last\.safetensors cannot be used: {message}.*Train anew"
+        ):
             attempt()
 
 
@@ -228,14 +271,19 @@ def test_a_state_that_cannot_be_is_refused(finished: Path, tmp_path: Path, chang
         ("config", "refiner", {"length_scale": 3.0}),
     ],
 )
-def test_a_file_that_was_changed_since_is_noticed(finished: Path, tmp_path: Path, file: str, key: str, value: Any) -> None:
+def test_a_file_that_was_changed_since_is_noticed(
+    finished: Path, tmp_path: Path, file: str, key: str, value: Any
+) -> None:
     """Swapped names of classes would make every prediction wrong without a word."""
     folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
     path = folder.path / f"{file}.json"
     plain = json.loads(path.read_text())
     plain[key] = plain[key] | value if isinstance(value, dict) else value
     path.write_text(json.dumps(plain))
-    with pytest.raises(RunError, match=rf"{file}\.json has been changed since the run was trained: {key}.* Put it back"):
+    with pytest.raises(
+        RunError,
+        match=rf"{file}\.json has been changed since the run was trained: {key}.* Put it back",
+    ):
         load_run(folder.path)
 
 

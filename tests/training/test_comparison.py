@@ -22,7 +22,7 @@ class Counting(ComparisonListener):
     def __init__(self) -> None:
         self.kept: list[bool] = []
 
-    def done(self, cell: Cell, seed: int, summary: object, *, kept: bool) -> None:  # noqa: ARG002
+    def done(self, cell: Cell, seed: int, summary: object, *, kept: bool) -> None:
         self.kept.append(kept)
 
 
@@ -54,7 +54,10 @@ def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
 
 
 def test_cells_on_different_splits_are_refused(tmp_path: Path) -> None:
-    mixed = [cells()[0], Cell(small_run("fixmatch", "none", "train.steps=6", "data.split.labeled_head=20"), "other")]
+    mixed = [
+        cells()[0],
+        Cell(small_run("fixmatch", "none", "train.steps=6", "data.split.labeled_head=20"), "other"),
+    ]
     with pytest.raises(RunError, match="saw different splits"):
         compare(mixed, [0], tmp_path, title="t", command="c")
 

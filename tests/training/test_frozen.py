@@ -1,4 +1,6 @@
-"""A frozen network's cached features: every algorithm trains on them, resumes bit for bit, and answers for images again."""
+"""A frozen network's cached features: every algorithm trains on them, resumes bit for bit, and
+answers for images again.
+"""
 
 import signal
 from collections.abc import Iterator
@@ -15,7 +17,16 @@ from torch import Tensor
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS, CachedFeatures, EvaluationLoader, Splits, feature_views
 from semigpc.models import ModelConfig, SmallCNN, encoder
-from semigpc.training import Experiment, FrozenConfig, Listener, RunError, RunFolder, SettingError, run_data, train
+from semigpc.training import (
+    Experiment,
+    FrozenConfig,
+    Listener,
+    RunError,
+    RunFolder,
+    SettingError,
+    run_data,
+    train,
+)
 from semigpc.training.comparison import Cell, ComparisonListener, compare
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import load_run
@@ -31,7 +42,9 @@ QUICK = ("train.lr=0.02", "train.ema=0.9")
 
 @pytest.fixture(autouse=True, scope="module")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Features that one test computed are there for the next; no worker processes, which take longer to start than to work."""
+    """Features that one test computed are there for the next; no worker processes, which take
+    longer to start than to work.
+    """
     with pytest.MonkeyPatch.context() as patch:
         root = tmp_path_factory.mktemp("features")
         patch.setenv("SEMIGPC_CACHE", str(root))
@@ -46,7 +59,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "features"
 
 
-def frozen_run(algorithm: str = "fixmatch", refiner: str = "gp", *settings: str, seed: int = 0) -> Experiment:
+def frozen_run(
+    algorithm: str = "fixmatch", refiner: str = "gp", *settings: str, seed: int = 0
+) -> Experiment:
     """Thirty steps of an adapter on a random convolutional network; ReMixMatch has nothing to turn."""
     unturned = ["algorithm.rotation_weight=0"] if algorithm == "remixmatch" else []
     experiment = small_run(algorithm, refiner, *FEWER, *unturned, seed=seed)
@@ -60,7 +75,9 @@ def splits_of(experiment: Experiment) -> Splits:
 def features_of(experiment: Experiment, **options: Any) -> CachedFeatures:
     assert experiment.frozen is not None
     splits = options.pop("splits", None) or splits_of(experiment)
-    return cached_features(experiment.frozen, experiment.model, experiment.augment, splits, device=CPU, **options)
+    return cached_features(
+        experiment.frozen, experiment.model, experiment.augment, splits, device=CPU, **options
+    )
 
 
 def weights(run: Path) -> dict[str, Tensor]:
@@ -76,7 +93,9 @@ def marks(root: Path) -> list[bytes]:
     return found
 
 
-def test_onnx_runtime_computes_the_same_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_runtime_computes_the_same_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     experiment = frozen_run()
     splits = splits_of(experiment)
 
@@ -101,7 +120,9 @@ def test_onnx_runtime_computes_the_same_features(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(run_data, "in_onnx_runtime", counted)
     in_runtime = plain("onnx")
     assert sum(calls) > 20
-    assert (in_runtime - in_torch).abs().max() <= 3e-3 * in_torch.square().mean().sqrt()  # both rounded to 16 bits
+    assert (
+        in_runtime - in_torch
+    ).abs().max() <= 3e-3 * in_torch.square().mean().sqrt()  # both rounded to 16 bits
 
 
 def test_features_are_computed_in_torch_with_a_warning_where_onnx_runtime_is_missing(
@@ -109,12 +130,14 @@ def test_features_are_computed_in_torch_with_a_warning_where_onnx_runtime_is_mis
 ) -> None:
     monkeypatch.setattr(run_data, "WORTHWHILE", 0)
     monkeypatch.setattr(encoder, "ONNX_PACKAGES", ("onnxruntime_of_nowhere",))
-    with pytest.warns(UserWarning, match=r"in torch and not in ONNX Runtime, .* pip install 'semigpc\[embedded\]'"):
+    with pytest.warns(
+        UserWarning, match=r"in torch and not in ONNX Runtime, .* pip install 'semigpc\[embedded\]'"
+    ):
         features_of(frozen_run())
     assert list(own_cache.glob("*/*.safetensors"))
 
 
-# Training ----------------------------------------------------------------------------------------------------------------
+# Training -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -128,7 +151,9 @@ def test_every_algorithm_trains_on_features(algorithm: str, refiner: str, tmp_pa
     trained = weights(tmp_path)
     assert trained["backbone.hidden.weight"].shape == (32, SmallCNN().num_features)
     assert not [name for name in trained if "rotation" in name]
-    assert all(name.startswith(("backbone.hidden.", "classifier.", "heads.")) for name in trained), "nothing of the network"
+    assert all(
+        name.startswith(("backbone.hidden.", "classifier.", "heads.")) for name in trained
+    ), "nothing of the network"
 
 
 @pytest.mark.slow
@@ -150,7 +175,9 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_whether_features_had_to_be_computed_changes_no_bit(own_cache: Path, tmp_path: Path) -> None:
+def test_whether_features_had_to_be_computed_changes_no_bit(
+    own_cache: Path, tmp_path: Path
+) -> None:
     experiment, caller = frozen_run("remixmatch", "none"), torch.get_rng_state()
     train(experiment, tmp_path / "first")
     files = {path: path.stat().st_mtime_ns for path in own_cache.glob("*/*")}
@@ -163,7 +190,9 @@ def test_whether_features_had_to_be_computed_changes_no_bit(own_cache: Path, tmp
 def test_resuming_without_frozen_is_refused_by_name(tmp_path: Path) -> None:
     experiment = frozen_run("fixmatch", "none")
     train(experiment, tmp_path)
-    with pytest.raises(RuntimeError, match=r"begun with other settings: .*frozen\.views was 2, now None"):
+    with pytest.raises(
+        RuntimeError, match=r"begun with other settings: .*frozen\.views was 2, now None"
+    ):
         train(replace(experiment, frozen=None), tmp_path, resume=True)
 
 
@@ -189,7 +218,9 @@ def heeds_ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_cache", "heeds_ctrl_c")
-def test_ctrl_c_ends_the_computing_at_once_and_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_computing_at_once_and_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feature_views, "SHARD", 16)
     experiment, first = frozen_run("fixmatch", "none"), Interrupting(at=5)
     with pytest.raises(KeyboardInterrupt):
@@ -201,14 +232,20 @@ def test_ctrl_c_ends_the_computing_at_once_and_keeps_what_is_done(tmp_path: Path
     assert first.told[0][1] - again.told[0][1] == 64, "four of the five were on disk"
 
 
-# Answering for images --------------------------------------------------------------------------------------------------
+# Answering for images -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("refiner", ["none", "gp"])
-def test_a_loaded_run_says_of_images_what_it_said_of_their_features(refiner: str, tmp_path: Path) -> None:
-    scale = ["refiner.logit_scale=11"] if refiner == "gp" else []  # a larger one makes more of the rounding of features
-    experiment = frozen_run("fixmatch", refiner, *QUICK, "train.steps=100", "train.eval_steps=100", *scale)
+def test_a_loaded_run_says_of_images_what_it_said_of_their_features(
+    refiner: str, tmp_path: Path
+) -> None:
+    scale = (
+        ["refiner.logit_scale=11"] if refiner == "gp" else []
+    )  # a larger one makes more of the rounding of features
+    experiment = frozen_run(
+        "fixmatch", refiner, *QUICK, "train.steps=100", "train.eval_steps=100", *scale
+    )
     summary = train(experiment, tmp_path)
     run, images = load_run(tmp_path, "last").part("test")
     answers = run.predict(images)
@@ -216,10 +253,18 @@ def test_a_loaded_run_says_of_images_what_it_said_of_their_features(refiner: str
     assert splits.test is not None
     source = features_of(experiment, splits=splits)
     loader = EvaluationLoader([splits.test], source, batch_size=256, workers=0, device=CPU)
-    cached = predict(run.network.get_submodule("classifier"), run.gp, loader.batches(splits.test)).calibrated(run.temperatures)
-    assert answers.probs.keys() == cached.probs.keys() == ({"linear", "gp"} if refiner == "gp" else {"linear"})
+    cached = predict(
+        run.network.get_submodule("classifier"), run.gp, loader.batches(splits.test)
+    ).calibrated(run.temperatures)
+    assert (
+        answers.probs.keys()
+        == cached.probs.keys()
+        == ({"linear", "gp"} if refiner == "gp" else {"linear"})
+    )
     for head, probs in answers.probs.items():
-        np.testing.assert_allclose(probs, cached.probs[head], atol=0.01)  # features are rounded to 16 bits
+        np.testing.assert_allclose(
+            probs, cached.probs[head], atol=0.01
+        )  # features are rounded to 16 bits
         assert (probs.argmax(axis=1) == cached.probs[head].argmax(axis=1)).mean() > 0.98
     top1 = (answers.probs[run.head].argmax(axis=1) == answers.labels).mean()
     assert top1 == pytest.approx(summary["results"]["last"]["top1"], abs=0.01)
@@ -253,14 +298,19 @@ def test_the_frozen_network_is_the_same_every_time_and_disturbs_nobody() -> None
 
 
 @pytest.mark.slow
-def test_only_what_changes_the_features_has_them_computed_again(own_cache: Path, tmp_path: Path) -> None:
+def test_only_what_changes_the_features_has_them_computed_again(
+    own_cache: Path, tmp_path: Path
+) -> None:
     files = [tmp_path / "a.pt", tmp_path / "b.pt"]
     for file in files:
         torch.save(SmallCNN().state_dict(), file)
 
     def computed(*settings: str, seed: int = 0) -> int:
         told = [0]
-        features_of(frozen_run("fixmatch", "none", *settings, seed=seed), progress=lambda _, total: told.append(total))
+        features_of(
+            frozen_run("fixmatch", "none", *settings, seed=seed),
+            progress=lambda _, total: told.append(total),
+        )
         return told[-1]
 
     everything = computed()
@@ -278,7 +328,7 @@ def test_only_what_changes_the_features_has_them_computed_again(own_cache: Path,
     assert len(list(own_cache.iterdir())) == 5
 
 
-# Settings ----------------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
 def test_settings_are_written_and_read(tmp_path: Path) -> None:
@@ -297,9 +347,14 @@ def test_a_config_from_before_there_was_such_a_mode_means_no_frozen_network() ->
 def test_frozen_settings_can_be_overridden() -> None:
     assert frozen_run().override(["frozen.views=5"]).frozen == FrozenConfig(views=5, width=32)
     for name, values in (("views", "0 and 32"), ("width", "2 and 0")):
-        with pytest.raises(SettingError, match=f"frozen: views and width must be at least 1; got {values}"):
+        with pytest.raises(
+            SettingError, match=f"frozen: views and width must be at least 1; got {values}"
+        ):
             frozen_run().override([f"frozen.{name}=0"])
-    with pytest.raises(SettingError, match=r"frozen must be a FrozenConfig or None; got 2. Use --features cached instead."):
+    with pytest.raises(
+        SettingError,
+        match=r"frozen must be a FrozenConfig or None; got 2. Use --features cached instead.",
+    ):
         small_run().override(["frozen=2"])
 
 
@@ -313,7 +368,10 @@ def test_features_cannot_be_rotated() -> None:
     ("settings", "message"),
     [
         (("model.name=smal_cnn",), r"model: unknown model 'smal_cnn'; did you mean 'small_cnn'"),
-        (("model.pretrained=embedded",), "model: the embedded weights are those of tf_efficientnet_lite0; got small_cnn"),
+        (
+            ("model.pretrained=embedded",),
+            "model: the embedded weights are those of tf_efficientnet_lite0; got small_cnn",
+        ),
         (("model.pretrained=timm",), "model: timm's hub has no weights for small_cnn"),
     ],
 )
@@ -325,7 +383,7 @@ def test_a_network_that_cannot_be_is_a_setting_and_leaves_no_run(
     assert not (tmp_path / "run").exists()
 
 
-# Comparing ---------------------------------------------------------------------------------------------------------------
+# Comparing ----------------------------------------------------------------------------------------
 
 
 class Recording(ComparisonListener):
@@ -339,20 +397,24 @@ class Recording(ComparisonListener):
         self.events.append("features")
         self.told.append((done, total))
 
-    def run(self, cell: Cell, seed: int) -> Listener:  # noqa: ARG002
+    def run(self, cell: Cell, seed: int) -> Listener:
         self.events.append("run")
         return Interrupting(at=1)  # told of features, it would end the comparison
 
-    def done(self, cell: Cell, seed: int, summary: object, *, kept: bool) -> None:  # noqa: ARG002
+    def done(self, cell: Cell, seed: int, summary: object, *, kept: bool) -> None:
         self.events.append("kept" if kept else "done")
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_comparison_computes_features_once_before_its_runs(jobs: int, own_cache: Path, tmp_path: Path) -> None:
+def test_a_comparison_computes_features_once_before_its_runs(
+    jobs: int, own_cache: Path, tmp_path: Path
+) -> None:
     short = ("train.steps=6", "train.eval_steps=6")
     cells = [Cell(frozen_run("fixmatch", refiner, *short), refiner) for refiner in ("none", "gp")]
     first = Recording()
-    found = compare(cells, [0], tmp_path / "runs", title="t", command="c", jobs=jobs, listener=first)
+    found = compare(
+        cells, [0], tmp_path / "runs", title="t", command="c", jobs=jobs, listener=first
+    )
     assert [cell["name"] for cell in found["cells"]] == ["fixmatch+none", "fixmatch+gp"]
     assert first.events.index("run") == len(first.told), "features come before runs"
     assert first.events.count("done") == 2

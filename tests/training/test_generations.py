@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from semigpc.addons import ABCConfig, AddOn, CReST, CReSTConfig, Survey
 from semigpc.data import DATASETS
@@ -63,7 +64,9 @@ def test_each_generation_begins_with_more_labels(whole: Path) -> None:
     joined = np.bincount(given[given >= 0].numpy(), minlength=len(original))
     assert joined.sum() > 0
     assert last.state["labeled_counts"] == (np.array(original) + joined).tolist()
-    assert len(last.part("algorithm")["bank"]) == sum(last.state["labeled_counts"]), "the bank has a slot for each label"
+    assert len(last.part("algorithm")["bank"]) == sum(last.state["labeled_counts"]), (
+        "the bank has a slot for each label"
+    )
 
 
 def test_each_generation_has_a_schedule_of_its_own(whole: Path) -> None:
@@ -79,7 +82,9 @@ def test_cut_off_in_any_generation_it_resumes_to_the_same_bits(whole: Path, step
     train(crest_run(), cut, resume=True)
     ours, theirs = read_checkpoint(RunFolder(whole).last), read_checkpoint(RunFolder(cut).last)
     assert ours.tensors.keys() == theirs.tensors.keys()
-    assert [name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])] == []
+    assert [
+        name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])
+    ] == []
 
 
 def test_a_finished_run_is_put_to_use_with_its_larger_memory(whole: Path) -> None:
@@ -90,22 +95,37 @@ def test_a_finished_run_is_put_to_use_with_its_larger_memory(whole: Path) -> Non
     probs = run.predict(test).probs["linear"]
     assert np.isfinite(probs).all()
     evaluated = [line for line in lines(whole, "eval") if line["head"] == "linear"][-1]
-    assert float((probs.argmax(axis=1) == test.labels).mean()) == pytest.approx(evaluated["top1"], abs=1e-6)
+    assert float((probs.argmax(axis=1) == test.labels).mean()) == pytest.approx(
+        evaluated["top1"], abs=1e-6
+    )
 
 
-def test_a_generation_that_chooses_nobody_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generation_that_chooses_nobody_says_so_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CReST, "relabel", AddOn.relabel)
     summary = train(crest_run("fixmatch", "train.steps=9"), tmp_path / "run")
     assert summary["status"] == "finished"
     remarks = [line["message"] for line in lines(tmp_path / "run", "note")]
-    assert sum("begins with no label more: no unlabelled image was chosen" in remark for remark in remarks) == 2
+    assert (
+        sum(
+            "begins with no label more: no unlabelled image was chosen" in remark
+            for remark in remarks
+        )
+        == 2
+    )
 
 
 def test_the_survey_shows_every_image_in_order_by_the_evaluated_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Survey] = []
-    monkeypatch.setattr(CReST, "relabel", lambda self, survey: seen.append(survey) or AddOn.relabel(self, survey))  # type: ignore[func-returns-value]
+
+    def relabel(addon: CReST, survey: Survey) -> Tensor:
+        seen.append(survey)
+        return AddOn.relabel(addon, survey)
+
+    monkeypatch.setattr(CReST, "relabel", relabel)
     experiment = crest_run("fixmatch", "train.steps=9")
     train(experiment, tmp_path / "run")
     splits = DATASETS["digits"].load(experiment.data, 0)

@@ -31,7 +31,11 @@ def test_a_run_folder_tells_everything(tmp_path: Path) -> None:
     assert len(np.load(tmp_path / "split.npz")["labeled"]) == sum(split["labeled_counts"])
     assert "torch" in json.loads((tmp_path / "environment.json").read_text())
     assert summary["status"] == "finished"
-    assert [entry["step"] for entry in entries(tmp_path, "eval") if entry["part"] == "test" and entry["head"] == "linear"] == [
+    assert [
+        entry["step"]
+        for entry in entries(tmp_path, "eval")
+        if entry["part"] == "test" and entry["head"] == "linear"
+    ] == [
         10,
         20,
         30,
@@ -39,17 +43,28 @@ def test_a_run_folder_tells_everything(tmp_path: Path) -> None:
     assert {entry["head"] for entry in entries(tmp_path, "eval")} == {"linear", "gp"}
     trained = entries(tmp_path, "train")
     assert sum(entry["window"] for entry in trained) == STEPS
-    assert {"loss", "loss_x", "loss_u", "loss_in", "mask_rate", "lr", "data_wait_share"} <= trained[-1].keys()
+    assert {"loss", "loss_x", "loss_u", "loss_in", "mask_rate", "lr", "data_wait_share"} <= trained[
+        -1
+    ].keys()
     pseudo = entries(tmp_path, "pseudo")
-    assert sum(sum(entry["believed_counts"]) for entry in pseudo) == STEPS * experiment.train.unlabeled_batch
+    assert (
+        sum(sum(entry["believed_counts"]) for entry in pseudo)
+        == STEPS * experiment.train.unlabeled_batch
+    )
 
 
 @pytest.mark.slow
 def test_best_is_chosen_on_validation_and_test_is_named_apart(tmp_path: Path) -> None:
     results = train(small_run(), tmp_path)["results"]
     judged = [entry for entry in entries(tmp_path, "eval") if entry["judged"]]
-    validation = {entry["step"]: entry["balanced_accuracy"] for entry in judged if entry["part"] == "validation"}
-    test = {entry["step"]: entry["balanced_accuracy"] for entry in judged if entry["part"] == "test"}
+    validation = {
+        entry["step"]: entry["balanced_accuracy"]
+        for entry in judged
+        if entry["part"] == "validation"
+    }
+    test = {
+        entry["step"]: entry["balanced_accuracy"] for entry in judged if entry["part"] == "test"
+    }
     best = max(validation, key=lambda step: validation[step])  # the first of equals
     assert results["best_on_validation"]["step"] == best
     assert results["best_on_validation"]["balanced_accuracy"] == test[best]
@@ -60,7 +75,9 @@ def test_best_is_chosen_on_validation_and_test_is_named_apart(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
-    results = train(small_run("fixmatch", "none", "data.validation_per_class=0"), tmp_path)["results"]
+    results = train(small_run("fixmatch", "none", "data.validation_per_class=0"), tmp_path)[
+        "results"
+    ]
     assert results["best_on_validation"] is None
     assert not RunFolder(tmp_path).best.exists()
 
@@ -70,7 +87,11 @@ def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
     "settings",
     [
         ("refiner.role=classifier",),
-        ("refiner.role=classifier", "refiner.exclude_same_index=true", "refiner.eval_buffer=rebuilt"),
+        (
+            "refiner.role=classifier",
+            "refiner.exclude_same_index=true",
+            "refiner.eval_buffer=rebuilt",
+        ),
         ("refiner.warmup_steps=0", "refiner.eval_head=gp"),
         ("refiner.push=before", "refiner.balanced=true"),
         ("train.clip_norm=1.0",),
@@ -82,31 +103,50 @@ def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
 def test_the_switches_work_together(settings: tuple[str, ...], tmp_path: Path) -> None:
     summary = train(small_run("simmatch", "gp", *settings, "train.steps=12"), tmp_path)
     assert np.isfinite(summary["results"]["last"]["loss"])
-    heads = {"gp"} if {"refiner.role=classifier", "refiner.eval_head=gp"} & set(settings) else {"linear", "gp"}
+    heads = (
+        {"gp"}
+        if {"refiner.role=classifier", "refiner.eval_head=gp"} & set(settings)
+        else {"linear", "gp"}
+    )
     assert summary["results"]["last"]["head"] in heads
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 def test_mixed_precision_never_reaches_the_gp(tmp_path: Path) -> None:
-    with torch.backends.mkldnn.flags(enabled=False):  # some virtual machines announce bfloat16 instructions they do not have
+    with torch.backends.mkldnn.flags(
+        enabled=False
+    ):  # some virtual machines announce bfloat16 instructions they do not have
         train(small_run("fixmatch", "gp", "train.precision=bf16-mixed"), tmp_path)
-    features = read_checkpoint(RunFolder(tmp_path).last).part("algorithm")["refiner.engine.feature_columns"]
+    features = read_checkpoint(RunFolder(tmp_path).last).part("algorithm")[
+        "refiner.engine.feature_columns"
+    ]
     assert features.dtype == torch.float64
     norms = features[:, features.any(dim=0)].square().sum(dim=0)
-    assert torch.allclose(norms, torch.ones_like(norms), atol=1e-6)  # bfloat16 would be off by a thousandth
+    assert torch.allclose(
+        norms, torch.ones_like(norms), atol=1e-6
+    )  # bfloat16 would be off by a thousandth
 
 
 @pytest.mark.parametrize("bank", ["momentum", "full_teacher"])
-def test_a_balanced_buffer_is_in_balance_from_the_first_step_after_the_warm_up(bank: str, tmp_path: Path) -> None:
-    settings = ("refiner.balanced=true", f"algorithm.bank={bank}", "train.steps=5", "train.checkpoint_steps=4")
+def test_a_balanced_buffer_is_in_balance_from_the_first_step_after_the_warm_up(
+    bank: str, tmp_path: Path
+) -> None:
+    settings = (
+        "refiner.balanced=true",
+        f"algorithm.bank={bank}",
+        "train.steps=5",
+        "train.checkpoint_steps=4",
+    )
     summary = train(small_run("simmatch", "gp", *settings), tmp_path)
     assert summary["gp"]["class_counts"] == [9] * 10
     fifo = train(small_run("simmatch", "gp", "train.steps=5"), tmp_path / "fifo")
     assert len(set(fifo["gp"]["class_counts"])) > 1
 
 
-def test_a_run_that_stops_before_its_buffer_is_filled_goes_on_to_the_same_end(tmp_path: Path) -> None:
+def test_a_run_that_stops_before_its_buffer_is_filled_goes_on_to_the_same_end(
+    tmp_path: Path,
+) -> None:
     class Impatient(Listener):
         def step(self, step: int) -> None:
             if step == 3:
@@ -125,7 +165,9 @@ def test_a_translated_network_learns_the_same(tmp_path: Path) -> None:
     short = ("train.steps=4", "train.eval_steps=4")
     for setting in ("false", "true"):
         train(small_run("fixmatch", "none", *short, f"train.compile={setting}"), tmp_path / setting)
-    plain, translated = (read_checkpoint(RunFolder(tmp_path / name).last).part("model") for name in ("false", "true"))
+    plain, translated = (
+        read_checkpoint(RunFolder(tmp_path / name).last).part("model") for name in ("false", "true")
+    )
     assert list(plain) == list(translated)
     for name, weights in plain.items():
         assert torch.allclose(weights.float(), translated[name].float(), atol=2e-3), name
@@ -136,15 +178,24 @@ def test_a_loss_that_is_no_number_stops_the_run_with_advice(tmp_path: Path) -> N
         train(small_run("fixmatch", "none", "train.lr=1e30", "train.warmup_steps=0"), tmp_path)
 
 
-def test_features_that_are_no_numbers_are_told_as_such_before_the_gp_sees_them(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match=r"features contain NaN or infinity at step \d+.*a lower train\.lr"):
+def test_features_that_are_no_numbers_are_told_as_such_before_the_gp_sees_them(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        DivergedError, match=r"features contain NaN or infinity at step \d+.*a lower train\.lr"
+    ):
         train(small_run("fixmatch", "gp", "train.lr=1e30", "train.warmup_steps=0"), tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_predictions_that_are_no_numbers_are_told_as_such(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match="contain NaN or infinity"):
-        train(small_run("fixmatch", "none", "train.lr=1e30", "train.warmup_steps=0", "train.eval_steps=1"), tmp_path)
+        train(
+            small_run(
+                "fixmatch", "none", "train.lr=1e30", "train.warmup_steps=0", "train.eval_steps=1"
+            ),
+            tmp_path,
+        )
 
 
 def test_a_refiner_that_is_never_used_is_noted(tmp_path: Path) -> None:
@@ -167,7 +218,9 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_end(tmp_path: Path) -> Non
     train(small_run(), tmp_path / "whole")
     ours, theirs = (read_checkpoint(RunFolder(tmp_path / name).last) for name in ("cut", "whole"))
     networks = [name for name in ours.tensors if name.startswith(("model.", "average."))]
-    close = [torch.allclose(ours.tensors[name], theirs.tensors[name], atol=1e-4) for name in networks]
+    close = [
+        torch.allclose(ours.tensors[name], theirs.tensors[name], atol=1e-4) for name in networks
+    ]
     assert all(close)
 
 
@@ -178,12 +231,17 @@ def test_tensorboard_files_are_written_on_demand(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_says_which_engine_carried_its_gp_and_how_far_it_is_from_exact(tmp_path: Path) -> None:
+def test_a_run_says_which_engine_carried_its_gp_and_how_far_it_is_from_exact(
+    tmp_path: Path,
+) -> None:
     exact = train(small_run(), tmp_path / "exact")["gp"]
     assert exact["engine"] == "exact"
     assert "96 rows" in exact["engine_reason"]
     assert exact["gap"] is None
-    low = train(small_run("fixmatch", "gp", "refiner.engine=lowrank", "refiner.engine.rank=24"), tmp_path / "low")["gp"]
+    low = train(
+        small_run("fixmatch", "gp", "refiner.engine=lowrank", "refiner.engine.rank=24"),
+        tmp_path / "low",
+    )["gp"]
     assert (low["engine"], low["engine_reason"]) == ("lowrank", "as configured")
     assert 0 < low["gap"]["mean"] < 0.5
 
@@ -191,12 +249,19 @@ def test_a_run_says_which_engine_carried_its_gp_and_how_far_it_is_from_exact(tmp
 def test_a_run_chooses_its_engine_by_the_memory_of_the_device_it_trains_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semigpc.gp.exact._memory", lambda device: 2**36 if device is None else 2**10)  # None: not told
+    monkeypatch.setattr(
+        "semigpc.gp.exact._memory", lambda device: 2**36 if device is None else 2**10
+    )  # None: not told
     settings = ("refiner.engine.rank=24", "refiner.eval_buffer=rebuilt", "train.steps=3")
     summary = train(small_run("fixmatch", "gp", *settings), tmp_path)
     assert summary["gp"]["engine"] == "lowrank"
     assert "the inverse of K for 96 rows takes 0 MiB of 0" in summary["gp"]["engine_reason"]
-    assert read_checkpoint(RunFolder(tmp_path).last).tensors["algorithm.refiner.engine.landmarks"].shape[0] == 24
+    assert (
+        read_checkpoint(RunFolder(tmp_path).last)
+        .tensors["algorithm.refiner.engine.landmarks"]
+        .shape[0]
+        == 24
+    )
 
 
 @pytest.mark.slow
@@ -205,7 +270,9 @@ def test_a_run_is_carried_by_any_engine(engine: str, tmp_path: Path) -> None:
     losses = {}
     options = {"exact": [], "ensemble": ["refiner.engine.members=3"], "matrix_free": []}
     for name in ("exact", engine):
-        summary = train(small_run("simmatch", "gp", f"refiner.engine={name}", *options[name]), tmp_path / name)
+        summary = train(
+            small_run("simmatch", "gp", f"refiner.engine={name}", *options[name]), tmp_path / name
+        )
         assert summary["gp"]["engine"] == name
         assert summary["gp"]["entries"] == 96, "the buffer is full"
         losses[name] = [entry["loss"] for entry in entries(tmp_path / name, "train")]
@@ -214,6 +281,13 @@ def test_a_run_is_carried_by_any_engine(engine: str, tmp_path: Path) -> None:
 
 def test_a_confidence_that_nothing_is_compared_with_is_noted(tmp_path: Path) -> None:
     for algorithm, expected in (("remixmatch", 1), ("fixmatch", 0)):
-        train(small_run(algorithm, "gp", "refiner.confidence=expected", "train.steps=2"), tmp_path / algorithm)
-        notes = [entry for entry in entries(tmp_path / algorithm, "note") if "changes nothing" in entry["message"]]
+        train(
+            small_run(algorithm, "gp", "refiner.confidence=expected", "train.steps=2"),
+            tmp_path / algorithm,
+        )
+        notes = [
+            entry
+            for entry in entries(tmp_path / algorithm, "note")
+            if "changes nothing" in entry["message"]
+        ]
         assert len(notes) == expected

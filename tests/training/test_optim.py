@@ -7,7 +7,13 @@ import torch
 
 from semigpc.models import ModelConfig, build_model
 from semigpc.training import TrainConfig
-from semigpc.training.optim import average_of, build_optimizer, rate_factor, set_rate, update_average
+from semigpc.training.optim import (
+    average_of,
+    build_optimizer,
+    rate_factor,
+    set_rate,
+    update_average,
+)
 from semigpc.types import HeadSpec
 
 
@@ -26,12 +32,22 @@ def test_a_constant_schedule_stays_after_the_warm_up() -> None:
     assert [rate_factor(step, config) for step in (5, 10, 100_000)] == [0.5, 1, 1]
 
 
-@pytest.mark.parametrize(("lr", "decay", "stem", "last"), [(5e-4, 0.5, 6.10e-8, 2.5e-4), (1e-3, 0.65, 3.70e-6, 6.5e-4)])
-def test_layers_have_the_rates_of_the_recipe(lr: float, decay: float, stem: float, last: float) -> None:
-    model = build_model(ModelConfig(name="vit_tiny_patch2_32"), 10, {"projection": HeadSpec("projection", 8)})
+@pytest.mark.parametrize(
+    ("lr", "decay", "stem", "last"), [(5e-4, 0.5, 6.10e-8, 2.5e-4), (1e-3, 0.65, 3.70e-6, 6.5e-4)]
+)
+def test_layers_have_the_rates_of_the_recipe(
+    lr: float, decay: float, stem: float, last: float
+) -> None:
+    model = build_model(
+        ModelConfig(name="vit_tiny_patch2_32"), 10, {"projection": HeadSpec("projection", 8)}
+    )
     config = TrainConfig(lr=lr, layer_decay=decay)
     optimizer = build_optimizer(model, config)
-    rates = {id(parameter): group["base_lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    rates = {
+        id(parameter): group["base_lr"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     named = {name: rates[id(parameter)] for name, parameter in model.named_parameters()}
     assert named["backbone.patch_embed.proj.weight"] == pytest.approx(stem, rel=2e-3)
     assert named["backbone.blocks.11.attn.qkv.weight"] == pytest.approx(last)
@@ -45,7 +61,11 @@ def test_layers_have_the_rates_of_the_recipe(lr: float, decay: float, stem: floa
 def test_vectors_and_positions_are_not_decayed() -> None:
     model = build_model(ModelConfig(name="vit_tiny_patch2_32"), 10, {})
     optimizer = build_optimizer(model, TrainConfig())
-    decay = {id(parameter): group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+    decay = {
+        id(parameter): group["weight_decay"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     named = {name: decay[id(parameter)] for name, parameter in model.named_parameters()}
     assert named["backbone.blocks.0.mlp.fc1.weight"] == 5e-4
     assert named["backbone.blocks.0.mlp.fc1.bias"] == named["backbone.norm.weight"] == 0
@@ -54,7 +74,11 @@ def test_vectors_and_positions_are_not_decayed() -> None:
 
 def test_every_parameter_is_in_one_group() -> None:
     model = build_model(ModelConfig(), 10, {"rotation": HeadSpec("linear", 4)})
-    grouped = [id(p) for group in build_optimizer(model, TrainConfig()).param_groups for p in group["params"]]
+    grouped = [
+        id(p)
+        for group in build_optimizer(model, TrainConfig()).param_groups
+        for p in group["params"]
+    ]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
 
 

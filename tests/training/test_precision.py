@@ -37,14 +37,18 @@ def without_onednn() -> Iterator[None]:
 
 
 def fabric_of(experiment: Experiment, scale: float = 2.0**16) -> Fabric:
-    """A Fabric on the CPU that does with 16-mixed what it would do on a GPU, with a gradient scaler of its own."""
+    """A Fabric on the CPU that does with 16-mixed what it would do on a GPU, with a gradient scaler
+    of its own.
+    """
     precision = experiment.train.precision
     if precision != "16-mixed":
         return Fabric(accelerator="cpu", devices=1, precision=precision)
     return Fabric(
         accelerator="cpu",
         devices=1,
-        plugins=MixedPrecision(precision, "cpu", torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=5)),
+        plugins=MixedPrecision(
+            precision, "cpu", torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=5)
+        ),
     )
 
 
@@ -53,16 +57,29 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Let ``train`` use a gradient scaler that begins at a scale."""
 
     def use(scale: float) -> None:
-        monkeypatch.setattr("semigpc.training.loop.build_fabric", lambda experiment: fabric_of(experiment, scale))
+        monkeypatch.setattr(
+            "semigpc.training.loop.build_fabric", lambda experiment: fabric_of(experiment, scale)
+        )
 
     return use
 
 
 class Watched:
-    """A run whose steps are taken one by one; ``norms`` are those of the gradients that its optimiser was given."""
+    """A run whose steps are taken one by one; ``norms`` are those of the gradients that its
+    optimiser was given.
+    """
 
-    def __init__(self, precision: Precision, folder: Path, *settings: str, scale: float = 2.0**16, refiner: str = "gp") -> None:
-        self.experiment = small_run("fixmatch", refiner, f"train.precision={precision}", "train.lr=0.01", *settings)
+    def __init__(
+        self,
+        precision: Precision,
+        folder: Path,
+        *settings: str,
+        scale: float = 2.0**16,
+        refiner: str = "gp",
+    ) -> None:
+        self.experiment = small_run(
+            "fixmatch", refiner, f"train.precision={precision}", "train.lr=0.01", *settings
+        )
         torch.manual_seed(0)
         fabric = fabric_of(self.experiment, scale)
         data = DataCache().run_data(self.experiment, fabric.device)
@@ -73,7 +90,11 @@ class Watched:
         bare.register_step_pre_hook(lambda *_: self.norms.append(self._norm()))
 
     def _norm(self) -> float:
-        gradients = [parameter.grad for parameter in self.trainer.model.parameters() if parameter.grad is not None]
+        gradients = [
+            parameter.grad
+            for parameter in self.trainer.model.parameters()
+            if parameter.grad is not None
+        ]
         return float(torch.nn.utils.get_total_norm(gradients))
 
     def steps(self, count: int) -> None:
@@ -83,14 +104,18 @@ class Watched:
 
     @property
     def weights(self) -> Tensor:
-        return torch.cat([parameter.detach().flatten() for parameter in self.trainer.model.parameters()]).clone()
+        return torch.cat(
+            [parameter.detach().flatten() for parameter in self.trainer.model.parameters()]
+        ).clone()
 
     @property
     def scale(self) -> float:
         return float(self.trainer.precision_state()["scale"])
 
 
-def test_gradients_are_divided_by_the_loss_scale_before_the_optimiser_sees_them(tmp_path: Path) -> None:
+def test_gradients_are_divided_by_the_loss_scale_before_the_optimiser_sees_them(
+    tmp_path: Path,
+) -> None:
     scaled, plain = Watched("16-mixed", tmp_path / "16"), Watched("32-true", tmp_path / "32")
     for run in (scaled, plain):
         run.steps(4)
@@ -140,7 +165,9 @@ def test_all_precisions_end_near_each_other(tmp_path: Path) -> None:
         assert (runs[name].weights - plain).norm() < 0.5 * moved, name
 
 
-def test_a_resumed_run_has_the_scale_it_was_stopped_with(tmp_path: Path, scaled: Callable[[float], None]) -> None:
+def test_a_resumed_run_has_the_scale_it_was_stopped_with(
+    tmp_path: Path, scaled: Callable[[float], None]
+) -> None:
     class Impatient(Listener):
         def step(self, step: int) -> None:
             if step == 11:
@@ -156,7 +183,10 @@ def test_a_resumed_run_has_the_scale_it_was_stopped_with(tmp_path: Path, scaled:
     assert train(experiment, tmp_path / "cut", resume=True)["results"] == whole["results"]
     ends = [read_checkpoint(RunFolder(tmp_path / name).last) for name in ("whole", "cut")]
     assert ends[0].state["precision"] == ends[1].state["precision"]
-    assert all(torch.equal(value, ends[1].part("model")[name]) for name, value in ends[0].part("model").items())
+    assert all(
+        torch.equal(value, ends[1].part("model")[name])
+        for name, value in ends[0].part("model").items()
+    )
 
 
 def test_gradients_that_overflow_for_ever_stop_the_run(
@@ -165,7 +195,9 @@ def test_gradients_that_overflow_for_ever_stop_the_run(
     scaled(2.0**-8)
     backward = Fabric.backward
     monkeypatch.setattr(Fabric, "backward", lambda fabric, loss: backward(fabric, loss * torch.inf))
-    with pytest.raises(DivergedError, match=r"gradients overflow at step 3 .*train\.precision=32-true"):
+    with pytest.raises(
+        DivergedError, match=r"gradients overflow at step 3 .*train\.precision=32-true"
+    ):
         train(small_run("fixmatch", "none", "train.precision=16-mixed"), tmp_path)
 
 
@@ -176,15 +208,21 @@ def test_a_cpu_computes_in_float32_where_16_bits_are_set_and_says_so(tmp_path: P
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-def test_tf32_is_off_unless_it_is_set_and_stands_in_the_environment(tf32: bool, tmp_path: Path) -> None:
+def test_tf32_is_off_unless_it_is_set_and_stands_in_the_environment(
+    tf32: bool, tmp_path: Path
+) -> None:
     seen = []
 
     class Watching(Listener):
-        def step(self, step: int) -> None:  # noqa: ARG002
+        def step(self, step: int) -> None:
             seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
 
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    train(small_run("fixmatch", "gp", "train.steps=2", f"train.tf32={str(tf32).lower()}"), tmp_path, listener=Watching())
+    train(
+        small_run("fixmatch", "gp", "train.steps=2", f"train.tf32={str(tf32).lower()}"),
+        tmp_path,
+        listener=Watching(),
+    )
     assert set(seen) == {(tf32, tf32)}
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
     environment = json.loads((tmp_path / "environment.json").read_text())

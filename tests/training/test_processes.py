@@ -26,14 +26,21 @@ from semigpc.training.run_folder import read_checkpoint
 from tests.training.small_runs import small_run
 from tests.training.together import WITHOUT_BATCH_NORM, run_all
 
-QUICK = ("train.log_steps=1", "train.eval_steps=50", "train.checkpoint_steps=50", *WITHOUT_BATCH_NORM)
+QUICK = (
+    "train.log_steps=1",
+    "train.eval_steps=50",
+    "train.checkpoint_steps=50",
+    *WITHOUT_BATCH_NORM,
+)
 LONG, SHORT = 50, 8
 
 
 def experiment(algorithm: str, *settings: str) -> Experiment:
     """Fifteen rows, which two processes cannot share evenly."""
     steps = LONG if algorithm == "fixmatch" else SHORT
-    return small_run(algorithm, "gp", *QUICK, "train.labeled_batch=15", f"train.steps={steps}", *settings)
+    return small_run(
+        algorithm, "gp", *QUICK, "train.labeled_batch=15", f"train.steps={steps}", *settings
+    )
 
 
 def losses(path: Path) -> list[float]:
@@ -47,7 +54,9 @@ def assert_same_end(one: Path, two: Path, *, tolerance: float) -> None:
     assert ours.tensors.keys() == theirs.tensors.keys()
     for name, value in ours.tensors.items():
         if value.is_floating_point():
-            torch.testing.assert_close(theirs.tensors[name], value, rtol=0, atol=tolerance, msg=name)
+            torch.testing.assert_close(
+                theirs.tensors[name], value, rtol=0, atol=tolerance, msg=name
+            )
         elif "random" in name or "occupied" in name:
             assert torch.equal(theirs.tensors[name], value), name
 
@@ -66,7 +75,8 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     runs = {name: experiment(name) for name in ALGORITHMS}
     members = ("refiner.engine=ensemble", "refiner.engine.members=3")
     runs["classifier"] = experiment("simmatch", "refiner.role=classifier", *members)
-    # AdamW does not see the scale of a gradient: half of it, a mean where a sum belongs, would change no loss.
+    # AdamW does not see the scale of a gradient: half of it, a mean where a sum belongs, would
+    # change no loss.
     runs["sgd"] = experiment("freematch", "train.optimizer=sgd", "train.lr=0.05")
     runs["clipped"] = experiment("supervised", "train.optimizer=sgd", "train.clip_norm=0.5")
     jobs: list[dict[str, Any]] = [
@@ -87,7 +97,9 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_processes_and_differences_are_refused(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_number_of_processes_and_differences_are_refused(
+    tmp_path: Path,
+) -> None:
     spread = experiment("simmatch", "refiner.engine=ensemble", "refiner.engine.members=3")
     plain, other = spread.to_plain(), ["train.lr=1e-3", "seed=1"]
     train(spread, tmp_path / "whole")
@@ -103,7 +115,9 @@ def test_a_run_goes_on_with_another_number_of_processes_and_differences_are_refu
     for number in range(2):  # Ctrl-C reached the first alone
         assert "stopped after step 5 of 8" in (tmp_path / f"two_then_one-{number}.txt").read_text()
         message = (tmp_path / f"other-{number}.txt").read_text()
-        assert message.startswith("rank 1 was started differently from rank 0: hash of the split is ")
+        assert message.startswith(
+            "rank 1 was started differently from rank 0: hash of the split is "
+        )
         assert "seed is 1, not 0; train.lr is 0.001, not 0.002" in message
     assert not (tmp_path / "other").exists()
 
@@ -115,21 +129,28 @@ def test_a_run_goes_on_with_another_number_of_processes_and_differences_are_refu
 
 
 def test_batch_norm_is_synchronized_on_gpus_with_its_parameters_and_activations() -> None:
-    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Sequential(BatchNormAct2d(4, act_layer=nn.Tanh)))
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Sequential(BatchNormAct2d(4, act_layer=nn.Tanh))
+    )
     before = network.state_dict()
     synchronize_batch_norm(network, torch.device("cuda"))
-    layers = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    layers = [
+        layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    ]
     assert len(layers) == 2
     assert all(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
     assert isinstance(layers[1].act, nn.Tanh)
     assert network.state_dict().keys() == before.keys()
-    assert all(value.data_ptr() == before[name].data_ptr() for name, value in network.state_dict().items())
+    assert all(
+        value.data_ptr() == before[name].data_ptr() for name, value in network.state_dict().items()
+    )
 
 
 def test_batch_norm_on_a_cpu_is_rejected_with_what_to_do() -> None:
     synchronize_batch_norm(nn.Sequential(nn.LayerNorm(3)), torch.device("cpu"))
     with pytest.raises(
-        SettingError, match=r"on GPUs only\. On a CPU train in one process.*--set model\.name=vit_tiny_patch2_32"
+        SettingError,
+        match=r"on GPUs only\. On a CPU train in one process.*--set model\.name=vit_tiny_patch2_32",
     ):
         synchronize_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), torch.device("cpu"))
 
@@ -162,13 +183,19 @@ def test_the_message_names_the_process_that_ended() -> None:
     assert _loss_message(0, {1: 0, 2: -9}, ECHO).startswith(
         "rank 2 was killed by SIGKILL, as the system does when memory runs out."
     )
-    assert _loss_message(0, {1: 2}, ECHO).startswith("rank 1 ended with exit code 2; its own message says why.")
-    assert _loss_message(3, {}, ECHO).startswith("rank 3 lost the connection to another process, which has ended or does not")
+    assert _loss_message(0, {1: 2}, ECHO).startswith(
+        "rank 1 ended with exit code 2; its own message says why."
+    )
+    assert _loss_message(3, {}, ECHO).startswith(
+        "rank 3 lost the connection to another process, which has ended or does not"
+    )
 
 
 def test_more_processes_than_rows_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     _check_devices(experiment("fixmatch"), 15)
-    with pytest.raises(SettingError, match=r"has no row for each of 16\. Use at most 15, or a larger batch"):
+    with pytest.raises(
+        SettingError, match=r"has no row for each of 16\. Use at most 15, or a larger batch"
+    ):
         _check_devices(experiment("fixmatch"), 16)
     assert not has_rank()
     monkeypatch.setenv("RANK", "0")
@@ -184,5 +211,8 @@ def test_more_processes_than_rows_are_rejected(monkeypatch: pytest.MonkeyPatch) 
 def test_more_processes_than_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(SettingError, match=r"--devices 3 needs as many GPUs, and this machine has 2\. Use at most 2\."):
+    with pytest.raises(
+        SettingError,
+        match=r"--devices 3 needs as many GPUs, and this machine has 2\. Use at most 2\.",
+    ):
         _check_devices(experiment("fixmatch"), 3)

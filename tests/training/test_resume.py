@@ -36,7 +36,9 @@ def kill_at(step: int, experiment: Experiment, path: Path, tmp_path: Path) -> No
     script = tmp_path / "victim.py"
     script.write_text(VICTIM)
     command = [sys.executable, str(script), json.dumps(experiment.to_plain()), str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as victim:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as victim:
         assert victim.stdout is not None
         for line in victim.stdout:
             if int(line) == step:
@@ -54,16 +56,24 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def assert_same_end(one: Path, other: Path) -> None:
     ours, theirs = read_checkpoint(RunFolder(one).last), read_checkpoint(RunFolder(other).last)
     assert ours.tensors.keys() == theirs.tensors.keys()
-    different = [name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])]
+    different = [
+        name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])
+    ]
     assert not different
     assert ours.state["step"] == theirs.state["step"] == STEPS
     assert lines(one) == lines(other)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "workers"), [("fixmatch", 1), *((algorithm, 0) for algorithm in ALGORITHMS)])
-def test_a_killed_run_resumes_to_the_same_bits(algorithm: str, workers: int, tmp_path: Path) -> None:
-    """With a loader's worker once: batches are the same with any number of them, so that no algorithm can tell."""
+@pytest.mark.parametrize(
+    ("algorithm", "workers"), [("fixmatch", 1), *((algorithm, 0) for algorithm in ALGORITHMS)]
+)
+def test_a_killed_run_resumes_to_the_same_bits(
+    algorithm: str, workers: int, tmp_path: Path
+) -> None:
+    """With a loader's worker once: batches are the same with any number of them, so that no
+    algorithm can tell.
+    """
     experiment = small_run(algorithm, "gp", f"train.workers={workers}")
     step = random.Random().randrange(8, STEPS - 2)  # a different one every time: it must not matter
     kill_at(step, experiment, tmp_path / "killed", tmp_path)
@@ -89,10 +99,16 @@ def test_a_run_whose_scales_change_on_both_sides_of_the_break_ends_the_same(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("semigpc.refiners.tuning.STEPS", 6)  # looks at steps 4, 10, 16, 22, 28
-    experiment, whole, killed = small_run("fixmatch", "gp", f"refiner.engine={engine}"), tmp_path / "whole", tmp_path / "killed"
+    experiment, whole, killed = (
+        small_run("fixmatch", "gp", f"refiner.engine={engine}"),
+        tmp_path / "whole",
+        tmp_path / "killed",
+    )
     train(experiment, whole, listener=Copier(whole))
     scales = {
-        entry["step"]: (entry["length_scale"], entry["logit_scale"]) for entry in lines(whole) if entry["kind"] == "train"
+        entry["step"]: (entry["length_scale"], entry["logit_scale"])
+        for entry in lines(whole)
+        if entry["kind"] == "train"
     }
     assert len({found for step, found in scales.items() if step <= 12}) > 1
     assert len({found for step, found in scales.items() if step > 12}) > 1
@@ -105,7 +121,9 @@ def test_a_run_whose_scales_change_on_both_sides_of_the_break_ends_the_same(
 def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
     train(small_run("simmatch", "none"), tmp_path / "none")
     train(small_run("simmatch", "none", "train.workers=2"), tmp_path / "two")
-    ours, theirs = (read_checkpoint(RunFolder(tmp_path / name).last).part("model") for name in ("none", "two"))
+    ours, theirs = (
+        read_checkpoint(RunFolder(tmp_path / name).last).part("model") for name in ("none", "two")
+    )
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 

@@ -13,7 +13,13 @@ from semigpc.io.images import ArrayImages
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
 from semigpc.training import Listener, RunFolder, train
 from semigpc.training.metrics import Array
-from semigpc.training.run_log import CHECK_ROWS, CHECK_STEPS, Journal, PseudoLabelChecks, hardly_believed
+from semigpc.training.run_log import (
+    CHECK_ROWS,
+    CHECK_STEPS,
+    Journal,
+    PseudoLabelChecks,
+    hardly_believed,
+)
 from semigpc.types import Batch, PseudoLabels, StepOutput
 from tests.training.small_runs import small_run
 
@@ -29,14 +35,24 @@ def long_tail(ratio: float, n_classes: int = 10) -> Array:
 
 def balanced_splits() -> Splits:
     labels = np.repeat(np.arange(10), LABELED)
-    images, names = ArrayImages(np.zeros((len(labels), 1, 1, 3), dtype=np.uint8)), [str(i) for i in range(len(labels))]
+    images, names = (
+        ArrayImages(np.zeros((len(labels), 1, 1, 3), dtype=np.uint8)),
+        [str(i) for i in range(len(labels))],
+    )
     unlabeled = ImageSet(images, np.full(len(labels), -1), names)
     labeled = ImageSet(images, labels, names)
-    return Splits(labeled=labeled, unlabeled=unlabeled, unlabeled_truth=labels, class_names=tuple("abcdefghij"))
+    return Splits(
+        labeled=labeled,
+        unlabeled=unlabeled,
+        unlabeled_truth=labels,
+        class_names=tuple("abcdefghij"),
+    )
 
 
 def checks(algorithm: str = "fixmatch", refiner: str = "gp", **fixed: Any) -> PseudoLabelChecks:
-    settings = [f"refiner.{name}={scale}" for name, scale in {**SCALES, **fixed}.items() if refiner == "gp"]
+    settings = [
+        f"refiner.{name}={scale}" for name, scale in {**SCALES, **fixed}.items() if refiner == "gp"
+    ]
     return PseudoLabelChecks(small_run(algorithm, refiner, *settings), balanced_splits())
 
 
@@ -45,7 +61,9 @@ def window(coverage: float, *, steps: int = 50, shares: Any = None) -> dict[str,
     return {"window": steps, "coverage": coverage, "believed_counts": believed.astype(int).tolist()}
 
 
-def notes(of: PseudoLabelChecks, *windows: dict[str, Any], scales: dict[str, float] | None = None) -> list[str]:
+def notes(
+    of: PseudoLabelChecks, *windows: dict[str, Any], scales: dict[str, float] | None = None
+) -> list[str]:
     return [note for one in windows for note in of.add(one, SCALES if scales is None else scales)]
 
 
@@ -77,7 +95,9 @@ def test_every_label_accepted_is_noted_where_the_algorithm_has_a_threshold() -> 
     everything = [window(1.0)] * 4
     (note,) = notes(checks(), *everything)
     assert note.startswith("All but 1 in 1000 pseudo-labels were accepted in the last 200 steps")
-    assert note.endswith("lower refiner.logit_scale (now 11; auto chooses one) or raise algorithm.threshold (now 0.95).")
+    assert note.endswith(
+        "lower refiner.logit_scale (now 11; auto chooses one) or raise algorithm.threshold (now 0.95)."
+    )
     assert notes(checks(), *[window(0.99)] * 8) == []
     for algorithm in ("remixmatch", "freematch"):
         assert notes(checks(algorithm), *everything) == []
@@ -90,7 +110,9 @@ def test_scales_that_the_gp_chose_are_named_as_such() -> None:
 
 def test_without_a_gp_the_notes_name_none_of_its_settings() -> None:
     (note,) = notes(checks("fixmatch", "none"), *[window(0.0)] * 4, scales={})
-    assert note.endswith("To accept some, lower algorithm.threshold (now 0.95) or raise train.steps.")
+    assert note.endswith(
+        "To accept some, lower algorithm.threshold (now 0.95) or raise train.steps."
+    )
     (note,) = notes(checks("freematch", "none"), *[window(0.0)] * 4, scales={})
     assert note.endswith("To accept some, raise train.steps.")
     (note,) = notes(checks("fixmatch", "none"), *[window(1.0)] * 4, scales={})
@@ -108,13 +130,21 @@ def test_pseudo_labels_of_few_classes_are_noted_with_the_class_that_has_most() -
 
 
 def test_few_pseudo_labels_say_nothing_about_classes() -> None:
-    of_one = {"window": CHECK_STEPS, "coverage": 0.5, "believed_counts": [CHECK_ROWS * 10 - 1] + [0] * 9}
+    of_one = {
+        "window": CHECK_STEPS,
+        "coverage": 0.5,
+        "believed_counts": [CHECK_ROWS * 10 - 1] + [0] * 9,
+    }
     assert notes(checks(), of_one) == []
     assert len(notes(checks(), of_one, of_one)) == 1
 
 
-@pytest.mark.parametrize(("ratio", "n_classes"), [(1, 10), (100, 2), (100, 3), (100, 10), (1000, 10), (1000, 200)])
-def test_right_labels_of_a_long_tail_are_no_collapse_whether_the_labels_share_it_or_not(ratio: float, n_classes: int) -> None:
+@pytest.mark.parametrize(
+    ("ratio", "n_classes"), [(1, 10), (100, 2), (100, 3), (100, 10), (1000, 10), (1000, 200)]
+)
+def test_right_labels_of_a_long_tail_are_no_collapse_whether_the_labels_share_it_or_not(
+    ratio: float, n_classes: int
+) -> None:
     tail = long_tail(ratio, n_classes)
     assert hardly_believed(1e6 * tail, np.full(n_classes, 4)) is None
     assert hardly_believed(1e6 * tail, np.ceil(1e3 * tail)) is None
@@ -151,9 +181,15 @@ def test_a_run_notes_once_that_its_gp_accepts_nothing_also_when_it_is_resumed(
             train(experiment, tmp_path, resume=True, listener=Killed(at))
     train(experiment, tmp_path, resume=True)
     lines = [json.loads(line) for line in RunFolder(tmp_path).metrics.read_text().splitlines()]
-    about = [line for line in lines if line["kind"] == "note" and "Fewer than 1 in 1000" in line["message"]]
+    about = [
+        line
+        for line in lines
+        if line["kind"] == "note" and "Fewer than 1 in 1000" in line["message"]
+    ]
     assert [line["step"] for line in about] == [12], "4 steps of warm-up, then 8 without a label"
-    assert not any("far from" in line["message"] for line in lines if line["kind"] == "note"), "no label, no class"
+    assert not any("far from" in line["message"] for line in lines if line["kind"] == "note"), (
+        "no label, no class"
+    )
     trained = [line for line in lines if line["kind"] == "train"]
     assert {(line["length_scale"], line["logit_scale"]) for line in trained} == {(1e-3, 7.0)}
 
@@ -171,5 +207,10 @@ def test_scales_that_are_tensors_are_logged_as_they_are_and_not_as_means(
         journal.record(0, StepOutput(torch.tensor(loss), {}, pseudo), batch, rate=0.1, waited=0.0)
     journal.log(2)
     line = json.loads(RunFolder(tmp_path).metrics.read_text().splitlines()[0])
-    assert (line["kind"], line["loss"], line["length_scale"], line["logit_scale"]) == ("train", 1.5, 0.25, 12.0)
+    assert (line["kind"], line["loss"], line["length_scale"], line["logit_scale"]) == (
+        "train",
+        1.5,
+        0.25,
+        12.0,
+    )
     assert scales == {"length_scale": torch.tensor(0.25), "logit_scale": 12.0}

@@ -20,7 +20,9 @@ from tests.training.small_runs import small_run
 from tests.training.test_loop import entries
 
 
-def digits_with_strangers(folder: Path, *settings: str, refiner: str = "gp", marked: bool = True) -> Experiment:
+def digits_with_strangers(
+    folder: Path, *settings: str, refiner: str = "gp", marked: bool = True
+) -> Experiment:
     """Zeros to fours, of which twelve are labelled each, among unlabelled digits of all kinds."""
     digits = load_digits()
     pixels, labels = np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target
@@ -48,7 +50,15 @@ def slow_auroc(folder: Path, data: Any) -> float:
     """Of the variance by the last checkpoint's network and GP, pair by pair."""
     run = load_run(folder, "last")
     assert run.gp is not None
-    pixels = torch.from_numpy(data["x_unlabeled"]).float().div(255).sub(0.5).div(0.5).unsqueeze(1).expand(-1, 3, -1, -1)
+    pixels = (
+        torch.from_numpy(data["x_unlabeled"])
+        .float()
+        .div(255)
+        .sub(0.5)
+        .div(0.5)
+        .unsqueeze(1)
+        .expand(-1, 3, -1, -1)
+    )
     with torch.no_grad():
         variance = run.gp.engine.variance(run.gp.placement.features(run.network(pixels)))
     pairs = variance[~data["unlabeled_out"]].unsqueeze(1) < variance[data["unlabeled_out"]]
@@ -57,7 +67,9 @@ def slow_auroc(folder: Path, data: Any) -> float:
 
 @pytest.mark.slow
 def test_every_evaluation_says_how_well_strangers_are_told_apart(tmp_path: Path) -> None:
-    experiment = digits_with_strangers(tmp_path, "train.eval_batch=64", "refiner.confidence=variance")
+    experiment = digits_with_strangers(
+        tmp_path, "train.eval_batch=64", "refiner.confidence=variance"
+    )
     train(experiment, tmp_path / "run")
     found = entries(tmp_path / "run", "screening")
     assert [entry["step"] for entry in found] == [10, 20, 30]
@@ -66,7 +78,10 @@ def test_every_evaluation_says_how_well_strangers_are_told_apart(tmp_path: Path)
         f"auroc_{name}" for name in ("linear", "max_softmax", "variance", "expected")
     }
     data = np.load(tmp_path / "strangers.npz")
-    assert (last["n_in"], last["n_out"]) == (int((~data["unlabeled_out"]).sum()), int(data["unlabeled_out"].sum()))
+    assert (last["n_in"], last["n_out"]) == (
+        int((~data["unlabeled_out"]).sum()),
+        int(data["unlabeled_out"].sum()),
+    )
     assert last["auroc_variance"] == pytest.approx(slow_auroc(tmp_path / "run", data), abs=1e-3)
     run = read_run(tmp_path / "run")
     assert run.screening[-1] == last
@@ -75,7 +90,10 @@ def test_every_evaluation_says_how_well_strangers_are_told_apart(tmp_path: Path)
     assert f"{last['auroc_variance']:.3f}" in page
     table = screening_table(last)
     assert [len(column._cells) for column in table.columns] == [4, 4]
-    assert table.caption == f"{last['n_in']} unlabelled images of the classes, {last['n_out']} of none, step 30"
+    assert (
+        table.caption
+        == f"{last['n_in']} unlabelled images of the classes, {last['n_out']} of none, step 30"
+    )
 
 
 def test_without_a_gp_only_the_network_is_asked(tmp_path: Path) -> None:
@@ -96,7 +114,9 @@ def test_screening_draws_nothing_that_training_would(tmp_path: Path) -> None:
     """The same losses with it and without."""
     losses: list[list[Any]] = []
     for marked in (True, False):
-        experiment = digits_with_strangers(tmp_path, "train.steps=12", "train.eval_steps=4", marked=marked)
+        experiment = digits_with_strangers(
+            tmp_path, "train.steps=12", "train.eval_steps=4", marked=marked
+        )
         before = torch.get_rng_state()
         train(experiment, tmp_path / f"run_{marked}")
         assert torch.equal(torch.get_rng_state(), before)
@@ -106,7 +126,11 @@ def test_screening_draws_nothing_that_training_would(tmp_path: Path) -> None:
 
 def test_the_auroc_is_the_chance_that_one_of_the_classes_scores_higher() -> None:
     outside = np.array([True, False, False, True])
-    scores = {"good": np.array([0.1, 0.5, 0.9, 0.2]), "none": np.ones(4), "half": np.array([0.3, 0.5, 0.1, 0.3])}
+    scores = {
+        "good": np.array([0.1, 0.5, 0.9, 0.2]),
+        "none": np.ones(4),
+        "half": np.array([0.3, 0.5, 0.1, 0.3]),
+    }
     assert in_class_auroc(scores, outside) == {"good": 1.0, "none": 0.5, "half": 0.5}
 
 

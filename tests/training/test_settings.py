@@ -3,7 +3,14 @@ import json
 import pytest
 
 from semigpc.algorithms import SimMatchConfig
-from semigpc.refiners import AutoOptions, EnsembleOptions, ExactOptions, GPConfig, LowRankOptions, MatrixFreeOptions
+from semigpc.refiners import (
+    AutoOptions,
+    EnsembleOptions,
+    ExactOptions,
+    GPConfig,
+    LowRankOptions,
+    MatrixFreeOptions,
+)
 from semigpc.refiners.engines import ENGINES, EngineOptions
 from semigpc.training import Experiment, SettingError, TrainConfig
 from semigpc.training.experiment import override_all
@@ -15,7 +22,9 @@ def test_an_experiment_survives_json() -> None:
     assert Experiment.from_plain(json.loads(json.dumps(experiment.to_plain()))) == experiment
 
 
-@pytest.mark.parametrize("engine", [*(kind() for kind in ENGINES.values()), LowRankOptions(rank=9, dtype="float64")])
+@pytest.mark.parametrize(
+    "engine", [*(kind() for kind in ENGINES.values()), LowRankOptions(rank=9, dtype="float64")]
+)
 def test_an_engine_survives_json_with_its_options(engine: EngineOptions) -> None:
     experiment = Experiment(refiner=GPConfig(engine=engine))
     plain = json.loads(json.dumps(experiment.to_plain()))
@@ -51,23 +60,32 @@ def test_settings_reach_the_part_they_name(assignment: str, value: object) -> No
         (["refiner.engine.rank=64"], AutoOptions(rank=64)),
         (["refiner.engine=lowrank", "refiner.engine.rank=64"], LowRankOptions(rank=64)),
         (["refiner.engine.rank=64", "refiner.engine=lowrank"], LowRankOptions(rank=64)),
-        (['refiner.engine="lowrank"', "refiner.engine.dtype=float64"], LowRankOptions(dtype="float64")),
+        (
+            ['refiner.engine="lowrank"', "refiner.engine.dtype=float64"],
+            LowRankOptions(dtype="float64"),
+        ),
         (["refiner.engine.name=ensemble", "refiner.engine.members=3"], EnsembleOptions(members=3)),
         (["refiner.engine=ensemble", "refiner.engine=matrix_free"], MatrixFreeOptions()),
     ],
 )
-def test_an_engine_is_chosen_by_name_and_its_options_are_set_in_any_order(settings: list[str], options: EngineOptions) -> None:
+def test_an_engine_is_chosen_by_name_and_its_options_are_set_in_any_order(
+    settings: list[str], options: EngineOptions
+) -> None:
     assert digits().override(settings).refiner.engine == options
 
 
 def test_choosing_the_engine_that_there_is_keeps_its_options() -> None:
     experiment = digits().override(["refiner.engine=lowrank", "refiner.engine.rank=64"])
-    assert experiment.override(["refiner.engine=lowrank", "seed=3"]).refiner.engine == LowRankOptions(rank=64)
+    assert experiment.override(
+        ["refiner.engine=lowrank", "seed=3"]
+    ).refiner.engine == LowRankOptions(rank=64)
     assert experiment.override(["refiner.engine=auto"]).refiner.engine == AutoOptions()
 
 
 def test_settings_of_an_engine_concern_the_experiments_with_a_gp() -> None:
-    changed = override_all([digits(), digits(refiner="none")], ["refiner.engine=lowrank", "refiner.engine.rank=64"])
+    changed = override_all(
+        [digits(), digits(refiner="none")], ["refiner.engine=lowrank", "refiner.engine.rank=64"]
+    )
     assert changed[0].refiner.engine == LowRankOptions(rank=64)
     assert changed[1] == digits(refiner="none")
 
@@ -84,8 +102,14 @@ def test_later_settings_win() -> None:
         ("refiner.lenght_scale=1", r"did you mean 'refiner\.length_scale'\?"),
         ("train.lr", r"written key=value"),
         ("train.lr=fast", r'train\.lr must be a valid number; got "fast"'),
-        ("refiner.logit_scale=often", r"refiner\.logit_scale must be a valid number, or 'auto'; got \"often\""),
-        ("refiner.length_scale=null", r"refiner\.length_scale must be a valid number, or 'auto'; got null"),
+        (
+            "refiner.logit_scale=often",
+            r"refiner\.logit_scale must be a valid number, or 'auto'; got \"often\"",
+        ),
+        (
+            "refiner.length_scale=null",
+            r"refiner\.length_scale must be a valid number, or 'auto'; got null",
+        ),
         ("train.steps=1.5", r"train\.steps must be a valid integer; got 1\.5"),
         ("train.steps=true", r"train\.steps must be a valid integer; got true"),
         ("train.optimizer=adam", r"train\.optimizer must be 'adamw' or 'sgd'; got \"adam\""),
@@ -97,16 +121,37 @@ def test_later_settings_win() -> None:
         ("algorithm.threshold=7", r"algorithm: threshold must lie in \[0, 1\]; got 7\.0"),
         ("algorithm.temperature=0", r"algorithm: temperature must be positive"),
         ("algorithm.unlabeled_weight=-1", r"algorithm: unlabeled_weight must not be negative"),
-        ("algorithm.rotation_weight=1", r"algorithm\.rotation_weight belongs to algorithm=remixmatch; the run has algorithm="),
-        ("refiner.engine=lowrnk", r"unknown refiner\.engine 'lowrnk'; did you mean 'lowrank'\? Known: auto, ensemble, exact"),
+        (
+            "algorithm.rotation_weight=1",
+            r"algorithm\.rotation_weight belongs to algorithm=remixmatch; the run has algorithm=",
+        ),
+        (
+            "refiner.engine=lowrnk",
+            r"unknown refiner\.engine 'lowrnk'; did you mean 'lowrank'\? Known: auto, ensemble, exact",
+        ),
         ("refiner.engine=5", r"unknown refiner\.engine '5'"),
-        ("refiner.engine.members=3", r"refiner\.engine\.members belongs to engine=ensemble; the run has engine=auto\."),
-        ("refiner.engine.rnk=3", r"unknown setting 'refiner\.engine\.rnk'; did you mean 'refiner\.engine\.rank'\?"),
+        (
+            "refiner.engine.members=3",
+            r"refiner\.engine\.members belongs to engine=ensemble; the run has engine=auto\.",
+        ),
+        (
+            "refiner.engine.rnk=3",
+            r"unknown setting 'refiner\.engine\.rnk'; did you mean 'refiner\.engine\.rank'\?",
+        ),
         ("refiner.engine.rank=many", r'refiner\.engine\.rank must be a valid integer; got "many"'),
         ("refiner.engine.rank=0", r"refiner\.engine: rank must be at least 1; got 0"),
-        ("refiner.engine.rank.x=0", r"unknown setting 'refiner\.engine\.rank\.x'; did you mean 'refiner\.engine\.rank'\?"),
-        ("refiner.rank=64", r"unknown setting 'refiner\.rank'; did you mean 'refiner\.engine\.rank'\?"),
-        ("refiner.members=3", r"unknown setting 'refiner\.members'; did you mean 'refiner\.engine\.members'\?"),
+        (
+            "refiner.engine.rank.x=0",
+            r"unknown setting 'refiner\.engine\.rank\.x'; did you mean 'refiner\.engine\.rank'\?",
+        ),
+        (
+            "refiner.rank=64",
+            r"unknown setting 'refiner\.rank'; did you mean 'refiner\.engine\.rank'\?",
+        ),
+        (
+            "refiner.members=3",
+            r"unknown setting 'refiner\.members'; did you mean 'refiner\.engine\.members'\?",
+        ),
         ("seed=1.5", r"seed must be a valid integer"),
     ],
 )
@@ -124,7 +169,9 @@ def test_a_wrong_setting_is_answered_with_the_right_one(assignment: str, message
         ("simmatch", ["algorithm.bank=teacher", "train.ema=0"], "needs a moving average"),
     ],
 )
-def test_combinations_that_make_no_sense_are_refused(algorithm: str, settings: list[str], message: str) -> None:
+def test_combinations_that_make_no_sense_are_refused(
+    algorithm: str, settings: list[str], message: str
+) -> None:
     with pytest.raises(SettingError, match=message):
         digits(algorithm=algorithm).override(settings)
 
@@ -141,11 +188,31 @@ def test_configs_of_another_kind_are_refused() -> None:
         ("train", 5, r"train is a group of settings"),
         ("train", {"lr": float("nan")}, r"train\.lr must be a number of at most .*; got nan"),
         ("train", {"lr": float("inf")}, r"train\.lr must be a number of at most .*; got inf"),
-        ("train", {"steps": 10**400}, r"train\.steps must be a number of at most 1e\+300 in size; got 10000"),
-        ("train", {"optimizer": ["sgd"]}, r"train\.optimizer must be 'adamw' or 'sgd'; got \[\"sgd\"\]"),
-        ("algorithm", "fixmatch", r"algorithm must be a group of settings, of which one is its name"),
-        ("algorithm", {"threshold": 0.5}, r"algorithm must be a group of settings, of which one is its name"),
-        ("algorithm", {"name": ["fixmatch"]}, r"algorithm must be a group of settings, of which one is its name"),
+        (
+            "train",
+            {"steps": 10**400},
+            r"train\.steps must be a number of at most 1e\+300 in size; got 10000",
+        ),
+        (
+            "train",
+            {"optimizer": ["sgd"]},
+            r"train\.optimizer must be 'adamw' or 'sgd'; got \[\"sgd\"\]",
+        ),
+        (
+            "algorithm",
+            "fixmatch",
+            r"algorithm must be a group of settings, of which one is its name",
+        ),
+        (
+            "algorithm",
+            {"threshold": 0.5},
+            r"algorithm must be a group of settings, of which one is its name",
+        ),
+        (
+            "algorithm",
+            {"name": ["fixmatch"]},
+            r"algorithm must be a group of settings, of which one is its name",
+        ),
         ("augment", None, r"augment is a group of settings"),
         ("seed", "x" * 1000, r'seed must be a valid integer; got "x{79}\.\.\.'),
         ("sead", 1, r"unknown setting 'sead'; did you mean 'seed'\?"),
@@ -160,15 +227,33 @@ def test_a_config_file_that_was_edited_is_refused(key: str, value: object, messa
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        ("lowrank", r"refiner\.engine must be a group of settings, of which one is its name; got 'lowrank'"),
+        (
+            "lowrank",
+            r"refiner\.engine must be a group of settings, of which one is its name; got 'lowrank'",
+        ),
         (None, r"refiner\.engine must be a group of settings, of which one is its name; got None"),
         ({"rank": 3}, r"refiner\.engine must be a group of settings, of which one is its name"),
-        ({"name": ["lowrank"]}, r"refiner\.engine must be a group of settings, of which one is its name"),
+        (
+            {"name": ["lowrank"]},
+            r"refiner\.engine must be a group of settings, of which one is its name",
+        ),
         ({"name": "exakt"}, r"unknown refiner\.engine 'exakt'; did you mean 'exact'\?"),
-        ({"name": "exact", "rank": 3}, r"refiner\.engine\.rank belongs to engine=auto or lowrank or matrix_free; the run has"),
-        ({"name": "lowrank", "rank": "x"}, r'refiner\.engine\.rank must be a valid integer; got "x"'),
-        ({"name": "lowrank", "dtype": "half"}, r"refiner\.engine\.dtype must be 'float32' or 'float64'; got \"half\""),
-        ({"name": "matrix_free", "tolerance": [1]}, r"refiner\.engine\.tolerance must be a valid number; got \[1\]"),
+        (
+            {"name": "exact", "rank": 3},
+            r"refiner\.engine\.rank belongs to engine=auto or lowrank or matrix_free; the run has",
+        ),
+        (
+            {"name": "lowrank", "rank": "x"},
+            r'refiner\.engine\.rank must be a valid integer; got "x"',
+        ),
+        (
+            {"name": "lowrank", "dtype": "half"},
+            r"refiner\.engine\.dtype must be 'float32' or 'float64'; got \"half\"",
+        ),
+        (
+            {"name": "matrix_free", "tolerance": [1]},
+            r"refiner\.engine\.tolerance must be a valid number; got \[1\]",
+        ),
     ],
 )
 def test_an_engine_that_was_edited_is_refused(engine: object, message: str) -> None:

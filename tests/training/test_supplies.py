@@ -24,7 +24,10 @@ def test_runs_that_share_their_data_end_with_the_same_bits_as_alone(tmp_path: Pa
         alone = train(experiment, tmp_path / algorithm / "alone")
         shared = train(experiment, tmp_path / algorithm / "shared", cache=cache)
         assert shared["results"] == alone["results"]
-        found, expected = weights(tmp_path / algorithm / "shared"), weights(tmp_path / algorithm / "alone")
+        found, expected = (
+            weights(tmp_path / algorithm / "shared"),
+            weights(tmp_path / algorithm / "alone"),
+        )
         assert all(found[name].equal(value) for name, value in expected.items())
 
 

@@ -26,12 +26,18 @@ from tests.training.small_runs import small_run
 BUDGET = {"exact": 6, "lowrank": 8, "ensemble": 8}
 COPIES = {"exact": 4, "lowrank": 5, "ensemble": 7}  # in a step that chooses no landmarks
 SMALL_BYTES = 1024
-ROWS, BATCH, COUNTED = 256, 8, 8  # 32 steps to fill; landmarks are chosen whenever the rows have doubled
+ROWS, BATCH, COUNTED = (
+    256,
+    8,
+    8,
+)  # 32 steps to fill; landmarks are chosen whenever the rows have doubled
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step waits for and copies, after its ``batch`` was copied; ``tensors`` is how many that has."""
+    """What one step waits for and copies, after its ``batch`` was copied; ``tensors`` is how many
+    that has.
+    """
 
     waits: Counter[tuple[str, str]]
     copies: list[Copy]
@@ -40,14 +46,33 @@ class Step:
 
 
 def steps_of(
-    gpu: PretendDevice, algorithm: str, engine: str, folder: Path, *settings: str, addon: str = "none"
+    gpu: PretendDevice,
+    algorithm: str,
+    engine: str,
+    folder: Path,
+    *settings: str,
+    addon: str = "none",
 ) -> Iterator[Step]:
-    """The steps of a run as training/loop.py takes them, without logging, evaluation and checkpoints."""
-    refiner = ["refiner.warmup_steps=0", f"refiner.buffer_size={ROWS}", f"refiner.engine={engine}"] if engine != "none" else []
+    """The steps of a run as training/loop.py takes them, without logging, evaluation and
+    checkpoints.
+    """
+    refiner = (
+        ["refiner.warmup_steps=0", f"refiner.buffer_size={ROWS}", f"refiner.engine={engine}"]
+        if engine != "none"
+        else []
+    )
     if engine == "ensemble":
         refiner.append("refiner.engine.members=2")
-    schedule = [f"train.labeled_batch={BATCH}", "train.epoch_steps=3", "train.steps=120", "train.ema=0.999", "train.workers=0"]
-    experiment = small_run(algorithm, "none" if engine == "none" else "gp", *schedule, *refiner, *settings)
+    schedule = [
+        f"train.labeled_batch={BATCH}",
+        "train.epoch_steps=3",
+        "train.steps=120",
+        "train.ema=0.999",
+        "train.workers=0",
+    ]
+    experiment = small_run(
+        algorithm, "none" if engine == "none" else "gp", *schedule, *refiner, *settings
+    )
     experiment = replace(experiment, addon=ADDONS[addon].config())
     fabric = build_fabric(experiment)
     torch.manual_seed(0)
@@ -74,17 +99,26 @@ def waits_of(steps: list[Step]) -> Counter[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", BUDGET)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_step_with_a_gp_stays_within_its_budget(algorithm: str, engine: str, gpu: PretendDevice, tmp_path: Path) -> None:
+def test_a_step_with_a_gp_stays_within_its_budget(
+    algorithm: str, engine: str, gpu: PretendDevice, tmp_path: Path
+) -> None:
     steps = steps_of(gpu, algorithm, engine, tmp_path)
-    for phase in (islice(steps, ROWS // BATCH), islice(steps, COUNTED)):  # while the buffer fills, and full
+    for phase in (
+        islice(steps, ROWS // BATCH),
+        islice(steps, COUNTED),
+    ):  # while the buffer fills, and full
         counted = list(phase)
         waits = waits_of(counted)
         assert waits.total() <= BUDGET[engine] * len(counted), waits.most_common()
 
 
-@pytest.mark.parametrize("setting", ["refiner.role=classifier", "refiner.confidence=expected", "train.clip_norm=1"])
+@pytest.mark.parametrize(
+    "setting", ["refiner.role=classifier", "refiner.confidence=expected", "train.clip_norm=1"]
+)
 @pytest.mark.parametrize("algorithm", ["fixmatch", "remixmatch", "simmatch"])
-def test_other_uses_of_the_gp_stay_within_it_too(algorithm: str, setting: str, gpu: PretendDevice, tmp_path: Path) -> None:
+def test_other_uses_of_the_gp_stay_within_it_too(
+    algorithm: str, setting: str, gpu: PretendDevice, tmp_path: Path
+) -> None:
     steps = steps_of(gpu, algorithm, "exact", tmp_path, setting)
     counted = list(islice(steps, ROWS // BATCH, ROWS // BATCH + COUNTED))
     waits = waits_of(counted)
@@ -92,13 +126,23 @@ def test_other_uses_of_the_gp_stay_within_it_too(algorithm: str, setting: str, g
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_step_without_a_refiner_waits_for_its_loss_alone(algorithm: str, gpu: PretendDevice, tmp_path: Path) -> None:
-    for step in islice(steps_of(gpu, algorithm, "none", tmp_path), 1, 8):  # the first copies the true labels to count with
-        assert [where.partition(":")[0] for _, where in step.waits.elements()] == ["training/loop.py"]
+def test_a_step_without_a_refiner_waits_for_its_loss_alone(
+    algorithm: str, gpu: PretendDevice, tmp_path: Path
+) -> None:
+    for step in islice(
+        steps_of(gpu, algorithm, "none", tmp_path), 1, 8
+    ):  # the first copies the true labels to count with
+        assert [where.partition(":")[0] for _, where in step.waits.elements()] == [
+            "training/loop.py"
+        ]
 
 
-@pytest.mark.parametrize("settings", [("refiner.class_prior=frequency",), ("refiner.balanced=true",)])
-def test_class_prior_and_balance_cost_no_synchronisation(settings: tuple[str, ...], gpu: PretendDevice, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings", [("refiner.class_prior=frequency",), ("refiner.balanced=true",)]
+)
+def test_class_prior_and_balance_cost_no_synchronisation(
+    settings: tuple[str, ...], gpu: PretendDevice, tmp_path: Path
+) -> None:
     plain, other = (
         list(islice(steps_of(gpu, "fixmatch", "exact", tmp_path, *each), 8, 12))
         for each in (("refiner.class_prior=none",), settings)
@@ -109,7 +153,9 @@ def test_class_prior_and_balance_cost_no_synchronisation(settings: tuple[str, ..
 def test_scales_that_follow_the_features_wait_at_a_look_alone(
     gpu: PretendDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There once for l, and once to check the views; what a rebuild of the engine waits for comes on top, where l changes."""
+    """There once for l, and once to check the views; what a rebuild of the engine waits for comes
+    on top, where l changes.
+    """
     monkeypatch.setattr("semigpc.refiners.tuning.STEPS", 4)  # looks at steps 1, 5, 9
     fixed, auto = (
         list(islice(steps_of(gpu, "fixmatch", "exact", tmp_path, *each), 10))
@@ -120,22 +166,29 @@ def test_scales_that_follow_the_features_wait_at_a_look_alone(
     for waits in more:
         rooms = Counter(where.partition(":")[0] for _, where in waits.elements())
         assert rooms["refiners/tuning.py"] <= 1, waits
-        assert set(rooms) <= {"refiners/tuning.py", "gp/engine.py", "gp/exact.py", "gp/tiles.py"}, waits
+        assert set(rooms) <= {"refiners/tuning.py", "gp/engine.py", "gp/exact.py", "gp/tiles.py"}, (
+            waits
+        )
         assert waits.total() <= BUDGET["exact"], waits
 
 
-@pytest.mark.parametrize("addon", ["daso", "saw", "abc", "debiaspl", "effective_number", "logit_adjustment", "crest_plus"])
+@pytest.mark.parametrize(
+    "addon",
+    ["daso", "saw", "abc", "debiaspl", "effective_number", "logit_adjustment", "crest_plus"],
+)
 def test_add_ons_wait_for_nothing(addon: str, gpu: PretendDevice, tmp_path: Path) -> None:
     steps = steps_of(gpu, "fixmatch", "none", tmp_path, addon=addon)
     counted = list(islice(steps, 10, 12))  # no first step of an epoch, in which SAW counts
     assert waits_of(counted).total() == len(counted), waits_of(counted)
 
 
-# Copies to the device ---------------------------------------------------------------------------------------------------
+# Copies to the device -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_each_tensor_of_a_batch_is_copied_once_from_pinned_memory(algorithm: str, gpu: PretendDevice, tmp_path: Path) -> None:
+def test_each_tensor_of_a_batch_is_copied_once_from_pinned_memory(
+    algorithm: str, gpu: PretendDevice, tmp_path: Path
+) -> None:
     for step in islice(steps_of(gpu, algorithm, "none", tmp_path), 1, 3):
         assert len(step.batch) == step.tensors
         assert all(copy.non_blocking and copy.pinned for copy in step.batch), step.batch
@@ -144,7 +197,9 @@ def test_each_tensor_of_a_batch_is_copied_once_from_pinned_memory(algorithm: str
 
 
 @pytest.mark.parametrize("engine", COPIES)
-def test_a_gp_copies_only_slots_and_class_shares(engine: str, gpu: PretendDevice, tmp_path: Path) -> None:
+def test_a_gp_copies_only_slots_and_class_shares(
+    engine: str, gpu: PretendDevice, tmp_path: Path
+) -> None:
     steps = steps_of(gpu, "fixmatch", engine, tmp_path)
     for step in islice(steps, ROWS // BATCH, ROWS // BATCH + 3):
         assert len(step.copies) <= COPIES[engine], step.copies

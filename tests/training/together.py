@@ -1,4 +1,6 @@
-"""Two processes on gloo that run several jobs in one start: importing torch twice is the largest cost of such a test."""
+"""Two processes on gloo that run several jobs in one start: importing torch twice is the largest
+cost of such a test.
+"""
 
 import json
 import os
@@ -17,7 +19,9 @@ SECONDS = 500  # time limit on a busy machine; on a quiet one it takes a tenth
 WITHOUT_BATCH_NORM = ("model.name=test_vit", "model.image_size=8", "model.patch_size=4")
 
 
-def start_all(module: str, *arguments: str, n: int = 2, only_last: Sequence[str] = ()) -> "list[subprocess.Popen[str]]":
+def start_all(
+    module: str, *arguments: str, n: int = 2, only_last: Sequence[str] = ()
+) -> "list[subprocess.Popen[str]]":
     """Start ``python -m module arguments`` as ranks 0 to n - 1 of one group, as torchrun does.
 
     ``only_last`` are further arguments of the last rank.
@@ -29,7 +33,11 @@ def start_all(module: str, *arguments: str, n: int = 2, only_last: Sequence[str]
     return [
         subprocess.Popen(
             [sys.executable, "-m", module, *arguments, *(only_last if rank == n - 1 else ())],
-            env=os.environ | {key: str(value) for key, value in (group | {"RANK": rank, "LOCAL_RANK": rank}).items()},
+            env=os.environ
+            | {
+                key: str(value)
+                for key, value in (group | {"RANK": rank, "LOCAL_RANK": rank}).items()
+            },
             cwd=ROOT,
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -59,8 +67,8 @@ def run_all(module: str, *arguments: str, n: int = 2) -> None:
 def main(jobs: list[dict[str, Any]]) -> None:
     """Train one experiment after the other; the process group stays.
 
-    A job may ``stop_at`` a step, by Ctrl-C on the first process alone, or have settings that ``differ`` on the second; what is
-    then raised goes to a file of each process.
+    A job may ``stop_at`` a step, by Ctrl-C on the first process alone, or have settings that
+    ``differ`` on the second; what is then raised goes to a file of each process.
     """
     from semigpc.training import Experiment, Listener, Stopped, train
     from semigpc.training.processes import ProcessesError, join
@@ -74,12 +82,20 @@ def main(jobs: list[dict[str, Any]]) -> None:
     for job in jobs:
         experiment, path = Experiment.from_plain(job["experiment"]), Path(job["path"])
         if "precision" in job:
-            experiment = replace(experiment, train=replace(experiment.train, precision=job["precision"]))
+            experiment = replace(
+                experiment, train=replace(experiment.train, precision=job["precision"])
+            )
         if rank:
             experiment = experiment.override(job.get("differ", []))
         fabric = fabric or join(experiment)
         try:
-            train(experiment, path, resume=job.get("resume", False), fabric=fabric, listener=None if rank else Impatient())
+            train(
+                experiment,
+                path,
+                resume=job.get("resume", False),
+                fabric=fabric,
+                listener=None if rank else Impatient(),
+            )
         except (Stopped, ProcessesError) as error:
             path.with_name(f"{path.name}-{rank}.txt").write_text(str(error))
 

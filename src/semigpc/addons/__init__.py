@@ -1,7 +1,8 @@
 """Add-ons: what the field puts on top of an algorithm against imbalance, one file each.
 
-An algorithm calls its add-on at fixed points (:class:`AddOn` lists them) and knows none by name. To add one, write a file with
-a frozen config (a subclass of :class:`AddOnConfig`) and a subclass of :class:`AddOn`, and list it in ``ADDONS``.
+An algorithm calls its add-on at fixed points (:class:`AddOn` lists them) and knows none by name. To
+add one, write a file with a frozen config (a subclass of :class:`AddOnConfig`) and a subclass of
+:class:`AddOn`, and list it in ``ADDONS``.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""CoSSL (Fan et al., 2022): a balanced head on the moving average's features labels for the network that makes them."""
+"""CoSSL (Fan et al., 2022): a balanced head on the moving average's features labels for the network
+that makes them.
+"""
 
 import math
 from dataclasses import dataclass
@@ -19,17 +21,18 @@ BETA = 0.75  # both parameters of the Beta distribution that mixing weights are 
 class CoSSLConfig(AddOnConfig):
     """Options of CoSSL.
 
-    A class without labels is left out of the head's start, and a note says so; nothing else changes for it.
+    A class without labels is left out of the head's start, and a note says so; nothing else changes
+    for it.
 
     Args:
-        warmup: share of training that the algorithm spends alone; 400 of 500 epochs in the original. A run of fewer than
-            1 / (1 - warmup) steps never gets further.
+        warmup: share of training that the algorithm spends alone; 400 of 500 epochs in the
+            original. A run of fewer than 1 / (1 - warmup) steps never gets further.
         head_rate: learning rate of the head's Adam.
         head_decay: its weight decay, which leaves the bias alone.
         head_momentum: of the head's moving average.
         least_own: the least share of its own that an enhanced feature keeps, r ~ U(least_own, 1).
-        start_steps: batches that the head starts with; 10 epochs of 500 in the original, which the moving average needs to
-            forget where it came from.
+        start_steps: batches that the head starts with; 10 epochs of 500 in the original, which the
+            moving average needs to forget where it came from.
     """
 
     needs_average: ClassVar[bool] = True
@@ -53,10 +56,12 @@ class CoSSLConfig(AddOnConfig):
 
 
 class BalancedHead(HostState):
-    """z = W h + b, trained by Adam with gradients written out, so that none reaches a network; and its moving average.
+    """z = W h + b, trained by Adam with gradients written out, so that none reaches a network; and
+    its moving average.
 
-    The bias is the last column of ``weights`` (C, D + 1), which start as nn.Linear's do. Everything is a buffer: no optimiser
-    of the run finds it, and a checkpoint has all of it. A step costs O(B C D).
+    The bias is the last column of ``weights`` (C, D + 1), which start as nn.Linear's do. Everything
+    is a buffer: no optimiser of the run finds it, and a checkpoint has all of it. A step costs O(B
+    C D).
 
     Args:
         config: rate, decay and momentum. n_features: D. n_classes: C.
@@ -81,7 +86,9 @@ class BalancedHead(HostState):
 
     @torch.no_grad()
     def learn(self, features: Tensor, y: Tensor) -> None:
-        """One step down mean_b H(W h_b + b, y_b), features (B, D), y (B,); then the average follows."""
+        """One step down mean_b H(W h_b + b, y_b), features (B, D), y (B,); then the average
+        follows.
+        """
         config, (beta1, beta2) = self.config, BETAS
         errors = torch.softmax(affine(self.weights, features), dim=1)  # (B, C)
         errors.scatter_add_(1, y.unsqueeze(1), errors.new_full((len(y), 1), -1))
@@ -102,18 +109,22 @@ def affine(weights: Tensor, features: Tensor) -> Tensor:
 
 
 class CoSSL(AddOn):
-    """After the warm-up, weak views are judged by the moving average's features and a head of its own: z_w = W h_teacher + b.
+    """After the warm-up, weak views are judged by the moving average's features and a head of its
+    own: z_w = W h_teacher + b.
 
-    The head learns in every step, after it has judged, by cross-entropy on features of the class-balanced batch. With
-    probability (n_max - n_y) / n_max, of the row's own class y, a feature is enhanced: f = r f_x + (1 - r) f_u, r ~ U(0.6, 1),
-    label y; f_u is a feature of any training image, labelled or not, taken from those of this step. Nothing of it reaches
-    the network. It starts on a balanced set of all features (:func:`balanced_features`), with a fresh Adam afterwards. As in
-    the original, pseudo-labels come from the head itself, evaluation from its moving average. Unlike there, the head sees
-    weak views where those are strong, and un-augmented images as it starts.
+    The head learns in every step, after it has judged, by cross-entropy on features of the
+    class-balanced batch. With probability (n_max - n_y) / n_max, of the row's own class y, a
+    feature is enhanced: f = r f_x + (1 - r) f_u, r ~ U(0.6, 1), label y; f_u is a feature of any
+    training image, labelled or not, taken from those of this step. Nothing of it reaches the
+    network. It starts on a balanced set of all features (:func:`balanced_features`), with a fresh
+    Adam afterwards. As in the original, pseudo-labels come from the head itself, evaluation from
+    its moving average. Unlike there, the head sees weak views where those are strong, and
+    un-augmented images as it starts.
 
-    Draws, in a step: partners, whether to enhance, r; as it starts: see there, then a permutation for each pass. A step after
-    the warm-up costs a pass of the moving average over U + 2 B images more, without gradient; the start a pass over all
-    images and ``start_steps`` steps of the head, a second or so.
+    Draws, in a step: partners, whether to enhance, r; as it starts: see there, then a permutation
+    for each pass. A step after the warm-up costs a pass of the moving average over U + 2 B images
+    more, without gradient; the start a pass over all images and ``start_steps`` steps of the head,
+    a second or so.
     """
 
     answers = True
@@ -142,17 +153,27 @@ class CoSSL(AddOn):
         labeled, y, unlabeled = survey.labeled.features, survey.y, survey.unlabeled.features
         n_classes = self.task.n_classes
         if missing := (torch.bincount(y, minlength=n_classes) == 0).nonzero().flatten().tolist():
-            self.note(f"CoSSL: no labelled features of class {', '.join(map(str, missing))}; the head starts without.")
+            self.note(
+                f"CoSSL: no labelled features of class {', '.join(map(str, missing))}; the head starts without."
+            )
         like = self.head.weights
         features, classes = balanced_features(labeled.to(like), y, unlabeled.to(like), n_classes)
         size = min(self.task.labeled_batch, len(features))
         batches: list[Tensor] = []
         for _ in range(self.config.start_steps):
             if not batches:  # whole batches of a fresh permutation, as many as there are
-                batches = list(torch.randperm(len(features)).to(y.device)[: len(features) // size * size].split(size))
+                batches = list(
+                    torch.randperm(len(features))
+                    .to(y.device)[: len(features) // size * size]
+                    .split(size)
+                )
             rows = batches.pop(0)
             self.head.learn(features[rows], classes[rows])
-        for moment in (self.head.first, self.head.second, self.head.updates):  # a fresh Adam from here
+        for moment in (
+            self.head.first,
+            self.head.second,
+            self.head.updates,
+        ):  # a fresh Adam from here
             moment.zero_()
         self.active.fill_(True)
 
@@ -162,7 +183,9 @@ class CoSSL(AddOn):
             return output
         batch, balanced = step.batch, step.batch.balanced
         if balanced is None:
-            raise ValueError("CoSSL must have a class-balanced batch in every step; Batch.balanced is None. Draw one with it.")
+            raise ValueError(
+                "CoSSL must have a class-balanced batch in every step; Batch.balanced is None. Draw one with it."
+            )
         parts = (batch.views["weak"], batch.x, balanced.x)
         features = step.networks.ask_teacher(torch.cat(parts)).features.to(self.head.weights)
         unlabeled, labeled, own = features.split([len(part) for part in parts])
@@ -172,20 +195,31 @@ class CoSSL(AddOn):
 
     def answer(self, output: ModelOutput) -> Tensor:
         """Logits (M, C) of the head's moving average, once it has started."""
-        return torch.where(self.active, affine(self.head.average.to(output.features), output.features), output.logits)
+        return torch.where(
+            self.active,
+            affine(self.head.average.to(output.features), output.features),
+            output.logits,
+        )
 
     def _has_started(self) -> bool:
-        """Return whether the head has started; this is read from the device until it has, and not again."""
+        """Return whether the head has started; this is read from the device until it has, and not
+        again.
+        """
         self._started = self._started or bool(self.active)
         return self._started
 
     def _enhance(self, own: Tensor, y: Tensor, labeled: Tensor, unlabeled: Tensor) -> Tensor:
-        """r f_x + (1 - r) f_u or f_x, (B, D); f_u as likely labelled as an image of all the data is."""
+        """r f_x + (1 - r) f_u or f_x, (B, D); f_u as likely labelled as an image of all the data
+        is.
+        """
         task, least = self.task, self.config.least_own
         odds = [
-            part.new_full((len(part),), n / len(part)) for part, n in ((labeled, task.n_labeled), (unlabeled, task.n_unlabeled))
+            part.new_full((len(part),), n / len(part))
+            for part, n in ((labeled, task.n_labeled), (unlabeled, task.n_unlabeled))
         ]
-        partners = torch.cat([labeled, unlabeled])[torch.multinomial(torch.cat(odds), len(own), replacement=True)]
+        partners = torch.cat([labeled, unlabeled])[
+            torch.multinomial(torch.cat(odds), len(own), replacement=True)
+        ]
         enhanced = torch.rand(len(own), device=y.device) < self.mixing[y]
         r = least + (1 - least) * torch.rand(len(own), device=y.device).to(own)
         r = torch.where(enhanced, r, 1.0).unsqueeze(1)
@@ -197,21 +231,28 @@ def _look_again(addon: CoSSL, _incompatible_keys: object) -> None:
 
 
 def imprinted_probs(features: Tensor, labeled: Tensor, y: Tensor, n_classes: int) -> Tensor:
-    """softmax_c(h . w_c), w_c = unit(mean of class c): (M, C) for features (M, D), from labelled ones (n, D) with classes (n,).
+    """softmax_c(h . w_c), w_c = unit(mean of class c): (M, C) for features (M, D), from labelled
+    ones (n, D) with classes (n,).
 
     A class without a labelled image has probability 0.
     """
     members = F.one_hot(y, n_classes).to(labeled)  # (n, C)
     weights = F.normalize(members.mT @ labeled, dim=1)  # a sum points where the mean does
-    return torch.softmax((features @ weights.mT).masked_fill(members.sum(dim=0) == 0, -torch.inf), dim=1)
+    return torch.softmax(
+        (features @ weights.mT).masked_fill(members.sum(dim=0) == 0, -torch.inf), dim=1
+    )
 
 
-def balanced_features(labeled: Tensor, y: Tensor, unlabeled: Tensor, n_classes: int) -> tuple[Tensor, Tensor]:
-    """All labelled features, and made-up ones until each class has n_max: rows (at most C n_max, D) and their classes.
+def balanced_features(
+    labeled: Tensor, y: Tensor, unlabeled: Tensor, n_classes: int
+) -> tuple[Tensor, Tensor]:
+    """All labelled features, and made-up ones until each class has n_max: rows (at most C n_max, D)
+    and their classes.
 
-    Row i of the n_max - n_c that class c lacks is r f_c + (1 - r) f_o, r ~ Beta(0.75, 0.75), with f_c any labelled feature of
-    the class and f_o the i-th of all other features, labelled and unlabelled, by decreasing probability of c
-    (:func:`imprinted_probs`). There are enough of these, as n >= n_max. Classes without a labelled feature get none. Draws,
+    Row i of the n_max - n_c that class c lacks is r f_c + (1 - r) f_o, r ~ Beta(0.75, 0.75), with
+    f_c any labelled feature of the class and f_o the i-th of all other features, labelled and
+    unlabelled, by decreasing probability of c (:func:`imprinted_probs`). There are enough of these,
+    as n >= n_max. Classes without a labelled feature get none. Draws,
     class by class: which f_c (n_max - n_c), then r. Cost: C sorts of n + u numbers.
 
     Args:

@@ -1,4 +1,6 @@
-"""CReST (Wei et al., 2021): labels given by the model join the training set, rare classes first; and CReST+."""
+"""CReST (Wei et al., 2021): labels given by the model join the training set, rare classes first;
+and CReST+.
+"""
 
 from dataclasses import dataclass
 
@@ -16,8 +18,8 @@ class CReSTConfig(AddOnConfig):
     """Options of CReST.
 
     Args:
-        generations: G; ``train.steps`` are shared among them, and each has a fresh network and a schedule of its own. Train G
-            times as long to give each what a plain run has.
+        generations: G; ``train.steps`` are shared among them, and each has a fresh network and a
+            schedule of its own. Train G times as long to give each what a plain run has.
         power: alpha in the rate (n_{K+1-r} / n_1)^alpha at which the class of rank r joins.
     """
 
@@ -26,13 +28,16 @@ class CReSTConfig(AddOnConfig):
 
     def __post_init__(self) -> None:
         if self.generations < 2:
-            raise ValueError(f"generations must be at least 2, or nothing ever joins; got {self.generations}.")
+            raise ValueError(
+                f"generations must be at least 2, or nothing ever joins; got {self.generations}."
+            )
         check_ranges(self, not_negative=("power",))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CReSTPlusConfig(CReSTConfig):
-    """CReST+: CReST with pseudo-labels aligned to class shares that flatten from generation to generation.
+    """CReST+: CReST with pseudo-labels aligned to class shares that flatten from generation to
+    generation.
 
     Args:
         final_temperature: t of the last generation; the first has 1.
@@ -48,12 +53,15 @@ class CReSTPlusConfig(CReSTConfig):
 
 
 class CReST(AddOn):
-    """After each generation the floor(|U_c| (n_{K+1-r} / n_1)^alpha) surest images of predicted class c join with that label.
+    """After each generation the floor(|U_c| (n_{K+1-r} / n_1)^alpha) surest images of predicted
+    class c join with that label.
 
-    r is the rank of c by labelled counts, 1 the largest of K; U_c are the images that the evaluated network puts into c. They
-    are chosen afresh from all of U each time and added to the labels given by people. The network's own answer decides, also in
-    a run that is evaluated by a GP. A generation may add no image, of a class or at all: a note in the run says so, and it
-    goes on. A step costs nothing more; between generations every unlabelled image goes through the network once.
+    r is the rank of c by labelled counts, 1 the largest of K; U_c are the images that the evaluated
+    network puts into c. They are chosen afresh from all of U each time and added to the labels
+    given by people. The network's own answer decides, also in
+    a run that is evaluated by a GP. A generation may add no image, of a class or at all: a note in
+    the run says so, and it goes on. A step costs nothing more; between generations every unlabelled
+    image goes through the network once.
     """
 
     def __init__(self, config: CReSTConfig, task: Task) -> None:
@@ -79,7 +87,8 @@ class CReSTPlus(CReST):
 
     The shares are SN(n^t): t falls from 1 to 0.5, t_g = 1 - (1 - 0.5) g / (G - 1), g = 0..G-1.
 
-    The alignment has the last word on class shares, after the algorithm's own; n are the counts of labels given by people.
+    The alignment has the last word on class shares, after the algorithm's own; n are the counts of
+    labels given by people.
     """
 
     shares: Tensor
@@ -95,7 +104,7 @@ class CReSTPlus(CReST):
         """t_g."""
         return 1 - (1 - self.config.final_temperature) * generation / (self.config.generations - 1)
 
-    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
         flattened = self.shares ** self.temperature(step.clock.generation)
         self.alignment.target.copy_(flattened / flattened.sum())
         aligned: Tensor = self.alignment(probs)
@@ -103,9 +112,11 @@ class CReSTPlus(CReST):
 
 
 def join_rates(counts: Tensor, power: float) -> Tensor:
-    """(n_{K+1-r} / n_1)^alpha of each class, (C,) in float64: 1 for the rarest, smallest for the most frequent.
+    """(n_{K+1-r} / n_1)^alpha of each class, (C,) in float64: 1 for the rarest, smallest for the
+    most frequent.
 
-    Ranks are by counts (C,), whatever the order of the classes; of two classes with equal counts the first is the larger.
+    Ranks are by counts (C,), whatever the order of the classes; of two classes with equal counts
+    the first is the larger.
     """
     n = counts.double()
     order = n.argsort(descending=True, stable=True)

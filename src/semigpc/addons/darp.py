@@ -1,4 +1,6 @@
-"""DARP (Kim et al., 2020): all pseudo-labels are moved, as little as possible, to the shares that classes should have."""
+"""DARP (Kim et al., 2020): all pseudo-labels are moved, as little as possible, to the shares that
+classes should have.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,27 +13,31 @@ from semigpc.pseudo_labels import last_of_each, one_hot
 from semigpc.types import ModelOutput, Task, check_ranges
 
 FLOOR = 1e-6  # what an entry that is not kept still has, and the least share of a class
-CONDITION = 100.0  # of the confusion matrix, above which an estimate is not believed, as in the authors' code
+# of the confusion matrix, above which an estimate is not believed, as in the authors' code
+CONDITION = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DARPConfig(AddOnConfig):
     """Options of DARP.
 
-    Fallbacks, each noted once: where the projection does not converge, labels stay unrefined until the next round; where
-    the shares cannot be estimated (a class not met yet, a confusion matrix close to singular), those of the labels are used; a
-    class without labels is expected, where shares are those of the labels, in one image of a million.
+    Fallbacks, each noted once: where the projection does not converge, labels stay unrefined until
+    the next round; where the shares cannot be estimated (a class not met yet, a confusion matrix
+    close to singular), those of the labels are used; a class without labels is expected, where
+    shares are those of the labels, in one image of a million.
 
     Args:
         warmup: share of training before labels are refined; 200 of 500 epochs in the authors' code.
         every: steps between two rounds of refinement.
-        counts: where M_c, the expected images of a class, come from: shares of the ``labeled`` images, or ``estimated``
-            from what the network says of labelled and unlabelled batches. Labelled images are those it learns from, so that
-            the estimate sees fewer confusions than there are.
+        counts: where M_c, the expected images of a class, come from: shares of the ``labeled``
+            images, or ``estimated`` from what the network says of labelled and unlabelled batches.
+            Labelled images are those it learns from, so that the estimate sees fewer confusions
+            than there are.
         keep: entries kept of each class, in multiples of M_c.
         alternations: of row and column steps in a projection.
         newton_steps: at most so many in a column step.
-        tolerance: largest last step of nu_c in a column step that converged; 0.3 for CIFAR-100 and STL-10 in the authors' code.
+        tolerance: largest last step of nu_c in a column step that converged; 0.3 for CIFAR-100 and
+            STL-10 in the authors' code.
         momentum: of the running sums behind ``estimated``.
     """
 
@@ -46,19 +52,27 @@ class DARPConfig(AddOnConfig):
 
     def __post_init__(self) -> None:
         counts = ("every", "alternations", "newton_steps")
-        check_ranges(self, fractions=("warmup",), below_one=("momentum",), positive=("keep", "tolerance"), at_least_one=counts)
+        check_ranges(
+            self,
+            fractions=("warmup",),
+            below_one=("momentum",),
+            positive=("keep", "tolerance"),
+            at_least_one=counts,
+        )
         if self.counts not in ("labeled", "estimated"):
             raise ValueError(f"counts must be 'labeled' or 'estimated'; got {self.counts!r}.")
 
 
 class DARP(AddOn):
-    """The finished labels of all images seen so far are stored; every ``every`` steps they are trimmed and projected.
+    """The finished labels of all images seen so far are stored; every ``every`` steps they are
+    trimmed and projected.
 
-    The refined row takes the place of an image's label, for the loss and for the mask, until the next round; an image that
-    was not seen before the round keeps its own. See :func:`trim` and :func:`project` for the two steps.
+    The refined row takes the place of an image's label, for the loss and for the mask, until the
+    next round; an image that was not seen before the round keeps its own. See :func:`trim` and
+    :func:`project` for the two steps.
 
-    A step costs U rows written; a round sorts the columns of an (N, C) matrix, N images seen, and takes some 50 exponentials
-    of each entry, in float64. The two stores hold u x C numbers each.
+    A step costs U rows written; a round sorts the columns of an (N, C) matrix, N images seen, and
+    takes some 50 exponentials of each entry, in float64. The two stores hold u x C numbers each.
     """
 
     stored: Tensor
@@ -86,15 +100,22 @@ class DARP(AddOn):
         self.register_buffer("refined", torch.zeros(u, n_classes))
         self.register_buffer("is_refined", torch.zeros(u, dtype=torch.bool))
         self.register_buffer("shares", task.class_counts.double() / task.n_labeled)
-        self.register_buffer("confusion", torch.zeros(n_classes, n_classes))  # sums over labelled rows, by their class
+        self.register_buffer(
+            "confusion", torch.zeros(n_classes, n_classes)
+        )  # sums over labelled rows, by their class
         self.register_buffer("labeled_mass", torch.zeros(n_classes))
         self.register_buffer("said_mass", torch.zeros(n_classes))
         unlabeled = (task.class_counts == 0).nonzero().flatten().tolist()
         if unlabeled and config.counts == "labeled":
-            self._tell("no labels", f"DARP expects next to no images of the classes {unlabeled}, as they have no labels.")
+            self._tell(
+                "no labels",
+                f"DARP expects next to no images of the classes {unlabeled}, as they have no labels.",
+            )
 
-    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
-        """Store the labels (U, C), refine all of them every few steps, and return the refined rows of this batch."""
+    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
+        """Store the labels (U, C), refine all of them every few steps, and return the refined rows
+        of this batch.
+        """
         index, clock = step.batch.view_index, step.clock
         self.stored[index] = probs[last_of_each(index)].to(self.stored)
         self.seen[index] = True
@@ -102,11 +123,17 @@ class DARP(AddOn):
             return probs
         if clock.step % self.config.every == 0:
             self._refine()
-        return torch.where(self.is_refined[index].unsqueeze(1), self.refined[index].to(probs), probs)
+        return torch.where(
+            self.is_refined[index].unsqueeze(1), self.refined[index].to(probs), probs
+        )
 
     @torch.no_grad()
-    def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss | None:  # noqa: ARG002
-        """No loss: what the student says of labelled and weak views goes into the sums behind ``estimated``."""
+    def extra_loss(
+        self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput
+    ) -> ExtraLoss | None:
+        """No loss: what the student says of labelled and weak views goes into the sums behind
+        ``estimated``.
+        """
         m, said = self.config.momentum, torch.softmax(x.logits, dim=1).to(self.confusion)
         classes = one_hot(step.batch.y, len(self.confusion)).to(said)  # (B, C)
         self.confusion.mul_(m).add_(classes.mT @ said)
@@ -121,7 +148,11 @@ class DARP(AddOn):
         shares = self._expected_shares().clamp_min(FLOOR)
         counts = len(probs) * shares / shares.sum()  # M
         refined, converged = project(
-            trim(probs, counts, config.keep), counts, config.alternations, config.newton_steps, config.tolerance
+            trim(probs, counts, config.keep),
+            counts,
+            config.alternations,
+            config.newton_steps,
+            config.tolerance,
         )
         if converged:
             self.refined[self.seen] = refined.to(self.refined)
@@ -135,17 +166,20 @@ class DARP(AddOn):
             )
 
     def _expected_shares(self) -> Tensor:
-        """(C,) of the unlabelled images: labelled shares, or the s >= 0 of sum 1 next to the root of mean_u p = s K.
+        """(C,) of the unlabelled images: labelled shares, or the s >= 0 of sum 1 next to the root
+        of mean_u p = s K.
 
-        K_cj is the mean p_j of labelled images of class c. This is BBSE (Lipton et al., 2018): labelled and unlabelled
-        images may differ in their shares, but not in their looks within a class.
+        K_cj is the mean p_j of labelled images of class c. This is BBSE (Lipton et al., 2018):
+        labelled and unlabelled images may differ in their shares, but not in their looks within a
+        class.
         """
         if self.config.counts == "labeled":
             return self.shares.double()
         missing = (self.labeled_mass < FLOOR).nonzero().flatten().tolist()
         if missing:
             self._tell(
-                "not met", f"DARP has met no labelled image of the classes {missing} yet: it goes by the shares of the labels."
+                "not met",
+                f"DARP has met no labelled image of the classes {missing} yet: it goes by the shares of the labels.",
             )
             return self.shares.double()
         rates = (self.confusion / self.labeled_mass.unsqueeze(1)).double()  # K
@@ -157,7 +191,9 @@ class DARP(AddOn):
                 f"{CONDITION:g}: it goes by the shares of the labels.",
             )
             return self.shares.double()
-        return nearest_shares(torch.linalg.solve(rates.mT, (self.said_mass / self.said_mass.sum()).double()))
+        return nearest_shares(
+            torch.linalg.solve(rates.mT, (self.said_mass / self.said_mass.sum()).double())
+        )
 
     def _tell(self, kind: str, message: str) -> None:
         if kind not in self._told:
@@ -166,34 +202,51 @@ class DARP(AddOn):
 
 
 def trim(probs: Tensor, counts: Tensor, keep: float) -> Tensor:
-    """Keep the ``keep`` M_c largest entries of each class (floor, at least one), scaled to a mass of M_c; rows renormalised.
+    """Keep the ``keep`` M_c largest entries of each class (floor, at least one), scaled to a mass
+    of M_c; rows renormalised.
 
     The other entries become 1e-6. (N, C) and M (C,) -> (N, C).
     """
-    order = probs.mT.contiguous().argsort(dim=1, descending=True, stable=True)  # (C, N): sorting goes along the memory
-    rank = torch.empty_like(order).scatter_(1, order, torch.arange(len(probs), device=probs.device).expand_as(order))
+    order = probs.mT.contiguous().argsort(
+        dim=1, descending=True, stable=True
+    )  # (C, N): sorting goes along the memory
+    rank = torch.empty_like(order).scatter_(
+        1, order, torch.arange(len(probs), device=probs.device).expand_as(order)
+    )
     kept = probs * (rank.mT < (keep * counts).floor().clamp_min(1))
     scaled = kept * (counts + FLOOR) / (kept.sum(dim=0) + FLOOR) + FLOOR
     return scaled / scaled.sum(dim=1, keepdim=True)
 
 
 def project(
-    probs: Tensor, counts: Tensor, alternations: int = 10, newton_steps: int = 30, tolerance: float = 0.1
+    probs: Tensor,
+    counts: Tensor,
+    alternations: int = 10,
+    newton_steps: int = 30,
+    tolerance: float = 0.1,
 ) -> tuple[Tensor, bool]:
-    """The q nearest to p whose rows sum to 1 and whose columns sum to M, and whether it was found: (N, C), (C,) -> (N, C).
+    """The q nearest to p whose rows sum to 1 and whose columns sum to M, and whether it was found:
+    (N, C), (C,) -> (N, C).
 
         min_q  sum_n w_n KL(q_n || p_n)   s.t.  sum_c q_nc = 1 (lambda_n),  sum_n q_nc = M_c (nu_c),   w_n = 1 / h_n,
 
-    h_n the entropy of p_n: sure rows move less. Where the gradient w_n (log q_nc / p_nc + 1) + lambda_n + nu_c is 0,
+    h_n the entropy of p_n: sure rows move less. Where the gradient w_n (log q_nc / p_nc + 1) +
+    lambda_n + nu_c is 0,
 
         q_nc = x_n p_nc exp(- nu_c h_n),   x_n = exp(- 1 - lambda_n h_n).
 
-    Each alternation takes the x_n that make rows sum to 1, x_n = 1 / sum_c p_nc exp(- nu_c h_n), then the nu_c that make
-    columns sum to M_c: the root of g(nu) = log sum_n x_n p_nc exp(- nu h_n) - log M_c, by Newton's method for all classes at
-    once. g is convex and falls; unlike the sum itself it is nearly a line, and cannot overflow. A last row step ends it: rows
-    sum to 1 exactly, columns to M as far as the alternations came. Cost: alternations x (Newton steps + 1) x N C exponentials.
+    Each alternation takes the x_n that make rows sum to 1, x_n = 1 / sum_c p_nc exp(- nu_c h_n),
+    then the nu_c that make
+    columns sum to M_c: the root of g(nu) = log sum_n x_n p_nc exp(- nu h_n) - log M_c, by Newton's
+    method for all classes at once. g is convex and falls; unlike the sum itself it is nearly a
+    line, and cannot overflow. A last row step ends it: rows
+    sum to 1 exactly, columns to M as far as the alternations came. Cost: alternations x (Newton
+    steps + 1) x N C exponentials.
     """
-    log_p, h = probs.log(), -torch.special.xlogy(probs, probs).sum(dim=1, keepdim=True)  # (N, C), (N, 1)
+    log_p, h = (
+        probs.log(),
+        -torch.special.xlogy(probs, probs).sum(dim=1, keepdim=True),
+    )  # (N, C), (N, 1)
     nu = torch.zeros_like(counts)
     for _ in range(alternations):
         log_x = -torch.logsumexp(log_p - h * nu, dim=1, keepdim=True)
@@ -213,7 +266,9 @@ def _column_step(
         largest = terms.amax(dim=0)
         scaled = terms.sub_(largest).exp_()
         sums = scaled.sum(dim=0)
-        slopes = (h.mT @ scaled).squeeze(0) / sums  # minus the derivative of the logarithm of the sum
+        slopes = (h.mT @ scaled).squeeze(
+            0
+        ) / sums  # minus the derivative of the logarithm of the sum
         moves = (largest + sums.log() - log_counts) / slopes
         nu = nu + moves
         if bool((moves.abs() < tolerance).all()):
@@ -224,7 +279,9 @@ def _column_step(
 
 
 def nearest_shares(values: Tensor) -> Tensor:
-    """The nearest s >= 0 with sum 1 to ``values`` (C,): max(v_c - t, 0), with the t that makes it so."""
+    """The nearest s >= 0 with sum 1 to ``values`` (C,): max(v_c - t, 0), with the t that makes it
+    so.
+    """
     ordered = values.sort(descending=True).values
     excess = (ordered.cumsum(0) - 1) / torch.arange(1, len(values) + 1, device=values.device)
     last = int((ordered > excess).nonzero().max())

@@ -1,4 +1,6 @@
-"""DASO (Oh et al., 2022): pseudo-labels blended with prototype similarities, most for frequent predictions."""
+"""DASO (Oh et al., 2022): pseudo-labels blended with prototype similarities, most for frequent
+predictions.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,15 +18,17 @@ from semigpc.types import Clock, ModelOutput, Task, check_ranges
 class DASOConfig(AddOnConfig):
     """Options of DASO.
 
-    Fallbacks: a class without entries in its queue has no part in q, and while m has not been counted yet labels stay as they
-    are; both are noted once.
+    Fallbacks: a class without entries in its queue has no part in q, and while m has not been
+    counted yet labels stay as they are; both are noted once.
 
     Args:
         queue: labelled features kept of each class.
         temperature: T of the similarities to prototypes.
-        distribution_temperature: T_d; 1.5 where labelled and unlabelled shares agree (CIFAR-10), 0.3 otherwise.
+        distribution_temperature: T_d; 1.5 where labelled and unlabelled shares agree (CIFAR-10),
+            0.3 otherwise.
         every: steps between two counts m of the pseudo-labels.
-        warmup: share of training before labels are blended and views compared; 5000 of 250 000 steps in the authors' code.
+        warmup: share of training before labels are blended and views compared; 5000 of 250 000
+            steps in the authors' code.
         alignment_weight: of the loss that compares views.
     """
 
@@ -39,19 +43,24 @@ class DASOConfig(AddOnConfig):
 
     def __post_init__(self) -> None:
         positive = ("temperature", "distribution_temperature")
-        check_ranges(self, fractions=("warmup",), positive=positive, at_least_one=("queue", "every"))
+        check_ranges(
+            self, fractions=("warmup",), positive=positive, at_least_one=("queue", "every")
+        )
 
 
 class DASO(AddOn):
-    """p <- (1 - v) p + v q with q = softmax_c(cos(h(u_w), k_c) / T), v = w_{argmax p}; and L + w_a H(q_s, q), q_s that of u_s.
+    """p <- (1 - v) p + v q with q = softmax_c(cos(h(u_w), k_c) / T), v = w_{argmax p}; and L + w_a
+    H(q_s, q), q_s that of u_s.
 
-    k_c is the mean of the last ``queue`` labelled features of class c, as the moving average sees them; a batch enters before
-    the prototypes are used. w = (m / max m)^(1/T_d), which is SN(m^(1/T_d)) over its maximum, with m the counts of finished
-    labels over the last ``every`` steps. p is the weak view's opinion, before an algorithm aligns or smooths it (the authors'
-    ReMixMatch blends after that), and q is of the same images. H(q_s, q) waits for the warm-up like the blending, as in the
-    authors' code; its gradient flows into h(u_s) alone.
+    k_c is the mean of the last ``queue`` labelled features of class c, as the moving average sees
+    them; a batch enters before the prototypes are used. w = (m / max m)^(1/T_d), which is
+    SN(m^(1/T_d)) over its maximum, with m the counts of finished labels over the last ``every``
+    steps. p is the weak view's opinion, before an algorithm aligns or smooths it (the authors'
+    ReMixMatch blends after that), and q is of the same images. H(q_s, q) waits for the warm-up like
+    the blending, as in the authors' code; its gradient flows into h(u_s) alone.
 
-    A step costs one pass of the moving average over B images and O(U C D); the queues hold C x queue x D numbers.
+    A step costs one pass of the moving average over B images and O(U C D); the queues hold C x
+    queue x D numbers.
     """
 
     learns = True
@@ -64,13 +73,20 @@ class DASO(AddOn):
     def __init__(self, config: DASOConfig, task: Task) -> None:
         super().__init__(config, task)
         if task.n_features < 1:
-            raise ValueError(f"DASO keeps features and must know their width, n_features of the task; got {task.n_features}.")
+            raise ValueError(
+                f"DASO keeps features and must know their width, n_features of the task; got {task.n_features}."
+            )
         self.config, self._told = config, False
-        self._met = False  # whether the queues have entries, on the host: a batch enters before they are used
+        # whether the queues have entries, on the host: a batch enters before they are used
+        self._met = False
         self.register_buffer("queue", torch.zeros(task.n_classes, config.queue, task.n_features))
-        self.register_buffer("written", torch.zeros(task.n_classes, dtype=torch.int64))  # entries ever, of each class
+        self.register_buffer(
+            "written", torch.zeros(task.n_classes, dtype=torch.int64)
+        )  # entries ever, of each class
         self.register_buffer("prototypes", torch.zeros(task.n_classes, task.n_features))
-        self.register_buffer("tally", torch.zeros(task.n_classes, dtype=torch.int64))  # finished labels since the last count
+        self.register_buffer(
+            "tally", torch.zeros(task.n_classes, dtype=torch.int64)
+        )  # finished labels since the last count
         self.register_buffer("counts", torch.zeros(task.n_classes, dtype=torch.int64))  # m
 
     def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
@@ -82,19 +98,23 @@ class DASO(AddOn):
         v = self._shares().to(probs)[probs.argmax(dim=1)].unsqueeze(1)
         return (1 - v) * probs + v * q
 
-    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
         self.tally += count_classes(probs.argmax(dim=1), probs.shape[1])
         if (step.clock.step + 1) % self.config.every == 0:
             self.counts.copy_(self.tally)
             self.tally.zero_()
         return probs
 
-    def extra_loss(self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput) -> ExtraLoss | None:  # noqa: ARG002
+    def extra_loss(
+        self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput
+    ) -> ExtraLoss | None:
         if not self.config.alignment_weight or not self._speaks(step.clock):
             return None
         q = torch.softmax(self._similarities(weak.features.detach()), dim=1)
         log_q = F.log_softmax(self._similarities(strong.features), dim=1)
-        loss = -(q * log_q.masked_fill(self.written == 0, 0)).sum(dim=1).mean()  # 0 times minus infinity is 0 here
+        loss = (
+            -(q * log_q.masked_fill(self.written == 0, 0)).sum(dim=1).mean()
+        )  # 0 times minus infinity is 0 here
         return ExtraLoss(self.config.alignment_weight * loss, {"loss_align": loss})
 
     def _tell(self) -> None:
@@ -128,7 +148,9 @@ class DASO(AddOn):
         return scores.masked_fill(self.written == 0, -torch.inf)
 
     def _push(self, features: Tensor, labels: Tensor) -> None:
-        """Write (B, D) into the rings of their labels (B,), over the oldest, and move the prototypes of these classes."""
+        """Write (B, D) into the rings of their labels (B,), over the oldest, and move the
+        prototypes of these classes.
+        """
         if not len(labels):
             return
         size = self.config.queue
@@ -138,7 +160,11 @@ class DASO(AddOn):
         newest = last_of_each(places)  # of more than the ring holds
         self.queue.flatten(0, 1)[places] = features[newest].to(self.queue)
         self.written += count_classes(labels, len(self.written))
-        classes = labels if len(labels) < len(self.written) else torch.arange(len(self.written), device=labels.device)
+        classes = (
+            labels
+            if len(labels) < len(self.written)
+            else torch.arange(len(self.written), device=labels.device)
+        )
         sums = self.queue[classes].sum(dim=1)  # slots never written are zero
         self.prototypes[classes] = sums / self.written[classes].clamp(1, size).unsqueeze(1)
         self._met = True

@@ -1,7 +1,8 @@
 """Re-balancing by class counts: sampling, loss weights, deferred re-balancing and logit adjustment.
 
-Balanced sampling (Kang et al., 2020), weights by the effective number of samples (Cui et al., 2019), deferred re-balancing
-(Cao et al., 2019) and logit adjustment (Menon et al., 2021). None of them adds a measurable cost to a step.
+Balanced sampling (Kang et al., 2020), weights by the effective number of samples (Cui et al.,
+2019), deferred re-balancing (Cao et al., 2019) and logit adjustment (Menon et al., 2021). None of
+them adds a measurable cost to a step.
 """
 
 from dataclasses import dataclass
@@ -18,11 +19,14 @@ from semigpc.types import ModelOutput, Task, check_ranges
 def effective_number_weights(counts: Tensor, beta: float) -> Tensor:
     """w_c ~ (1 - beta) / (1 - beta^n_c), scaled to sum to C: (C,) from counts (C,), in float64.
 
-    beta = 0 weighs all classes alike, beta -> 1 by 1 / n_c. Counts are raised to at least 1, so that a class without labels
-    has the weight of a class with one. 1 - beta^n is taken as -expm1(n log beta): it stays exact where beta is close to 1.
+    beta = 0 weighs all classes alike, beta -> 1 by 1 / n_c. Counts are raised to at least 1, so
+    that a class without labels has the weight of a class with one. 1 - beta^n is taken as -expm1(n
+    log beta): it stays exact where beta is close to 1.
     """
     if not 0 <= beta < 1:
-        raise ValueError(f"beta must lie in [0, 1) for weights by effective numbers; got {beta}. Values near 1 weigh by 1 / n.")
+        raise ValueError(
+            f"beta must lie in [0, 1) for weights by effective numbers; got {beta}. Values near 1 weigh by 1 / n."
+        )
     n = counts.to(torch.float64).clamp_min(1)
     if beta == 0:
         return torch.ones_like(n)
@@ -32,20 +36,26 @@ def effective_number_weights(counts: Tensor, beta: float) -> Tensor:
 
 
 def known_counts(addon: AddOn, task: Task) -> Tensor:
-    """Return the given labels per class (C,), in float64. A class without labels counts as 1, and a note in the run says so."""
+    """Return the given labels per class (C,), in float64. A class without labels counts as 1, and a
+    note in the run says so.
+    """
     counts = task.given_counts.to(torch.float64)
     absent = [c for c, count in enumerate(counts.tolist()) if count < 1]
     if absent:
-        addon.note(f"Classes {absent} have no label; the add-on treats each of them as if it had one.")
+        addon.note(
+            f"Classes {absent} have no label; the add-on treats each of them as if it had one."
+        )
     return counts.clamp_min(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BalancedSamplingConfig(AddOnConfig):
-    """Class-balanced sampling (Kang et al., 2020): labelled images are drawn by class, and all classes equally often.
+    """Class-balanced sampling (Kang et al., 2020): labelled images are drawn by class, and all
+    classes equally often.
 
     Args:
-        power: p in P(class c) ~ n_c^p of a labelled draw: 0 draws every class alike, 1/2 is square-root sampling, 1 is none.
+        power: p in P(class c) ~ n_c^p of a labelled draw: 0 draws every class alike, 1/2 is
+            square-root sampling, 1 is none.
     """
 
     needs_unlabeled: ClassVar[bool] = False
@@ -54,7 +64,7 @@ class BalancedSamplingConfig(AddOnConfig):
     def __post_init__(self) -> None:
         check_ranges(self, fractions=("power",))
 
-    def sampling_power(self, progress: float) -> float:  # noqa: ARG002
+    def sampling_power(self, progress: float) -> float:
         return self.power
 
 
@@ -64,10 +74,12 @@ class BalancedSampling(AddOn):
 
 @dataclass(frozen=True, kw_only=True)
 class EffectiveNumberConfig(AddOnConfig):
-    """Re-weighting by the effective number of samples (Cui et al., 2019): labels of large classes count less.
+    """Re-weighting by the effective number of samples (Cui et al., 2019): labels of large classes
+    count less.
 
     Args:
-        beta: in (1 - beta) / (1 - beta^n_c): 0 weighs all classes alike, towards 1 by 1 / n_c. The paper tries 0.9 to 0.9999.
+        beta: in (1 - beta) / (1 - beta^n_c): 0 weighs all classes alike, towards 1 by 1 / n_c. The
+            paper tries 0.9 to 0.9999.
     """
 
     needs_unlabeled: ClassVar[bool] = False
@@ -78,7 +90,8 @@ class EffectiveNumberConfig(AddOnConfig):
 
 
 class EffectiveNumber(AddOn):
-    """L_x = mean_b - sum_c w_c y_bc log softmax(z_b)_c, with w_c ~ (1 - beta) / (1 - beta^n_c) summing to C; L_u as it was.
+    """L_x = mean_b - sum_c w_c y_bc log softmax(z_b)_c, with w_c ~ (1 - beta) / (1 - beta^n_c)
+    summing to C; L_u as it was.
 
     The mean is over the rows, not over their weights.
     """
@@ -87,19 +100,23 @@ class EffectiveNumber(AddOn):
 
     def __init__(self, config: EffectiveNumberConfig, task: Task) -> None:
         super().__init__(config, task)
-        self.register_buffer("weights", effective_number_weights(known_counts(self, task), config.beta).float())
+        self.register_buffer(
+            "weights", effective_number_weights(known_counts(self, task), config.beta).float()
+        )
 
-    def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+    def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:
         return class_weighted_cross_entropy(logits, targets, self.weights)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeferredConfig(AddOnConfig):
-    """Deferred re-balancing (Cao et al., 2019): learn features from the data as they are, and re-balance at the end.
+    """Deferred re-balancing (Cao et al., 2019): learn features from the data as they are, and
+    re-balance at the end.
 
     Args:
         start: share of training after which it begins; 160 of 200 epochs in the paper.
-        by: ``weights``, of the labelled loss, by effective numbers; or ``sampling``, of every class alike.
+        by: ``weights``, of the labelled loss, by effective numbers; or ``sampling``, of every class
+            alike.
         beta: of the weights.
     """
 
@@ -112,12 +129,15 @@ class DeferredConfig(AddOnConfig):
         check_ranges(self, fractions=("start",), below_one=("beta",))
 
     def sampling_power(self, progress: float) -> float:
-        """0 from ``start`` on, where sampling is what is deferred; decided at the beginning of an epoch."""
+        """0 from ``start`` on, where sampling is what is deferred; decided at the beginning of an
+        epoch.
+        """
         return 0.0 if self.by == "sampling" and progress >= self.start else 1.0
 
 
 class Deferred(AddOn):
-    """L_x as it was, and from ``start`` on mean_b - sum_c w_c y_bc log softmax(z_b)_c, or with classes drawn alike.
+    """L_x as it was, and from ``start`` on mean_b - sum_c w_c y_bc log softmax(z_b)_c, or with
+    classes drawn alike.
 
     w_c ~ (1 - beta) / (1 - beta^n_c), summing to C; the mean is over the rows.
     """
@@ -127,7 +147,9 @@ class Deferred(AddOn):
     def __init__(self, config: DeferredConfig, task: Task) -> None:
         super().__init__(config, task)
         self.config = config
-        self.register_buffer("weights", effective_number_weights(known_counts(self, task), config.beta).float())
+        self.register_buffer(
+            "weights", effective_number_weights(known_counts(self, task), config.beta).float()
+        )
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:
         if self.config.by == "sampling" or step.clock.progress < self.config.start:
@@ -137,11 +159,13 @@ class Deferred(AddOn):
 
 @dataclass(frozen=True, kw_only=True)
 class LogitAdjustmentConfig(AddOnConfig):
-    """Logit adjustment (Menon et al., 2021): a margin by class shares, in the labelled loss or in the prediction.
+    """Logit adjustment (Menon et al., 2021): a margin by class shares, in the labelled loss or in
+    the prediction.
 
     Args:
         strength: tau; 1 is consistent for balanced error.
-        place: ``loss`` trains with z + tau log pi and judges by z; ``answer`` trains as ever and judges by z - tau log pi.
+        place: ``loss`` trains with z + tau log pi and judges by z; ``answer`` trains as ever and
+            judges by z - tau log pi.
     """
 
     needs_unlabeled: ClassVar[bool] = False
@@ -153,7 +177,8 @@ class LogitAdjustmentConfig(AddOnConfig):
 
 
 class LogitAdjustment(AddOn):
-    """L_x = H(z_x + tau log pi, y) with pi the labelled class shares, or argmax_c z_c - tau log pi_c of a plain network.
+    """L_x = H(z_x + tau log pi, y) with pi the labelled class shares, or argmax_c z_c - tau log
+    pi_c of a plain network.
 
     Pseudo-labels come from z.
     """
@@ -167,7 +192,9 @@ class LogitAdjustment(AddOn):
         self.register_buffer("margin", (config.strength * (counts / counts.sum()).log()).float())
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:
-        return super().labeled_loss(step, logits + self.margin.to(logits) if self.in_loss else logits, targets)
+        return super().labeled_loss(
+            step, logits + self.margin.to(logits) if self.in_loss else logits, targets
+        )
 
     def answer(self, output: ModelOutput) -> Tensor:
         return output.logits - self.margin.to(output.logits)

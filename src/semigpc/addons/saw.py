@@ -1,4 +1,6 @@
-"""SAW (Lai et al., 2022): the consistency loss weighs classes by how often they are guessed, not only by how often labelled."""
+"""SAW (Lai et al., 2022): the consistency loss weighs classes by how often they are guessed, not
+only by how often labelled.
+"""
 
 from dataclasses import dataclass
 
@@ -16,18 +18,20 @@ from semigpc.types import ModelOutput, Task
 class SAWConfig(AddOnConfig):
     """SAW has no options: beta follows from the mean count.
 
-    Fallbacks: a class without labels, which is noted, or without pseudo-labels counts as one seen once. In a run of a single
-    epoch pseudo-labels are never counted and all weigh 1, which is noted.
+    Fallbacks: a class without labels, which is noted, or without pseudo-labels counts as one seen
+    once. In a run of a single epoch pseudo-labels are never counted and all weigh 1, which is
+    noted.
     """
 
 
 class SAW(AddOn):
     """H(z_x, y) weighs classes by w(labelled counts), H(z_s, t) by w(counts of pseudo-labels).
 
-    w_c = (1 - beta) / (1 - beta^n_c), scaled to sum to C, with beta = (N - 1) / N and N the mean count. Pseudo-labels are
-    counted over the last label of each image, at the start of every epoch but the first, in which all weigh 1. A soft target
-    stays soft: H(z, t) = - sum_c w_c t_c log p_c. The mean is over rows; it is not divided by the sum of their weights, which
-    would take the weights out again where a batch has one class.
+    w_c = (1 - beta) / (1 - beta^n_c), scaled to sum to C, with beta = (N - 1) / N and N the mean
+    count. Pseudo-labels are counted over the last label of each image, at the start of every epoch
+    but the first, in which all weigh 1. A soft target
+    stays soft: H(z, t) = - sum_c w_c t_c log p_c. The mean is over rows; it is not divided by the
+    sum of their weights, which would take the weights out again where a batch has one class.
 
     A step costs U numbers written, an epoch a count over the u images.
     """
@@ -47,7 +51,7 @@ class SAW(AddOn):
         self.register_buffer("labeled_weights", _weights(known_counts(self, task)).float())
         self.register_buffer("unlabeled_weights", torch.ones(task.n_classes))
 
-    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+    def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
         """Remember the class of each image; count them when an epoch begins."""
         clock = step.clock
         if clock.step == 0 and clock.total_steps <= clock.epoch_steps:
@@ -56,15 +60,19 @@ class SAW(AddOn):
                 f"{clock.epoch_steps}: all of them weigh alike. Make epoch_steps smaller to have them counted."
             )
         if clock.step > 0 and clock.step % clock.epoch_steps == 0:
-            self.unlabeled_weights.copy_(_weights(torch.bincount(self.labels + 1, minlength=probs.shape[1] + 1)[1:]))
+            self.unlabeled_weights.copy_(
+                _weights(torch.bincount(self.labels + 1, minlength=probs.shape[1] + 1)[1:])
+            )
         index = step.batch.view_index
         self.labels[index] = probs.argmax(dim=1)[last_of_each(index)]
         return probs
 
-    def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+    def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:
         return class_weighted_cross_entropy(logits, targets, self.labeled_weights)
 
-    def unlabeled_loss(self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def unlabeled_loss(
+        self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         return class_weighted_cross_entropy(logits, targets, self.unlabeled_weights, mask)
 
 

@@ -1,14 +1,16 @@
 """Algorithms: one file each, reading like its pseudo-code.
 
-An algorithm is an ``nn.Module`` whose registered buffers are all of its state. It lists the ``views`` of unlabelled images
-that it needs and the ``sites`` where a refiner may replace its pseudo-labels, and ``step`` returns the loss of one batch. To
-add one, write a file with a frozen config (``heads`` lists the extra heads of the network) and such a class, and add a line to
-``ALGORITHMS``. With ``takes_addons = True`` the constructor also receives an add-on, whose methods ``step`` calls in the order
-that :class:`semigpc.addons.AddOn` gives. An optional method ``answer``, from a ModelOutput to logits (M, C), replaces the
-network's own logits in evaluation.
+An algorithm is an ``nn.Module`` whose registered buffers are all of its state. It lists the
+``views`` of unlabelled images that it needs and the ``sites`` where a refiner may replace its
+pseudo-labels, and ``step`` returns the loss of one batch. To add one, write a file with a frozen
+config (``heads`` lists the extra heads of the network) and such a class, and add a line to
+``ALGORITHMS``. With ``takes_addons = True`` the constructor also receives an add-on, whose methods
+``step`` calls in the order that :class:`semigpc.addons.AddOn` gives. An optional method ``answer``,
+from a ModelOutput to logits (M, C), replaces the network's own logits in evaluation.
 
-A config may also have a method ``conflict(frozen, average)``, which returns why its options do not fit a run on cached features
-or without a moving average, and ``has_threshold = True`` if confidences are compared with a threshold that is no option.
+A config may also have a method ``conflict(frozen, average)``, which returns why its options do not
+fit a run on cached features or without a moving average, and ``has_threshold = True`` if
+confidences are compared with a threshold that is no option.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,14 +33,18 @@ class Algorithm(Protocol):
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Names of the views of unlabelled images that a batch must contain; empty if it learns from labels alone."""
+        """Names of the views of unlabelled images that a batch must contain; empty if it learns
+        from labels alone.
+        """
 
     @property
     def sites(self) -> tuple[str, ...]:
         """Names of the places where a refiner may replace the pseudo-labels."""
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        """Return the loss of one batch. Calls no ``backward()`` and moves no tensor between devices."""
+        """Return the loss of one batch. Calls no ``backward()`` and moves no tensor between
+        devices.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state, the refiner's included."""
@@ -48,7 +54,9 @@ class Algorithm(Protocol):
 
 
 class AlgorithmEntry(NamedTuple):
-    """An algorithm's config, and how it is made from (config, refiner, task), and an add-on if it takes one."""
+    """An algorithm's config, and how it is made from (config, refiner, task), and an add-on if it
+    takes one.
+    """
 
     config: type[Any]
     build: Callable[..., Algorithm]

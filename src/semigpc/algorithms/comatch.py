@@ -1,4 +1,6 @@
-"""CoMatch (Li et al., 2021): a graph of pseudo-labels and a graph of embeddings that teach each other."""
+"""CoMatch (Li et al., 2021): a graph of pseudo-labels and a graph of embeddings that teach each
+other.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +10,18 @@ from torch import Tensor
 from semigpc.addons import AddOn, Step
 from semigpc.pseudo_labels import QueueAlignment, one_hot
 from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, HeadSpec, HostState, ModelOutput, Networks, PseudoLabels, StepOutput, Task, check_ranges
+from semigpc.types import (
+    Batch,
+    Clock,
+    HeadSpec,
+    HostState,
+    ModelOutput,
+    Networks,
+    PseudoLabels,
+    StepOutput,
+    Task,
+    check_ranges,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +51,9 @@ class CoMatchConfig:
     projection: int = 64
 
     def __post_init__(self) -> None:
-        check_ranges(self, fractions=("threshold", "smoothing", "graph_threshold"), positive=("temperature",))
+        check_ranges(
+            self, fractions=("threshold", "smoothing", "graph_threshold"), positive=("temperature",)
+        )
 
     @property
     def heads(self) -> dict[str, HeadSpec]:
@@ -49,8 +64,9 @@ class CoMatchConfig:
 class CoMatch(HostState):
     """L = H(z_x, y) + w_u 1[conf(p) >= tau] H(z_s, p) + w_c mean - sum_j G_ij log S_ij.
 
-    p = a p_w + (1 - a) A P, the aligned weak label smoothed by the memory's labels P with A = softmax(e(u_w) . F / T), once the
-    memory is full. G joins images whose pseudo-labels agree, S is the softmax of e(u_s) . e(u_s2) / T.
+    p = a p_w + (1 - a) A P, the aligned weak label smoothed by the memory's labels P with A =
+    softmax(e(u_w) . F / T), once the memory is full. G joins images whose pseudo-labels agree, S is
+    the softmax of e(u_s) . e(u_s2) / T.
     """
 
     views = ("weak", "strong", "strong2")
@@ -61,25 +77,38 @@ class CoMatch(HostState):
     probs: Tensor
     pushed: Tensor
 
-    def __init__(self, config: CoMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None) -> None:
+    def __init__(
+        self, config: CoMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
+    ) -> None:
         super().__init__()
         self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
-        self.alignment = QueueAlignment(torch.full((task.n_classes,), 1 / task.n_classes), config.alignment_batches)
+        self.alignment = QueueAlignment(
+            torch.full((task.n_classes,), 1 / task.n_classes), config.alignment_batches
+        )
         rows = config.queue_batches * (task.unlabeled_batch + task.labeled_batch)
         self.register_buffer("features", torch.zeros(rows, config.projection))
         self.register_buffer("probs", torch.zeros(rows, task.n_classes))
         self.register_buffer("pushed", torch.tensor(0))
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
-        x, weak, strong, strong2 = networks.forward(batch.x, *(batch.views[name] for name in self.views))
+        config, refiner, addon, step = (
+            self.config,
+            self.refiner,
+            self.addon,
+            Step(networks, batch, clock),
+        )
+        x, weak, strong, strong2 = networks.forward(
+            batch.x, *(batch.views[name] for name in self.views)
+        )
 
         refiner.observe("before", x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
             weak_output = addon.weak(step, weak)
-            probs_w = refiner.refine("semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1))
+            probs_w = refiner.refine(
+                "semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1)
+            )
             probs_w = self.alignment(addon.opinion(step, weak_output, probs_w))
             probs = addon.targets(step, weak_output, self._smooth(weak_output, probs_w))  # (U, C)
             mask = refiner.confidence(weak_output, probs) >= config.threshold  # (U,)
@@ -88,13 +117,20 @@ class CoMatch(HostState):
             graph = pseudo_label_graph(probs, config.graph_threshold)  # (U, U)
         refiner.observe("after", x, batch)
 
-        similarities = strong.heads["projection"] @ strong2.heads["projection"].mT / config.temperature  # (U, U)
+        similarities = (
+            strong.heads["projection"] @ strong2.heads["projection"].mT / config.temperature
+        )  # (U, U)
         loss_x = addon.labeled_loss(step, logits_x, batch.y)
         loss_u = addon.unlabeled_loss(step, logits_s, probs, mask)
         loss_c = -(graph * torch.log(torch.softmax(similarities, dim=1) + 1e-7)).sum(dim=1).mean()
         output = StepOutput(
             loss_x + config.unlabeled_weight * loss_u + config.contrastive_weight * loss_c,
-            {"loss_x": loss_x, "loss_u": loss_u, "loss_c": loss_c, "mask_rate": mask.float().mean()},
+            {
+                "loss_x": loss_x,
+                "loss_u": loss_u,
+                "loss_c": loss_c,
+                "mask_rate": mask.float().mean(),
+            },
             PseudoLabels(probs, mask),
         )
         return addon.with_extra_loss(output, step, x, weak, strong)
@@ -102,18 +138,27 @@ class CoMatch(HostState):
     def _smooth(self, weak: ModelOutput, probs_w: Tensor) -> Tensor:
         if int(self.pushed) < len(self.features):  # not full yet: the algorithm's own label alone
             return probs_w
-        weights = torch.softmax(weak.heads["projection"] @ self.features.to(probs_w).mT / self.config.temperature, dim=1)
+        weights = torch.softmax(
+            weak.heads["projection"] @ self.features.to(probs_w).mT / self.config.temperature, dim=1
+        )
         aggregate = self.refiner.refine("aggregate", weak, weights @ self.probs.to(probs_w))
         return self.config.smoothing * probs_w + (1 - self.config.smoothing) * aggregate
 
     def _push(self, features: Tensor, probs: Tensor) -> None:
-        slots = (int(self.pushed) + torch.arange(len(features), device=features.device)) % len(self.features)
-        self.features[slots], self.probs[slots] = features.detach().to(self.features), probs.to(self.probs)
+        slots = (int(self.pushed) + torch.arange(len(features), device=features.device)) % len(
+            self.features
+        )
+        self.features[slots], self.probs[slots] = (
+            features.detach().to(self.features),
+            probs.to(self.probs),
+        )
         self.pushed += len(features)
 
 
 def pseudo_label_graph(probs: Tensor, threshold: float) -> Tensor:
-    """G = p p^T with ones on its diagonal, entries below the threshold 0, rows summing to 1: (U, C) -> (U, U)."""
+    """G = p p^T with ones on its diagonal, entries below the threshold 0, rows summing to 1: (U, C)
+    -> (U, U).
+    """
     graph = (probs @ probs.mT).fill_diagonal_(1)
     graph = torch.where(graph >= threshold, graph, 0)
     return graph / graph.sum(dim=1, keepdim=True)

@@ -9,7 +9,16 @@ from torch import nn
 from semigpc.addons import AddOn, Step
 from semigpc.pseudo_labels import sharpen
 from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, HeadSpec, Networks, PseudoLabels, StepOutput, Task, check_ranges
+from semigpc.types import (
+    Batch,
+    Clock,
+    HeadSpec,
+    Networks,
+    PseudoLabels,
+    StepOutput,
+    Task,
+    check_ranges,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +43,27 @@ class FixMatchConfig:
 
 
 class FixMatch(nn.Module):
-    """L = H(z_x, y) + w_u 1[conf(p_w) >= tau] H(z_s, argmax p_w), with p_w refined by f; conf is max unless f knows better."""
+    """L = H(z_x, y) + w_u 1[conf(p_w) >= tau] H(z_s, argmax p_w), with p_w refined by f; conf is
+    max unless f knows better.
+    """
 
     views = ("weak", "strong")
     sites = ("semantic",)
     takes_addons = True
 
-    def __init__(self, config: FixMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None) -> None:
+    def __init__(
+        self, config: FixMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
+    ) -> None:
         super().__init__()
         self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
+        config, refiner, addon, step = (
+            self.config,
+            self.refiner,
+            self.addon,
+            Step(networks, batch, clock),
+        )
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
 
         refiner.observe("before", x, batch)
@@ -53,10 +71,14 @@ class FixMatch(nn.Module):
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
             weak_output = addon.weak(step, weak)
-            probs = refiner.refine("semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1))  # (U, C)
+            probs = refiner.refine(
+                "semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1)
+            )  # (U, C)
             probs = addon.targets(step, weak_output, addon.opinion(step, weak_output, probs))
             mask = refiner.confidence(weak_output, probs) >= config.threshold  # (U,)
-            targets = probs.argmax(dim=1) if config.hard_labels else sharpen(probs, config.temperature)
+            targets = (
+                probs.argmax(dim=1) if config.hard_labels else sharpen(probs, config.temperature)
+            )
         refiner.observe("after", x, batch)
 
         loss_x = addon.labeled_loss(step, logits_x, batch.y)

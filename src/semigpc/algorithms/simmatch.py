@@ -10,7 +10,17 @@ from torch import Tensor, nn
 from semigpc.addons import AddOn, Step
 from semigpc.pseudo_labels import QueueAlignment, last_of_each
 from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, PseudoLabels, StepOutput, Task, check_ranges
+from semigpc.types import (
+    Batch,
+    Clock,
+    HeadSpec,
+    ModelOutput,
+    Networks,
+    PseudoLabels,
+    StepOutput,
+    Task,
+    check_ranges,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +35,13 @@ class SimMatchConfig:
         instance_weight: w_in.
         alignment_batches: batch means that distribution alignment remembers.
         projection: width of e.
-        bank: the source of the bank's rows: ``momentum``, a running average of the student's projections; ``teacher``, the
-            moving average network; ``full_teacher``, the same, and the weak views go through it too, as in the original code,
-            so that a refiner remembers the teacher's features as well.
+        bank: the source of the bank's rows: ``momentum``, a running average of the student's
+            projections; ``teacher``, the moving average network; ``full_teacher``, the same, and
+            the weak views go through it too, as in the original code, so that a refiner remembers
+            the teacher's features as well.
         bank_momentum: m of ``momentum``.
-        compat_usb: write and read the bank as USB does, for comparisons with it: rows normalised across the batch, and
-            images not seen yet count as random members of class 0.
+        compat_usb: write and read the bank as USB does, for comparisons with it: rows normalised
+            across the batch, and images not seen yet count as random members of class 0.
     """
 
     threshold: float = 0.95
@@ -45,26 +56,31 @@ class SimMatchConfig:
     compat_usb: bool = False
 
     def __post_init__(self) -> None:
-        check_ranges(self, fractions=("threshold", "smoothing", "bank_momentum"), positive=("temperature",))
+        check_ranges(
+            self, fractions=("threshold", "smoothing", "bank_momentum"), positive=("temperature",)
+        )
 
     @property
     def heads(self) -> dict[str, HeadSpec]:
         """Extra heads of the network."""
         return {"projection": HeadSpec("projection", self.projection)}
 
-    def conflict(self, *, frozen: bool, average: bool) -> str | None:  # noqa: ARG002
-        """Return why these options do not fit a run without a moving average of the network, or None."""
+    def conflict(self, *, frozen: bool, average: bool) -> str | None:
+        """Return why these options do not fit a run without a moving average of the network, or
+        None.
+        """
         if self.bank.endswith("teacher") and not average:
             return f"algorithm.bank={self.bank!r} needs a moving average; set train.ema, such as 0.999."
         return None
 
 
 class SimMatch(nn.Module):
-    """L = H(z_x, y) + w_u 1[conf(p) >= tau] H(z_s, p) + w_in H(similarities of e(u_s) to the bank, q).
+    """L = H(z_x, y) + w_u 1[conf(p) >= tau] H(z_s, p) + w_in H(similarities of e(u_s) to the bank,
+    q).
 
-    p = a p_w + (1 - a) agg, where p_w is the aligned weak label and agg sums the similarities s of e(u_w) to the bank by class;
-    q_j = s_j p_w[l_j], renormalised. The bank has one slot for each labelled image; it is read before it is written, and
-    not read at all in epoch 0.
+    p = a p_w + (1 - a) agg, where p_w is the aligned weak label and agg sums the similarities s of
+    e(u_w) to the bank by class; q_j = s_j p_w[l_j], renormalised. The bank has one slot for each
+    labelled image; it is read before it is written, and not read at all in epoch 0.
     """
 
     views = ("weak", "strong")
@@ -74,11 +90,17 @@ class SimMatch(nn.Module):
     bank_labels: Tensor
     visited: Tensor
 
-    def __init__(self, config: SimMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None) -> None:
+    def __init__(
+        self, config: SimMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
+    ) -> None:
         super().__init__()
         self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
-        self.alignment = QueueAlignment(torch.full((task.n_classes,), 1 / task.n_classes), config.alignment_batches)
-        self.register_buffer("bank", F.normalize(torch.randn(task.n_labeled, config.projection), dim=1))
+        self.alignment = QueueAlignment(
+            torch.full((task.n_classes,), 1 / task.n_classes), config.alignment_batches
+        )
+        self.register_buffer(
+            "bank", F.normalize(torch.randn(task.n_labeled, config.projection), dim=1)
+        )
         self.register_buffer("bank_labels", torch.zeros(task.n_labeled, dtype=torch.int64))
         self.register_buffer("visited", torch.full((task.n_labeled,), config.compat_usb))
         self.asks_teacher = config.bank == "full_teacher"  # for the weak views
@@ -86,9 +108,18 @@ class SimMatch(nn.Module):
         self.register_load_state_dict_post_hook(_restore_readable)  # type: ignore[no-untyped-call]
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        config, refiner, addon, step = self.config, self.refiner, self.addon, Step(networks, batch, clock)
+        config, refiner, addon, step = (
+            self.config,
+            self.refiner,
+            self.addon,
+            Step(networks, batch, clock),
+        )
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
-        banked, remembered, weak_view = x, x, weak  # what refiner and weak views see is of one network
+        banked, remembered, weak_view = (
+            x,
+            x,
+            weak,
+        )  # what refiner and weak views see is of one network
         if config.bank == "teacher":
             banked = networks.ask_teacher(batch.x)
         elif config.bank == "full_teacher":
@@ -101,28 +132,43 @@ class SimMatch(nn.Module):
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
             weak_output = addon.weak(step, weak_view)
-            probs_w = refiner.refine("semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1))
+            probs_w = refiner.refine(
+                "semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1)
+            )
             probs_w = self.alignment(addon.opinion(step, weak_output, probs_w))
             readable = clock.epoch > 0 and self._readable
-            smoothed, instances = self._smooth(weak_output, probs_w) if readable else (probs_w, None)
-            probs = addon.targets(step, weak_output, refiner.refine("final", weak_output, smoothed))  # (U, C)
+            smoothed, instances = (
+                self._smooth(weak_output, probs_w) if readable else (probs_w, None)
+            )
+            probs = addon.targets(
+                step, weak_output, refiner.refine("final", weak_output, smoothed)
+            )  # (U, C)
             mask = refiner.confidence(weak_output, probs) >= config.threshold  # (U,)
 
         loss_x = addon.labeled_loss(step, logits_x, batch.y)
         loss_u = addon.unlabeled_loss(step, logits_s, probs, mask)
-        loss_in = logits_s.new_zeros(()) if instances is None else self._instance_loss(strong, instances)
+        loss_in = (
+            logits_s.new_zeros(()) if instances is None else self._instance_loss(strong, instances)
+        )
         self._write(banked, batch)
         refiner.observe("after", remembered, batch)
         output = StepOutput(
             loss_x + config.unlabeled_weight * loss_u + config.instance_weight * loss_in,
-            {"loss_x": loss_x, "loss_u": loss_u, "loss_in": loss_in, "mask_rate": mask.float().mean()},
+            {
+                "loss_x": loss_x,
+                "loss_u": loss_u,
+                "loss_in": loss_in,
+                "mask_rate": mask.float().mean(),
+            },
             PseudoLabels(probs, mask),
         )
         return addon.with_extra_loss(output, step, x, weak, strong)
 
     def _similarities(self, output: ModelOutput) -> Tensor:
         """e . E_j / T, (U, n_labeled); minus infinity where nothing has been written yet."""
-        bank = self.bank.to(output.logits, copy=True)  # a copy, as the bank is written before the gradient is taken
+        bank = self.bank.to(
+            output.logits, copy=True
+        )  # a copy, as the bank is written before the gradient is taken
         scores = output.heads["projection"] @ bank.mT / self.config.temperature
         return scores.masked_fill(~self.visited, -torch.inf)
 
@@ -133,17 +179,23 @@ class SimMatch(nn.Module):
         aggregate = self.refiner.refine("aggregate", weak, aggregate)
         q = s * self.refiner.refine("final", weak, probs_w)[:, self.bank_labels]  # unfold and scale
         smoothed = self.config.smoothing * probs_w + (1 - self.config.smoothing) * aggregate
-        return smoothed, q / q.sum(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)  # 0 / 0: none of its classes seen
+        return smoothed, q / q.sum(dim=1, keepdim=True).clamp_min(
+            torch.finfo(q.dtype).tiny
+        )  # 0 / 0: none of its classes seen
 
     def _instance_loss(self, strong: ModelOutput, instances: Tensor) -> Tensor:
-        """mean_b - sum_j q_j log softmax_j(e(u_s) . E_j / T); the gradient flows through e(u_s) alone."""
+        """mean_b - sum_j q_j log softmax_j(e(u_s) . E_j / T); the gradient flows through e(u_s)
+        alone.
+        """
         log_s = F.log_softmax(self._similarities(strong), dim=1).masked_fill(~self.visited, 0)
         return -(instances * log_s).sum(dim=1).mean()
 
     @torch.no_grad()
     def _write(self, x: ModelOutput, batch: Batch) -> None:
         config, index = self.config, batch.index
-        last = last_of_each(index)  # an image may stand twice in a batch larger than the labelled set
+        last = last_of_each(
+            index
+        )  # an image may stand twice in a batch larger than the labelled set
         if config.bank == "momentum":
             m = config.bank_momentum
             mixed = m * self.bank[index] + (1 - m) * x.heads["projection"].to(self.bank)
@@ -154,7 +206,11 @@ class SimMatch(nn.Module):
                 entries = F.normalize(mixed, dim=1)
         else:
             entries = x.heads["projection"].to(self.bank)
-        self.bank[index], self.bank_labels[index], self.visited[index] = entries[last], batch.y[last], True
+        self.bank[index], self.bank_labels[index], self.visited[index] = (
+            entries[last],
+            batch.y[last],
+            True,
+        )
         self._readable = True
 
 

@@ -20,20 +20,25 @@ class SupervisedConfig:
 class Supervised(nn.Module):
     """L = mean H(z_x, y), on weak views of the labelled images alone.
 
-    A refiner changes nothing in training, but fills its memory, so that a GP on the learnt features can be evaluated.
+    A refiner changes nothing in training, but fills its memory, so that a GP on the learnt features
+    can be evaluated.
     """
 
     views = ()
     sites = ("semantic",)
     takes_addons = True
 
-    def __init__(self, config: SupervisedConfig, refiner: Refiner, task: Task, addon: AddOn | None = None) -> None:  # noqa: ARG002
+    def __init__(
+        self, config: SupervisedConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
+    ) -> None:
         super().__init__()
         self.refiner, self.addon = refiner, addon or AddOn.none(task)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
         (x,) = networks.forward(batch.x)
         self.refiner.observe("before", x, batch)
-        loss = self.addon.labeled_loss(Step(networks, batch, clock), self.refiner.classify(x, batch.index).logits, batch.y)
+        loss = self.addon.labeled_loss(
+            Step(networks, batch, clock), self.refiner.classify(x, batch.index).logits, batch.y
+        )
         self.refiner.observe("after", x, batch)
         return StepOutput(loss, {"loss_x": loss})

@@ -1,4 +1,6 @@
-"""The ``semigpc`` command: one file for each verb, or for two that belong together; it parses, calls and prints."""
+"""The ``semigpc`` command: one file for each verb, or for two that belong together; it parses,
+calls and prints.
+"""
 
 import warnings
 from importlib.metadata import version
@@ -27,7 +29,9 @@ from semigpc.io.text import printable
 
 
 class Verbs(TyperGroup):
-    """All verbs; what typer prints about their arguments holds no character that could steer the terminal."""
+    """All verbs; what typer prints about their arguments holds no character that could steer the
+    terminal.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb."""
@@ -47,7 +51,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
 )
-PRODUCT = (demo, train, evaluate, predict, export, compare_command, embed, label, suggest, audit, review)
+PRODUCT = (
+    demo,
+    train,
+    evaluate,
+    predict,
+    export,
+    compare_command,
+    embed,
+    label,
+    suggest,
+    audit,
+    review,
+)
 for verb in (*PRODUCT, reproduce, list_command, doctor, toy):  # in the order of the help
     app.command(verb.__name__.removesuffix("_command"))(verb)
 app.add_typer(data_app, name="data")
@@ -62,7 +78,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def semigpc(
     _version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
     ] = False,
     _debug: Debug = False,
 ) -> None:

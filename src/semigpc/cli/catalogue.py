@@ -1,4 +1,6 @@
-"""``semigpc list``: algorithms, add-ons, refiners, models, weights, data sets, recipes and settings, one line each."""
+"""``semigpc list``: algorithms, add-ons, refiners, models, weights, data sets, recipes and
+settings, one line each.
+"""
 
 import json
 import sys
@@ -9,18 +11,31 @@ import typer
 from semigpc.cli.failures import reported
 from semigpc.cli.tables import AsJson, say
 
-Kind = Literal["algorithms", "addons", "refiners", "models", "weights", "datasets", "recipes", "settings"]
+Kind = Literal[
+    "algorithms", "addons", "refiners", "models", "weights", "datasets", "recipes", "settings"
+]
 
 
 @reported("list")
 def list_command(
-    kind: Annotated[Kind | None, typer.Argument(metavar="KIND", help="All but the settings by default.")] = None,
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="settings: a recipe or your data; models: part of a timm name.")
+    kind: Annotated[
+        Kind | None, typer.Argument(metavar="KIND", help="All but the settings by default.")
     ] = None,
-    algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="Whose settings to list.")] = "simmatch",
-    addon: Annotated[str, typer.Option("--addon", metavar="NAME", help="Whose settings to list.")] = "none",
-    refiner: Annotated[str, typer.Option("--refiner", metavar="NAME", help="Whose settings to list.")] = "gp",
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="settings: a recipe or your data; models: part of a timm name."
+        ),
+    ] = None,
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", metavar="NAME", help="Whose settings to list.")
+    ] = "simmatch",
+    addon: Annotated[
+        str, typer.Option("--addon", metavar="NAME", help="Whose settings to list.")
+    ] = "none",
+    refiner: Annotated[
+        str, typer.Option("--refiner", metavar="NAME", help="Whose settings to list.")
+    ] = "gp",
     as_json: AsJson = False,
 ) -> None:
     """List what there is, one line each.
@@ -46,7 +61,11 @@ def list_command(
         lines = _aligned(entries)
     else:
         entries = {one: _entries(one) for one in get_args(Kind) if one != "settings"}
-        lines = [line for one in entries for line in (f"{one}:", *(f"  {line}" for line in _aligned(entries[one])), "")]
+        lines = [
+            line
+            for one in entries
+            for line in (f"{one}:", *(f"  {line}" for line in _aligned(entries[one])), "")
+        ]
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
     else:
@@ -60,9 +79,11 @@ def _aligned(entries: dict[str, str]) -> list[str]:
 
 
 def _entries(kind: str) -> dict[str, str]:
-    """Return the names of a kind with a line for each: the first of its module's docstring, or of its config's.
+    """Return the names of a kind with a line for each: the first of its module's docstring, or of
+    its config's.
 
-    The module's if it is named after the entry, as algorithms/simmatch.py is; several entries may share another module.
+    The module's if it is named after the entry, as algorithms/simmatch.py is; several entries may
+    share another module.
     """
     from semigpc.addons import ADDONS
     from semigpc.algorithms import ALGORITHMS
@@ -74,14 +95,24 @@ def _entries(kind: str) -> dict[str, str]:
     if kind == "models":
         return _models()
     if kind == "weights":
-        return {one.file: f"{one.backbone}, {one.pretraining}, {one.licence}: {one.url}" for one in WEIGHTS}
+        return {
+            one.file: f"{one.backbone}, {one.pretraining}, {one.licence}: {one.url}"
+            for one in WEIGHTS
+        }
     if kind == "recipes":
         return {name: _first_line(recipe) for name, recipe in RECIPES.items()}
-    registries: dict[str, Any] = {"algorithms": ALGORITHMS, "addons": ADDONS, "refiners": REFINERS, "datasets": DATASETS}
+    registries: dict[str, Any] = {
+        "algorithms": ALGORITHMS,
+        "addons": ADDONS,
+        "refiners": REFINERS,
+        "datasets": DATASETS,
+    }
     lines = {}
     for name, entry in registries[kind].items():
         module = entry.config.__module__
-        lines[name] = _first_line(sys.modules[module] if module.endswith(f".{name}") else entry.config)
+        lines[name] = _first_line(
+            sys.modules[module] if module.endswith(f".{name}") else entry.config
+        )
     return lines | ({"none": "The algorithm as it is."} if kind == "addons" else {})
 
 
@@ -92,7 +123,9 @@ def _models() -> dict[str, str]:
     lines = {name: _first_line(getattr(build, "func", build)) for name, build in MODELS.items()}
     for name, vit in VITS.items():
         size = f"{vit.image_size} x {vit.image_size}"
-        lines[name] = f"Vision transformer for {size}: patches of {vit.patch_size}, width {vit.width}, {vit.depth} blocks."
+        lines[name] = (
+            f"Vision transformer for {size}: patches of {vit.patch_size}, width {vit.width}, {vit.depth} blocks."
+        )
     return lines | {"...": "and every name timm knows; semigpc list models PART finds them."}
 
 
@@ -111,7 +144,8 @@ def _models_named(part: str) -> list[str]:
 def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, Any]:
     """Return every key that --set takes, with its value.
 
-    What has an option of its own, such as algorithm.name, is left out; other parts chosen by name are set as a group.
+    What has an option of its own, such as algorithm.name, is left out; other parts chosen by name
+    are set as a group.
     """
     from semigpc.training.experiment import ROOMS
     from semigpc.training.lookup import TrainOptions, resolve
@@ -120,7 +154,11 @@ def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, 
     experiment, _ = resolve(data, TrainOptions(algorithm=algorithm, addon=addon, refiner=refiner))
     by_name = {f"{group}.name": group for group in groups_by_name(experiment)}
     values = flattened(experiment.to_plain())
-    return {by_name.get(key, key): value for key, value in values.items() if by_name.get(key) not in ROOMS}
+    return {
+        by_name.get(key, key): value
+        for key, value in values.items()
+        if by_name.get(key) not in ROOMS
+    }
 
 
 def _first_line(documented: object) -> str:

@@ -24,7 +24,8 @@ app = typer.Typer(help="Check or download the data sets of the paper.", no_args_
 
 
 Which = Annotated[
-    Literal["semi_aves", "semi_fungi", "semi_inat", "cub", "cifar10", "cifar100"], typer.Argument(help="The set.")
+    Literal["semi_aves", "semi_fungi", "semi_inat", "cub", "cifar10", "cifar100"],
+    typer.Argument(help="The set."),
 ]
 
 
@@ -37,12 +38,21 @@ def data() -> None:
 @reported("data verify")
 def verify(
     name: Which,
-    root: Annotated[Path, typer.Argument(help="Folder with a folder of that name, or a .zip copy of CIFAR.", exists=True)],
+    root: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder with a folder of that name, or a .zip copy of CIFAR.", exists=True
+        ),
+    ],
     splits: Annotated[
-        Path | None, typer.Option("--splits", metavar="DIR", help="Folder with NAME/*.txt, if not beside the images.")
+        Path | None,
+        typer.Option(
+            "--splits", metavar="DIR", help="Folder with NAME/*.txt, if not beside the images."
+        ),
     ] = None,
     images: Annotated[
-        Literal["none", "exist", "decode"], typer.Option("--images", help="Check that images are there, or can be decoded.")
+        Literal["none", "exist", "decode"],
+        typer.Option("--images", help="Check that images are there, or can be decoded."),
     ] = "none",
     as_json: AsJson = False,
 ) -> None:
@@ -63,11 +73,15 @@ def verify(
     with StageBar() as bar:
         if name in CIFAR:
             if splits is not None:
-                raise typer.BadParameter("CIFAR has no split files; leave it out.", param_hint="--splits")
+                raise typer.BadParameter(
+                    "CIFAR has no split files; leave it out.", param_hint="--splits"
+                )
             found = verify_cifar(CIFAR[name], root, decode=decode, report=bar.show)
         else:
             exist = images != "none"
-            found = verify_fgvc(name, root, splits=splits, exist=exist, decode=decode, report=bar.show)
+            found = verify_fgvc(
+                name, root, splits=splits, exist=exist, decode=decode, report=bar.show
+            )
     if as_json:
         typer.echo(json.dumps({"ok": found.ok, **asdict(found)}, indent=2))
     else:
@@ -78,7 +92,10 @@ def verify(
 
 @app.command()
 @reported("data download")
-def download(name: Which, root: Annotated[Path, typer.Argument(help="Folder to put a folder of that name into.")]) -> None:
+def download(
+    name: Which,
+    root: Annotated[Path, typer.Argument(help="Folder to put a folder of that name into.")],
+) -> None:
     """Download CIFAR, or say how to get the fine-grained sets.
 
     A download that broke off resumes where it stopped. The fine-grained sets
@@ -93,10 +110,16 @@ def download(name: Which, root: Annotated[Path, typer.Argument(help="Folder to p
         raise DataError(BENCHMARKS[name].instructions(name, root))
     source, folder = ARCHIVES[name], root.expanduser() / name
     if (folder / source.folder).is_dir():
-        say(f"{folder / source.folder} is there already. Check it with: semigpc data verify {name} {root}")
+        say(
+            f"{folder / source.folder} is there already. Check it with: semigpc data verify {name} {root}"
+        )
         return
     with StageBar("MB") as bar:
-        unpacked = fetch(source, folder, lambda done, size: bar.show(source.file_name, done // MEGABYTE, size // MEGABYTE))
+        unpacked = fetch(
+            source,
+            folder,
+            lambda done, size: bar.show(source.file_name, done // MEGABYTE, size // MEGABYTE),
+        )
     say(f"{name} is in {unpacked}")
 
 
@@ -107,7 +130,11 @@ def _tell(found: "Verification") -> None:
         console.print(verbatim(line), soft_wrap=True)
     failed = sum(finding.fails for finding in found.findings)
     absent = sum(finding.verdict == "absent" for finding in found.findings)
-    verdict = f"{failed} of {len(found.findings)} figures must be looked at" if failed else "Everything found is as published"
+    verdict = (
+        f"{failed} of {len(found.findings)} figures must be looked at"
+        if failed
+        else "Everything found is as published"
+    )
     console.print(verdict + (f"; absent: {absent}." if absent else "."), highlight=False)
 
 
@@ -117,7 +144,10 @@ def _table(findings: "list[CheckedFigure]") -> Table:
         column.justify = "right"  # numbers, and hashes that have to be broken into lines
     for finding in findings:
         needed = ", needed" if finding.needed and finding.verdict == "absent" else ""
-        values = ("-" if value is None else value for value in (finding.found, finding.expected, finding.paper))
+        values = (
+            "-" if value is None else value
+            for value in (finding.found, finding.expected, finding.paper)
+        )
         verdict = f"[{STYLES[finding.verdict]}]{finding.verdict}{needed}[/]"
         made.add_row(verbatim(finding.what), *map(verbatim, values), verdict)
     return made

@@ -20,7 +20,8 @@ from semigpc.io.text import MISSING, versions
 GIGABYTE = 2**30
 LITTLE = 1  # gigabytes; less disk or memory than that is worth a warning
 MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "bad": "[red]bad [/]"}
-# Builds that do not fit each other say so when the operators of torchvision are registered, which is on import.
+# Builds that do not fit each other say so when the operators of torchvision are registered, which
+# is on import.
 BFLOAT16 = "import torch; torch.nn.Linear(64, 64).bfloat16()(torch.ones(64, 64).bfloat16())"
 PAIR = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
 
@@ -56,7 +57,11 @@ def doctor(
             console.print(verbatim(f"     mend it: {finding.remedy}"), soft_wrap=True)
     sound = all(finding.status != "bad" for finding in findings)
     if as_json:
-        typer.echo(json.dumps({"ok": sound, "findings": [asdict(finding) for finding in findings]}, indent=2))
+        typer.echo(
+            json.dumps(
+                {"ok": sound, "findings": [asdict(finding) for finding in findings]}, indent=2
+            )
+        )
     console.print("Everything needed works." if sound else "Something is broken; see above.")
     if not sound:
         raise typer.Exit(1)
@@ -71,11 +76,19 @@ def examine() -> Iterator[Diagnosis]:
         return  # all other checks would fail for the same reason
     yield from _machine()
     yield _bfloat16()
-    yield _attempt("checkpoints", _write_and_read, "look at the temporary folder (TMPDIR), and at pip show safetensors.")
-    yield _attempt("training", _train_a_step, "semigpc --debug train digits --steps 1 shows where it fails; report it.")
+    yield _attempt(
+        "checkpoints",
+        _write_and_read,
+        "look at the temporary folder (TMPDIR), and at pip show safetensors.",
+    )
+    yield _attempt(
+        "training",
+        _train_a_step,
+        "semigpc --debug train digits --steps 1 shows where it fails; report it.",
+    )
 
 
-# Packages ----------------------------------------------------------------------------------------------------------
+# Packages -----------------------------------------------------------------------------------------
 
 
 def _versions() -> Iterator[Diagnosis]:
@@ -93,18 +106,23 @@ def _pair() -> Diagnosis:
         return Diagnosis("torch and torchvision", "ok", "fit each other")
     errors = done.stderr.strip().splitlines()
     return Diagnosis(
-        "torch and torchvision", "bad", f"do not fit each other: {errors[-1] if errors else 'no message'}", reinstall_command()
+        "torch and torchvision",
+        "bad",
+        f"do not fit each other: {errors[-1] if errors else 'no message'}",
+        reinstall_command(),
     )
 
 
 def reinstall_command() -> str:
-    """Return the command that installs the torchvision of this torch, from one index, for the same CPU or CUDA."""
+    """Return the command that installs the torchvision of this torch, from one index, for the same
+    CPU or CUDA.
+    """
     release, _, build = versions()["torch"].partition("+")
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
     return f"{sys.executable} -m pip install --force-reinstall torch=={release} torchvision{index}"
 
 
-# Machine -----------------------------------------------------------------------------------------------------------
+# Machine ------------------------------------------------------------------------------------------
 
 
 def _machine() -> Iterator[Diagnosis]:
@@ -112,13 +130,20 @@ def _machine() -> Iterator[Diagnosis]:
 
     from semigpc.io.threads import allowed, cores
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else []
+    )
     if torch.backends.mps.is_available():
         gpus.append("Apple GPU (mps)")
     yield Diagnosis("devices", "ok", ", ".join(gpus) or "no GPU; training runs on the CPU")
     if allowed() > cores():  # by OMP_NUM_THREADS
         yield Diagnosis(
-            "threads", "warn", f"{allowed()} of torch on {cores()} cores", f"OMP_NUM_THREADS={cores()} before the command"
+            "threads",
+            "warn",
+            f"{allowed()} of torch on {cores()} cores",
+            f"OMP_NUM_THREADS={cores()} before the command",
         )
     else:
         yield Diagnosis("threads", "ok", f"{allowed()} of torch on {cores()} cores")
@@ -130,11 +155,18 @@ def _machine() -> Iterator[Diagnosis]:
 
 
 def _bfloat16() -> Diagnosis:
-    """Try bfloat16: some virtual machines announce instructions that the processor lacks, and the process then dies."""
+    """Try bfloat16: some virtual machines announce instructions that the processor lacks, and the
+    process then dies.
+    """
     done = subprocess.run([sys.executable, "-c", BFLOAT16], capture_output=True, text=True)
     if done.returncode == 0:
         return Diagnosis("bfloat16 on the CPU", "ok", "works")
-    return Diagnosis("bfloat16 on the CPU", "warn", "crashes", "leave train.precision at 32-true when training on this CPU")
+    return Diagnosis(
+        "bfloat16 on the CPU",
+        "warn",
+        "crashes",
+        "leave train.precision at 32-true when training on this CPU",
+    )
 
 
 def _enough(name: str, gigabytes: float, remedy: str) -> Diagnosis:
@@ -148,10 +180,17 @@ def _free_memory() -> float | None:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 / GIGABYTE for line in lines if line.startswith("MemAvailable")), None)
+    return next(
+        (
+            int(line.split()[1]) * 1024 / GIGABYTE
+            for line in lines
+            if line.startswith("MemAvailable")
+        ),
+        None,
+    )
 
 
-# Trying ------------------------------------------------------------------------------------------------------------
+# Trying -------------------------------------------------------------------------------------------
 
 
 def _attempt(name: str, work: Callable[[Path], str], remedy: str) -> Diagnosis:
@@ -159,7 +198,9 @@ def _attempt(name: str, work: Callable[[Path], str], remedy: str) -> Diagnosis:
         with tempfile.TemporaryDirectory(prefix="semigpc-doctor-") as folder:
             return Diagnosis(name, "ok", work(Path(folder)))
     except Exception as error:
-        return Diagnosis(name, "bad", f"{type(error).__name__}: {' '.join(str(error).split())}", remedy)
+        return Diagnosis(
+            name, "bad", f"{type(error).__name__}: {' '.join(str(error).split())}", remedy
+        )
 
 
 def _write_and_read(folder: Path) -> str:
@@ -178,6 +219,8 @@ def _train_a_step(folder: Path) -> str:
     from semigpc.training import train
     from semigpc.training.presets import digits
 
-    tiny = digits().override(["train.steps=1", "data.test_per_class=1", "data.validation_per_class=0"])
+    tiny = digits().override(
+        ["train.steps=1", "data.test_per_class=1", "data.validation_per_class=0"]
+    )
     summary = train(tiny, folder / "run")
     return f"one step of SimMatch with the GP in {summary['seconds']:.1f} s"

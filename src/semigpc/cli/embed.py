@@ -20,27 +20,46 @@ SHOWN = 10  # images left out that are named on the screen
 @reported("embed")
 def embed(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, help="Images, in folders however deep.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER", exists=True, file_okay=False, help="Images, in folders however deep."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The .parquet file to write.")],
-    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Any timm backbone.")] = "tf_efficientnet_lite0",
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="Any timm backbone.")
+    ] = "tf_efficientnet_lite0",
     pretrained: Annotated[
         str,
         typer.Option(
-            "--pretrained", metavar="SOURCE", help="Weights: embedded, timm (its hub), a file, none, or auto: the first it has."
+            "--pretrained",
+            metavar="SOURCE",
+            help="Weights: embedded, timm (its hub), a file, none, or auto: the first it has.",
         ),
     ] = "auto",
     image_size: Annotated[
         int | None,
-        typer.Option("--image-size", metavar="PIXELS", min=2, help="Side of the images; the network's own by default."),
+        typer.Option(
+            "--image-size",
+            metavar="PIXELS",
+            min=2,
+            help="Side of the images; the network's own by default.",
+        ),
     ] = None,
     precision: Annotated[
-        Literal["float16", "float32"], typer.Option("--precision", help="Of the numbers in the table.")
+        Literal["float16", "float32"],
+        typer.Option("--precision", help="Of the numbers in the table."),
     ] = "float16",
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Images per batch.")] = 16,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")] = False,
+    batch: Annotated[
+        int, typer.Option("--batch", metavar="N", min=1, help="Images per batch.")
+    ] = 16,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")
+    ] = False,
     follow_links: FollowLinks = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a table that is there already.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a table that is there already.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn a folder of images into a table of embeddings, for semigpc label.
@@ -60,18 +79,32 @@ def embed(
     """
     from semigpc.labeling.embed import EmbedConfig, embed_folder
 
-    config = EmbedConfig(model=model, pretrained=pretrained, image_size=image_size, precision=precision, batch=batch)
+    config = EmbedConfig(
+        model=model, pretrained=pretrained, image_size=image_size, precision=precision, batch=batch
+    )
     with StageBar("images", line_at_end=True) as bar:
         try:
             result = embed_folder(
-                folder, out, config, skip_bad=skip_bad, overwrite=overwrite, follow_links=follow_links, progress=bar.show
+                folder,
+                out,
+                config,
+                skip_bad=skip_bad,
+                overwrite=overwrite,
+                follow_links=follow_links,
+                progress=bar.show,
             )
         except KeyboardInterrupt:
             say("finished parts are kept; the same command goes on with them", err=True)
             raise
     _tell(result, quiet=as_json)
     if as_json:
-        facts = {"path": str(result.path), "rows": result.rows, "made": result.made, **asdict(result.key), "bad": result.bad}
+        facts = {
+            "path": str(result.path),
+            "rows": result.rows,
+            "made": result.made,
+            **asdict(result.key),
+            "bad": result.bad,
+        }
         typer.echo(json.dumps(facts, indent=2))
 
 
@@ -86,4 +119,7 @@ def _tell(result: "EmbedResult", *, quiet: bool) -> None:
         say(f"{result.path} is already there: {what}", err=quiet)
         return
     before = result.rows - result.made
-    say(f"wrote {result.path}: {what}" + (f"; {before} were embedded before" if before else ""), err=quiet)
+    say(
+        f"wrote {result.path}: {what}" + (f"; {before} were embedded before" if before else ""),
+        err=quiet,
+    )

@@ -13,14 +13,23 @@ from semigpc.cli.tables import AsJson, FollowLinks, accuracy_table
 
 Part = Literal["test", "validation"]
 Run = Annotated[
-    Path, typer.Argument(metavar="RUN", exists=True, file_okay=False, help="Folder of a run, as semigpc train made it.")
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        exists=True,
+        file_okay=False,
+        help="Folder of a run, as semigpc train made it.",
+    ),
 ]
 Which = Annotated[
     Literal["best", "last"] | None,
-    typer.Option("--checkpoint", metavar="best|last", help="Best on validation, if there is one, or last."),
+    typer.Option(
+        "--checkpoint", metavar="best|last", help="Best on validation, if there is one, or last."
+    ),
 ]
 WhichHead = Annotated[
-    Literal["auto", "linear", "gp"], typer.Option("--head", help="Linear classifier or GP; auto: as the run was judged.")
+    Literal["auto", "linear", "gp"],
+    typer.Option("--head", help="Linear classifier or GP; auto: as the run was judged."),
 ]
 
 
@@ -29,14 +38,28 @@ def evaluate(
     run: Run,
     data: Annotated[
         Path | None,
-        typer.Option("--data", metavar="PATH", help="Other images: a folder of class folders, a table, or an .npz file."),
+        typer.Option(
+            "--data",
+            metavar="PATH",
+            help="Other images: a folder of class folders, a table, or an .npz file.",
+        ),
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option("--labels", metavar="FILE", help="CSV or Parquet with the labels of the folder --data.")
+        Path | None,
+        typer.Option(
+            "--labels", metavar="FILE", help="CSV or Parquet with the labels of the folder --data."
+        ),
     ] = None,
-    partial: Annotated[bool, typer.Option("--partial", help="Let classes of the run be absent from --data.")] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Let classes of the run be absent from --data.")
+    ] = False,
     part: Annotated[
-        Part | None, typer.Option("--part", metavar="test|validation", help="Own images; test by default, if there are any.")
+        Part | None,
+        typer.Option(
+            "--part",
+            metavar="test|validation",
+            help="Own images; test by default, if there are any.",
+        ),
     ] = None,
     follow_links: FollowLinks = False,
     checkpoint: Which = None,
@@ -53,9 +76,13 @@ def evaluate(
       semigpc evaluate runs/photos-simmatch-gp-seed0 --data new/ --partial
     """
     if data is None and (labels is not None or partial):
-        raise typer.BadParameter("it says something of --data, which is missing.", param_hint="--labels or --partial")
+        raise typer.BadParameter(
+            "it says something of --data, which is missing.", param_hint="--labels or --partial"
+        )
     if data is not None and part is not None:
-        raise typer.BadParameter("the run's own part, or other images with --data; not both.", param_hint="--part")
+        raise typer.BadParameter(
+            "the run's own part, or other images with --data; not both.", param_hint="--part"
+        )
     from semigpc.training.evaluate import evaluate as judge
     from semigpc.training.inference import images_to_evaluate, load_run
 
@@ -65,14 +92,26 @@ def evaluate(
         loaded, images = loaded.part(part)
         source: str = part
     else:
-        images = images_to_evaluate(loaded, data, labels, partial=partial, follow_links=follow_links)
+        images = images_to_evaluate(
+            loaded, data, labels, partial=partial, follow_links=follow_links
+        )
         source = str(data)
 
     with StageBar() as bar:
-        heads = judge(loaded.predict(images, on_batch=bar.counter("Images", len(images))), loaded.groups)
+        heads = judge(
+            loaded.predict(images, on_batch=bar.counter("Images", len(images))), loaded.groups
+        )
     if as_json:
-        facts = {"run": str(run), "checkpoint": loaded.checkpoint, "step": loaded.step, "images": source, "head": loaded.head}
-        typer.echo(json.dumps({**facts, "class_names": loaded.class_names, "heads": heads}, indent=2))
+        facts = {
+            "run": str(run),
+            "checkpoint": loaded.checkpoint,
+            "step": loaded.step,
+            "images": source,
+            "head": loaded.head,
+        }
+        typer.echo(
+            json.dumps({**facts, "class_names": loaded.class_names, "heads": heads}, indent=2)
+        )
     place = {"step": loaded.step, "part": f"{source} ({len(images)})"}
     rows = [
         (loaded.checkpoint, {**figures, **place, "head": head, "judged": head == loaded.head})

@@ -16,14 +16,22 @@ from semigpc.cli.tables import AsJson, say
 def export(
     run: Run,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="RUN/export/model.onnx, or .pt2 for torch, by default.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="RUN/export/model.onnx, or .pt2 for torch, by default."
+        ),
     ] = None,
     kind: Annotated[
-        Literal["onnx", "torch"], typer.Option("--format", help="For ONNX Runtime and its like, or a program of torch.export.")
+        Literal["onnx", "torch"],
+        typer.Option(
+            "--format", help="For ONNX Runtime and its like, or a program of torch.export."
+        ),
     ] = "onnx",
     head: WhichHead = "auto",
     checkpoint: Which = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there already.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that is there already.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a run as one file that needs neither semigpc nor its data.
@@ -57,7 +65,11 @@ def export(
         typer.echo(json.dumps({"path": str(done.path), **done.facts}, indent=2))
         return
     check = done.facts["check"]
-    outputs = ", ".join(f"{name} ({facts['head']})" for name, facts in done.facts["outputs"].items())
+    outputs = ", ".join(
+        f"{name} ({facts['head']})" for name, facts in done.facts["outputs"].items()
+    )
     rows = f"{check['test_images']} test images and {check['random_images']} random ones"
     say(f"wrote {done.path} ({done.path.stat().st_size / 1e6:.1f} MB): {outputs}")
-    say(f"checked on {rows}: largest difference {check['largest_difference']:.1e}, allowed {check['tolerance']:g}")
+    say(
+        f"checked on {rows}: largest difference {check['largest_difference']:.1e}, allowed {check['tolerance']:g}"
+    )

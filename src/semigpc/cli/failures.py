@@ -18,12 +18,14 @@ GO_ON = {
     "out": "Give the same command again to go on.",
 }
 
-# By name, so that a verb which imports little stays quick; the first class of an error's ancestry that is listed decides.
+# By name, so that a verb which imports little stays quick; the first class of an error's ancestry
+# that is listed decides.
 EXIT_CODES = {
     "semigpc.io.atomic.InUseError": USAGE,
     "semigpc.io.atomic.WriteError": FAILURE,
     "semigpc.training.settings.SettingError": USAGE,
-    "semigpc.io.images.ImageError": FAILURE,  # a kind of DataError: the command was right, a file is broken
+    # a kind of DataError: the command was right, a file is broken
+    "semigpc.io.images.ImageError": FAILURE,
     "semigpc.data.dataset.DataError": USAGE,
     "semigpc.models.encoder.NotExportableError": USAGE,
     "semigpc.export.run.DifferenceError": FAILURE,
@@ -39,16 +41,19 @@ EXIT_CODES = {
     "builtins.OSError": FAILURE,
 }
 
-RANK_ERROR = "semigpc.training.processes.RankError"  # one process's own error, which decides on words and code
+# one process's own error, which decides on words and code
+RANK_ERROR = "semigpc.training.processes.RankError"
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 def reported(verb: str) -> Callable[[Verb], Verb]:
-    """Decorate a verb: print its errors on standard error as ``semigpc VERB: ...``, and add the option ``--debug``.
+    """Decorate a verb: print its errors on standard error as ``semigpc VERB: ...``, and add the
+    option ``--debug``.
 
-    ``--debug`` may also stand before the verb. Unexpected errors come with advice on how to report them.
+    ``--debug`` may also stand before the verb. Unexpected errors come with advice on how to report
+    them.
     """
 
     def decorate(function: Verb) -> Verb:
@@ -62,7 +67,9 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
                 if debug or context.find_root().params.get("_debug"):
                     for line in "".join(traceback.format_exception(error)).splitlines():
                         say(line, err=True)
-                message, code = explain(error, next((hint for option, hint in GO_ON.items() if option in options), ""))
+                message, code = explain(
+                    error, next((hint for option, hint in GO_ON.items() if option in options), "")
+                )
                 say(f"semigpc {verb}: {message}", err=True)
                 raise typer.Exit(code) from None
 
@@ -70,7 +77,9 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
         ours = {"context": typer.Context, "debug": Debug}
         extra = [
             inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
-            inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, annotation=Debug, default=False),
+            inspect.Parameter(
+                "debug", inspect.Parameter.KEYWORD_ONLY, annotation=Debug, default=False
+            ),
         ]
         wrapper.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*signature.parameters.values(), *extra]
@@ -82,7 +91,9 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
 
 
 def explain(error: BaseException, go_on: str = "") -> tuple[str, int]:
-    """Return the paragraph for an error, and the exit code; ``go_on`` is added if the verb was stopped and can resume."""
+    """Return the paragraph for an error, and the exit code; ``go_on`` is added if the verb was
+    stopped and can resume.
+    """
     if f"{type(error).__module__}.{type(error).__qualname__}" == RANK_ERROR:
         message, decided = explain(error.error, go_on)  # type: ignore[attr-defined]
         return f"rank {error.rank}: {message}", decided  # type: ignore[attr-defined]
@@ -109,4 +120,6 @@ def _paragraph(error: BaseException) -> str:
 
 def _belongs_to_typer(error: BaseException) -> bool:
     """Whether it is an exit or a usage error, which typer prints itself."""
-    return isinstance(error, typer.Exit | typer.Abort | typer.BadParameter) or type(error).__module__.startswith("typer.")
+    return isinstance(error, typer.Exit | typer.Abort | typer.BadParameter) or type(
+        error
+    ).__module__.startswith("typer.")

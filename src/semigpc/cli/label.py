@@ -1,4 +1,6 @@
-"""``semigpc label``: labels for a table of embeddings or a folder of images, from a few that were given."""
+"""``semigpc label``: labels for a table of embeddings or a folder of images, from a few that were
+given.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +16,12 @@ from semigpc.cli.tables import AsJson, option, say, table, verbatim
 from semigpc.io.text import no_new_labels, percent
 
 CLASSES_LISTED = 30  # on the screen
-DECISIONS, COLUMNS, IMAGES, WORK = "Which labels to give out", "Columns of a table", "Images", "How to run"
+DECISIONS, COLUMNS, IMAGES, WORK = (
+    "Which labels to give out",
+    "Columns of a table",
+    "Images",
+    "How to run",
+)
 
 
 def _fraction(text: str) -> float:
@@ -26,42 +33,85 @@ def _fraction(text: str) -> float:
 
 @reported("label")
 def label(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="Table of embeddings, or folder of images.")],
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="Table of embeddings, or folder of images.")
+    ],
     out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
     labels: Annotated[
-        list[Path] | None, typer.Option("--labels", metavar="FILE", help="Table of ids and labels; repeat for more.")
+        list[Path] | None,
+        typer.Option("--labels", metavar="FILE", help="Table of ids and labels; repeat for more."),
     ] = None,
     target_precision: Annotated[
         float,
-        option("--target-precision", DECISIONS, "SHARE", "Share of labels that is right; 0.95.", parser=_fraction),
+        option(
+            "--target-precision",
+            DECISIONS,
+            "SHARE",
+            "Share of labels that is right; 0.95.",
+            parser=_fraction,
+        ),
     ] = 0.95,
-    per_class: Annotated[bool, option("--per-class", DECISIONS, None, "Promise that for each class by itself.")] = False,
+    per_class: Annotated[
+        bool, option("--per-class", DECISIONS, None, "Promise that for each class by itself.")
+    ] = False,
     abstain: Annotated[
-        float | None, option("--abstain", DECISIONS, "SHARE", "Give no label below this confidence.", parser=_fraction)
+        float | None,
+        option(
+            "--abstain",
+            DECISIONS,
+            "SHARE",
+            "Give no label below this confidence.",
+            parser=_fraction,
+        ),
     ] = None,
-    answer_all: Annotated[bool, option("--answer-all", DECISIONS, None, "Never abstain; outliers are marked.")] = False,
+    answer_all: Annotated[
+        bool, option("--answer-all", DECISIONS, None, "Never abstain; outliers are marked.")
+    ] = False,
     prior: Annotated[
-        Literal["balanced", "estimated"], option("--prior", DECISIONS, "PRIOR", "balanced, or estimated: misses rare ones.")
+        Literal["balanced", "estimated"],
+        option("--prior", DECISIONS, "PRIOR", "balanced, or estimated: misses rare ones."),
     ] = "balanced",
-    id_column: Annotated[str | None, option("--id", COLUMNS, "NAME", "Of ids; file_name or id by default.")] = None,
-    features: Annotated[
-        str | None, option("--features", COLUMNS, "NAMES", "Of features, as in 'f_*'; separated by commas.")
+    id_column: Annotated[
+        str | None, option("--id", COLUMNS, "NAME", "Of ids; file_name or id by default.")
     ] = None,
-    label_column: Annotated[str | None, option("--label-column", COLUMNS, "NAME", "Of labels; label by default.")] = None,
+    features: Annotated[
+        str | None,
+        option("--features", COLUMNS, "NAMES", "Of features, as in 'f_*'; separated by commas."),
+    ] = None,
+    label_column: Annotated[
+        str | None, option("--label-column", COLUMNS, "NAME", "Of labels; label by default.")
+    ] = None,
     model: Annotated[
         str, option("--model", IMAGES, "NAME", "Any timm backbone; tf_efficientnet_lite0.")
     ] = "tf_efficientnet_lite0",
-    pretrained: Annotated[str, option("--pretrained", IMAGES, "SOURCE", "Its weights, as for semigpc embed.")] = "auto",
-    images: Annotated[Path | None, option("--images", IMAGES, "FOLDER", "Where the images of a table are.")] = None,
-    image_url: Annotated[str | None, option("--image-url", IMAGES, "PREFIX", "Of image names, for Label Studio.")] = None,
-    follow_links: Annotated[bool, option("--follow-links", IMAGES, None, "Use links that lead out of a folder.")] = False,
+    pretrained: Annotated[
+        str, option("--pretrained", IMAGES, "SOURCE", "Its weights, as for semigpc embed.")
+    ] = "auto",
+    images: Annotated[
+        Path | None, option("--images", IMAGES, "FOLDER", "Where the images of a table are.")
+    ] = None,
+    image_url: Annotated[
+        str | None, option("--image-url", IMAGES, "PREFIX", "Of image names, for Label Studio.")
+    ] = None,
+    follow_links: Annotated[
+        bool, option("--follow-links", IMAGES, None, "Use links that lead out of a folder.")
+    ] = False,
     engine: Annotated[
-        Literal["local", "ray"], option("--engine", WORK, "ENGINE", "local, or ray for folders of .parquet files.")
+        Literal["local", "ray"],
+        option("--engine", WORK, "ENGINE", "local, or ray for folders of .parquet files."),
     ] = "local",
-    no_report: Annotated[bool, option("--no-report", WORK, None, "Skip cross-validation and the page.")] = False,
-    seed: Annotated[int, option("--seed", WORK, "N", "Of sampling and cross-validation; 0.", min=0)] = 0,
-    skip_bad: Annotated[bool, option("--skip-bad", WORK, None, "Leave out unreadable images and infinite rows.")] = False,
-    overwrite: Annotated[bool, option("--overwrite", WORK, None, "Replace labels that were made otherwise.")] = False,
+    no_report: Annotated[
+        bool, option("--no-report", WORK, None, "Skip cross-validation and the page.")
+    ] = False,
+    seed: Annotated[
+        int, option("--seed", WORK, "N", "Of sampling and cross-validation; 0.", min=0)
+    ] = 0,
+    skip_bad: Annotated[
+        bool, option("--skip-bad", WORK, None, "Leave out unreadable images and infinite rows.")
+    ] = False,
+    overwrite: Annotated[
+        bool, option("--overwrite", WORK, None, "Replace labels that were made otherwise.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Label every row from the few that have a label, and say why.
@@ -75,9 +125,13 @@ def label(
       semigpc label x.parquet --labels labels.csv --out labelled --abstain 0.8
     """
     if answer_all and abstain is not None:
-        raise typer.BadParameter("--answer-all and --abstain exclude each other.", param_hint="--abstain")
+        raise typer.BadParameter(
+            "--answer-all and --abstain exclude each other.", param_hint="--abstain"
+        )
     if engine == "ray" and (images is not None or image_url is not None):
-        raise typer.BadParameter("images and Label Studio are for --engine local.", param_hint="--images, --image-url")
+        raise typer.BadParameter(
+            "images and Label Studio are for --engine local.", param_hint="--images, --image-url"
+        )
     from semigpc.data.dataset import DataError
     from semigpc.labeling.bulk import Address, place_of
     from semigpc.labeling.columns import ColumnOptions
@@ -87,7 +141,9 @@ def label(
 
     place, folder = place_of(data), place_of(out)
     if engine == "local" and any(isinstance(path, Address) for path in (place, folder)):
-        raise DataError("Addresses are for --engine ray; without it DATA and --out are files and folders of this machine.")
+        raise DataError(
+            "Addresses are for --engine ray; without it DATA and --out are files and folders of this machine."
+        )
     settings = LabelSettings(
         data=place,
         labels=labels[0].expanduser() if labels else None,
@@ -145,12 +201,19 @@ def _classes_table(summary: dict[str, Any]) -> Table:
     from semigpc.data.folder import ordered
 
     counts = summary["statuses"]
-    words = (("labelled", "given"), ("pseudo", "pseudo-labelled"), ("abstained", "abstained"), ("outlier", "outliers"))
+    words = (
+        ("labelled", "given"),
+        ("pseudo", "pseudo-labelled"),
+        ("abstained", "abstained"),
+        ("outlier", "outliers"),
+    )
     caption = ", ".join(f"{counts[key]} {word}" for key, word in words)
     headings = ("class", ">given", ">pseudo-labelled", ">believed share")
     made = table(verbatim(summary["title"]), *headings, caption=caption)
     order = ordered(summary["classes"])
-    rows = list(zip(*(summary[key] for key in ("classes", "given", "pseudo", "believed")), strict=True))
+    rows = list(
+        zip(*(summary[key] for key in ("classes", "given", "pseudo", "believed")), strict=True)
+    )
     rows.sort(key=lambda row: order.index(row[0]))
     for name, given, pseudo, believed in rows[:CLASSES_LISTED]:
         made.add_row(verbatim(name), str(given), str(pseudo), percent(believed))

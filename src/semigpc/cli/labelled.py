@@ -1,4 +1,6 @@
-"""``semigpc suggest`` and ``semigpc audit``: what to label next, and how many labels are right, in a folder of labels."""
+"""``semigpc suggest`` and ``semigpc audit``: what to label next, and how many labels are right, in
+a folder of labels.
+"""
 
 import json
 from dataclasses import asdict
@@ -28,14 +30,25 @@ def suggest(
     count: Annotated[int, typer.Option("--count", min=1, max=1000, help="Rows to suggest.")] = 50,
     rare: Annotated[
         float,
-        typer.Option("--rare", min=0.0, max=10.0, help="How much rare classes come first: 0 not at all, 1 very much."),
+        typer.Option(
+            "--rare",
+            min=0.0,
+            max=10.0,
+            help="How much rare classes come first: 0 not at all, 1 very much.",
+        ),
     ] = 0.5,
     outliers: Annotated[
         Literal["include", "exclude"],
-        typer.Option("--outliers", help="Rows unlike all that is labelled; they may be a new class."),
+        typer.Option(
+            "--outliers", help="Rows unlike all that is labelled; they may be a new class."
+        ),
     ] = "include",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the rows that large data are represented by.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace suggestions that were filled in.")] = False,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Of the rows that large data are represented by.")
+    ] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace suggestions that were filled in.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say which rows to label next, so that each label teaches the most.
@@ -57,7 +70,9 @@ def suggest(
     from semigpc.labeling.suggest import suggest as find
 
     project = Project.open(out)
-    config = SuggestConfig(count=count, rare=rare, outliers=outliers, pool=max(3000, 4 * count), seed=seed)
+    config = SuggestConfig(
+        count=count, rare=rare, outliers=outliers, pool=max(3000, 4 * count), seed=seed
+    )
     suggestions = find(project, config)
     path = write_suggestions(project, suggestions, overwrite=overwrite)
     if as_json:
@@ -65,13 +80,22 @@ def suggest(
     else:
         Console().print(_suggestions_table(suggestions, project.id_name))
     fewer = f", which is all that is left of {count}" if len(suggestions) < count else ""
-    say(f"wrote {path}: {len(suggestions)} rows{fewer}; write labels into its column label", err=as_json)
+    say(
+        f"wrote {path}: {len(suggestions)} rows{fewer}; write labels into its column label",
+        err=as_json,
+    )
 
 
 def _suggestions_table(suggestions: "list[Suggestion]", id_name: str) -> Table:
     made = table("", ">rank", id_name, "likeliest", ">confidence", "why")
     for rank, row in enumerate(suggestions[:SUGGESTIONS_SHOWN], start=1):
-        made.add_row(str(rank), verbatim(row.id), verbatim(row.believed), percent(row.confidence), verbatim(row.why))
+        made.add_row(
+            str(rank),
+            verbatim(row.id),
+            verbatim(row.believed),
+            percent(row.confidence),
+            verbatim(row.why),
+        )
     if len(suggestions) > SUGGESTIONS_SHOWN:
         made.caption = f"and {len(suggestions) - SUGGESTIONS_SHOWN} more"
     return made
@@ -81,13 +105,23 @@ def _suggestions_table(suggestions: "list[Suggestion]", id_name: str) -> Table:
 def audit(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder that semigpc label wrote.")],
     sample: Annotated[
-        int | None, typer.Option("--sample", min=1, max=100_000, help=f"Draw so many rows to check; {SAMPLE} by default.")
+        int | None,
+        typer.Option(
+            "--sample", min=1, max=100_000, help=f"Draw so many rows to check; {SAMPLE} by default."
+        ),
     ] = None,
     answers: Annotated[
-        Path | None, typer.Option("--answers", metavar="FILE", help="The sample with its column truth filled in.")
+        Path | None,
+        typer.Option(
+            "--answers", metavar="FILE", help="The sample with its column truth filled in."
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the drawing; 0 by default.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Draw again, though the last sample has answers.")] = False,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Of the drawing; 0 by default.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Draw again, though the last sample has answers.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the precision of the pseudo-labels by checking some of them.
@@ -104,7 +138,9 @@ def audit(
       semigpc audit labelled --answers labelled/audit.csv
     """
     if answers is not None and (sample is not None or seed is not None or overwrite):
-        raise typer.BadParameter("it draws a new sample, and --answers judges the last one.", param_hint="--sample")
+        raise typer.BadParameter(
+            "it draws a new sample, and --answers judges the last one.", param_hint="--sample"
+        )
     from semigpc.labeling.audit import draw_sample, judge
     from semigpc.labeling.project import Project
 
@@ -113,11 +149,16 @@ def audit(
         path, design = draw_sample(project, sample or SAMPLE, seed=seed or 0, overwrite=overwrite)
         rows = sum(stratum.rows for stratum in design.strata)
         if as_json:
-            typer.echo(json.dumps({"path": str(path), "pseudo_labels": rows} | asdict(design), indent=2))
+            typer.echo(
+                json.dumps({"path": str(path), "pseudo_labels": rows} | asdict(design), indent=2)
+            )
         sizes = f"{len(design.rows)} of {rows} pseudo-labels, from {len(design.strata)} strata of class and confidence"
         say(f"wrote {path}: {sizes}", err=as_json)
         command = f"semigpc audit {out} --answers {path}"
-        say(f"write the right class (or y, or n) into its column truth, then: {command}", err=as_json)
+        say(
+            f"write the right class (or y, or n) into its column truth, then: {command}",
+            err=as_json,
+        )
         return
     result = judge(project, answers)
     if as_json:
@@ -135,11 +176,11 @@ def _print_audit(result: dict[str, Any], console: Console) -> None:
             "like the others of their class.",
             soft_wrap=True,
         )
-    unknown = ", ".join([entry["class"] for entry in result["classes"] if not entry["checked"]][:CLASSES_LISTED])
+    unknown = ", ".join(
+        [entry["class"] for entry in result["classes"] if not entry["checked"]][:CLASSES_LISTED]
+    )
     if unknown:
-        line = (
-            f"Nothing was answered of {unknown}: the interval of all rows allows for all of these labels to be right, and for "
-        )
+        line = f"Nothing was answered of {unknown}: the interval of all rows allows for all of these labels to be right, and for "
         console.print(verbatim(f"{line}all to be wrong."), soft_wrap=True)
     total = result["all"]
     console.print(
@@ -151,15 +192,31 @@ def _print_audit(result: dict[str, Any], console: Console) -> None:
 
 def _classes_table(result: dict[str, Any]) -> Table:
     """One row per class, the worst known ones first if there are many."""
-    made = table("", "class", ">labels", ">checked", ">right", ">precision", ">95% interval", ">confidence")
+    made = table(
+        "", "class", ">labels", ">checked", ">right", ">precision", ">95% interval", ">confidence"
+    )
     classes = result["classes"]
     if len(classes) > CLASSES_LISTED:
-        classes = sorted(classes, key=lambda entry: 1 if entry["precision"] is None else entry["precision"])[:CLASSES_LISTED]
-        made.caption = f"the {CLASSES_LISTED} worst of {len(result['classes'])} classes; audit.json has all"
+        classes = sorted(
+            classes, key=lambda entry: 1 if entry["precision"] is None else entry["precision"]
+        )[:CLASSES_LISTED]
+        made.caption = (
+            f"the {CLASSES_LISTED} worst of {len(result['classes'])} classes; audit.json has all"
+        )
     for entry in classes:
-        interval = percent(None) if entry["low"] is None else f"{share(entry['low'])} to {percent(entry['high'])}"
+        interval = (
+            percent(None)
+            if entry["low"] is None
+            else f"{share(entry['low'])} to {percent(entry['high'])}"
+        )
         counts = (str(entry[name]) for name in ("rows", "checked", "right"))
-        made.add_row(verbatim(entry["class"]), *counts, percent(entry["precision"]), interval, percent(entry["confidence"]))
+        made.add_row(
+            verbatim(entry["class"]),
+            *counts,
+            percent(entry["precision"]),
+            interval,
+            percent(entry["confidence"]),
+        )
     return made
 
 

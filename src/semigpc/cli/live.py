@@ -1,4 +1,6 @@
-"""Runs as they go on: bars on a terminal, a line at every evaluation or run elsewhere; on standard error either way."""
+"""Runs as they go on: bars on a terminal, a line at every evaluation or run elsewhere; on standard
+error either way.
+"""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -26,7 +28,12 @@ class _Bars:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.feature_bar.close()
         self.bars.stop()
 
@@ -55,7 +62,9 @@ class RunProgress(_Bars, Listener):
         self.feature_bar.close()
         print_split(dict(self.folder.read_split()), self.console)
         if first_step:
-            self.console.print(f"Resuming after step {first_step} of {total_steps}.", highlight=False)
+            self.console.print(
+                f"Resuming after step {first_step} of {total_steps}.", highlight=False
+            )
         self.total = total_steps
         self.bars.update(self.task, total=total_steps, completed=first_step)
         self.bars.start()
@@ -77,7 +86,9 @@ class RunProgress(_Bars, Listener):
             if entry["judged"]:  # one figure is enough beside the bar
                 self.last["accuracy"] = accuracy
             if self.bars.disable:
-                figures = ", ".join([*([self.last["loss"]] if "loss" in self.last else []), accuracy])
+                figures = ", ".join(
+                    [*([self.last["loss"]] if "loss" in self.last else []), accuracy]
+                )
                 say(f"step {entry['step']} of {self.total}: {figures}", err=True)
 
 
@@ -85,15 +96,23 @@ def print_split(split: dict[str, Any], console: Console) -> None:
     """Print classes, counts and notes of a split."""
     labeled = split["labeled_counts"]
     names = split["class_names"]
-    shown = ", ".join(f"{name} {count}" for name, count in list(zip(names, labeled, strict=True))[:CLASSES_SHOWN])
+    shown = ", ".join(
+        f"{name} {count}" for name, count in list(zip(names, labeled, strict=True))[:CLASSES_SHOWN]
+    )
     more = f" and {len(names) - CLASSES_SHOWN} more" if len(names) > CLASSES_SHOWN else ""
     counts = [
         f"{len(names)} classes, {sum(labeled)} labelled images ({shown}{more}), {split['unlabeled']} unlabelled",
-        *(f"{sum(split[f'{part}_counts'])} for {part}" for part in ("validation", "test") if split[f"{part}_counts"]),
+        *(
+            f"{sum(split[f'{part}_counts'])} for {part}"
+            for part in ("validation", "test")
+            if split[f"{part}_counts"]
+        ),
     ]
     notes = list(split["notes"])
     if not split["validation_counts"]:
-        notes.append("No validation images: the best step cannot be told, so the last one counts. See --validation.")
+        notes.append(
+            "No validation images: the best step cannot be told, so the last one counts. See --validation."
+        )
     if not split["test_counts"]:
         notes.append("No test images: semigpc evaluate judges the run on images that you give it.")
     for line in (f"Found {', '.join(counts)}.", *(f"Note: {note}" for note in notes)):
@@ -101,7 +120,9 @@ def print_split(split: dict[str, Any], console: Console) -> None:
 
 
 class ComparisonProgress(_Bars, ComparisonListener):
-    """One bar for all runs of a comparison and one for each that is going on; a line for each finished run elsewhere."""
+    """One bar for all runs of a comparison and one for each that is going on; a line for each
+    finished run elsewhere.
+    """
 
     def __init__(self, total: int, title: str) -> None:
         super().__init__()
@@ -111,7 +132,9 @@ class ComparisonProgress(_Bars, ComparisonListener):
         """Return a bar for this run."""
         self.feature_bar.close()
         self.bars.start()
-        return _RunBar(self.bars, self.bars.add_task(f"  {cell.label}, seed {seed}", total=None, note=""))
+        return _RunBar(
+            self.bars, self.bars.add_task(f"  {cell.label}, seed {seed}", total=None, note="")
+        )
 
     def done(self, cell: Cell, seed: int, summary: Mapping[str, Any], *, kept: bool) -> None:
         """Move the bar of all runs."""
@@ -121,7 +144,9 @@ class ComparisonProgress(_Bars, ComparisonListener):
                 self.bars.remove_task(task.id)
         if self.bars.disable and not kept:
             last = summary["results"]["last"]
-            figure = f"{percent(last['balanced_accuracy'])} balanced accuracy" if last else "no figure"
+            figure = (
+                f"{percent(last['balanced_accuracy'])} balanced accuracy" if last else "no figure"
+            )
             say(f"{cell.label}, seed {seed}: {figure}, {summary['seconds']:.0f} s", err=True)
 
     def advance(self, name: str) -> None:  # noqa: ARG002

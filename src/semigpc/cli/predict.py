@@ -30,11 +30,19 @@ Row = dict[str, Any]
 @reported("predict")
 def predict(
     run: Run,
-    paths: Annotated[list[Path], typer.Argument(metavar="PATHS...", help="Images and folders of them, or one .npz file.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a .csv, .parquet or .json file.")] = None,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATHS...", help="Images and folders of them, or one .npz file."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write a .csv, .parquet or .json file."),
+    ] = None,
     head: WhichHead = "auto",
     checkpoint: Which = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Name images that cannot be read, and go on.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Name images that cannot be read, and go on.")
+    ] = False,
     follow_links: FollowLinks = False,
     as_json: AsJson = False,
 ) -> None:
@@ -49,7 +57,9 @@ def predict(
       semigpc predict runs/photos-simmatch-gp-seed0 new/ --out labels.csv
     """
     if out is not None and out.suffix not in SUFFIXES:
-        raise typer.BadParameter(f"the name must end in {', '.join(SUFFIXES)}; got {out.name!r}.", param_hint="--out")
+        raise typer.BadParameter(
+            f"the name must end in {', '.join(SUFFIXES)}; got {out.name!r}.", param_hint="--out"
+        )
     if out is not None and not out.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.parent}.", param_hint="--out")
     from semigpc.training.calibration import UNCALIBRATED
@@ -63,7 +73,10 @@ def predict(
         images = _readable(images)
     loaded = load_run(run, checkpoint)
     if not loaded.temperatures:
-        say(f"Note: {UNCALIBRATED} It would take a run that ended, with validation images or two labels of a class.", err=True)
+        say(
+            f"Note: {UNCALIBRATED} It would take a run that ended, with validation images or two labels of a class.",
+            err=True,
+        )
     rows = _label(loaded, images, loaded.heads(head)[0])
     if out is not None:
         _write(rows, out)
@@ -98,7 +111,12 @@ def _label(run: "LoadedRun", images: "ImageSet", head: str) -> list[Row]:
     rows = []
     for name, row in zip(images.names, chosen, strict=True):
         first, second = (int(c) for c in (-row).argsort(kind="stable")[:2])
-        named = (run.class_names[first], float(row[first]), run.class_names[second], float(row[second]))
+        named = (
+            run.class_names[first],
+            float(row[first]),
+            run.class_names[second],
+            float(row[second]),
+        )
         rows.append(dict(zip(COLUMNS, (name, *named), strict=True)))
     return rows
 
@@ -113,7 +131,9 @@ def _write(rows: list[Row], path: Path) -> None:
         from pyarrow import parquet
 
         with replacing(path) as draft:
-            parquet.write_table(pyarrow.Table.from_pylist([_mapped(row, as_utf8) for row in rows]), draft)
+            parquet.write_table(
+                pyarrow.Table.from_pylist([_mapped(row, as_utf8) for row in rows]), draft
+            )
     else:
         with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
@@ -131,7 +151,13 @@ def _table(rows: list[Row]) -> Table:
     made = table("", "file", "label", ">confidence", "second", ">confidence")
     for row in rows[:SHOWN]:
         words = verbatim(row["file"]), verbatim(row["label"]), verbatim(row["second"])
-        made.add_row(words[0], words[1], percent(row["confidence"]), words[2], percent(row["second_confidence"]))
+        made.add_row(
+            words[0],
+            words[1],
+            percent(row["confidence"]),
+            words[2],
+            percent(row["second_confidence"]),
+        )
     if len(rows) > SHOWN:
         made.caption = f"and {len(rows) - SHOWN} more; --out FILE.csv writes all of them"
     return made

@@ -1,4 +1,6 @@
-"""Progress bars, on standard error: one look for all verbs, and lines now and then where there is no terminal."""
+"""Progress bars, on standard error: one look for all verbs, and lines now and then where there is
+no terminal.
+"""
 
 import time
 from collections.abc import Callable
@@ -14,7 +16,8 @@ LINE_EVERY = 30.0  # seconds between lines where there is no terminal: enough to
 
 
 def progress_bars() -> Progress:
-    """Return bars with a description, a note (the field ``note``) and the time left, which disappear at the end.
+    """Return bars with a description, a note (the field ``note``) and the time left, which
+    disappear at the end.
 
     Without a terminal they show nothing.
     """
@@ -48,11 +51,18 @@ class StageBar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def show(self, stage: str, done: int, total: int | None) -> None:
-        """Show how much of a stage is done, and of how much if that is known; with 0 its name is a message that stays."""
+        """Show how much of a stage is done, and of how much if that is known; with 0 its name is a
+        message that stays.
+        """
         if total == 0:
             self.close()
             say(stage, err=True)
@@ -68,7 +78,11 @@ class StageBar:
         at_end = self.line_at_end and done == total
         if self.bars.disable and (at_end or now - self.last_line > LINE_EVERY):
             self.last_line = now
-            left = f", {(now - self.began) * (total - done) / done:.0f} s left" if total and done else ""
+            left = (
+                f", {(now - self.began) * (total - done) / done:.0f} s left"
+                if total and done
+                else ""
+            )
             say(f"{stage}: {note}{self.unit}{left}" if note else stage, err=True)
 
     def counter(self, stage: str, total: int) -> Callable[..., None]:

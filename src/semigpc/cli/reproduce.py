@@ -1,4 +1,6 @@
-"""``semigpc reproduce``: a table of the paper, run cell by cell, our figures beside the published ones."""
+"""``semigpc reproduce``: a table of the paper, run cell by cell, our figures beside the published
+ones.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -52,7 +54,14 @@ def _help_without_a_table(context: typer.Context, name: str | None) -> str | Non
 
         typer.echo(context.get_help())
         width = max(map(len, TABLES))
-        typer.echo("\n".join(["Tables:", *(f"  {name:<{width}}  {entry.title}" for name, entry in TABLES.items())]))
+        typer.echo(
+            "\n".join(
+                [
+                    "Tables:",
+                    *(f"  {name:<{width}}  {entry.title}" for name, entry in TABLES.items()),
+                ]
+            )
+        )
         raise typer.Exit(USAGE)
     return name
 
@@ -68,25 +77,45 @@ def reproduce(
         ),
     ] = None,
     root: Annotated[
-        Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data, or a .zip of images; see docs.")
+        Path | None,
+        typer.Option(
+            "--root", metavar="DIR", help="Folder of the data, or a .zip of images; see docs."
+        ),
     ] = None,
     cell: Annotated[
-        list[str], typer.Option("--cell", metavar="GLOB", help="Cells or groups to run, as in 'A/100/*'; repeat for more.")
+        list[str],
+        typer.Option(
+            "--cell",
+            metavar="GLOB",
+            help="Cells or groups to run, as in 'A/100/*'; repeat for more.",
+        ),
     ] = [],  # noqa: B006 - typer reads it once
     algorithm: Annotated[
-        list[str], typer.Option("--algorithm", metavar="NAME", help="Instead of the paper's; repeat for more.")
+        list[str],
+        typer.Option(
+            "--algorithm", metavar="NAME", help="Instead of the paper's; repeat for more."
+        ),
     ] = [],  # noqa: B006
     refiner: Annotated[
-        list[str], typer.Option("--refiner", metavar="NAME", help="none and gp by default; similarity is there too.")
+        list[str],
+        typer.Option(
+            "--refiner", metavar="NAME", help="none and gp by default; similarity is there too."
+        ),
     ] = ["none", "gp"],  # noqa: B006
     addon: Annotated[
         list[str],
         typer.Option(
-            "--addon", metavar="NAME", help="Rows with it too, such as crest; see semigpc list addons.", show_default=False
+            "--addon",
+            metavar="NAME",
+            help="Rows with it too, such as crest; see semigpc list addons.",
+            show_default=False,
         ),
     ] = [],  # noqa: B006
     labels_per_class: Annotated[
-        int | None, typer.Option("--labels-per-class", metavar="N", min=1, help="In setting B; the paper has 4.")
+        int | None,
+        typer.Option(
+            "--labels-per-class", metavar="N", min=1, help="In setting B; the paper has 4."
+        ),
     ] = None,
     seeds: Annotated[
         int | None,
@@ -98,27 +127,58 @@ def reproduce(
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", min=1, help="Steps of every run, to see it work; nothing is judged.")
+        int | None,
+        typer.Option(
+            "--steps",
+            metavar="N",
+            min=1,
+            help="Steps of every run, to see it work; nothing is judged.",
+        ),
     ] = None,
-    scale: Annotated[Literal["paper", "cpu"], typer.Option("--scale", help="In full, or cut to what a CPU can do.")] = "paper",
+    scale: Annotated[
+        Literal["paper", "cpu"],
+        typer.Option("--scale", help="In full, or cut to what a CPU can do."),
+    ] = "paper",
     features: Annotated[
-        Features, typer.Option("--features", help="At scale cpu: a small network, or a frozen one's features, kept.")
+        Features,
+        typer.Option(
+            "--features", help="At scale cpu: a small network, or a frozen one's features, kept."
+        ),
     ] = "live",
     weights: Annotated[
-        Path | None, typer.Option("--weights", metavar="DIR", help="Folder of pre-trained weights; ROOT/weights by default.")
+        Path | None,
+        typer.Option(
+            "--weights",
+            metavar="DIR",
+            help="Folder of pre-trained weights; ROOT/weights by default.",
+        ),
     ] = None,
     settings: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for every cell that has it.")
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for every cell that has it."),
     ] = [],  # noqa: B006
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.")] = 1,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder for runs and pages; reproduced/TABLE-SCALE by default.")
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Folder for runs and pages; reproduced/TABLE-SCALE by default.",
+        ),
     ] = None,
     listed: Annotated[
-        bool, typer.Option("--list", is_eager=True, help="Only list the cells and estimate their hours; needs no data.")
+        bool,
+        typer.Option(
+            "--list",
+            is_eager=True,
+            help="Only list the cells and estimate their hours; needs no data.",
+        ),
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the recall of every class into this PNG.")
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw the recall of every class into this PNG."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -174,7 +234,9 @@ def reproduce(
         return
     paper_table = find_table(name or "")
     if root is None:
-        raise SettingError("the data have to come from somewhere: give their folder by --root. Only --list needs none.")
+        raise SettingError(
+            "the data have to come from somewhere: give their folder by --root. Only --list needs none."
+        )
     figures, path = reproduce_table(
         paper_table,
         options,
@@ -207,9 +269,14 @@ def results_table(figures: Mapping[str, Any]) -> Table:
     made = table(f"{figures['title']} ({figures['scale']} scale)", "", *headings)
     for name, group in figures["groups"].items():
         count = len(group["seeds"])
-        made.add_row(f"[bold]{name}[/bold], {count} seed{'s' if count > 1 else ''}", *[""] * len(headings))
+        made.add_row(
+            f"[bold]{name}[/bold], {count} seed{'s' if count > 1 else ''}", *[""] * len(headings)
+        )
         for cell in group["cells"].values():
-            made.add_row(f"  {cell['label']}{', GP head' if cell.get('head') == 'gp' else ''}", *_row(cell, spread=count > 1))
+            made.add_row(
+                f"  {cell['label']}{', GP head' if cell.get('head') == 'gp' else ''}",
+                *_row(cell, spread=count > 1),
+            )
         made.add_section()
     return made
 
@@ -224,7 +291,12 @@ def _row(cell: Mapping[str, Any], *, spread: bool) -> list[str]:
     if last.get("agrees") is False and best["agrees"]:
         verdict = "no, best* does"
     difference = f"{last['difference']:+.2f}" if "difference" in last else "-"
-    return [*(_figure(one["mean"], one["std"] if spread else None) for one in (last, best)), printed, difference, verdict]
+    return [
+        *(_figure(one["mean"], one["std"] if spread else None) for one in (last, best)),
+        printed,
+        difference,
+        verdict,
+    ]
 
 
 def _figure(mean: float, std: float | None) -> str:
@@ -237,7 +309,9 @@ def gains_table(figures: Mapping[str, Any]) -> Table:
     made = table("What the refiner adds, in points at the last step", "", *headings)
     for name, group in figures["groups"].items():
         for gain in group["gains"]:
-            ours = f"{gain['mean']:+.2f}" + (f" ± {gain['std']:.2f}" if len(group["seeds"]) > 1 else "")
+            ours = f"{gain['mean']:+.2f}" + (
+                f" ± {gain['std']:.2f}" if len(group["seeds"]) > 1 else ""
+            )
             linear = "same" if gain["linear"] is None else f"{gain['linear']:+.2f}"
             printed = "-" if gain["published"] is None else f"{gain['published']:+.2f}"
             if gain["published"] is not None and gain["claimed"] != gain["published"]:
@@ -247,13 +321,23 @@ def gains_table(figures: Mapping[str, Any]) -> Table:
 
 
 def statements_table(figures: Mapping[str, Any]) -> Table:
-    """Return what the paper's text says of the whole table: from ours, from the published accuracies, and as printed."""
+    """Return what the paper's text says of the whole table: from ours, from the published
+    accuracies, and as printed.
+    """
     headings = ("over", ">ours", ">published accuracies give", ">text says")
     made = table("What the paper says of the table as a whole, by the linear layer", "", *headings)
     for one in figures["statements"]:
         over = "; ".join(one["over"]) if one["missing"] else "all"
-        ours, published = ("-" if one[whose] is None else f"{one[whose]:.2f}" for whose in ("ours", "published"))
-        made.add_row(one["name"], over, ours, published, "-" if one["published"] is None else f"{one['printed']:g}")
+        ours, published = (
+            "-" if one[whose] is None else f"{one[whose]:.2f}" for whose in ("ours", "published")
+        )
+        made.add_row(
+            one["name"],
+            over,
+            ours,
+            published,
+            "-" if one["published"] is None else f"{one['printed']:g}",
+        )
     return made
 
 
@@ -263,12 +347,16 @@ def notes(figures: Mapping[str, Any], paper_table: "PaperTable") -> list[str]:
     lines = [METRIC_NOTE, BEST_ON_TEST]
     if figures["scale"] == "cpu":
         lines.append(CPU_SCALE)
-        priors = [cell["config"]["refiner"].get("class_prior") for cell in cells if "config" in cell]
+        priors = [
+            cell["config"]["refiner"].get("class_prior") for cell in cells if "config" in cell
+        ]
         lines += [CLASS_PRIOR] if "frequency" in priors else []
     elif not figures["changed"]:
         lines.append(VERDICTS)
     if figures["changed"]:
-        lines.append(f"Settings were changed ({', '.join(figures['changed'])}), so nothing is compared with the paper.")
+        lines.append(
+            f"Settings were changed ({', '.join(figures['changed'])}), so nothing is compared with the paper."
+        )
     if any(cell.get("head") == "gp" for cell in cells):
         lines.append(GP_HEAD)
     if any("config" in cell and cell["config"]["addon"]["name"] != "none" for cell in cells):
@@ -284,35 +372,50 @@ def notes(figures: Mapping[str, Any], paper_table: "PaperTable") -> list[str]:
         for cell in group["cells"].values():
             if cell["published"] and cell["published"]["note"]:
                 about.setdefault((cell["label"], cell["published"]["note"]), []).append(name)
-    return lines + [f"{', '.join(names)}: {label}: {note}" for (label, note), names in about.items()]
+    return lines + [
+        f"{', '.join(names)}: {label}: {note}" for (label, note), names in about.items()
+    ]
 
 
-# Costs -------------------------------------------------------------------------------------------------------------
+# Costs --------------------------------------------------------------------------------------------
 
 
-def _prices(name: str | None, options: "Options", globs: list[str], seeds: int | None) -> dict[str, dict[str, Any]]:
+def _prices(
+    name: str | None, options: "Options", globs: list[str], seeds: int | None
+) -> dict[str, dict[str, Any]]:
     """Return what each cell of one table or of all would cost."""
     from semigpc.paper.reproduction import prices_of
     from semigpc.paper.tables import TABLES, find_table, select
     from semigpc.training import SettingError
 
     if name is None and globs:
-        raise SettingError(f"--cell picks from one table: name it before --list. Known: {', '.join(TABLES)}.")
+        raise SettingError(
+            f"--cell picks from one table: name it before --list. Known: {', '.join(TABLES)}."
+        )
     able = [one for one in TABLES.values() if options.scale == "paper" or not one.full_scale]
     chosen = able if name is None else [find_table(name)]
-    return {one.name: prices_of(one, select(one.all_cells(options), globs), options.scale, seeds) for one in chosen}
+    return {
+        one.name: prices_of(one, select(one.all_cells(options), globs), options.scale, seeds)
+        for one in chosen
+    }
 
 
 def _price_table(prices: Mapping[str, Any]) -> Table:
     frozen = any(cell["hours"]["features"] for cell in prices["cells"].values())
     parts = ("network", "gp", "evaluation", *(["features"] if frozen else []))
     columns = ("steps", *parts, *([] if frozen else ["loading-bound"]), "total", "seeds")
-    made = table(f"{prices['table']}: {prices['title']}", "cell", *(f">{column}" for column in columns))
+    made = table(
+        f"{prices['table']}: {prices['title']}", "cell", *(f">{column}" for column in columns)
+    )
     for key, cell in prices["cells"].items():
         hours = cell["hours"]
         times = [_time(hours[part]) if hours[part] else "-" for part in parts]
-        bound = [] if frozen else ["yes" if hours["loading"] > hours["network"] + hours["gp"] else "no"]
-        made.add_row(key, str(cell["steps"]), *times, *bound, _time(hours["total"]), str(cell["seeds"]))
+        bound = (
+            [] if frozen else ["yes" if hours["loading"] > hours["network"] + hours["gp"] else "no"]
+        )
+        made.add_row(
+            key, str(cell["steps"]), *times, *bound, _time(hours["total"]), str(cell["seeds"])
+        )
     made.add_section()
     made.add_row("all of it, all seeds", *[""] * (len(columns) - 2), _time(prices["hours"]), "")
     return made
@@ -323,7 +426,11 @@ def _price_notes(prices: Sequence[Mapping[str, Any]], scale: str) -> list[str]:
     from semigpc.paper.cost import EVALUATION_IMAGES, MACHINES, TRAINING_VIEWS
 
     machine, hours = MACHINES[scale], sum(one["hours"] for one in prices)
-    loading = f"beside {machine.workers} loading processes" if machine.workers else "which loads its images itself"
+    loading = (
+        f"beside {machine.workers} loading processes"
+        if machine.workers
+        else "which loads its images itself"
+    )
     memory = max(cell["gp_bytes"] for one in prices for cell in one["cells"].values()) / 1e9
     lines = [
         f"These are ESTIMATES for one run on {machine.name}, {loading}. Its peaks are {machine.float32 / 1e9:,.0f} GFLOP/s "
@@ -344,9 +451,22 @@ def _price_notes(prices: Sequence[Mapping[str, Any]], scale: str) -> list[str]:
 
 def _gp_note(settings: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return the GP's hyper-parameters by data set, as one line."""
-    values = [f"{suite} " + ", ".join(f"{name} = {value:g}" for name, value in own.items()) for suite, own in settings.items()]
-    return [f"l, sigma and lambda are ours, the paper does not print its own: {'; '.join(values)}."] if values else []
+    values = [
+        f"{suite} " + ", ".join(f"{name} = {value:g}" for name, value in own.items())
+        for suite, own in settings.items()
+    ]
+    return (
+        [f"l, sigma and lambda are ours, the paper does not print its own: {'; '.join(values)}."]
+        if values
+        else []
+    )
 
 
 def _time(hours: float) -> str:
-    return f"{hours:.0f} h" if hours >= 100 else f"{hours:.3g} h" if hours >= 1 else f"{60 * hours:.2g} min"
+    return (
+        f"{hours:.0f} h"
+        if hours >= 100
+        else f"{hours:.3g} h"
+        if hours >= 1
+        else f"{60 * hours:.2g} min"
+    )

@@ -19,14 +19,31 @@ SERVER = ("starlette", "uvicorn")
 
 @reported("review")
 def review(
-    folder: Annotated[Path, typer.Argument(metavar="OUT", help="The folder that semigpc label wrote.", show_default=False)],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="The folder that semigpc label wrote.", show_default=False
+        ),
+    ],
     images: Annotated[
-        Path | None, typer.Option("--images", metavar="FOLDER", help="Where the images are, if not where they were labelled.")
+        Path | None,
+        typer.Option(
+            "--images",
+            metavar="FOLDER",
+            help="Where the images are, if not where they were labelled.",
+        ),
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of 127.0.0.1; 0 for any that is free.")] = 0,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Of 127.0.0.1; 0 for any that is free.")
+    ] = 0,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
+    ] = True,
     export: Annotated[
-        bool, typer.Option("--export", help="Write the reviewed tables and end; also while a page is open.")
+        bool,
+        typer.Option(
+            "--export", help="Write the reviewed tables and end; also while a page is open."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -53,7 +70,10 @@ def review(
         session = open_session(folder, images=images, read_only=export)
     try:
         if session.journal.torn is not None:
-            say("The last line of reviews.jsonl was cut off by a crash; all others are intact.", err=True)
+            say(
+                "The last line of reviews.jsonl was cut off by a crash; all others are intact.",
+                err=True,
+            )
         if export:
             _export(session, as_json)
         else:
@@ -70,7 +90,9 @@ def _export(session: "Session", as_json: bool) -> None:
         return
     for file in written["files"]:
         say(f"wrote {file}")
-    say(f"{session.summary()}; {written['labels']} of {written['rows']} rows are labelled by a human")
+    say(
+        f"{session.summary()}; {written['labels']} of {written['rows']} rows are labelled by a human"
+    )
 
 
 def _serve(session: "Session", port: int, browser: bool) -> None:

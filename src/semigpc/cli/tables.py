@@ -1,6 +1,7 @@
 """What several verbs share: options, and how they print lines, text from outside and tables.
 
-Names of classes, files and columns may hold anything. They reach the terminal through :func:`say` or :func:`verbatim` alone.
+Names of classes, files and columns may hold anything. They reach the terminal through :func:`say`
+or :func:`verbatim` alone.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,13 +16,19 @@ from semigpc.io.text import CLASS_GROUPS, mean_and_spread, points, printable
 
 HEADS = {"linear": "linear", "gp": "GP"}
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-FollowLinks = Annotated[bool, typer.Option("--follow-links", help="Use links that lead out of a folder.")]
+FollowLinks = Annotated[
+    bool, typer.Option("--follow-links", help="Use links that lead out of a folder.")
+]
 NUMBER = ">"  # before the heading of a column of numbers
 
 
 def option(name: str, panel: str, metavar: str | None, text: str, **more: Any) -> Any:
-    """Return an option in a named panel of the help; the text mentions the default, so that it fits one line."""
-    return typer.Option(name, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, **more)
+    """Return an option in a named panel of the help; the text mentions the default, so that it fits
+    one line.
+    """
+    return typer.Option(
+        name, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, **more
+    )
 
 
 def say(line: str, *, err: bool = False) -> None:
@@ -30,7 +37,9 @@ def say(line: str, *, err: bool = False) -> None:
 
 
 def verbatim(text: object) -> Text:
-    """Return text from outside for a Rich console or table, letter by letter: neither markup nor emoji codes count."""
+    """Return text from outside for a Rich console or table, letter by letter: neither markup nor
+    emoji codes count.
+    """
     return Text(printable(text))
 
 
@@ -39,11 +48,20 @@ def table(title: str | Text, *headings: str, caption: str | None = None, padding
 
     Args:
         title: our own words, or text from outside by :func:`verbatim`; "" for none.
-        headings: one per column. After ``>`` the column holds numbers: flush right, and never broken into lines.
+        headings: one per column. After ``>`` the column holds numbers: flush right, and never
+            broken into lines.
         caption: below the table. padding: characters on both sides of a column.
     """
-    style: dict[str, Any] = {"title_style": "bold", "title_justify": "left", "caption_justify": "left"}
-    made = Table(title=Text(title) if isinstance(title, str) and title else title or None, caption=caption, **style)
+    style: dict[str, Any] = {
+        "title_style": "bold",
+        "title_justify": "left",
+        "caption_justify": "left",
+    }
+    made = Table(
+        title=Text(title) if isinstance(title, str) and title else title or None,
+        caption=caption,
+        **style,
+    )
     made.box, made.padding = box.SIMPLE, (0, padding)
     for heading in headings:
         if heading.startswith(NUMBER):
@@ -58,26 +76,51 @@ def share(mean: float | None, std: float | None = None, *, seeds: int = 1) -> st
     return " ".join(mean_and_spread(mean, std, seeds)).rstrip()
 
 
-def accuracy_table(rows: Iterable[tuple[str, Mapping[str, Any]]], caption: str | None = None) -> Table:
+def accuracy_table(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], caption: str | None = None
+) -> Table:
     """Return one row for each named evaluation: its step, images and head, and accuracy in percent.
 
     The caption names the head of the first row that is judged.
     """
     rows = list(rows)
-    judged = [f"The {HEADS[entry['head']]} head is judged, and predicts." for _, entry in rows if entry.get("judged")]
+    judged = [
+        f"The {HEADS[entry['head']]} head is judged, and predicts."
+        for _, entry in rows
+        if entry.get("judged")
+    ]
     caption = "\n".join([*judged[:1], *([caption] if caption else [])])
-    headings = (">step", "images", "head", *(f">{name}" for name in ("balanced", "top-1", *CLASS_GROUPS)))
-    made = table("Accuracy in percent", "", *headings, caption=caption, padding=0)  # so that it fits 80 characters
+    headings = (
+        ">step",
+        "images",
+        "head",
+        *(f">{name}" for name in ("balanced", "top-1", *CLASS_GROUPS)),
+    )
+    made = table(
+        "Accuracy in percent", "", *headings, caption=caption, padding=0
+    )  # so that it fits 80 characters
     for name, entry in rows:
-        figures = (entry["balanced_accuracy"], entry["top1"], *(entry["groups"].get(group) for group in CLASS_GROUPS))
-        made.add_row(name, str(entry["step"]), verbatim(entry["part"]), HEADS[entry["head"]], *map(share, figures))
+        figures = (
+            entry["balanced_accuracy"],
+            entry["top1"],
+            *(entry["groups"].get(group) for group in CLASS_GROUPS),
+        )
+        made.add_row(
+            name,
+            str(entry["step"]),
+            verbatim(entry["part"]),
+            HEADS[entry["head"]],
+            *map(share, figures),
+        )
     return made
 
 
 def comparison_table(comparison: Mapping[str, Any]) -> Table:
     """Return one row per cell: balanced accuracy with its spread, and the class groups."""
     seeds = len(comparison["seeds"])
-    part = comparison["cells"][0]["runs"][0]["result"]["part"]  # validation, where there are no test images
+    part = comparison["cells"][0]["runs"][0]["result"][
+        "part"
+    ]  # validation, where there are no test images
     spread = ", mean and standard deviation" if seeds > 1 else ""
     title = verbatim(comparison["title"]).append(f"\n{part} accuracy in percent{spread}")
     made = table(title, "", *(f">{name}" for name in ("balanced", *CLASS_GROUPS, "ECE")))
@@ -96,6 +139,11 @@ def pairs_table(comparison: Mapping[str, Any]) -> Table:
     headings = (">mean", ">std", ">seeds better", ">worse")
     made = table("What the refiner adds, in points of balanced accuracy", "", *headings)
     for pair in comparison["pairs"]:
-        figures = (points(pair["mean_difference"]), share(pair["std"]), str(pair["wins"]), str(pair["losses"]))
+        figures = (
+            points(pair["mean_difference"]),
+            share(pair["std"]),
+            str(pair["wins"]),
+            str(pair["losses"]),
+        )
         made.add_row(verbatim(pair["name"]), *figures)
     return made

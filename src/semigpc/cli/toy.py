@@ -1,4 +1,6 @@
-"""``semigpc demo`` and ``semigpc toy``: what SemiGPC changes, on long-tailed digits and on points in the plane."""
+"""``semigpc demo`` and ``semigpc toy``: what SemiGPC changes, on long-tailed digits and on points
+in the plane.
+"""
 
 import json
 from collections.abc import Iterable
@@ -21,8 +23,12 @@ RATIO = 30.0  # imbalance of the demo's labels
 
 @reported("demo")
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the runs and the report.")] = Path("demo"),
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Which split and which training.")] = 0,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for the runs and the report.")
+    ] = Path("demo"),
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, help="Which split and which training.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show on handwritten digits what SemiGPC changes, in about a minute.
@@ -45,7 +51,14 @@ def demo(
     from semigpc.training.lookup import TrainOptions, make_cells
 
     options = TrainOptions(ratio=RATIO)
-    cells, _ = make_cells("digits", options, algorithms=["simmatch"], addons=["none"], refiners=["none", "gp"], settings=[])
+    cells, _ = make_cells(
+        "digits",
+        options,
+        algorithms=["simmatch"],
+        addons=["none"],
+        refiners=["none", "gp"],
+        settings=[],
+    )
     with ComparisonProgress(len(cells), "Training three networks") as progress:
         comparison = compare(
             cells,
@@ -67,8 +80,12 @@ def demo(
 
 @reported("toy")
 def toy(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the two images.")] = Path("toy"),
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**31, help="Which draw of the points.")] = 0,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for the two images.")
+    ] = Path("toy"),
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, max=2**31, help="Which draw of the points.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Draw Figure 1 of the paper, and how labels spread from a few points.
@@ -127,14 +144,24 @@ def _propagation_table(figures: "ToyFigures") -> Table:
     title = f"One label in eight given: percent of the other points in this draw,\nand in brackets the mean of {draws} draws"
     keys = ("accuracy", "minority_accuracy", "coverage", "covered_precision")
     rows = [
-        (one.length_scale, one.classifier, [f"{share(getattr(one, key))} ({share(getattr(mean, key))})" for key in keys])
+        (
+            one.length_scale,
+            one.classifier,
+            [f"{share(getattr(one, key))} ({share(getattr(mean, key))})" for key in keys],
+        )
         for one, mean in zip(figures.propagation, figures.propagation_mean, strict=True)
     ]
-    return _table(title, ["right", f"class of {COUNTS[0]} right", f"{THRESHOLD:.0%} sure", "right if sure"], rows)
+    return _table(
+        title,
+        ["right", f"class of {COUNTS[0]} right", f"{THRESHOLD:.0%} sure", "right if sure"],
+        rows,
+    )
 
 
 def _table(title: str, headings: list[str], rows: Iterable[tuple[float, str, list[str]]]) -> Table:
-    """Return a table that fits 80 characters, with a line under the last classifier of a length-scale."""
+    """Return a table that fits 80 characters, with a line under the last classifier of a
+    length-scale.
+    """
     from semigpc.paper.toy import LENGTH_SCALES, PROPAGATORS
     from semigpc.paper.toy_figures import NAMES
 

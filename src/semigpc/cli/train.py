@@ -22,46 +22,94 @@ MANY = "Many processes"
 # Options that train shares with compare, and the first with reproduce.
 Features = Literal["live", "cached"]
 FeatureChoice = Annotated[
-    Features | None, typer.Option("--features", help="live trains the network; cached, for photos on a CPU, on its features.")
+    Features | None,
+    typer.Option(
+        "--features", help="live trains the network; cached, for photos on a CPU, on its features."
+    ),
 ]
 Root = Annotated[
-    Path | None, typer.Option("--root", metavar="PATH", help="Data of the recipes mnist; short for --set data.root=PATH.")
+    Path | None,
+    typer.Option(
+        "--root", metavar="PATH", help="Data of the recipes mnist; short for --set data.root=PATH."
+    ),
 ]
-Labels = Annotated[Path | None, option("--labels", OWN, "FILE", "CSV or Parquet: file_name, label.")]
-Test = Annotated[Path | None, option("--test", OWN, "PATH", "Labelled images: such a file, or class folders.")]
+Labels = Annotated[
+    Path | None, option("--labels", OWN, "FILE", "CSV or Parquet: file_name, label.")
+]
+Test = Annotated[
+    Path | None, option("--test", OWN, "PATH", "Labelled images: such a file, or class folders.")
+]
 Validation = Annotated[
-    str | None, option("--validation", OWN, "PATH", "The same, or a fraction of the labels: 0.2 if each class has 5.")
+    str | None,
+    option(
+        "--validation",
+        OWN,
+        "PATH",
+        "The same, or a fraction of the labels: 0.2 if each class has 5.",
+    ),
 ]
-ModelName = Annotated[str | None, option("--model", OWN, "NAME", "See semigpc list models; pre-trained for photos.")]
-ImageSize = Annotated[int | None, option("--image-size", OWN, "PIXELS", "Side; by default what suits the network.", min=2)]
-OwnLinks = Annotated[bool, option("--follow-links", OWN, None, "Use links that lead out of a folder.")]
+ModelName = Annotated[
+    str | None, option("--model", OWN, "NAME", "See semigpc list models; pre-trained for photos.")
+]
+ImageSize = Annotated[
+    int | None,
+    option("--image-size", OWN, "PIXELS", "Side; by default what suits the network.", min=2),
+]
+OwnLinks = Annotated[
+    bool, option("--follow-links", OWN, None, "Use links that lead out of a folder.")
+]
 
 
 @reported("train")
 def train(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A recipe, a folder of images, or an .npz file.")],
-    algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="See semigpc list algorithms.")] = "simmatch",
-    refiner: Annotated[str, typer.Option("--refiner", metavar="NAME", help="gp is SemiGPC; none the plain algorithm.")] = "gp",
-    addon: Annotated[str, typer.Option("--addon", metavar="NAME", help="See semigpc list addons.")] = "none",
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="A recipe, a folder of images, or an .npz file.")
+    ],
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", metavar="NAME", help="See semigpc list algorithms.")
+    ] = "simmatch",
+    refiner: Annotated[
+        str,
+        typer.Option("--refiner", metavar="NAME", help="gp is SemiGPC; none the plain algorithm."),
+    ] = "gp",
+    addon: Annotated[
+        str, typer.Option("--addon", metavar="NAME", help="See semigpc list addons.")
+    ] = "none",
     ratio: Annotated[
-        float | None, typer.Option("--ratio", metavar="GAMMA", help="Imbalance of a recipe, head over tail.")
+        float | None,
+        typer.Option("--ratio", metavar="GAMMA", help="Imbalance of a recipe, head over tail."),
     ] = None,
     root: Root = None,
     features: FeatureChoice = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of split, weights and order.")] = 0,
-    steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Short for --set train.steps=N.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting: see semigpc list settings DATA.")
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, help="Of split, weights and order.")
+    ] = 0,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", metavar="N", min=1, help="Short for --set train.steps=N."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run folder; runs/NAME by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Any setting: see semigpc list settings DATA."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Run folder; runs/NAME by default.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in that folder.")
+    ] = False,
     labels: Labels = None,
     test: Test = None,
     validation: Validation = None,
     model: ModelName = None,
     image_size: ImageSize = None,
     follow_links: OwnLinks = False,
-    devices: Annotated[int, option("--devices", MANY, "N", "Processes that share each batch, one per GPU; 1.", min=1)] = 1,
+    devices: Annotated[
+        int,
+        option("--devices", MANY, "N", "Processes that share each batch, one per GPU; 1.", min=1),
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Train a classifier from few labels and many unlabelled images.
@@ -115,7 +163,11 @@ def train(
     experiment, name = resolve(data, options, cache)
     experiment = experiment.override(changes)
     name = f"{name}-cached" if features == "cached" else name
-    parts = [experiment.algorithm_name, *([] if addon == "none" else [addon]), experiment.refiner_name]
+    parts = [
+        experiment.algorithm_name,
+        *([] if addon == "none" else [addon]),
+        experiment.refiner_name,
+    ]
     folder = out or Path("runs", f"{name}-{'-'.join(parts)}-seed{experiment.seed}")
 
     console = Console(stderr=as_json)
@@ -124,11 +176,16 @@ def train(
     with RunProgress(RunFolder(folder), console) as progress, group as fabric:
         first = fabric is None or fabric.is_global_zero
         if first and resume and not RunFolder(folder).config.exists():
-            console.print(verbatim(f"There is no run in {folder} to resume: a new one begins."), soft_wrap=True)
+            console.print(
+                verbatim(f"There is no run in {folder} to resume: a new one begins."),
+                soft_wrap=True,
+            )
         if first and data not in RECIPES:
             console.print(verbatim(describe_network(experiment)), soft_wrap=True)
         listener = progress if first else None
-        summary = run_training(experiment, folder, resume=resume, listener=listener, fabric=fabric, cache=cache)
+        summary = run_training(
+            experiment, folder, resume=resume, listener=listener, fabric=fabric, cache=cache
+        )
     if not first:
         return
     page = write_run_report(folder)
@@ -145,7 +202,9 @@ def short_settings(data: str, steps: int | None, root: Path | None) -> list[str]
     from semigpc.training.presets import RECIPES
 
     if root is not None and data not in RECIPES:
-        raise SettingError(f"--root is where the data of a recipe are; your own data are {data}. Leave it out.")
+        raise SettingError(
+            f"--root is where the data of a recipe are; your own data are {data}. Leave it out."
+        )
     paths = [] if root is None else [f"data.root={root.expanduser().resolve()}"]
     return paths if steps is None else [*paths, f"train.steps={steps}"]
 
@@ -158,7 +217,10 @@ def _print_results(folder: Path, summary: dict[str, Any], console: Console) -> N
         console.print(screening_table(evaluations.screening[-1]))
     results = summary["results"]
     if results["last"] is None:
-        console.print("There were no images to judge by. Give some with semigpc evaluate --data.", soft_wrap=True)
+        console.print(
+            "There were no images to judge by. Give some with semigpc evaluate --data.",
+            soft_wrap=True,
+        )
         return
     curves = [evaluations.curve(results["last"]["part"], head) for head in HEADS]
     rows = [("last", curve[-1]) for curve in curves if curve]

@@ -1,4 +1,6 @@
-"""Data: sets of images, long-tailed splits, views of images, and batches that depend on the seed and the step alone."""
+"""Data: sets of images, long-tailed splits, views of images, and batches that depend on the seed
+and the step alone.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,11 +11,23 @@ from semigpc.data.augment import Augment, AugmentConfig, ViewSource
 from semigpc.data.cifar import CifarConfig
 from semigpc.data.dataset import DataError, Images, ImageSet, Splits
 from semigpc.data.digits import DigitsConfig
-from semigpc.data.feature_views import CachedFeatures, CacheKey, FeatureCache, cache_root, weights_hash
+from semigpc.data.feature_views import (
+    CachedFeatures,
+    CacheKey,
+    FeatureCache,
+    cache_root,
+    weights_hash,
+)
 from semigpc.data.folder import FolderConfig
 from semigpc.data.loaders import BatchStream, EvaluationBatch, EvaluationLoader
 from semigpc.data.mnist import MnistConfig
-from semigpc.data.splits import Split, SplitConfig, carve_validation, long_tail_counts, long_tail_split
+from semigpc.data.splits import (
+    Split,
+    SplitConfig,
+    carve_validation,
+    long_tail_counts,
+    long_tail_split,
+)
 from semigpc.paper import fgvc
 from semigpc.paper.fgvc import FGVCConfig
 

@@ -26,14 +26,25 @@ OPTIONAL = ("y_unlabeled_truth", "unlabeled_out", "x_val", "y_val", "x_test", "y
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 # Exceptions of zipfile and NumPy for a file that was cut short, changed or encrypted.
 DAMAGED = (
-    *(OSError, EOFError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, SyntaxError, MemoryError),
+    *(
+        OSError,
+        EOFError,
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        RuntimeError,
+        SyntaxError,
+        MemoryError,
+    ),
     *(tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArraysConfig:
-    """A file written by ``numpy.savez`` with the arrays that :func:`splits_from_arrays` takes, under the same names.
+    """A file written by ``numpy.savez`` with the arrays that :func:`splits_from_arrays` takes,
+    under the same names.
 
     Args:
         path: the ``.npz`` file.
@@ -47,7 +58,9 @@ class ArraysConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:
-            raise DataError(f"validation must be a fraction in [0, 1) of the labels; got {self.validation}.")
+            raise DataError(
+                f"validation must be a fraction in [0, 1) of the labels; got {self.validation}."
+            )
 
 
 def load(config: ArraysConfig, seed: int) -> Splits:
@@ -61,23 +74,35 @@ def load(config: ArraysConfig, seed: int) -> Splits:
             f"{path} must have {', '.join(REQUIRED)} and may have {', '.join(OPTIONAL)}; missing: {listed(missing) or 'none'}, "
             f"unknown: {listed(unknown) or 'none'}. Rename the arrays, and give an empty x_unlabeled if there are none."
         )
-    return splits_from_arrays(**arrays, class_names=config.class_names, validation=config.validation, seed=seed)
+    return splits_from_arrays(
+        **arrays, class_names=config.class_names, validation=config.validation, seed=seed
+    )
 
 
 def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Read the arrays of a file of ``numpy.savez`` by name, or ``only`` some of them; nothing is unpickled.
+    """Read the arrays of a file of ``numpy.savez`` by name, or ``only`` some of them; nothing is
+    unpickled.
 
     The size that a header claims is compared with the bytes of the file before memory is allocated.
 
     Raises:
-        DataError: it does not exist, is damaged, contains objects, or is larger than the memory of this machine.
+        DataError: it does not exist, is damaged, contains objects, or is larger than the memory of
+            this machine.
     """
     try:
         with zipfile.ZipFile(checked(path)) as file:
             members = {name.removesuffix(".npy"): name for name in file.namelist()}
-            chosen = members if only is None else {name: members[name] for name in only if name in members}
+            chosen = (
+                members
+                if only is None
+                else {name: members[name] for name in only if name in members}
+            )
             needed = sum(file.getinfo(name).file_size for name in chosen.values())
-            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+            memory = (
+                os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+                if hasattr(os, "sysconf")
+                else math.inf
+            )
             if needed > memory:
                 raise MemoryError(
                     f"its arrays take {needed / 1e9:.1f} GB, more than the memory of this machine ({memory / 1e9:.1f} GB)"
@@ -89,7 +114,9 @@ def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, NDArr
         if isinstance(error, DataError):
             raise
         reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
-        raise DataError(f"{path} cannot be read: {reason}. Write plain arrays with numpy.savez.") from error
+        raise DataError(
+            f"{path} cannot be read: {reason}. Write plain arrays with numpy.savez."
+        ) from error
 
 
 def _read_array(file: zipfile.ZipFile, member: str) -> NDArray[Any]:
@@ -98,9 +125,14 @@ def _read_array(file: zipfile.ZipFile, member: str) -> NDArray[Any]:
         if header is None:
             raise ValueError(f"{member} is not in the format of plain arrays")
         shape, _, dtype = header(stream)
-        claimed, there = math.prod(shape) * dtype.itemsize, file.getinfo(member).file_size - stream.tell()
+        claimed, there = (
+            math.prod(shape) * dtype.itemsize,
+            file.getinfo(member).file_size - stream.tell(),
+        )
     if claimed != there and not dtype.hasobject:
-        raise ValueError(f"{member} claims {claimed} bytes, {dtype} of shape {shape}, and it has {there}")
+        raise ValueError(
+            f"{member} claims {claimed} bytes, {dtype} of shape {shape}, and it has {there}"
+        )
     with file.open(member) as stream:
         array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
     return array
@@ -123,14 +155,16 @@ def splits_from_arrays(
 ) -> Splits:
     """Return splits of images that are already in memory; the arrays are shared, not copied.
 
-    Unlabelled images are the rows of ``x_labeled`` whose label is -1, or ``x_unlabeled``, but not both.
+    Unlabelled images are the rows of ``x_labeled`` whose label is -1, or ``x_unlabeled``, but not
+    both.
 
     Args:
         x_labeled: (n, H, W, 3) or (n, H, W) bytes, like every other x.
         y_labeled: (n,) classes 0 .. C - 1, or -1.
         x_unlabeled: u images.
         y_unlabeled_truth: (u,) for diagnostics only.
-        unlabeled_out: (u,) booleans, true where an image belongs to none of the classes; for diagnostics only.
+        unlabeled_out: (u,) booleans, true where an image belongs to none of the classes; for
+            diagnostics only.
         x_val, y_val, x_test, y_test: for validation and test.
         class_names: C of them; the numbers 0 .. max(y) if left out.
         validation: fraction of the labels to hold out, if there is no ``x_val``.
@@ -146,7 +180,10 @@ def splits_from_arrays(
                 f"{len(bare)} rows of y_labeled are -1, unlabelled, and x_unlabeled has {len(x_unlabeled)} more images. "
                 "Give unlabelled images in one of the two ways."
             )
-        unlabeled, labeled = labeled.subset(bare), labeled.subset(np.flatnonzero(labeled.labels >= 0))
+        unlabeled, labeled = (
+            labeled.subset(bare),
+            labeled.subset(np.flatnonzero(labeled.labels >= 0)),
+        )
     else:
         pixels = x_labeled[:0] if x_unlabeled is None or not len(x_unlabeled) else x_unlabeled
         unlabeled = _named("unlabeled", pixels, np.full(len(pixels), -1))
@@ -159,7 +196,11 @@ def splits_from_arrays(
         labeled = labeled.subset(kept)
         notes += [] if len(carved) else [no_validation(validation)]
     if not class_names:
-        largest = max(int(part.labels.max(initial=-1)) for part in (labeled, held_out, test) if part is not None)
+        largest = max(
+            int(part.labels.max(initial=-1))
+            for part in (labeled, held_out, test)
+            if part is not None
+        )
         class_names = tuple(str(c) for c in range(largest + 1))
     return Splits(
         labeled=labeled,
@@ -179,7 +220,9 @@ def _image_set(part: str, x: NDArray[Any] | None, y: NDArray[Any] | None) -> Ima
         return None
     if x is None or y is None or len(x) != len(y):
         sizes = ["no array" if array is None else str(len(array)) for array in (x, y)]
-        raise DataError(f"x_{part} and y_{part} must be given together and equally long; got {sizes[0]} and {sizes[1]}.")
+        raise DataError(
+            f"x_{part} and y_{part} must be given together and equally long; got {sizes[0]} and {sizes[1]}."
+        )
     labels = np.asarray(y)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
@@ -187,7 +230,9 @@ def _image_set(part: str, x: NDArray[Any] | None, y: NDArray[Any] | None) -> Ima
             "Number the classes first: numpy.unique(y, return_inverse=True) does."
         )
     if len(labels) and labels.min() < -1:
-        raise DataError(f"y_{part} must hold classes from 0 on, or -1 for unlabelled; got {labels.min()}.")
+        raise DataError(
+            f"y_{part} must hold classes from 0 on, or -1 for unlabelled; got {labels.min()}."
+        )
     return _named(part, x, labels)
 
 

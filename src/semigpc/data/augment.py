@@ -1,13 +1,16 @@
-"""Weak, strong and plain views of an image, cut as in the published recipes, with RandAugment and cutout.
+"""Weak, strong and plain views of an image, cut as in the published recipes, with RandAugment and
+cutout.
 
-The operations of RandAugment are Pillow's, which torchvision calls for Pillow images and which the published recipes were run
-with; called directly, they save every loading process the seconds that importing torchvision takes. Five of them fill tables of
-256 to 768 Python numbers in each call, which on an image of 8 x 8 or 32 x 32 pixels is nearly all of their cost: 60 to 200
-microseconds. Small images are computed with NumPy in 1 to 50, to the same bytes; on larger images Pillow's C code is faster.
-Images are resized by torch, which takes a quarter of Pillow's time and differs from it by 1 of 255 at most.
+The operations of RandAugment are Pillow's, which torchvision calls for Pillow images and which the
+published recipes were run with; called directly, they save every loading process the seconds that
+importing torchvision takes. Five of them fill tables of
+256 to 768 Python numbers in each call, which on an image of 8 x 8 or 32 x 32 pixels is nearly all
+of their cost: 60 to 200 microseconds. Small images are computed with NumPy in 1 to 50, to the same
+bytes; on larger images Pillow's C code is faster. Images are resized by torch, which takes a
+quarter of Pillow's time and differs from it by 1 of 255 at most.
 
-Views are bytes until they are on the device, which normalises them: a quarter of the memory, of the traffic between processes
-and of the copy to a GPU.
+Views are bytes until they are on the device, which normalises them: a quarter of the memory, of the
+traffic between processes and of the copy to a GPU.
 """
 
 import math
@@ -43,21 +46,25 @@ CUTOUT_COLOUR = (125, 123, 114)
 LARGEST_CUTOUT = 0.5  # of the width
 SMALL = 64 * 64  # pixels, up to which NumPy is faster than Pillow
 VALUES = np.arange(256)
-# Pixels of a decoded JPEG for each that is needed, at the least. Where half of the size leaves that many, an image is decoded
-# at half of its size, in a quarter to two thirds of the time; on five photographs that moved views by 0.3 to 2.7 of 255 on
-# average, about as much as another way of resizing does (bicubic: 0.9 to 3.3). At one pixel for each it would be 0.8 to 8.
+# Pixels of a decoded JPEG for each that is needed, at the least. Where half of the size leaves that
+# many, an image is decoded at half of its size, in a quarter to two thirds of the time; on five
+# photographs that moved views by 0.3 to 2.7 of 255 on average, about as much as another way of
+# resizing does (bicubic: 0.9 to 3.3). At one pixel for each it would be 0.8 to 8.
 SHARP = 2
 
 
 class ViewSource(Protocol):
-    """Turns images into the input of a network: views cut from pixels, or features computed ahead of time.
+    """Turns images into the input of a network: views cut from pixels, or features computed ahead
+    of time.
 
-    ``fetch`` gets what the random views of some images are made from, once for all views. ``cut`` and ``plain`` return a tensor
-    of n rows, one for each image, in as few bytes as will do; ``normalise`` makes the network's input of it.
+    ``fetch`` gets what the random views of some images are made from, once for all views. ``cut``
+    and ``plain`` return a tensor of n rows, one for each image, in as few bytes as will do;
+    ``normalise`` makes the network's input of it.
     """
 
     def keep(self, image_set: ImageSet, /, *, plain: bool) -> None:
-        """Prepare to keep what takes long to make of a set's images, for plain views or for random ones.
+        """Prepare to keep what takes long to make of a set's images, for plain views or for random
+        ones.
 
         Called before worker processes start, which then share what each of them makes.
         """
@@ -77,12 +84,14 @@ class ViewSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """How images become views of ``image_size`` x ``image_size``, with s = image_size and r = crop_ratio.
+    """How images become views of ``image_size`` x ``image_size``, with s = image_size and r =
+    crop_ratio.
 
-    * ``pad`` (small images): resized to s x s unless they are that already, padded by int(s (1 - r)) reflected pixels on
-      every side, cropped to s at random. Evaluation: resized to s x s.
-    * ``resize`` (photographs): resized to floor(s / r) squared, whatever their shape; weak views crop s at random, strong ones
-      a random area and aspect which is then resized to s. Evaluation: shorter side to floor(s / r), central crop of s.
+    * ``pad`` (small images): resized to s x s unless they are that already, padded by int(s (1 -
+      r)) reflected pixels on every side, cropped to s at random. Evaluation: resized to s x s.
+    * ``resize`` (photographs): resized to floor(s / r) squared, whatever their shape; weak views
+      crop s at random, strong ones a random area and aspect which is then resized to s. Evaluation:
+      shorter side to floor(s / r), central crop of s.
 
     Random flips follow, and in strong views RandAugment and a cutout.
 
@@ -114,20 +123,30 @@ class AugmentConfig:
         if self.operations < 0:
             raise DataError(f"operations must be 0 or more; got {self.operations}.")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise DataError(f"mean and std must be three numbers each, std above 0; got {self.mean} and {self.std}.")
+            raise DataError(
+                f"mean and std must be three numbers each, std above 0; got {self.mean} and {self.std}."
+            )
 
 
 class Augment:
-    """A :class:`ViewSource` of pixels. All randomness comes from the generator passed in: equal generators give equal views."""
+    """A :class:`ViewSource` of pixels. All randomness comes from the generator passed in: equal
+    generators give equal views.
+    """
 
     def __init__(self, config: AugmentConfig) -> None:
         size, ratio = config.image_size, config.crop_ratio
         self.config = config
         self._large = math.floor(size / ratio)
         pad = int(size * (1 - ratio))
-        within = np.abs(np.arange(-pad, size + pad))  # reflected about the first pixel, which is not repeated
-        self._reflected = np.minimum(within, 2 * (size - 1) - within)  # and about the last; (s + 2 pad,)
-        self._slack = 2 * pad if config.style == "pad" else self._large - size  # places a crop may start at, less one
+        within = np.abs(
+            np.arange(-pad, size + pad)
+        )  # reflected about the first pixel, which is not repeated
+        self._reflected = np.minimum(
+            within, 2 * (size - 1) - within
+        )  # and about the last; (s + 2 pad,)
+        self._slack = (
+            2 * pad if config.style == "pad" else self._large - size
+        )  # places a crop may start at, less one
         self._statistics: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -135,7 +154,9 @@ class Augment:
         return Augment, (self.config,)
 
     def keep(self, image_set: ImageSet, *, plain: bool) -> None:
-        """Keep squares, or plain views, in a :class:`PixelFile` of the set, if its images have to be decoded."""
+        """Keep squares, or plain views, in a :class:`PixelFile` of the set, if its images have to
+        be decoded.
+        """
         limit = getattr(image_set.images, "cache_bytes", 0)
         if limit and self._key(plain) not in image_set.kept:
             image_set.kept[self._key(plain)] = PixelFile(len(image_set), self._side(plain), limit)
@@ -159,10 +180,17 @@ class Augment:
     def normalise(self, views: Tensor) -> Tensor:
         """Turn bytes v (..., s, s, 3) into (v / 255 - mean) / std as float32 (..., 3, s, s)."""
         if views.device not in self._statistics:
-            mean, std = torch.tensor([self.config.mean, self.config.std], dtype=torch.float64)[:, :, None, None]
-            self._statistics[views.device] = (1 / (255 * std)).float().to(views.device), (-mean / std).float().to(views.device)
+            mean, std = torch.tensor([self.config.mean, self.config.std], dtype=torch.float64)[
+                :, :, None, None
+            ]
+            self._statistics[views.device] = (
+                (1 / (255 * std)).float().to(views.device),
+                (-mean / std).float().to(views.device),
+            )
         scale, shift = self._statistics[views.device]
-        return views.movedim(-1, -3).contiguous().float().mul_(scale).add_(shift)  # bytes are put in order before they grow
+        return (
+            views.movedim(-1, -3).contiguous().float().mul_(scale).add_(shift)
+        )  # bytes are put in order before they grow
 
     def decode(self, image_set: ImageSet, index: int) -> Image.Image:
         """Return an image of a set, no larger than its views need where that saves time."""
@@ -175,10 +203,18 @@ class Augment:
             cropped = self._weak(square, rng)
         else:
             top, left, height, width = crop_box(len(square), rng)
-            cropped = resized(square[top : top + height, left : left + width], self.config.image_size, self.config.image_size)
+            cropped = resized(
+                square[top : top + height, left : left + width],
+                self.config.image_size,
+                self.config.image_size,
+            )
             if self.config.flip and rng.random() < 0.5:
                 cropped = mirrored(cropped)
-        return cropped if name == "weak" else to_pixels(rand_augment(to_image(cropped), rng, self.config.operations))
+        return (
+            cropped
+            if name == "weak"
+            else to_pixels(rand_augment(to_image(cropped), rng, self.config.operations))
+        )
 
     def square(self, image: Image.Image) -> Pixels:
         """Return the image at the size from which random views are cut, (S, S, 3)."""
@@ -190,7 +226,10 @@ class Augment:
         if self.config.style == "pad":
             return resized(pixels, size, size)
         short = min(image.size)
-        height, width = (self._large if side == short else int(self._large * side / short) for side in pixels.shape[:2])
+        height, width = (
+            self._large if side == short else int(self._large * side / short)
+            for side in pixels.shape[:2]
+        )
         top, left = round((height - size) / 2), round((width - size) / 2)
         return resized(pixels, height, width)[top : top + size, left : left + size]
 
@@ -225,7 +264,8 @@ class Augment:
 
 
 def crop_box(whole: int, rng: Generator) -> tuple[int, int, int, int]:
-    """Draw a box of random area and log-uniform aspect that fits into a square, or after ten tries all of the square.
+    """Draw a box of random area and log-uniform aspect that fits into a square, or after ten tries
+    all of the square.
 
     Returns:
         top, left, height and width.
@@ -241,17 +281,22 @@ def crop_box(whole: int, rng: Generator) -> tuple[int, int, int, int]:
 
 
 def resized(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Resize (H, W, 3) bytes to (height, width, 3): bilinear, over all pixels that fall into a new one."""
+    """Resize (H, W, 3) bytes to (height, width, 3): bilinear, over all pixels that fall into a new
+    one.
+    """
     if pixels.shape[:2] == (height, width):
         return pixels
-    # In this order the view has the strides of channels that come last, for which torch is fast, and so has the result.
+    # In this order the view has the strides of channels that come last, for which torch is fast,
+    # and so has the result.
     channels_last = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     result = F.interpolate(channels_last, (height, width), mode="bilinear", antialias=True)
     return result[0].permute(1, 2, 0).numpy()
 
 
 def mirrored(pixels: Pixels) -> Pixels:
-    """Return (H, W, 3) bytes mirrored left to right, in a tenth of the time that NumPy takes to copy a reversed view."""
+    """Return (H, W, 3) bytes mirrored left to right, in a tenth of the time that NumPy takes to
+    copy a reversed view.
+    """
     return torch.from_numpy(pixels).flip(1).numpy()
 
 
@@ -289,7 +334,9 @@ def _autocontrast(image: Image.Image, _: float) -> Image.Image:
 
 
 def _equalize(image: Image.Image, _: float) -> Image.Image:
-    """Make each channel's histogram as flat as a table allows, counting in steps of (pixels - those of the top value) / 255."""
+    """Make each channel's histogram as flat as a table allows, counting in steps of (pixels - those
+    of the top value) / 255.
+    """
     if not _is_small(image):
         return ImageOps.equalize(image)
     if image.width * image.height < 256:  # the step is 0: nothing to spread
@@ -318,7 +365,11 @@ def _posterize(image: Image.Image, bits: float) -> Image.Image:
     """Keep the upper int(bits) bits, at least one."""
     kept = max(1, int(bits))
     dropped = 8 - kept
-    return _look_up(image, VALUES >> dropped << dropped) if _is_small(image) else ImageOps.posterize(image, kept)
+    return (
+        _look_up(image, VALUES >> dropped << dropped)
+        if _is_small(image)
+        else ImageOps.posterize(image, kept)
+    )
 
 
 def _solarize(image: Image.Image, threshold: float) -> Image.Image:
@@ -330,12 +381,18 @@ def _solarize(image: Image.Image, threshold: float) -> Image.Image:
 
 def _look_up(image: Image.Image, table: NDArray[np.int64]) -> Image.Image:
     """Replace every value v by ``table[v]``; table (256,)."""
-    return Image.frombytes("RGB", image.size, image.tobytes().translate(table.astype(np.uint8).tobytes()))
+    return Image.frombytes(
+        "RGB", image.size, image.tobytes().translate(table.astype(np.uint8).tobytes())
+    )
 
 
 def _affine(image: Image.Image, *coefficients: float) -> Image.Image:
-    """Pixel (x, y) is taken from (a x + b y + c, d x + e y + f), nearest neighbour, black where that is outside."""
-    return image.transform(image.size, Image.Transform.AFFINE, coefficients, Image.Resampling.NEAREST)
+    """Pixel (x, y) is taken from (a x + b y + c, d x + e y + f), nearest neighbour, black where
+    that is outside.
+    """
+    return image.transform(
+        image.size, Image.Transform.AFFINE, coefficients, Image.Resampling.NEAREST
+    )
 
 
 POOL: tuple[Operation, ...] = (
@@ -351,35 +408,48 @@ POOL: tuple[Operation, ...] = (
     Operation("shear_x", -0.3, 0.3, lambda image, v: _affine(image, 1, v, 0, 0, 1, 0)),
     Operation("shear_y", -0.3, 0.3, lambda image, v: _affine(image, 1, 0, 0, v, 1, 0)),
     Operation("solarize", 0, 256, _solarize),
-    Operation("translate_x", -0.3, 0.3, lambda image, v: _affine(image, 1, 0, v * image.width, 0, 1, 0)),
-    Operation("translate_y", -0.3, 0.3, lambda image, v: _affine(image, 1, 0, 0, 0, 1, v * image.height)),
+    Operation(
+        "translate_x", -0.3, 0.3, lambda image, v: _affine(image, 1, 0, v * image.width, 0, 1, 0)
+    ),
+    Operation(
+        "translate_y", -0.3, 0.3, lambda image, v: _affine(image, 1, 0, 0, 0, 1, v * image.height)
+    ),
 )
 
 
 def cutout(image: Image.Image, fraction: float, centre: tuple[float, float]) -> Image.Image:
-    """Paint a square of side s = fraction * width, pushed inside at the top left and cut off at the bottom right.
+    """Paint a square of side s = fraction * width, pushed inside at the top left and cut off at the
+    bottom right.
 
-    The corner is floor(max(0, centre - s / 2)), and both it and corner + s belong to the square, as when Pillow draws a
-    rectangle. A fraction of 0 leaves the image as it is.
+    The corner is floor(max(0, centre - s / 2)), and both it and corner + s belong to the square, as
+    when Pillow draws a rectangle. A fraction of 0 leaves the image as it is.
     """
     if fraction <= 0:
         return image
     side = fraction * image.width
     left, top = (int(max(0.0, c - side / 2)) for c in centre)
-    right, bottom = (min(limit, int(corner + side) + 1) for limit, corner in zip(image.size, (left, top), strict=True))
+    right, bottom = (
+        min(limit, int(corner + side) + 1)
+        for limit, corner in zip(image.size, (left, top), strict=True)
+    )
     painted = image.copy()
     painted.paste(CUTOUT_COLOUR, (left, top, right, bottom))
     return painted
 
 
 def rand_augment(image: Image.Image, rng: Generator, operations: int) -> Image.Image:
-    """Apply ``operations`` draws from the pool, uniform and with replacement, each at a random magnitude; then a cutout.
+    """Apply ``operations`` draws from the pool, uniform and with replacement, each at a random
+    magnitude; then a cutout.
 
     The published recipes have 3. The input is not changed.
     """
-    draws: list[float] = rng.random(2 * operations + 3).tolist()  # one call: a scalar draw costs as much as a vector
+    draws: list[float] = rng.random(
+        2 * operations + 3
+    ).tolist()  # one call: a scalar draw costs as much as a vector
     for _ in range(operations):
         operation = POOL[int(draws.pop() * len(POOL))]
-        image = operation.apply(image, operation.low + (operation.high - operation.low) * draws.pop())
+        image = operation.apply(
+            image, operation.low + (operation.high - operation.low) * draws.pop()
+        )
     fraction, x, y = draws
     return cutout(image, LARGEST_CUTOUT * fraction, (x * image.width, y * image.height))

@@ -1,6 +1,8 @@
-"""CIFAR-10 and CIFAR-100, cut to a long tail: the official binary files, or a copy as image files, in a folder or a zip.
+"""CIFAR-10 and CIFAR-100, cut to a long tail: the official binary files, or a copy as image files,
+in a folder or a zip.
 
-The official archives are downloaded so that a broken download can be resumed, checked against the published hash, and unpacked.
+The official archives are downloaded so that a broken download can be resumed, checked against the
+published hash, and unpacked.
 """
 
 import hashlib
@@ -28,7 +30,9 @@ TRAINING, TEST = 50_000, 10_000  # images, equally many of each class
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE  # bytes of an image: its red, green and blue, each row by row
 Progress = Callable[[int, int], None]  # bytes received so far, bytes in all
-Pool = tuple[ImageSet, int, tuple[str, ...]]  # all images, how many of them, the first ones, are for training, class names
+Pool = tuple[
+    ImageSet, int, tuple[str, ...]
+]  # all images, how many of them, the first ones, are for training, class names
 BLOCK = 2**18  # bytes read at a time, between two reports of progress
 TIMEOUT = 30.0  # seconds without a response
 _HOST = "https://www.cs.toronto.edu/~kriz"
@@ -37,7 +41,9 @@ _CIFAR10, _CIFAR100 = "cifar-10-binary.tar.gz", "cifar-100-binary.tar.gz"
 
 @dataclass(frozen=True)
 class Archive:
-    """A ``.tar.gz`` that its owners publish: where, its name on disk, its sum and bytes, and the folder inside to unpack."""
+    """A ``.tar.gz`` that its owners publish: where, its name on disk, its sum and bytes, and the
+    folder inside to unpack.
+    """
 
     url: str
     file_name: str
@@ -48,17 +54,28 @@ class Archive:
 
 ARCHIVES: dict[str, Archive] = {
     "cifar10": Archive(
-        f"{_HOST}/{_CIFAR10}", _CIFAR10, "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171, "cifar-10-batches-bin"
+        f"{_HOST}/{_CIFAR10}",
+        _CIFAR10,
+        "c32a1d4ab5d03f1284b67883e8d87530",
+        170_052_171,
+        "cifar-10-batches-bin",
     ),
-    "cifar100": Archive(f"{_HOST}/{_CIFAR100}", _CIFAR100, "03b5dce01913d631647c71ecec9e9cb8", 168_513_733, "cifar-100-binary"),
+    "cifar100": Archive(
+        f"{_HOST}/{_CIFAR100}",
+        _CIFAR100,
+        "03b5dce01913d631647c71ecec9e9cb8",
+        168_513_733,
+        "cifar-100-binary",
+    ),
 }
 
 
 class Form(NamedTuple):
     """The names and the content of the official files of one CIFAR.
 
-    A record is ``label_bytes``, the last of which is the class, and an image. ``files`` maps names to numbers of records; the
-    last is the test set. ``pickles`` are the folder and the archive of the pickled form, which is not read.
+    A record is ``label_bytes``, the last of which is the class, and an image. ``files`` maps names
+    to numbers of records; the last is the test set. ``pickles`` are the folder and the archive of
+    the pickled form, which is not read.
     """
 
     name: str
@@ -78,7 +95,8 @@ FORMS: dict[int, Form] = {
     10: Form(
         name="cifar10",
         archive=ARCHIVES["cifar10"],
-        files={f"data_batch_{i}.bin": TRAINING // 5 for i in range(1, 6)} | {"test_batch.bin": TEST},
+        files={f"data_batch_{i}.bin": TRAINING // 5 for i in range(1, 6)}
+        | {"test_batch.bin": TEST},
         label_bytes=1,
         class_names="batches.meta.txt",
         pickles=("cifar-10-batches-py", "cifar-10-python.tar.gz"),
@@ -96,31 +114,41 @@ FORMS: dict[int, Form] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CifarConfig:
-    """Class 0, airplane or apple, is the head. All test images are used, 10 000 in the official files.
+    """Class 0, airplane or apple, is the head. All test images are used, 10 000 in the official
+    files.
 
     Args:
-        root: the folder with ``cifar10/`` or ``cifar100/``, where the official archive lies or is unpacked; or a copy as
-            images, a folder or a ``.zip`` with ``train/<class>/`` and ``test/<class>/``, decoded when they are first used.
+        root: the folder with ``cifar10/`` or ``cifar100/``, where the official archive lies or is
+            unpacked; or a copy as images, a folder or a ``.zip`` with ``train/<class>/`` and
+            ``test/<class>/``, decoded when they are first used.
         n_classes: 10 or 100, which selects the CIFAR.
-        split: of the training images; the default is the paper's setting A for CIFAR-10 with a ratio of 100: 3720 labels,
-            all of them among 12 406 unlabelled images. The heads for CIFAR-100 are 150 and 500.
-        validation_per_class: training images of each class put aside before the split, by the run's seed, for validation.
+        split: of the training images; the default is the paper's setting A for CIFAR-10 with a
+            ratio of 100: 3720 labels, all of them among 12 406 unlabelled images. The heads for
+            CIFAR-100 are 150 and 500.
+        validation_per_class: training images of each class put aside before the split, by the run's
+            seed, for validation.
         download: fetch the official archive into root if nothing is there.
     """
 
     root: str
     n_classes: Literal[10, 100] = 10
     split: SplitConfig = field(
-        default_factory=lambda: SplitConfig(labeled_head=1500, labeled_ratio=100, unlabeled_head=5000, unlabeled_ratio=100)
+        default_factory=lambda: SplitConfig(
+            labeled_head=1500, labeled_ratio=100, unlabeled_head=5000, unlabeled_ratio=100
+        )
     )
     validation_per_class: int = 0
     download: bool = False
 
     def __post_init__(self) -> None:
         if self.n_classes not in FORMS:
-            raise DataError(f"n_classes must be 10 or 100, the CIFARs there are; got {self.n_classes}.")
+            raise DataError(
+                f"n_classes must be 10 or 100, the CIFARs there are; got {self.n_classes}."
+            )
         if self.validation_per_class < 0:
-            raise DataError(f"validation_per_class must be 0 or more; got {self.validation_per_class}.")
+            raise DataError(
+                f"validation_per_class must be 0 or more; got {self.validation_per_class}."
+            )
         per_class = TRAINING // self.n_classes
         if self.validation_per_class + self.split.labeled_head > per_class:
             raise DataError(
@@ -131,8 +159,12 @@ class CifarConfig:
 
 
 def load(config: CifarConfig, seed: int) -> Splits:
-    """Find the images, unpacking or downloading them if necessary, and draw the validation, labelled and unlabelled ones."""
-    images, training, class_names = find(Path(config.root).expanduser(), config.n_classes, download=config.download)
+    """Find the images, unpacking or downloading them if necessary, and draw the validation,
+    labelled and unlabelled ones.
+    """
+    images, training, class_names = find(
+        Path(config.root).expanduser(), config.n_classes, download=config.download
+    )
     validation, rest = put_aside(images.labels[:training], (config.validation_per_class,), seed)
     split = long_tail_split(images.labels[rest], config.n_classes, config.split, seed)
     unlabeled = images.subset(rest[split.unlabeled])
@@ -140,11 +172,22 @@ def load(config: CifarConfig, seed: int) -> Splits:
     if (training, len(images)) != (TRAINING, TRAINING + TEST):
         copy = f"The copy of CIFAR-{config.n_classes} has {training} training and {len(images) - training} test images"
         notes.append(f"{copy}, and not {TRAINING} and {TEST}.")
-    if config.split.overlap == "nested":  # U then takes what there is, and its ratio is not the one requested
-        wanted, drawn = config.split.counts(config.n_classes)[1], np.bincount(unlabeled.labels, minlength=config.n_classes)
-        short = [f"{name} ({n} of {u})" for name, n, u in zip(class_names, drawn, wanted, strict=True) if n < u]
+    if (
+        config.split.overlap == "nested"
+    ):  # U then takes what there is, and its ratio is not the one requested
+        wanted, drawn = (
+            config.split.counts(config.n_classes)[1],
+            np.bincount(unlabeled.labels, minlength=config.n_classes),
+        )
+        short = [
+            f"{name} ({n} of {u})"
+            for name, n, u in zip(class_names, drawn, wanted, strict=True)
+            if n < u
+        ]
         if short:
-            notes.append(f"Classes with fewer unlabelled images than asked for, since no more are left: {listed(short)}.")
+            notes.append(
+                f"Classes with fewer unlabelled images than asked for, since no more are left: {listed(short)}."
+            )
     return Splits(
         labeled=images.subset(rest[split.labeled]),
         unlabeled=unlabeled.without_labels(),
@@ -157,7 +200,9 @@ def load(config: CifarConfig, seed: int) -> Splits:
 
 
 def find(root: Path, n_classes: int, *, download: bool) -> Pool:
-    """Look below ``root`` for binary files, a copy as images, the official archive; then download it, if that is allowed."""
+    """Look below ``root`` for binary files, a copy as images, the official archive; then download
+    it, if that is allowed.
+    """
     form = FORMS[n_classes]
     archive, places = form.archive, (root, root / form.name)
     if root.is_file() or (root.suffix.lower() == ".zip" and not root.is_dir()):
@@ -167,8 +212,12 @@ def find(root: Path, n_classes: int, *, download: bool) -> Pool:
             return _binary(place, n_classes)
     for place in places:
         if all((place / part).is_dir() for part in PARTS):
-            names = [sorted(class_folders(place / part, follow_links=True).labels) for part in PARTS]
-            members = [f"{part}/{name}" for part, own in zip(PARTS, names, strict=True) for name in own]
+            names = [
+                sorted(class_folders(place / part, follow_links=True).labels) for part in PARTS
+            ]
+            members = [
+                f"{part}/{name}" for part, own in zip(PARTS, names, strict=True) for name in own
+            ]
             return _copy(place, FileImages([place / name for name in members]), members, n_classes)
     for place in places:
         if (place / archive.file_name).is_file():
@@ -177,7 +226,9 @@ def find(root: Path, n_classes: int, *, download: bool) -> Pool:
     if download:
         return _binary(fetch(archive, root / form.name), n_classes)
     way_out = f"Fetch the binary archive with `semigpc data download {form.name} {root}`, or set download=true."
-    pickles = [place / name for place in (root.parent, root, root / form.name) for name in form.pickles]
+    pickles = [
+        place / name for place in (root.parent, root, root / form.name) for name in form.pickles
+    ]
     pickled = [path for path in pickles if path.exists() and path.is_relative_to(root)]
     if pickled:
         raise DataError(
@@ -196,7 +247,9 @@ def _binary(folder: Path, n_classes: int) -> Pool:
     missing = [name for name in (*form.files, form.class_names) if not (folder / name).is_file()]
     if missing:
         raise DataError(f"{folder} lacks {listed(missing)} of CIFAR-{n_classes}. {_again(folder)}")
-    images = RecordImages({folder / name: count for name, count in form.files.items()}, form.record_bytes)
+    images = RecordImages(
+        {folder / name: count for name, count in form.files.items()}, form.record_bytes
+    )
     labels = [records[:, form.label_bytes - 1].astype(np.int64) for records in images.records]
     for name, own in zip(form.files, labels, strict=True):
         if own.max() >= n_classes:
@@ -205,13 +258,17 @@ def _binary(folder: Path, n_classes: int) -> Pool:
                 f"Labels of CIFAR-{n_classes} lie in [0, {n_classes}); record {record} of {folder / name} has {own[record]}. "
                 f"The file is damaged. {_again(folder)}"
             )
-    class_names = tuple((folder / form.class_names).read_text(encoding="utf-8", errors="replace").split())
+    class_names = tuple(
+        (folder / form.class_names).read_text(encoding="utf-8", errors="replace").split()
+    )
     if len(class_names) != n_classes:
         raise DataError(
             f"{folder / form.class_names} must name {n_classes} classes; it names {len(class_names)}. {_again(folder)}"
         )
     sizes = len(images) - len(labels[-1]), len(labels[-1])
-    names = [f"{part}/{i:05d}" for part, size in zip(PARTS, sizes, strict=True) for i in range(size)]
+    names = [
+        f"{part}/{i:05d}" for part, size in zip(PARTS, sizes, strict=True) for i in range(size)
+    ]
     return ImageSet(images, np.concatenate(labels), names), sizes[0], class_names
 
 
@@ -231,8 +288,13 @@ def _copy_in_zip(archive: Path, n_classes: int) -> Pool:
 
 
 def _copy(place: Path, images: Images, names: Sequence[str], n_classes: int) -> Pool:
-    """A copy as images: classes are its folders in the order of their names, or of their values if all are numbers."""
-    classes_of = {part: {name.split("/")[1] for name in names if name.startswith(f"{part}/")} for part in PARTS}
+    """A copy as images: classes are its folders in the order of their names, or of their values if
+    all are numbers.
+    """
+    classes_of = {
+        part: {name.split("/")[1] for name in names if name.startswith(f"{part}/")}
+        for part in PARTS
+    }
     for part, classes in classes_of.items():
         if len(classes) != n_classes:
             raise DataError(
@@ -252,7 +314,8 @@ def _copy(place: Path, images: Images, names: Sequence[str], n_classes: int) -> 
 
 
 class RecordImages:
-    """Images in binary files of equally long records, mapped into memory, so that processes share them.
+    """Images in binary files of equally long records, mapped into memory, so that processes share
+    them.
 
     Args:
         files: paths, each with its number of records.
@@ -296,15 +359,18 @@ class RecordImages:
 
 
 def fetch(source: Archive, folder: Path, progress: Progress | None = None) -> Path:
-    """Download an archive into ``folder`` unless it is there, unpack it beside, and return the unpacked folder."""
+    """Download an archive into ``folder`` unless it is there, unpack it beside, and return the
+    unpacked folder.
+    """
     return extract(source, download(source, folder, progress), folder)
 
 
 def download(source: Archive, folder: Path, progress: Progress | None = None) -> Path:
     """Return the path of the archive in ``folder``, complete and with the right checksum.
 
-    It is written as ``<file_name>.part``, from which a later call resumes, and renamed once size and checksum are right. A
-    file that is there already is checked and not downloaded again. One process at a time.
+    It is written as ``<file_name>.part``, from which a later call resumes, and renamed once size
+    and checksum are right. A file that is there already is checked and not downloaded again. One
+    process at a time.
 
     Args:
         source: the archive.
@@ -323,7 +389,9 @@ def download(source: Archive, folder: Path, progress: Progress | None = None) ->
             _receive(source, part, received, progress)
         if problem := _difference(source, part):
             part.unlink()  # resuming from it would never mend it
-            raise DataError(f"{target}, fetched from {source.url}, {problem}. It was deleted; fetch it again.")
+            raise DataError(
+                f"{target}, fetched from {source.url}, {problem}. It was deleted; fetch it again."
+            )
         part.replace(target)
     except OSError as error:
         raise DataError(
@@ -345,7 +413,11 @@ def _difference(source: Archive, path: Path) -> str:
     if size != source.size:
         return f"must have {source.size} bytes and has {size}: it is cut short, or another file"
     md5 = md5_of(path)
-    return "" if md5 == source.md5 else f"must have the md5 sum {source.md5} and has {md5}: it is not what was published"
+    return (
+        ""
+        if md5 == source.md5
+        else f"must have the md5 sum {source.md5} and has {md5}: it is not what was published"
+    )
 
 
 def md5_of(path: Path) -> str:
@@ -355,9 +427,13 @@ def md5_of(path: Path) -> str:
 
 
 def _receive(source: Archive, part: Path, received: int, progress: Progress | None) -> None:
-    """Append to ``part`` until it is complete; a server that cannot send the rest alone sends everything again."""
+    """Append to ``part`` until it is complete; a server that cannot send the rest alone sends
+    everything again.
+    """
     elsewhere = f"Or find {source.file_name} elsewhere and put it into {part.parent}; its md5 sum must be {source.md5}."
-    request = urllib.request.Request(source.url, headers={"Range": f"bytes={received}-"} if received else {})
+    request = urllib.request.Request(
+        source.url, headers={"Range": f"bytes={received}-"} if received else {}
+    )
     try:
         opened: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
@@ -370,7 +446,9 @@ def _receive(source: Archive, part: Path, received: int, progress: Progress | No
             ) from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise DataError(f"{source.url} cannot be reached: {reason}. Check the connection and try again. {elsewhere}") from error
+        raise DataError(
+            f"{source.url} cannot be reached: {reason}. Check the connection and try again. {elsewhere}"
+        ) from error
     with opened as response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
             received = 0
@@ -400,10 +478,12 @@ def _receive(source: Archive, part: Path, received: int, progress: Progress | No
 
 
 def extract(source: Archive, path: Path, folder: Path) -> Path:
-    """Unpack the wanted folder of an archive, whose checksum was checked, into ``folder`` and return where it is.
+    """Unpack the wanted folder of an archive, whose checksum was checked, into ``folder`` and
+    return where it is.
 
-    The standard library's ``data`` filter rejects entries that could write elsewhere, links that lead out, and devices. A
-    hidden folder is filled first and then renamed, so a folder that is there is complete and is not unpacked again.
+    The standard library's ``data`` filter rejects entries that could write elsewhere, links that
+    lead out, and devices. A hidden folder is filled first and then renamed, so a folder that is
+    there is complete and is not unpacked again.
     """
     target = folder / source.folder
     if target.exists():

@@ -1,4 +1,6 @@
-"""What every data set is loaded as: sets of images, and the splits that a run trains and is evaluated on."""
+"""What every data set is loaded as: sets of images, and the splits that a run trains and is
+evaluated on.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -14,9 +16,11 @@ Integers = NDArray[np.int64]
 
 
 class DataError(ValueError):
-    """A problem of the data that their owner can mend; the message is one paragraph with the remedy.
+    """A problem of the data that their owner can mend; the message is one paragraph with the
+    remedy.
 
-    It is made from that one string alone, so that it can be sent from a loader's worker process to the main one.
+    It is made from that one string alone, so that it can be sent from a loader's worker process to
+    the main one.
     """
 
 
@@ -31,22 +35,29 @@ class Images(Protocol):
 class ImageSet:
     """Images with their labels and names.
 
-    ``images`` is the whole pool, which all sets that are cut from it share; ``positions`` are the images
-    of it that belong to this set. Image i of the set, ``self[i]``, is ``images[positions[i]]``. ``kept`` holds what view
-    sources keep of its images, by what made it.
+    ``images`` is the whole pool, which all sets that are cut from it share; ``positions`` are the
+    images of it that belong to this set. Image i of the set, ``self[i]``, is
+    ``images[positions[i]]``. ``kept`` holds what view sources keep of its images, by what made it.
 
     Args:
         images: the pool, P images.
         labels: (n,) integers, -1 where the class is not known.
         names: (n,) such as paths below the root of the data; never paths of this machine alone.
-        positions: (n,) in [0, P): all of the pool, in order, if left out. They identify an image throughout a run.
+        positions: (n,) in [0, P): all of the pool, in order, if left out. They identify an image
+            throughout a run.
     """
 
     def __init__(
-        self, images: Images, labels: NDArray[Any], names: Sequence[str], positions: NDArray[Any] | None = None
+        self,
+        images: Images,
+        labels: NDArray[Any],
+        names: Sequence[str],
+        positions: NDArray[Any] | None = None,
     ) -> None:
         self.images = images
-        self.positions = integers(np.arange(len(images)) if positions is None else positions, "positions")
+        self.positions = integers(
+            np.arange(len(images)) if positions is None else positions, "positions"
+        )
         self.labels = integers(labels, "labels")
         self.names = tuple(names)
         self.kept: dict[str, Any] = {}
@@ -55,7 +66,9 @@ class ImageSet:
             raise ValueError(f"images, labels and names must be equally many; got {lengths}.")
         if len(self) and not 0 <= self.positions.min() <= self.positions.max() < len(images):
             low, high = self.positions.min(), self.positions.max()
-            raise ValueError(f"positions must lie in [0, {len(images)}), the size of the pool; got {low}..{high}.")
+            raise ValueError(
+                f"positions must lie in [0, {len(images)}), the size of the pool; got {low}..{high}."
+            )
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -65,14 +78,21 @@ class ImageSet:
         return self.images[int(self.positions[index])]
 
     def read(self, index: int, at_least: int) -> Image.Image:
-        """Return the same image, or where that saves time a smaller one, with this many pixels on both sides."""
+        """Return the same image, or where that saves time a smaller one, with this many pixels on
+        both sides.
+        """
         read = getattr(self.images, "read", None)
         return self[index] if read is None else read(int(self.positions[index]), at_least=at_least)
 
     def subset(self, indices: NDArray[Any]) -> "ImageSet":
         """Return the images at ``indices`` (m,), in that order, from the same pool."""
         chosen = integers(indices, "indices")
-        return ImageSet(self.images, self.labels[chosen], [self.names[i] for i in chosen], self.positions[chosen])
+        return ImageSet(
+            self.images,
+            self.labels[chosen],
+            [self.names[i] for i in chosen],
+            self.positions[chosen],
+        )
 
     def without_labels(self) -> "ImageSet":
         """Return the same images with every label -1."""
@@ -83,7 +103,9 @@ def integers(values: NDArray[Any], name: str) -> Integers:
     """Return a vector as int64, or raise a DataError that says what ``name`` must be."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise DataError(f"{name} must be a vector of integers; got {array.dtype} of shape {array.shape}.")
+        raise DataError(
+            f"{name} must be a vector of integers; got {array.dtype} of shape {array.shape}."
+        )
     return array.astype(np.int64)
 
 
@@ -93,15 +115,15 @@ class Splits:
 
     Args:
         labeled: n images with labels in [0, C), every class at least once.
-        unlabeled: u images whose labels are all -1, so that no true label can reach a loss; may be empty, and may share
-            images with ``labeled``.
+        unlabeled: u images whose labels are all -1, so that no true label can reach a loss; may be
+            empty, and may share images with ``labeled``.
         unlabeled_truth: (u,) their classes, for diagnostics only; -1 where they are unknown.
         class_names: C of them, in label order.
         validation: images to choose a checkpoint by, if any.
         test: images to report figures on, if any.
         notes: messages for the owner of the data.
-        unlabeled_out: (u,) which of the unlabelled images belong to none of the classes, for diagnostics only; None if
-            unknown. Their truth is -1.
+        unlabeled_out: (u,) which of the unlabelled images belong to none of the classes, for
+            diagnostics only; None if unknown. Their truth is -1.
     """
 
     labeled: ImageSet
@@ -120,7 +142,9 @@ class Splits:
                 "Label images of two classes or more."
             )
         if (self.unlabeled.labels != -1).any():
-            raise ValueError("unlabeled must have no labels; pass unlabeled.without_labels(), and the labels as the truth.")
+            raise ValueError(
+                "unlabeled must have no labels; pass unlabeled.without_labels(), and the labels as the truth."
+            )
         if self.unlabeled_truth.shape != (len(self.unlabeled),):
             raise DataError(
                 f"unlabeled_truth must have one entry for each of the {len(self.unlabeled)} unlabelled images; "
@@ -141,13 +165,17 @@ class Splits:
             if part == "unlabeled":
                 continue
             if not len(image_set):
-                raise DataError(f"The {part} part has no images. Add some, or leave the part out if it is not needed.")
+                raise DataError(
+                    f"The {part} part has no images. Add some, or leave the part out if it is not needed."
+                )
             low, high = image_set.labels.min(), image_set.labels.max()
             if low < 0 or high >= self.n_classes:
                 raise DataError(
                     f"Labels of the {part} part must lie in [0, {self.n_classes}), the number of classes; got {low}..{high}."
                 )
-        absent, single = ([self.class_names[c] for c in np.flatnonzero(self.class_counts == n)] for n in (0, 1))
+        absent, single = (
+            [self.class_names[c] for c in np.flatnonzero(self.class_counts == n)] for n in (0, 1)
+        )
         if absent:
             raise DataError(
                 f"Every class needs at least one labelled image; there is none of {listed(absent)}. Label one, "
@@ -155,7 +183,9 @@ class Splits:
             )
         if single:
             note = f"Classes with a single labelled image: {listed(single)}."
-            object.__setattr__(self, "notes", tuple(dict.fromkeys((*self.notes, note))))  # once, also in a copy
+            object.__setattr__(
+                self, "notes", tuple(dict.fromkeys((*self.notes, note)))
+            )  # once, also in a copy
 
     @property
     def n_classes(self) -> int:
@@ -171,7 +201,8 @@ class Splits:
     def sha256(self) -> str:
         """A hash of which images are in which part with which label, the same on every machine.
 
-        It covers names, positions and labels; not pixels, the truth of unlabelled images, or paths of this machine.
+        It covers names, positions and labels; not pixels, the truth of unlabelled images, or paths
+        of this machine.
         """
         digest = hashlib.sha256("\n".join(self.class_names).encode())
         for part, image_set in self.parts():
@@ -191,7 +222,9 @@ class Splits:
             yield "test", self.test
 
     def indices(self) -> dict[str, NDArray[Any]]:
-        """Return the positions and the names of each part's images, as arrays to be saved beside the run's results."""
+        """Return the positions and the names of each part's images, as arrays to be saved beside
+        the run's results.
+        """
         arrays: dict[str, NDArray[Any]] = {}
         for part, image_set in self.parts():
             arrays[part] = image_set.positions

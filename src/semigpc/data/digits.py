@@ -1,4 +1,6 @@
-"""scikit-learn's 8 x 8 handwritten digits, cut to a long tail: no download, and small enough for a laptop."""
+"""scikit-learn's 8 x 8 handwritten digits, cut to a long tail: no download, and small enough for a
+laptop.
+"""
 
 from dataclasses import dataclass, field
 
@@ -17,17 +19,20 @@ LARGEST_VALUE = 16
 class DigitsConfig:
     """Class 0, the digit zero, is the head.
 
-    Test and validation images are drawn first, equally many of each class and by the run's seed; the long tail is cut from
-    what is left, so no image is in two of the three.
+    Test and validation images are drawn first, equally many of each class and by the run's seed;
+    the long tail is cut from what is left, so no image is in two of the three.
 
     Args:
-        split: of the images left; the default gives 106 labels (36 zeros, a single nine) and 369 unlabelled images.
+        split: of the images left; the default gives 106 labels (36 zeros, a single nine) and 369
+            unlabelled images.
         test_per_class: images of the test part.
         validation_per_class: images of the validation part; 0 for none.
     """
 
     split: SplitConfig = field(
-        default_factory=lambda: SplitConfig(labeled_head=36, labeled_ratio=30, unlabeled_head=120, unlabeled_ratio=30)
+        default_factory=lambda: SplitConfig(
+            labeled_head=36, labeled_ratio=30, unlabeled_head=120, unlabeled_ratio=30
+        )
     )
     test_per_class: int = 40
     validation_per_class: int = 10
@@ -48,7 +53,8 @@ class DigitsConfig:
 
 def load(config: DigitsConfig, seed: int) -> Splits:
     """Draw test, validation, labelled and unlabelled digits."""
-    # Here and not above: it takes a second to import, which every other data set, and each worker, would pay.
+    # Here and not above: it takes a second to import, which every other data set, and each worker,
+    # would pay.
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -56,7 +62,9 @@ def load(config: DigitsConfig, seed: int) -> Splits:
     pixels = np.rint(digits.images * (255 / LARGEST_VALUE)).astype(np.uint8)
     pool = ImageSet(ArrayImages(pixels), labels, [f"digits/{i:04d}" for i in range(len(labels))])
 
-    test, validation, left = put_aside(labels, (config.test_per_class, config.validation_per_class), seed)
+    test, validation, left = put_aside(
+        labels, (config.test_per_class, config.validation_per_class), seed
+    )
     rest = pool.subset(left)
     split = long_tail_split(rest.labels, N_CLASSES, config.split, seed)
     unlabeled = rest.subset(split.unlabeled)

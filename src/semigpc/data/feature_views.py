@@ -1,9 +1,11 @@
-"""Features of a frozen network, computed once for V weak and V strong views of each image and kept on disk.
+"""Features of a frozen network, computed once for V weak and V strong views of each image and kept
+on disk.
 
-A cache is a folder named after what made it: the network's weights, the way views are cut, and V. It holds shards, safetensors
-files of some hundred images, which appear under their names only when they are complete. A row is found by the image's own
-fingerprint and not by its place in some data set, so data sets and seeds share the images they have in common, and an image
-that has changed is computed again.
+A cache is a folder named after what made it: the network's weights, the way views are cut, and V.
+It holds shards, safetensors files of some hundred images, which appear under their names only when
+they are complete. A row is found by the image's own fingerprint and not by its place in some data
+set, so data sets and seeds share the images they have in common, and an image that has changed is
+computed again.
 """
 
 import hashlib
@@ -25,10 +27,20 @@ from torch.utils.data import ConcatDataset, Dataset
 from semigpc.data.augment import Augment, AugmentConfig, ViewSource, check_views
 from semigpc.data.dataset import DataError, Images, ImageSet, Integers, Splits
 from semigpc.data.loaders import InOrder
-from semigpc.io.atomic import FileError, WriteError, locked, read_json, remove_drafts, replacing, write_json
+from semigpc.io.atomic import (
+    FileError,
+    WriteError,
+    locked,
+    read_json,
+    remove_drafts,
+    replacing,
+    write_json,
+)
 from semigpc.io.tensors import open_tensors, remove_unfinished_tensors, save_tensors
 
-SHARD = 512  # images in a file, which is what an interruption loses at most: some half a minute of work
+SHARD = (
+    512  # images in a file, which is what an interruption loses at most: some half a minute of work
+)
 VARIABLE = "SEMIGPC_CACHE"
 DELETE = "Delete that file; its features will be made again."
 FEW = 64  # images that are not worth starting a worker for
@@ -78,7 +90,9 @@ def weights_hash(weights: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, value in weights.items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(
+            value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()
 
 
@@ -93,7 +107,8 @@ class Fetched:
 class CachedFeatures:
     """A view source whose views are (n, D) rows of tables.
 
-    A view is drawn from the V that were computed; "strong2" differs from "strong" if V > 1. Features are float16 until they
+    A view is drawn from the V that were computed; "strong2" differs from "strong" if V > 1.
+    Features are float16 until they
     are normalised. Memory: 2 (2 V R + R') D bytes.
 
     Args:
@@ -120,11 +135,17 @@ class CachedFeatures:
         """D."""
         return self._plain.shape[1]
 
-    def also(self, image_set: ImageSet, parts: Sequence[tuple[ImageSet, Integers]]) -> "CachedFeatures":
-        """Return the same features with one more set: images of known sets at these positions, in order."""
+    def also(
+        self, image_set: ImageSet, parts: Sequence[tuple[ImageSet, Integers]]
+    ) -> "CachedFeatures":
+        """Return the same features with one more set: images of known sets at these positions, in
+        order.
+        """
         rows = np.concatenate([self._rows(known)[indices] for known, indices in parts])
         sets = [*self._sets, (image_set, rows)]
-        return CachedFeatures(weak=self._weak, strong=self._strong, plain=self._plain, sets=sets, origin=self.origin)
+        return CachedFeatures(
+            weak=self._weak, strong=self._strong, plain=self._plain, sets=sets, origin=self.origin
+        )
 
     def keep(self, image_set: ImageSet, *, plain: bool) -> None:
         """Do nothing: all is in memory."""
@@ -137,7 +158,9 @@ class CachedFeatures:
         for known, rows in self._sets:
             if known is image_set:
                 return rows
-        raise ValueError("features are cached for the sets of one split; this one is not among them.")
+        raise ValueError(
+            "features are cached for the sets of one split; this one is not among them."
+        )
 
     def cut(self, name: str, fetched: Fetched, rng: Generator) -> Tensor:
         """Return one of the V views of each image, (n, D)."""
@@ -145,7 +168,9 @@ class CachedFeatures:
         table = self._weak if name == "weak" else self._strong
         views, n = table.shape[1], len(fetched.rows)
         if name == "strong2" and "strong" in fetched.drawn and views > 1:
-            chosen = (fetched.drawn["strong"] + 1 + torch.from_numpy(rng.integers(views - 1, size=n))) % views
+            chosen = (
+                fetched.drawn["strong"] + 1 + torch.from_numpy(rng.integers(views - 1, size=n))
+            ) % views
         else:
             chosen = torch.from_numpy(rng.integers(views, size=n))
         fetched.drawn[name] = chosen
@@ -161,7 +186,9 @@ class CachedFeatures:
 
 
 class _Chunk(NamedTuple):
-    """Some images of a set, or all: their indices and fingerprints, and V, or 0 where the plain view is enough."""
+    """Some images of a set, or all: their indices and fingerprints, and V, or 0 where the plain
+    view is enough.
+    """
 
     image_set: ImageSet
     indices: Sequence[int]
@@ -171,7 +198,8 @@ class _Chunk(NamedTuple):
 
 @dataclass
 class _ViewChunks(Dataset[dict[str, Tensor]]):
-    """Chunk i as bytes: "plain" (n, s, s, 3) and, if it has views, "weak" and "strong" (n, V, s, s, 3).
+    """Chunk i as bytes: "plain" (n, s, s, 3) and, if it has views, "weak" and "strong" (n, V, s, s,
+    3).
 
     View v of an image depends on its fingerprint and v alone, in any order and in any process.
     """
@@ -181,10 +209,18 @@ class _ViewChunks(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         chunk = self.chunks[number]
-        images = [self.augment.decode(chunk.image_set, i) for i in chunk.indices]  # decoded once for plain and random views
-        cut = {"plain": torch.from_numpy(np.stack([self.augment.evaluation_pixels(image) for image in images]))}
+        images = [
+            self.augment.decode(chunk.image_set, i) for i in chunk.indices
+        ]  # decoded once for plain and random views
+        cut = {
+            "plain": torch.from_numpy(
+                np.stack([self.augment.evaluation_pixels(image) for image in images])
+            )
+        }
         if chunk.views:
-            generators = [Generator(Philox(key=np.frombuffer(mark, np.uint64))) for mark in chunk.marks]
+            generators = [
+                Generator(Philox(key=np.frombuffer(mark, np.uint64))) for mark in chunk.marks
+            ]
             squares = [self.augment.square(image) for image in images]  # resized once for all views
             for kind in ("weak", "strong"):
                 pixels = [
@@ -236,13 +272,15 @@ class FeatureCache:
     ) -> CachedFeatures:
         """Compute what is missing for these splits, and return all features of them.
 
-        Training images get V weak, V strong and the plain view, test and validation images the plain one alone. What is
-        finished stays on disk when this is interrupted. If another process adds to the same cache, this one waits.
+        Training images get V weak, V strong and the plain view, test and validation images the
+        plain one alone. What is finished stays on disk when this is interrupted. If another process
+        adds to the same cache, this one waits.
 
         Args:
             splits: whose images.
             embed: images (M, 3, s, s) to features (M, D).
-            prepare: called with the number of views to compute, before the first of them; not if there are none.
+            prepare: called with the number of views to compute, before the first of them; not if
+                there are none.
             workers: processes that cut views while the network works.
             progress: called with (images done, images to do) after each chunk.
         """
@@ -260,17 +298,28 @@ class FeatureCache:
                         prepare(sum(len(chunk.indices) * (1 + 2 * chunk.views) for chunk in chunks))
                     self._compute(chunks, embed, workers, progress)
             except WriteError as error:
-                raise DataError(f"Features cannot be written: {error} Or set {VARIABLE}.") from error
+                raise DataError(
+                    f"Features cannot be written: {error} Or set {VARIABLE}."
+                ) from error
         return self._gather(parts)
 
-    def _compute(self, chunks: Sequence[_Chunk], embed: Embed, workers: int, progress: Progress | None) -> None:
+    def _compute(
+        self, chunks: Sequence[_Chunk], embed: Embed, workers: int, progress: Progress | None
+    ) -> None:
         """Add what is missing, shard by shard."""
         total, done = sum(len(chunk.indices) for chunk in chunks), 0
         augment = Augment(self.key.augment)
         stream = _ViewChunks(chunks, augment)
         waiting: list[tuple[_Chunk, dict[str, Tensor]]] = []
-        for chunk, views in zip(chunks, InOrder(stream, range(len(chunks)), workers if total > FEW else 0, 2), strict=True):
-            if waiting and (waiting[0][0].views != chunk.views or sum(len(earlier.indices) for earlier, _ in waiting) >= SHARD):
+        for chunk, views in zip(
+            chunks,
+            InOrder(stream, range(len(chunks)), workers if total > FEW else 0, 2),
+            strict=True,
+        ):
+            if waiting and (
+                waiting[0][0].views != chunk.views
+                or sum(len(earlier.indices) for earlier, _ in waiting) >= SHARD
+            ):
                 self._write(waiting)
                 waiting = []
             waiting.append((chunk, self._embedded(views, augment, embed)))
@@ -291,17 +340,30 @@ class FeatureCache:
                 chosen = missing[first : first + IMAGES]
                 yield _Chunk(image_set, chosen, [marks[i] for i in chosen], views)
 
-    def _embedded(self, views: Mapping[str, Tensor], augment: Augment, embed: Embed) -> dict[str, Tensor]:
-        """Views (n, s, s, 3) and (n, V, s, s, 3) to features (n, D) and (n, V, D), in one pass of the network."""
+    def _embedded(
+        self, views: Mapping[str, Tensor], augment: Augment, embed: Embed
+    ) -> dict[str, Tensor]:
+        """Views (n, s, s, 3) and (n, V, s, s, 3) to features (n, D) and (n, V, D), in one pass of
+        the network.
+        """
         flat = [images.flatten(0, -4) for images in views.values()]
-        features = embed(augment.normalise(torch.cat(flat))).half().split([len(images) for images in flat])
-        return {name: rows.reshape(*views[name].shape[:-3], self.key.width) for name, rows in zip(views, features, strict=True)}
+        features = (
+            embed(augment.normalise(torch.cat(flat))).half().split([len(images) for images in flat])
+        )
+        return {
+            name: rows.reshape(*views[name].shape[:-3], self.key.width)
+            for name, rows in zip(views, features, strict=True)
+        }
 
     def _write(self, computed: Sequence[tuple[_Chunk, dict[str, Tensor]]]) -> None:
         """Write one shard, which appears under its name when it is complete."""
-        tensors = {name: torch.cat([features[name] for _, features in computed]) for name in computed[0][1]}
+        tensors = {
+            name: torch.cat([features[name] for _, features in computed]) for name in computed[0][1]
+        }
         if not all(bool(values.isfinite().all()) for values in tensors.values()):
-            raise DataError(f"{self.key.network} returns features that are NaN or infinite in 16 bits. Check its weights.")
+            raise DataError(
+                f"{self.key.network} returns features that are NaN or infinite in 16 bits. Check its weights."
+            )
         marks = b"".join(mark for chunk, _ in computed for mark in chunk.marks)
         tensors["marks"] = torch.from_numpy(np.frombuffer(marks, np.uint8).reshape(-1, MARK).copy())
         kind, number = "views" if computed[0][0].views else "plain", uuid.uuid4().hex[:12]
@@ -310,13 +372,16 @@ class FeatureCache:
         with replacing(self.path / f"{kind}-{number}.safetensors") as draft:
             save_tensors(draft, tensors)
 
-    # Reading ----------------------------------------------------------------------------------------------------------
+    # Reading --------------------------------------------------------------------------------------
 
     def _index(self, kind: str) -> dict[bytes, Place]:
         """Return where the row of each image is."""
         places: dict[bytes, Place] = {}
         for path in sorted(self.path.glob(f"{kind}-*.safetensors")):
-            places |= {row.tobytes(): (path, number) for number, row in enumerate(self._read(path, "marks").numpy())}
+            places |= {
+                row.tobytes(): (path, number)
+                for number, row in enumerate(self._read(path, "marks").numpy())
+            }
         return places
 
     def _read(self, path: Path, name: str) -> Tensor:
@@ -326,9 +391,15 @@ class FeatureCache:
                 self._verified.add(path)
                 tensor: Tensor = file.get_tensor(name)
         except (FileError, OSError) as error:
-            problem = error if isinstance(error, FileError) else f"{path} cannot be read: {error.strerror or error}"
+            problem = (
+                error
+                if isinstance(error, FileError)
+                else f"{path} cannot be read: {error.strerror or error}"
+            )
             raise DataError(f"{problem}. {DELETE}") from error
-        rows = {"marks": (MARK,), "plain": (self.key.width,)}.get(name, (self.key.views, self.key.width))
+        rows = {"marks": (MARK,), "plain": (self.key.width,)}.get(
+            name, (self.key.views, self.key.width)
+        )
         if tensor.shape[1:] != rows:
             raise DataError(
                 f"{path} has {name} of the shape {tuple(tensor.shape)}, and not (n, {', '.join(map(str, rows))}). {DELETE}"
@@ -336,15 +407,25 @@ class FeatureCache:
         return tensor
 
     def _gather(self, parts: Sequence[_Chunk]) -> CachedFeatures:
-        """Read the rows of these parts into memory: those of training images first, each image once."""
+        """Read the rows of these parts into memory: those of training images first, each image
+        once.
+        """
         trained = dict.fromkeys(mark for part in parts if part.views for mark in part.marks)
-        row = {mark: number for number, mark in enumerate(trained | dict.fromkeys(m for part in parts for m in part.marks))}
+        row = {
+            mark: number
+            for number, mark in enumerate(
+                trained | dict.fromkeys(m for part in parts for m in part.marks)
+            )
+        }
         views = self._index("views")
         return CachedFeatures(
             weak=self._rows("weak", list(trained), views),
             strong=self._rows("strong", list(trained), views),
             plain=self._rows("plain", list(row), self._index("plain") | views),
-            sets=[(part.image_set, np.array([row[mark] for mark in part.marks], np.int64)) for part in parts],
+            sets=[
+                (part.image_set, np.array([row[mark] for mark in part.marks], np.int64))
+                for part in parts
+            ],
             origin=self.key.plain(),
         )
 
@@ -364,8 +445,8 @@ class FeatureCache:
 def fingerprints(image_set: ImageSet) -> list[bytes]:
     """Return a few bytes for each image that change when it does.
 
-    They are a hash of what ``fingerprint`` of the pool returns, such as a file's size and time or the checksum in a zip file;
-    for a pool without that method, of the pixels.
+    They are a hash of what ``fingerprint`` of the pool returns, such as a file's size and time or
+    the checksum in a zip file; for a pool without that method, of the pixels.
     """
 
     def of_pixels(position: int) -> bytes:
@@ -373,7 +454,10 @@ def fingerprints(image_set: ImageSet) -> list[bytes]:
         return f"{image.size} ".encode() + image.tobytes()
 
     content: Callable[[int], bytes] = getattr(image_set.images, "fingerprint", of_pixels)
-    return [hashlib.blake2b(content(position), digest_size=MARK).digest() for position in image_set.positions.tolist()]
+    return [
+        hashlib.blake2b(content(position), digest_size=MARK).digest()
+        for position in image_set.positions.tolist()
+    ]
 
 
 def join(splits: Splits, labels: Integers, source: ViewSource) -> tuple[Splits, ViewSource]:
@@ -382,11 +466,14 @@ def join(splits: Splits, labels: Integers, source: ViewSource) -> tuple[Splits, 
     The unlabelled images stay as they are: those with a new label are in both sets.
 
     Args:
-        splits: the data. labels: (u,) the class of each unlabelled image that joins the labelled ones, -1 of the others.
+        splits: the data. labels: (u,) the class of each unlabelled image that joins the labelled
+            ones, -1 of the others.
         source: of views.
     """
     if labels.shape != (len(splits.unlabeled),):
-        raise ValueError(f"labels must have one entry for each of the {len(splits.unlabeled)} unlabelled images.")
+        raise ValueError(
+            f"labels must have one entry for each of the {len(splits.unlabeled)} unlabelled images."
+        )
     labeled, unlabeled, chosen = splits.labeled, splits.unlabeled, np.flatnonzero(labels >= 0)
     pool: Images = labeled.images
     shift = 0

@@ -32,18 +32,23 @@ class FolderConfig:
 
     Args:
         root: the folder of the images.
-        labels: a CSV or Parquet file with the columns ``file_name`` (relative to root) and ``label`` (empty for none). Without
-            it, every sub-folder of root is a class and all its images are labelled.
-        unlabeled: the sub-folder that is not a class but has unlabelled images; only without ``labels``.
-        unlisted: whether images below root that ``labels`` does not list are "unlabeled" or "ignored".
+        labels: a CSV or Parquet file with the columns ``file_name`` (relative to root) and
+            ``label`` (empty for none). Without it, every sub-folder of root is a class and all its
+            images are labelled.
+        unlabeled: the sub-folder that is not a class but has unlabelled images; only without
+            ``labels``.
+        unlisted: whether images below root that ``labels`` does not list are "unlabeled" or
+            "ignored".
         split: makes a long-tailed benchmark of images that are all labelled.
         test: a folder of class folders, or a table like ``labels`` with a label in every row.
         validation: the same, or the fraction of the labels to hold out.
-        cache_bytes: of temporary files for decoded images, for each part of the data and kind of view.
+        cache_bytes: of temporary files for decoded images, for each part of the data and kind of
+            view.
         follow_links: use links that lead out of root, which are an error otherwise.
 
-    Paths of tables and folders may also be given relative to root. Images of test and validation are never trained on, not
-    even without their labels. Classes are numbered in the order of their names, or of their values if all are integers.
+    Paths of tables and folders may also be given relative to root. Images of test and validation
+    are never trained on, not even without their labels. Classes are numbered in the order of their
+    names, or of their values if all are integers.
     """
 
     root: str
@@ -60,7 +65,9 @@ class FolderConfig:
         if self.unlisted not in ("unlabeled", "ignored"):
             raise DataError(f"unlisted must be 'unlabeled' or 'ignored'; got {self.unlisted!r}.")
         if not isinstance(self.validation, str) and not 0 <= self.validation < 1:
-            raise DataError(f"validation must be a path, or a fraction in [0, 1) of the labels; got {self.validation}.")
+            raise DataError(
+                f"validation must be a path, or a fraction in [0, 1) of the labels; got {self.validation}."
+            )
         if self.cache_bytes < 0:
             raise DataError(f"cache_bytes must be 0 or more; got {self.cache_bytes}.")
 
@@ -120,7 +127,9 @@ class Listing:
 
 
 def _list_parts(config: FolderConfig) -> dict[str, Listing]:
-    """List the training images, and the parts that were given as a path; no image is in two of them."""
+    """List the training images, and the parts that were given as a path; no image is in two of
+    them.
+    """
     root = existing(config.root, "The folder of the images")
     held_out = {
         part: _list_held_out(place, root, part, follow_links=config.follow_links)
@@ -128,14 +137,24 @@ def _list_parts(config: FolderConfig) -> dict[str, Listing]:
         if isinstance(place, str)
     }
     if config.labels is None:
-        skip = [listing.root for listing in held_out.values()]  # a test folder inside root is not a class
-        training = class_folders(root, unlabeled=config.unlabeled, skip=skip, follow_links=config.follow_links)
+        skip = [
+            listing.root for listing in held_out.values()
+        ]  # a test folder inside root is not a class
+        training = class_folders(
+            root, unlabeled=config.unlabeled, skip=skip, follow_links=config.follow_links
+        )
     else:
         table = existing(config.labels, "The table of labels", root)
-        training = from_table(table, root, unlisted=config.unlisted == "unlabeled", follow_links=config.follow_links)
+        training = from_table(
+            table, root, unlisted=config.unlisted == "unlabeled", follow_links=config.follow_links
+        )
     for part, listing in held_out.items():
         others = set(listing.paths())
-        labels = {name: label for name, label in training.labels.items() if training.root / name not in others}
+        labels = {
+            name: label
+            for name, label in training.labels.items()
+            if training.root / name not in others
+        }
         if removed := len(training.labels) - len(labels):
             note = f"Images that are not trained on, since they are in the {part} part: {removed}."
             training = replace(training, labels=labels, notes=(*training.notes, note))
@@ -156,14 +175,28 @@ def ordered(classes: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(classes))
 
 
-def _image_sets(parts: dict[str, Listing], class_names: tuple[str, ...], cache_bytes: int) -> dict[str, ImageSet]:
-    """Return one set for each part, all of one pool, so that a position identifies an image and the cache has one limit."""
-    numbers: dict[str | None, int] = {None: -1} | {name: number for number, name in enumerate(class_names)}
-    images = FileImages([path for listing in parts.values() for path in listing.paths()], cache_bytes=cache_bytes)
+def _image_sets(
+    parts: dict[str, Listing], class_names: tuple[str, ...], cache_bytes: int
+) -> dict[str, ImageSet]:
+    """Return one set for each part, all of one pool, so that a position identifies an image and the
+    cache has one limit.
+    """
+    numbers: dict[str | None, int] = {None: -1} | {
+        name: number for number, name in enumerate(class_names)
+    }
+    images = FileImages(
+        [path for listing in parts.values() for path in listing.paths()], cache_bytes=cache_bytes
+    )
     sets: dict[str, ImageSet] = {}
     first = 0
     for part, listing in parts.items():
-        unknown = sorted({label for label in listing.labels.values() if label is not None and label not in numbers})
+        unknown = sorted(
+            {
+                label
+                for label in listing.labels.values()
+                if label is not None and label not in numbers
+            }
+        )
         if unknown:
             raise DataError(
                 f"The {part} part has images of {listed(unknown)}, which is not a class of the training labels "
@@ -177,16 +210,29 @@ def _image_sets(parts: dict[str, Listing], class_names: tuple[str, ...], cache_b
 
 
 def class_folders(
-    folder: Path, *, unlabeled: str | None = None, skip: Collection[Path] = (), follow_links: bool = False
+    folder: Path,
+    *,
+    unlabeled: str | None = None,
+    skip: Collection[Path] = (),
+    follow_links: bool = False,
 ) -> Listing:
-    """List images by class: every sub-folder is one, except ``unlabeled`` and those to ``skip``; images may lie deeper inside.
+    """List images by class: every sub-folder is one, except ``unlabeled`` and those to ``skip``;
+    images may lie deeper inside.
 
     A sub-folder whose name stands for no label, such as -1, has unlabelled images, too.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} must be a folder with one sub-folder for each class; it is a file.")
-    inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".") and path not in skip)
-    classes = {path.name: None if path.name == unlabeled else label_text(path.name) for path in inside}
+        raise DataError(
+            f"{folder} must be a folder with one sub-folder for each class; it is a file."
+        )
+    inside = sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and path not in skip
+    )
+    classes = {
+        path.name: None if path.name == unlabeled else label_text(path.name) for path in inside
+    }
     labels: dict[str, str | None] = {}
     bad: list[Bad] = []
     for path in inside:
@@ -213,8 +259,12 @@ def class_folders(
     return Listing(folder, labels, named, (note,) if loose else ())
 
 
-def from_table(table: Path, root: Path, *, unlisted: bool = False, follow_links: bool = False) -> Listing:
-    """List the images of a table; with ``unlisted``, every other image below the root as well, without a label."""
+def from_table(
+    table: Path, root: Path, *, unlisted: bool = False, follow_links: bool = False
+) -> Listing:
+    """List the images of a table; with ``unlisted``, every other image below the root as well,
+    without a label.
+    """
     labels = read_labels(table)
     reasons = {name: unusable(root.resolve(), name, follow_links=follow_links) for name in labels}
     missing = [name for name, reason in reasons.items() if reason == NOT_THERE]
@@ -223,18 +273,30 @@ def from_table(table: Path, root: Path, *, unlisted: bool = False, follow_links:
             f"{table} lists {len(missing)} images that are not below {root}: {listed(missing, 3)}. "
             "Names must be relative to that folder; mend them, put the files there or delete the rows."
         )
-    reject_bad([(printable(name), reason) for name, reason in reasons.items() if reason is not None], table)
+    reject_bad(
+        [(printable(name), reason) for name, reason in reasons.items() if reason is not None], table
+    )
     classes = frozenset(label for label in labels.values() if label is not None)
     if unlisted:
-        labels |= {name: None for name in images_below(root, follow_links=follow_links) if name not in labels}
+        labels |= {
+            name: None
+            for name in images_below(root, follow_links=follow_links)
+            if name not in labels
+        }
     return Listing(root, labels, classes)
 
 
 def _list_held_out(place: str, root: Path, part: str, *, follow_links: bool) -> Listing:
-    """List a validation or test part: a folder of class folders, or a table with a label in every row."""
+    """List a validation or test part: a folder of class folders, or a table with a label in every
+    row.
+    """
     path = existing(place, f"The {part} part", root)
     table = is_table(path)
-    listing = from_table(path, root, follow_links=follow_links) if table else class_folders(path, follow_links=follow_links)
+    listing = (
+        from_table(path, root, follow_links=follow_links)
+        if table
+        else class_folders(path, follow_links=follow_links)
+    )
     bare = [name for name, label in listing.labels.items() if label is None]
     if bare:
         raise DataError(

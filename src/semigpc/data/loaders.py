@@ -1,4 +1,6 @@
-"""Batches for training, as a pure function of the seed and the step; and images in order, for evaluation."""
+"""Batches for training, as a pure function of the seed and the step; and images in order, for
+evaluation.
+"""
 
 import os
 import signal
@@ -20,8 +22,9 @@ from semigpc.io.threads import cores, hold
 from semigpc.types import Batch, Labeled
 
 LABELED, UNLABELED, BALANCED = 0, 1, 2  # streams of positions
-# A fork copies locks that torch or OpenMP threads may be holding, and can hang. Behind a fork server a worker does not notice
-# that the main process was killed, and would live on. A fresh process costs the seconds that importing torch takes, once a run.
+# A fork copies locks that torch or OpenMP threads may be holding, and can hang. Behind a fork
+# server a worker does not notice that the main process was killed, and would live on. A fresh
+# process costs the seconds that importing torch takes, once a run.
 START_METHOD = "spawn"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KNOWS_SENDER = hasattr(signal, "sigwaitinfo")  # on Linux
@@ -34,10 +37,14 @@ Item = TypeVar("Item")
 Power = Callable[[float], float]  # p of a labelled draw, by the share of training done
 
 
-def epoch_order(size: int, draws: int, *, seed: int, epoch: int, stream: int, usb_order: bool = False) -> Integers:
-    """Return the positions of one epoch, (draws,): whole random permutations of ``size``, and the beginning of one more.
+def epoch_order(
+    size: int, draws: int, *, seed: int, epoch: int, stream: int, usb_order: bool = False
+) -> Integers:
+    """Return the positions of one epoch, (draws,): whole random permutations of ``size``, and the
+    beginning of one more.
 
-    The permutations depend on (seed, epoch, stream). With ``usb_order`` they depend on the epoch alone and are those that the
+    The permutations depend on (seed, epoch, stream). With ``usb_order`` they depend on the epoch
+    alone and are those that the
     code base USB draws: two seeds then see their images in the same order.
     """
     rounds = -(-draws // size)
@@ -50,11 +57,13 @@ def epoch_order(size: int, draws: int, *, seed: int, epoch: int, stream: int, us
     return np.concatenate(permutations)[:draws].astype(np.int64)
 
 
-def drawn_order(labels: Integers, draws: int, power: float, *, seed: int, epoch: int, stream: int) -> Integers:
+def drawn_order(
+    labels: Integers, draws: int, power: float, *, seed: int, epoch: int, stream: int
+) -> Integers:
     """Return the positions of one epoch, (draws,), of class c with probability n_c^p / sum_j n_j^p.
 
-    Within a class whole random permutations follow each other, so that no image is drawn twice before all were drawn once.
-    p = 1 gives the shares of the data, p = 0 equal shares.
+    Within a class whole random permutations follow each other, so that no image is drawn twice
+    before all were drawn once. p = 1 gives the shares of the data, p = 0 equal shares.
 
     Args:
         labels: (n,) of the labelled images. power: p.
@@ -76,9 +85,10 @@ def drawn_order(labels: Integers, draws: int, power: float, *, seed: int, epoch:
 class BatchStream(Dataset[Batch]):
     """Batch k of a run, for any k, in any order and in any process.
 
-    Positions come from :func:`epoch_order`; views from a counter-based generator with the key (seed, k). No state passes from
-    one batch to the next, so a run resumes from its step number alone: there is no state of a sampler or of a worker's
-    generator to save, and the number of workers changes nothing.
+    Positions come from :func:`epoch_order`; views from a counter-based generator with the key
+    (seed, k). No state passes from
+    one batch to the next, so a run resumes from its step number alone: there is no state of a
+    sampler or of a worker's generator to save, and the number of workers changes nothing.
 
     Args:
         splits: the data.
@@ -90,8 +100,8 @@ class BatchStream(Dataset[Batch]):
         epoch_steps: steps per epoch, which is not a pass over the data.
         usb_order: leave the seed out of the positions.
         total_steps: of the run.
-        power: exponent of the class counts in labelled draws, see :func:`drawn_order`, by the share of training done; called
-            once per epoch. 1 is a plain shuffle.
+        power: exponent of the class counts in labelled draws, see :func:`drawn_order`, by the share
+            of training done; called once per epoch. 1 is a plain shuffle.
         balanced: whether batches have a second labelled part, with every class equally likely.
     """
 
@@ -114,25 +124,33 @@ class BatchStream(Dataset[Batch]):
         for image_set in (self.labeled, self.unlabeled):
             self.source.keep(image_set, plain=False)
         check_views(self.views)
-        least = {"labeled_batch": 1, "unlabeled_batch": 1 if self.views else 0, "epoch_steps": 1, "seed": 0}
+        least = {
+            "labeled_batch": 1,
+            "unlabeled_batch": 1 if self.views else 0,
+            "epoch_steps": 1,
+            "seed": 0,
+        }
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise DataError(f"{name} must be at least {bound}; got {getattr(self, name)}.")
         check_unlabeled(self.views, self.unlabeled)
 
     def batches(self, *, first_step: int, workers: int, prefetch: int = 4) -> "InOrder[Batch]":
-        """Return batches ``first_step`` to ``total_steps - 1``, in order and the same for any number of workers.
+        """Return batches ``first_step`` to ``total_steps - 1``, in order and the same for any
+        number of workers.
 
         Their views are not normalised yet, see :func:`normalised`.
 
         Args:
             first_step: 0, or where a run resumes.
-            workers: processes that make batches ahead of time, each with its own copy of images held in memory; 0 makes a
-                batch when it is needed. See :func:`worker_count`.
+            workers: processes that make batches ahead of time, each with its own copy of images
+                held in memory; 0 makes a batch when it is needed. See :func:`worker_count`.
             prefetch: batches that each worker keeps ready.
         """
         if not 0 <= first_step <= self.total_steps:
-            raise DataError(f"first_step must lie in [0, {self.total_steps}], the steps of the run; got {first_step}.")
+            raise DataError(
+                f"first_step must lie in [0, {self.total_steps}], the steps of the run; got {first_step}."
+            )
         return InOrder(self, range(first_step, self.total_steps), workers, prefetch)
 
     def __getitem__(self, step: int) -> Batch:
@@ -165,9 +183,13 @@ class BatchStream(Dataset[Batch]):
         if stream == LABELED and self.power is not None:
             power = self.power(epoch * self.epoch_steps / self.total_steps)
         if power != 1:
-            return drawn_order(self.labeled.labels, draws, power, seed=self.seed, epoch=epoch, stream=stream)
+            return drawn_order(
+                self.labeled.labels, draws, power, seed=self.seed, epoch=epoch, stream=stream
+            )
         size = len(self.unlabeled if stream == UNLABELED else self.labeled)
-        return epoch_order(size, draws, seed=self.seed, epoch=epoch, stream=stream, usb_order=self.usb_order)
+        return epoch_order(
+            size, draws, seed=self.seed, epoch=epoch, stream=stream, usb_order=self.usb_order
+        )
 
 
 def check_unlabeled(views: Sequence[str], unlabeled: ImageSet) -> None:
@@ -180,19 +202,31 @@ def check_unlabeled(views: Sequence[str], unlabeled: ImageSet) -> None:
 
 
 def normalised(batch: Batch, source: ViewSource) -> Batch:
-    """Return a batch of :class:`BatchStream` with the network's input, on the device where the batch is."""
-    balanced = None if batch.balanced is None else batch.balanced._replace(x=source.normalise(batch.balanced.x))
+    """Return a batch of :class:`BatchStream` with the network's input, on the device where the
+    batch is.
+    """
+    balanced = (
+        None
+        if batch.balanced is None
+        else batch.balanced._replace(x=source.normalise(batch.balanced.x))
+    )
     views = {name: source.normalise(view) for name, view in batch.views.items()}
     return batch._replace(x=source.normalise(batch.x), views=views, balanced=balanced)
 
 
 def worker_count(
-    wanted: int | None, images: Images, source: ViewSource, *, processes: int = 1, device: torch.device | None = None
+    wanted: int | None,
+    images: Images,
+    source: ViewSource,
+    *,
+    processes: int = 1,
+    device: torch.device | None = None,
 ) -> int:
     """Return ``wanted`` worker processes, or where that is None as many as are worth having.
 
-    That is one for each core but one, and at most 8. Views of 32 pixels or less and views of images in memory take so little
-    time that 2 are enough where a GPU would have to wait for them, and none is best elsewhere. Features need none.
+    That is one for each core but one, and at most 8. Views of 32 pixels or less and views of images
+    in memory take so little time that 2 are enough where a GPU would have to wait for them, and
+    none is best elsewhere. Features need none.
 
     Args:
         wanted: such as ``train.workers``.
@@ -211,7 +245,9 @@ def worker_count(
 
 
 class EvaluationBatch(NamedTuple):
-    """``images`` (M, 3, H, W), or features (M, D), ``labels`` (M,) and ``positions`` (M,) in the set."""
+    """``images`` (M, 3, H, W), or features (M, D), ``labels`` (M,) and ``positions`` (M,) in the
+    set.
+    """
 
     images: Tensor
     labels: Tensor
@@ -226,13 +262,16 @@ class _EvaluationStream(Dataset[EvaluationBatch]):
     def __getitem__(self, item: tuple[int, Integers]) -> EvaluationBatch:
         image_set, positions = self.sets[item[0]], item[1]
         views = self.source.plain(image_set, positions)
-        return EvaluationBatch(views, torch.from_numpy(image_set.labels[positions]), torch.from_numpy(positions))
+        return EvaluationBatch(
+            views, torch.from_numpy(image_set.labels[positions]), torch.from_numpy(positions)
+        )
 
 
 class EvaluationLoader:
     """Plain views of images of some sets, in order, on the device that evaluates them.
 
-    Worker processes start with the first pass and stay alive until :meth:`close`, or the end of a ``with`` block.
+    Worker processes start with the first pass and stay alive until :meth:`close`, or the end of a
+    ``with`` block.
 
     Args:
         sets: all that will be passed to :meth:`batches`.
@@ -243,22 +282,42 @@ class EvaluationLoader:
     """
 
     def __init__(
-        self, sets: Iterable[ImageSet], source: ViewSource, *, batch_size: int, workers: int, device: torch.device
+        self,
+        sets: Iterable[ImageSet],
+        source: ViewSource,
+        *,
+        batch_size: int,
+        workers: int,
+        device: torch.device,
     ) -> None:
         if batch_size < 1:
             raise DataError(f"batch_size must be at least 1; got {batch_size}.")
-        self.sets, self.source, self.batch_size, self.device = tuple(sets), source, batch_size, device
+        self.sets, self.source, self.batch_size, self.device = (
+            tuple(sets),
+            source,
+            batch_size,
+            device,
+        )
         for image_set in self.sets:
             source.keep(image_set, plain=True)
         self._items: list[tuple[int, Integers]] = []  # of the present pass
         stream = _EvaluationStream(self.sets, source)
-        self._here, self._workers = (InOrder(stream, self._items, count, prefetch=1) for count in (0, workers))
+        self._here, self._workers = (
+            InOrder(stream, self._items, count, prefetch=1) for count in (0, workers)
+        )
 
-    def batches(self, image_set: ImageSet, positions: Integers | None = None) -> Iterator[EvaluationBatch]:
-        """Yield each image of a set once, in order, or those at some positions (m,). One pass at a time."""
+    def batches(
+        self, image_set: ImageSet, positions: Integers | None = None
+    ) -> Iterator[EvaluationBatch]:
+        """Yield each image of a set once, in order, or those at some positions (m,). One pass at a
+        time.
+        """
         number = next(number for number, known in enumerate(self.sets) if known is image_set)
         wanted = np.arange(len(image_set)) if positions is None else positions
-        self._items[:] = [(number, part) for part in np.split(wanted, range(self.batch_size, len(wanted), self.batch_size))]
+        self._items[:] = [
+            (number, part)
+            for part in np.split(wanted, range(self.batch_size, len(wanted), self.batch_size))
+        ]
         for batch in self._workers if len(wanted) > FEW else self._here:
             views, labels, places = (tensor.to(self.device, non_blocking=True) for tensor in batch)
             yield EvaluationBatch(self.source.normalise(views), labels, places)
@@ -275,9 +334,11 @@ class EvaluationLoader:
 
 
 class InOrder(Generic[Item]):
-    """``stream[i]`` for i in ``items``, in that order for any number of workers. Workers stay alive between passes.
+    """``stream[i]`` for i in ``items``, in that order for any number of workers. Workers stay alive
+    between passes.
 
-    A worker returns a DataError as a value, and it is raised here unchanged; torch would wrap it into two tracebacks.
+    A worker returns a DataError as a value, and it is raised here unchanged; torch would wrap it
+    into two tracebacks.
 
     Args:
         stream: makes the items; each worker gets a copy.
@@ -286,10 +347,18 @@ class InOrder(Generic[Item]):
         prefetch: items that each worker keeps ready.
     """
 
-    def __init__(self, stream: Dataset[Item], items: Sequence[Any], workers: int, prefetch: int) -> None:
+    def __init__(
+        self, stream: Dataset[Item], items: Sequence[Any], workers: int, prefetch: int
+    ) -> None:
         if workers < 0 or prefetch < 1:
-            raise DataError(f"workers must be 0 or more and prefetch 1 or more; got {workers} and {prefetch}.")
-        with_workers = {"prefetch_factor": prefetch, "persistent_workers": True, "multiprocessing_context": START_METHOD}
+            raise DataError(
+                f"workers must be 0 or more and prefetch 1 or more; got {workers} and {prefetch}."
+            )
+        with_workers = {
+            "prefetch_factor": prefetch,
+            "persistent_workers": True,
+            "multiprocessing_context": START_METHOD,
+        }
         options: dict[str, Any] = with_workers if workers else {}
         self._loader: DataLoader[Item | DataError] = DataLoader(
             _Guarded(stream),
@@ -299,7 +368,8 @@ class InOrder(Generic[Item]):
             num_workers=workers,
             worker_init_fn=_prepare_worker,
             pin_memory=torch.cuda.is_available(),  # copies to a GPU then need not be waited for
-            # Without one of its own a loader draws from torch's global generator, and changes what the model draws next.
+            # Without one of its own a loader draws from torch's global generator, and changes what
+            # the model draws next.
             generator=torch.Generator(),
             **options,
         )
@@ -313,11 +383,14 @@ class InOrder(Generic[Item]):
                 try:
                     raise item
                 finally:
-                    del item  # or the error and this frame would hold each other, and the workers with them
+                    # or the error and this frame would hold each other, and the workers with them
+                    del item
             yield item
 
     def close(self) -> None:
-        """End the worker processes. Without this they end when nothing refers to the loader any more."""
+        """End the worker processes. Without this they end when nothing refers to the loader any
+        more.
+        """
         if self._loader.num_workers and (iterator := self._loader._iterator) is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]  # torch has no public way, and libraries use this one
             self._loader._iterator = None
@@ -341,8 +414,8 @@ def _as_it_is(item: Item) -> Item:
 def _start(loader: DataLoader[Item]) -> Iterator[Item]:
     """Begin a pass; workers that are started for it block the stop signals from the start.
 
-    Ctrl-C reaches every process of a terminal, and a batch system's SIGTERM every process of a job. The main process decides
-    when to stop; the workers end when it does.
+    Ctrl-C reaches every process of a terminal, and a batch system's SIGTERM every process of a job.
+    The main process decides when to stop; the workers end when it does.
     """
     if not loader.num_workers or not KNOWS_SENDER:
         return iter(loader)
@@ -355,7 +428,9 @@ def _start(loader: DataLoader[Item]) -> Iterator[Item]:
 
 
 def _prepare_worker(_worker: int) -> None:
-    """Use one thread, since workers share the cores with training; and obey SIGTERM from the main process alone."""
+    """Use one thread, since workers share the cores with training; and obey SIGTERM from the main
+    process alone.
+    """
     hold(1)
     if KNOWS_SENDER:
         threading.Thread(target=_wait_for_the_end, daemon=True).start()
@@ -364,7 +439,9 @@ def _prepare_worker(_worker: int) -> None:
 
 
 def _wait_for_the_end() -> None:
-    """End on a SIGTERM from the main process, which is how it stops a worker that no longer reads its queue."""
+    """End on a SIGTERM from the main process, which is how it stops a worker that no longer reads
+    its queue.
+    """
     while signal.sigwaitinfo((signal.SIGTERM,)).si_pid != os.getppid():
         pass
     os._exit(0)

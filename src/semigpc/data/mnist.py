@@ -32,16 +32,21 @@ class MnistConfig:
     """Class 0, the digit zero, is the head. Images are grey, 28 x 28.
 
     Args:
-        root: an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or a folder with the official idx
-            files, plain or ``.gz``.
-        split: of the training images; the default gives 100 labels of the largest class and 2 of the rarest.
-        validation_per_class: training images of each class put aside before the split, by the run's seed, for validation.
-        test_per_class: official test images of each class that are used, drawn by the run's seed; 0 for all 10 000.
+        root: an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or a folder
+            with the official idx files, plain or ``.gz``.
+        split: of the training images; the default gives 100 labels of the largest class and 2 of
+            the rarest.
+        validation_per_class: training images of each class put aside before the split, by the run's
+            seed, for validation.
+        test_per_class: official test images of each class that are used, drawn by the run's seed; 0
+            for all 10 000.
     """
 
     root: str
     split: SplitConfig = field(
-        default_factory=lambda: SplitConfig(labeled_head=100, labeled_ratio=50, unlabeled_head=1000, unlabeled_ratio=50)
+        default_factory=lambda: SplitConfig(
+            labeled_head=100, labeled_ratio=50, unlabeled_head=1000, unlabeled_ratio=50
+        )
     )
     validation_per_class: int = 0
     test_per_class: int = 0
@@ -55,7 +60,9 @@ class MnistConfig:
 def load(config: MnistConfig, seed: int) -> Splits:
     """Read the images and draw the validation, labelled, unlabelled and test ones."""
     arrays = _read(Path(config.root).expanduser())
-    train, test = (_image_set(part, arrays[f"x_{part}"], arrays[f"y_{part}"], config.root) for part in PARTS)
+    train, test = (
+        _image_set(part, arrays[f"x_{part}"], arrays[f"y_{part}"], config.root) for part in PARTS
+    )
     validation, rest = put_aside(train.labels, (config.validation_per_class,), seed)
     split = long_tail_split(train.labels[rest], N_CLASSES, config.split, seed)
     unlabeled = train.subset(rest[split.unlabeled])
@@ -64,7 +71,9 @@ def load(config: MnistConfig, seed: int) -> Splits:
         unlabeled=unlabeled.without_labels(),
         unlabeled_truth=unlabeled.labels,
         validation=train.subset(validation) if len(validation) else None,
-        test=test.subset(put_aside(test.labels, (config.test_per_class,), seed)[0]) if config.test_per_class else test,
+        test=test.subset(put_aside(test.labels, (config.test_per_class,), seed)[0])
+        if config.test_per_class
+        else test,
         class_names=tuple(str(c) for c in range(N_CLASSES)),
     )
 
@@ -72,20 +81,28 @@ def load(config: MnistConfig, seed: int) -> Splits:
 def _read(root: Path) -> dict[str, NDArray[Any]]:
     """Return the four arrays by the names of ``IDX_FILES``."""
     if not root.exists():
-        raise DataError(f"MNIST is not at {root}. Give its .npz file, or the folder of the four official files, by --root.")
+        raise DataError(
+            f"MNIST is not at {root}. Give its .npz file, or the folder of the four official files, by --root."
+        )
     if root.is_dir():
         return {name: _read_idx(root, file) for name, file in IDX_FILES.items()}
     arrays = read_npz(root, only=IDX_FILES)
     if missing := [name for name in IDX_FILES if name not in arrays]:
-        raise DataError(f"{root} must have the arrays {', '.join(IDX_FILES)} of MNIST; missing: {', '.join(missing)}.")
+        raise DataError(
+            f"{root} must have the arrays {', '.join(IDX_FILES)} of MNIST; missing: {', '.join(missing)}."
+        )
     return arrays
 
 
 def _read_idx(folder: Path, name: str) -> NDArray[np.uint8]:
-    """Read a file of bytes: two zeros, the type, the number of dimensions, each of them as a big-endian int32, the bytes."""
+    """Read a file of bytes: two zeros, the type, the number of dimensions, each of them as a
+    big-endian int32, the bytes.
+    """
     paths = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
     if not paths:
-        raise DataError(f"MNIST is not in {folder}: there is no {name}, plain or .gz. Put the four official files there.")
+        raise DataError(
+            f"MNIST is not in {folder}: there is no {name}, plain or .gz. Put the four official files there."
+        )
     try:
         content = checked(paths[0]).read_bytes()
         content = gzip.decompress(content) if paths[0].suffix == ".gz" else content
@@ -94,14 +111,24 @@ def _read_idx(folder: Path, name: str) -> NDArray[np.uint8]:
     header = 4 + 4 * content[3] if len(content) > 3 and content[:3] == bytes((0, 0, BYTES)) else 0
     shape = np.frombuffer(content[4:header], ">i4").tolist() if 0 < header <= len(content) else []
     if not shape or min(shape) < 0 or len(content) != header + math.prod(shape):
-        raise DataError(f"{paths[0]} is not an idx file of bytes, or was cut short. Fetch it again.")
+        raise DataError(
+            f"{paths[0]} is not an idx file of bytes, or was cut short. Fetch it again."
+        )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def _image_set(part: str, pixels: NDArray[Any], labels: NDArray[Any], root: str) -> ImageSet:
-    if labels.shape != pixels.shape[:1] or labels.dtype.kind not in "iu" or set(np.unique(labels)) != set(range(N_CLASSES)):
+    if (
+        labels.shape != pixels.shape[:1]
+        or labels.dtype.kind not in "iu"
+        or set(np.unique(labels)) != set(range(N_CLASSES))
+    ):
         raise DataError(
             f"The {part} labels of MNIST must be one digit for each of {len(pixels)} images, and every digit must occur; "
             f"{root} has {labels.dtype} labels of shape {labels.shape}, {len(np.unique(labels))} of them different."
         )
-    return ImageSet(ArrayImages(pixels), labels.astype(np.int64), [f"{part}/{i:05d}" for i in range(len(labels))])
+    return ImageSet(
+        ArrayImages(pixels),
+        labels.astype(np.int64),
+        [f"{part}/{i:05d}" for i in range(len(labels))],
+    )

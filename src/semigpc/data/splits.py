@@ -20,11 +20,13 @@ def long_tail_counts(head_count: int, imbalance_ratio: float, n_classes: int) ->
 
         N_c = floor(N_1 gamma^(-c / (C - 1))),  c = 0 .. C - 1
 
-    Floored and not rounded: only so do the totals agree with those printed in the paper (4196, 3720 and 3496 for CIFAR-10).
+    Floored and not rounded: only so do the totals agree with those printed in the paper (4196, 3720
+    and 3496 for CIFAR-10).
 
     Args:
         head_count: N_1, images of the largest class.
-        imbalance_ratio: gamma, head over tail, 1 or more; its negative puts the head at the last class instead of the first.
+        imbalance_ratio: gamma, head over tail, 1 or more; its negative puts the head at the last
+            class instead of the first.
         n_classes: C, at least 2.
     """
     gamma = abs(imbalance_ratio)
@@ -33,9 +35,13 @@ def long_tail_counts(head_count: int, imbalance_ratio: float, n_classes: int) ->
             f"imbalance_ratio is head over tail: 1 or more, or -1 or less for a reversed tail; got {imbalance_ratio}."
         )
     if n_classes < 2 or head_count < 0:
-        raise DataError(f"A long tail needs two classes and a head_count of 0 or more; got {n_classes} and {head_count}.")
+        raise DataError(
+            f"A long tail needs two classes and a head_count of 0 or more; got {n_classes} and {head_count}."
+        )
     # The small term lifts powers that come out as 99.99999999 in float64 where 100 is meant.
-    counts = [math.floor(head_count * gamma ** (-c / (n_classes - 1)) + 1e-9) for c in range(n_classes)]
+    counts = [
+        math.floor(head_count * gamma ** (-c / (n_classes - 1)) + 1e-9) for c in range(n_classes)
+    ]
     return counts if imbalance_ratio > 0 else counts[::-1]
 
 
@@ -45,8 +51,10 @@ class SplitConfig:
 
     With l_c and u_c the long-tailed counts of class c, and its images in random order:
 
-    * ``nested``: U takes u_c of them (all, if there are fewer), L is the first l_c of U. Exactly the ratio requested.
-    * ``usb``: L takes l_c; U takes L and the next u_c, or as many as are left. The ratio of U is then not the one requested.
+    * ``nested``: U takes u_c of them (all, if there are fewer), L is the first l_c of U. Exactly
+      the ratio requested.
+    * ``usb``: L takes l_c; U takes L and the next u_c, or as many as are left. The ratio of U is
+      then not the one requested.
     * ``disjoint``: L takes l_c, U the next u_c and none of L.
 
     Args:
@@ -55,9 +63,11 @@ class SplitConfig:
         unlabeled_head: unlabelled images of the largest class.
         unlabeled_ratio: their imbalance ratio.
         overlap: one of the three above.
-        rng: "pcg64", or "usb" for the legacy NumPy generator, whose shuffles replay the splits of that code base.
-        minimum: no class gets fewer labels, or fewer unlabelled images, than this: a head of 36 over a ratio of 100 would
-            leave the last class with none. The vectors of the paper are all above it.
+        rng: "pcg64", or "usb" for the legacy NumPy generator, whose shuffles replay the splits of
+            that code base.
+        minimum: no class gets fewer labels, or fewer unlabelled images, than this: a head of 36
+            over a ratio of 100 would leave the last class with none. The vectors of the paper are
+            all above it.
     """
 
     labeled_head: int
@@ -71,9 +81,13 @@ class SplitConfig:
     def __post_init__(self) -> None:
         for name, known in (("overlap", get_args(Overlap)), ("rng", get_args(Shuffler))):
             if getattr(self, name) not in known:
-                raise DataError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
+                raise DataError(
+                    f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}."
+                )
         if self.minimum < 1:
-            raise DataError(f"minimum must be at least 1, since a class without labels cannot be learnt; got {self.minimum}.")
+            raise DataError(
+                f"minimum must be at least 1, since a class without labels cannot be learnt; got {self.minimum}."
+            )
         if self.labeled_head < 1 or self.unlabeled_head < 0:
             raise DataError(
                 "labeled_head must be at least 1 and unlabeled_head at least 0; "
@@ -83,23 +97,32 @@ class SplitConfig:
             long_tail_counts(1, ratio, 2)
 
     def counts(self, n_classes: int) -> tuple[list[int], list[int]]:
-        """Return the labels of each class, and the unlabelled images of each class that are drawn for U."""
+        """Return the labels of each class, and the unlabelled images of each class that are drawn
+        for U.
+        """
         labeled = long_tail_counts(self.labeled_head, self.labeled_ratio, n_classes)
         unlabeled = long_tail_counts(self.unlabeled_head, self.unlabeled_ratio, n_classes)
-        floor = self.minimum if self.unlabeled_head else 0  # a head of 0 means no image of any class
-        return [max(self.minimum, count) for count in labeled], [max(floor, count) for count in unlabeled]
+        floor = (
+            self.minimum if self.unlabeled_head else 0
+        )  # a head of 0 means no image of any class
+        return [max(self.minimum, count) for count in labeled], [
+            max(floor, count) for count in unlabeled
+        ]
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Positions in the pool: ``labeled`` (n,) and ``unlabeled`` (u,), each in the order it was drawn."""
+    """Positions in the pool: ``labeled`` (n,) and ``unlabeled`` (u,), each in the order it was
+    drawn.
+    """
 
     labeled: Integers
     unlabeled: Integers
 
 
 def long_tail_split(labels: NDArray[Any], n_classes: int, config: SplitConfig, seed: int) -> Split:
-    """Draw L and U from a labelled pool: one generator, which shuffles the images of class 0, then of class 1, and so on.
+    """Draw L and U from a labelled pool: one generator, which shuffles the images of class 0, then
+    of class 1, and so on.
 
     Args:
         labels: (P,) classes in [0, C).
@@ -151,7 +174,9 @@ def carve_validation(labels: NDArray[Any], fraction: float, seed: int) -> tuple[
     """
     if not 0 <= fraction < 1:
         raise DataError(f"The fraction held out for validation must lie in [0, 1); got {fraction}.")
-    generator = np.random.default_rng([seed, 1])  # not the stream that the split itself is drawn from
+    generator = np.random.default_rng(
+        [seed, 1]
+    )  # not the stream that the split itself is drawn from
     held_out = np.zeros(len(labels), dtype=bool)
     for c in np.unique(labels):
         own = np.flatnonzero(labels == c)
@@ -166,13 +191,18 @@ def no_validation(fraction: float) -> str:
 
 
 def with_validation(splits: Splits, fraction: float, seed: int) -> Splits:
-    """Return the same splits with a fraction of the labels held out by :func:`carve_validation`; nothing is listed again."""
+    """Return the same splits with a fraction of the labels held out by :func:`carve_validation`;
+    nothing is listed again.
+    """
     kept, carved = carve_validation(splits.labeled.labels, fraction, seed)
-    return replace(splits, labeled=splits.labeled.subset(kept), validation=splits.labeled.subset(carved))
+    return replace(
+        splits, labeled=splits.labeled.subset(kept), validation=splits.labeled.subset(carved)
+    )
 
 
 def put_aside(labels: NDArray[Any], sizes: Sequence[int], seed: int) -> list[Integers]:
-    """Draw parts with equally many images of each class, such as a test part, before a long-tailed split.
+    """Draw parts with equally many images of each class, such as a test part, before a long-tailed
+    split.
 
     Args:
         labels: (P,) classes 0 .. C - 1.
@@ -182,8 +212,12 @@ def put_aside(labels: NDArray[Any], sizes: Sequence[int], seed: int) -> list[Int
     Returns:
         Positions of each part, class by class; and last those that are left, in ascending order.
     """
-    generator = np.random.default_rng([seed, 1])  # not the stream that the split itself is drawn from
-    order = [generator.permutation(np.flatnonzero(labels == c)) for c in range(int(labels.max()) + 1)]
+    generator = np.random.default_rng(
+        [seed, 1]
+    )  # not the stream that the split itself is drawn from
+    order = [
+        generator.permutation(np.flatnonzero(labels == c)) for c in range(int(labels.max()) + 1)
+    ]
     ends = [0, *np.cumsum(sizes).tolist()]
     parts = [np.concatenate([own[first:last] for own in order]) for first, last in pairwise(ends)]
     return [*parts, np.sort(np.concatenate([own[ends[-1] :] for own in order]))]

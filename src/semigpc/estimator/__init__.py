@@ -5,4 +5,13 @@ from semigpc.estimator.confidence import STATUSES, Answers, Explanation, LeftOut
 from semigpc.estimator.promise import Promise
 from semigpc.estimator.scaling import SCALINGS, Scaling
 
-__all__ = ["SCALINGS", "STATUSES", "Answers", "Explanation", "LeftOutLabels", "Promise", "Scaling", "SemiGPClassifier"]
+__all__ = [
+    "SCALINGS",
+    "STATUSES",
+    "Answers",
+    "Explanation",
+    "LeftOutLabels",
+    "Promise",
+    "Scaling",
+    "SemiGPClassifier",
+]

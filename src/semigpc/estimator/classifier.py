@@ -1,4 +1,6 @@
-"""SemiGPClassifier: labels for all rows of a table of which a few are labelled, with the scikit-learn contract."""
+"""SemiGPClassifier: labels for all rows of a table of which a few are labelled, with the
+scikit-learn contract.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -42,47 +44,61 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         p(c | x) ~ exp(lambda sqrt(nbar / n_c) mu_c(x))                      the class is its argmax
         confidence = q(c | x) ~ share_c exp(lambda' mu_c(x))                 of that class
 
-    Equal evidence for every class, sqrt(nbar / n_c), gives the best recall of rare classes. It also lowers the probabilities of
-    large ones, so the probability that a label is right is taken from mu itself, under the shares of the unlabelled rows.
+    Equal evidence for every class, sqrt(nbar / n_c), gives the best recall of rare classes. It also
+    lowers the probabilities of large ones, so the probability that a label is right is taken from
+    mu itself, under the shares of the unlabelled rows.
 
-    ``fit`` chooses scaling, l, sigma and lambda by leave-one-out in closed form with every class counting the same, and
-    estimates from the unlabelled rows how often each class occurs among them. A label comes with its probability, the
-    posterior variance, and the labelled rows that contribute most; ``partial_fit`` takes a correction in O(N^2).
+    ``fit`` chooses scaling, l, sigma and lambda by leave-one-out in closed form with every class
+    counting the same, and estimates from the unlabelled rows how often each class occurs among
+    them. A label comes with its probability, the posterior variance, and the labelled rows that
+    contribute most; ``partial_fit`` takes a correction in O(N^2).
 
-    Cost: fit O(n^3) for n labelled rows, a prediction O(n (D + C)), with its variance O(n (D + n)). Beyond 26 215 labelled
-    rows, or what half of the machine's memory holds, the average of several GPs is used instead of one (``engine_``): each
-    holds all rows of small classes and a part of the large ones, so that cubes and squares are those of 12 288 rows. There
-    is no self-training then.
+    Cost: fit O(n^3) for n labelled rows, a prediction O(n (D + C)), with its variance O(n (D + n)).
+    Beyond 26 215 labelled rows, or what half of the machine's memory holds, the average of several
+    GPs is used instead of one (``engine_``): each holds all rows of small classes and a part of the
+    large ones, so that cubes and squares are those of 12 288 rows. There is no self-training then.
 
     Args:
         kernel: "rbf" (the paper's), "laplace" or "cosine".
-        length_scale: l, in units of scaled rows; "auto" chooses among multiples of the median distance.
+        length_scale: l, in units of scaled rows; "auto" chooses among multiples of the median
+            distance.
         noise_std: sigma, beside an output scale of 1; "auto" chooses.
         logit_scale: lambda; "auto" maximises the likelihood of left-out labels.
-        scaling: "unit", "centered", "standard", "rank" or "none", see :class:`semigpc.estimator.Scaling`; "auto" chooses.
-        class_prior: "balanced" decides as if all classes were equally frequent, which is best for rare classes; "estimated"
-            decides under the estimated shares of the unlabelled rows, which makes the fewest errors.
-        self_training: rounds in which unlabelled rows of high confidence join the labelled ones; False is 0; "auto" is three if
-            recall of left-out labels, averaged over classes, is at least a half, and 0 otherwise. Rows that joined are used
-            for the class, in ``predict`` and ``predict_proba``, but not for its confidence, its variance and its reasons,
-            which come from given labels alone.
-        abstain: confidence below which no label is given out, in place of ``target_precision``; above 1, none ever is.
-        target_precision: with probability 90 % over the labels drawn, at least this share of the labels given out is right, if
-            the labels of each class are a random sample of that class. It sets the threshold; ``promise_`` has what came of it.
-            None gives out a label for every row.
+        scaling: "unit", "centered", "standard", "rank" or "none", see
+            :class:`semigpc.estimator.Scaling`; "auto" chooses.
+        class_prior: "balanced" decides as if all classes were equally frequent, which is best for
+            rare classes; "estimated" decides under the estimated shares of the unlabelled rows,
+            which makes the fewest errors.
+        self_training: rounds in which unlabelled rows of high confidence join the labelled ones;
+            False is 0; "auto" is three if recall of left-out labels, averaged over classes, is at
+            least a half, and 0 otherwise. Rows that joined are used for the class, in ``predict``
+            and ``predict_proba``, but not for its confidence, its variance and its reasons, which
+            come from given labels alone.
+        abstain: confidence below which no label is given out, in place of ``target_precision``;
+            above 1, none ever is.
+        target_precision: with probability 90 % over the labels drawn, at least this share of the
+            labels given out is right, if the labels of each class are a random sample of that
+            class. It sets the threshold; ``promise_`` has what came of it. None gives out a label
+            for every row.
         per_class: whether the promise is made for the labels of each class by itself.
-        outlier_quantile: rows of a larger variance than this share of the labelled ones (left out) are called outliers.
+        outlier_quantile: rows of a larger variance than this share of the labelled ones (left out)
+            are called outliers.
         random_state: seed for subsets of many labels.
 
     Attributes:
-        classes_: (C,) sorted. class_counts_: (C,) given labels. class_shares_: (C,) estimated shares among the unlabelled rows.
-        transduction_: (n,) labels of the rows that were fitted: the given ones, and those given out for the others.
-        threshold_: (C,) confidence below which a label of each class is withheld; 0 if none ever is.
+        classes_: (C,) sorted. class_counts_: (C,) given labels. class_shares_: (C,) estimated
+            shares among the unlabelled rows.
+        transduction_: (n,) labels of the rows that were fitted: the given ones, and those given out
+            for the others.
+        threshold_: (C,) confidence below which a label of each class is withheld; 0 if none ever
+            is.
         promise_: what can be said of the labels given out, see :class:`semigpc.estimator.Promise`.
         outlier_variance_: variance above which a row is an outlier.
-        scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen. confidence_scale_: lambda'.
+        scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen.
+            confidence_scale_: lambda'.
         labeled_rows_: numbers of the rows with a given label. n_features_in_: D.
-        engine_: "exact", or "ensemble" where labelled rows are too many for one GP. engine_reason_: why, in a sentence.
+        engine_: "exact", or "ensemble" where labelled rows are too many for one GP. engine_reason_:
+            why, in a sentence.
     """
 
     def __init__(
@@ -114,15 +130,16 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.outlier_quantile = outlier_quantile
         self.random_state = random_state
 
-    # Learning -------------------------------------------------------------------------------------------------------
+    # Learning -------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, *, rows: Any = None) -> Self:
         """Learn from rows of which some are labelled.
 
         Args:
-            X: (n, D) finite numbers. y: (n,) classes; -1 or NaN, or None beside text, where there is no label; a sparse
-                indicator matrix is accepted too.
-            rows: (n,) numbers that identify the rows in explanations and corrections; 0 .. n - 1 if left out.
+            X: (n, D) finite numbers. y: (n,) classes; -1 or NaN, or None beside text, where there
+                is no label; a sparse indicator matrix is accepted too.
+            rows: (n,) numbers that identify the rows in explanations and corrections; 0 .. n - 1 if
+                left out.
         """
         return self._fit(X, y, None, rows)
 
@@ -132,21 +149,31 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         codes, self.classes_ = read_targets(y, None if classes is None else np.unique(classes))
         numbers = row_numbers(rows, len(X))
         if len(codes) != len(X):
-            raise ValueError(f"y must have one entry for each of the {len(X)} rows; got {len(codes)}.")
+            raise ValueError(
+                f"y must have one entry for each of the {len(X)} rows; got {len(codes)}."
+            )
         if not (codes >= 0).any():
             raise ValueError(
                 f"none of the {len(X)} rows is labelled: all of y is -1, None or NaN. Label some rows of at least two classes."
             )
         if len(self.classes_) < 2:
-            raise ValueError(f"all labels are of one class, {self.classes_.tolist()[0]!r}; label rows of at least two classes.")
-        with suited_to(X.size):  # for passes over the rows; larger work sets its own number of threads
+            raise ValueError(
+                f"all labels are of one class, {self.classes_.tolist()[0]!r}; label rows of at least two classes."
+            )
+        with suited_to(
+            X.size
+        ):  # for passes over the rows; larger work sets its own number of threads
             fitted = fit_memory(X, codes, numbers, len(self.classes_), options)
         self._memory, self._helped, self._scaling = fitted.memory, fitted.helped, fitted.scaling
         self.scaling_, self.kernel_ = fitted.scaling.name, fitted.memory.kernel
         self.length_scale_, self.noise_std_ = fitted.length_scale, fitted.memory.noise_std
         self.logit_scale_, self.confidence_scale_ = fitted.logit_scale, fitted.confidence_scale
         self.self_training_, self.outlier_variance_ = fitted.rounds, fitted.outlier_variance
-        self.class_shares_, self.promise_, self.threshold_ = fitted.shares, fitted.promise, fitted.promise.thresholds
+        self.class_shares_, self.promise_, self.threshold_ = (
+            fitted.shares,
+            fitted.promise,
+            fitted.promise.thresholds,
+        )
         self._count()
         self._rows_seen = int(numbers.max()) + 1
         self._fitted_rows = {int(number): position for position, number in enumerate(numbers)}
@@ -156,21 +183,25 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any, classes: Any = None, *, rows: Any = None) -> Self:
         """Add, replace or withdraw labels online: O(B N^2) for B rows.
 
-        Hyper-parameters, shares and threshold stay as ``fit`` chose them; class counts change. The first call is a ``fit``.
-        A new class is added, at the cost of building the GP anew.
+        Hyper-parameters, shares and threshold stay as ``fit`` chose them; class counts change. The
+        first call is a ``fit``. A new class is added, at the cost of building the GP anew.
 
         Args:
             X: (B, D). y: (B,) classes; -1, None or NaN withdraws the label of that row.
             classes: all classes there will be, at the first call; later ones are added.
-            rows: (B,) distinct row numbers. A known number stands for the same row as before. If left out, a row that equals
-                a labelled one replaces its label, and any other is new.
+            rows: (B,) distinct row numbers. A known number stands for the same row as before. If
+                left out, a row that equals a labelled one replaces its label, and any other is new.
         """
         if not hasattr(self, "classes_"):
             return self._fit(X, y, classes, rows)
         X = validate_data(self, X, dtype=np.float32, reset=False)
-        codes, known = read_targets(y, self.classes_ if classes is None else np.union1d(self.classes_, classes))
+        codes, known = read_targets(
+            y, self.classes_ if classes is None else np.union1d(self.classes_, classes)
+        )
         if len(codes) != len(X):
-            raise ValueError(f"y must have one entry for each of the {len(X)} rows; got {len(codes)}.")
+            raise ValueError(
+                f"y must have one entry for each of the {len(X)} rows; got {len(codes)}."
+            )
         if len(known) > len(self.classes_):
             self._add_classes(known)
         points = self._scaling(X)
@@ -180,29 +211,41 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         codes, points = codes[keep], points[torch.from_numpy(keep)]
         self._rows_seen = max(self._rows_seen, int(numbers.max(initial=-1)) + 1)
         labelled = codes >= 0
-        targets = torch.nn.functional.one_hot(torch.from_numpy(codes[labelled]), len(self.classes_)).double()
+        targets = torch.nn.functional.one_hot(
+            torch.from_numpy(codes[labelled]), len(self.classes_)
+        ).double()
         for memory in self._memories():
             memory.forget(numbers[~labelled])
-            memory.put(numbers[labelled], points[torch.from_numpy(labelled)], targets, codes[labelled])
+            memory.put(
+                numbers[labelled], points[torch.from_numpy(labelled)], targets, codes[labelled]
+            )
         self._count()
         ours = np.array([number in self._fitted_rows for number in numbers.tolist()], dtype=bool)
         if ours.any():
             labels = self._transduce(X[keep][ours], codes[ours])
-            self.transduction_ = self.transduction_.astype(np.result_type(self.transduction_, labels))
-            self.transduction_[[self._fitted_rows[number] for number in numbers[ours].tolist()]] = labels
+            self.transduction_ = self.transduction_.astype(
+                np.result_type(self.transduction_, labels)
+            )
+            self.transduction_[[self._fitted_rows[number] for number in numbers[ours].tolist()]] = (
+                labels
+            )
         return self
 
     def _add_classes(self, known: NDArray[Any]) -> None:
         places = np.searchsorted(known, self.classes_)
         for memory in self._memories():
             memory.rename_classes(torch.from_numpy(places), len(known))
-        shares = np.full(len(known), 1 / (len(self.transduction_) + len(known)))  # rare, since no row has it yet
+        shares = np.full(
+            len(known), 1 / (len(self.transduction_) + len(known))
+        )  # rare, since no row has it yet
         shares[places] = self.class_shares_ * (1 - (len(known) - len(places)) * shares[0])
         thresholds = np.full(len(known), self.threshold_.max())
         thresholds[places] = self.threshold_
         self.classes_, self.class_shares_, self.threshold_ = known, shares, thresholds
         if self.transduction_.dtype.kind in "US" or known.dtype.kind in "US":
-            self.transduction_ = self.transduction_.astype(np.result_type(self.transduction_.dtype, known.dtype))
+            self.transduction_ = self.transduction_.astype(
+                np.result_type(self.transduction_.dtype, known.dtype)
+            )
 
     def _count(self) -> None:
         self.engine_, self.engine_reason_ = self._memory.engine, self._memory.reason
@@ -210,7 +253,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.labeled_rows_ = rows
         self.class_counts_ = np.bincount(codes, minlength=len(self.classes_))
 
-    # Prediction ------------------------------------------------------------------------------------------------------
+    # Prediction -----------------------------------------------------------------------------------
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the classes (M,) of rows (M, D), of every row however unsure. O(M n (D + C))."""
@@ -219,7 +262,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return labels
 
     def label(self, X: Any) -> NDArray[Any]:
-        """Return the labels (M,) given out for rows (M, D); -1, NaN or (beside text) None for others. O(M n (D + C + n))."""
+        """Return the labels (M,) given out for rows (M, D); -1, NaN or (beside text) None for
+        others. O(M n (D + C + n)).
+        """
         answers = self.answer(X, top=0)
         return self._named(answers.codes, withheld=answers.status != PSEUDO)
 
@@ -231,37 +276,59 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return np.concatenate([calibration.probs(scored.mean).numpy() for _, scored in parts])
 
     def pool_proba(self, X: Any) -> Floats:
-        """Return probabilities (M, C) under the estimated shares, by given labels alone: those that confidence is taken from.
+        """Return probabilities (M, C) under the estimated shares, by given labels alone: those that
+        confidence is taken from.
 
         Rows sum to 1. O(M n (D + C)).
         """
         rows, calibration = self._checked(X), self._calibration()
         with self._threads(rows, variance=False):
             parts = self._scored(rows, self._memory)
-            return np.concatenate([torch.softmax(calibration.pool_logits(each.mean), dim=1).numpy() for _, each in parts])
+            return np.concatenate(
+                [
+                    torch.softmax(calibration.pool_logits(each.mean), dim=1).numpy()
+                    for _, each in parts
+                ]
+            )
 
     def predict_variance(self, X: Any) -> Floats:
-        """Return posterior over prior variance (M,): 0 where all is known, 1 far from every label. O(M n (D + n))."""
+        """Return posterior over prior variance (M,): 0 where all is known, 1 far from every label.
+        O(M n (D + n)).
+        """
         rows = self._checked(X)
         with self._threads(rows, variance=True):
             parts = self._scored(rows, self._memory, variance=True)
-            return np.concatenate([scored.variance.numpy() for _, scored in parts if scored.variance is not None])
+            return np.concatenate(
+                [scored.variance.numpy() for _, scored in parts if scored.variance is not None]
+            )
 
     def answer(self, X: Any, *, variance: bool = True, top: int = 3) -> Answers:
-        """Return class, confidence, variance, status and the largest ``top`` reasons of rows (M, D), in bounded memory.
+        """Return class, confidence, variance, status and the largest ``top`` reasons of rows (M,
+        D), in bounded memory.
 
-        Without ``variance`` no row is called an outlier. O(M n (D + C)), with the variance O(M n (D + C + n)).
+        Without ``variance`` no row is called an outlier. O(M n (D + C)), with the variance O(M n (D
+        + C + n)).
         """
         return self._answer(self._checked(X), variance=variance, top=top)
 
     def _answer(self, X: Floats, *, variance: bool, top: int) -> Answers:
         with self._threads(X, variance=variance):
-            parts, calibration = self._scored(X, self._memory, variance=variance, top=top), self._calibration()
-            columns: Any = zip(*(self._answered(points, scored, calibration, top) for points, scored in parts), strict=True)
-            joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
+            parts, calibration = (
+                self._scored(X, self._memory, variance=variance, top=top),
+                self._calibration(),
+            )
+            columns: Any = zip(
+                *(self._answered(points, scored, calibration, top) for points, scored in parts),
+                strict=True,
+            )
+            joined: list[Any] = [
+                None if column[0] is None else np.concatenate(column) for column in columns
+            ]
             return Answers(*joined)
 
-    def _answered(self, points: Tensor, scored: Scored, calibration: Calibration, top: int) -> Answers:
+    def _answered(
+        self, points: Tensor, scored: Scored, calibration: Calibration, top: int
+    ) -> Answers:
         codes, slots, weights = scored.classes, scored.slots, scored.reasons
         if self._helped is not None:
             codes = self._helped.score(points, bias=calibration.bias()).classes
@@ -283,18 +350,26 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Answers(*found, rows, weights.numpy(), scores)
 
     def explain(self, X: Any, top: int = 3, classes: Any = None) -> Explanation:
-        """Return the labelled rows of largest weight; weights are signed and add up to the score. O(M n (D + n)), for few rows.
+        """Return the labelled rows of largest weight; weights are signed and add up to the score.
+        O(M n (D + n)), for few rows.
 
         Args:
-            X: (M, D). top: labelled rows to list, largest weight first; the others are summed up. With the number of labels,
-                all are listed, down to those of the most negative weight.
+            X: (M, D). top: labelled rows to list, largest weight first; the others are summed up.
+                With the number of labels, all are listed, down to those of the most negative
+                weight.
             classes: (M,) classes to explain, or one for all rows; the predicted ones if left out.
         """
         points = self._scaling(self._checked(X))
         if classes is None:
-            codes = (self._helped or self._memory).score(points, bias=self._calibration().bias()).classes
+            codes = (
+                (self._helped or self._memory)
+                .score(points, bias=self._calibration().bias())
+                .classes
+            )
         else:
-            codes = torch.from_numpy(self._codes_of(np.broadcast_to(np.asarray(classes), (len(points),))))
+            codes = torch.from_numpy(
+                self._codes_of(np.broadcast_to(np.asarray(classes), (len(points),)))
+            )
         slots, weights, scores = self._memory.reasons(points, codes, top)
         return Explanation(
             codes=codes.numpy(),
@@ -306,26 +381,34 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def covariance(self, X1: Any, X2: Any) -> Floats:
-        """Return the posterior covariance (M1, M2) between two sets of rows, over the prior variance. O(M2 n^2 + M1 n M2)."""
+        """Return the posterior covariance (M1, M2) between two sets of rows, over the prior
+        variance. O(M2 n^2 + M1 n M2).
+        """
         points, others = self._scaling(self._checked(X1)), self._scaling(self._checked(X2))
         covariance: Floats = self._memory.covariance(points, others).float().numpy()
         return covariance
 
     def leave_one_out(self, folds: Integers | None = None) -> LeftOutLabels:
-        """Return what the other labels predict for each given label; rows that joined in self-training take no part.
+        """Return what the other labels predict for each given label; rows that joined in
+        self-training take no part.
 
-        In closed form: O(n^2 + n C), or O(n^2 (D + C)) where ``engine_`` is "ensemble". The variance of an ensemble is then
-        that of the GPs which hold the row, without it; the others hold as many similar rows.
+        In closed form: O(n^2 + n C), or O(n^2 (D + C)) where ``engine_`` is "ensemble". The
+        variance of an ensemble is then that of the GPs which hold the row, without it; the others
+        hold as many similar rows.
 
         Args:
-            folds: (n,) where given, in the order of ``labeled_rows_``: all labels of a fold are left out together, in
-                O(n^3 / F^2) for F folds, and those of fold -1 never, with NaN for probabilities. For one exact GP only.
+            folds: (n,) where given, in the order of ``labeled_rows_``: all labels of a fold are
+                left out together, in O(n^3 / F^2) for F folds, and those of fold -1 never, with NaN
+                for probabilities. For one exact GP only.
         """
         check_is_fitted(self)
         rows, codes, positions = self._memory.given()
         own = torch.nn.functional.one_hot(torch.from_numpy(codes), len(self.classes_)).double()
         if folds is None:
-            left_out, removed = self._memory.left_out(), own * self._memory.held_shares()[positions].unsqueeze(1)
+            left_out, removed = (
+                self._memory.left_out(),
+                own * self._memory.held_shares()[positions].unsqueeze(1),
+            )
         else:
             left_out = self._memory.left_out_together(folds)
             removed = own.new_zeros(len(np.unique(folds)), own.shape[1])
@@ -335,7 +418,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         even, plain = left_out_scores(*about), left_out_scores(*about, equalised=False)
         log_shares = torch.from_numpy(self.class_shares_).clamp_min(1e-12).log()
         probs = torch.softmax(self.confidence_scale_ * plain + log_shares, dim=1)
-        decisions = Decisions(probs, (even if self.class_prior == "balanced" else probs).argmax(dim=1))
+        decisions = Decisions(
+            probs, (even if self.class_prior == "balanced" else probs).argmax(dim=1)
+        )
         return LeftOutLabels(
             rows=rows,
             codes=codes,
@@ -346,17 +431,23 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             variance=left_out.variance[positions].clamp(0, 1).float().numpy(),
         )
 
-    def explain_left_out(self, rows: Any, classes: Any, top: int = 3) -> tuple[Integers, Floats, Floats]:
-        """Return the other labelled rows that speak for a class at labelled rows, as if these had never been labelled.
+    def explain_left_out(
+        self, rows: Any, classes: Any, top: int = 3
+    ) -> tuple[Integers, Floats, Floats]:
+        """Return the other labelled rows that speak for a class at labelled rows, as if these had
+        never been labelled.
 
-        The probabilities of :meth:`leave_one_out` are those of the scores. O(M n (D + n)), for few rows.
+        The probabilities of :meth:`leave_one_out` are those of the scores. O(M n (D + n)), for few
+        rows.
 
         Args:
-            rows: (M,) numbers of rows with a given label. classes: (M,) the class to explain for each.
+            rows: (M,) numbers of rows with a given label. classes: (M,) the class to explain for
+                each.
             top: labelled rows to list, largest weight first.
 
         Returns:
-            Row numbers (M, top), -1 where there are fewer; what each adds to the score (M, top), signed; scores (M,).
+            Row numbers (M, top), -1 where there are fewer; what each adds to the score (M, top),
+            signed; scores (M,).
         """
         check_is_fitted(self)
         numbers = row_numbers(rows, len(rows))
@@ -365,16 +456,22 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"rows must have a given label; row {unknown[0]} has none.")
         codes = torch.from_numpy(self._codes_of(np.asarray(classes)))
         slots, weights, scores = self._memory.left_out_reasons(numbers, codes, top)
-        return np.append(self._memory.row_numbers(), -1)[slots.numpy()], weights.float().numpy(), scores.float().numpy()
+        return (
+            np.append(self._memory.row_numbers(), -1)[slots.numpy()],
+            weights.float().numpy(),
+            scores.float().numpy(),
+        )
 
-    # Helpers ---------------------------------------------------------------------------------------------------------
+    # Helpers --------------------------------------------------------------------------------------
 
     def _checked(self, X: Any) -> Floats:
         check_is_fitted(self)
         rows: Floats = validate_data(self, X, dtype=np.float32, reset=False)
         return rows
 
-    def _scored(self, X: Floats, memory: Memory, *, variance: bool = False, top: int = 0) -> Iterator[tuple[Tensor, Scored]]:
+    def _scored(
+        self, X: Floats, memory: Memory, *, variance: bool = False, top: int = 0
+    ) -> Iterator[tuple[Tensor, Scored]]:
         """Yield points and their scores under a memory, one chunk at a time."""
         bias = self._calibration().bias()
         for start in range(0, len(X), CHUNK):
@@ -399,7 +496,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _named(self, codes: Integers, *, withheld: NDArray[np.bool_]) -> NDArray[Any]:
-        """Return the classes (M,), with -1, NaN or None, in a type that can hold it, where they are withheld."""
+        """Return the classes (M,), with -1, NaN or None, in a type that can hold it, where they are
+        withheld.
+        """
         labels = self.classes_[codes]
         if not withheld.any():
             return labels
@@ -416,20 +515,27 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         places = np.searchsorted(self.classes_, names).clip(0, len(self.classes_) - 1)
         unknown = self.classes_[places] != names
         if unknown.any():
-            raise ValueError(f"classes must be among classes_; {names[unknown].tolist()[0]!r} is not.")
+            raise ValueError(
+                f"classes must be among classes_; {names[unknown].tolist()[0]!r} is not."
+            )
         return places
 
     def _transduce(self, X: NDArray[np.float32], codes: Integers) -> NDArray[Any]:
         answers = self._answer(X, variance=False, top=0)
         labelled = codes >= 0
-        return self._named(np.where(labelled, codes, answers.codes), withheld=~labelled & (answers.status == ABSTAINED))
+        return self._named(
+            np.where(labelled, codes, answers.codes),
+            withheld=~labelled & (answers.status == ABSTAINED),
+        )
 
 
 def read_targets(y: Any, classes: NDArray[Any] | None = None) -> tuple[Integers, NDArray[Any]]:
-    """Return codes (n,), -1 where there is no label, and classes (C,), of labels in any form that scikit-learn accepts.
+    """Return codes (n,), -1 where there is no label, and classes (C,), of labels in any form that
+    scikit-learn accepts.
 
-    Unlabelled rows are marked as in :func:`semigpc.io.text.label_text`: by -1, NaN, None or empty text. A sparse matrix of one
-    column is read as a vector; one of several columns is an indicator, whose rows without an entry are unlabelled.
+    Unlabelled rows are marked as in :func:`semigpc.io.text.label_text`: by -1, NaN, None or empty
+    text. A sparse matrix of one column is read as a vector; one of several columns is an indicator,
+    whose rows without an entry are unlabelled.
 
     Args:
         y: (n,) or a sparse matrix of n rows.
@@ -438,16 +544,28 @@ def read_targets(y: Any, classes: NDArray[Any] | None = None) -> tuple[Integers,
     values = _dense(y)
     known = ~_missing(values)
     labels = values[known]
-    if labels.dtype.kind == "O" and not all(isinstance(label, str) for label in labels):  # text stays objects, beside None
+    if labels.dtype.kind == "O" and not all(
+        isinstance(label, str) for label in labels
+    ):  # text stays objects, beside None
         if any(isinstance(label, str) for label in labels):
-            raise ValueError("labels must be all text or all numbers; got both. Turn the numbers into text first.")
+            raise ValueError(
+                "labels must be all text or all numbers; got both. Turn the numbers into text first."
+            )
         labels = np.array(labels.tolist())
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-        raise ValueError("y contains infinity; a label is a class, and NaN or -1 mark rows without one.")
+        raise ValueError(
+            "y contains infinity; a label is a class, and NaN or -1 mark rows without one."
+        )
     if len(labels):
         check_classification_targets(labels)
-    if classes is not None and len(labels) and (classes.dtype.kind in "OUST") != (labels.dtype.kind in "OUST"):
-        raise ValueError(f"labels must be of the kind of the classes, such as {classes[0]!r}; got {labels.tolist()[0]!r}.")
+    if (
+        classes is not None
+        and len(labels)
+        and (classes.dtype.kind in "OUST") != (labels.dtype.kind in "OUST")
+    ):
+        raise ValueError(
+            f"labels must be of the kind of the classes, such as {classes[0]!r}; got {labels.tolist()[0]!r}."
+        )
     classes = np.unique(labels if classes is None else np.concatenate([classes, labels]))
     codes = np.full(len(values), -1, dtype=np.int64)
     codes[known] = np.searchsorted(classes, labels)

@@ -16,11 +16,17 @@ PSEUDO, ABSTAINED, OUTLIER = range(3)
 LOGIT_SCALES = tuple(float(x) for x in np.geomspace(1.0, 80.0, 40))
 EM_ROUNDS = 200  # of expectation-maximisation at most
 CONVERGED = 1e-6  # change of a share below which it stops
-SHARPER = 2.0  # times lambda: left-out scores are less sure than those of unlabelled rows, and shares from soft ones collapse
-RELIED = 0.15  # unlabelled rows are so many times fewer to the prior, since their classes are guessed
+# times lambda: left-out scores are less sure than those of unlabelled rows, and shares from soft
+# ones collapse
+SHARPER = 2.0
+RELIED = (
+    0.15  # unlabelled rows are so many times fewer to the prior, since their classes are guessed
+)
 STRENGTHS = np.geomspace(1, 1e5, 41)  # of the prior in proportion to the labels, in labels
 LEAST_SHARE = 0.01  # of an even share: that of the pseudo-rows of a class
-UNEVEN = 1.5  # largest over smallest count of labels up to which they were chosen evenly, and say nothing about shares
+# largest over smallest count of labels up to which they were chosen evenly, and say nothing about
+# shares
+UNEVEN = 1.5
 
 
 class Answers(NamedTuple):
@@ -28,12 +34,15 @@ class Answers(NamedTuple):
 
     Attributes:
         codes: (M,) the class, as an index into ``classes_``.
-        confidence: (M,) the probability that this class is right for a row like the unlabelled ones.
-        likeliest, likeliest_confidence: (M,) the class of largest probability, and that probability. Where it is another class,
-            the row is not given a label.
-        variance: (M,) posterior over prior variance, 0 (known) to 1 (unlike all labelled rows); None if not requested.
+        confidence: (M,) the probability that this class is right for a row like the unlabelled
+            ones.
+        likeliest, likeliest_confidence: (M,) the class of largest probability, and that
+            probability. Where it is another class, the row is not given a label.
+        variance: (M,) posterior over prior variance, 0 (known) to 1 (unlike all labelled rows);
+            None if not requested.
         status: (M,) uint8, an index into :data:`STATUSES`.
-        rows: (M, top) numbers of the labelled rows that contribute most to the class, -1 where there are fewer.
+        rows: (M, top) numbers of the labelled rows that contribute most to the class, -1 where
+            there are fewer.
         weights: (M, top) what each adds to the score of the class, signed.
         scores: (M,) that score: the sum of the weights of ALL labelled rows.
     """
@@ -54,9 +63,11 @@ class Explanation(NamedTuple):
 
     Attributes:
         codes: (M,) the class explained.
-        rows: (M, top) numbers of the labelled rows that contribute most to the class, -1 where there are fewer.
+        rows: (M, top) numbers of the labelled rows that contribute most to the class, -1 where
+            there are fewer.
         weights: (M, top) what each adds to the score, signed: k(h, h_i) a[i, c].
-        differences: (M, top) the score minus what it would be had that row never been labelled, all else equal.
+        differences: (M, top) the score minus what it would be had that row never been labelled, all
+            else equal.
         rest: (M,) what all other labelled rows add: ``weights.sum(1) + rest == scores``.
         scores: (M,) score of the class.
     """
@@ -75,7 +86,8 @@ class LeftOutLabels(NamedTuple):
     Attributes:
         rows: (n,) row numbers. codes: (n,) the given classes.
         proba: (n, C) by the other labels, under equal class priors.
-        decided: (n,) the class that they decide for. confidence: (n,) its probability under the estimated shares.
+        decided: (n,) the class that they decide for. confidence: (n,) its probability under the
+            estimated shares.
         likeliest: (n,) the class of largest probability under these.
         variance: (n,) posterior over prior variance without the row itself.
     """
@@ -90,7 +102,9 @@ class LeftOutLabels(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """The classes (M,) decided for M rows, and the probabilities (M, C) of all classes under the estimated shares."""
+    """The classes (M,) decided for M rows, and the probabilities (M, C) of all classes under the
+    estimated shares.
+    """
 
     probs: Tensor
     classes: Tensor
@@ -106,8 +120,10 @@ class Calibration(NamedTuple):
 
     Attributes:
         logit_scale: lambda. confidence_scale: lambda'.
-        log_shares: (C,) of the unlabelled rows. counts: (C,) labels of each class; a class without labels is never chosen.
-        scales: (C,) factors that scores contain already. estimated: whether the class is chosen under these shares.
+        log_shares: (C,) of the unlabelled rows. counts: (C,) labels of each class; a class without
+            labels is never chosen.
+        scales: (C,) factors that scores contain already. estimated: whether the class is chosen
+            under these shares.
     """
 
     logit_scale: float
@@ -119,35 +135,51 @@ class Calibration(NamedTuple):
 
     def bias(self) -> Tensor:
         """Return the log prior over the logit scale, (C,)."""
-        bias = self.log_shares / self.confidence_scale if self.estimated else torch.zeros(len(self.counts))
+        bias = (
+            self.log_shares / self.confidence_scale
+            if self.estimated
+            else torch.zeros(len(self.counts))
+        )
         return bias.masked_fill(self.counts <= 0, -1e30)
 
     def probs(self, scores: Tensor) -> Tensor:
         """Return probabilities (M, C) under the class prior by which classes are chosen."""
         if self.estimated:
             return torch.softmax(self.pool_logits(scores), dim=1)
-        return torch.softmax((self.logit_scale * scores).masked_fill(self.counts <= 0, -math.inf), dim=1)
+        return torch.softmax(
+            (self.logit_scale * scores).masked_fill(self.counts <= 0, -math.inf), dim=1
+        )
 
     def pool_logits(self, scores: Tensor) -> Tensor:
-        """Return log probabilities (M, C), up to a constant, under the shares of the unlabelled rows."""
+        """Return log probabilities (M, C), up to a constant, under the shares of the unlabelled
+        rows.
+        """
         factors = (self.confidence_scale / self.scales.clamp_min(1e-9)).float()
-        return torch.addcmul(self.log_shares.masked_fill(self.counts <= 0, -math.inf), scores, factors)
+        return torch.addcmul(
+            self.log_shares.masked_fill(self.counts <= 0, -math.inf), scores, factors
+        )
 
 
 def class_scales(counts: Tensor) -> Tensor:
-    """Return sqrt(nbar / n_c) for counts (..., C), equal evidence for every class; 0 for a class without labels."""
+    """Return sqrt(nbar / n_c) for counts (..., C), equal evidence for every class; 0 for a class
+    without labels.
+    """
     present = counts > 0
     n_bar = counts.sum(dim=-1, keepdim=True) / present.sum(dim=-1, keepdim=True).clamp_min(1)
     return torch.where(present, (n_bar / counts.clamp_min(1e-9)).sqrt(), 0.0)
 
 
-def left_out_scores(mean: Tensor, ones: Tensor, counts: Tensor, removed: Tensor, *, equalised: bool = True) -> Tensor:
-    """Return scores (n, C) of labelled rows as if they had never been labelled: their class has fewer labels, too.
+def left_out_scores(
+    mean: Tensor, ones: Tensor, counts: Tensor, removed: Tensor, *, equalised: bool = True
+) -> Tensor:
+    """Return scores (n, C) of labelled rows as if they had never been labelled: their class has
+    fewer labels, too.
 
     Args:
         mean: (n, C) left-out means of the one-hot targets. ones: (n,) those of a target of ones.
         counts: (C,) labels of each class, with every row counted.
-        removed: (n, C) labels of each class that were left out: of the row itself, or of all rows of its fold.
+        removed: (n, C) labels of each class that were left out: of the row itself, or of all rows
+            of its fold.
         equalised: whether classes are given equal evidence.
 
     Returns:
@@ -158,18 +190,22 @@ def left_out_scores(mean: Tensor, ones: Tensor, counts: Tensor, removed: Tensor,
     scores = mean - ones.unsqueeze(1) * shares
     if equalised:
         scores = scores * class_scales(others)
-    impossible = (others < 1e-9) & (others >= 1e-9).any(dim=1, keepdim=True)  # with a single label, no class is ruled out
+    impossible = (others < 1e-9) & (others >= 1e-9).any(
+        dim=1, keepdim=True
+    )  # with a single label, no class is ruled out
     return scores.masked_fill(impossible, -math.inf)
 
 
 def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
-    """Return the lambda of least negative log-likelihood of softmax(lambda s), every class counting the same.
+    """Return the lambda of least negative log-likelihood of softmax(lambda s), every class counting
+    the same.
 
-    One pseudo-observation per class at the default prevents certainty from a handful of labels that are all predicted right.
-    O(n C) for each value tried.
+    One pseudo-observation per class at the default prevents certainty from a handful of labels that
+    are all predicted right. O(n C) for each value tried.
 
     Args:
-        scores: (n, C) of rows that did not take part; rows whose own class is -inf are left out. codes: (n,).
+        scores: (n, C) of rows that did not take part; rows whose own class is -inf are left out.
+            codes: (n,).
         default: lambda where nothing can be learned.
     """
     rows = torch.arange(len(codes))
@@ -189,13 +225,15 @@ def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
 
 
 def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
-    """Return class shares of unlabelled rows by expectation-maximisation, with a prior in proportion to the labels.
+    """Return class shares of unlabelled rows by expectation-maximisation, with a prior in
+    proportion to the labels.
 
         r_ic ~ pi_c softmax(2 lambda s_i)_c          pi_c ~ max(1, u / 100 C) + kappa n_c / n + sum_i r_ic
 
-    The first term are pseudo-rows, so that no share becomes 0. kappa is chosen each round: it maximises the likelihood of the
-    counts sum_i r_ic, of which 15 % are relied on, under a Dirichlet-multinomial distribution around n_c / n. Labels that are
-    drawn like the other rows thus decide about rare classes, and labels that are not have little weight. Where all classes
+    The first term are pseudo-rows, so that no share becomes 0. kappa is chosen each round: it
+    maximises the likelihood of the counts sum_i r_ic, of which 15 % are relied on, under a
+    Dirichlet-multinomial distribution around n_c / n. Labels that are drawn like the other rows
+    thus decide about rare classes, and labels that are not have little weight. Where all classes
     have about as many labels, somebody chose them so, and kappa is 0. O(u C) a round.
 
     Args:
@@ -205,7 +243,9 @@ def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
     present = counts > 0
     if not len(scores):
         return counts / counts.sum()
-    probs = torch.softmax((SHARPER * scale * scores.double()).masked_fill(~present, -math.inf), dim=1)
+    probs = torch.softmax(
+        (SHARPER * scale * scores.double()).masked_fill(~present, -math.inf), dim=1
+    )
     likely, pseudo = (
         (counts / counts.sum()).numpy(),
         present.double().numpy() * max(1.0, LEAST_SHARE * len(scores) / len(counts)),
@@ -224,7 +264,13 @@ def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
 
 
 def _strength(rows: NDArray[np.float64], likely: NDArray[np.float64]) -> float:
-    """Return the kappa of largest Dirichlet-multinomial likelihood of counts (C,) around shares (C,)."""
+    """Return the kappa of largest Dirichlet-multinomial likelihood of counts (C,) around shares
+    (C,).
+    """
     prior = STRENGTHS[:, None] * likely
-    evidence = gammaln(STRENGTHS) - gammaln(STRENGTHS + rows.sum()) + (gammaln(prior + rows) - gammaln(prior)).sum(axis=1)
+    evidence = (
+        gammaln(STRENGTHS)
+        - gammaln(STRENGTHS + rows.sum())
+        + (gammaln(prior + rows) - gammaln(prior)).sum(axis=1)
+    )
     return float(STRENGTHS[evidence.argmax()])

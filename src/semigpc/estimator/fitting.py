@@ -1,4 +1,6 @@
-"""What ``fit`` does: choose hyper-parameters, self-train on confident rows, and calibrate probabilities."""
+"""What ``fit`` does: choose hyper-parameters, self-train on confident rows, and calibrate
+probabilities.
+"""
 
 import math
 import warnings
@@ -28,7 +30,9 @@ from semigpc.gp.certainty import auto_logit_scale
 from semigpc.gp.kernels import squared_distances
 from semigpc.io.threads import suited_to
 
-TUNED = 400  # labelled rows that hyper-parameters are tuned on: 36 eigendecompositions take a second
+TUNED = (
+    400  # labelled rows that hyper-parameters are tuned on: 36 eigendecompositions take a second
+)
 POOL = 20_000  # unlabelled rows that class shares are estimated from
 TRAINED = 2000  # labelled rows up to which self-training is worth its cost ...
 LEAST_RECALL = 1 / 2  # ... and recall, averaged over classes, that left-out labels must reach
@@ -36,12 +40,32 @@ ROUNDS = 3  # of self-training where both hold
 MOST_ROUNDS = 100  # of self-training, each of which is O(N^3)
 SURE = 0.8  # probability from which a row joins in self-training
 MOST_JOINED = 1500  # rows that join, shared evenly by the classes, ...
-MOST_TOGETHER = 1600  # ... fewer where there would be more rows than this with the labelled ones, but at least ...
+# ... fewer where there would be more rows than this with the labelled ones, but at least ...
+MOST_TOGETHER = 1600
 FEWEST_JOINED = 500  # ... these
 CHUNK = 4096  # rows scored at a time in self-training
-UNIT_KERNELS = ("rbf", "laplace", "cosine")  # k(h, h) = 1: variances are shares of the prior variance
-LENGTHS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0)  # in median distances between labelled points
-NOISES = (0.2, 0.32, 0.55, 1.0)  # sigma, beside an output scale of 1; with less, rows of one class have weights that cancel
+UNIT_KERNELS = (
+    "rbf",
+    "laplace",
+    "cosine",
+)  # k(h, h) = 1: variances are shares of the prior variance
+LENGTHS = (
+    0.25,
+    0.35,
+    0.5,
+    0.7,
+    1.0,
+    1.4,
+    2.0,
+    3.0,
+    4.0,
+)  # in median distances between labelled points
+NOISES = (
+    0.2,
+    0.32,
+    0.55,
+    1.0,
+)  # sigma, beside an output scale of 1; with less, rows of one class have weights that cancel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +100,14 @@ class FitOptions:
         for name, known in names.items():
             value = parameters[name]
             if not isinstance(value, str) or value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}.")
-        for name, most in (("abstain", 2), ("target_precision", 1), ("outlier_quantile", 1)):  # abstain > 1 withholds all
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}."
+                )
+        for name, most in (
+            ("abstain", 2),
+            ("target_precision", 1),
+            ("outlier_quantile", 1),
+        ):  # abstain > 1 withholds all
             value = parameters[name]
             optional = name != "outlier_quantile" and value is None
             if not optional and not (isinstance(value, Real) and 0 <= float(value) <= most):
@@ -91,7 +121,9 @@ class FitOptions:
             "length_scale": _positive("length_scale", parameters["length_scale"]),
             "noise_std": _positive("noise_std", parameters["noise_std"]),
             "logit_scale": _positive("logit_scale", parameters["logit_scale"]),
-            "self_training": None if rounds == "auto" else _whole("self_training", rounds, MOST_ROUNDS),
+            "self_training": None
+            if rounds == "auto"
+            else _whole("self_training", rounds, MOST_ROUNDS),
             "random_state": _whole("random_state", parameters["random_state"] or 0),
         }
         return cls(**(parameters | numbers))
@@ -116,7 +148,8 @@ def _whole(name: str, value: Any, most: float = math.inf) -> int:
 class Fitted:
     """The result of a fit.
 
-    ``memory`` holds the given labels; ``helped`` these and the rows that joined in self-training, or None if none did.
+    ``memory`` holds the given labels; ``helped`` these and the rows that joined in self-training,
+    or None if none did.
     """
 
     memory: Memory
@@ -132,7 +165,9 @@ class Fitted:
 
 
 class TrainingRows(NamedTuple):
-    """Labelled points (n, D) with codes (n,) and one-hot targets (n, C), and unlabelled points (u, D)."""
+    """Labelled points (n, D) with codes (n,) and one-hot targets (n, C), and unlabelled points (u,
+    D).
+    """
 
     points: Tensor
     codes: Tensor
@@ -140,8 +175,12 @@ class TrainingRows(NamedTuple):
     unlabeled: Tensor
 
 
-def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_classes: int, options: FitOptions) -> Fitted:
-    """Fit rows (n, D) with codes (n,), -1 for unlabelled ones, and row numbers (n,). O(n^3) for n labelled rows."""
+def fit_memory(
+    X: NDArray[np.float32], codes: Integers, numbers: Integers, n_classes: int, options: FitOptions
+) -> Fitted:
+    """Fit rows (n, D) with codes (n,), -1 for unlabelled ones, and row numbers (n,). O(n^3) for n
+    labelled rows.
+    """
     rng = np.random.default_rng(options.random_state)
     labelled = np.flatnonzero(codes >= 0)
     scaling, setting = _choose_setting(X, codes, labelled, options, rng)
@@ -151,12 +190,24 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
     targets = torch.nn.functional.one_hot(known, n_classes).double()
     rows = TrainingRows(scaling(X[labelled]), known, targets, scaling(X[pool]))
 
-    kernel, balanced = make_kernel(options.kernel, setting.length_scale), options.class_prior == "balanced"
+    kernel, balanced = (
+        make_kernel(options.kernel, setting.length_scale),
+        options.class_prior == "balanced",
+    )
     contents = (rows.points, rows.targets, numbers[labelled], codes[labelled])
-    memory = Memory(kernel, setting.noise_std, *contents, equalised=balanced, seed=options.random_state)
-    places = torch.from_numpy(numbers[labelled].argsort().argsort())  # a memory has its rows by ascending number
+    memory = Memory(
+        kernel, setting.noise_std, *contents, equalised=balanced, seed=options.random_state
+    )
+    places = torch.from_numpy(
+        numbers[labelled].argsort().argsort()
+    )  # a memory has its rows by ascending number
     left_out = LeftOut(*(values[places] for values in memory.left_out()))
-    about = (left_out.mean, left_out.ones, memory.counts(), rows.targets * memory.held_shares()[places].unsqueeze(1))
+    about = (
+        left_out.mean,
+        left_out.ones,
+        memory.counts(),
+        rows.targets * memory.held_shares()[places].unsqueeze(1),
+    )
     equalised, plain = left_out_scores(*about), left_out_scores(*about, equalised=False)
     default = auto_logit_scale(n_classes)
     logit_scale = options.logit_scale or best_logit_scale(equalised, rows.codes, default)
@@ -166,7 +217,9 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
     classes = scores.masked_fill(memory.counts() <= 0, -math.inf).argmax(dim=1)
     if rounds:
         solver = Solver(kernel, setting.noise_std, logit_scale)
-        joined, soft, classes = self_train(solver, rows.points, rows.targets, rows.unlabeled, rounds=rounds)
+        joined, soft, classes = self_train(
+            solver, rows.points, rows.targets, rows.unlabeled, rounds=rounds
+        )
         if len(joined):
             helped = Memory(
                 kernel,
@@ -182,7 +235,9 @@ def fit_memory(X: NDArray[np.float32], codes: Integers, numbers: Integers, n_cla
     promise = Promise(np.full(n_classes, options.abstain or 0.0))
     if options.abstain is None and options.target_precision is not None:
         left_probs = torch.softmax(confidence_scale * plain + shares.log(), dim=1)
-        probs = torch.softmax(confidence_scale * scores / memory.scales().clamp_min(1e-9) + shares.log(), dim=1)
+        probs = torch.softmax(
+            confidence_scale * scores / memory.scales().clamp_min(1e-9) + shares.log(), dim=1
+        )
         promise = make_promise(
             Decisions(left_probs, (equalised if balanced else left_probs).argmax(dim=1)),
             rows.codes,
@@ -209,7 +264,9 @@ def _rounds(scores: Tensor, rows: TrainingRows, options: FitOptions, memory: Mem
     """Return how many rounds of self-training to do, given left-out scores (n, C)."""
     if memory.engine != "exact":
         if options.self_training:
-            warnings.warn(f"self-training is left out, since {memory.reason}", UserWarning, stacklevel=5)
+            warnings.warn(
+                f"self-training is left out, since {memory.reason}", UserWarning, stacklevel=5
+            )
         return 0
     if options.self_training is not None or not len(rows.unlabeled):
         return options.self_training if options.self_training and len(rows.unlabeled) else 0
@@ -219,7 +276,7 @@ def _rounds(scores: Tensor, rows: TrainingRows, options: FitOptions, memory: Mem
     return ROUNDS if recall >= LEAST_RECALL and len(rows.codes) <= TRAINED else 0
 
 
-# Hyper-parameters ---------------------------------------------------------------------------------------------------
+# Hyper-parameters ---------------------------------------------------------------------------------
 
 
 class Setting(NamedTuple):
@@ -232,7 +289,11 @@ class Setting(NamedTuple):
 
 
 def _choose_setting(
-    X: NDArray[np.float32], codes: Integers, labelled: Integers, options: FitOptions, rng: np.random.Generator
+    X: NDArray[np.float32],
+    codes: Integers,
+    labelled: Integers,
+    options: FitOptions,
+    rng: np.random.Generator,
 ) -> tuple[Scaling, Setting]:
     scalings = fit_scalings(X, options.scaling, labels=len(labelled))
     tuned = labelled[balanced_subset(codes[labelled], TUNED, rng)]
@@ -249,32 +310,48 @@ def _choose_setting(
 
 
 def make_kernel(name: str, length_scale: float) -> Kernel:
-    """Return the kernel of this name with output scale 1, so that variances are shares of the prior variance."""
+    """Return the kernel of this name with output scale 1, so that variances are shares of the prior
+    variance.
+    """
     kind: Any = KERNELS[name]
     kernel: Kernel = kind() if name == "cosine" else kind(length_scale=length_scale)
     return kernel
 
 
-def balanced_subset(codes: NDArray[np.int64], size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return sorted positions of at most ``size`` rows: all rows of small classes, and equally many of each larger one."""
+def balanced_subset(
+    codes: NDArray[np.int64], size: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return sorted positions of at most ``size`` rows: all rows of small classes, and equally many
+    of each larger one.
+    """
     if len(codes) <= size:
         return np.arange(len(codes))
     counts = np.bincount(codes)
-    cap = max((cap for cap in range(1, counts.max() + 1) if np.minimum(counts, cap).sum() <= size), default=1)
+    cap = max(
+        (cap for cap in range(1, counts.max() + 1) if np.minimum(counts, cap).sum() <= size),
+        default=1,
+    )
     kept = [rng.permutation(np.flatnonzero(codes == c))[:cap] for c in np.flatnonzero(counts)]
     return np.sort(np.concatenate(kept))
 
 
 def tune(
-    points: Mapping[str, Tensor], codes: Tensor, *, kernel: str, length_scale: float | None, noise_std: float | None
+    points: Mapping[str, Tensor],
+    codes: Tensor,
+    *,
+    kernel: str,
+    length_scale: float | None,
+    noise_std: float | None,
 ) -> Setting:
-    """Return the setting of least leave-one-out error, in closed form and with every class counting the same.
+    """Return the setting of least leave-one-out error, in closed form and with every class counting
+    the same.
 
         K = k(h, h) + sigma^2 I        mu_-i = y_i - [K^-1 Y]_i / (K^-1)_ii
         error = 1/C sum_c 1/n_c sum_{i in c} |y_i - mu_-i|^2
 
-    A row that is alone in its class does not count, since the others contain nothing about that class. One eigendecomposition
-    of k(h, h) is used for every sigma: a length-scale costs O(n^3), each sigma O(n^2 C).
+    A row that is alone in its class does not count, since the others contain nothing about that
+    class. One eigendecomposition of k(h, h) is used for every sigma: a length-scale costs O(n^3),
+    each sigma O(n^2 C).
 
     Args:
         points: labelled points (n, D) under each scaling to choose from.
@@ -285,7 +362,11 @@ def tune(
     counts = torch.bincount(codes).double()
     targets = torch.nn.functional.one_hot(codes, len(counts)).double()
     weights = torch.where(counts[codes] > 1, 1 / counts[codes], 0.0)
-    weights = weights / weights.sum() if bool(weights.any()) else torch.full_like(weights, 1 / len(weights))
+    weights = (
+        weights / weights.sum()
+        if bool(weights.any())
+        else torch.full_like(weights, 1 / len(weights))
+    )
     settings = []
     for name, scaled in points.items():
         h = scaled.double()
@@ -303,14 +384,16 @@ def tune(
 
 
 def _lengths(points: Tensor) -> list[float]:
-    """Return the grid around the median distance between different points (n, D); around 1 if all coincide."""
+    """Return the grid around the median distance between different points (n, D); around 1 if all
+    coincide.
+    """
     distances = squared_distances(points, points).flatten()
     apart = distances[distances > 1e-12]
     median = float(apart.median().sqrt()) if len(apart) else 1.0
     return [factor * median for factor in LENGTHS]
 
 
-# Self-training ------------------------------------------------------------------------------------------------------
+# Self-training ------------------------------------------------------------------------------------
 
 
 class Solver(NamedTuple):
@@ -321,7 +404,8 @@ class Solver(NamedTuple):
     logit_scale: float
 
     def weights(self, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a = K^-1 (Y - 1 pi^T) diag(sqrt(nbar / n_c)), (N, C), and the leave-one-out scores (N, C). O(N^3).
+        """Return a = K^-1 (Y - 1 pi^T) diag(sqrt(nbar / n_c)), (N, C), and the leave-one-out scores
+        (N, C). O(N^3).
 
         Args:
             points: (N, D). targets: (N, C) rows that sum to 1.
@@ -333,7 +417,9 @@ class Solver(NamedTuple):
             factor = torch.linalg.cholesky(K)
             centered = targets.double() - counts / counts.sum()
             alpha = torch.cholesky_solve(centered, factor)
-            root = torch.linalg.solve_triangular(factor, torch.eye(len(K), dtype=K.dtype), upper=False)  # K^-1 = root^T root
+            root = torch.linalg.solve_triangular(
+                factor, torch.eye(len(K), dtype=K.dtype), upper=False
+            )  # K^-1 = root^T root
         scales = class_scales(counts)
         return alpha * scales, (centered - alpha / root.square().sum(dim=0).unsqueeze(1)) * scales
 
@@ -347,18 +433,20 @@ class Solver(NamedTuple):
 def self_train(
     solver: Solver, points: Tensor, targets: Tensor, unlabeled: Tensor, *, rounds: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Let confident rows join for some rounds; each round chooses anew among all unlabelled rows. O(rounds N^3).
+    """Let confident rows join for some rounds; each round chooses anew among all unlabelled rows.
+    O(rounds N^3).
 
-    Confidence is taken under the class shares of the unlabelled rows, estimated each round, so that the rows of a large class
-    do not join a small one. That of a row which has joined is computed without itself.
+    Confidence is taken under the class shares of the unlabelled rows, estimated each round, so that
+    the rows of a large class do not join a small one. That of a row which has joined is computed
+    without itself.
 
     Args:
         solver: the GP. points: (n, D) labelled. targets: (n, C) one-hot. unlabeled: (u, D).
         rounds: at least 1.
 
     Returns:
-        Positions (P,) among the unlabelled rows of those that joined, their probabilities (P, C) as soft labels, and the
-        classes (u,) of all unlabelled rows.
+        Positions (P,) among the unlabelled rows of those that joined, their probabilities (P, C) as
+        soft labels, and the classes (u,) of all unlabelled rows.
     """
     counts = targets.sum(dim=0)
     present = counts > 0
@@ -367,7 +455,9 @@ def self_train(
     weights, _ = solver.weights(points, targets)
     scores = solver.scores(unlabeled, points, weights)
     for _ in range(rounds):
-        balanced = torch.softmax((solver.logit_scale * scores).masked_fill(~present, -torch.inf), dim=1)
+        balanced = torch.softmax(
+            (solver.logit_scale * scores).masked_fill(~present, -torch.inf), dim=1
+        )
         probs = balanced * estimate_shares(scores, solver.logit_scale, counts)
         probs = probs / probs.sum(dim=1, keepdim=True)
         joined = _most_confident(probs, quota)
@@ -382,7 +472,9 @@ def self_train(
 
 
 def _most_confident(probs: Tensor, quota: int) -> Tensor:
-    """Return the positions (P,) of the rows of highest confidence of every class, at most ``quota`` each."""
+    """Return the positions (P,) of the rows of highest confidence of every class, at most ``quota``
+    each.
+    """
     confidence, codes = probs.max(dim=1)
     chosen = []
     for c in range(probs.shape[1]):

@@ -1,8 +1,9 @@
 """Classifiers of scikit-learn to compare with, each on the same rows with the same preparation.
 
-Rows of D >= 128 numbers are taken for embeddings and scaled to unit length, since features of a network are compared by angle;
-narrower rows are taken for columns of a table and standardised, by mean and deviation over the labelled and unlabelled rows
-together. Codes are integers from 0; -1 marks rows without a label.
+Rows of D >= 128 numbers are taken for embeddings and scaled to unit length, since features of a
+network are compared by angle; narrower rows are taken for columns of a table and standardised, by
+mean and deviation over the labelled and unlabelled rows together. Codes are integers from 0; -1
+marks rows without a label.
 """
 
 import warnings
@@ -19,7 +20,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
-EMBEDDING_WIDTH = 128  # features from which rows are scaled to unit length instead of column by column
+EMBEDDING_WIDTH = (
+    128  # features from which rows are scaled to unit length instead of column by column
+)
 
 Rows = NDArray[Any]  # (n, D)
 Codes = NDArray[np.int64]  # (n,)
@@ -31,7 +34,8 @@ class Peer:
 
     Args:
         name: for programs. title: for people.
-        build: returns the scikit-learn classifier, not yet fitted, for n_l labelled rows, of unit length or standardised.
+        build: returns the scikit-learn classifier, not yet fitted, for n_l labelled rows, of unit
+            length or standardised.
         uses_unlabeled: whether it is fitted on unlabelled rows too.
     """
 
@@ -52,7 +56,8 @@ class FittedPeer:
     def predict(self, X: Rows) -> Codes:
         """Return the classes (M,) of rows (M, D) by scikit-learn's own ``predict``.
 
-        LabelSpreading returns the first class for rows that no label reaches; how many there are is added to ``remarks``.
+        LabelSpreading returns the first class for rows that no label reaches; how many there are is
+        added to ``remarks``.
         """
         scaled = self.scaler.transform(X)
         with warnings.catch_warnings(record=True), np.errstate(all="ignore"):
@@ -61,7 +66,9 @@ class FittedPeer:
             if isinstance(self.classifier, LabelSpreading):
                 unreached = int((~np.isfinite(self.classifier.predict_proba(scaled))).any(1).sum())
                 if unreached:
-                    self.remarks += (f"no label reaches {unreached} of {len(codes)} rows: they get the first class",)
+                    self.remarks += (
+                        f"no label reaches {unreached} of {len(codes)} rows: they get the first class",
+                    )
         return codes
 
 
@@ -71,15 +78,19 @@ def fit_peer(peer: Peer, X: Rows, codes: Codes, unlabeled: Rows) -> FittedPeer:
     Args:
         peer: one of PEERS.
         X: (n_l, D) labelled rows. codes: (n_l,) their classes, integers >= 0.
-        unlabeled: (u, D) rows without labels, u may be 0. They also count in the means and deviations of the columns.
+        unlabeled: (u, D) rows without labels, u may be 0. They also count in the means and
+            deviations of the columns.
 
     Raises:
-        Exception: whatever scikit-learn raises: a comparison catches it and reports the peer as failed.
+        Exception: whatever scikit-learn raises: a comparison catches it and reports the peer as
+            failed.
     """
     unit = X.shape[1] >= EMBEDDING_WIDTH
     scaler = Normalizer() if unit else StandardScaler()
     scaler.fit(np.concatenate([X, unlabeled]))
-    if not peer.uses_unlabeled and X.shape[1] > len(X):  # a rotation to fewer columns changes no answer, only the time
+    if not peer.uses_unlabeled and X.shape[1] > len(
+        X
+    ):  # a rotation to fewer columns changes no answer, only the time
         scaler = make_pipeline(scaler, PCA().fit(scaler.transform(X)))
     rows, known = scaler.transform(X), np.asarray(codes, dtype=np.int64)
     if peer.uses_unlabeled and len(unlabeled):
@@ -88,25 +99,39 @@ def fit_peer(peer: Peer, X: Rows, codes: Codes, unlabeled: Rows) -> FittedPeer:
     classifier = peer.build(len(X), unit)
     with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
         warnings.simplefilter("always")
-        warnings.filterwarnings("ignore", message="self.within_class_std_dev_")  # only shrunken centroids would use it
+        warnings.filterwarnings(
+            "ignore", message="self.within_class_std_dev_"
+        )  # only shrunken centroids would use it
         classifier.fit(rows, known)
     remarks = (str(warning.message).strip().split("\n")[0].strip() for warning in caught)
     return FittedPeer(scaler, classifier, tuple(dict.fromkeys(remarks)))
 
 
 def _logistic(unit: bool, *, balanced: bool) -> Any:
-    """Return a classifier, with less regularisation for unit vectors: their coordinates are small, so weights are large."""
-    return LogisticRegression(C=10.0 if unit else 1.0, max_iter=2000, class_weight="balanced" if balanced else None)
+    """Return a classifier, with less regularisation for unit vectors: their coordinates are small,
+    so weights are large.
+    """
+    return LogisticRegression(
+        C=10.0 if unit else 1.0, max_iter=2000, class_weight="balanced" if balanced else None
+    )
 
 
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
         Peer("knn1", "Nearest neighbour", lambda *_: KNeighborsClassifier(n_neighbors=1)),
-        Peer("knn5", "5 nearest neighbours", lambda labeled, _: KNeighborsClassifier(n_neighbors=min(5, labeled))),
+        Peer(
+            "knn5",
+            "5 nearest neighbours",
+            lambda labeled, _: KNeighborsClassifier(n_neighbors=min(5, labeled)),
+        ),
         Peer("class_mean", "Nearest class mean", lambda *_: NearestCentroid()),
         Peer("logistic", "Logistic regression", lambda _, unit: _logistic(unit, balanced=False)),
-        Peer("logistic_balanced", "Logistic regression, balanced", lambda _, unit: _logistic(unit, balanced=True)),
+        Peer(
+            "logistic_balanced",
+            "Logistic regression, balanced",
+            lambda _, unit: _logistic(unit, balanced=True),
+        ),
         Peer(
             "label_spreading",
             "LabelSpreading",

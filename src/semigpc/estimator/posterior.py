@@ -1,7 +1,8 @@
 """A posterior that no longer changes: mean, variance, class and reasons of very many rows.
 
-``Posterior`` is the entry point. ``ScaledKernel`` computes kernel values in the units that make them cheapest, and
-``ReasonSearch`` finds the labelled rows of largest weight for a query's class without comparing all of them.
+``Posterior`` is the entry point. ``ScaledKernel`` computes kernel values in the units that make
+them cheapest, and ``ReasonSearch`` finds the labelled rows of largest weight for a query's class
+without comparing all of them.
 """
 
 import math
@@ -16,16 +17,19 @@ from semigpc.gp.engine import NotPositiveDefiniteError, full_precision
 from semigpc.gp.kernels import RBF, Kernel, Laplace, square_norms
 from semigpc.io.threads import suited_to, using
 
-CHUNK = 2048  # rows whose kernel values are computed by one product, and held at once; fewer if there are ...
+# rows whose kernel values are computed by one product, and held at once; fewer if there are ...
+CHUNK = 2048
 CHUNK_CELLS = 2**22  # ... more kernel values than these, 16 MB
 STRIP_CELLS = 2**20  # kernel values that one elementwise pass covers: 4 MB, as much as caches hold
 SMALLEST_CHUNK = 256  # rows; smaller matrix products are slow
 PRECISE = 4096  # labelled rows up to which the kernel matrix is factorised in float64
 GROUP = 64  # labelled rows that share one bound
 SPARE = 1  # groups searched beyond the number of reasons
-RANGE = 40.0  # |h|^2 / (2 l^2) up to which e, and the square of L^-1 k / r, are at most exp(80): within float32
+# |h|^2 / (2 l^2) up to which e, and the square of L^-1 k / r, are at most exp(80): within float32
+RANGE = 40.0
 NEAR = 10.0  # the same, up to which 0 is as good an origin as the mean
-SMALLEST = 1e-30  # kernel values below are raised to this: products with denormal numbers are many times slower
+# kernel values below are raised to this: products with denormal numbers are many times slower
+SMALLEST = 1e-30
 
 
 class Scored(NamedTuple):
@@ -35,10 +39,10 @@ class Scored(NamedTuple):
         mean: (M, C) k(h, h_Q) weights.
         variance: (M,) of the noise-free function, at least 0; None if it was not requested.
         classes: (M,) int64, argmax of mean + bias.
-        slots: (M, top) int64, the labelled rows of largest k(h, h_i) weights[i, class], largest first; -1 where there are
-            fewer than ``top``.
-        reasons: (M, top) those weights, 0 where the slot is -1. All N of them, most of which may be negative, sum to the mean
-            of the class.
+        slots: (M, top) int64, the labelled rows of largest k(h, h_i) weights[i, class], largest
+            first; -1 where there are fewer than ``top``.
+        reasons: (M, top) those weights, 0 where the slot is -1. All N of them, most of which may be
+            negative, sum to the mean of the class.
     """
 
     mean: Tensor
@@ -54,18 +58,22 @@ class Posterior:
         mu(h)  = k(h, h_Q) weights                    weights = K^-1 y_Q, corrected as the caller likes
         var(h) = k(h, h) - |L^-1 k(h_Q, h)|^2         L L^T = K = k(h_Q, h_Q) + sigma^2 I
 
-    float32, in O(M N (D + C)) without the variance and O(M N (D + C + N)) with it. Memory beyond the result is that of a few
-    chunks of kernel values for each thread, 16 MB each for N up to 16 384, whatever M is.
+    float32, in O(M N (D + C)) without the variance and O(M N (D + C + N)) with it. Memory beyond
+    the result is that of a few chunks of kernel values for each thread, 16 MB each for N up to 16
+    384, whatever M is.
 
-    Kernel values are held as k = r g e (see ``ScaledKernel``), where weights and L contain g, and r is multiplied at the end.
-    Labelled rows are kept in an order that makes reasons easy to find (see ``ReasonSearch``).
+    Kernel values are held as k = r g e (see ``ScaledKernel``), where weights and L contain g, and r
+    is multiplied at the end. Labelled rows are kept in an order that makes reasons easy to find
+    (see ``ReasonSearch``).
 
     Args:
         features: (N, D) h_Q. weights: (N, C). Both are copied.
         kernel: k. noise_std: sigma; only the variance needs it.
     """
 
-    def __init__(self, features: Tensor, weights: Tensor, *, kernel: Kernel, noise_std: float) -> None:
+    def __init__(
+        self, features: Tensor, weights: Tensor, *, kernel: Kernel, noise_std: float
+    ) -> None:
         self.kernel, self.noise_std = kernel, noise_std
         self.features = features.detach().to(torch.float32, copy=True).contiguous()
         self.weights = weights.detach().to(torch.float32, copy=True).contiguous()
@@ -82,11 +90,15 @@ class Posterior:
 
     def row_work(self, *, variance: bool) -> int:
         """Return the multiply-adds for one row: N (D + C), and N^2 for the variance."""
-        return len(self) * (self.features.shape[1] + self.weights.shape[1] + (len(self) if variance else 0))
+        return len(self) * (
+            self.features.shape[1] + self.weights.shape[1] + (len(self) if variance else 0)
+        )
 
     @full_precision()
     @torch.no_grad()
-    def score(self, queries: Tensor, *, bias: Tensor | None = None, variance: bool = True, top: int = 3) -> Scored:
+    def score(
+        self, queries: Tensor, *, bias: Tensor | None = None, variance: bool = True, top: int = 3
+    ) -> Scored:
         """Return mean, variance, class and the largest reasons of each row.
 
         Args:
@@ -116,35 +128,64 @@ class Posterior:
                 self._score_chunks(queries, starts, chunk, result, bias)
             else:  # each thread has chunks of its own; if they shared one, they would wait for each other at every operation
                 with using(1), ThreadPoolExecutor(threads) as pool:  # new threads inherit the 1
-                    work = [pool.submit(self._score_chunks, queries, starts, chunk, result, bias) for _ in range(threads)]
+                    work = [
+                        pool.submit(self._score_chunks, queries, starts, chunk, result, bias)
+                        for _ in range(threads)
+                    ]
                 for part in work:
                     part.result()  # raises what was raised there
         return result
 
     @torch.no_grad()  # again, since other threads do not inherit it
-    def _score_chunks(self, queries: Tensor, starts: Iterator[int], chunk: int, result: Scored, bias: Tensor | None) -> None:
-        """Fill in the result for the chunks of queries that begin at ``starts``, an iterator that threads share."""
+    def _score_chunks(
+        self,
+        queries: Tensor,
+        starts: Iterator[int],
+        chunk: int,
+        result: Scored,
+        bias: Tensor | None,
+    ) -> None:
+        """Fill in the result for the chunks of queries that begin at ``starts``, an iterator that
+        threads share.
+        """
         rows = min(chunk, len(queries))
-        space = (  # for kernel values, their maxima and L^-1 k; allocated once, since the system must clear new memory
+        # for kernel values, their maxima and L^-1 k; allocated once, since the system must clear
+        # new memory
+        space = (
             self._search.workspace(rows),
             self.weights.new_empty(rows, self._search.groups),
             self.weights.new_empty(0 if result.variance is None else rows, len(self)),
         )
         for start in starts:
             points = queries[start : start + chunk].detach()
-            part: list[Any] = [None if column is None else column[start : start + chunk] for column in result]
-            self._score_chunk(points, Scored(*part), start, bias, *(memory[: len(points)] for memory in space))
+            part: list[Any] = [
+                None if column is None else column[start : start + chunk] for column in result
+            ]
+            self._score_chunk(
+                points, Scored(*part), start, bias, *(memory[: len(points)] for memory in space)
+            )
 
     def _score_chunk(
-        self, chunk: Tensor, result: Scored, start: int, bias: Tensor | None, values: Tensor, largest: Tensor, solved: Tensor
+        self,
+        chunk: Tensor,
+        result: Scored,
+        start: int,
+        bias: Tensor | None,
+        values: Tensor,
+        largest: Tensor,
+        solved: Tensor,
     ) -> None:
-        """Fill in the result for a chunk (m, D) of the queries, which begins at row ``start`` of them."""
+        """Fill in the result for a chunk (m, D) of the queries, which begins at row ``start`` of
+        them.
+        """
         e = values[:, : len(self)]
         r = self._scaled.write(chunk, e, start)
         strip = max(64, STRIP_CELLS // max(1, len(self)))
         top = min(result.slots.shape[1], len(self))
         bounded = isinstance(self.kernel, RBF | Laplace) and top > 0  # others may be negative
-        for part, mean, whole, maxima in zip(*(x.split(strip) for x in (e, result.mean, values, largest)), strict=True):
+        for part, mean, whole, maxima in zip(
+            *(x.split(strip) for x in (e, result.mean, values, largest)), strict=True
+        ):
             torch.mm(part if r is None else part.exp_(), self._weights, out=mean)
             if bounded:
                 torch.amax(whole.view(*maxima.shape, GROUP), dim=2, out=maxima)
@@ -159,11 +200,18 @@ class Posterior:
             result.slots[:, :top] = self._order[places]
             result.reasons[:, :top] = best if r is None else best.mul_(r.unsqueeze(1))
         if result.variance is not None:
-            prior, explained = self.kernel.diagonal(chunk.to(torch.float32)), self._explained(e, solved)
-            torch.sub(prior, explained if r is None else explained.mul_(r.square_()), out=result.variance).clamp_min_(0)
+            prior, explained = (
+                self.kernel.diagonal(chunk.to(torch.float32)),
+                self._explained(e, solved),
+            )
+            torch.sub(
+                prior, explained if r is None else explained.mul_(r.square_()), out=result.variance
+            ).clamp_min_(0)
 
     def _explained(self, e: Tensor, out: Tensor) -> Tensor:
-        """Return |L^-1 k|^2 / r^2, (m,), for e (m, N); ``out`` (m, N) receives L^-1 k / r. O(m N^2)."""
+        """Return |L^-1 k|^2 / r^2, (m,), for e (m, N); ``out`` (m, N) receives L^-1 k / r. O(m
+        N^2).
+        """
         if self._factor is None:  # no labelled rows
             return e.new_zeros(len(e))
         torch.linalg.solve_triangular(self._factor, out.copy_(e).mT, upper=False, out=out.mT)
@@ -172,8 +220,9 @@ class Posterior:
     def _factorise(self) -> Tensor:
         """Return L / g, (N, N). O(N^3).
 
-        With a factor computed in float64 and kept in float32, the error of the variance is below 1e-5 of the prior variance at
-        condition numbers up to 1e7; with one computed in float32, as for many rows to save memory, up to 1e6.
+        With a factor computed in float64 and kept in float32, the error of the variance is below
+        1e-5 of the prior variance at condition numbers up to 1e7; with one computed in float32, as
+        for many rows to save memory, up to 1e6.
         """
         for dtype in (torch.float64,) if len(self) <= PRECISE else (torch.float32, torch.float64):
             features = self._scaled.points.to(dtype)
@@ -196,8 +245,9 @@ class ScaledKernel:
 
         e = exp((h - o).(h_i - o) / l^2)      g_i = eta exp(-|h_i - o|^2 / (2 l^2))      r = exp(-|h - o|^2 / (2 l^2))
 
-    so that e takes one matrix product and one exp. The origin is 0 or, where distances would lose digits, the mean of the
-    points. For other kernels and points, e = k and g = 1. For these, and for queries that are too far away, r = 1.
+    so that e takes one matrix product and one exp. The origin is 0 or, where distances would lose
+    digits, the mean of the points. For other kernels and points, e = k and g = 1. For these, and
+    for queries that are too far away, r = 1.
 
     Args:
         points: (N, D) h_i, float32.
@@ -221,7 +271,8 @@ class ScaledKernel:
             self.units = exponents.neg().exp().mul(kernel.output_scale).to(torch.float32)
 
     def write(self, queries: Tensor, out: Tensor, start: int = 0) -> Tensor | None:
-        """Write log e to ``out`` (m, N) and return r (m,), or write e itself and return None. O(m N D).
+        """Write log e to ``out`` (m, N) and return r (m,), or write e itself and return None. O(m N
+        D).
 
         Args:
             queries: (m, D) of any floating dtype, m > 0.
@@ -245,31 +296,39 @@ class ScaledKernel:
 
 
 def check_finite(name: str, norms: Tensor, start: int = 0) -> None:
-    """Raise if one of the rows, the first of which is row ``start``, has a squared norm (m,) that is not finite."""
+    """Raise if one of the rows, the first of which is row ``start``, has a squared norm (m,) that
+    is not finite.
+    """
     sound = norms.isfinite()
     if not bool(sound.all()):
         row = start + int((~sound).nonzero()[0, 0])
-        raise ValueError(f"{name} must be finite, and so must their squares in float32; row {row} is not.")
+        raise ValueError(
+            f"{name} must be finite, and so must their squares in float32; row {row} is not."
+        )
 
 
 def grouping_order(weights: Tensor) -> Tensor:
-    """Return an order (N,) that puts rows of one class and of similar weights (N, C) next to each other."""
+    """Return an order (N,) that puts rows of one class and of similar weights (N, C) next to each
+    other.
+    """
     size, own = weights.max(dim=1)
     order = size.argsort(stable=True)
     return order[own[order].argsort(stable=True)]
 
 
 class ReasonSearch:
-    """Finds the largest of e(h, h_i) a[i, c] over i for every query h and its class c, where no e is below 0.
+    """Finds the largest of e(h, h_i) a[i, c] over i for every query h and its class c, where no e
+    is below 0.
 
-    Labelled rows are taken in groups of 64. For a class, the few groups with its largest weights are searched. No member of
-    another group exceeds
+    Labelled rows are taken in groups of 64. For a class, the few groups with its largest weights
+    are searched. No member of another group exceeds
 
         max_i e(h, h_i) * max_i a[i, c]      i in the group; a maximum below 0 counted as 0
 
-    so where the best values reach all of these bounds, they are the best of all: the result is exact. For the few queries
-    where they do not, all rows are compared. In a good order of rows this takes one pass over the kernel values, for their
-    maxima, where multiplying all of them takes three.
+    so where the best values reach all of these bounds, they are the best of all: the result is
+    exact. For the few queries where they do not, all rows are compared. In a good order of rows
+    this takes one pass over the kernel values, for their maxima, where multiplying all of them
+    takes three.
 
     Args:
         weights: (N, C) a, in ``grouping_order``.
@@ -278,9 +337,13 @@ class ReasonSearch:
     def __init__(self, weights: Tensor) -> None:
         self.count, classes = weights.shape
         self.groups = -(-self.count // GROUP)
-        self.by_class = weights.new_full((classes, self.groups * GROUP), -math.inf)  # padding is never chosen
+        self.by_class = weights.new_full(
+            (classes, self.groups * GROUP), -math.inf
+        )  # padding is never chosen
         self.by_class[:, : self.count] = weights.mT
-        self.bounds = self.by_class.view(classes, self.groups, GROUP).amax(dim=2).clamp_min_(0)  # (C, groups)
+        self.bounds = (
+            self.by_class.view(classes, self.groups, GROUP).amax(dim=2).clamp_min_(0)
+        )  # (C, groups)
         self._top_groups: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def workspace(self, rows: int) -> Tensor:
@@ -292,25 +355,35 @@ class ReasonSearch:
         values[:, self.count :] = torch.finfo(torch.float32).tiny
         return values
 
-    def find(self, values: Tensor, largest: Tensor, classes: Tensor, top: int) -> tuple[Tensor, Tensor]:
-        """Return positions (m, top) among the labelled rows, and e a there, largest first. O(m (N / 64 + 64 top)) typically.
+    def find(
+        self, values: Tensor, largest: Tensor, classes: Tensor, top: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return positions (m, top) among the labelled rows, and e a there, largest first. O(m (N /
+        64 + 64 top)) typically.
 
         Args:
-            values: (m, N rounded up) e. largest: (m, groups) their maxima. classes: (m,). top: from 1 to N.
+            values: (m, N rounded up) e. largest: (m, groups) their maxima. classes: (m,). top: from
+                1 to N.
         """
         looked = top + SPARE
         if self.groups <= looked:
             return self.find_among_all(values, classes, top)
         class_groups, weights, others = self._largest(looked)
         groups = class_groups.index_select(0, classes)  # (m, looked)
-        first = torch.arange(0, len(values) * self.groups, self.groups, device=values.device).unsqueeze(1)
-        seen = values.view(-1, GROUP).index_select(0, (first + groups).view(-1)).view(len(values), -1)
+        first = torch.arange(
+            0, len(values) * self.groups, self.groups, device=values.device
+        ).unsqueeze(1)
+        seen = (
+            values.view(-1, GROUP).index_select(0, (first + groups).view(-1)).view(len(values), -1)
+        )
         best, places = seen.mul_(weights.index_select(0, classes)).topk(top, dim=1)
         places = groups.gather(1, places // GROUP).mul_(GROUP).add_(places % GROUP)
         unseen = others.index_select(0, classes).mul_(largest).amax(dim=1)
         doubtful = (best[:, -1] < unseen).nonzero().squeeze(1)
         if len(doubtful):
-            places[doubtful], best[doubtful] = self.find_among_all(values[doubtful], classes[doubtful], top)
+            places[doubtful], best[doubtful] = self.find_among_all(
+                values[doubtful], classes[doubtful], top
+            )
         return places, best
 
     def find_among_all(self, values: Tensor, classes: Tensor, top: int) -> tuple[Tensor, Tensor]:
@@ -319,7 +392,9 @@ class ReasonSearch:
         return places, best
 
     def _largest(self, looked: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return for every class its best groups (C, looked), their weights (C, looked * 64), bounds of others (C, groups)."""
+        """Return for every class its best groups (C, looked), their weights (C, looked * 64),
+        bounds of others (C, groups).
+        """
         if looked not in self._top_groups:
             groups = self.bounds.topk(looked, dim=1).indices
             cells = self.by_class.view(len(self.by_class), self.groups, GROUP)

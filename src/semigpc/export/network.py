@@ -1,4 +1,6 @@
-"""The exported network, from images to probabilities, and the two formats in which it is written and read."""
+"""The exported network, from images to probabilities, and the two formats in which it is written
+and read.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,18 +29,23 @@ Answer = Callable[[Floats], dict[str, Floats]]
 
 
 class ExportedNetwork(nn.Module):
-    """What each head of a run reports: :func:`semigpc.training.calibration.calibrated` of softmax(z(x)), as one module.
+    """What each head of a run reports: :func:`semigpc.training.calibration.calibrated` of
+    softmax(z(x)), as one module.
 
     Images, RGB in [0, 1], are normalised inside by x / std - mean / std.
 
-    Returns a dictionary of (M, C) float32. ``probabilities`` are those of the judged head; if there are two heads, each is
-    also there under its own name, ``linear_probabilities`` and ``gp_probabilities``.
+    Returns a dictionary of (M, C) float32. ``probabilities`` are those of the judged head; if there
+    are two heads, each is also there under its own name, ``linear_probabilities`` and
+    ``gp_probabilities``.
 
     Args:
-        network: a classifier, alone or with an add-on that replaces its logits, or one of these on a frozen network.
-        gp: the GP's head, if it is to be inside. gp_feature: its input, ``backbone`` or ``projection``.
+        network: a classifier, alone or with an add-on that replaces its logits, or one of these on
+            a frozen network.
+        gp: the GP's head, if it is to be inside. gp_feature: its input, ``backbone`` or
+            ``projection``.
         augment: contains the mean and deviation of pixels.
-        outputs_of: ``linear``, ``gp`` or both, the judged one first. temperatures: T of each head of the run that has one.
+        outputs_of: ``linear``, ``gp`` or both, the judged one first. temperatures: T of each head
+            of the run that has one.
     """
 
     scale: Tensor
@@ -55,16 +62,27 @@ class ExportedNetwork(nn.Module):
         temperatures: Mapping[str, float],
     ) -> None:
         super().__init__()
-        frozen, classifier = ([network.frozen], network.classifier) if isinstance(network, OnFrozen) else ([], network)
+        frozen, classifier = (
+            ([network.frozen], network.classifier)
+            if isinstance(network, OnFrozen)
+            else ([], network)
+        )
         self.answering = classifier if isinstance(classifier, EvaluationNetwork) else None
         classifier = classifier.network if isinstance(classifier, EvaluationNetwork) else classifier
         assert isinstance(classifier, Classifier)
         self.backbone = nn.Sequential(*frozen, classifier.backbone)
         self.mixes = "gp" in outputs_of and {"linear", "gp"} <= temperatures.keys()
         self.linear = classifier.classifier if "linear" in outputs_of or self.mixes else None
-        self.projection = classifier.heads["projection"] if gp is not None and gp_feature == "projection" else None
+        self.projection = (
+            classifier.heads["projection"]
+            if gp is not None and gp_feature == "projection"
+            else None
+        )
         self.gp, self.outputs_of, self.temperatures = gp, tuple(outputs_of), dict(temperatures)
-        mean, std = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (augment.mean, augment.std))
+        mean, std = (
+            torch.tensor(values, dtype=torch.float64).view(3, 1, 1)
+            for values in (augment.mean, augment.std)
+        )
         self.register_buffer("scale", (1 / std).float())
         self.register_buffer("shift", (-mean / std).float())
 
@@ -81,24 +99,31 @@ class ExportedNetwork(nn.Module):
         if self.linear is not None:
             logits: Tensor = self.linear(features)
             if self.answering is not None:  # an add-on replaces the logits of the linear head
-                heads = {name: head(features) for name, head in self.answering.network.heads.items()}  # type: ignore[union-attr,operator]
+                made = self.answering.network.heads.items()  # type: ignore[union-attr,operator]
+                heads = {name: head(features) for name, head in made}
                 logits = self.answering.replaced(ModelOutput(logits, features, heads)).logits
             probs["linear"] = torch.softmax(logits / self.temperatures.get("linear", 1.0), dim=1)
         if self.gp is not None:
             queries = features if self.projection is None else self.projection(features)
-            probs["gp"] = torch.softmax(self.gp(queries) / self.temperatures.get("gp", 1.0), dim=1).float()
+            probs["gp"] = torch.softmax(
+                self.gp(queries) / self.temperatures.get("gp", 1.0), dim=1
+            ).float()
         if self.mixes:
             probs["gp"] = GP_SHARE * probs["gp"] + (1 - GP_SHARE) * probs["linear"]
         return {name: probs[head] for name, head in self.outputs.items()}
 
 
 def bare(network: nn.Module) -> Classifier | EvaluationNetwork | OnFrozen:
-    """Return the network of a run without the wrappers of training, on the CPU in float32, whatever its training precision.
+    """Return the network of a run without the wrappers of training, on the CPU in float32, whatever
+    its training precision.
 
-    Weights of convolutions are made contiguous, since torch.export fails to save some that are channels last.
+    Weights of convolutions are made contiguous, since torch.export fails to save some that are
+    channels last.
     """
     if isinstance(network, OnFrozen):
-        unwrapped: Classifier | EvaluationNetwork | OnFrozen = OnFrozen(network.frozen, bare(network.classifier))
+        unwrapped: Classifier | EvaluationNetwork | OnFrozen = OnFrozen(
+            network.frozen, bare(network.classifier)
+        )
     elif isinstance(network, EvaluationNetwork):
         unwrapped = EvaluationNetwork(bare(network.network), network.own, network.addon)
     else:
@@ -109,7 +134,9 @@ def bare(network: nn.Module) -> Classifier | EvaluationNetwork | OnFrozen:
 
 
 class Format(NamedTuple):
-    """A kind of file: its ``suffix``, the packages it ``needs``, and functions that write it and open it for inference."""
+    """A kind of file: its ``suffix``, the packages it ``needs``, and functions that write it and
+    open it for inference.
+    """
 
     suffix: str
     needs: tuple[str, ...]
@@ -120,7 +147,9 @@ class Format(NamedTuple):
         """Raise if a package is missing."""
         missing = [name for name in self.needs if find_spec(name) is None]
         if missing:
-            raise ImportError(f"This format needs {', '.join(missing)}, an extra: pip install 'semigpc[export]'.")
+            raise ImportError(
+                f"This format needs {', '.join(missing)}, an extra: pip install 'semigpc[export]'."
+            )
 
 
 @contextmanager
@@ -160,9 +189,14 @@ def open_torch(path: Path) -> Answer:
 
     def answer(images: Floats) -> dict[str, Floats]:
         with torch.no_grad():
-            return {name: values.numpy() for name, values in module(torch.from_numpy(images)).items()}
+            return {
+                name: values.numpy() for name, values in module(torch.from_numpy(images)).items()
+            }
 
     return answer
 
 
-FORMATS = {"onnx": Format(".onnx", ONNX_PACKAGES, write_onnx, open_onnx), "torch": Format(".pt2", (), write_torch, open_torch)}
+FORMATS = {
+    "onnx": Format(".onnx", ONNX_PACKAGES, write_onnx, open_onnx),
+    "torch": Format(".pt2", (), write_torch, open_torch),
+}

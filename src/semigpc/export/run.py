@@ -57,16 +57,17 @@ def export_run(
 ) -> Exported:
     """Write a run as one file that needs no semigpc, check it, and describe it in FILE.json.
 
-    The file appears under its name once its probabilities for ROWS images are those of the run, to TOLERANCE. Its input is RGB
-    images in [0, 1] of the right size; the network, a frozen one below it, and the GP are inside. The GP has the buffer of the
-    checkpoint, as in ``semigpc predict``.
+    The file appears under its name once its probabilities for ROWS images are those of the run, to
+    TOLERANCE. Its input is RGB images in [0, 1] of the right size; the network, a frozen one below
+    it, and the GP are inside. The GP has the buffer of the checkpoint, as in ``semigpc predict``.
 
     Args:
         folder: of the run.
         checkpoint: the best on validation or the last; without it the best, if there is one.
         kind: of file.
         out: ``export/model.onnx`` or ``export/model.pt2`` in the run's folder if left out.
-        head: the one to put inside; ``auto`` puts in all that the run has, and ``probabilities`` are of the judged one.
+        head: the one to put inside; ``auto`` puts in all that the run has, and ``probabilities``
+            are of the judged one.
         overwrite: replace an existing file.
         progress: called with the stage, how much of it is done and of how much.
     """
@@ -87,7 +88,12 @@ def export_run(
         ) from error
     augment = run.experiment.augment
     exported = ExportedNetwork(
-        network, kernel, gp_feature=feature, augment=augment, outputs_of=chosen, temperatures=run.temperatures
+        network,
+        kernel,
+        gp_feature=feature,
+        augment=augment,
+        outputs_of=chosen,
+        temperatures=run.temperatures,
     ).eval()
     images = _check_images(run)
     with writing(path):
@@ -110,7 +116,9 @@ def export_run(
         _insist(largest)
         facts = {"file": path.name, "format": kind} | _facts(run, exported, images, largest)
         write_json(_beside(draft), facts)
-        for file in sorted(Path(drafts).iterdir(), key=lambda file: file == draft):  # the model last
+        for file in sorted(
+            Path(drafts).iterdir(), key=lambda file: file == draft
+        ):  # the model last
             with replacing(path.parent / file.name) as place:
                 file.replace(place)
     return Exported(path, facts)
@@ -118,12 +126,16 @@ def export_run(
 
 def _check_free(path: Path, form: Format, *, overwrite: bool) -> None:
     if path.suffix != form.suffix:
-        raise SettingError(f"the name of the file must end in {form.suffix} for this --format; got {path.name!r}.")
+        raise SettingError(
+            f"the name of the file must end in {form.suffix} for this --format; got {path.name!r}."
+        )
     for file in (path, _beside(path)):
         if file.is_dir():
             raise SettingError(f"{file} is a folder. Give the name of a file as --out.")
         if file.exists() and not overwrite:
-            raise RunError(f"{file} is there already. Give another --out, or --overwrite to replace it.")
+            raise RunError(
+                f"{file} is there already. Give another --out, or --overwrite to replace it."
+            )
 
 
 def _beside(path: Path) -> Path:
@@ -131,11 +143,12 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-# The check ----------------------------------------------------------------------------------------------------------
+# The check ----------------------------------------------------------------------------------------
 
 
 class CheckImages(NamedTuple):
-    """Images for the check, ``pixels`` (ROWS, s, s, 3) bytes: ``own`` test images of the run, and then random ones.
+    """Images for the check, ``pixels`` (ROWS, s, s, 3) bytes: ``own`` test images of the run, and
+    then random ones.
 
     ``note`` is the reason if there are none of its own.
     """
@@ -146,7 +159,9 @@ class CheckImages(NamedTuple):
 
 
 def _check_images(run: LoadedRun) -> CheckImages:
-    """Return up to ROWS test images of the run, at even distances, since such sets are often sorted; they may be missing."""
+    """Return up to ROWS test images of the run, at even distances, since such sets are often
+    sorted; they may be missing.
+    """
     augment, size = Augment(run.experiment.augment), run.experiment.augment.image_size
     pixels = np.random.default_rng(0).integers(0, 256, (ROWS, size, size, 3), dtype=np.uint8)
     if not run.has("test"):
@@ -157,7 +172,9 @@ def _check_images(run: LoadedRun) -> CheckImages:
         for row in range(own):
             pixels[row] = augment.evaluation_pixels(images[row * len(images) // own])
     except (RunError, DataError, OSError) as error:
-        return CheckImages(pixels, 0, f"the test images could not be loaded ({' '.join(str(error).split())})")
+        return CheckImages(
+            pixels, 0, f"the test images could not be loaded ({' '.join(str(error).split())})"
+        )
     return CheckImages(pixels, own)
 
 
@@ -173,7 +190,8 @@ def differences(
     largest_batch: int = LARGE_BATCH,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
-    """Return the largest absolute difference of a probability in each output, over batches of 1, 7 and ``largest_batch``.
+    """Return the largest absolute difference of a probability in each output, over batches of 1, 7
+    and ``largest_batch``.
 
     Args:
         answer: the exported file as a function of images in [0, 1].
@@ -188,13 +206,21 @@ def differences(
         batch = pixels[start : start + next(sizes)]
         rows = torch.arange(len(batch))
         expected = (
-            predict(network, gp, [(augment.normalise(torch.from_numpy(batch)), rows, rows)]).calibrated(temperatures).probs
+            predict(network, gp, [(augment.normalise(torch.from_numpy(batch)), rows, rows)])
+            .calibrated(temperatures)
+            .probs
         )
-        probs = answer(np.ascontiguousarray(batch.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255))
+        probs = answer(
+            np.ascontiguousarray(batch.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255)
+        )
         for name, head in outputs.items():
             if probs[name].shape != expected[head].shape:
-                raise DifferenceError(f"{name} has shape {probs[name].shape}, and should have {expected[head].shape}.")
-            largest[name] = float(np.maximum(largest[name], np.abs(probs[name] - expected[head]).max()))  # keeps NaN
+                raise DifferenceError(
+                    f"{name} has shape {probs[name].shape}, and should have {expected[head].shape}."
+                )
+            largest[name] = float(
+                np.maximum(largest[name], np.abs(probs[name] - expected[head]).max())
+            )  # keeps NaN
         start += len(batch)
         if progress is not None:
             progress(start, len(pixels))
@@ -212,10 +238,12 @@ def _insist(largest: dict[str, float]) -> None:
         )
 
 
-# The description ----------------------------------------------------------------------------------------------------
+# The description ----------------------------------------------------------------------------------
 
 
-def _facts(run: LoadedRun, exported: ExportedNetwork, images: CheckImages, largest: dict[str, float]) -> dict[str, Any]:
+def _facts(
+    run: LoadedRun, exported: ExportedNetwork, images: CheckImages, largest: dict[str, float]
+) -> dict[str, Any]:
     """Return what a user of the file must know and what its check showed, for JSON."""
     augment, gp, size = run.experiment.augment, exported.gp, run.experiment.augment.image_size
     preparation = f"resize to {size} x {size} pixels, bilinear"
@@ -245,7 +273,9 @@ def _facts(run: LoadedRun, exported: ExportedNetwork, images: CheckImages, large
             }
             for name, head in exported.outputs.items()
         },
-        "gp": None if gp is None else {"kernel": repr(gp.kernel), "points": len(gp.points), "dtype": "float64"},
+        "gp": None
+        if gp is None
+        else {"kernel": repr(gp.kernel), "points": len(gp.points), "dtype": "float64"},
         "check": {
             "rows": len(images.pixels),
             "test_images": images.own,
@@ -262,10 +292,14 @@ def _facts(run: LoadedRun, exported: ExportedNetwork, images: CheckImages, large
 def _notes(run: LoadedRun, exported: ExportedNetwork, images: CheckImages) -> list[str]:
     notes = []
     if run.gp is not None and not len(run.gp.engine) and exported.gp is None:
-        notes.append(f"The GP had seen no labels at step {run.step}, so the linear classifier is alone inside.")
+        notes.append(
+            f"The GP had seen no labels at step {run.step}, so the linear classifier is alone inside."
+        )
     if images.note:
         notes.append(f"Checked on random images alone: {images.note}.")
     precision = run.experiment.train.precision
     if precision != "32-true":
-        notes.append(f"Computes in float32, and is compared with the run in float32; it trained with {precision}.")
+        notes.append(
+            f"Computes in float32, and is compared with the run in float32; it trained with {precision}."
+        )
     return notes

@@ -1,4 +1,6 @@
-"""How sure a posterior is: the scale of its logits, the share of variance explained, and expected probabilities."""
+"""How sure a posterior is: the scale of its logits, the share of variance explained, and expected
+probabilities.
+"""
 
 import math
 from functools import lru_cache
@@ -15,33 +17,42 @@ SURE_MEAN = 0.8
 
 
 def auto_logit_scale(n_classes: int) -> float:
-    """Return lambda = ln((C - 1) tau / (1 - tau)) / 0.8 with tau = 0.95: 6.43 for 10 classes, 9.42 for 100, 12.05 for 810."""
+    """Return lambda = ln((C - 1) tau / (1 - tau)) / 0.8 with tau = 0.95: 6.43 for 10 classes, 9.42
+    for 100, 12.05 for 810.
+    """
     return math.log(max(n_classes - 1, 1) * SURE / (1 - SURE)) / SURE_MEAN
 
 
 def explained_share(variance: Tensor, prior: Tensor) -> Tensor:
     """1 - var(h) / k(h, h), in [0, 1]: 0 far from every row, 1 where all is known.
 
-    With one row at h it is 1 / (1 + sigma^2 / k), with two 2 / (2 + sigma^2 / k): 0.91 and 0.95 at sigma^2 / k = 0.1.
+    With one row at h it is 1 / (1 + sigma^2 / k), with two 2 / (2 + sigma^2 / k): 0.91 and 0.95 at
+    sigma^2 / k = 0.1.
 
     Args:
-        variance: (M,). prior: (M,) k(h, h); where it is 0 there is nothing to explain, and the share is 0.
+        variance: (M,). prior: (M,) k(h, h); where it is 0 there is nothing to explain, and the
+            share is 0.
     """
     return torch.where(prior > 0, 1 - variance / prior, 0.0).clamp(0, 1)
 
 
 def expected_probability(logits: Tensor, spread: Tensor, classes: Tensor) -> Tensor:
-    """E[ softmax(f)_c ] of one class c a row, f_j ~ N(z_j, s_j^2) independent, to about 0.005, (M,). O(M C).
+    """E[ softmax(f)_c ] of one class c a row, f_j ~ N(z_j, s_j^2) independent, to about 0.005,
+    (M,). O(M C).
 
-    The expectation is that of a class named beforehand. E[ max_j softmax(f)_j ] would not do as a confidence: the further f is
-    spread, the nearer every draw comes to certainty of one class or another, so that it GROWS with the variance. That of a
-    named class falls to 1 / C where nothing is known.
+    The expectation is that of a class named beforehand. E[ max_j softmax(f)_j ] would not do as a
+    confidence: the further f is spread, the nearer every draw comes to certainty of one class or
+    another, so that it GROWS with the variance. That of a named class falls to 1 / C where nothing
+    is known.
 
-    The class's own f_c is taken at 16 levels of equal probability and the others at 256 quasi-random draws, each beside its
-    opposite, combined all with all. They are fixed: the same answer every time, and no generator is touched.
+    The class's own f_c is taken at 16 levels of equal probability and the others at 256
+    quasi-random draws, each beside its
+    opposite, combined all with all. They are fixed: the same answer every time, and no generator is
+    touched.
 
     Args:
-        logits: (M, C) z, at least one of a row finite; -inf for a class that is out of the question.
+        logits: (M, C) z, at least one of a row finite; -inf for a class that is out of the
+            question.
         spread: (M, C) s, at least 0.
         classes: (M,) c.
     """
@@ -56,7 +67,9 @@ def _expected(logits: Tensor, spread: Tensor, classes: Tensor) -> Tensor:
     places = torch.arange(logits.shape[1] - 1, device=logits.device)
     others = places + (places >= own)  # (M, C - 1)
     levels, draws = (x.to(logits.dtype) for x in _normal(logits.shape[1] - 1, logits.device))
-    rivals = logits.gather(1, others).unsqueeze(1) + spread.gather(1, others).unsqueeze(1) * draws  # (M, draws, C - 1)
+    rivals = (
+        logits.gather(1, others).unsqueeze(1) + spread.gather(1, others).unsqueeze(1) * draws
+    )  # (M, draws, C - 1)
     ahead = logits.gather(1, own) + spread.gather(1, own) * levels  # (M, levels)
     return torch.sigmoid(ahead.unsqueeze(1) - rivals.logsumexp(dim=2).unsqueeze(2)).mean(dim=(1, 2))
 
@@ -64,7 +77,9 @@ def _expected(logits: Tensor, spread: Tensor, classes: Tensor) -> Tensor:
 @lru_cache(maxsize=8)
 def _normal(dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Normal levels (16,) in the middle of equal shares, and draws (256, dimensions); float64."""
-    levels = torch.special.ndtri((torch.arange(LEVELS, dtype=torch.float64) + 0.5) / LEVELS).to(device)
+    levels = torch.special.ndtri((torch.arange(LEVELS, dtype=torch.float64) + 0.5) / LEVELS).to(
+        device
+    )
     if not dimensions:
         return levels, levels.new_zeros(DRAWS, 0)
     uniform = SobolEngine(dimensions, scramble=True, seed=0).draw(DRAWS // 2, dtype=torch.float64)

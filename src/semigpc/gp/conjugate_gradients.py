@@ -1,9 +1,12 @@
-"""Preconditioned conjugate gradients for several right-hand sides at once, and products with a kernel matrix never stored.
+"""Preconditioned conjugate gradients for several right-hand sides at once, and products with a
+kernel matrix never stored.
 
-Our own rather than ``linear_operator.utils.linear_cg``, and each reason concerns the online rule. That one takes 12 products at
-least, however good the start is: 11 steps, and one for the residual of the initial guess, which we know already. It stops by
-the MEAN of the residuals over right-hand sides: on 3000 clustered rows with a tolerance of 1e-3 the worst class was left at
-1.6e-3. It returns neither residual nor number of steps. And where it fails it warns, and returns what it has.
+Our own rather than ``linear_operator.utils.linear_cg``, and each reason concerns the online rule.
+That one takes 12 products at
+least, however good the start is: 11 steps, and one for the residual of the initial guess, which we
+know already. It stops by the MEAN of the residuals over right-hand sides: on 3000 clustered rows
+with a tolerance of 1e-3 the worst class was left at 1.6e-3. It returns neither residual nor number
+of steps. And where it fails it warns, and returns what it has.
 """
 
 from collections.abc import Callable
@@ -17,7 +20,8 @@ from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
 
 Linear = Callable[[Tensor], Tensor]
 
-TILE = 1024  # rows and columns of a tile: the largest piece of K that exists at any time, 4 MB in float32
+# rows and columns of a tile: the largest piece of K that exists at any time, 4 MB in float32
+TILE = 1024
 ROWS = 4096  # of the buffer converted to float64 at a time
 STALE = 1.5  # times what the landmarks left unexplained of a row when they were chosen
 
@@ -27,7 +31,9 @@ class NotConvergedError(ValueError):
 
 
 class Solved(NamedTuple):
-    """x (n, R), its residual (n, R), the products that were needed, and whether the goals were reached."""
+    """x (n, R), its residual (n, R), the products that were needed, and whether the goals were
+    reached.
+    """
 
     x: Tensor
     residual: Tensor
@@ -36,13 +42,24 @@ class Solved(NamedTuple):
 
 
 @torch.no_grad()
-def solve(product: Linear, precondition: Linear, x: Tensor, residual: Tensor, goals: Tensor, *, max_iterations: int) -> Solved:
-    """Move x until each column of the residual b - K x has a norm of at most its goal. One product per step.
+def solve(
+    product: Linear,
+    precondition: Linear,
+    x: Tensor,
+    residual: Tensor,
+    goals: Tensor,
+    *,
+    max_iterations: int,
+) -> Solved:
+    """Move x until each column of the residual b - K x has a norm of at most its goal. One product
+    per step.
 
         z = M^-1 r        p = z + p (r . z) / (r . z before)        a = (r . z) / (p . K p)        x += a p        r -= a K p
 
-    Columns are independent solves that share the products with K. A block method, which would let them share search
-    directions too, breaks down here: one-hot targets sum to the column of ones, so right-hand sides are dependent.
+    Columns are independent solves that share the products with K. A block method, which would let
+    them share search
+    directions too, breaks down here: one-hot targets sum to the column of ones, so right-hand sides
+    are dependent.
 
     Args:
         product: K, symmetric positive definite, on (n, R) float64.
@@ -75,12 +92,13 @@ class LandmarkPreconditioner:
 
         M^-1 r = (r - Phi W^-1 Phi^T r) / sigma^2        W = Phi^T Phi + sigma^2 I    (m, m), by Cholesky
 
-    Phi (N, m) are the landmark features in the buffer's dtype, so M is K with the Nystrom kernel in place of k. A row replaced
-    is a rank-2 change of W, O(B m^2); its factor is computed when it is needed, O(m^3 / 3). All algebra is float64, over chunks
-    of rows. k(h, h) - |phi(h)|^2 beside the noise, as in FITC, was tried: up to 3 steps fewer cold, more when warm.
+    Phi (N, m) are the landmark features in the buffer's dtype, so M is K with the Nystrom kernel in
+    place of k. A row replaced is a rank-2 change of W, O(B m^2); its factor is computed when it is
+    needed, O(m^3 / 3). All algebra is float64, over chunks of rows. k(h, h) - |phi(h)|^2 beside the
+    noise, as in FITC, was tried: up to 3 steps fewer cold, more when warm.
 
-    Landmarks are rows of the time when they were chosen and may have left the buffer since. Any M gives the right solution;
-    a bad one takes more steps.
+    Landmarks are rows of the time when they were chosen and may have left the buffer since. Any M
+    gives the right solution; a bad one takes more steps.
 
     Args:
         features: (N, D). occupied: (N,). kernel: k. noise_variance: sigma^2.
@@ -89,18 +107,29 @@ class LandmarkPreconditioner:
     """
 
     def __init__(
-        self, features: Tensor, occupied: Tensor, kernel: Kernel, *, noise_variance: float, rank: int, seed: int
+        self,
+        features: Tensor,
+        occupied: Tensor,
+        kernel: Kernel,
+        *,
+        noise_variance: float,
+        rank: int,
+        seed: int,
     ) -> None:
         slots = occupied.nonzero().squeeze(1)
         rows = features[slots]
         generator = torch.Generator().manual_seed(seed)
         chosen = choose_landmarks(rows, kernel, min(rank, len(rows)), generator=generator)
-        self.anchors: list[int] = slots[chosen].tolist()  # of landmarks still in the buffer, those that explain most first
+        self.anchors: list[int] = slots[
+            chosen
+        ].tolist()  # of landmarks still in the buffer, those that explain most first
         self.noise_variance = noise_variance
         self._landmarks = LandmarkFeatures(rows[chosen], kernel)
         self._phi = features.new_zeros(len(features), len(chosen))
         self._unexplained = features.new_zeros(len(features), dtype=torch.float64)
-        self._W = torch.eye(len(chosen), dtype=torch.float64, device=features.device) * noise_variance
+        self._W = (
+            torch.eye(len(chosen), dtype=torch.float64, device=features.device) * noise_variance
+        )
         self._factor: Tensor | None = None
         self._written = 0  # rows since the choice
         for part in slots.split(ROWS):
@@ -120,18 +149,27 @@ class LandmarkPreconditioner:
             self._enter(slots, features)
 
     def is_stale(self, count: int) -> bool:
-        """Return whether to choose landmarks anew for ``count`` rows: as many rows have come as there were at the choice, or a
-        quarter of that and the landmarks explain the rows clearly worse. A full buffer: one to four times per turnover.
+        """Return whether to choose landmarks anew for ``count`` rows: as many rows have come as
+        there were at the choice, or a
+        quarter of that and the landmarks explain the rows clearly worse. A full buffer: one to four
+        times per turnover.
         """
         if not self._chosen_at <= 4 * self._written < 4 * self._chosen_at:
             return self._written >= self._chosen_at
-        return float(self._unexplained.sum()) / max(count, 1) > STALE * self._unexplained_then + self.noise_variance
+        return (
+            float(self._unexplained.sum()) / max(count, 1)
+            > STALE * self._unexplained_then + self.noise_variance
+        )
 
     def __call__(self, residual: Tensor) -> Tensor:
-        """Return M^-1 r, (n, R) float64, for the first n slots. O(n m R). LinAlgError where the noise is lost in rounding."""
+        """Return M^-1 r, (n, R) float64, for the first n slots. O(n m R). LinAlgError where the
+        noise is lost in rounding.
+        """
         if self._factor is None:
             self._factor = torch.linalg.cholesky(self._W)
-        inner = torch.zeros(len(self._W), residual.shape[1], dtype=torch.float64, device=residual.device)
+        inner = torch.zeros(
+            len(self._W), residual.shape[1], dtype=torch.float64, device=residual.device
+        )
         phi = self._phi[: len(residual)]
         for rows, part in zip(phi.split(ROWS), residual.split(ROWS), strict=True):
             inner.addmm_(rows.double().mT, part)
@@ -140,7 +178,9 @@ class LandmarkPreconditioner:
         return (residual - explained).div_(self.noise_variance)
 
     def _enter(self, slots: Tensor, features: Tensor) -> None:
-        phi = self._landmarks.phi(features).to(self._phi.dtype)  # rounded first: W is taken back from what is stored
+        phi = self._landmarks.phi(features).to(
+            self._phi.dtype
+        )  # rounded first: W is taken back from what is stored
         self._phi[slots] = phi
         self._unexplained[slots] = self._landmarks.residual(features, phi)
         wide = phi.double()
@@ -149,12 +189,15 @@ class LandmarkPreconditioner:
 
 
 def symmetric_product(features: Tensor, kernel: Kernel, x: Tensor) -> Tensor:
-    """Return k(h, h) @ x, (n, R) float64, for h (n, D) and x (n, R) float64. O(n^2 (D + R)) time, O(n R) memory.
+    """Return k(h, h) @ x, (n, R) float64, for h (n, D) and x (n, R) float64. O(n^2 (D + R)) time,
+    O(n R) memory.
 
-    A tile off the diagonal is used twice, as itself and transposed. Tiles have the dtype of the features. With float32 ones x
-    is split into two float32 parts, high and low, so that nothing of x is rounded, and sums over tiles are float64. What is
-    left is the rounding of kernel values and of sums within a tile: some 1e-6 of y in y - K alpha, and 1e-5 without the split,
-    for long length-scales. Both parts together take half the time of a float64 product, whose tiles would be converted first.
+    A tile off the diagonal is used twice, as itself and transposed. Tiles have the dtype of the
+    features. With float32 ones x is split into two float32 parts, high and low, so that nothing of
+    x is rounded, and sums over tiles are float64. What is
+    left is the rounding of kernel values and of sums within a tile: some 1e-6 of y in y - K alpha,
+    and 1e-5 without the split, for long length-scales. Both parts together take half the time of a
+    float64 product, whose tiles would be converted first.
     """
     parts, norms = _parts(x, features.dtype), square_norms(features)
     result = torch.zeros_like(x)
@@ -173,16 +216,21 @@ def symmetric_product(features: Tensor, kernel: Kernel, x: Tensor) -> Tensor:
 
 
 def cross_product(features: Tensor, points: Tensor, kernel: Kernel, x: Tensor) -> Tensor:
-    """Return k(h, points) @ x, (n, R) float64, for h (n, D), points (B, D) and x (B, R) float64. O(n B (D + R)).
+    """Return k(h, points) @ x, (n, R) float64, for h (n, D), points (B, D) and x (B, R) float64.
+    O(n B (D + R)).
 
     As precise as ``symmetric_product``; TILE rows of k(h, points) exist at a time.
     """
     parts, norms = _parts(x, features.dtype), square_norms(points)
-    return torch.cat([_joined(kernel(rows, points, norms) @ parts, x.shape[1]) for rows in features.split(TILE)])
+    return torch.cat(
+        [_joined(kernel(rows, points, norms) @ parts, x.shape[1]) for rows in features.split(TILE)]
+    )
 
 
 def kernel_columns(features: Tensor, points: Tensor, kernel: Kernel) -> Tensor:
-    """Return k(h, points), (n, B) float64 and evaluated in float64, for h (n, D) and points (B, D). O(n B D)."""
+    """Return k(h, points), (n, B) float64 and evaluated in float64, for h (n, D) and points (B, D).
+    O(n B D).
+    """
     wide = points.double()
     return torch.cat([kernel(rows.double(), wide) for rows in features.split(ROWS)])
 
@@ -197,4 +245,8 @@ def _parts(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _joined(product: Tensor, width: int) -> Tensor:
     """The product (n, R) in float64 from that with both parts."""
-    return product if product.dtype == torch.float64 else product[:, :width].double() + product[:, width:].double()
+    return (
+        product
+        if product.dtype == torch.float64
+        else product[:, :width].double() + product[:, width:].double()
+    )

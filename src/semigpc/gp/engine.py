@@ -1,7 +1,8 @@
-"""What all engines have in common: the public methods, which check their arguments here and nowhere else.
+"""What all engines have in common: the public methods, which check their arguments here and nowhere
+else.
 
-An engine implements the methods that begin with an underscore. They receive tensors of the right shape, on the right device,
-finite, and run without autocast or reduced precision.
+An engine implements the methods that begin with an underscore. They receive tensors of the right
+shape, on the right device, finite, and run without autocast or reduced precision.
 """
 
 import math
@@ -26,11 +27,14 @@ class NotPositiveDefiniteError(ValueError):
 
 
 class NoExpansionError(TypeError):
-    """The engine's mean is not a fixed sum of kernels; the message says which of its options would make it one."""
+    """The engine's mean is not a fixed sum of kernels; the message says which of its options would
+    make it one.
+    """
 
 
 class Expansion(NamedTuple):
-    """A mean as a sum of kernels, mu(h) = k(h, points) @ weights: all that is needed to compute it elsewhere.
+    """A mean as a sum of kernels, mu(h) = k(h, points) @ weights: all that is needed to compute it
+    elsewhere.
 
     Shapes: ``points`` (P, D), ``weights`` (P, C) float64.
     """
@@ -41,8 +45,14 @@ class Expansion(NamedTuple):
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Switch off autocast, and TF32 or bfloat16 products, whatever the caller has switched on. Also a decorator."""
-    reduced = [(matmul, matmul.fp32_precision) for matmul in MATMULS if matmul.fp32_precision not in ("none", "ieee")]
+    """Switch off autocast, and TF32 or bfloat16 products, whatever the caller has switched on. Also
+    a decorator.
+    """
+    reduced = [
+        (matmul, matmul.fp32_precision)
+        for matmul in MATMULS
+        if matmul.fp32_precision not in ("none", "ieee")
+    ]
     autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
     if not reduced and not autocast and not torch.is_inference_mode_enabled():
         yield  # the usual case, and this runs at every step
@@ -53,7 +63,9 @@ def full_precision() -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.autocast("cpu", enabled=False))
             stack.enter_context(torch.autocast("cuda", enabled=False))
-            if torch.is_inference_mode_enabled():  # what is stored must remain writable outside of it
+            if (
+                torch.is_inference_mode_enabled()
+            ):  # what is stored must remain writable outside of it
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.no_grad())
             yield
@@ -68,9 +80,10 @@ class Engine(nn.Module):
         mu(h)  = k(h, h_Q) K^-1 y_Q                               K = k(h_Q, h_Q) + sigma^2 I
         var(h) = k(h, h) - k(h, h_Q) K^-1 k(h_Q, h)
 
-    N slots, D features, C classes, M queries, B rows changed. Each engine documents what a call costs and how exact it is.
-    A call that raises an error leaves the engine as it was: bit for bit if its arguments were at fault, and with the same rows
-    and the same results up to rounding if K could not be inverted.
+    N slots, D features, C classes, M queries, B rows changed. Each engine documents what a call
+    costs and how exact it is.
+    A call that raises an error leaves the engine as it was: bit for bit if its arguments were at
+    fault, and with the same rows and the same results up to rounding if K could not be inverted.
 
     An engine follows a surrounding module to another device, and never to another dtype.
 
@@ -84,7 +97,9 @@ class Engine(nn.Module):
     features: Tensor  # h_Q, (N, D); rows of empty slots are 0
     targets: Tensor  # y_Q, (N, C); rows of empty slots are 0
     occupied: Tensor  # (N,) bool
-    SAVED: ClassVar[tuple[str, ...]] = ()  # buffers in the state, from which all else is rebuilt on load
+    SAVED: ClassVar[
+        tuple[str, ...]
+    ] = ()  # buffers in the state, from which all else is rebuilt on load
 
     def __init__(
         self,
@@ -97,7 +112,11 @@ class Engine(nn.Module):
         dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
-        for name, value in (("capacity", capacity), ("n_features", n_features), ("n_classes", n_classes)):
+        for name, value in (
+            ("capacity", capacity),
+            ("n_features", n_features),
+            ("n_classes", n_classes),
+        ):
             if not isinstance(value, int):
                 raise TypeError(f"{name} must be an integer; got {value!r}.")
             if value < 1:
@@ -106,7 +125,12 @@ class Engine(nn.Module):
             raise ValueError(f"dtype must be torch.float32 or torch.float64; got {dtype}.")
         kernel = RBF() if kernel is None else kernel
         self._check_kernel(kernel, noise_std)
-        self.capacity, self.n_features, self.n_classes, self.dtype = capacity, n_features, n_classes, dtype
+        self.capacity, self.n_features, self.n_classes, self.dtype = (
+            capacity,
+            n_features,
+            n_classes,
+            dtype,
+        )
         self.kernel, self.noise_std = kernel, noise_std
         self._held: set[int] = set()  # occupied slots, on the host
         self._before_load: dict[str, Tensor] | None = None
@@ -123,29 +147,39 @@ class Engine(nn.Module):
         """Return the number of occupied slots."""
         return len(self._held)
 
-    # Queries --------------------------------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------
 
     @full_precision()
-    def mean(self, queries: Tensor, *, offset: Tensor | None = None, trusted: bool = False) -> Tensor:
+    def mean(
+        self, queries: Tensor, *, offset: Tensor | None = None, trusted: bool = False
+    ) -> Tensor:
         """Return mu(h) for targets less ``offset``, (M, C); differentiable in the queries.
 
-        The gradient is that of the rows as they are at the call, and may be taken after later changes.
+        The gradient is that of the rows as they are at the call, and may be taken after later
+        changes.
 
         Args:
             queries: (M, D) of any floating dtype, which is also that of the result.
-            offset: (C,) subtracted from every target and not added back, such as the class frequencies of a class prior; it may
-                change from call to call at no cost. 0 by default.
-            trusted: do not check that the queries are finite, which makes the host wait for the device; the mean of those that
-                are not is NaN.
+            offset: (C,) subtracted from every target and not added back, such as the class
+                frequencies of a class prior; it may change from call to call at no cost. 0 by
+                default.
+            trusted: do not check that the queries are finite, which makes the host wait for the
+                device; the mean of those that are not is NaN.
         """
-        return self._mean(self._checked_queries(queries, trusted), self._checked_offset(offset)).to(queries.dtype)
+        return self._mean(self._checked_queries(queries, trusted), self._checked_offset(offset)).to(
+            queries.dtype
+        )
 
     @full_precision()
     @torch.no_grad()
     def predict(self, queries: Tensor, *, offset: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return :meth:`mean` (M, C) and :meth:`variance` (M,), with one check of the queries (M, D)."""
+        """Return :meth:`mean` (M, C) and :meth:`variance` (M,), with one check of the queries (M,
+        D).
+        """
         stored, offset = self._checked_queries(queries), self._checked_offset(offset)
-        return self._mean(stored, offset).to(queries.dtype), self._variance(stored).clamp_min(0).to(queries.dtype)
+        return self._mean(stored, offset).to(queries.dtype), self._variance(stored).clamp_min(0).to(
+            queries.dtype
+        )
 
     @full_precision()
     @torch.no_grad()
@@ -160,19 +194,25 @@ class Engine(nn.Module):
     @full_precision()
     @torch.no_grad()
     def explain(self, queries: Tensor, classes: Tensor) -> Tensor:
-        """Return what each slot adds to the mean of one class per query, (M, N); rows sum to that mean.
+        """Return what each slot adds to the mean of one class per query, (M, N); rows sum to that
+        mean.
 
         Args:
-            queries: (M, D). classes: (M,) the class to explain for each query, usually the predicted one.
+            queries: (M, D). classes: (M,) the class to explain for each query, usually the
+                predicted one.
         """
         stored = self._checked_queries(queries)
         check_tensor("classes", classes)
         if classes.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"classes must be int64 or int32; got {classes.dtype}.")
         if classes.shape != queries.shape[:1]:
-            raise ValueError(f"classes must have shape ({len(queries)},), one per query; got {tuple(classes.shape)}.")
+            raise ValueError(
+                f"classes must have shape ({len(queries)},), one per query; got {tuple(classes.shape)}."
+            )
         if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < self.n_classes:
-            raise IndexError(f"classes must lie in [0, {self.n_classes}); got {int(classes.min())}..{int(classes.max())}.")
+            raise IndexError(
+                f"classes must lie in [0, {self.n_classes}); got {int(classes.min())}..{int(classes.max())}."
+            )
         return self._explain(stored, classes).to(queries.dtype)
 
     @full_precision()
@@ -181,14 +221,15 @@ class Engine(nn.Module):
         """Return the mean as a sum of kernels; NoExpansionError if it is none."""
         return self._expansion(self._checked_offset(offset))
 
-    # Changes --------------------------------------------------------------------------------------------------------
+    # Changes --------------------------------------------------------------------------------------
 
     def replace(self, slots: Tensor, features: Tensor, targets: Tensor) -> None:
         """Put new rows into slots, empty or occupied.
 
         Args:
             slots: (B,) distinct integers in [0, capacity), best on the CPU, where they are needed.
-            features: (B, D) finite, of any floating dtype. targets: (B, C) finite; usually one-hot labels.
+            features: (B, D) finite, of any floating dtype. targets: (B, C) finite; usually one-hot
+                labels.
         """
         slots = self._checked_slots(slots)
         self.put(slots, *self.checked_rows(len(slots), features, targets))
@@ -196,7 +237,9 @@ class Engine(nn.Module):
     @full_precision()
     @torch.no_grad()
     def put(self, slots: Tensor, features: Tensor, targets: Tensor) -> None:
-        """Replace rows that :meth:`checked_rows` has returned, in distinct slots (B,) on the CPU: nothing is checked here."""
+        """Replace rows that :meth:`checked_rows` has returned, in distinct slots (B,) on the CPU:
+        nothing is checked here.
+        """
         self._change(slots, features, targets)
         self._held.update(slots.tolist())
 
@@ -217,13 +260,17 @@ class Engine(nn.Module):
     @full_precision()
     @torch.no_grad()
     def rebuild(self) -> None:
-        """Compute everything anew from the stored rows, which removes all rounding error. Deterministic."""
+        """Compute everything anew from the stored rows, which removes all rounding error.
+        Deterministic.
+        """
         self._rebuild()
 
     @full_precision()
     @torch.no_grad()
     def reanchor(self, kernel: Kernel, noise_std: float) -> None:
-        """Continue with another kernel and noise over the same rows, as if it had always been these."""
+        """Continue with another kernel and noise over the same rows, as if it had always been
+        these.
+        """
         self._check_kernel(kernel, noise_std)
         before = self.kernel, self.noise_std
         self.kernel, self.noise_std = kernel, noise_std
@@ -234,7 +281,7 @@ class Engine(nn.Module):
             self._go_back(self._reanchor)
             raise
 
-    # What an engine implements --------------------------------------------------------------------------------------
+    # What an engine implements --------------------------------------------------------------------
 
     @abstractmethod
     def _mean(self, queries: Tensor, offset: Tensor | None) -> Tensor: ...
@@ -250,7 +297,9 @@ class Engine(nn.Module):
 
     @abstractmethod
     def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Write rows (B, D), (B, C) to slots (B,), which are on the CPU, or empty them; undo it before raising an error."""
+        """Write rows (B, D), (B, C) to slots (B,), which are on the CPU, or empty them; undo it
+        before raising an error.
+        """
 
     @abstractmethod
     def _rebuild(self) -> None: ...
@@ -260,13 +309,16 @@ class Engine(nn.Module):
         self._rebuild()
 
     def _go_back(self, follow: Callable[[], None]) -> None:
-        """Return to a kernel or to rows that are there again after a call that failed, unless the engine has done so itself."""
+        """Return to a kernel or to rows that are there again after a call that failed, unless the
+        engine has done so itself.
+        """
         follow()
 
-    # Checks ---------------------------------------------------------------------------------------------------------
+    # Checks ---------------------------------------------------------------------------------------
 
     def checked_rows(self, count: int, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features (count, D) and targets (count, C) in the engine's dtype; raise an error if they cannot be stored.
+        """Return features (count, D) and targets (count, C) in the engine's dtype; raise an error
+        if they cannot be stored.
 
         One synchronisation with the device, for both.
         """
@@ -274,7 +326,9 @@ class Engine(nn.Module):
         hint = " One-hot them first." if isinstance(targets, Tensor) and targets.ndim == 1 else ""
         self._check_matrix("targets", targets, (count, self.n_classes), hint)
         features, targets = features.detach().to(self.dtype), targets.detach().to(self.dtype)
-        if not math.isfinite(float(torch.linalg.vector_norm(features) + torch.linalg.vector_norm(targets))):
+        if not math.isfinite(
+            float(torch.linalg.vector_norm(features) + torch.linalg.vector_norm(targets))
+        ):
             self._raise_not_finite("features", features)
             self._raise_not_finite("targets", targets)
         return features, targets
@@ -292,7 +346,9 @@ class Engine(nn.Module):
             return None
         check_tensor("offset", offset)
         if offset.shape != (self.n_classes,):
-            raise ValueError(f"offset must have shape ({self.n_classes},); got {tuple(offset.shape)}.")
+            raise ValueError(
+                f"offset must have shape ({self.n_classes},); got {tuple(offset.shape)}."
+            )
         if offset.device.type == "cpu" and not bool(offset.isfinite().all()):
             raise ValueError(f"offset must be finite; got {offset.tolist()}.")
         return offset.to(self.device, torch.float64, non_blocking=True)
@@ -301,15 +357,21 @@ class Engine(nn.Module):
         """Return distinct slots in range, and occupied if so wanted, as int64 on the CPU."""
         check_tensor("slots", slots)
         if slots.ndim != 1 or not len(slots):
-            raise ValueError(f"slots must be a vector of at least one slot; got shape {tuple(slots.shape)}.")
+            raise ValueError(
+                f"slots must be a vector of at least one slot; got shape {tuple(slots.shape)}."
+            )
         if slots.dtype not in INTEGERS:
             raise TypeError(f"slots must be integers; got {slots.dtype}.")
         listed = slots.tolist()
         if min(listed) < 0 or max(listed) >= self.capacity:
-            raise IndexError(f"slots must lie in [0, {self.capacity}); got {min(listed)}..{max(listed)}.")
+            raise IndexError(
+                f"slots must lie in [0, {self.capacity}); got {min(listed)}..{max(listed)}."
+            )
         if len(set(listed)) < len(listed):
             repeated = next(slot for slot, times in Counter(listed).items() if times > 1)
-            raise ValueError(f"slots must be distinct; slot {repeated} is given twice. Keep only its newest row.")
+            raise ValueError(
+                f"slots must be distinct; slot {repeated} is given twice. Keep only its newest row."
+            )
         if occupied and not self._held.issuperset(listed):
             raise IndexError(
                 f"slots must be occupied; slot {next(slot for slot in listed if slot not in self._held)} is empty."
@@ -324,21 +386,31 @@ class Engine(nn.Module):
                 f"got {noise_std}."
             )
         if isinstance(kernel, type) or not callable(kernel):
-            raise TypeError(f"kernel must be a kernel object such as RBF(length_scale=0.3); got {kernel!r}.")
+            raise TypeError(
+                f"kernel must be a kernel object such as RBF(length_scale=0.3); got {kernel!r}."
+            )
 
-    def _check_matrix(self, name: str, value: Tensor, shape: tuple[int | None, int], hint: str = "") -> None:
+    def _check_matrix(
+        self, name: str, value: Tensor, shape: tuple[int | None, int], hint: str = ""
+    ) -> None:
         check_tensor(name, value)
         rows, columns = shape
         if value.ndim != 2 or value.shape[1] != columns or rows not in (None, value.shape[0]):
             wanted = f"({'any' if rows is None else rows}, {columns})"
             raise ValueError(f"{name} must have shape {wanted}; got {tuple(value.shape)}.{hint}")
         if not value.is_floating_point():
-            raise TypeError(f"{name} must be floating point; got {value.dtype}. Call .float() on them first.")
+            raise TypeError(
+                f"{name} must be floating point; got {value.dtype}. Call .float() on them first."
+            )
         if value.device != self.device:
-            raise ValueError(f"{name} must be on {self.device}, where the engine is; got {value.device}.")
+            raise ValueError(
+                f"{name} must be on {self.device}, where the engine is; got {value.device}."
+            )
 
     def _raise_not_finite(self, name: str, stored: Tensor) -> None:
-        """Raise an error that names the first row whose squares, which distances are made of, are not finite, if any."""
+        """Raise an error that names the first row whose squares, which distances are made of, are
+        not finite, if any.
+        """
         sound = stored.square().sum(dim=1).isfinite()
         if not bool(sound.all()):
             first = int((~sound).nonzero()[0, 0])
@@ -350,9 +422,15 @@ class Engine(nn.Module):
 
     def _make_rows(self, device: torch.device | str | None) -> None:
         """Register features, targets and occupied, for an engine that stores its rows plainly."""
-        self.register_buffer("features", torch.zeros(self.capacity, self.n_features, dtype=self.dtype, device=device))
-        self.register_buffer("targets", torch.zeros(self.capacity, self.n_classes, dtype=self.dtype, device=device))
-        self.register_buffer("occupied", torch.zeros(self.capacity, dtype=torch.bool, device=device))
+        self.register_buffer(
+            "features", torch.zeros(self.capacity, self.n_features, dtype=self.dtype, device=device)
+        )
+        self.register_buffer(
+            "targets", torch.zeros(self.capacity, self.n_classes, dtype=self.dtype, device=device)
+        )
+        self.register_buffer(
+            "occupied", torch.zeros(self.capacity, dtype=torch.bool, device=device)
+        )
 
     def _write_rows(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         """Store rows (B, D), (B, C) in slots (B,) on the device, or empty these."""
@@ -379,7 +457,9 @@ class Engine(nn.Module):
             return
         hint = "the file is damaged or not for this engine."
         if missing:
-            raise ValueError(f"saved {' and '.join(prefix + name for name in missing)} are missing: {hint}")
+            raise ValueError(
+                f"saved {' and '.join(prefix + name for name in missing)} are missing: {hint}"
+            )
         for name in self.SAVED:
             saved, ours = state[prefix + name], getattr(self, name)
             if saved.shape != ours.shape:
@@ -387,7 +467,9 @@ class Engine(nn.Module):
                     f"saved {prefix}{name} have shape {tuple(saved.shape)}; this engine holds {tuple(ours.shape)}."
                 )
             if not bool(saved.to(ours.dtype).square().isfinite().all()):
-                raise ValueError(f"saved {prefix}{name} are not all finite, or too large for {ours.dtype}: {hint}")
+                raise ValueError(
+                    f"saved {prefix}{name} are not all finite, or too large for {ours.dtype}: {hint}"
+                )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow a surrounding module to its device, never to its dtype."""
@@ -407,7 +489,9 @@ def _store_counts(engine: Engine, *_: object) -> None:
 
 
 def _check_state(engine: Engine, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Look at all of a state before any of it is copied, and remember ours in case it cannot be used."""
+    """Look at all of a state before any of it is copied, and remember ours in case it cannot be
+    used.
+    """
     engine._check_saved(state, prefix)
     if any(key.startswith(prefix) for key in state):
         engine._store_counts()
@@ -415,7 +499,9 @@ def _check_state(engine: Engine, state: dict[str, Any], prefix: str, *_: object)
 
 
 def _restore(engine: Engine, _incompatible_keys: object) -> None:
-    """Rebuild from what was loaded, if anything of ours was; go back to what there was if that is not possible."""
+    """Rebuild from what was loaded, if anything of ours was; go back to what there was if that is
+    not possible.
+    """
     before, engine._before_load = engine._before_load, None
     if before is None:
         return
@@ -431,4 +517,6 @@ def _restore(engine: Engine, _incompatible_keys: object) -> None:
 def check_tensor(name: str, value: object) -> None:
     """Raise an error, by name, for what is not a tensor."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor; got {type(value).__name__}. torch.as_tensor makes one.")
+        raise TypeError(
+            f"{name} must be a torch.Tensor; got {type(value).__name__}. torch.as_tensor makes one."
+        )

@@ -1,4 +1,6 @@
-"""Several engines with a part of the buffer each: the paper's way past one inverse (section 5, "~80K entries")."""
+"""Several engines with a part of the buffer each: the paper's way past one inverse (section 5,
+"~80K entries").
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, cast
@@ -17,28 +19,35 @@ class EnsembleGP(Engine):
         mu(h)  = sum_m w_m mu_m(h) / sum_m w_m        w_m = 1 / (v_m(h) + sigma^2)         combine="precision"
         var(h) = sum_m w_m v_m(h) / sum_m w_m = M / sum_m w_m - sigma^2
 
-    A generalised product of experts with exponents 1/M: where members agree, the result is that of each, and far from all data
-    it is the prior. The weights depend on the features alone, so by convexity of the square ``variance`` is an upper bound of
-    the squared error to expect of this mean, if the prior is right. ``combine="mean"`` has w_m = 1 instead, with the same
-    bound: members without data near a query then dilute it, but ``mean`` needs no variance. Members without rows take no part.
-    Gradients of the mean take the weights as constants.
+    A generalised product of experts with exponents 1/M: where members agree, the result is that of
+    each, and far from all data it is the prior. The weights depend on the features alone, so by
+    convexity of the square ``variance`` is an upper bound of the squared error to expect of this
+    mean, if the prior is right. ``combine="mean"`` has w_m = 1 instead, with the same
+    bound: members without data near a query then dilute it, but ``mean`` needs no variance. Members
+    without rows take no part. Gradients of the mean take the weights as constants.
 
-    Slots lie in stripes, dealt out in turn: batches of a FIFO buffer go to one member at a time, and each sees all times and
-    classes alike. A change costs what it costs the members it touches: with exact ones of N / M slots each, M times fewer
-    operations and M times less memory than one engine of N. With "precision", ``mean`` costs M variances, O(Q N^2 / M) there.
+    Slots lie in stripes, dealt out in turn: batches of a FIFO buffer go to one member at a time,
+    and each sees all times and
+    classes alike. A change costs what it costs the members it touches: with exact ones of N / M
+    slots each, M times fewer operations and M times less memory than one engine of N. With
+    "precision", ``mean`` costs M variances, O(Q N^2 / M) there.
 
-    If torch's default process group has W > 1 processes at construction, process r holds the members m with m mod W = r. Every
-    process must then make the same calls with the same arguments, and gets the same results, equal to those of one process up
-    to the order of sums. ``mean`` is one all-reduce of (Q, C + 1) float64, and one of (Q, D) in its backward pass; ``variance``
-    is one of (Q, 2); a change needs none. ``features``, ``targets``, ``explain``, ``expansion``, ``state_dict`` and loading
-    bring together the members of all processes, so a state can be loaded by any number of them. If a member raises an error in
-    a change, it does so on its own process alone, which ends the run.
+    If torch's default process group has W > 1 processes at construction, process r holds the
+    members m with m mod W = r. Every process must then make the same calls with the same arguments,
+    and gets the same results, equal to those of one process up to the order of sums. ``mean`` is
+    one all-reduce of (Q, C + 1) float64, and one of (Q, D) in its backward pass; ``variance`` is
+    one of (Q, 2); a change needs none. ``features``, ``targets``, ``explain``, ``expansion``,
+    ``state_dict`` and loading bring together the members of all processes, so a state can be loaded
+    by any number of them. If a member raises an error in a change, it does so on its own process
+    alone, which ends the run.
 
     Args:
         capacity: N, slots of all members together. n_features: D. n_classes: C.
-        make: returns a member of a given capacity: any engine of D features and C classes, all of one kernel, noise and dtype.
+        make: returns a member of a given capacity: any engine of D features and C classes, all of
+            one kernel, noise and dtype.
         members: M, at most N. combine: "precision" or "mean".
-        stripe: consecutive slots that belong to one member; made narrower, see ``stripe``, where a member would have none.
+        stripe: consecutive slots that belong to one member; made narrower, see ``stripe``, where a
+            member would have none.
     """
 
     layout: Tensor
@@ -59,19 +68,32 @@ class EnsembleGP(Engine):
         stripe = fitting_stripe(capacity, members, stripe)
         sizes = member_capacities(capacity, members, stripe)
         spread = spread_out()
-        numbers = range(dist.get_rank(), members, dist.get_world_size()) if spread else range(members)
+        numbers = (
+            range(dist.get_rank(), members, dist.get_world_size()) if spread else range(members)
+        )
         own = {str(number): make(sizes[number]) for number in numbers}
         first = next(iter(own.values())) if own else make(1)
         _check_members([first, *own.values()], n_features, n_classes)
-        super().__init__(capacity, n_features, n_classes, kernel=first.kernel, noise_std=first.noise_std, dtype=first.dtype)
+        super().__init__(
+            capacity,
+            n_features,
+            n_classes,
+            kernel=first.kernel,
+            noise_std=first.noise_std,
+            dtype=first.dtype,
+        )
         self.n_members, self.combine, self.stripe, self._spread = members, combine, stripe, spread
         self.members = nn.ModuleDict(own)
         self.register_buffer("layout", torch.tensor([capacity, members, stripe]))
-        self.register_buffer("occupied", torch.zeros(capacity, dtype=torch.bool, device=first.device), persistent=False)
+        self.register_buffer(
+            "occupied",
+            torch.zeros(capacity, dtype=torch.bool, device=first.device),
+            persistent=False,
+        )
         self.register_state_dict_post_hook(_add_other_members)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_drop_other_members)  # type: ignore[no-untyped-call]
 
-    # Queries --------------------------------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------
 
     @property
     def engines(self) -> list[Engine]:
@@ -91,10 +113,14 @@ class EnsembleGP(Engine):
     def _mean(self, queries: Tensor, offset: Tensor | None) -> Tensor:
         if self._spread and queries.requires_grad:
             queries = SumGradients.apply(queries)
-        sums = 0 * queries[:, :1].double().repeat(1, self.n_classes + 1)  # without own members, backward must run all the same
+        sums = 0 * queries[:, :1].double().repeat(
+            1, self.n_classes + 1
+        )  # without own members, backward must run all the same
         for _, engine in self._active():
             weights = self._weights(engine, queries.detach())
-            sums = sums + torch.cat([weights * engine._mean(queries, offset).double(), weights], dim=1)
+            sums = sums + torch.cat(
+                [weights * engine._mean(queries, offset).double(), weights], dim=1
+            )
         sums = self._total(sums)
         return sums[:, :-1] / sums[:, -1:]
 
@@ -124,8 +150,13 @@ class EnsembleGP(Engine):
             )
         parts = {number: engine._expansion(offset) for number, engine in self._active()}
         if self._spread:
-            parts = _gathered({number: Expansion(*(x.cpu() for x in part)) for number, part in parts.items()})
-        points, weights = (torch.cat([parts[number][i] for number in sorted(parts)]).to(self.device) for i in range(2))
+            parts = _gathered(
+                {number: Expansion(*(x.cpu() for x in part)) for number, part in parts.items()}
+            )
+        points, weights = (
+            torch.cat([parts[number][i] for number in sorted(parts)]).to(self.device)
+            for i in range(2)
+        )
         return Expansion(points, weights / len(parts))
 
     @torch.no_grad()
@@ -136,15 +167,25 @@ class EnsembleGP(Engine):
         return self._precision(engine._variance(queries).clamp_min(0).double()).unsqueeze(1)
 
     def _precision(self, variance: Tensor) -> Tensor:
-        return torch.ones_like(variance) if self.combine == "mean" else (variance + self.noise_std**2).reciprocal()
+        return (
+            torch.ones_like(variance)
+            if self.combine == "mean"
+            else (variance + self.noise_std**2).reciprocal()
+        )
 
     def _own(self) -> Iterator[tuple[int, Engine]]:
         """The members of this process with their numbers."""
         return zip(map(int, self.members), self.engines, strict=True)
 
     def _active(self) -> list[tuple[int, Engine]]:
-        """Members of this process that hold rows; the first of all, whose mean and variance are the prior's, if none does."""
-        return [(number, engine) for number, engine in self._own() if (len(engine) if len(self) else number == 0)]
+        """Members of this process that hold rows; the first of all, whose mean and variance are the
+        prior's, if none does.
+        """
+        return [
+            (number, engine)
+            for number, engine in self._own()
+            if (len(engine) if len(self) else number == 0)
+        ]
 
     def _slots_of(self, number: int) -> Tensor:
         """The ensemble's slots (n,) of a member of this process, in its own order."""
@@ -162,7 +203,7 @@ class EnsembleGP(Engine):
             rows[self._slots_of(number)] = getattr(engine, name).view(-1, width).to(rows)
         return self._total(rows)
 
-    # Changes --------------------------------------------------------------------------------------------------------
+    # Changes --------------------------------------------------------------------------------------
 
     def reanchor(self, kernel: Kernel, noise_std: float) -> None:
         for engine in self.engines:
@@ -179,7 +220,11 @@ class EnsembleGP(Engine):
             if number in positions:
                 part = torch.tensor(positions[number])
                 there = part.to(self.device, non_blocking=True)
-                rows = (None, None) if features is None or targets is None else (features[there], targets[there])
+                rows = (
+                    (None, None)
+                    if features is None or targets is None
+                    else (features[there], targets[there])
+                )
                 changes.append((engine, local[part], *rows))
         change_together(changes)
         self.occupied[slots.to(self.device, non_blocking=True)] = features is not None
@@ -193,13 +238,15 @@ class EnsembleGP(Engine):
             if (engine.kernel, engine.noise_std) != (self.kernel, self.noise_std):
                 engine.reanchor(self.kernel, self.noise_std)
 
-    # Saving and loading ---------------------------------------------------------------------------------------------
+    # Saving and loading ---------------------------------------------------------------------------
 
     def _check_saved(self, state: dict[str, Any], prefix: str) -> None:
         layout = state.get(prefix + "layout")
         if layout is not None and layout.tolist() != self.layout.tolist():
             saved, ours = layout.tolist(), self.layout.tolist()
-            raise ValueError(f"saved is an ensemble of (capacity, members, stripe) {tuple(saved)}; this one has {tuple(ours)}.")
+            raise ValueError(
+                f"saved is an ensemble of (capacity, members, stripe) {tuple(saved)}; this one has {tuple(ours)}."
+            )
         for number, engine in self._own():  # of all, before the first is loaded
             engine._check_saved(state, f"{prefix}members.{number}.")
 
@@ -211,42 +258,70 @@ class EnsembleGP(Engine):
         return f"{super().extra_repr()}, members={self.n_members}, combine={self.combine!r}, stripe={self.stripe}"
 
 
-def _add_other_members(ensemble: EnsembleGP, state: dict[str, Any], prefix: str, *_: object) -> None:
+def _add_other_members(
+    ensemble: EnsembleGP, state: dict[str, Any], prefix: str, *_: object
+) -> None:
     """Complete a state with the members of the other processes."""
     if ensemble._spread:
-        own = {key: value.detach().cpu() for key, value in state.items() if key.startswith(f"{prefix}members.")}
-        state.update({key: value.to(ensemble.device) for key, value in _gathered(own).items() if key not in own})
+        own = {
+            key: value.detach().cpu()
+            for key, value in state.items()
+            if key.startswith(f"{prefix}members.")
+        }
+        state.update(
+            {
+                key: value.to(ensemble.device)
+                for key, value in _gathered(own).items()
+                if key not in own
+            }
+        )
 
 
-def _drop_other_members(ensemble: EnsembleGP, state: dict[str, Any], prefix: str, *_: object) -> None:
+def _drop_other_members(
+    ensemble: EnsembleGP, state: dict[str, Any], prefix: str, *_: object
+) -> None:
     """Leave in a state the members of this process."""
-    others = tuple(f"{prefix}members.{number}." for number in range(ensemble.n_members) if str(number) not in ensemble.members)
+    others = tuple(
+        f"{prefix}members.{number}."
+        for number in range(ensemble.n_members)
+        if str(number) not in ensemble.members
+    )
     for key in [key for key in state if key.startswith(others)]:
         del state[key]
 
 
-# Members and their slots ----------------------------------------------------------------------------------------------
+# Members and their slots --------------------------------------------------------------------------
 
 
 def member_slots(slots: Tensor, members: int, stripe: int) -> tuple[Tensor, Tensor]:
-    """Return which member holds each slot (B,), and which slot there: stripe q = s // stripe belongs to member q % members."""
+    """Return which member holds each slot (B,), and which slot there: stripe q = s // stripe
+    belongs to member q % members.
+    """
     stripes = slots // stripe
     return stripes % members, stripes // members * stripe + slots % stripe
 
 
 def member_capacities(capacity: int, members: int, stripe: int) -> list[int]:
-    """Return the number of slots of each member; they sum to ``capacity`` and differ by at most one stripe."""
+    """Return the number of slots of each member; they sum to ``capacity`` and differ by at most one
+    stripe.
+    """
     rounds, rest = divmod(capacity, members * stripe)
-    return [rounds * stripe + min(max(rest - member * stripe, 0), stripe) for member in range(members)]
+    return [
+        rounds * stripe + min(max(rest - member * stripe, 0), stripe) for member in range(members)
+    ]
 
 
 def fitting_stripe(capacity: int, members: int, stripe: int) -> int:
-    """Return the stripe, or an equal share of the slots where that is narrower, so that every member has slots."""
+    """Return the stripe, or an equal share of the slots where that is narrower, so that every
+    member has slots.
+    """
     for name, value in (("capacity", capacity), ("members", members), ("stripe", stripe)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be an integer of at least 1; got {value!r}.")
     if capacity < members:
-        raise ValueError(f"members must be at most capacity, a slot each; got {members} members for {capacity} slots.")
+        raise ValueError(
+            f"members must be at most capacity, a slot each; got {members} members for {capacity} slots."
+        )
     return min(stripe, capacity // members)
 
 
@@ -255,22 +330,40 @@ def _check_members(made: list[Engine], n_features: int, n_classes: int) -> None:
     first = made[0]
     for engine in made:
         if not isinstance(engine, Engine):
-            raise TypeError(f"make must return an Engine, such as ExactGP; got {type(engine).__name__}.")
+            raise TypeError(
+                f"make must return an Engine, such as ExactGP; got {type(engine).__name__}."
+            )
         if (engine.n_features, engine.n_classes) != (n_features, n_classes):
             raise ValueError(
                 f"make must return engines of {n_features} features and {n_classes} classes; got {engine.n_features} and "
                 f"{engine.n_classes}."
             )
-        if (engine.kernel, engine.noise_std, engine.dtype) != (first.kernel, first.noise_std, first.dtype):
-            raise ValueError("make must return engines of one kernel, noise_std and dtype; they differ from call to call.")
+        if (engine.kernel, engine.noise_std, engine.dtype) != (
+            first.kernel,
+            first.noise_std,
+            first.dtype,
+        ):
+            raise ValueError(
+                "make must return engines of one kernel, noise_std and dtype; they differ from call to call."
+            )
 
 
 def change_together(changes: Iterable[tuple[Engine, Tensor, Tensor | None, Tensor | None]]) -> None:
-    """Give new features and targets, or none, to slots on the CPU of several engines; put back all if one raises an error."""
+    """Give new features and targets, or none, to slots on the CPU of several engines; put back all
+    if one raises an error.
+    """
     before: list[tuple[Engine, Tensor, Tensor, Tensor, set[int]]] = []
     for engine, slots, features, targets in changes:
         there = slots.to(engine.device, non_blocking=True)
-        before.append((engine, slots, engine.features[there], engine.targets[there], engine._held.intersection(slots.tolist())))
+        before.append(
+            (
+                engine,
+                slots,
+                engine.features[there],
+                engine.targets[there],
+                engine._held.intersection(slots.tolist()),
+            )
+        )
         try:
             if features is None or targets is None:
                 engine.remove(slots)
@@ -282,19 +375,32 @@ def change_together(changes: Iterable[tuple[Engine, Tensor, Tensor | None, Tenso
             raise
 
 
-def _put_back(engine: Engine, slots: Tensor, features: Tensor, targets: Tensor, occupied: set[int]) -> None:
-    """Give an engine its old rows again, and empty those of the slots that were not occupied; landmarks may be chosen anew."""
+def _put_back(
+    engine: Engine, slots: Tensor, features: Tensor, targets: Tensor, occupied: set[int]
+) -> None:
+    """Give an engine its old rows again, and empty those of the slots that were not occupied;
+    landmarks may be chosen anew.
+    """
     engine._recount()  # the engine that raised the error may have written rows before that
     now = engine._held.intersection(slots.tolist())
-    if now == occupied and torch.equal(engine.features[slots], features) and torch.equal(engine.targets[slots], targets):
+    if (
+        now == occupied
+        and torch.equal(engine.features[slots], features)
+        and torch.equal(engine.targets[slots], targets)
+    ):
         return
-    engine.remove(torch.tensor(sorted(now), dtype=torch.int64))  # all of them: with some new rows, K may be singular
-    at = torch.tensor([position for position, slot in enumerate(slots.tolist()) if slot in occupied], dtype=torch.int64)
+    engine.remove(
+        torch.tensor(sorted(now), dtype=torch.int64)
+    )  # all of them: with some new rows, K may be singular
+    at = torch.tensor(
+        [position for position, slot in enumerate(slots.tolist()) if slot in occupied],
+        dtype=torch.int64,
+    )
     if len(at):
         engine.put(slots[at], features[at], targets[at])
 
 
-# Processes that train together ----------------------------------------------------------------------------------------
+# Processes that train together --------------------------------------------------------------------
 
 
 def spread_out() -> bool:
@@ -303,7 +409,9 @@ def spread_out() -> bool:
 
 
 class Sum(torch.autograd.Function):
-    """The sum over processes; the loss is the same on all, so the gradient of each term is that of the sum."""
+    """The sum over processes; the loss is the same on all, so the gradient of each term is that of
+    the sum.
+    """
 
     @staticmethod
     def forward(ctx: Any, term: Tensor) -> Tensor:  # noqa: ARG004
@@ -317,7 +425,9 @@ class Sum(torch.autograd.Function):
 
 
 class SumGradients(torch.autograd.Function):
-    """The identity, whose gradient is summed over processes, each of which computes the part of its own members."""
+    """The identity, whose gradient is summed over processes, each of which computes the part of its
+    own members.
+    """
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004

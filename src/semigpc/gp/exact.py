@@ -16,7 +16,9 @@ from semigpc.gp.tiles import DelayedInverse, rounding_floor
 logger = logging.getLogger(__name__)
 
 CHUNK = 256  # rows replaced, or queries answered, at a time: bounds the memory of one call
-REBUILD_SHARE = 0.25  # of the rows: where as many are replaced at once, a Cholesky inverse takes fewer operations than updates
+# of the rows: where as many are replaced at once, a Cholesky inverse takes fewer operations than
+# updates
+REBUILD_SHARE = 0.25
 PROBES = 4  # rows whose residual is computed ...
 PROBE_EVERY = 64  # ... every so many steps; that costs about a fifth of an update
 REBUILD_ABOVE = 1e-4  # residual of the mean at which P is rebuilt; 1e-11 is usual
@@ -33,15 +35,23 @@ class Fit(NamedTuple):
 
 
 def exact_fits(rows: int, device: torch.device | str | None = None, *, matrices: int = 1) -> Fit:
-    """Return whether the exact engine suits so many rows, by memory and by the time of a step, and why or why not.
+    """Return whether the exact engine suits so many rows, by memory and by the time of a step, and
+    why or why not.
 
-    All of a device's memory counts, not what is free, so that a resumed run decides alike. ``matrices`` is 2 where something
-    as large as the inverse of K is stored beside it.
+    All of a device's memory counts, not what is free, so that a resumed run decides alike.
+    ``matrices`` is 2 where something as large as the inverse of K is stored beside it.
     """
     if rows > EXACT_ROWS:
         return Fit(False, f"{rows} rows are more than {EXACT_ROWS}")
-    needed, memory = 4 * rows**2 * matrices, _memory(device)  # half of a symmetric matrix in float64
-    what = f"the inverse of K for {rows} rows takes" if matrices == 1 else f"{matrices} matrices for {rows} rows take"
+    needed, memory = (
+        4 * rows**2 * matrices,
+        _memory(device),
+    )  # half of a symmetric matrix in float64
+    what = (
+        f"the inverse of K for {rows} rows takes"
+        if matrices == 1
+        else f"{matrices} matrices for {rows} rows take"
+    )
     reason = f"{what} {needed / 2**20:.0f} MiB of {memory / 2**20:.0f}"
     return Fit(needed <= memory_budget(device), reason)
 
@@ -55,11 +65,17 @@ def _memory(device: torch.device | str | None) -> int:
     """Bytes of the machine's memory, or of the GPU's."""
     if device is not None and torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
+    return (
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if hasattr(os, "sysconf")
+        else 2**33
+    )
 
 
 class LeftOut(NamedTuple):
-    """Each of n slots predicted without itself: mean (n, C), mean (n,) of a target of ones, and variance (n,)."""
+    """Each of n slots predicted without itself: mean (n, C), mean (n,) of a target of ones, and
+    variance (n,).
+    """
 
     mean: Tensor
     ones: Tensor
@@ -72,8 +88,10 @@ class Health:
 
     Args:
         steps: calls that changed the buffer.
-        rebuilds: times P was rebuilt because an update failed or the residual had grown. Should stay 0.
-        mean_residual: max |K[I] alpha - y[I]| over the rows I probed last: also the error of the mean near the data.
+        rebuilds: times P was rebuilt because an update failed or the residual had grown. Should
+            stay 0.
+        mean_residual: max |K[I] alpha - y[I]| over the rows I probed last: also the error of the
+            mean near the data.
     """
 
     steps: int = 0
@@ -82,24 +100,29 @@ class Health:
 
 
 class ExactGP(Engine):
-    """Exact GP posterior over ``capacity`` slots, kept up to date as slots are overwritten (section 3 of the paper).
+    """Exact GP posterior over ``capacity`` slots, kept up to date as slots are overwritten (section
+    3 of the paper).
 
         mu(h)  = k(h, h_Q) alpha             alpha = K^-1 y_Q        K = k(h_Q, h_Q) + sigma^2 I
         var(h) = k(h, h) - k(h, h_Q) K^-1 k(h_Q, h)
 
-    ``replace`` moves P = K^-1 by a rank-2B change in one pass over P, O(B N^2 + B^2 N + B^3), and updates alpha in O(N B C),
-    so that ``mean`` never touches P: O(M N (D + C)). ``variance`` costs O(M N (D + N)). An empty slot is a point unrelated to
-    every other (zero cross-kernel, unit diagonal), so growing, replacing and removing are one formula, and an empty engine
-    predicts 0. Where a quarter of the rows or more is replaced at once, K is inverted by Cholesky instead, O(N^3), in the
-    memory of P.
+    ``replace`` moves P = K^-1 by a rank-2B change in one pass over P, O(B N^2 + B^2 N + B^3), and
+    updates alpha in O(N B C),
+    so that ``mean`` never touches P: O(M N (D + C)). ``variance`` costs O(M N (D + N)). An empty
+    slot is a point unrelated to every other (zero cross-kernel, unit diagonal), so growing,
+    replacing and removing are one formula, and an empty engine predicts 0. Where a quarter of the
+    rows or more is replaced at once, K is inverted by Cholesky instead, O(N^3), in the memory of P.
 
-    All of it is float64. That costs at most twice the time of float32 where float32 works, and there is no condition number at
-    which it begins to fail or needs repair: updates leave residuals of 1e-11, also where classes have collapsed onto a point. A
-    few residuals are computed now and then all the same, and P is rebuilt if they have grown (``health``). P is stored as the
+    All of it is float64. That costs at most twice the time of float32 where float32 works, and
+    there is no condition number at
+    which it begins to fail or needs repair: updates leave residuals of 1e-11, also where classes
+    have collapsed onto a point. A few residuals are computed now and then all the same, and P is
+    rebuilt if they have grown (``health``). P is stored as the
     tiles of its lower triangle: 4 N^2 bytes.
 
-    ``state_dict`` holds features, targets and the number of steps; P is rebuilt on load. ``rebuild`` is a deterministic
-    function of that state, so a run that calls it as it saves continues bit for bit like one that resumes from the file.
+    ``state_dict`` holds features, targets and the number of steps; P is rebuilt on load.
+    ``rebuild`` is a deterministic function of that state, so a run that calls it as it saves
+    continues bit for bit like one that resumes from the file.
     """
 
     feature_columns: Tensor
@@ -132,9 +155,11 @@ class ExactGP(Engine):
         self.register_buffer("occupied", torch.zeros(capacity, dtype=torch.bool, device=device))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         # (C + 1, n): alpha^T, and beta = K^-1 1 in the last row.
-        self.register_buffer("solution", zeros(n_classes + 1, self.inverse.base.full_size), persistent=False)
+        self.register_buffer(
+            "solution", zeros(n_classes + 1, self.inverse.base.full_size), persistent=False
+        )
 
-    # Queries --------------------------------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------
 
     @property
     def features(self) -> Tensor:  # type: ignore[override]
@@ -149,17 +174,25 @@ class ExactGP(Engine):
     def _mean(self, queries: Tensor, offset: Tensor | None) -> Tensor:
         weights = self._weights(offset)
         if queries.requires_grad and torch.is_grad_enabled():
-            weights = weights.clone()  # backward must find them as they are now, whatever is replaced meanwhile
+            weights = (
+                weights.clone()
+            )  # backward must find them as they are now, whatever is replaced meanwhile
         return torch.cat([self._cross(chunk) @ weights.mT for chunk in queries.split(CHUNK)])
 
     def _expansion(self, offset: Tensor | None) -> Expansion:
         slots = self.occupied.nonzero().squeeze(1)
-        return Expansion(self.features[slots].contiguous(), self._weights(offset)[:, slots].mT.contiguous())
+        return Expansion(
+            self.features[slots].contiguous(), self._weights(offset)[:, slots].mT.contiguous()
+        )
 
     def _weights(self, offset: Tensor | None) -> Tensor:
         """K^-1 (y_Q - 1 offset^T), (C, width)."""
         alpha = self.solution[: self.n_classes, : self._width]
-        return alpha if offset is None else alpha - offset.unsqueeze(1) * self.solution[self.n_classes, : self._width]
+        return (
+            alpha
+            if offset is None
+            else alpha - offset.unsqueeze(1) * self.solution[self.n_classes, : self._width]
+        )
 
     def _variance(self, queries: Tensor) -> Tensor:
         rows = (self._padded(self._cross(chunk)) for chunk in queries.split(CHUNK))
@@ -173,36 +206,48 @@ class ExactGP(Engine):
 
     @torch.no_grad()
     def label_weights(self, queries: Tensor) -> Tensor:
-        """Return w = k(h, h_Q) K^-1, (M, N): the mean is w @ y_Q, so w is the weight of each stored LABEL. O(M N (D + N)).
+        """Return w = k(h, h_Q) K^-1, (M, N): the mean is w @ y_Q, so w is the weight of each stored
+        LABEL. O(M N (D + N)).
 
         Args:
             queries: (M, D).
         """
         weights = queries.new_zeros(len(queries), self.capacity)
-        for rows, chunk in zip(weights.split(CHUNK), self._checked_queries(queries).split(CHUNK), strict=True):
-            rows[:, : self._width] = self.inverse.multiply(self._padded(self._cross(chunk)))[:, : self._width]
+        for rows, chunk in zip(
+            weights.split(CHUNK), self._checked_queries(queries).split(CHUNK), strict=True
+        ):
+            rows[:, : self._width] = self.inverse.multiply(self._padded(self._cross(chunk)))[
+                :, : self._width
+            ]
         return weights
 
     @torch.no_grad()
     def leave_out(self, slots: Tensor) -> Tensor:
-        """Return the mean at slots I from the buffer WITHOUT them: y_I - P[I, I]^-1 alpha_I, (I, C). O(I N + I^3).
+        """Return the mean at slots I from the buffer WITHOUT them: y_I - P[I, I]^-1 alpha_I, (I,
+        C). O(I N + I^3).
 
         Args:
             slots: (I,) occupied slots, left out together.
         """
         slots = self._checked_slots(slots, occupied=True).to(self.device)
         alpha = self.solution[: self.n_classes, slots].mT
-        left_out: Tensor = self.targets[slots] - torch.linalg.solve(self.inverse.rows(slots)[:, slots], alpha)
+        left_out: Tensor = self.targets[slots] - torch.linalg.solve(
+            self.inverse.rows(slots)[:, slots], alpha
+        )
         return left_out
 
     @torch.no_grad()
     def leave_one_out(self) -> LeftOut:
-        """Return every occupied slot left out alone: y_i - alpha_i / P_ii, variance 1 / P_ii - sigma^2. O(N^2 + N C).
+        """Return every occupied slot left out alone: y_i - alpha_i / P_ii, variance 1 / P_ii -
+        sigma^2. O(N^2 + N C).
 
-        ``ones`` is the mean that targets of 1 would have: ``mean - ones * offset`` is that of targets less an offset.
+        ``ones`` is the mean that targets of 1 would have: ``mean - ones * offset`` is that of
+        targets less an offset.
         """
         slots = self.occupied.nonzero().squeeze(1)
-        rows = [self.inverse.rows(chunk).gather(1, chunk.unsqueeze(1)) for chunk in slots.split(CHUNK)]
+        rows = [
+            self.inverse.rows(chunk).gather(1, chunk.unsqueeze(1)) for chunk in slots.split(CHUNK)
+        ]
         diagonal = torch.cat(rows) if rows else self.targets.new_zeros(0, 1)
         return self._left_out(slots, self.solution[:, slots].mT / diagonal, 1 / diagonal.squeeze(1))
 
@@ -211,17 +256,24 @@ class ExactGP(Engine):
         """Return slots (m,) that are all left out together: y_F - P_FF^-1 alpha_F. O(m^3 + m N)."""
         factor = torch.linalg.cholesky(self.inverse.rows(slots)[:, slots])
         spread = torch.cholesky_inverse(factor).diagonal()
-        return self._left_out(slots, torch.cholesky_solve(self.solution[:, slots].mT, factor), spread)
+        return self._left_out(
+            slots, torch.cholesky_solve(self.solution[:, slots].mT, factor), spread
+        )
 
     def _left_out(self, slots: Tensor, residuals: Tensor, spread: Tensor) -> LeftOut:
-        """Return the targets of slots (n,) less residuals (n, C + 1), and the variance, spread (n,) less the noise."""
-        means = torch.cat([self.targets[slots], torch.ones_like(residuals[:, :1])], dim=1) - residuals
+        """Return the targets of slots (n,) less residuals (n, C + 1), and the variance, spread (n,)
+        less the noise.
+        """
+        means = (
+            torch.cat([self.targets[slots], torch.ones_like(residuals[:, :1])], dim=1) - residuals
+        )
         variance = (spread - self.noise_std**2).clamp_min(0)
         return LeftOut(means[:, : self.n_classes], means[:, self.n_classes], variance)
 
     @torch.no_grad()
     def covariance(self, queries: Tensor, others: Tensor) -> Tensor:
-        """Return k(h, h') - k(h, h_Q) K^-1 k(h_Q, h'), (M, M'), of the functions' values. O(M' N^2 + M N M').
+        """Return k(h, h') - k(h, h_Q) K^-1 k(h_Q, h'), (M, M'), of the functions' values. O(M' N^2
+        + M N M').
 
         Args:
             queries: (M, D). others: (M', D), the fewer of the two.
@@ -240,7 +292,9 @@ class ExactGP(Engine):
         """k(h, h_Q), (M, width), 0 at empty slots."""
         stored = self.features[: self._width]
         if queries.requires_grad and torch.is_grad_enabled():
-            stored = stored.clone()  # backward must find it as it is now, whatever is replaced meanwhile
+            stored = (
+                stored.clone()
+            )  # backward must find it as it is now, whatever is replaced meanwhile
         k = self.kernel(queries, stored, self.square_norms[: self._width])
         return k if len(self) == self._width else k * self.occupied[: self._width].to(k.dtype)
 
@@ -249,10 +303,12 @@ class ExactGP(Engine):
         missing = self.inverse.size - rows.shape[1]
         return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
 
-    # Changes --------------------------------------------------------------------------------------------------------
+    # Changes --------------------------------------------------------------------------------------
 
     def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Update P, or invert K where that is cheaper; where K cannot be inverted, put the old rows back and raise an error."""
+        """Update P, or invert K where that is cheaper; where K cannot be inverted, put the old rows
+        back and raise an error.
+        """
         if self.inverse.size < self.capacity:
             self.inverse.base.grow(int(slots.max()) + 1)
         slots = slots.to(self.device, non_blocking=True)
@@ -260,7 +316,9 @@ class ExactGP(Engine):
         occupied = None if len(self) == self.capacity else self.occupied[slots]
         try:
             if not self.kernel.positive_definite or len(slots) >= REBUILD_SHARE * self.inverse.size:
-                self._store(slots, features, targets)  # updates of an indefinite K could pass through a singular one
+                self._store(
+                    slots, features, targets
+                )  # updates of an indefinite K could pass through a singular one
                 self._invert()
             else:
                 self._update_all(slots, features, targets)
@@ -278,7 +336,11 @@ class ExactGP(Engine):
         try:
             for start in range(0, len(slots), CHUNK):
                 part = slice(start, start + CHUNK)
-                rows = (None, None) if features is None or targets is None else (features[part], targets[part])
+                rows = (
+                    (None, None)
+                    if features is None or targets is None
+                    else (features[part], targets[part])
+                )
                 self._update(slots[part], *rows)
         except NotPositiveDefiniteError:
             logger.info("step %d: an update fails its check, rebuilding P", self.health.steps)
@@ -287,10 +349,11 @@ class ExactGP(Engine):
             self.health.rebuilds += 1
 
     def _update(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Overwrite rows and columns ``slots`` of K, and update P and alpha. O(B n^2 + B^2 n + B^3), one pass over P.
+        """Overwrite rows and columns ``slots`` of K, and update P and alpha. O(B n^2 + B^2 n +
+        B^3), one pass over P.
 
-        First the slots are forgotten, then the new ones appended, which is the paper's block rule (section 3.3) without moving
-        any row. In the textbook's column form, S the slots:
+        First the slots are forgotten, then the new ones appended, which is the paper's block rule
+        (section 3.3) without moving any row. In the textbook's column form, S the slots:
 
             G  = P[:, S]                          M  = G[S]
             W  = P C                              the one pass over P
@@ -301,8 +364,8 @@ class ExactGP(Engine):
             a  = alpha - G M^-1 alpha[S], rows S set to 0
             alpha = a - Vh Sg^-1 (y - C^T a)
 
-        Raises NotPositiveDefiniteError, with P and alpha as they were, when M or Sg has no Cholesky factor, or Sg is lost in
-        rounding. One synchronisation with the device, to learn this.
+        Raises NotPositiveDefiniteError, with P and alpha as they were, when M or Sg has no Cholesky
+        factor, or Sg is lost in rounding. One synchronisation with the device, to learn this.
         """
         B, n = len(slots), self.inverse.size
         self._store(slots, features, targets)
@@ -330,7 +393,9 @@ class ExactGP(Engine):
         kept.index_fill_(1, slots, 0)
         V.scatter_(1, slots.unsqueeze(1), -1)  # V is Vh from here on
         u_append = solve_triangular(append, V, upper=False)
-        rest = solve_triangular(append, torch.addmm(y, a, C.mT, alpha=-1).mT, upper=False)  # (B, C + 1)
+        rest = solve_triangular(
+            append, torch.addmm(y, a, C.mT, alpha=-1).mT, upper=False
+        )  # (B, C + 1)
         torch.addmm(a, rest.mT, u_append, alpha=-1, out=self.solution[:, :n])
         self.inverse.add(u_forget, u_append)
 
@@ -344,14 +409,22 @@ class ExactGP(Engine):
     def _probe(self) -> None:
         """Compute the residual of a few rows of K, others each time; rebuild P if it has grown."""
         step = self.health.steps // PROBE_EVERY
-        rows = (torch.arange(PROBES, device=self.device) * (self._width // PROBES) + step) % self._width
+        rows = (
+            torch.arange(PROBES, device=self.device) * (self._width // PROBES) + step
+        ) % self._width
         rows = rows[self.occupied[rows]]
         K = self._cross(self.features[rows])
-        K[torch.arange(len(rows), device=self.device), rows] = self.kernel.diagonal(self.features[rows]) + self.noise_std**2
+        K[torch.arange(len(rows), device=self.device), rows] = (
+            self.kernel.diagonal(self.features[rows]) + self.noise_std**2
+        )
         residual = K @ self._weights(None).mT - self.targets[rows]
         self.health.mean_residual = float(residual.abs().max()) if len(rows) else 0.0
         if not self.health.mean_residual <= REBUILD_ABOVE:
-            logger.info("step %d: the residual is %.1e, rebuilding P", self.health.steps, self.health.mean_residual)
+            logger.info(
+                "step %d: the residual is %.1e, rebuilding P",
+                self.health.steps,
+                self.health.mean_residual,
+            )
             self._invert()
             self.health.rebuilds += 1
 
@@ -362,7 +435,9 @@ class ExactGP(Engine):
             raise self._not_invertible() from error
 
     def _invert(self) -> None:
-        """Compute P and alpha from the stored rows by a Cholesky inverse, or one with pivoting where K may be indefinite."""
+        """Compute P and alpha from the stored rows by a Cholesky inverse, or one with pivoting
+        where K may be indefinite.
+        """
         self.inverse.reset()
         self.solution.zero_()
         self.square_norms.copy_(square_norms(self.features))  # the same bits as after loading
@@ -380,19 +455,30 @@ class ExactGP(Engine):
         self.solution[:, : self.inverse.size] = self.inverse.multiply(y)
 
     def _block(self, rows: slice, columns: slice) -> Tensor:
-        """Entries of K between slots: noise on the diagonal, the identity at empty ones and beyond the last."""
+        """Entries of K between slots: noise on the diagonal, the identity at empty ones and beyond
+        the last.
+        """
         x1, x2 = self.features[rows], self.features[columns]
         held = self.occupied[rows, None] & self.occupied[columns]
-        K = torch.zeros(rows.stop - rows.start, columns.stop - columns.start, dtype=self.dtype, device=self.device)
+        K = torch.zeros(
+            rows.stop - rows.start,
+            columns.stop - columns.start,
+            dtype=self.dtype,
+            device=self.device,
+        )
         K[: len(x1), : len(x2)] = self.kernel(x1, x2) * held
         if rows == columns:
             K.diagonal().fill_(1)
-            own = torch.where(self.occupied[rows], self.kernel.diagonal(x1) + self.noise_std**2, 1.0)
+            own = torch.where(
+                self.occupied[rows], self.kernel.diagonal(x1) + self.noise_std**2, 1.0
+            )
             K.diagonal()[: len(x1)] = own
         return K
 
     def _invert_indefinite(self, slots: Tensor) -> None:
-        """Compute a dense inverse of K at the occupied slots (S,), with pivoting. O(S^3), and memory for two such matrices."""
+        """Compute a dense inverse of K at the occupied slots (S,), with pivoting. O(S^3), and
+        memory for two such matrices.
+        """
         features = self.features[slots]
         K = self.kernel(features, features)
         K.diagonal().copy_(self.kernel.diagonal(features) + self.noise_std**2)

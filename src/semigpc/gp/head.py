@@ -1,4 +1,6 @@
-"""A mean as a module of plain tensors, to be answered elsewhere: no engine, no inverse, nothing that changes."""
+"""A mean as a module of plain tensors, to be answered elsewhere: no engine, no inverse, nothing
+that changes.
+"""
 
 import math
 
@@ -11,10 +13,12 @@ from semigpc.gp.kernels import Clipped, Kernel, Laplace, squared_distances
 
 
 class KernelHead(nn.Module):
-    """z(h) = scales * (k(h, points) @ weights), the mean of an engine as it stood when its expansion was taken.
+    """z(h) = scales * (k(h, points) @ weights), the mean of an engine as it stood when its
+    expansion was taken.
 
-    All of it is float64, whatever the queries are: weights grow like 1 / sigma^2 and cancel each other, so that a product of
-    float32 kernel values loses the digits that decide. O(M P (D + C)); on a CPU a small part of what a network costs.
+    All of it is float64, whatever the queries are: weights grow like 1 / sigma^2 and cancel each
+    other, so that a product of float32 kernel values loses the digits that decide. O(M P (D + C));
+    on a CPU a small part of what a network costs.
 
     Args:
         kernel: k.
@@ -27,7 +31,14 @@ class KernelHead(nn.Module):
     weights: Tensor
     scales: Tensor
 
-    def __init__(self, kernel: Kernel, expansion: Expansion, *, scales: Tensor | None = None, unit: bool = False) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        expansion: Expansion,
+        *,
+        scales: Tensor | None = None,
+        unit: bool = False,
+    ) -> None:
         super().__init__()
         points, weights = expansion.points.detach(), expansion.weights.detach().double()
         if points.ndim != 2 or weights.ndim != 2 or len(points) != len(weights):
@@ -36,16 +47,23 @@ class KernelHead(nn.Module):
                 f"got {tuple(points.shape)} and {tuple(weights.shape)}."
             )
         if scales is not None and scales.shape != weights.shape[1:]:
-            raise ValueError(f"scales must have shape ({weights.shape[1]},), one a class; got {tuple(scales.shape)}.")
+            raise ValueError(
+                f"scales must have shape ({weights.shape[1]},), one a class; got {tuple(scales.shape)}."
+            )
         self.kernel, self.unit = kernel, unit
         self.register_buffer("points", points.clone())
         self.register_buffer("weights", weights.clone())
-        self.register_buffer("scales", weights.new_ones(weights.shape[1]) if scales is None else scales.detach().to(weights))
+        self.register_buffer(
+            "scales",
+            weights.new_ones(weights.shape[1]) if scales is None else scales.detach().to(weights),
+        )
 
     def forward(self, queries: Tensor) -> Tensor:
         """z, (M, C) float64, for queries (M, D) of any floating dtype."""
         queries = F.normalize(queries, dim=1) if self.unit else queries
-        return (kernel_values(self.kernel, queries.double(), self.points.double()) @ self.weights) * self.scales
+        return (
+            kernel_values(self.kernel, queries.double(), self.points.double()) @ self.weights
+        ) * self.scales
 
     def extra_repr(self) -> str:
         return f"kernel={self.kernel}, points={len(self.points)}, n_classes={self.weights.shape[1]}, unit={self.unit}"
@@ -54,8 +72,8 @@ class KernelHead(nn.Module):
 def kernel_values(kernel: Kernel, queries: Tensor, points: Tensor) -> Tensor:
     """k(queries, points), (M, P), by operations that other runtimes know too; both float64.
 
-    They know no ``cdist``. Distances for Laplace come from a matrix product instead: in float64 the root turns a rounding error
-    of 1e-16 into one of 1e-8, which is no matter.
+    They know no ``cdist``. Distances for Laplace come from a matrix product instead: in float64 the
+    root turns a rounding error of 1e-16 into one of 1e-8, which is no matter.
     """
     if isinstance(kernel, Clipped):
         return F.threshold(kernel_values(kernel.kernel, queries, points), kernel.threshold, 0.0)

@@ -1,8 +1,9 @@
 """Kernels: how alike two features are.
 
-A kernel is a frozen object called as ``kernel(x1, x2)``: (N, D), (M, D) -> (N, M), with a ``diagonal`` for k(x, x), which is
-set exactly rather than computed through a distance. Who asks again and again about the same x2 may keep its squared norms and
-pass them. To add a kernel, write it here and list it in ``KERNELS``.
+A kernel is a frozen object called as ``kernel(x1, x2)``: (N, D), (M, D) -> (N, M), with a
+``diagonal`` for k(x, x), which is set exactly rather than computed through a distance. Who asks
+again and again about the same x2 may keep its squared norms and pass them. To add a kernel, write
+it here and list it in ``KERNELS``.
 """
 
 import math
@@ -22,7 +23,9 @@ class Kernel(Protocol):
         """Whether ``k(x, x) + noise`` is positive definite for any points and any positive noise."""
 
     def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
-        """Kernel values (N, M) between x1 (N, D) and x2 (M, D), whose squared norms (M,) may be given."""
+        """Kernel values (N, M) between x1 (N, D) and x2 (M, D), whose squared norms (M,) may be
+        given.
+        """
 
     def diagonal(self, x: Tensor) -> Tensor:
         """Values (N,) of k(x, x) for x (N, D)."""
@@ -37,7 +40,8 @@ def square_norms(x: Tensor) -> Tensor:
 def squared_distances(x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
     """|a - b|^2 for every pair, (N, M), by one matrix product: O(N M D).
 
-    Rounding can make |a|^2 + |b|^2 - 2 a.b slightly negative for near-duplicates, hence the clamp. No square root is ever
+    Rounding can make |a|^2 + |b|^2 - 2 a.b slightly negative for near-duplicates, hence the clamp.
+    No square root is ever
     taken of it: the root would turn a rounding error of 1e-7 into one of 3e-4.
 
     Args:
@@ -66,7 +70,9 @@ class RBF:
 
     def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
         exponent = squared_distances(x1, x2, square_norms2).mul_(-0.5 / self.length_scale**2)
-        return (exponent if self.output_scale == 1 else exponent.add_(math.log(self.output_scale))).exp_()
+        return (
+            exponent if self.output_scale == 1 else exponent.add_(math.log(self.output_scale))
+        ).exp_()
 
     def diagonal(self, x: Tensor) -> Tensor:
         return x.new_full(x.shape[:-1], self.output_scale)
@@ -74,10 +80,11 @@ class RBF:
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace:
-    """k(a, b) = eta * exp(-|a - b| / l), the Euclidean exponential kernel: sharper at 0, heavier tail than RBF. O(N M D).
+    """k(a, b) = eta * exp(-|a - b| / l), the Euclidean exponential kernel: sharper at 0, heavier
+    tail than RBF. O(N M D).
 
-    Distances come from differences, not from a matrix product: several times slower than RBF, but near-duplicates keep
-    their digits through the square root.
+    Distances come from differences, not from a matrix product: several times slower than RBF, but
+    near-duplicates keep their digits through the square root.
 
     Args:
         length_scale: l. output_scale: eta.
@@ -91,7 +98,7 @@ class Laplace:
         _require_positive("length_scale", self.length_scale)
         _require_positive("output_scale", self.output_scale)
 
-    def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
         distance = torch.cdist(x1, x2, compute_mode="donot_use_mm_for_euclid_dist")
         return distance.mul(-1 / self.length_scale).add_(math.log(self.output_scale)).exp_()
 
@@ -101,9 +108,11 @@ class Laplace:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """k(a, b) = eta * a.b / (|a| |b|): linear in the direction of the feature, so its rank is at most D. O(N M D).
+    """k(a, b) = eta * a.b / (|a| |b|): linear in the direction of the feature, so its rank is at
+    most D. O(N M D).
 
-    A vector whose norm is 0, or underflows or overflows, has no direction: its kernel with everything, itself included, is 0.
+    A vector whose norm is 0, or underflows or overflows, has no direction: its kernel with
+    everything, itself included, is 0.
 
     Args:
         output_scale: eta.
@@ -115,7 +124,7 @@ class Cosine:
     def __post_init__(self) -> None:
         _require_positive("output_scale", self.output_scale)
 
-    def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
         return (_directions(x1) @ _directions(x2).mT).mul(self.output_scale)
 
     def diagonal(self, x: Tensor) -> Tensor:
@@ -126,9 +135,11 @@ class Cosine:
 class NTK:
     """k(a, b) = eta * (a.b + bias): the neural tangent kernel of a linear last layer. O(N M D).
 
-    The layer is z_c = w_c . h + b_c. Its gradient is h with respect to w_c, 1 with respect to b_c, and 0 with respect to
-    the weights of other classes, so that all classes share one kernel: grad z_c(a) . grad z_c(b) = a.b + 1. ``bias`` is the
-    square of the rate at which b_c learns beside w_c. A GP with this kernel is what training that layer alone would give.
+    The layer is z_c = w_c . h + b_c. Its gradient is h with respect to w_c, 1 with respect to b_c,
+    and 0 with respect to
+    the weights of other classes, so that all classes share one kernel: grad z_c(a) . grad z_c(b) =
+    a.b + 1. ``bias`` is the square of the rate at which b_c learns beside w_c. A GP with this
+    kernel is what training that layer alone would give.
 
     Args:
         output_scale: eta. bias: 0 for a layer without one.
@@ -141,9 +152,11 @@ class NTK:
     def __post_init__(self) -> None:
         _require_positive("output_scale", self.output_scale)
         if not 0 <= self.bias <= 1e12:
-            raise ValueError(f"bias must be 0 or a positive finite number, at most 1e12; got {self.bias}.")
+            raise ValueError(
+                f"bias must be 0 or a positive finite number, at most 1e12; got {self.bias}."
+            )
 
-    def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
         return (x1 @ x2.mT).add_(self.bias).mul_(self.output_scale)
 
     def diagonal(self, x: Tensor) -> Tensor:
@@ -152,10 +165,12 @@ class NTK:
 
 @dataclass(frozen=True)
 class Clipped:
-    """The epsilon-graph: entries of another kernel below ``threshold`` become 0 (section 3.2 of the paper).
+    """The epsilon-graph: entries of another kernel below ``threshold`` become 0 (section 3.2 of the
+    paper).
 
-    Clipping can make K indefinite. The exact engine then inverts K afresh at every change, O(N^3), because an update could pass
-    through a singular matrix; only a K that is itself singular is an error.
+    Clipping can make K indefinite. The exact engine then inverts K afresh at every change, O(N^3),
+    because an update could pass through a singular matrix; only a K that is itself singular is an
+    error.
 
     Args:
         kernel: the kernel to clip.
@@ -192,4 +207,6 @@ def _directions(x: Tensor) -> Tensor:
 
 def _require_positive(name: str, value: float) -> None:
     if not 1e-12 <= value <= 1e12:  # beyond, squares leave the range of float32
-        raise ValueError(f"{name} must be a positive finite number, between 1e-12 and 1e12; got {value}.")
+        raise ValueError(
+            f"{name} must be a positive finite number, between 1e-12 and 1e12; got {value}."
+        )

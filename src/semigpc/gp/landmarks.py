@@ -1,4 +1,6 @@
-"""Landmarks: few rows whose kernels nearly span those of all rows; and the features that they define for any row."""
+"""Landmarks: few rows whose kernels nearly span those of all rows; and the features that they
+define for any row.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -7,18 +9,28 @@ from semigpc.gp.engine import NotPositiveDefiniteError
 from semigpc.gp.kernels import Kernel
 
 BLOCK = 128  # pivots proposed at a time
-DEPENDENT = {torch.float32: 1e-5, torch.float64: 1e-11}  # share of k(x, x) below which a row counts as explained by others
+DEPENDENT = {
+    torch.float32: 1e-5,
+    torch.float64: 1e-11,
+}  # share of k(x, x) below which a row counts as explained by others
 
 
 @torch.no_grad()
 def choose_landmarks(
-    features: Tensor, kernel: Kernel, rank: int, *, tolerance: float = 1e-6, generator: torch.Generator | None = None
+    features: Tensor,
+    kernel: Kernel,
+    rank: int,
+    *,
+    tolerance: float = 1e-6,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Return positions (m,) of at most ``rank`` rows of features (n, D). O(n m (D + m)), n m memory, in the features' dtype.
+    """Return positions (m,) of at most ``rank`` rows of features (n, D). O(n m (D + m)), n m
+    memory, in the features' dtype.
 
-    Randomly pivoted Cholesky: each pivot is drawn with probability in proportion to what the earlier ones leave unexplained of
-    k(x, x). Blocks of pivots are proposed at once and thinned by rejection, which keeps the distribution and makes most of the
-    work matrix products. It stops early when the sum of what is left falls below ``tolerance`` times that of k(x, x), or when
+    Randomly pivoted Cholesky: each pivot is drawn with probability in proportion to what the
+    earlier ones leave unexplained of k(x, x). Blocks of pivots are proposed at once and thinned by
+    rejection, which keeps the distribution and makes most of the work matrix products. It stops
+    early when the sum of what is left falls below ``tolerance`` times that of k(x, x), or when
     no row is left that the others do not explain to rounding: rows that coincide are chosen once.
 
     Args:
@@ -32,10 +44,14 @@ def choose_landmarks(
     factor = features.new_empty(len(features), min(rank, len(features)))  # F with K ~ F F^T
     chosen: list[int] = []
     while len(chosen) < factor.shape[1]:
-        shares = left.cpu()  # the host draws and decides: two copies to it per block, and no other wait for the device
+        # the host draws and decides: two copies to it per block, and no other wait for the device
+        shares = left.cpu()
         if not float(shares.sum()) > tolerance * total:
             break
-        shares, left = torch.where(shares > limits_on_host, shares, 0), torch.where(left > limits, left, 0)
+        shares, left = (
+            torch.where(shares > limits_on_host, shares, 0),
+            torch.where(left > limits, left, 0),
+        )
         count = min(BLOCK, factor.shape[1] - len(chosen), int((shares > 0).sum()))
         if not count:
             break
@@ -59,7 +75,9 @@ def choose_landmarks(
 
 
 def _accept(within: Tensor, floor: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Which proposals (b,) to keep: each with the share of its residual that the kept ones before it leave. O(b^3)."""
+    """Which proposals (b,) to keep: each with the share of its residual that the kept ones before
+    it leave. O(b^3).
+    """
     residual, draws = within, torch.rand(len(within), generator=generator, dtype=torch.float64)
     proposed, kept = residual.diagonal().clone(), []
     for i in range(len(residual)):
@@ -71,11 +89,13 @@ def _accept(within: Tensor, floor: Tensor, generator: torch.Generator | None) ->
 
 
 class LandmarkFeatures(nn.Module):
-    """phi(x) = L^-1 k(Z, x) with k(Z, Z) = L L^T, so that phi(x) . phi(x') is the Nystrom kernel, at most k(x, x) for x = x'.
+    """phi(x) = L^-1 k(Z, x) with k(Z, Z) = L L^T, so that phi(x) . phi(x') is the Nystrom kernel,
+    at most k(x, x) for x = x'.
 
     Args:
-        landmarks: (m, D) Z, none of which the others explain to rounding, as :func:`choose_landmarks` returns them. They and
-            any other rows may be of any floating dtype; all arithmetic is float64. kernel: k.
+        landmarks: (m, D) Z, none of which the others explain to rounding, as
+            :func:`choose_landmarks` returns them. They and any other rows may be of any floating
+            dtype; all arithmetic is float64. kernel: k.
     """
 
     landmarks: Tensor
@@ -89,10 +109,14 @@ class LandmarkFeatures(nn.Module):
         inner.diagonal().copy_(kernel.diagonal(landmarks))
         root, failed = torch.linalg.cholesky_ex(inner)
         if bool(failed):
-            raise NotPositiveDefiniteError(f"landmarks must be distinct under {kernel}; one of {len(landmarks)} coincides.")
+            raise NotPositiveDefiniteError(
+                f"landmarks must be distinct under {kernel}; one of {len(landmarks)} coincides."
+            )
         eye = torch.eye(len(root), dtype=root.dtype, device=root.device)
         self.register_buffer("landmarks", landmarks, persistent=False)
-        self.register_buffer("root_inverse", torch.linalg.solve_triangular(root, eye, upper=False), persistent=False)
+        self.register_buffer(
+            "root_inverse", torch.linalg.solve_triangular(root, eye, upper=False), persistent=False
+        )
 
     def __len__(self) -> int:
         """Return m."""
@@ -107,6 +131,8 @@ class LandmarkFeatures(nn.Module):
         return self.kernel_values(x) @ self.root_inverse.mT
 
     def residual(self, x: Tensor, phi: Tensor | None = None) -> Tensor:
-        """Return k(x, x) - |phi(x)|^2, (M,), at least 0: the prior variance that the landmarks do not explain."""
+        """Return k(x, x) - |phi(x)|^2, (M,), at least 0: the prior variance that the landmarks do
+        not explain.
+        """
         phi = self.phi(x) if phi is None else phi
         return (self.kernel.diagonal(x.double()) - phi.square().sum(dim=1)).clamp_min_(0)

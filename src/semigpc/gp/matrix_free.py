@@ -1,4 +1,6 @@
-"""The matrix-free engine: K is never stored; alpha is solved for, and then kept up to date, to a tolerance."""
+"""The matrix-free engine: K is never stored; alpha is solved for, and then kept up to date, to a
+tolerance.
+"""
 
 import logging
 import math
@@ -24,9 +26,12 @@ from semigpc.gp.kernels import Kernel
 
 logger = logging.getLogger(__name__)
 
-CHUNK = 256  # queries at a time; and rows replaced by their columns alone: larger batches are written and solved for
+# queries at a time; and rows replaced by their columns alone: larger batches are written and solved
+# for
+CHUNK = 256
 VARIANCES = 64  # queries whose variance is solved for at a time
-GOAL = 0.5  # of the tolerance, at which a solve stops: the rest is room for rounding and for the next changes
+# of the tolerance, at which a solve stops: the rest is room for rounding and for the next changes
+GOAL = 0.5
 ROUNDS = 12  # of relaxation at most ...
 RELAXED = 1024  # ... on at most so many rows, beside the landmarks, each
 WORTH_IT = 0.9  # of the residual: a round must bring it below this for another to follow
@@ -41,7 +46,9 @@ TINY = 1e-300  # in place of a norm of 0
 
 @dataclass(kw_only=True)
 class IterativeHealth:
-    """What a matrix-free engine has done to stay within its tolerance. Counts are since it was made."""
+    """What a matrix-free engine has done to stay within its tolerance. Counts are since it was
+    made.
+    """
 
     steps: int = 0  # calls that changed the buffer ...
     kept: int = 0  # ... and those of them that needed no product with all of K
@@ -49,10 +56,14 @@ class IterativeHealth:
     iterations: int = 0  # ... the steps of the latest one, and ...
     total_iterations: int = 0  # ... of all together
     passes: int = 0  # products with all of K, those of variances included
-    rounds: int = 0  # exact steps on the landmarks and the rows with the largest error, each a fraction of a pass
+    # exact steps on the landmarks and the rows with the largest error, each a fraction of a pass
+    rounds: int = 0
     landmark_choices: int = 0  # times that the preconditioner's landmarks were chosen
-    residual: float = 0.0  # largest |y - K alpha| / |y| over the classes; bounds the error of the mean at the buffer's own rows
-    drift: float = 0.0  # how far the stored residual was from the true one when it was last audited, in the same units
+    # largest |y - K alpha| / |y| over the classes; bounds the error of the mean at the buffer's own
+    # rows
+    residual: float = 0.0
+    # how far the stored residual was from the true one when it was last audited, in the same units
+    drift: float = 0.0
 
 
 class MatrixFreeGP(Engine):
@@ -60,33 +71,41 @@ class MatrixFreeGP(Engine):
 
         mu(h) = k(h, h_Q) alpha        |y - K alpha| <= tolerance |y| for every class        K = k(h_Q, h_Q) + sigma^2 I
 
-    What the tolerance means. With the residual r = y - K alpha, and mu* the exact mean, at the buffer's own rows
-    mu = y - sigma^2 alpha - r, mu* = y - sigma^2 alpha* and alpha* - alpha = K^-1 r. So mu* - mu = (I - sigma^2 K^-1) r, and as
-    no eigenvalue of K is below sigma^2,
+    What the tolerance means. With the residual r = y - K alpha, and mu* the exact mean, at the
+    buffer's own rows mu = y - sigma^2 alpha - r, mu* = y - sigma^2 alpha* and alpha* - alpha = K^-1
+    r. So mu* - mu = (I - sigma^2 K^-1) r, and as no eigenvalue of K is below sigma^2,
 
         |mu - mu*|_2 <= |r|_2 over the buffer's rows        |mu(h) - mu*(h)| <= sqrt(k(h, h)) |r|_2 / sigma at any h
 
-    The online rule for rows S, which the paper leaves to future work; the R = C + 1 right-hand sides are targets and ones:
+    The online rule for rows S, which the paper leaves to future work; the R = C + 1 right-hand
+    sides are targets and ones:
 
-    1. alpha of the rows that leave S is taken back, r += k(h, h_old) alpha_S, and r_S = y_S - k(h_S, h) alpha for the new ones:
-       O(N B (D + C)), by 2B kernel columns in float64.
+    1. alpha of the rows that leave S is taken back, r += k(h, h_old) alpha_S, and r_S = y_S -
+       k(h_S, h) alpha for the new ones: O(N B (D + C)), by 2B kernel columns in float64.
     2. alpha_S = K_SS^-1 r_S and r -= K_:S alpha_S, with the same columns: now r_S = 0.
     3. If |r| <= tolerance |y| for every class that is all. No pass over K.
-    4. Otherwise step 2 on the landmarks and on the rows where M^-1 r is largest, a few times. That removes most of r, as a
-       change of the mean is smooth but for a few rows; O(N (rank + 1024) (D + C)) each, with 50 000 rows a twelfth of a pass.
-    5. Otherwise conjugate gradients from the current alpha and r, preconditioned by the landmarks (M), O(N^2 (D + C)) a step.
+    4. Otherwise step 2 on the landmarks and on the rows where M^-1 r is largest, a few times. That
+       removes most of r, as a change of the mean is smooth but for a few rows; O(N (rank + 1024) (D
+       + C)) each, with 50 000 rows a twelfth of a pass.
+    5. Otherwise conjugate gradients from the current alpha and r, preconditioned by the landmarks
+      (M), O(N^2 (D + C)) a step.
 
-    r is exact but for rounding in all of these. 128 rows of it are compared with float64 after every solve and every 16
-    changes, and their error counts against the tolerance; where it is too large, and every 1000 changes, r is computed anew by
-    a pass. A tolerance that float32 kernel values do not allow is found in this way, and is an error.
+    r is exact but for rounding in all of these. 128 rows of it are compared with float64 after
+    every solve and every 16 changes, and their error counts against the tolerance; where it is too
+    large, and every 1000 changes, r is computed anew by a pass. A tolerance that float32 kernel
+    values do not allow is found in this way, and is an error.
 
-    ``state_dict`` holds the rows; the rest is solved for on load. ``rebuild`` is a deterministic function of that state.
+    ``state_dict`` holds the rows; the rest is solved for on load. ``rebuild`` is a deterministic
+    function of that state.
 
     Args:
-        rank: landmarks of the preconditioner at most: more of them, fewer passes; N x rank numbers are stored.
-        tolerance: largest |y - K alpha| / |y| over the classes. Float32 kernel values allow 1e-4 and often 1e-5.
+        rank: landmarks of the preconditioner at most: more of them, fewer passes; N x rank numbers
+            are stored.
+        tolerance: largest |y - K alpha| / |y| over the classes. Float32 kernel values allow 1e-4
+            and often 1e-5.
         kernel: k, positive definite; ``RBF()`` by default.
-        dtype: float32 or float64, of kernel values and stored rows. alpha and sums are float64 either way.
+        dtype: float32 or float64, of kernel values and stored rows. alpha and sums are float64
+            either way.
         seed: of the choice of landmarks.
     """
 
@@ -108,7 +127,9 @@ class MatrixFreeGP(Engine):
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(capacity, n_features, n_classes, kernel=kernel, noise_std=noise_std, dtype=dtype)
+        super().__init__(
+            capacity, n_features, n_classes, kernel=kernel, noise_std=noise_std, dtype=dtype
+        )
         if not isinstance(rank, int) or rank < 1:
             raise ValueError(f"rank must be an integer of at least 1; got {rank!r}.")
         if not 0 < tolerance < 1:
@@ -128,13 +149,18 @@ class MatrixFreeGP(Engine):
         """K^-1 y_Q to the tolerance, (N, C), float64, a view; rows of empty slots are 0."""
         return self.solution[:, : self.n_classes]
 
-    # Queries --------------------------------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------
 
     def _mean(self, queries: Tensor, offset: Tensor | None) -> Tensor:
         weights, stored = self._weights(offset), self.features[: self._width]
         if queries.requires_grad and torch.is_grad_enabled():
-            weights, stored = weights.clone(), stored.clone()  # backward must find them as they are now
-        return torch.cat([self.kernel(chunk, stored).double() @ weights for chunk in queries.split(CHUNK)])
+            weights, stored = (
+                weights.clone(),
+                stored.clone(),
+            )  # backward must find them as they are now
+        return torch.cat(
+            [self.kernel(chunk, stored).double() @ weights for chunk in queries.split(CHUNK)]
+        )
 
     def _expansion(self, offset: Tensor | None) -> Expansion:
         slots = self.occupied.nonzero().squeeze(1)
@@ -146,9 +172,11 @@ class MatrixFreeGP(Engine):
         return alpha if offset is None else alpha - beta * offset
 
     def _variance(self, queries: Tensor) -> Tensor:
-        """A solve for every 64 queries, O(passes N^2 (D + 64)): for few queries. Too large by at most |rho|^2 / sigma^2.
+        """A solve for every 64 queries, O(passes N^2 (D + 64)): for few queries. Too large by at
+        most |rho|^2 / sigma^2.
 
-        K v = k - rho is solved with |rho| <= tolerance |k|; then k.v + v.rho = k^T K^-1 k - rho^T K^-1 rho.
+        K v = k - rho is solved with |rho| <= tolerance |k|; then k.v + v.rho = k^T K^-1 k - rho^T
+        K^-1 rho.
         """
         explained = []
         for chunk in queries.split(VARIANCES):
@@ -159,10 +187,13 @@ class MatrixFreeGP(Engine):
         return self.kernel.diagonal(queries).double() - torch.cat(explained)
 
     def _explain(self, queries: Tensor, classes: Tensor) -> Tensor:
-        weights = self.kernel(queries, self.features[: self._width]).double() * self.solution[: self._width].mT[classes]
+        weights = (
+            self.kernel(queries, self.features[: self._width]).double()
+            * self.solution[: self._width].mT[classes]
+        )
         return torch.nn.functional.pad(weights, (0, self.capacity - self._width))
 
-    # Changes --------------------------------------------------------------------------------------------------------
+    # Changes --------------------------------------------------------------------------------------
 
     def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         on_device = slots.to(self.device, non_blocking=True)
@@ -188,40 +219,66 @@ class MatrixFreeGP(Engine):
         self._count(set(self.occupied.nonzero().squeeze(1).tolist()))
         self.rebuild()
 
-    def _go_back(self, follow: Callable[[], None]) -> None:  # noqa: ARG002
-        self._count(set(self.occupied.nonzero().squeeze(1).tolist()))  # ``_rebuild`` has put back all else
+    def _go_back(self, follow: Callable[[], None]) -> None:
+        self._count(
+            set(self.occupied.nonzero().squeeze(1).tolist())
+        )  # ``_rebuild`` has put back all else
 
     def _count(self, held: set[int]) -> None:
         self._held, self._width = held, max(held, default=-1) + 1
 
     @contextmanager
     def _undone_on_error(self, slots: Tensor | slice) -> Iterator[None]:
-        """Return to the rows of some slots, alpha, r and counts as they are now if an error, or an interrupt, is raised."""
+        """Return to the rows of some slots, alpha, r and counts as they are now if an error, or an
+        interrupt, is raised.
+        """
         rows = self.features[slots], self.targets[slots], self.occupied[slots]
         solution, residual = self.solution.clone(), self.residual.clone()
-        counts = self._held, self._width, self._since_refresh, self.health.residual, self.health.drift
+        counts = (
+            self._held,
+            self._width,
+            self._since_refresh,
+            self.health.residual,
+            self.health.drift,
+        )
         try:
             yield
         except BaseException:
             self.features[slots], self.targets[slots], self.occupied[slots] = rows
             self.solution.copy_(solution)
             self.residual.copy_(residual)
-            self._held, self._width, self._since_refresh, self.health.residual, self.health.drift = counts
+            (
+                self._held,
+                self._width,
+                self._since_refresh,
+                self.health.residual,
+                self.health.drift,
+            ) = counts
             self._preconditioner = None
             raise
 
     def _store(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Write rows to slots (B,), which are on the CPU, and count them, or empty these; the preconditioner follows."""
-        self._count(self._held.difference(slots.tolist()) if features is None else self._held.union(slots.tolist()))
+        """Write rows to slots (B,), which are on the CPU, and count them, or empty these; the
+        preconditioner follows.
+        """
+        self._count(
+            self._held.difference(slots.tolist())
+            if features is None
+            else self._held.union(slots.tolist())
+        )
         self._write_rows(slots.to(self.device, non_blocking=True), features, targets)
         if 4 * len(slots) > len(self):
             self._preconditioner = None
         elif self._preconditioner is not None:
             self._preconditioner.replace(slots, features)
 
-    def _exchange(self, slots: Tensor, on_device: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
+    def _exchange(
+        self, slots: Tensor, on_device: Tensor, features: Tensor | None, targets: Tensor | None
+    ) -> None:
         """Steps 1 and 2."""
-        self.residual[: self._width] += self._columns(self.features[on_device]) @ self.solution[on_device]
+        self.residual[: self._width] += (
+            self._columns(self.features[on_device]) @ self.solution[on_device]
+        )
         self.solution[on_device], self.residual[on_device] = 0, 0
         self._store(slots, features, targets)
         if features is not None:
@@ -230,7 +287,9 @@ class MatrixFreeGP(Engine):
             self._step(on_device, lambda step: k @ step)
 
     def _step(self, slots: Tensor, spread: Callable[[Tensor], Tensor]) -> None:
-        """alpha_S += K_SS^-1 r_S, and r to match by ``spread``, the product with k(h, h_S): r_S becomes 0. O(B^3 + N B C)."""
+        """alpha_S += K_SS^-1 r_S, and r to match by ``spread``, the product with k(h, h_S): r_S
+        becomes 0. O(B^3 + N B C).
+        """
         wide = self.features[slots].double()
         K = self.kernel(wide, wide)
         K.diagonal().copy_(self.kernel.diagonal(wide) + self.noise_std**2)
@@ -242,11 +301,14 @@ class MatrixFreeGP(Engine):
         self.residual[: self._width] -= spread(step)
         self.residual[slots] -= self.noise_std**2 * step
 
-    # Solving --------------------------------------------------------------------------------------------------------
+    # Solving --------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Steps 3 to 5: do what is needed, and no more, to be within the tolerance."""
-        passes, absent = self.health.passes, self._scales() == TINY  # a class without rows: its alpha is 0, exactly
+        passes, absent = (
+            self.health.passes,
+            self._scales() == TINY,
+        )  # a class without rows: its alpha is 0, exactly
         self.solution.masked_fill_(absent, 0)
         self.residual.masked_fill_(absent, 0)
         self._since_refresh += 1
@@ -255,7 +317,10 @@ class MatrixFreeGP(Engine):
         if self._since_refresh >= REFRESH_EVERY or self.health.drift > DRIFT * self.tolerance:
             self._refresh()
         block = min(self.rank, self._width // 4) + min(RELAXED, self._width // 8)
-        rounds, before = min(max(self._width // max(block, 1), 2), ROUNDS), math.inf  # about two passes' kernel values
+        rounds, before = (
+            min(max(self._width // max(block, 1), 2), ROUNDS),
+            math.inf,
+        )  # about two passes' kernel values
         while not self._is_within():
             if not rounds or self.health.residual > WORTH_IT * before:
                 self._solve()
@@ -265,27 +330,40 @@ class MatrixFreeGP(Engine):
         self.health.kept += self.health.passes == passes
 
     def _is_within(self) -> bool:
-        """Measure r: is it, with its error at the last audit, within the tolerance? One synchronisation with the device."""
+        """Measure r: is it, with its error at the last audit, within the tolerance? One
+        synchronisation with the device.
+        """
         self.health.residual = self._relative(self.residual[: self._width])
         return self.health.residual + self.health.drift <= self.tolerance
 
     def _relax(self) -> None:
         """Step 4: the exact step on the landmarks and the rows where M^-1 r is largest."""
-        urgency = self._precondition(self.residual[: self._width] / self._scales()).abs().amax(dim=1)
-        anchors = torch.tensor(self._current_preconditioner().anchors[: self._width // 4], dtype=torch.int64)
+        urgency = (
+            self._precondition(self.residual[: self._width] / self._scales()).abs().amax(dim=1)
+        )
+        anchors = torch.tensor(
+            self._current_preconditioner().anchors[: self._width // 4], dtype=torch.int64
+        )
         anchors = anchors.to(self.device, non_blocking=True)
         urgency[anchors] = 0
         urgent = urgency.topk(min(RELAXED, -(-self._width // 8))).indices
         slots = torch.cat([anchors, urgent[urgency[urgent] > 0]])
         points = self.features[slots]
-        self._step(slots, lambda step: self._masked(cross_product(self.features[: self._width], points, self.kernel, step)))
+        self._step(
+            slots,
+            lambda step: self._masked(
+                cross_product(self.features[: self._width], points, self.kernel, step)
+            ),
+        )
         self.health.rounds += 1
 
     def _solve(self) -> None:
         """Step 5, until the residual is within the tolerance and the audit confirms it."""
         for _ in range(3):
             goals = GOAL * self.tolerance * self._scales()
-            solved = self._conjugate_gradients(self.solution[: self._width], self.residual[: self._width], goals)
+            solved = self._conjugate_gradients(
+                self.solution[: self._width], self.residual[: self._width], goals
+            )
             self.solution[: self._width], self.residual[: self._width] = solved.x, solved.residual
             self.health.solves += 1
             self.health.iterations = solved.iterations
@@ -303,7 +381,9 @@ class MatrixFreeGP(Engine):
 
     def _conjugate_gradients(self, x: Tensor, residual: Tensor, goals: Tensor) -> Solved:
         """Solve, or raise an error that names the options to change."""
-        solved = solve(self._product, self._precondition, x, residual, goals, max_iterations=MAX_ITERATIONS)
+        solved = solve(
+            self._product, self._precondition, x, residual, goals, max_iterations=MAX_ITERATIONS
+        )
         if not solved.converged:
             norms = torch.linalg.vector_norm(solved.residual, dim=0) / goals.clamp_min(TINY)
             raise self._not_converged(
@@ -324,17 +404,30 @@ class MatrixFreeGP(Engine):
         """M^-1, with landmarks chosen anew when the old ones are stale."""
         if self._preconditioner is None or self._preconditioner.is_stale(len(self)):
             self._preconditioner = None  # frees its memory first
-            options: dict[str, Any] = {"noise_variance": self.noise_std**2, "rank": self.rank, "seed": self.seed}
-            self._preconditioner = LandmarkPreconditioner(self.features, self.occupied, self.kernel, **options)
+            options: dict[str, Any] = {
+                "noise_variance": self.noise_std**2,
+                "rank": self.rank,
+                "seed": self.seed,
+            }
+            self._preconditioner = LandmarkPreconditioner(
+                self.features, self.occupied, self.kernel, **options
+            )
             self.health.landmark_choices += 1
-            logger.info("step %d: %d landmarks chosen", self.health.steps, len(self._preconditioner.anchors))
+            logger.info(
+                "step %d: %d landmarks chosen", self.health.steps, len(self._preconditioner.anchors)
+            )
         return self._preconditioner
 
     def _not_converged(self, otherwise: str = "") -> NotConvergedError:
-        """Return the error for noise that is lost in rounding if there is so little of it, or ``otherwise``."""
-        # Sizes decide, not the step that failed, which depends on the processor; after a failure, as some rows need less noise.
+        """Return the error for noise that is lost in rounding if there is so little of it, or
+        ``otherwise``.
+        """
+        # Sizes decide, not the step that failed, which depends on the processor; after a failure,
+        # as some rows need less noise.
         trace = float(self.kernel.diagonal(self.features[self.occupied]).double().sum())
-        least = math.sqrt(8 * EPS * trace / self.tolerance)  # r is known to some eps trace(K) / sigma^2, whatever the rows
+        least = math.sqrt(
+            8 * EPS * trace / self.tolerance
+        )  # r is known to some eps trace(K) / sigma^2, whatever the rows
         if otherwise and self.noise_std > least:
             return NotConvergedError(otherwise)
         return NotConvergedError(
@@ -343,12 +436,16 @@ class MatrixFreeGP(Engine):
         )
 
     def _audit(self) -> None:
-        """Estimate the error of r from 128 of its rows in float64, O(N (D + C)) each, plus their rounding, eps |K| |alpha|."""
+        """Estimate the error of r from 128 of its rows in float64, O(N (D + C)) each, plus their
+        rounding, eps |K| |alpha|.
+        """
         self.health.drift = 0.0
         if not len(self):
             return
         stride = -(-len(self) // AUDITED)
-        rows = torch.tensor(sorted(self._held)[self._since_refresh % stride :: stride]).to(self.device, non_blocking=True)
+        rows = torch.tensor(sorted(self._held)[self._since_refresh % stride :: stride]).to(
+            self.device, non_blocking=True
+        )
         solution, k = self.solution[: self._width], self._columns(self.features[rows])
         true = self._wanted(rows) - k.mT @ solution - self.noise_std**2 * solution[rows]
         off = (true - self.residual[rows]).abs() + EPS * (k.abs().mT @ solution.abs())
@@ -362,7 +459,7 @@ class MatrixFreeGP(Engine):
             self.residual[: self._width] -= self._product(self.solution[: self._width])
         self._audit()
 
-    # K and y ----------------------------------------------------------------------------------------------------------
+    # K and y --------------------------------------------------------------------------------------
 
     def _wanted(self, slots: Tensor | slice) -> Tensor:
         """Right-hand sides of some slots, (B, R) float64: targets, and 1 at occupied slots."""
@@ -380,7 +477,10 @@ class MatrixFreeGP(Engine):
     def _product(self, x: Tensor) -> Tensor:
         """K x, (width, R): a pass over K."""
         self.health.passes += 1
-        return self._masked(symmetric_product(self.features[: self._width], self.kernel, x)) + self.noise_std**2 * x
+        return (
+            self._masked(symmetric_product(self.features[: self._width], self.kernel, x))
+            + self.noise_std**2 * x
+        )
 
     def _columns(self, points: Tensor) -> Tensor:
         """k(h, points), (width, B) float64, for points (B, D). O(N B D)."""

@@ -1,8 +1,9 @@
-"""A symmetric matrix stored as the tiles of its lower triangle, and one whose latest changes are kept aside.
+"""A symmetric matrix stored as the tiles of its lower triangle, and one whose latest changes are
+kept aside.
 
-Half of the memory of a square, and each tile is read once for both of its roles, so a product costs no more than with the
-whole matrix. Right-hand sides are ROWS, (R, N): for a handful of them X @ P is the shape that matrix libraries run
-fastest, and P being symmetric it is the same product.
+Half of the memory of a square, and each tile is read once for both of its roles, so a product costs
+no more than with the whole matrix. Right-hand sides are ROWS, (R, N): for a handful of them X @ P
+is the shape that matrix libraries run fastest, and P being symmetric it is the same product.
 """
 
 from collections.abc import Callable
@@ -15,13 +16,17 @@ from semigpc.gp.engine import NotPositiveDefiniteError
 FOLD_RANK = 192  # rows of changes kept aside, by default; half of it for small matrices
 BAND = 512  # rows of a tile changed at a time, to bound the memory that this takes
 ONE_TILE = 2048  # up to here one square tile is as fast, and memory does not matter
-TILE = 1024  # beyond: 8 MB of float64, large enough to keep the cores busy, small enough to be re-used from cache
+# beyond: 8 MB of float64, large enough to keep the cores busy, small enough to be re-used from
+# cache
+TILE = 1024
 
 
 def rounding_floor(rows: int, dtype: torch.dtype) -> float:
-    """The least square of a Cholesky pivot, as a share of the matrix's diagonal, that is more than rounding.
+    """The least square of a Cholesky pivot, as a share of the matrix's diagonal, that is more than
+    rounding.
 
-    Below it the factor says nothing of the matrix, and whether it exists at all depends on the processor.
+    Below it the factor says nothing of the matrix, and whether it exists at all depends on the
+    processor.
     """
     return 8 * rows * torch.finfo(dtype).eps
 
@@ -29,22 +34,32 @@ def rounding_floor(rows: int, dtype: torch.dtype) -> float:
 class SymmetricTiles(nn.Module):
     """Lower-triangle tiles of a symmetric (N, N) matrix, grown from the identity.
 
-    Only the leading ``size`` rows are in use; memory of tiles beyond them is reserved and not touched. The matrix is
+    Only the leading ``size`` rows are in use; memory of tiles beyond them is reserved and not
+    touched. The matrix is
     not part of ``state_dict``: its owner rebuilds it.
 
     Args:
-        capacity: N at most. Rounded up to whole tiles; the padding is identity and never leaves this class's owner.
+        capacity: N at most. Rounded up to whole tiles; the padding is identity and never leaves
+            this class's owner.
     """
 
     tiles: Tensor
 
-    def __init__(self, capacity: int, *, dtype: torch.dtype, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, capacity: int, *, dtype: torch.dtype, device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
         self.n_strips = 1 if capacity <= ONE_TILE else -(-capacity // TILE)
-        self.side = capacity if self.n_strips == 1 else -(-capacity // (self.n_strips * 16)) * 16  # even, to a cache line
+        self.side = (
+            capacity if self.n_strips == 1 else -(-capacity // (self.n_strips * 16)) * 16
+        )  # even, to a cache line
         self.strips = 0
         n_tiles = self.n_strips * (self.n_strips + 1) // 2
-        self.register_buffer("tiles", torch.empty(n_tiles, self.side, self.side, dtype=dtype, device=device), persistent=False)
+        self.register_buffer(
+            "tiles",
+            torch.empty(n_tiles, self.side, self.side, dtype=dtype, device=device),
+            persistent=False,
+        )
 
     @property
     def size(self) -> int:
@@ -77,9 +92,13 @@ class SymmetricTiles(nn.Module):
         """x @ P for x (R, size), in x's precision: each tile is read once. O(R N^2)."""
         if self.strips == 1:
             return x @ self.tiles[0].to(x.dtype)
-        x_strips = x.view(len(x), self.strips, self.side).transpose(0, 1).contiguous()  # (strips, R, side)
+        x_strips = (
+            x.view(len(x), self.strips, self.side).transpose(0, 1).contiguous()
+        )  # (strips, R, side)
         out_strips = torch.zeros_like(x_strips)
-        wide = torch.empty_like(self.tiles[0], dtype=x.dtype) if x.dtype != self.tiles.dtype else None
+        wide = (
+            torch.empty_like(self.tiles[0], dtype=x.dtype) if x.dtype != self.tiles.dtype else None
+        )
         xs, outs, tiles = x_strips.unbind(), out_strips.unbind(), iter(self.tiles.unbind())
         for i in range(self.strips):
             for j in range(i + 1):
@@ -106,13 +125,18 @@ class SymmetricTiles(nn.Module):
         return self.tiles.take(self._addresses(slots)).mT.contiguous()
 
     def fill(self, block: Callable[[slice, slice], Tensor]) -> None:
-        """Overwrite the rows in use with the symmetric matrix whose entries of given rows and columns ``block`` returns."""
+        """Overwrite the rows in use with the symmetric matrix whose entries of given rows and
+        columns ``block`` returns.
+        """
         for i in range(self.strips):
             for j in range(i + 1):
-                self.tile(i, j).copy_(block(*(slice(k * self.side, (k + 1) * self.side) for k in (i, j))))
+                self.tile(i, j).copy_(
+                    block(*(slice(k * self.side, (k + 1) * self.side) for k in (i, j)))
+                )
 
     def _addresses(self, slots: Tensor) -> Tensor:
-        """Flat positions of P[:, slots], (size, B): along a tile's row left of the diagonal, down its column below.
+        """Flat positions of P[:, slots], (size, B): along a tile's row left of the diagonal, down
+        its column below.
 
         Slots are the fastest dimension because neighbouring slots share cache lines in the columns.
         """
@@ -120,24 +144,30 @@ class SymmetricTiles(nn.Module):
         other = torch.arange(self.strips, device=slots.device)[:, None]  # (strips, 1)
         low, high = torch.minimum(strip, other), torch.maximum(strip, other)
         along_row = strip >= other  # (strips, B)
-        start = (high * (high + 1) // 2 + low) * self.side**2 + torch.where(along_row, offset * self.side, offset)
+        start = (high * (high + 1) // 2 + low) * self.side**2 + torch.where(
+            along_row, offset * self.side, offset
+        )
         stride = torch.where(along_row, 1, self.side)
         within = torch.arange(self.side, device=slots.device)[:, None]  # (side, 1)
         return (start[:, None] + stride[:, None] * within).view(-1, len(slots))
 
-    # Inverting ------------------------------------------------------------------------------------------------------
+    # Inverting ------------------------------------------------------------------------------------
 
     def invert(self, block: Callable[[slice, slice], Tensor]) -> None:
-        """Overwrite the rows in use with the inverse of a positive definite matrix, by Cholesky. O(N^3), one tile of memory.
+        """Overwrite the rows in use with the inverse of a positive definite matrix, by Cholesky.
+        O(N^3), one tile of memory.
 
         Args:
             block: the entries of given rows and columns; those among the same rows are symmetric.
 
         Raises:
-            NotPositiveDefiniteError: it has no Cholesky factor, or one that is lost in rounding. The tiles are then worthless.
+            NotPositiveDefiniteError: it has no Cholesky factor, or one that is lost in rounding.
+                The tiles are then worthless.
         """
         self.fill(block)
-        diagonals = [self.tile(i, i).diagonal() for i in range(self.strips)]  # views: of K now, of its factor below
+        diagonals = [
+            self.tile(i, i).diagonal() for i in range(self.strips)
+        ]  # views: of K now, of its factor below
         floor = rounding_floor(self.size, self.tiles.dtype) * torch.cat(diagonals).max()
         self._factorise()
         if not bool(torch.cat(diagonals).square().min() > floor):
@@ -160,10 +190,16 @@ class SymmetricTiles(nn.Module):
             for i in range(k + 1, self.strips):
                 for j in range(k):
                     self.tile(i, k).addmm_(self.tile(i, j), self.tile(k, j).mT, alpha=-1)
-                self.tile(i, k).copy_(torch.linalg.solve_triangular(factor.mT, self.tile(i, k), upper=True, left=False))
+                self.tile(i, k).copy_(
+                    torch.linalg.solve_triangular(
+                        factor.mT, self.tile(i, k), upper=True, left=False
+                    )
+                )
 
     def _invert_factor(self) -> None:
-        """X = L^-1 in the place of L, row by row: X_ij = -L_ii^-1 sum_k L_ik X_kj, k from j to i - 1."""
+        """X = L^-1 in the place of L, row by row: X_ij = -L_ii^-1 sum_k L_ik X_kj, k from j to i -
+        1.
+        """
         eye = torch.eye(self.side, dtype=self.tiles.dtype, device=self.tiles.device)
         for i in range(self.strips):
             own = torch.linalg.solve_triangular(self.tile(i, i), eye, upper=False)
@@ -185,12 +221,13 @@ class SymmetricTiles(nn.Module):
 
 
 class DelayedInverse(nn.Module):
-    """P = P0 + u^T diag(signs) u: a symmetric matrix P0 and up to ``fold_rank`` rows of changes not yet added to it.
+    """P = P0 + u^T diag(signs) u: a symmetric matrix P0 and up to ``fold_rank`` rows of changes not
+    yet added to it.
 
-    Writing a rank-16 change into P0 at every step would move all of P0 through the processor for little arithmetic. The
-    changes are kept in ``u`` instead, every product adds their part, O(R rank N), and they are folded into P0 when ``u``
-    is full, where a rank-256 change costs hardly more time than a rank-16 one. (Quantum Monte Carlo codes call this
-    a delayed update.)
+    Writing a rank-16 change into P0 at every step would move all of P0 through the processor for
+    little arithmetic. The changes are kept in ``u`` instead, every product adds their part, O(R
+    rank N), and they are folded into P0 when ``u`` is full, where a rank-256 change costs hardly
+    more time than a rank-16 one. (Quantum Monte Carlo codes call this a delayed update.)
 
     Args:
         capacity: N at most.
@@ -210,7 +247,9 @@ class DelayedInverse(nn.Module):
     ) -> None:
         super().__init__()
         self.base = SymmetricTiles(capacity, dtype=dtype, device=device)
-        self.fold_rank = (FOLD_RANK if capacity > 2048 else FOLD_RANK // 2) if fold_rank is None else fold_rank
+        self.fold_rank = (
+            (FOLD_RANK if capacity > 2048 else FOLD_RANK // 2) if fold_rank is None else fold_rank
+        )
         self.rank = 0
         self.folds = 0
         empty = torch.zeros(self.fold_rank, self.base.full_size, dtype=dtype, device=device)
@@ -239,7 +278,9 @@ class DelayedInverse(nn.Module):
         return self.base.multiply(x).addmm_((x @ u.mT) * signs, u)
 
     def add(self, minus: Tensor, plus: Tensor) -> None:
-        """P += plus^T plus - minus^T minus, for rows (R, size) each; folds first when there is no room for them."""
+        """P += plus^T plus - minus^T minus, for rows (R, size) each; folds first when there is no
+        room for them.
+        """
         if self.rank + len(minus) + len(plus) > self.fold_rank:
             self.fold()
         if len(minus) + len(plus) > self.fold_rank:

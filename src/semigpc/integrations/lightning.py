@@ -1,4 +1,6 @@
-"""A callback with which a LightningModule uses SemiGPC: it holds the memory, writes it, moves it and saves it."""
+"""A callback with which a LightningModule uses SemiGPC: it holds the memory, writes it, moves it
+and saves it.
+"""
 
 import importlib
 import sys
@@ -9,11 +11,16 @@ from torch import Tensor
 
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
 
-LIGHTNINGS = ("lightning.pytorch", "pytorch_lightning")  # the same library under two names, whose classes do not mix
+LIGHTNINGS = (
+    "lightning.pytorch",
+    "pytorch_lightning",
+)  # the same library under two names, whose classes do not mix
 
 
 def _callback_class() -> Any:
-    """Return ``Callback`` of the Lightning that the program uses: the one imported already, else the first installed one."""
+    """Return ``Callback`` of the Lightning that the program uses: the one imported already, else
+    the first installed one.
+    """
     for name in sorted(LIGHTNINGS, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name).Callback
@@ -32,15 +39,18 @@ else:
 
 
 class SemiGPCCallback(Callback):
-    """Refines the probabilities of a module, and stores the labelled features that the module passes on.
+    """Refines the probabilities of a module, and stores the labelled features that the module
+    passes on.
 
-    The module finds the callback as ``self.semigpc``. In ``training_step`` it calls ``refine`` for the weak view
-    and ``remember`` with labelled features, which are written at the end of the batch, after the optimiser's step. A batch is
-    a step of the warm-up, whatever the gradient accumulation. ``refine`` costs O(U N (D + C)), writing O(B N^2).
+    The module finds the callback as ``self.semigpc``. In ``training_step`` it calls ``refine`` for
+    the weak view and ``remember`` with labelled features, which are written at the end of the
+    batch, after the optimiser's step. A batch is a step of the warm-up, whatever the gradient
+    accumulation. ``refine`` costs O(U N (D + C)), writing O(B N^2).
 
-    The memory is part of Lightning's checkpoints, not of the module's ``state_dict``: ``fit(ckpt_path=...)`` continues with the
-    same labels, bit for bit. For that the inverse, which is not saved, is computed anew at each saving, O(N^3). With several
-    processes each writes the rows of all, so all must pass on the same number of rows, and the memory is the same everywhere.
+    The memory is part of Lightning's checkpoints, not of the module's ``state_dict``:
+    ``fit(ckpt_path=...)`` continues with the same labels, bit for bit. For that the inverse, which
+    is not saved, is computed anew at each saving, O(N^3). With several processes each writes the
+    rows of all, so all must pass on the same number of rows, and the memory is the same everywhere.
 
     Args:
         config: the options of SemiGPC.
@@ -54,7 +64,9 @@ class SemiGPCCallback(Callback):
         self._waiting: tuple[Tensor, Tensor] | None = None
 
     def refine(self, features: Tensor, probs: Tensor) -> Tensor:
-        """Return p_GP (U, C) for features (U, D), or the module's own ``probs`` during the warm-up. No gradient."""
+        """Return p_GP (U, C) for features (U, D), or the module's own ``probs`` during the warm-up.
+        No gradient.
+        """
         return self.refiner.probs(features, own=probs.detach())
 
     def remember(self, features: Tensor, labels: Tensor) -> None:
@@ -65,7 +77,7 @@ class SemiGPCCallback(Callback):
             )
         self._waiting = features.detach(), labels
 
-    # Called by the trainer ------------------------------------------------------------------------------------------
+    # Called by the trainer ------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
         """Make the callback an attribute of the module."""

@@ -1,8 +1,10 @@
-"""FixMatch and SimMatch of ``semilearn`` (USB) with SemiGPC, added to its registry; none of its files is changed.
+"""FixMatch and SimMatch of ``semilearn`` (USB) with SemiGPC, added to its registry; none of its
+files is changed.
 
-Written against semilearn 0.3.2. Its algorithms have no place for a refiner, so three existing calls are used: ``compute_prob``,
-with which FixMatch computes probabilities from the weak logits; the call of ``dist_align``, to which SimMatch passes its own;
-and the hooks that run after a step. Features are read with a forward hook of torch during one ``train_step``.
+Written against semilearn 0.3.2. Its algorithms have no place for a refiner, so three existing calls
+are used: ``compute_prob``, with which FixMatch computes probabilities from the weak logits; the
+call of ``dist_align``, to which SimMatch passes its own; and the hooks that run after a step.
+Features are read with a forward hook of torch during one ``train_step``.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,41 +42,55 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
 
 
 class Refined(AlgorithmBase):  # type: ignore[misc]
-    """A refiner for both algorithms: queried before alignment and mask, written after the optimiser's step.
+    """A refiner for both algorithms: queried before alignment and mask, written after the
+    optimiser's step.
 
-    After the warm-up, the weak view's probabilities become p_GP (U, C). Features h(x) (B, D) of the labelled rows and their
-    labels are kept until the end of the step. Beside the base algorithm a step costs O(U N (D + C)) for the query and O(B N^2)
-    for writing. With several processes, each of them writes the rows of all.
+    After the warm-up, the weak view's probabilities become p_GP (U, C). Features h(x) (B, D) of the
+    labelled rows and their labels are kept until the end of the step. Beside the base algorithm a
+    step costs O(U N (D + C)) for the query and O(B N^2) for writing. With several processes, each
+    of them writes the rows of all.
     """
 
     weak_pass: int  # which forward pass of a step is the weak view's, with use_cat=False
 
-    def __init__(self, args: Any, net_builder: Any, tb_log: Any = None, logger: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, args: Any, net_builder: Any, tb_log: Any = None, logger: Any = None, **kwargs: Any
+    ) -> None:
         super().__init__(args, net_builder, tb_log, logger, **kwargs)
         config = GPConfig(**{name: getattr(args, f"gp_{name}") for name in OPTIONS})
         self.refiner = GaussianProcessRefiner(config, self.model.num_features, self.num_classes)
-        self.passes: list[Tensor] = []  # backbone features of this step, one tensor for each forward pass
+        self.passes: list[
+            Tensor
+        ] = []  # backbone features of this step, one tensor for each forward pass
         self.asked = False
         self.waiting: tuple[Tensor, Tensor] | None = None
 
     def set_hooks(self) -> None:
-        """Register the base algorithm's hooks and one that writes, after the parameters are updated and before any saving."""
+        """Register the base algorithm's hooks and one that writes, after the parameters are updated
+        and before any saving.
+        """
         super().set_hooks()
         self.register_hook(_hook(), None, "VERY_HIGH")
 
     def listened_to(self) -> nn.Module:
-        """Return the module whose calls return features; called at every step, as semilearn wraps networks later."""
+        """Return the module whose calls return features; called at every step, as semilearn wraps
+        networks later.
+        """
         module: nn.Module = self.model
         return module
 
     def features(self, output: Any, **options: Any) -> Tensor | None:  # noqa: ARG002
-        """Return h (., D) from that module's output for a call with ``options``; None if this was another kind of call."""
+        """Return h (., D) from that module's output for a call with ``options``; None if this was
+        another kind of call.
+        """
         feature: Tensor = output["feat"]
         return feature
 
     @contextmanager
     def listening(self, labels: Tensor) -> Iterator[None]:
-        """Record features as the network computes them; afterwards keep those of the labelled rows, which come first."""
+        """Record features as the network computes them; afterwards keep those of the labelled rows,
+        which come first.
+        """
         if isinstance(self.model, nn.DataParallel) and len(self.model.device_ids) > 1:
             raise RuntimeError(
                 "SemiGPC must see a whole batch on one device, and nn.DataParallel splits it; it is in use here with "
@@ -96,7 +112,9 @@ class Refined(AlgorithmBase):  # type: ignore[misc]
             self.passes = []
 
     def refined(self, probs: Tensor) -> Tensor:
-        """Return p_GP in place of the weak view's probabilities (U, C), once per step; ``probs`` itself during the warm-up."""
+        """Return p_GP in place of the weak view's probabilities (U, C), once per step; ``probs``
+        itself during the warm-up.
+        """
         if not self.passes or self.asked:
             return probs
         self.asked = True
@@ -107,10 +125,14 @@ class Refined(AlgorithmBase):  # type: ignore[misc]
     def get_save_dict(self) -> dict[str, Any]:
         """Return what the base algorithm saves, and the GP's memory without its inverse."""
         saved: dict[str, Any] = super().get_save_dict()
-        return saved | {STATE: {name: value.cpu() for name, value in self.refiner.state_dict().items()}}
+        return saved | {
+            STATE: {name: value.cpu() for name, value in self.refiner.state_dict().items()}
+        }
 
     def load_model(self, load_path: str) -> Any:
-        """Load what the base algorithm loads, and the GP's memory. The inverse is computed anew: O(N^3)."""
+        """Load what the base algorithm loads, and the GP's memory. The inverse is computed anew:
+        O(N^3).
+        """
         checkpoint = super().load_model(load_path)
         if STATE not in checkpoint:
             raise ValueError(
@@ -122,10 +144,16 @@ class Refined(AlgorithmBase):  # type: ignore[misc]
 
 
 def register() -> tuple[type, type]:
-    """Add ``semigpc_fixmatch`` and ``semigpc_simmatch`` to semilearn's algorithms, once; return both classes."""
+    """Add ``semigpc_fixmatch`` and ``semigpc_simmatch`` to semilearn's algorithms, once; return
+    both classes.
+    """
     try:
         from semilearn.core.utils import ALGORITHMS
-    except (ImportError, OSError, RuntimeError) as error:  # torchaudio, which it imports, raises the latter two
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+    ) as error:  # torchaudio, which it imports, raises the latter two
         raise ImportError(
             f"semilearn must be importable; got: {error} Install it in an environment of its own, pip install 'semigpc[usb]', "
             "with the torch that its torchaudio was built for."
@@ -162,24 +190,32 @@ def _simmatch() -> type:
     from semilearn.algorithms.simmatch.simmatch import SimMatch, SimMatch_Net
 
     class SemiGPCSimMatch(Refined, SimMatch):  # type: ignore[misc]
-        """SimMatch whose weak probabilities come from the GP before they are aligned; its own memory bank is not changed."""
+        """SimMatch whose weak probabilities come from the GP before they are aligned; its own
+        memory bank is not changed.
+        """
 
         weak_pass = 1  # labelled, weak, strong
 
         def listened_to(self) -> nn.Module:
             """Return the backbone, since SimMatch's network returns projections alone."""
-            network = next(module for module in self.model.modules() if isinstance(module, SimMatch_Net))
+            network = next(
+                module for module in self.model.modules() if isinstance(module, SimMatch_Net)
+            )
             backbone: nn.Module = network.backbone
             return backbone
 
         def features(self, output: Any, **options: Any) -> Tensor | None:
             return output if options.get("only_feat") else None
 
-        def train_step(self, idx_lb: Tensor, x_lb: Any, y_lb: Tensor, x_ulb_w: Any, x_ulb_s: Any) -> Any:
+        def train_step(
+            self, idx_lb: Tensor, x_lb: Any, y_lb: Tensor, x_ulb_w: Any, x_ulb_s: Any
+        ) -> Any:
             with self.listening(y_lb):
                 return super().train_step(idx_lb, x_lb, y_lb, x_ulb_w, x_ulb_s)
 
-        def call_hook(self, fn_name: str, hook_name: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        def call_hook(
+            self, fn_name: str, hook_name: str | None = None, *args: Any, **kwargs: Any
+        ) -> Any:
             if fn_name == "dist_align":
                 kwargs["probs_x_ulb"] = self.refined(kwargs["probs_x_ulb"])
             return super().call_hook(fn_name, hook_name, *args, **kwargs)

@@ -1,1 +1,3 @@
-"""Files: written completely or not at all, read with checks; tables, images, paths, tensors and text."""
+"""Files: written completely or not at all, read with checks; tables, images, paths, tensors and
+text.
+"""

@@ -1,9 +1,12 @@
-"""Files that are written completely or not at all, folders that one process writes at a time, outputs that can be verified.
+"""Files that are written completely or not at all, folders that one process writes at a time,
+outputs that can be verified.
 
-Every file of this package is written by :func:`replacing`: a draft beside the target is written, flushed to the disk and
-renamed, so neither a crash nor a full disk leaves half a file, and the old file stays until the new one is complete. A process
-that writes several files that belong together holds :func:`locked` meanwhile. JSON is read back by :func:`read_json`, which
-checks it against a schema, a ``TypedDict`` or a pydantic dataclass; an error names the file, the key, the value and the remedy.
+Every file of this package is written by :func:`replacing`: a draft beside the target is written,
+flushed to the disk and renamed, so neither a crash nor a full disk leaves half a file, and the old
+file stays until the new one is complete. A process that writes several files that belong together
+holds :func:`locked` meanwhile. JSON is read back by :func:`read_json`, which checks it against a
+schema, a ``TypedDict`` or a pydantic dataclass; an error names the file, the key, the value and the
+remedy.
 """
 
 import errno
@@ -36,7 +39,8 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file syst
 POLL = 0.2  # seconds between two attempts, where a process waits for a lock
 SHOWN = 80  # characters of a value in a message
 
-# Schemas are exact: no text for a number, no ``true`` for 1, no NaN. RELAXED allows unknown keys: later versions may add some.
+# Schemas are exact: no text for a number, no ``true`` for 1, no NaN. RELAXED allows unknown keys:
+# later versions may add some.
 EXACT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 RELAXED = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
@@ -61,10 +65,12 @@ class FileError(ValueError):
 
 
 class WriteError(OSError):
-    """A file that could not be written; the old one is intact. The message names the path and the remedy.
+    """A file that could not be written; the old one is intact. The message names the path and the
+    remedy.
 
     Args:
-        message: the message. passing: whether the same call may succeed later, once there is room or a permission.
+        message: the message. passing: whether the same call may succeed later, once there is room
+            or a permission.
     """
 
     def __init__(self, message: str, *, passing: bool = False) -> None:
@@ -76,28 +82,35 @@ class InUseError(RuntimeError):
     """Another process, named in the message, is writing there."""
 
 
-# Writing --------------------------------------------------------------------------------------------------------------
+# Writing ------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a draft to write; when the block ends without an error the draft takes the place of ``path``.
+    """Yield the path of a draft to write; when the block ends without an error the draft takes the
+    place of ``path``.
 
-    The folder is created if necessary. The draft ends as ``path`` does, since some writers look at the suffix.
+    The folder is created if necessary. The draft ends as ``path`` does, since some writers look at
+    the suffix.
 
     Raises:
-        WriteError: the draft could not be written or moved: a full disk, a folder that is read-only. The old file stays.
+        WriteError: the draft could not be written or moved: a full disk, a folder that is
+            read-only. The old file stays.
     """
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():
         reason = "it is a folder" if path.is_dir() else "it is a pipe, a socket or a device"
-        raise WriteError(f"{path} could not be written: {reason}. Move it away, or give the name of another file.")
+        raise WriteError(
+            f"{path} could not be written: {reason}. Move it away, or give the name of another file."
+        )
     draft = path.with_name(f".{_short(path.name)}.{uuid.uuid4().hex[:8]}{DRAFT}{path.suffix}")
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             draft.touch()
-            mode = draft.stat().st_mode  # as others may read files here; some writers make files that only the owner can
+            mode = (
+                draft.stat().st_mode
+            )  # as others may read files here; some writers make files that only the owner can
             draft.unlink()
             yield draft
             draft.chmod(mode)
@@ -112,7 +125,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an error of writing ``path`` into a :class:`WriteError` that names it and the remedy; other errors pass."""
+    """Turn an error of writing ``path`` into a :class:`WriteError` that names it and the remedy;
+    other errors pass.
+    """
     try:
         yield
     except WriteError:
@@ -125,7 +140,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    r"""Replace a file by UTF-8 text; lone surrogates, which names of files may hold, are written as \udcff and the like."""
+    r"""Replace a file by UTF-8 text; lone surrogates, which names of files may hold, are written as
+    \udcff and the like.
+    """
     with replacing(path) as draft:
         draft.write_bytes(text.encode("utf-8", "backslashreplace"))
 
@@ -156,18 +173,25 @@ def _unwritable(path: Path, error: OSError) -> WriteError:
     passing, advice = True, "Make the folder writable, or choose another place"
     if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
         folder = next(parent for parent in path.absolute().parents if parent.is_dir())
-        reason = f"the disk is full ({shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder})"
+        reason = (
+            f"the disk is full ({shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder})"
+        )
         advice = "Make room, or choose another place"
     elif error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
         passing, advice = False, "Choose another place, or another name"
-    return WriteError(f"{path} could not be written: {reason}. What was there before is intact. {advice}.", passing=passing)
+    return WriteError(
+        f"{path} could not be written: {reason}. What was there before is intact. {advice}.",
+        passing=passing,
+    )
 
 
-# Reading --------------------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 def trouble(path: Path) -> str | None:
-    """Return why a path may not be opened; None for a file, a folder, and a path that does not exist."""
+    """Return why a path may not be opened; None for a file, a folder, and a path that does not
+    exist.
+    """
     try:
         str(path).encode()
         mode = path.stat().st_mode
@@ -177,29 +201,38 @@ def trouble(path: Path) -> str | None:
         return None
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return None
-    kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    kind = (
+        "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    )
     return f"it is {kind}, and reading it may never end; give a regular file"
 
 
-# Locking --------------------------------------------------------------------------------------------------------------
+# Locking ------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def locked(folder: Path, file: str = "", *, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Be the only process that writes a folder, or one file of it; the operating system releases the lock with the process.
+def locked(
+    folder: Path, file: str = "", *, waiting: Callable[[str], None] | None = None
+) -> Iterator[None]:
+    """Be the only process that writes a folder, or one file of it; the operating system releases
+    the lock with the process.
 
-    The lock is a hidden file in the folder that names the process for others. The folder is created if necessary, and removed
-    again if nothing was written to it.
+    The lock is a hidden file in the folder that names the process for others. The folder is created
+    if necessary, and removed again if nothing was written to it.
 
     Args:
         folder: what is written. file: a file in it, if the rest of the folder is not concerned.
         waiting: called once with a message that names the other process; then wait for it.
 
     Raises:
-        InUseError: another process writes there, and ``waiting`` is None. WriteError: the folder cannot be written.
-        RuntimeError: this is a worker process that runs its parent's script again, and would wait for it for ever.
+        InUseError: another process writes there, and ``waiting`` is None. WriteError: the folder
+            cannot be written.
+        RuntimeError: this is a worker process that runs its parent's script again, and would wait
+            for it for ever.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # set while a new process imports the main script
+    if getattr(
+        multiprocessing.current_process(), "_inheriting", False
+    ):  # set while a new process imports the main script
         raise RuntimeError(
             "Worker processes import the script that started them. Put what it does below: if __name__ == '__main__':"
         )
@@ -215,14 +248,18 @@ def locked(folder: Path, file: str = "", *, waiting: Callable[[str], None] | Non
     try:
         yield
     finally:
-        with suppress(OSError):  # while it is held: a process that opened it before finds it unlinked and starts over
+        with suppress(
+            OSError
+        ):  # while it is held: a process that opened it before finds it unlinked and starts over
             path.unlink()
         lock.release()
         with suppress(OSError):
             folder.rmdir()  # only if it is empty
 
 
-def _acquire(lock: BaseFileLock, path: Path, target: Path, waiting: Callable[[str], None] | None) -> bool:
+def _acquire(
+    lock: BaseFileLock, path: Path, target: Path, waiting: Callable[[str], None] | None
+) -> bool:
     """Acquire the lock and return True; False where the file system has no locks."""
     try:
         try:
@@ -239,10 +276,22 @@ def _acquire(lock: BaseFileLock, path: Path, target: Path, waiting: Callable[[st
         program = Path(sys.argv[0]).name.replace("__main__.py", "semigpc")
         command = " ".join([program, *sys.argv[1:2]])
         with suppress(OSError):  # on a full disk the lock holds all the same
-            path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": command}))
+            path.write_text(
+                json.dumps(
+                    {
+                        "pid": os.getpid(),
+                        "host": socket.gethostname(),
+                        "since": since,
+                        "command": command,
+                    }
+                )
+            )
     except OSError as error:
         if error.errno in NO_LOCKS:
-            warnings.warn(f"{target} is on a file system without locks: nothing stops a second process there.", stacklevel=4)
+            warnings.warn(
+                f"{target} is on a file system without locks: nothing stops a second process there.",
+                stacklevel=4,
+            )
             return False
         raise _unwritable(target, error) from error
     return True
@@ -257,13 +306,15 @@ def _holder(file: Path) -> str:
 
 
 def remove_drafts(folder: Path, file: str = "") -> None:
-    """Delete the drafts of processes that were killed while they wrote a folder, or one file of it; call it under its lock."""
+    """Delete the drafts of processes that were killed while they wrote a folder, or one file of it;
+    call it under its lock.
+    """
     for draft in folder.glob(f".{glob.escape(_short(file)) or '*'}.????????{DRAFT}*"):
         with suppress(OSError):
             draft.unlink()
 
 
-# Verifying ------------------------------------------------------------------------------------------------------------
+# Verifying ----------------------------------------------------------------------------------------
 
 
 def facts_of(folder: Path, names: Iterable[str]) -> Facts:
@@ -294,20 +345,24 @@ def sha256(path: Path) -> str:
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain values with their own hash under ``sha256``, by which :func:`is_sealed` detects a change."""
+    """Return plain values with their own hash under ``sha256``, by which :func:`is_sealed` detects
+    a change.
+    """
     return {**values, "sha256": _digest(values)}
 
 
 def is_sealed(values: Mapping[str, Any]) -> bool:
     """Return whether values, read from JSON, are those that were sealed."""
-    return values.get("sha256") == _digest({name: value for name, value in values.items() if name != "sha256"})
+    return values.get("sha256") == _digest(
+        {name: value for name, value in values.items() if name != "sha256"}
+    )
 
 
 def _digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-# JSON -----------------------------------------------------------------------------------------------------------------
+# JSON ---------------------------------------------------------------------------------------------
 
 
 def read_json(
@@ -321,8 +376,10 @@ def read_json(
     """Read a JSON file and check it against a schema.
 
     Args:
-        path: of the file. schema: its type. error: the exception to raise. remedy: the end of the message, in full sentences.
-        check: raises a ValueError for values that do not go together; its message begins with the key.
+        path: of the file. schema: its type. error: the exception to raise. remedy: the end of the
+            message, in full sentences.
+        check: raises a ValueError for values that do not go together; its message begins with the
+            key.
 
     Raises:
         FileNotFoundError: there is no such file; callers have messages of their own for this.
@@ -333,7 +390,11 @@ def read_json(
     except FileNotFoundError:
         raise
     except (OSError, FileError) as problem:
-        message = problem if isinstance(problem, FileError) else f"{path} cannot be read: {problem.strerror or problem}"
+        message = (
+            problem
+            if isinstance(problem, FileError)
+            else f"{path} cannot be read: {problem.strerror or problem}"
+        )
         raise error(f"{message}. {remedy}") from problem
 
 
@@ -345,14 +406,18 @@ def must_be_file(path: Path) -> None:
 
 
 def parse(content: bytes, where: Path | str) -> Any:
-    """Parse JSON in which each key occurs once; a byte order mark, which some editors write, is skipped."""
+    """Parse JSON in which each key occurs once; a byte order mark, which some editors write, is
+    skipped.
+    """
     try:
         text = content.decode("utf-8-sig")
         if not text.strip():
             raise FileError(f"{where} cannot be read: it is empty")
         return json.loads(text, object_pairs_hook=functools.partial(_unique, where=where))
     except UnicodeDecodeError as error:
-        raise FileError(f"{where} cannot be read: it is not text in UTF-8 (byte {error.start})") from error
+        raise FileError(
+            f"{where} cannot be read: it is not text in UTF-8 (byte {error.start})"
+        ) from error
     except RecursionError as error:
         raise FileError(f"{where} cannot be read: it is nested too deeply") from error
     except FileError:
@@ -361,7 +426,9 @@ def parse(content: bytes, where: Path | str) -> Any:
         raise FileError(f"{where} cannot be read: it is not JSON ({error})") from error
 
 
-def validated(value: Any, schema: type[T], where: Path | str, check: Callable[[T], None] | None = None) -> T:
+def validated(
+    value: Any, schema: type[T], where: Path | str, check: Callable[[T], None] | None = None
+) -> T:
     """Return plain values checked against a schema."""
     try:
         typed = cast("T", _adapter(cast("Hashable", schema)).validate_python(value))
@@ -381,7 +448,9 @@ def _adapter(schema: Any) -> TypeAdapter[Any]:
 def problem(error: ValidationError, where: str = "") -> str:
     """Describe the first error: key (below ``where``), rule and value."""
     first = error.errors(include_url=False)[0]
-    key = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    key = where + "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]
+    )
     key = key.lstrip(".")[-SHOWN:] or "the content"
     if first["type"] == "missing":
         return f"{key} is missing"

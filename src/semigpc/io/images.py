@@ -1,4 +1,6 @@
-"""Pools of images: arrays in memory, files and members of a zip file that are decoded when they are used."""
+"""Pools of images: arrays in memory, files and members of a zip file that are decoded when they are
+used.
+"""
 
 import io
 import os
@@ -29,7 +31,15 @@ Pixels = NDArray[np.uint8]
 GIGABYTE = 2**30
 MOST_PIXELS = 178_000_000  # of one image: 700 MB decoded; Pillow's own limit is a little higher
 MOST_BYTES = 8 * MOST_PIXELS  # of one image in a zip file: four channels of 16 bits, not compressed
-BROKEN = (OSError, SyntaxError, ValueError, EOFError, MemoryError, OverflowError, struct.error)  # what Pillow may raise
+BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    MemoryError,
+    OverflowError,
+    struct.error,
+)  # what Pillow may raise
 
 
 class ImageError(DataError):
@@ -37,17 +47,23 @@ class ImageError(DataError):
 
 
 class ArrayImages:
-    """Images held as (P, H, W, 3) bytes, or (P, H, W) if grey, which is repeated in all three channels."""
+    """Images held as (P, H, W, 3) bytes, or (P, H, W) if grey, which is repeated in all three
+    channels.
+    """
 
     def __init__(self, pixels: NDArray[Any]) -> None:
-        if pixels.dtype != np.uint8 or not (pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[3] == 3)):
+        if pixels.dtype != np.uint8 or not (
+            pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[3] == 3)
+        ):
             raise DataError(
                 "Images given as an array must be uint8 of shape (count, height, width, 3), or (count, height, width) if "
                 f"grey; got {pixels.dtype} of shape {pixels.shape}. Scale values to 0..255 and put channels last."
             )
         height, width = pixels.shape[1:3]
         if width * height > MOST_PIXELS:
-            raise DataError(f"An image of the array {_too_large(width * height, f' ({width} x {height})')}")
+            raise DataError(
+                f"An image of the array {_too_large(width * height, f' ({width} x {height})')}"
+            )
         self.pixels = pixels
 
     def __len__(self) -> int:
@@ -62,21 +78,28 @@ class ArrayImages:
 
 
 class PixelFile:
-    """Images of one size, (side, side, 3) bytes each, in a temporary file that this process and its loader workers share.
+    """Images of one size, (side, side, 3) bytes each, in a temporary file that this process and its
+    loader workers share.
 
-    The file has no name, so that nothing is left of it after the last of these processes, however that ended. It is read and
-    written rather than mapped: a full disk is then an error that can be caught, and the system keeps what is read often in
-    memory all the same. An image counts as written once its byte at the beginning of the file is 1.
+    The file has no name, so that nothing is left of it after the last of these processes, however
+    that ended. It is read and
+    written rather than mapped: a full disk is then an error that can be caught, and the system
+    keeps what is read often in memory all the same. An image counts as written once its byte at the
+    beginning of the file is 1.
 
     Args:
         count: of images. side: in pixels.
-        limit: bytes; no more than the first images that fit into it, or into half of the free space, are kept.
+        limit: bytes; no more than the first images that fit into it, or into half of the free
+            space, are kept.
     """
 
     def __init__(self, count: int, side: int, limit: int) -> None:
         self._bytes, self.count = 3 * side * side, 0
         if hasattr(os, "preadv"):  # not on Windows
-            with suppress(OSError), tempfile.TemporaryFile() as file:  # where nothing can be written, nothing is kept
+            with (
+                suppress(OSError),
+                tempfile.TemporaryFile() as file,
+            ):  # where nothing can be written, nothing is kept
                 self._own(os.dup(file.fileno()))
                 free = shutil.disk_usage(tempfile.gettempdir()).free
                 self.count = min(count, min(limit, free // 2) // (self._bytes + 1))
@@ -86,10 +109,14 @@ class PixelFile:
         weakref.finalize(self, os.close, descriptor)
 
     def read(self, number: int, pixels: Pixels) -> bool:
-        """Copy an image into ``pixels`` (side, side, 3) and return True, or return False if it is not there."""
+        """Copy an image into ``pixels`` (side, side, 3) and return True, or return False if it is
+        not there.
+        """
         if number >= self.count or os.pread(self._file, 1, number) != b"\1":
             return False
-        return os.preadv(self._file, [pixels.data], self.count + number * self._bytes) == self._bytes
+        return (
+            os.preadv(self._file, [pixels.data], self.count + number * self._bytes) == self._bytes
+        )
 
     def write(self, number: int, pixels: Pixels) -> None:
         """Keep an image, if there is a place for it and the disk is not full."""
@@ -100,7 +127,9 @@ class PixelFile:
                 os.pwrite(self._file, b"\1", number)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Send the open file to a process that is being started; a copy made in any other way keeps nothing."""
+        """Send the open file to a process that is being started; a copy made in any other way keeps
+        nothing.
+        """
         if context.get_spawning_popen() is None or not self.count:
             return {"_bytes": self._bytes, "count": 0, "_file": None}
         return self.__dict__ | {"_file": reduction.DupFd(self._file)}
@@ -112,11 +141,13 @@ class PixelFile:
 
 
 class FileImages:
-    """Images in files, upright and RGB. One that cannot be read is an error with its path, never skipped.
+    """Images in files, upright and RGB. One that cannot be read is an error with its path, never
+    skipped.
 
     Args:
         paths: P files.
-        cache_bytes: for what loaders make of the images of a set, see :class:`PixelFile`; 0 for none.
+        cache_bytes: for what loaders make of the images of a set, see :class:`PixelFile`; 0 for
+            none.
     """
 
     def __init__(self, paths: Sequence[Path], *, cache_bytes: int = 2 * GIGABYTE) -> None:
@@ -133,7 +164,9 @@ class FileImages:
         return read_image(self.paths[position], at_least=at_least)
 
     def fingerprint(self, position: int) -> bytes:
-        """Return path, size and time of the file, which change when the image does, without reading it."""
+        """Return path, size and time of the file, which change when the image does, without reading
+        it.
+        """
         path = self.paths[position]
         try:
             facts = path.stat()
@@ -144,23 +177,29 @@ class FileImages:
         return f"{path.absolute()} {facts.st_size} {facts.st_mtime_ns}".encode()
 
 
-def read_image(path: Path, content: IO[bytes] | None = None, *, at_least: int | None = None) -> Image.Image:
-    """Decode one file, or ``content`` that was read from ``path``; rotate it by its EXIF orientation; convert it to RGB.
+def read_image(
+    path: Path, content: IO[bytes] | None = None, *, at_least: int | None = None
+) -> Image.Image:
+    """Decode one file, or ``content`` that was read from ``path``; rotate it by its EXIF
+    orientation; convert it to RGB.
 
     Args:
-        at_least: pixels. A JPEG is decoded at a half, a quarter or an eighth of its size where both sides keep this many,
-            in a fraction of the time.
+        at_least: pixels. A JPEG is decoded at a half, a quarter or an eighth of its size where both
+            sides keep this many, in a fraction of the time.
     """
     with opened_image(path, content) as opened:
         if at_least is not None:
             opened.draft(None, (at_least, at_least))
         opened.load()
-        ImageOps.exif_transpose(opened, in_place=True)  # in place, since a copy takes a tenth of the time of decoding
+        ImageOps.exif_transpose(
+            opened, in_place=True
+        )  # in place, since a copy takes a tenth of the time of decoding
         return _to_rgb(opened)
 
 
 def thumbnail(path: Path, size: int, quality: int = 85) -> bytes:
-    """Return an image as JPEG of some quality (of 100), upright and no larger than ``size`` pixels either way.
+    """Return an image as JPEG of some quality (of 100), upright and no larger than ``size`` pixels
+    either way.
 
     Raises:
         ImageError: see :func:`opened_image`.
@@ -176,27 +215,35 @@ def thumbnail(path: Path, size: int, quality: int = 85) -> bytes:
 
 @contextmanager
 def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image.Image]:
-    """Open an image and read its header; an error within the block, such as one of decoding, becomes an ImageError.
+    """Open an image and read its header; an error within the block, such as one of decoding,
+    becomes an ImageError.
 
     Raises:
-        ImageError: it is not there, is no regular file, has more than MOST_PIXELS, or cannot be decoded.
+        ImageError: it is not there, is no regular file, has more than MOST_PIXELS, or cannot be
+            decoded.
     """
     shown = printable(path)
     if content is None and (reason := trouble(path)) is not None:
         raise ImageError(f"The image {shown} cannot be read: {reason}.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is checked below
+            warnings.simplefilter(
+                "ignore", Image.DecompressionBombWarning
+            )  # our own limit is checked below
             opened = Image.open(path if content is None else content)
         with opened:
             width, height = opened.size
             if width * height > MOST_PIXELS:
-                raise ImageError(f"The image {shown} {_too_large(width * height, f' ({width} x {height})')}")
+                raise ImageError(
+                    f"The image {shown} {_too_large(width * height, f' ({width} x {height})')}"
+                )
             yield opened
     except ImageError:
         raise
     except FileNotFoundError as error:
-        raise ImageError(f"The image {shown} is no longer there. Put it back, or take it out of the data.") from error
+        raise ImageError(
+            f"The image {shown} is no longer there. Put it back, or take it out of the data."
+        ) from error
     except Image.DecompressionBombError as error:
         count = re.search(r"\d+", str(error))
         raise ImageError(f"The image {shown} {_too_large(int(count[0]) if count else 0)}") from None
@@ -208,14 +255,18 @@ def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image
 
 
 def _too_large(pixels: int, sides: str = "") -> str:
-    """Describe an image of too many pixels; Pillow, whose limit is somewhat higher, may have been set to a lower one."""
+    """Describe an image of too many pixels; Pillow, whose limit is somewhat higher, may have been
+    set to a lower one.
+    """
     most = min(MOST_PIXELS, 2 * (Image.MAX_IMAGE_PIXELS or MOST_PIXELS))
     return f"has {pixels} pixels{sides}, and {most} is the most. Make it smaller, or take it out of the data."
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
-        raise ValueError(f"its pixels are 32-bit numbers (mode {image.mode}), of unknown range; save it with 8 or 16 bits")
+        raise ValueError(
+            f"its pixels are 32-bit numbers (mode {image.mode}), of unknown range; save it with 8 or 16 bits"
+        )
     if image.mode.startswith("I;16"):  # Pillow would clip at 255 and turn nearly everything white
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if "transparency" in image.info:
@@ -234,14 +285,22 @@ def to_image(pixels: Pixels) -> Image.Image:
     return Image.frombytes("RGB", (width, height), pixels.tobytes())
 
 
-UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (
+    OSError,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class ZipImages:
     """Images that are members of a zip file, upright and RGB.
 
-    Each process opens the zip file for itself when it first reads an image, whether the pool was sent or forked, since two
-    processes must not share the position in an open file.
+    Each process opens the zip file for itself when it first reads an image, whether the pool was
+    sent or forked, since two processes must not share the position in an open file.
 
     Args:
         archive: the zip file.
@@ -249,7 +308,9 @@ class ZipImages:
         cache_bytes: as of :class:`FileImages`.
     """
 
-    def __init__(self, archive: Path, members: Sequence[str], *, cache_bytes: int = 2 * GIGABYTE) -> None:
+    def __init__(
+        self, archive: Path, members: Sequence[str], *, cache_bytes: int = 2 * GIGABYTE
+    ) -> None:
         self.archive, self.members, self.cache_bytes = archive, tuple(members), cache_bytes
         self._opened: tuple[int, zipfile.ZipFile] | None = None  # by which process
 
@@ -263,12 +324,18 @@ class ZipImages:
         """Decode an image, see :func:`read_image`."""
         with self._member(position) as (opened, facts):
             if facts.file_size > MOST_BYTES:
-                raise OSError(f"it has {facts.file_size} bytes unpacked, and the largest image that is read has {MOST_BYTES}")
+                raise OSError(
+                    f"it has {facts.file_size} bytes unpacked, and the largest image that is read has {MOST_BYTES}"
+                )
             content = opened.read(facts)
-        return read_image(self.archive / self.members[position], io.BytesIO(content), at_least=at_least)
+        return read_image(
+            self.archive / self.members[position], io.BytesIO(content), at_least=at_least
+        )
 
     def fingerprint(self, position: int) -> bytes:
-        """Return name, size and checksum from the zip file, which change when the image does, without reading it."""
+        """Return name, size and checksum from the zip file, which change when the image does,
+        without reading it.
+        """
         with self._member(position) as (_, facts):
             return f"{facts.filename} {facts.file_size} {facts.CRC}".encode()
 
@@ -300,4 +367,10 @@ def zipped_images(archive: Path) -> list[str]:
         raise DataError(
             f"{archive} cannot be read as a zip file: {error}. It may be cut short; fetch it again, or give a folder."
         ) from error
-    return sorted({name for name in names if is_image_name(name) and not name.startswith(".") and "/." not in name})
+    return sorted(
+        {
+            name
+            for name in names
+            if is_image_name(name) and not name.startswith(".") and "/." not in name
+        }
+    )

@@ -1,7 +1,8 @@
 """Paths from the user: which may be opened, and which images lie below a folder.
 
-One policy for every command. A named pipe, a socket or a device is never opened, since reading it may never end. A link that
-leads out of the folder is followed only on request (``--follow-links``). Names are UTF-8, as tables and reports are.
+One policy for every command. A named pipe, a socket or a device is never opened, since reading it
+may never end. A link that leads out of the folder is followed only on request (``--follow-links``).
+Names are UTF-8, as tables and reports are.
 """
 
 import os
@@ -12,7 +13,9 @@ from semigpc.data.dataset import DataError
 from semigpc.io.atomic import trouble
 from semigpc.io.text import printable
 
-EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+EXTENSIONS = frozenset(
+    (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+)
 SHOWN = 3  # images that a message names
 NOT_THERE = "it is not there"
 
@@ -27,7 +30,9 @@ def checked(path: Path) -> Path:
 
 
 def existing(path: str | Path, what: str, root: Path | None = None) -> Path:
-    """Return the resolved path, tried as it is and then below ``root``; ``what`` describes it in the error."""
+    """Return the resolved path, tried as it is and then below ``root``; ``what`` describes it in
+    the error.
+    """
     places = [Path(path).expanduser(), *([root / path] if root else [])]
     for place in places:
         if place.exists():
@@ -37,14 +42,19 @@ def existing(path: str | Path, what: str, root: Path | None = None) -> Path:
 
 
 def leads_out(path: Path, root: Path) -> str | None:
-    """Return the reason not to follow a link below ``root``, a resolved folder, if it leads elsewhere."""
+    """Return the reason not to follow a link below ``root``, a resolved folder, if it leads
+    elsewhere.
+    """
     if (target := path.resolve()).is_relative_to(root):
         return None
-    return f"a link that leads out of the folder, to {printable(target)} (--follow-links permits it)"
+    return (
+        f"a link that leads out of the folder, to {printable(target)} (--follow-links permits it)"
+    )
 
 
 def images_below(folder: Path, *, follow_links: bool = False) -> list[str]:
-    """Return the names of all images at any depth, sorted, with forward slashes, without hidden files and folders.
+    """Return the names of all images at any depth, sorted, with forward slashes, without hidden
+    files and folders.
 
     Raises:
         DataError: some cannot be used; see :func:`walk`.
@@ -54,10 +64,16 @@ def images_below(folder: Path, *, follow_links: bool = False) -> list[str]:
     return names
 
 
-def sorted_images(folder: Path, root: Path | None = None, *, follow_links: bool = False) -> tuple[list[str], list[Bad]]:
-    """Return the names of the images below a folder that can be used, and the others with the reason; see :func:`walk`."""
+def sorted_images(
+    folder: Path, root: Path | None = None, *, follow_links: bool = False
+) -> tuple[list[str], list[Bad]]:
+    """Return the names of the images below a folder that can be used, and the others with the
+    reason; see :func:`walk`.
+    """
     images = sorted(walk(folder, root, follow_links=follow_links))
-    return [name for name, reason in images if not reason], [(printable(name), reason) for name, reason in images if reason]
+    return [name for name, reason in images if not reason], [
+        (printable(name), reason) for name, reason in images if reason
+    ]
 
 
 def reject_bad(bad: list[Bad], place: object) -> None:
@@ -65,14 +81,18 @@ def reject_bad(bad: list[Bad], place: object) -> None:
     if bad:
         few = "; ".join(f"{name}: {reason}" for name, reason in bad[:SHOWN])
         more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-        raise DataError(f"{len(bad)} images of {printable(place)} cannot be used ({few}{more}). Mend them or take them out.")
+        raise DataError(
+            f"{len(bad)} images of {printable(place)} cannot be used ({few}{more}). Mend them or take them out."
+        )
 
 
 def walk(folder: Path, root: Path | None = None, *, follow_links: bool = False) -> Iterator[Bad]:
-    """Yield the name of each image below a folder, in no order, with the reason why it cannot be used, or "".
+    """Yield the name of each image below a folder, in no order, with the reason why it cannot be
+    used, or "".
 
-    A linked folder is entered only if it leads out of ``root`` and that is permitted: inside root its content has another name
-    already. Each such folder is entered once, so that a circle of links ends.
+    A linked folder is entered only if it leads out of ``root`` and that is permitted: inside root
+    its content has another name already. Each such folder is entered once, so that a circle of
+    links ends.
 
     Args:
         folder: where to look.
@@ -88,7 +108,8 @@ def walk(folder: Path, root: Path | None = None, *, follow_links: bool = False) 
         except OSError as error:
             yield prefix, f"the folder cannot be read: {error.strerror}"
             continue
-        with entries:  # read as they come: a caller that looks for one image does not list a folder of millions
+        # read as they come: a caller that looks for one image does not list a folder of millions
+        with entries:
             for entry in entries:
                 name = f"{prefix}{entry.name}"
                 if entry.name.startswith(".") or not (entry.is_dir() or is_image_name(entry.name)):
@@ -98,7 +119,11 @@ def walk(folder: Path, root: Path | None = None, *, follow_links: bool = False) 
                 if outside is not None and not follow_links:
                     yield name, outside
                 elif not entry.is_dir():
-                    yield name, trouble(path) or ("" if entry.is_file() else "a link to something that is not there")
+                    yield (
+                        name,
+                        trouble(path)
+                        or ("" if entry.is_file() else "a link to something that is not there"),
+                    )
                 elif not entry.is_symlink():
                     waiting.append((f"{name}/", entry.path))
                 elif outside is not None and (target := path.resolve()) not in seen:
@@ -107,13 +132,17 @@ def walk(folder: Path, root: Path | None = None, *, follow_links: bool = False) 
 
 
 def is_image_name(name: str) -> bool:
-    """Return whether a name ends like an image; by strings, since a pathlib object for each name takes longer than the rest."""
+    """Return whether a name ends like an image; by strings, since a pathlib object for each name
+    takes longer than the rest.
+    """
     dot = name.rfind(".")
     return dot > 0 and name[dot:].lower() in EXTENSIONS
 
 
 def unusable(root: Path, name: str, *, follow_links: bool = False) -> str | None:
-    """Return why a file that a table names below ``root``, a resolved folder, cannot be used; None if it can."""
+    """Return why a file that a table names below ``root``, a resolved folder, cannot be used; None
+    if it can.
+    """
     path = root / name
     try:
         if not path.exists():

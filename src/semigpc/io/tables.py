@@ -13,7 +13,9 @@ COLUMNS = ("file_name", "label")
 SUFFIXES = (".csv", ".parquet")
 LONGEST_LABEL = 1000  # characters; a longer text is not a name but another column
 
-Choose = Callable[[Sequence[str], Path], tuple[str, str]]  # selects the two columns to read, given those of a file
+Choose = Callable[
+    [Sequence[str], Path], tuple[str, str]
+]  # selects the two columns to read, given those of a file
 
 
 def is_table(path: Path) -> bool:
@@ -22,9 +24,11 @@ def is_table(path: Path) -> bool:
 
 
 def read_labels(path: Path) -> dict[str, str | None]:
-    """Return the class of each file in a table, or None where it has no label, in the order of the table.
+    """Return the class of each file in a table, or None where it has no label, in the order of the
+    table.
 
-    :func:`semigpc.io.text.label_text` defines what counts as no label. A row may be repeated, but not with another label.
+    :func:`semigpc.io.text.label_text` defines what counts as no label. A row may be repeated, but
+    not with another label.
     """
     labels: dict[str, str | None] = {}
     conflicts: dict[str, set[str]] = {}
@@ -39,14 +43,20 @@ def read_labels(path: Path) -> dict[str, str | None]:
             f"{' and '.join(sorted(different))}. Keep one row for each image."
         )
     if not labels:
-        raise DataError(f"{path} lists no images. It needs one row for each, with the columns {' and '.join(COLUMNS)}.")
+        raise DataError(
+            f"{path} lists no images. It needs one row for each, with the columns {' and '.join(COLUMNS)}."
+        )
     return labels
 
 
 def read_pairs(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
     """Yield two columns of a CSV or Parquet file, row by row, as they are written there."""
     checked(path)
-    return _parquet_rows(path, choose) if path.suffix.lower() == ".parquet" else _csv_rows(path, choose)
+    return (
+        _parquet_rows(path, choose)
+        if path.suffix.lower() == ".parquet"
+        else _csv_rows(path, choose)
+    )
 
 
 def _csv_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
@@ -56,10 +66,14 @@ def _csv_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
             reader.fieldnames = [from_spreadsheet_cell(name) for name in reader.fieldnames or []]
             first, second = choose(reader.fieldnames, path)
             for row in reader:
-                name, label = (value and from_spreadsheet_cell(value) for value in (row[first], row[second]))
+                name, label = (
+                    value and from_spreadsheet_cell(value) for value in (row[first], row[second])
+                )
                 yield name, label
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as CSV: {error}. Save it as comma-separated UTF-8 text.") from error
+        raise DataError(
+            f"{path} cannot be read as CSV: {error}. Save it as comma-separated UTF-8 text."
+        ) from error
 
 
 def _parquet_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
@@ -69,11 +83,17 @@ def _parquet_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
 
     try:
         columns = choose(parquet.read_schema(path).names, path)
-        table = parquet.read_table(path, columns=list(columns), partitioning=None, page_checksum_verification=True)
-        table.validate(full=True)  # before any value is read: damaged offsets point outside of the buffers
+        table = parquet.read_table(
+            path, columns=list(columns), partitioning=None, page_checksum_verification=True
+        )
+        table.validate(
+            full=True
+        )  # before any value is read: damaged offsets point outside of the buffers
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise DataError(f"{path} cannot be read as Parquet: {reason}. Write it again, or save it as CSV.") from error
+        raise DataError(
+            f"{path} cannot be read as Parquet: {reason}. Write it again, or save it as CSV."
+        ) from error
     yield from zip(*(table.column(name).to_pylist() for name in columns), strict=True)
 
 

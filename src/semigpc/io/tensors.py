@@ -1,7 +1,8 @@
-"""Tensors in safetensors files with a checksum over every byte, so that a damaged file is never used.
+"""Tensors in safetensors files with a checksum over every byte, so that a damaged file is never
+used.
 
-The header of such a file begins with the checksum. It is the sha256 of the whole file (length, header, padding and tensors)
-with zeros in place of its own digits.
+The header of such a file begins with the checksum. It is the sha256 of the whole file (length,
+header, padding and tensors) with zeros in place of its own digits.
 """
 
 import hashlib
@@ -21,7 +22,9 @@ from semigpc.io.atomic import FileError, must_be_file, parse
 
 DIGITS = 64
 ZEROS = b"0" * DIGITS
-KEY = "semigpc"  # a single key: the library writes several in any order, and equal tensors would give different files
+# a single key: the library writes several in any order, and equal tensors would give different
+# files
+KEY = "semigpc"
 # 8 bytes of length come first, then the header, which the library begins with the metadata.
 OPENING = b'{"__metadata__":{"' + KEY.encode() + rb'":"{\"sha256\": \"'
 PLACE = 8 + len(OPENING)
@@ -38,26 +41,33 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> Non
         OSError: the disk is full, for example.
     """
     try:
-        save_file(dict(tensors), path, metadata={KEY: json.dumps({"sha256": ZEROS.decode(), **facts})})
+        save_file(
+            dict(tensors), path, metadata={KEY: json.dumps({"sha256": ZEROS.decode(), **facts})}
+        )
     except SafetensorError as error:  # such as a full disk
         raise OSError(str(error)) from error
     with path.open("rb+") as file:
         digest = _digest(file)
         file.seek(PLACE)
-        assert file.read(DIGITS) == ZEROS, "the header begins differently in this version of safetensors"
+        assert file.read(DIGITS) == ZEROS, (
+            "the header begins differently in this version of safetensors"
+        )
         file.seek(PLACE)
         file.write(digest.encode())
 
 
 def remove_unfinished_tensors(folder: Path) -> None:
-    """Delete the files, ``.tmp`` and six letters, that the library leaves if a process is killed while it writes."""
+    """Delete the files, ``.tmp`` and six letters, that the library leaves if a process is killed
+    while it writes.
+    """
     for file in folder.glob(".tmp??????"):
         file.unlink(missing_ok=True)
 
 
 @contextmanager
 def open_tensors(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Verify a file, unless that was done; yield a handle with ``keys`` and ``get_tensor``, and the facts.
+    """Verify a file, unless that was done; yield a handle with ``keys`` and ``get_tensor``, and the
+    facts.
 
     Raises:
         FileError: it is damaged, or of another kind. FileNotFoundError: it does not exist.
@@ -67,7 +77,9 @@ def open_tensors(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict
         if verify:
             file.seek(8)
             if file.read(len(OPENING)) != OPENING:
-                reason = "it does not begin with a checksum, so it is damaged or by an older version"
+                reason = (
+                    "it does not begin with a checksum, so it is damaged or by an older version"
+                )
                 raise FileError(f"{path} cannot be read: {reason}")
             if file.read(DIGITS) != _digest(file).encode():
                 raise FileError(f"{path} is damaged: its content does not fit its checksum")

@@ -1,4 +1,6 @@
-"""Text: class labels, names for a terminal or a spreadsheet, messages for unknown names, formatted numbers, versions."""
+"""Text: class labels, names for a terminal or a spreadsheet, messages for unknown names, formatted
+numbers, versions.
+"""
 
 import difflib
 import math
@@ -12,9 +14,26 @@ from typing import Any
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how formulas begin in a spreadsheet
 NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", re.IGNORECASE)  # not a formula
 APOSTROPHE = "'"
-HIDDEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, lone surrogates, separators of lines and paragraphs
-DIRECTION = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # overrides and isolates reorder a line
-PACKAGES = ("semigpc", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn", "safetensors", "pyarrow")
+HIDDEN = (
+    "Cc",
+    "Cs",
+    "Zl",
+    "Zp",
+)  # control characters, lone surrogates, separators of lines and paragraphs
+DIRECTION = frozenset(
+    "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)  # overrides and isolates reorder a line
+PACKAGES = (
+    "semigpc",
+    "torch",
+    "torchvision",
+    "timm",
+    "lightning-fabric",
+    "numpy",
+    "scikit-learn",
+    "safetensors",
+    "pyarrow",
+)
 MISSING = "not installed"  # in place of a version
 CLASS_GROUPS = ("many", "medium", "few")  # thirds of the classes, by their number of labels
 ABSENT = "\N{EN DASH}"
@@ -23,10 +42,12 @@ NO_LABEL = re.compile(r"-1(\.0*)?|nan|", re.IGNORECASE)  # text that counts as n
 
 
 def label_text(value: Any) -> str | None:
-    """Return the name of a class as text, or None for no label: one rule for tables, folders, pages and Python.
+    """Return the name of a class as text, or None for no label: one rule for tables, folders, pages
+    and Python.
 
-    None, NaN, pandas.NA, -1 as a number or as text, the text "nan" in any case, and empty text mean no label. Spaces around a
-    name are removed. A float such as 3.0 becomes "3", since columns of integers with gaps are often stored as floats.
+    None, NaN, pandas.NA, -1 as a number or as text, the text "nan" in any case, and empty text mean
+    no label. Spaces around a name are removed. A float such as 3.0 becomes "3", since columns of
+    integers with gaps are often stored as floats.
     """
     try:
         if value is None or value != value:  # NaN is not equal to itself ...
@@ -42,7 +63,8 @@ def label_text(value: Any) -> str | None:
 
 
 def printable(text: object) -> str:
-    """Return the text with control characters, direction overrides and lone surrogates as escape codes.
+    """Return the text with control characters, direction overrides and lone surrogates as escape
+    codes.
 
     Joiners (U+200C, U+200D) stay, as several scripts and emoji are written with them.
     """
@@ -55,10 +77,11 @@ def printable(text: object) -> str:
 
 
 def spreadsheet_cell(text: str) -> str:
-    """Return the text for a CSV file that may be opened in a spreadsheet: a formula gets an apostrophe in front.
+    """Return the text for a CSV file that may be opened in a spreadsheet: a formula gets an
+    apostrophe in front.
 
-    So does a text of apostrophes followed by a formula, so that :func:`from_spreadsheet_cell` returns the original text.
-    Numbers stay as they are.
+    So does a text of apostrophes followed by a formula, so that :func:`from_spreadsheet_cell`
+    returns the original text. Numbers stay as they are.
     """
     return (APOSTROPHE if _is_formula(text) else "") + as_utf8(text)
 
@@ -78,13 +101,19 @@ def as_utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def similar_names(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.5) -> list[str]:
-    """Return up to ``most`` known names whose similarity to ``name`` is at least ``cutoff``, the most similar first."""
+def similar_names(
+    name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.5
+) -> list[str]:
+    """Return up to ``most`` known names whose similarity to ``name`` is at least ``cutoff``, the
+    most similar first.
+    """
     return difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for a name that is not on a list: the most similar known name, then all of them."""
+    """Return the message for a name that is not on a list: the most similar known name, then all of
+    them.
+    """
     names = sorted(known)
     similar = similar_names(name, names)
     hint = f" did you mean {similar[0]!r}?" if similar else ""
@@ -92,9 +121,11 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def no_new_labels(needed: Mapping[str, int | None], *, most: int = 12) -> str:
-    """Return a sentence on the classes that get no new label and how many labels each needs, None where that is not known.
+    """Return a sentence on the classes that get no new label and how many labels each needs, None
+    where that is not known.
 
-    For example "No new labels for: heron, egret. Label 6 more of each."; nothing if there are no such classes.
+    For example "No new labels for: heron, egret. Label 6 more of each."; nothing if there are no
+    such classes.
     """
     if not needed:
         return ""
@@ -144,7 +175,8 @@ def duration(seconds: float | None) -> str:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Return the versions of Python, of the packages that figures depend on and of ``more`` packages, by name.
+    """Return the versions of Python, of the packages that figures depend on and of ``more``
+    packages, by name.
 
     None of them is imported, so that a broken installation can be examined too.
     """

@@ -1,4 +1,6 @@
-"""How many threads torch and the BLAS libraries use: one for small work, the cores granted to this process for large work."""
+"""How many threads torch and the BLAS libraries use: one for small work, the cores granted to this
+process for large work.
+"""
 
 import os
 import threading
@@ -10,10 +12,11 @@ import joblib
 import torch
 from threadpoolctl import ThreadpoolController
 
-# Multiply-adds of a product or a factorisation, below which one thread is used. Measured on two cores that other work kept
-# busy, in float64: with two threads, which wait for each other, a product of two n x n matrices took 20 times as long as with
-# one at n = 300, twice as long at n = 450 and as long at n = 900; eigenvectors 140 times, twice and (n = 600) three times.
-# On idle cores one thread takes some 5 ms for this much, which is all that can be lost.
+# Multiply-adds of a product or a factorisation, below which one thread is used. Measured on two
+# cores that other work kept busy, in float64: with two threads, which wait for each other, a
+# product of two n x n matrices took 20 times as long as with one at n = 300, twice as long at n =
+# 450 and as long at n = 900; eigenvectors 140 times, twice and (n = 600) three times. On idle cores
+# one thread takes some 5 ms for this much, which is all that can be lost.
 SMALL = 1e8
 
 
@@ -28,10 +31,12 @@ _inside: list[int] = []  # threads of torch before, for every thread within ``su
 
 @contextmanager
 def suited_to(work: float) -> Iterator[None]:
-    """Use one thread if ``work``, the multiply-adds of a product, is small; otherwise as many as are allowed.
+    """Use one thread if ``work``, the multiply-adds of a product, is small; otherwise as many as
+    are allowed.
 
-    Inside another block like this the number depends on the inner work alone, so that the same product is computed by the same
-    number of threads, and with the same bits, whatever it is a part of.
+    Inside another block like this the number depends on the inner work alone, so that the same
+    product is computed by the same number of threads, and with the same bits, whatever it is a part
+    of.
     """
     most = 1 if work < SMALL else granted()
     if _thread.outside is not None:
@@ -39,7 +44,8 @@ def suited_to(work: float) -> Iterator[None]:
             yield
         return
     with _lock:
-        # A thread that starts while another one is within ``suited_to`` inherits the number that is set there.
+        # A thread that starts while another one is within ``suited_to`` inherits the number that is
+        # set there.
         outside = _inside[0] if _inside and not _thread.known else torch.get_num_threads()
         _inside.append(outside)
     _thread.outside, _thread.known = outside, True
@@ -55,7 +61,9 @@ def suited_to(work: float) -> Iterator[None]:
 
 @contextmanager
 def using(threads: int) -> Iterator[None]:
-    """Let torch use this many threads, and the BLAS libraries no more than that; restore both afterwards."""
+    """Let torch use this many threads, and the BLAS libraries no more than that; restore both
+    afterwards.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -77,13 +85,17 @@ def allowed() -> int:
 
 
 def granted(processes: int = 1) -> int:
-    """Return the threads for each of several processes that share the cores of this one: OMP_NUM_THREADS if that is set."""
+    """Return the threads for each of several processes that share the cores of this one:
+    OMP_NUM_THREADS if that is set.
+    """
     wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(wanted) if wanted.isdecimal() and int(wanted) else max(1, cores() // processes)
 
 
 def cores() -> int:
-    """Return the cores this process may use: those of its affinity, and in a container no more than its cgroup's quota."""
+    """Return the cores this process may use: those of its affinity, and in a container no more than
+    its cgroup's quota.
+    """
     return int(joblib.cpu_count())
 
 
@@ -94,5 +106,11 @@ def _libraries() -> ThreadpoolController:
 
 
 def _above(libraries: ThreadpoolController, threads: int) -> ThreadpoolController:
-    """Select the libraries that are set to more threads, so that no library ever gets more than it had."""
-    return libraries.select(filepath=[library["filepath"] for library in libraries.info() if library["num_threads"] > threads])
+    """Select the libraries that are set to more threads, so that no library ever gets more than it
+    had.
+    """
+    return libraries.select(
+        filepath=[
+            library["filepath"] for library in libraries.info() if library["num_threads"] > threads
+        ]
+    )

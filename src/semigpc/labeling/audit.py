@@ -1,7 +1,8 @@
 """The precision of pseudo-labels, measured on a sample that people check.
 
-``draw_sample`` writes rows to audit.csv, drawn within strata of class and confidence, and the design of the sample to
-audit.json. People write the right classes into audit.csv, and ``judge`` computes the precision of all pseudo-labels from them.
+``draw_sample`` writes rows to audit.csv, drawn within strata of class and confidence, and the
+design of the sample to audit.json. People write the right classes into audit.csv, and ``judge``
+computes the precision of all pseudo-labels from them.
 """
 
 import math
@@ -30,7 +31,11 @@ AGAIN = "Draw a new sample (semigpc audit OUT --sample N --overwrite)."
 TRUTH, LABEL = "truth", "label"  # columns of audit.csv
 RIGHT = frozenset(("y", "yes", "correct", "right", "true", "ok"))  # answers that confirm the label
 WRONG = frozenset(("n", "no", "wrong", "false"))
-BANDS = {1: ("all",), 2: ("low", "high"), 3: ("low", "middle", "high")}  # names of the bands of confidence, by their number
+BANDS = {
+    1: ("all",),
+    2: ("low", "high"),
+    3: ("low", "middle", "high"),
+}  # names of the bands of confidence, by their number
 FEW = 5  # rows to check in every class, if there are that many
 SURE = 0.9  # a stratum with more confidence than this is checked no less than one with this
 
@@ -38,13 +43,15 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-# The design of a sample -----------------------------------------------------------------------------------------------
+# The design of a sample ---------------------------------------------------------------------------
 
 
 @with_config(ConfigDict(allow_inf_nan=False))
 @dataclass(frozen=True)
 class Stratum:
-    """Pseudo-labels of one class and one band of confidence: how many, their mean confidence, and how many were drawn."""
+    """Pseudo-labels of one class and one band of confidence: how many, their mean confidence, and
+    how many were drawn.
+    """
 
     label: str
     band: Annotated[str, Field(pattern="^(all|low|middle|high)$")]
@@ -65,8 +72,10 @@ class Design:
 
     Args:
         seed: of the drawing. edges: between bands of confidence.
-        strata: H of them; a row of stratum h is in the sample with the probability drawn_h / rows_h.
-        rows: label and number of the stratum of each row that was drawn, by id, in the order of the table.
+        strata: H of them; a row of stratum h is in the sample with the probability drawn_h /
+            rows_h.
+        rows: label and number of the stratum of each row that was drawn, by id, in the order of the
+            table.
     """
 
     seed: Count
@@ -76,13 +85,26 @@ class Design:
 
     @classmethod
     def read(cls, project: Project) -> "Design":
-        """Read audit.json; raise a DataError if there is none, or if the labels were made again since."""
+        """Read audit.json; raise a DataError if there is none, or if the labels were made again
+        since.
+        """
         try:
-            facts = read_json(project.folder / FACTS, AuditFacts, error=DataError, remedy=AGAIN, check=_check_facts)
+            facts = read_json(
+                project.folder / FACTS,
+                AuditFacts,
+                error=DataError,
+                remedy=AGAIN,
+                check=_check_facts,
+            )
         except FileNotFoundError as error:
-            raise DataError(f"No sample was drawn from {project.folder}: it has no {FACTS}. {AGAIN}") from error
+            raise DataError(
+                f"No sample was drawn from {project.folder}: it has no {FACTS}. {AGAIN}"
+            ) from error
         design, pseudo = facts["sample"], PseudoRows.of(project)
-        current = {project.ids[row]: pseudo.classes[code] for row, code in zip(pseudo.rows, pseudo.codes, strict=True)}
+        current = {
+            project.ids[row]: pseudo.classes[code]
+            for row, code in zip(pseudo.rows, pseudo.codes, strict=True)
+        }
         changed = [name for name, (label, _) in design.rows.items() if current.get(name) != label]
         if changed:
             raise DataError(
@@ -90,8 +112,12 @@ class Design:
                 f"it was drawn: {listed(changed, 3)}. Answers about the old labels say nothing of the new ones. {AGAIN}"
             )
         strata, _ = pseudo.strata(design.edges)
-        if [(s.label, s.band, s.rows) for s in strata] != [(s.label, s.band, s.rows) for s in design.strata]:
-            raise DataError(f"{project.folder} was labelled again since the sample of {FACTS} was drawn. {AGAIN}")
+        if [(s.label, s.band, s.rows) for s in strata] != [
+            (s.label, s.band, s.rows) for s in design.strata
+        ]:
+            raise DataError(
+                f"{project.folder} was labelled again since the sample of {FACTS} was drawn. {AGAIN}"
+            )
         return design
 
 
@@ -104,18 +130,28 @@ class AuditFacts(TypedDict):
 
 def _check_facts(facts: AuditFacts) -> None:
     sample = facts["sample"]
-    if len(sample.edges) not in {bands - 1 for bands in BANDS} or sample.edges != sorted(set(sample.edges)):
-        raise ValueError(f"sample.edges must be at most {max(BANDS) - 1} rising numbers; got {shown(sample.edges)}")
+    if len(sample.edges) not in {bands - 1 for bands in BANDS} or sample.edges != sorted(
+        set(sample.edges)
+    ):
+        raise ValueError(
+            f"sample.edges must be at most {max(BANDS) - 1} rising numbers; got {shown(sample.edges)}"
+        )
     drawn = Counter(number for _, number in sample.rows.values())
     for number, stratum in enumerate(sample.strata):
         if drawn.pop(number, 0) != stratum.drawn or stratum.drawn > stratum.rows:
-            raise ValueError(f"sample.strata[{number}].drawn must be how many of its rows are listed; got {stratum.drawn}")
+            raise ValueError(
+                f"sample.strata[{number}].drawn must be how many of its rows are listed; got {stratum.drawn}"
+            )
     if drawn:
-        raise ValueError(f"sample.rows must be of the {len(sample.strata)} strata; got number {max(drawn)}")
+        raise ValueError(
+            f"sample.rows must be of the {len(sample.strata)} strata; got number {max(drawn)}"
+        )
 
 
 class PseudoRows(NamedTuple):
-    """All rows with the status "pseudo": numbers (n,), class codes (n,) in ``classes``, and confidences (n,)."""
+    """All rows with the status "pseudo": numbers (n,), class codes (n,) in ``classes``, and
+    confidences (n,).
+    """
 
     rows: Integers
     codes: Integers
@@ -135,15 +171,24 @@ class PseudoRows(NamedTuple):
         classes = sorted(set(labels), key=project.classes.index)
         code = {name: number for number, name in enumerate(classes)}
         confidence = table.column("confidence").to_numpy().astype(np.float64)
-        return cls(np.flatnonzero(np.asarray(is_pseudo)), np.array([code[label] for label in labels]), confidence, classes)
+        return cls(
+            np.flatnonzero(np.asarray(is_pseudo)),
+            np.array([code[label] for label in labels]),
+            confidence,
+            classes,
+        )
 
     def edges(self, bands: int) -> list[float]:
-        """Return confidences that divide the rows into bands of about equal size; fewer if many rows are equally confident."""
+        """Return confidences that divide the rows into bands of about equal size; fewer if many
+        rows are equally confident.
+        """
         quantiles = np.quantile(self.confidence, np.arange(1, bands) / bands)
         return sorted({float(edge) for edge in quantiles if edge > self.confidence.min()})
 
     def strata(self, edges: Sequence[float]) -> tuple[list[Stratum], Integers]:
-        """Return the strata that have rows, by class and then by confidence, and (n,) the stratum of each row."""
+        """Return the strata that have rows, by class and then by confidence, and (n,) the stratum
+        of each row.
+        """
         names = BANDS[len(edges) + 1]
         keys = self.codes * len(names) + np.searchsorted(edges, self.confidence, side="right")
         used, member, counts = np.unique(keys, return_inverse=True, return_counts=True)
@@ -156,16 +201,19 @@ class PseudoRows(NamedTuple):
 
 
 def allocate(strata: Sequence[Stratum], sample: int) -> list[int]:
-    """Return how many rows of each stratum to check: a few of every class, the rest where they narrow the interval most.
+    """Return how many rows of each stratum to check: a few of every class, the rest where they
+    narrow the interval most.
 
-    Every stratum gets a row, and every class up to five in equal parts of its strata. The others go one by one to the stratum
-    with the largest N_h s_h / (n_h + 1/2), where s_h = sqrt(c (1 - c)) and c is the mean confidence, at least 0.5 and at most
-    0.9: in proportion to N_h s_h, which is Neyman's rule. The bound of 0.9 keeps an overconfident model from hiding where it
-    is wrong. O(sample H).
+    Every stratum gets a row, and every class up to five in equal parts of its strata. The others go
+    one by one to the stratum with the largest N_h s_h / (n_h + 1/2), where s_h = sqrt(c (1 - c))
+    and c is the mean confidence, at least 0.5 and at most
+    0.9: in proportion to N_h s_h, which is Neyman's rule. The bound of 0.9 keeps an overconfident
+    model from hiding where it is wrong. O(sample H).
 
     Args:
         strata: H of them, none empty.
-        sample: no more than there are rows, and at least two for each stratum, or one if every class has a single one.
+        sample: no more than there are rows, and at least two for each stratum, or one if every
+            class has a single one.
     """
     sizes = np.array([stratum.rows for stratum in strata])
     bands = Counter(stratum.label for stratum in strata)
@@ -178,11 +226,15 @@ def allocate(strata: Sequence[Stratum], sample: int) -> list[int]:
     return list(map(int, counts))
 
 
-def draw_sample(project: Project, sample: int = 200, *, seed: int = 0, overwrite: bool = False) -> tuple[Path, Design]:
-    """Draw pseudo-labelled rows at random within strata of class and confidence, and write them to audit.csv for people.
+def draw_sample(
+    project: Project, sample: int = 200, *, seed: int = 0, overwrite: bool = False
+) -> tuple[Path, Design]:
+    """Draw pseudo-labelled rows at random within strata of class and confidence, and write them to
+    audit.csv for people.
 
-    Bands of confidence are thirds of all pseudo-labels, halves or the whole where the sample would leave fewer than two rows
-    for a stratum. :func:`allocate` decides how many rows of each are drawn.
+    Bands of confidence are thirds of all pseudo-labels, halves or the whole where the sample would
+    leave fewer than two rows for a stratum. :func:`allocate` decides how many rows of each are
+    drawn.
 
     Args:
         project: what was labelled. sample: rows to check; all of them if there are no more.
@@ -200,15 +252,33 @@ def draw_sample(project: Project, sample: int = 200, *, seed: int = 0, overwrite
         )
     edges = pseudo.edges(min(max(BANDS), max(1, sample // (2 * classes))))
     strata, member = pseudo.strata(edges)
-    strata = [replace(stratum, drawn=count) for stratum, count in zip(strata, allocate(strata, sample), strict=True)]
+    strata = [
+        replace(stratum, drawn=count)
+        for stratum, count in zip(strata, allocate(strata, sample), strict=True)
+    ]
     rng = np.random.default_rng(seed)
-    chosen = [rng.choice(np.flatnonzero(member == h), stratum.drawn, replace=False) for h, stratum in enumerate(strata)]
-    order = rng.permutation(np.concatenate(chosen)).tolist()  # people see less if one class follows itself again and again
-    rows = {project.ids[pseudo.rows[i]]: (pseudo.classes[pseudo.codes[i]], int(member[i])) for i in order}
+    chosen = [
+        rng.choice(np.flatnonzero(member == h), stratum.drawn, replace=False)
+        for h, stratum in enumerate(strata)
+    ]
+    order = rng.permutation(
+        np.concatenate(chosen)
+    ).tolist()  # people see less if one class follows itself again and again
+    rows = {
+        project.ids[pseudo.rows[i]]: (pseudo.classes[pseudo.codes[i]], int(member[i]))
+        for i in order
+    }
     design, path = Design(seed, edges, strata, rows), project.folder / TABLE
     others = own_names((LABEL, "confidence", "stratum", "inclusion", TRUTH), project.id_name)
     table = [
-        (name, label, f"{pseudo.confidence[i]:.6g}", strata[h].name, f"{strata[h].drawn / strata[h].rows:.6g}", "")
+        (
+            name,
+            label,
+            f"{pseudo.confidence[i]:.6g}",
+            strata[h].name,
+            f"{strata[h].drawn / strata[h].rows:.6g}",
+            "",
+        )
         for i, (name, (label, h)) in zip(order, rows.items(), strict=True)
     ]
     write_hand_table(path, [project.id_name, *others], table, blank=TRUTH, overwrite=overwrite)
@@ -216,16 +286,18 @@ def draw_sample(project: Project, sample: int = 200, *, seed: int = 0, overwrite
     return path, design
 
 
-# Answers --------------------------------------------------------------------------------------------------------------
+# Answers ------------------------------------------------------------------------------------------
 
 
 def judge(project: Project, path: Path) -> dict[str, Any]:
-    """Return the precision of the pseudo-labels by the answers in a table: overall, by class, and which classes were confused.
+    """Return the precision of the pseudo-labels by the answers in a table: overall, by class, and
+    which classes were confused.
 
     Writes audit.json: the sample, and under "result" what is returned.
 
     Raises:
-        DataError: the table cannot be read or does not fit the sample, or the labels were made again since it was drawn.
+        DataError: the table cannot be read or does not fit the sample, or the labels were made
+            again since it was drawn.
     """
     design = Design.read(project)
     truths = read_answers(path, project, design)
@@ -255,36 +327,54 @@ def judge(project: Project, path: Path) -> dict[str, Any]:
         ],
         "confusions": [
             {"label": label, "truth": truth, "count": count}
-            for (label, truth), count in sorted(confusions.items(), key=lambda item: (-item[1], str(item[0])))
+            for (label, truth), count in sorted(
+                confusions.items(), key=lambda item: (-item[1], str(item[0]))
+            )
         ],
     }
     write_json(project.folder / FACTS, {"sample": asdict(design), "result": result})
     return result
 
 
-def _figures(design: Design, right: Integers, checked: Integers, chosen: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return for some of the strata: rows, answers, precision with its interval, and the mean confidence."""
-    strata = [stratum for stratum, wanted in zip(design.strata, chosen.tolist(), strict=True) if wanted]
+def _figures(
+    design: Design, right: Integers, checked: Integers, chosen: NDArray[np.bool_]
+) -> dict[str, Any]:
+    """Return for some of the strata: rows, answers, precision with its interval, and the mean
+    confidence.
+    """
+    strata = [
+        stratum for stratum, wanted in zip(design.strata, chosen.tolist(), strict=True) if wanted
+    ]
     rows = sum(stratum.rows for stratum in strata)
     return {
         "rows": rows,
         "checked": int(checked[chosen].sum()),
         "right": int(right[chosen].sum()),
-        **dict(zip(("precision", "low", "high"), precision(strata, right[chosen], checked[chosen]), strict=True)),
+        **dict(
+            zip(
+                ("precision", "low", "high"),
+                precision(strata, right[chosen], checked[chosen]),
+                strict=True,
+            )
+        ),
         "confidence": sum(stratum.rows * stratum.confidence for stratum in strata) / rows,
     }
 
 
 def read_answers(path: Path, project: Project, design: Design) -> dict[str, str | None]:
-    """Return the right class of each row that was answered, by its id; None if it is only known that the label is wrong.
+    """Return the right class of each row that was answered, by its id; None if it is only known
+    that the label is wrong.
 
-    An answer is a class, a word for "right", which stands for the label, or one for "wrong". A class of such a name is meant
-    before the word. Integers may be in any order; those left empty or missing are not answered.
+    An answer is a class, a word for "right", which stands for the label, or one for "wrong". A
+    class of such a name is meant before the word. Integers may be in any order; those left empty or
+    missing are not answered.
     """
     if not path.is_file():
         raise DataError(f"The answers are not there: {path}. Check the path.")
     if not is_table(path):
-        raise DataError(f"Answers must be in a file that ends in {' or '.join(SUFFIXES)}; got {path.name}.")
+        raise DataError(
+            f"Answers must be in a file that ends in {' or '.join(SUFFIXES)}; got {path.name}."
+        )
     pairs = _pairs(path, project.id_name, TRUTH)
     names = [name for name, _ in pairs]
     unknown = [name for name in names if name not in design.rows]
@@ -295,15 +385,27 @@ def read_answers(path: Path, project: Project, design: Design) -> dict[str, str 
         )
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise DataError(f"{path} has {len(repeated)} ids more than once: {listed(repeated, 3)}. Keep one row for each.")
-    with suppress(_ColumnError):  # that column is not needed, but somebody may have corrected it instead of writing the truth
-        other = [name for name, label in _pairs(path, project.id_name, LABEL) if label != design.rows[name][0]]
+        raise DataError(
+            f"{path} has {len(repeated)} ids more than once: {listed(repeated, 3)}. Keep one row for each."
+        )
+    with suppress(
+        _ColumnError
+    ):  # that column is not needed, but somebody may have corrected it instead of writing the truth
+        other = [
+            name
+            for name, label in _pairs(path, project.id_name, LABEL)
+            if label != design.rows[name][0]
+        ]
         if other:
             raise DataError(
                 f"{len(other)} rows of {path} have another label than when the sample was drawn: {listed(other, 3)}. Leave the "
                 f"column {LABEL} as it was, and write the right class into {TRUTH}."
             )
-    return {name: _true_class(value, design.rows[name][0], project.classes, path) for name, value in pairs if value is not None}
+    return {
+        name: _true_class(value, design.rows[name][0], project.classes, path)
+        for name, value in pairs
+        if value is not None
+    }
 
 
 class _ColumnError(DataError):
@@ -311,7 +413,9 @@ class _ColumnError(DataError):
 
 
 def _pairs(path: Path, id_name: str, second: str) -> list[tuple[str, str | None]]:
-    """Return ids with another column; rows that are empty in both, as spreadsheets leave behind, are left out."""
+    """Return ids with another column; rows that are empty in both, as spreadsheets leave behind,
+    are left out.
+    """
 
     def choose(names: Sequence[str], path: Path) -> tuple[str, str]:
         if not {id_name, second} <= set(names):
@@ -321,7 +425,10 @@ def _pairs(path: Path, id_name: str, second: str) -> list[tuple[str, str | None]
             )
         return id_name, second
 
-    pairs = [("" if name is None else str(name).strip(), as_label(value)) for name, value in read_pairs(path, choose)]
+    pairs = [
+        ("" if name is None else str(name).strip(), as_label(value))
+        for name, value in read_pairs(path, choose)
+    ]
     for number, (name, value) in enumerate(pairs, start=1):
         if not name and value is not None:
             raise DataError(
@@ -331,8 +438,13 @@ def _pairs(path: Path, id_name: str, second: str) -> list[tuple[str, str | None]
 
 
 def _true_class(answer: str, label: str, classes: Sequence[str], path: Path) -> str | None:
-    """Return the class that an answer about a label means; None if it is only known that the label is wrong."""
-    for name in (answer, answer.removesuffix(".0")):  # spreadsheets write whole numbers with a fraction
+    """Return the class that an answer about a label means; None if it is only known that the label
+    is wrong.
+    """
+    for name in (
+        answer,
+        answer.removesuffix(".0"),
+    ):  # spreadsheets write whole numbers with a fraction
         if name in classes:
             return name
     word = answer.casefold()
@@ -349,7 +461,7 @@ def _true_class(answer: str, label: str, classes: Sequence[str], path: Path) -> 
     )
 
 
-# Precision ------------------------------------------------------------------------------------------------------------
+# Precision ----------------------------------------------------------------------------------------
 
 
 def precision(strata: Sequence[Stratum], right: Integers, checked: Integers) -> Interval95:
@@ -357,27 +469,41 @@ def precision(strata: Sequence[Stratum], right: Integers, checked: Integers) -> 
 
         P = sum_h W_h k_h / n_h       W_h = N_h / N       1 / n_eff = sum_h W_h^2 / n_h (N_h - n_h) / (N_h - 1)
 
-    The interval is that of Agresti and Coull for a share P among n_eff rows. It holds where few rows were checked and all of
-    them are right, where the usual variance would be 0, and a stratum of which every row was checked adds nothing to it. In
-    simulations of seven kinds of errors, with 3 to 74 rows checked in a class, it covered the truth in 96 to 98 percent overall
-    and in no class in fewer than 95. Wilson's interval is a tenth narrower and falls to 90 in classes that are nearly all
-    right. A posterior for each stratum by itself may never cover the truth: with few rows in many strata, the priors add up.
+    The interval is that of Agresti and Coull for a share P among n_eff rows. It holds where few
+    rows were checked and all of them are right, where the usual variance would be 0, and a stratum
+    of which every row was checked adds nothing to it. In simulations of seven kinds of errors, with
+    3 to 74 rows checked in a class, it covered the truth in 96 to 98 percent overall and in no
+    class in fewer than 95. Wilson's interval is a tenth narrower and falls to 90 in classes that
+    are nearly all
+    right. A posterior for each stratum by itself may never cover the truth: with few rows in many
+    strata, the priors add up.
 
-    A stratum without an answer is taken to be like the others of its class. If a whole class has none, nothing is known of it:
-    ``low`` takes all of it to be wrong, and ``high`` to be right.
+    A stratum without an answer is taken to be like the others of its class. If a whole class has
+    none, nothing is known of it: ``low`` takes all of it to be wrong, and ``high`` to be right.
 
     Args:
-        strata: H of them. right: (H,) answers that confirm the label, k_h. checked: (H,) all answers, n_h.
+        strata: H of them. right: (H,) answers that confirm the label, k_h. checked: (H,) all
+            answers, n_h.
     """
     if not checked.any():
         return Interval95(None, None, None)
-    sizes, labels = np.array([stratum.rows for stratum in strata], float), np.array([stratum.label for stratum in strata])
+    sizes, labels = (
+        np.array([stratum.rows for stratum in strata], float),
+        np.array([stratum.label for stratum in strata]),
+    )
     answered, weights = checked > 0, np.zeros(len(strata))
     for name in np.unique(labels[answered]):
         of_class = labels == name
-        weights[of_class & answered] = sizes[of_class & answered] * sizes[of_class].sum() / sizes[of_class & answered].sum()
+        weights[of_class & answered] = (
+            sizes[of_class & answered] * sizes[of_class].sum() / sizes[of_class & answered].sum()
+        )
     known = float(weights.sum() / sizes.sum())
-    w, k, n, size = (weights / weights.sum())[answered], right[answered], checked[answered], sizes[answered]
+    w, k, n, size = (
+        (weights / weights.sum())[answered],
+        right[answered],
+        checked[answered],
+        sizes[answered],
+    )
     estimate = float(w @ (k / n))
     unseen = (size - n) / np.maximum(size - 1, 1)
     low, high = agresti_coull(estimate, float((w**2 / n) @ unseen))
@@ -385,7 +511,8 @@ def precision(strata: Sequence[Stratum], right: Integers, checked: Integers) -> 
 
 
 def agresti_coull(share: float, inverse_size: float) -> tuple[float, float]:
-    """Return the interval of a share among n rows; ``inverse_size`` is 1 / n, and 0 if every row was checked.
+    """Return the interval of a share among n rows; ``inverse_size`` is 1 / n, and 0 if every row
+    was checked.
 
     c +- z sqrt(c (1 - c) / (n + z^2))       c = (n share + z^2 / 2) / (n + z^2)
     """

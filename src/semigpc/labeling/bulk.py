@@ -1,8 +1,10 @@
-"""Partitions for bulk labelling: where they are stored, how they are read, and the work on one of them.
+"""Partitions for bulk labelling: where they are stored, how they are read, and the work on one of
+them.
 
-Partitions are Parquet files below a folder or an address of an object store, in the order of their names; rows are numbered
-from 0 over all of them, as in a folder of shards. The work on a partition depends on others only by the number of its first
-row, so any number of workers may do it in any order, and again if one of them dies.
+Partitions are Parquet files below a folder or an address of an object store, in the order of their
+names; rows are numbered from 0 over all of them, as in a folder of shards. The work on a partition
+depends on others only by the number of its first row, so any number of workers may do it in any
+order, and again if one of them dies.
 """
 
 import copy
@@ -34,7 +36,8 @@ from semigpc.labeling.outputs import ADVICE, BULK_LABELS, Labeller, Tally
 from semigpc.labeling.scan import SAMPLE, Gathered, LabelLookup, check_unique_ids
 from semigpc.labeling.source import CHUNK, ParquetTable, RowBatch, TableSource
 
-COMPARED_ROWS = 50_000_000  # up to so many rows ids are compared over all partitions: 8 bytes each on the driver
+# up to so many rows ids are compared over all partitions: 8 bytes each on the driver
+COMPARED_ROWS = 50_000_000
 SPARE = 2.0  # times the rows of the sample whose keys are expected below the bound
 FOOTERS = 32  # Parquet footers read at a time
 SCHEME, SUFFIX = "://", ".parquet"
@@ -42,7 +45,7 @@ SCHEME, SUFFIX = "://", ".parquet"
 Task = Callable[[int], Any]  # from the number of a partition to a result
 
 
-# Where partitions are stored ------------------------------------------------------------------------------------------
+# Where partitions are stored ----------------------------------------------------------------------
 
 
 class Address(PosixPath):
@@ -62,17 +65,22 @@ def place_of(text: str) -> Path:
 class Store:
     """Files below a folder or an address, by pyarrow; names are relative to it, with slashes.
 
-    A file has its name only when it is complete: a draft beside it, whose name starts with a dot, is written and renamed.
+    A file has its name only when it is complete: a draft beside it, whose name starts with a dot,
+    is written and renamed.
     """
 
     def __init__(self, place: Path) -> None:
         self.place = place
         self.is_remote = isinstance(place, Address)
         try:
-            self.files, self.root = fs.FileSystem.from_uri(str(place if self.is_remote else place.resolve()))
+            self.files, self.root = fs.FileSystem.from_uri(
+                str(place if self.is_remote else place.resolve())
+            )
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             reason = " ".join(str(error).split()).rstrip(".")
-            raise DataError(f"{place} cannot be opened: {reason}. Give a folder, or an address that pyarrow knows.") from error
+            raise DataError(
+                f"{place} cannot be opened: {reason}. Give a folder, or an address that pyarrow knows."
+            ) from error
 
     def path(self, name: str) -> str:
         """Return the path in the file system."""
@@ -80,13 +88,21 @@ class Store:
 
     def shown(self, name: str) -> Path:
         """Return the path for messages, without what follows a question mark in an address."""
-        return Address(str(self.place).split("?")[0]) / name if self.is_remote else self.place / name
+        return (
+            Address(str(self.place).split("?")[0]) / name if self.is_remote else self.place / name
+        )
 
     def listed(self, folder: str = "") -> dict[str, fs.FileInfo]:
         """Return all files below a folder by name; none if it does not exist."""
         base = self.path(folder).rstrip("/")
-        entries = self.files.get_file_info(fs.FileSelector(base, recursive=True, allow_not_found=True))
-        return {entry.path[len(base) + 1 :]: entry for entry in entries if entry.type == fs.FileType.File}
+        entries = self.files.get_file_info(
+            fs.FileSelector(base, recursive=True, allow_not_found=True)
+        )
+        return {
+            entry.path[len(base) + 1 :]: entry
+            for entry in entries
+            if entry.type == fs.FileType.File
+        }
 
     def exists(self, name: str) -> bool:
         """Return whether there is such a file."""
@@ -112,9 +128,15 @@ class Store:
             return None
         try:
             with self.open(name) as file:
-                return validated(parse(file.readall(), self.shown(name)), dict[str, Any], self.shown(name))
+                return validated(
+                    parse(file.readall(), self.shown(name)), dict[str, Any], self.shown(name)
+                )
         except (OSError, pyarrow.ArrowException, FileError) as error:
-            message = error if isinstance(error, FileError) else f"{self.shown(name)} cannot be read: {error}"
+            message = (
+                error
+                if isinstance(error, FileError)
+                else f"{self.shown(name)} cannot be read: {error}"
+            )
             raise DataError(f"{message}. {ADVICE}") from error
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
@@ -126,9 +148,15 @@ class Store:
         self._write(name, lambda sink: sink.write(content))
 
     def write_table(
-        self, name: str, schema: pyarrow.Schema, parts: Iterable[pyarrow.Table], facts: Callable[[], dict[str, Any]]
+        self,
+        name: str,
+        schema: pyarrow.Schema,
+        parts: Iterable[pyarrow.Table],
+        facts: Callable[[], dict[str, Any]],
     ) -> None:
-        """Write a Parquet file part by part; ``facts`` is called at the end, and its result is stored in the footer."""
+        """Write a Parquet file part by part; ``facts`` is called at the end, and its result is
+        stored in the footer.
+        """
 
         def write(sink: pyarrow.NativeFile) -> None:
             with parquet.ParquetWriter(sink, schema, write_page_checksum=True) as writer:
@@ -139,9 +167,14 @@ class Store:
         self._write(name, write)
 
     def _write(self, name: str, write: Callable[[pyarrow.NativeFile], object]) -> None:
-        """Write a draft of a new name each time, since a worker that was given up may still be writing its own."""
+        """Write a draft of a new name each time, since a worker that was given up may still be
+        writing its own.
+        """
         if not self.is_remote:
-            with replacing(Path(self.path(name))) as file, self.files.open_output_stream(str(file)) as sink:
+            with (
+                replacing(Path(self.path(name))) as file,
+                self.files.open_output_stream(str(file)) as sink,
+            ):
                 write(sink)
             return
         folder, _, last = name.rpartition("/")
@@ -158,7 +191,9 @@ class Store:
 
 
 def facts_of(store: Store, name: str) -> dict[str, Any] | None:
-    """Return what ``Store.write_table`` stored in the footer, and the number of rows; None for other files."""
+    """Return what ``Store.write_table`` stored in the footer, and the number of rows; None for
+    other files.
+    """
     try:
         with store.open(name) as file, parquet.ParquetFile(file) as table:
             facts = json.loads((table.metadata.metadata or {}).get(b"semigpc", b"null"))
@@ -167,42 +202,62 @@ def facts_of(store: Store, name: str) -> dict[str, Any] | None:
         return None
 
 
-# Reading them ---------------------------------------------------------------------------------------------------------
+# Reading them -------------------------------------------------------------------------------------
 
 
 class Partitions:
-    """The partitions of a store. Schemas are compared before any row is read; a partition without rows may have any.
+    """The partitions of a store. Schemas are compared before any row is read; a partition without
+    rows may have any.
 
     Attributes:
-        names: of all P partitions, sorted. starts: (P + 1,) number of the first row of each, and ``rows``, the number of all.
-        source: the partitions that have rows, as one table. content: a hash that changes when a file does.
+        names: of all P partitions, sorted. starts: (P + 1,) number of the first row of each, and
+            ``rows``, the number of all.
+        source: the partitions that have rows, as one table. content: a hash that changes when a
+            file does.
         ignored: names of files that are not partitions.
     """
 
     def __init__(self, store: Store, options: ColumnOptions, *, follow_links: bool = False) -> None:
         visible = self._visible(store)
-        self.names = sorted((name for name in visible if name.endswith(SUFFIX)), key=lambda name: PurePosixPath(name).parts)
+        self.names = sorted(
+            (name for name in visible if name.endswith(SUFFIX)),
+            key=lambda name: PurePosixPath(name).parts,
+        )
         self.ignored = sorted(set(visible) - set(self.names))
         if not self.names:
             raise DataError(
                 f"There are no {SUFFIX} files in {store.place}. Labelling on Ray takes a folder of them; check the path."
             )
         if not store.is_remote:
-            reasons = [(name, unusable(store.place.resolve(), name, follow_links=follow_links)) for name in self.names]
-            reject_bad([(printable(name), reason) for name, reason in reasons if reason is not None], store.place)
+            reasons = [
+                (name, unusable(store.place.resolve(), name, follow_links=follow_links))
+                for name in self.names
+            ]
+            reject_bad(
+                [(printable(name), reason) for name, reason in reasons if reason is not None],
+                store.place,
+            )
         facts = [(name, visible[name].size, visible[name].mtime_ns) for name in self.names]
         self.content = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         with ThreadPoolExecutor(FOOTERS) as pool:
-            tables = list(pool.map(lambda n: ParquetTable(store.shown(n), store.files, store.path(n)), self.names))
+            tables = list(
+                pool.map(
+                    lambda n: ParquetTable(store.shown(n), store.files, store.path(n)), self.names
+                )
+            )
         self.starts = np.cumsum([0, *(table.rows or 0 for table in tables)])
         self.rows = int(self.starts[-1])
         filled = {name: table for name, table in zip(self.names, tables, strict=True) if table.rows}
         if not filled:
-            raise DataError(f"The {len(tables)} partitions of {store.place} hold no rows. Nothing can be labelled.")
+            raise DataError(
+                f"The {len(tables)} partitions of {store.place} hold no rows. Nothing can be labelled."
+            )
         self.source = TableSource(list(filled.values()), options)
         self._check_types(list(filled.values()))
         for table in filled.values():
-            table.schema = self.source.tables[0].schema  # workers receive one copy of it, not one for each partition
+            table.schema = self.source.tables[
+                0
+            ].schema  # workers receive one copy of it, not one for each partition
         self._position = {name: position for position, name in enumerate(filled)}
 
     @staticmethod
@@ -211,7 +266,9 @@ class Partitions:
         try:
             kind = store.files.get_file_info(store.root).type
         except OSError as error:
-            raise DataError(f"{store.place} cannot be opened: {' '.join(str(error).split())}") from error
+            raise DataError(
+                f"{store.place} cannot be opened: {' '.join(str(error).split())}"
+            ) from error
         if kind == fs.FileType.NotFound:
             raise DataError(f"There is no folder {store.place}. Check the path.")
         if kind == fs.FileType.File:
@@ -219,7 +276,11 @@ class Partitions:
                 f"Labelling on Ray takes a folder of .parquet files; {store.place} is a file. Leave out --engine ray."
             )
         files = store.listed().items()
-        return {name: info for name, info in files if not any(part[0] in "._" for part in PurePosixPath(name).parts)}
+        return {
+            name: info
+            for name, info in files
+            if not any(part[0] in "._" for part in PurePosixPath(name).parts)
+        }
 
     def __len__(self) -> int:
         """Return P."""
@@ -230,7 +291,9 @@ class Partitions:
         return int(self.starts[number + 1] - self.starts[number])
 
     def _check_types(self, tables: list[ParquetTable]) -> None:
-        """Raise an error for numbers of another type or lists of another length, which another network made."""
+        """Raise an error for numbers of another type or lists of another length, which another
+        network made.
+        """
         first = tables[0]
         for table in tables[1:]:
             for name in self.source.columns.features:
@@ -255,11 +318,15 @@ class Partitions:
             return
         for batch in self.part(number).batches(size):
             first = int(self.starts[number]) + batch.first
-            ids = batch.ids if self.source.has_ids else [str(first + row) for row in range(len(batch.ids))]
+            ids = (
+                batch.ids
+                if self.source.has_ids
+                else [str(first + row) for row in range(len(batch.ids))]
+            )
             yield batch._replace(first=first, ids=ids)
 
 
-# The work on one partition --------------------------------------------------------------------------------------------
+# The work on one partition ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -267,7 +334,8 @@ class Gathering:
     """The first pass: gather from a partition what the estimator is fitted on.
 
     Args:
-        partitions: the data. labels: by id; None if they are in the data. seed: of the sample. below: see ``Sample``.
+        partitions: the data. labels: by id; None if they are in the data. seed: of the sample.
+            below: see ``Sample``.
     """
 
     partitions: Partitions
@@ -286,7 +354,11 @@ class Gathering:
         Raises:
             DataError: an id occurs twice, a list has another length, or the file cannot be read.
         """
-        partitions, source, lookup = self.partitions, self.partitions.source, LabelLookup(self.labels)
+        partitions, source, lookup = (
+            self.partitions,
+            self.partitions.source,
+            LabelLookup(self.labels),
+        )
         gathered = Gathered(source.width, self.seed, below=self.below)
         for batch in partitions.batches(number, CHUNK):
             gathered.add(batch, lookup.of(batch.ids, batch.labels))
@@ -297,7 +369,9 @@ class Gathering:
         return gathered
 
     def check(self, gathered: Gathered) -> None:
-        """Raise a DataError for an id that several partitions have: any id up to COMPARED_ROWS, else one that has a label."""
+        """Raise a DataError for an id that several partitions have: any id up to COMPARED_ROWS,
+        else one that has a label.
+        """
         source = self.partitions.source
         if self.compares:
             check_unique_ids(source, np.concatenate(gathered.hashes), CHUNK)
@@ -312,10 +386,11 @@ class Gathering:
 
 
 def sample_bound(rows: int, labels: int) -> float:
-    """Return a key below which there are almost surely SAMPLE rows without a label, if there are so many at all.
+    """Return a key below which there are almost surely SAMPLE rows without a label, if there are so
+    many at all.
 
-    Twice as many are expected, and half of them would be 140 standard deviations away. So the rows that partitions send stay
-    few, however many rows there are.
+    Twice as many are expected, and half of them would be 140 standard deviations away. So the rows
+    that partitions send stay few, however many rows there are.
     """
     return float(min(1.0, (SPARE * SAMPLE + labels) / max(rows, 1)))
 
@@ -325,7 +400,8 @@ class Labelling:
     """The second pass: label a partition.
 
     Args:
-        partitions: the data. labeller: with the fitted model. out: where labels go. digest: of what they depend on.
+        partitions: the data. labeller: with the fitted model. out: where labels go. digest: of what
+            they depend on.
         size: rows labelled at a time, which become a row group.
     """
 
@@ -336,7 +412,9 @@ class Labelling:
     size: int
 
     def __call__(self, number: int) -> dict[str, Any]:
-        """Label one partition, write it under the same name, and return its counts, which its footer holds too."""
+        """Label one partition, write it under the same name, and return its counts, which its
+        footer holds too.
+        """
         tally, facts = Tally(), {"digest": self.digest}
 
         def tables() -> Iterator[pyarrow.Table]:
@@ -353,7 +431,8 @@ class Labelling:
 def work_on(item: dict[str, Any], shared: list[Any]) -> dict[str, Any]:
     """Do a task for one partition in a worker of Ray.
 
-    An error that the user can mend is returned and not raised, so that its message arrives unchanged.
+    An error that the user can mend is returned and not raised, so that its message arrives
+    unchanged.
 
     Args:
         item: the ``number`` of the partition. shared: the reference of the task.
@@ -368,12 +447,19 @@ def work_on(item: dict[str, Any], shared: list[Any]) -> dict[str, Any]:
         failed, is_data_error = str(error), True
     except OSError as error:
         failed = f"Partition {number + 1} could not be read or written: {error}. Mend that; the same command goes on."
-    return {"number": number, "result": pickle.dumps(result), "failed": failed, "is_data_error": is_data_error}
+    return {
+        "number": number,
+        "result": pickle.dumps(result),
+        "failed": failed,
+        "is_data_error": is_data_error,
+    }
 
 
 @lru_cache(maxsize=1)
 def _fetch(reference: Any) -> Task:
-    """Return the task with all that it needs, such as the model, fetched once by each worker; it then uses one core."""
+    """Return the task with all that it needs, such as the model, fetched once by each worker; it
+    then uses one core.
+    """
     import ray
 
     hold(1)

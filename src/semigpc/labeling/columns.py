@@ -1,7 +1,9 @@
-"""Which columns of a table are the ids, the embeddings and the labels, and their values as text and as float32 numbers.
+"""Which columns of a table are the ids, the embeddings and the labels, and their values as text and
+as float32 numbers.
 
-Embeddings are one column of lists, all of one length, or many columns of numbers. Numbers of any type become float32: an empty
-cell becomes NaN and a value beyond the range becomes infinity, which the first pass reports.
+Embeddings are one column of lists, all of one length, or many columns of numbers. Numbers of any
+type become float32: an empty cell becomes NaN and a value beyond the range becomes infinity, which
+the first pass reports.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +33,8 @@ class ColumnOptions:
 
     Args:
         id: the column of ids.
-        features: the column of lists, or names and patterns of columns of numbers, separated by commas.
+        features: the column of lists, or names and patterns of columns of numbers, separated by
+            commas.
         label: the column of labels.
     """
 
@@ -51,7 +54,9 @@ class UsualColumns:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table; ``id`` and ``label`` may be missing. ``as_list``: the features are one column of lists."""
+    """The columns of a table; ``id`` and ``label`` may be missing. ``as_list``: the features are
+    one column of lists.
+    """
 
     id: str | None
     features: tuple[str, ...]
@@ -64,7 +69,9 @@ class Columns:
         return [*(name for name in (self.id, self.label) if name is not None), *self.features]
 
 
-def choose(schema: pyarrow.Schema, options: ColumnOptions, usual: UsualColumns, path: object) -> Columns:
+def choose(
+    schema: pyarrow.Schema, options: ColumnOptions, usual: UsualColumns, path: object
+) -> Columns:
     """Return the columns to read from a table of this schema.
 
     Raises:
@@ -73,11 +80,15 @@ def choose(schema: pyarrow.Schema, options: ColumnOptions, usual: UsualColumns, 
     known = list(schema.names)
     repeated = sorted({name for name in known if known.count(name) > 1})
     if repeated:
-        raise DataError(f"{path} has several columns of the same name: {listed(repeated)}. Rename all but one of each.")
+        raise DataError(
+            f"{path} has several columns of the same name: {listed(repeated)}. Rename all but one of each."
+        )
     id_column = _choose_one("--id", options.id, usual.ids, known, path)
     label = _choose_one("--label-column", options.label, usual.labels, known, path)
     if id_column is not None and id_column == label:
-        raise DataError(f"The column {id_column!r} of {path} cannot be both the ids and the labels. Check --id.")
+        raise DataError(
+            f"The column {id_column!r} of {path} cannot be both the ids and the labels. Check --id."
+        )
     if options.features is not None:
         features = _named_features(options.features, known, path, taken=(id_column, label))
     else:
@@ -92,7 +103,9 @@ def choose(schema: pyarrow.Schema, options: ColumnOptions, usual: UsualColumns, 
     return Columns(id_column, tuple(features), label, has_list)
 
 
-def _choose_one(option: str, name: str | None, usual: Sequence[str], known: Sequence[str], path: object) -> str | None:
+def _choose_one(
+    option: str, name: str | None, usual: Sequence[str], known: Sequence[str], path: object
+) -> str | None:
     if name is None:
         return next((name for name in usual if name in known), None)
     if name not in known:
@@ -107,29 +120,43 @@ def unknown_column(name: str, known: Sequence[str], path: object, option: str) -
     return f"{path} has no column {name!r}, which {option} names.{hint} It has {listed(known, 8) or 'none'}."
 
 
-def _named_features(text: str, known: Sequence[str], path: object, taken: Sequence[str | None]) -> list[str]:
-    """Return the names in the order of ``text``; the matches of a pattern are in the order of the table."""
+def _named_features(
+    text: str, known: Sequence[str], path: object, taken: Sequence[str | None]
+) -> list[str]:
+    """Return the names in the order of ``text``; the matches of a pattern are in the order of the
+    table.
+    """
     if text in known:  # also a name that contains a comma
         return [text]
     names: list[str] = []
     for part in (part.strip() for part in text.split(",")):
         is_pattern = any(sign in part for sign in WILDCARDS) and part not in known
-        matches = [name for name in known if fnmatchcase(name, part) and name not in taken] if is_pattern else [part]
+        matches = (
+            [name for name in known if fnmatchcase(name, part) and name not in taken]
+            if is_pattern
+            else [part]
+        )
         if not matches or (not is_pattern and part not in known):
             raise DataError(unknown_column(part, known, path, "--features"))
         names += [name for name in matches if name not in names]
     return names
 
 
-def _usual_features(schema: pyarrow.Schema, usual: UsualColumns, path: object, taken: Sequence[str | None]) -> list[str]:
-    """Return the usual column of lists, else the only one, else all columns of numbers; other columns are then an error."""
+def _usual_features(
+    schema: pyarrow.Schema, usual: UsualColumns, path: object, taken: Sequence[str | None]
+) -> list[str]:
+    """Return the usual column of lists, else the only one, else all columns of numbers; other
+    columns are then an error.
+    """
     rest = [name for name in schema.names if name not in taken]
     lists = [name for name in rest if _is_list(schema.field(name).type)]
     named = next((name for name in usual.features if name in lists), None)
     if named is not None or len(lists) == 1:
         return [named or lists[0]]
     if lists:
-        raise DataError(f"{path} has several columns of lists: {listed(lists)}. Say which one to use: --features.")
+        raise DataError(
+            f"{path} has several columns of lists: {listed(lists)}. Say which one to use: --features."
+        )
     numbers = [name for name in rest if _is_number(schema.field(name).type)]
     if not numbers:
         raise DataError(
@@ -162,20 +189,35 @@ def _is_list(kind: pyarrow.DataType) -> bool:
 
 def _value_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     kind = kind.storage_type if isinstance(kind, pyarrow.BaseExtensionType) else kind
-    return kind.value_type if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) else kind
+    return (
+        kind.value_type
+        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        else kind
+    )
 
 
 def _is_number(kind: pyarrow.DataType) -> bool:
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind))
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_boolean(kind)
+        or types.is_decimal(kind)
+    )
 
 
 def ids_of(column: pyarrow.Array) -> list[str | None]:
-    """Return ids as text, None where there is none; spaces around them do not count, here as in a table of labels."""
+    """Return ids as text, None where there is none; spaces around them do not count, here as in a
+    table of labels.
+    """
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
     is_text = types.is_string(kind) or types.is_large_string(kind)
     if not (is_text or types.is_primitive(kind) or types.is_decimal(kind)):
-        raise DataError(f"Ids must be text or numbers; the column of ids holds {column.type}. Choose another one by --id.")
-    values: list[str | None] = compute.utf8_trim_whitespace(compute.cast(column, pyarrow.string())).to_pylist()
+        raise DataError(
+            f"Ids must be text or numbers; the column of ids holds {column.type}. Choose another one by --id."
+        )
+    values: list[str | None] = compute.utf8_trim_whitespace(
+        compute.cast(column, pyarrow.string())
+    ).to_pylist()
     return [value or None for value in values]
 
 
@@ -188,7 +230,9 @@ def labels_of(column: pyarrow.Array, path: object) -> list[str | None]:
 
 def floats_of(column: pyarrow.Array) -> Floats:
     """Return numbers (n,) as float32, NaN where there are none."""
-    values: NDArray[Any] = compute.cast(column, pyarrow.float32(), safe=False).to_numpy(zero_copy_only=False)
+    values: NDArray[Any] = compute.cast(column, pyarrow.float32(), safe=False).to_numpy(
+        zero_copy_only=False
+    )
     return values.astype(np.float32, copy=False)
 
 
@@ -196,7 +240,8 @@ def matrix_of(column: pyarrow.Array, width: int, place: Callable[[int], str]) ->
     """Return lists as rows (n, ``width``), NaN where there is none.
 
     Raises:
-        DataError: a list has another length; ``place`` returns where a row of the column is, for the message.
+        DataError: a list has another length; ``place`` returns where a row of the column is, for
+            the message.
     """
     column = column.storage if isinstance(column, pyarrow.ExtensionArray) else column
     missing = np.asarray(column.is_null(), dtype=bool)
@@ -208,5 +253,7 @@ def matrix_of(column: pyarrow.Array, width: int, place: Callable[[int], str]) ->
             f"{width}. Mend it, or take it out."
         )
     rows = np.full((len(column), width), np.nan, dtype=np.float32)
-    rows[~missing] = floats_of(column.flatten()).reshape(-1, width)  # flatten leaves out what null lists may hold
+    rows[~missing] = floats_of(column.flatten()).reshape(
+        -1, width
+    )  # flatten leaves out what null lists may hold
     return rows

@@ -30,7 +30,9 @@ from semigpc.models import MODELS, ModelConfig, build_model
 from semigpc.models.backbones import EMBEDDED, EMBEDDED_MODEL, VITS, input_statistics
 from semigpc.models.encoder import WORTHWHILE, NotExportableError, in_onnx_runtime
 
-SHARP = 2  # a JPEG may be decoded at a fraction of its size while it has this many pixels for each that the network sees
+# a JPEG may be decoded at a fraction of its size while it has this many pixels for each that the
+# network sees
+SHARP = 2
 SIZE = 224  # pixels a side, for networks that do not say what they were trained with
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -43,9 +45,10 @@ class EmbedConfig:
 
     Args:
         model: any timm backbone.
-        pretrained: "embedded" (for tf_efficientnet_lite0), "timm", a file, "none", or "auto": embedded if there are such
-            weights, timm's otherwise.
-        image_size: pixels a side of the network's input; None takes the size that it was trained with.
+        pretrained: "embedded" (for tf_efficientnet_lite0), "timm", a file, "none", or "auto":
+            embedded if there are such weights, timm's otherwise.
+        image_size: pixels a side of the network's input; None takes the size that it was trained
+            with.
         precision: of the numbers in the table.
         batch: images that go through the network together.
     """
@@ -68,8 +71,8 @@ class EmbedConfig:
 class EmbedResult(NamedTuple):
     """The table, its number of rows, and the images that were left out, each with the reason.
 
-    ``made`` rows were computed by this call: None if the table existed already, fewer than all after a stop. ``key`` is what
-    the embeddings depend on.
+    ``made`` rows were computed by this call: None if the table existed already, fewer than all
+    after a stop. ``key`` is what the embeddings depend on.
     """
 
     path: Path
@@ -89,14 +92,17 @@ def embed_folder(
     follow_links: bool = False,
     progress: Progress = silent,
 ) -> EmbedResult:
-    """Write the embeddings of all images below ``folder`` to ``out``, sorted by name; hidden files are left out.
+    """Write the embeddings of all images below ``folder`` to ``out``, sorted by name; hidden files
+    are left out.
 
-    Finished parts are kept in a folder beside ``out``, of its name and ".parts", until all are finished; after a stop the same
-    call continues. All images that cannot be read, and links that lead out of the folder, are listed in a file beside ``out``,
-    of its name and ".bad.txt". Memory: the names, some thousand rows, and a few batches of images for each core.
+    Finished parts are kept in a folder beside ``out``, of its name and ".parts", until all are
+    finished; after a stop the same call continues. All images that cannot be read, and links that
+    lead out of the folder, are listed in a file beside ``out``, of its name and ".bad.txt". Memory:
+    the names, some thousand rows, and a few batches of images for each core.
 
-    The network runs on a GPU if there is one, otherwise in ONNX Runtime, or in torch if the images are few or ONNX Runtime
-    cannot be used. These agree to 1e-3 of the size of the embeddings, which is about the precision of float16, so a table may
+    The network runs on a GPU if there is one, otherwise in ONNX Runtime, or in torch if the images
+    are few or ONNX Runtime cannot be used. These agree to 1e-3 of the size of the embeddings, which
+    is about the precision of float16, so a table may
     have rows of several: what is continued on another machine need not begin again.
 
     Args:
@@ -105,26 +111,40 @@ def embed_folder(
         skip_bad: leave out images that cannot be read instead of failing at the end.
         overwrite: replace an existing table, and parts that were made otherwise.
         follow_links: use links that lead out of the folder.
-        progress: called with the stage, images done and images to do after every batch, and once with a line that says how
-            many images go through which network, how, and about how long that takes.
+        progress: called with the stage, images done and images to do after every batch, and once
+            with a line that says how many images go through which network, how, and about how long
+            that takes.
 
     Raises:
-        ImageError: some images cannot be read. The embeddings of the others are kept for the next call.
+        ImageError: some images cannot be read. The embeddings of the others are kept for the next
+            call.
         DataError: there are no images, or ``out`` cannot be written or holds something else.
     """
     table, config = EmbeddingTable(out), config or EmbedConfig()
     with locked(out.parent, out.name):
         remove_drafts(out.parent, out.name)
         if not checked(folder).is_dir():
-            raise DataError(f"{folder} is {'a file' if folder.exists() else 'not there'}. Give a folder of images.")
+            raise DataError(
+                f"{folder} is {'a file' if folder.exists() else 'not there'}. Give a folder of images."
+            )
         root = folder.resolve()
         names, bad = sorted_images(root, follow_links=follow_links)
         if not names and not bad:
-            raise DataError(f"There are no images below {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}.")
-        marks = {name: f"{stat.st_size} {stat.st_mtime_ns}" for name in names for stat in [(root / name).stat()]}
-        digest = hashlib.sha256("".join(f"{name}\n{fact}\n" for name, fact in (*marks.items(), *bad)).encode()).hexdigest()
+            raise DataError(
+                f"There are no images below {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}."
+            )
+        marks = {
+            name: f"{stat.st_size} {stat.st_mtime_ns}"
+            for name in names
+            for stat in [(root / name).stat()]
+        }
+        digest = hashlib.sha256(
+            "".join(f"{name}\n{fact}\n" for name, fact in (*marks.items(), *bad)).encode()
+        ).hexdigest()
         network = Network(config.model, config.pretrained, config.image_size)
-        key = TableKey(config.model, network.weights, network.image_size, config.precision, network.width)
+        key = TableKey(
+            config.model, network.weights, network.image_size, config.precision, network.width
+        )
         if not overwrite and (finished := table.finished(key, digest)) is not None:
             table.remove_parts()  # left by a stop at the very end
             rows, bad = finished
@@ -155,22 +175,39 @@ def _embed(
     bad: list[Bad] = []
     done = 0
     with warnings.catch_warnings(), using(granted()):
-        warnings.simplefilter("ignore")  # about defects of a file that can be read all the same; for all threads at once
+        warnings.simplefilter(
+            "ignore"
+        )  # about defects of a file that can be read all the same; for all threads at once
         note = network.accelerate() if len(names) * network.image_size**2 >= WORTHWHILE else None
 
         def read(batch: Sequence[str]) -> tuple[list[str], Pixels, list[Bad], Tensor | None]:
             good, pixels, unread = read_squares(root, batch, network.image_size)
-            return good, pixels, unread, network.embed(pixels) if good and network.in_threads else None
+            return (
+                good,
+                pixels,
+                unread,
+                network.embed(pixels) if good and network.in_threads else None,
+            )
 
-        batches = [names[first : first + config.batch] for first in range(0, len(names), config.batch)]
+        batches = [
+            names[first : first + config.batch] for first in range(0, len(names), config.batch)
+        ]
         began = time.perf_counter()
         with closing(_ahead(read, batches[1:], granted())) as ahead:
             for good, pixels, unread, computed in chain([read(batches[0])], ahead):
                 if good:
                     features = network.embed(pixels) if computed is None else computed
-                    parts.add(good, [marks[name] for name in good], _stored(features, network, config.precision))
+                    parts.add(
+                        good,
+                        [marks[name] for name in good],
+                        _stored(features, network, config.precision),
+                    )
                 if not done:
-                    seconds = (time.perf_counter() - began) * len(batches) / (granted() if network.in_threads else 1)
+                    seconds = (
+                        (time.perf_counter() - began)
+                        * len(batches)
+                        / (granted() if network.in_threads else 1)
+                    )
                     progress(_announcement(network, len(names), seconds, note), 0, 0)
                 bad += unread
                 done += len(good) + len(unread)
@@ -184,7 +221,9 @@ def _stored(features: Tensor, network: "Network", precision: str) -> NDArray[np.
     rows = features.half() if precision == "float16" else features
     if not rows.isfinite().all():
         remedy = "Try precision float32." if features.isfinite().all() else "Check its weights."
-        raise DataError(f"The embeddings of {network.name} contain NaN or infinity in {precision}. {remedy}")
+        raise DataError(
+            f"The embeddings of {network.name} contain NaN or infinity in {precision}. {remedy}"
+        )
     return rows.numpy()
 
 
@@ -194,8 +233,12 @@ def _announcement(network: "Network", images: int, seconds: float, note: str | N
     return f"{what}; not on ONNX Runtime, which is faster: {note}" if note else what
 
 
-def _ahead(function: Callable[[Item], Made], items: Sequence[Item], threads: int) -> Generator[Made, None, None]:
-    """Yield ``function(item)`` for each item, in order, computed by threads that are a few items ahead of the caller."""
+def _ahead(
+    function: Callable[[Item], Made], items: Sequence[Item], threads: int
+) -> Generator[Made, None, None]:
+    """Yield ``function(item)`` for each item, in order, computed by threads that are a few items
+    ahead of the caller.
+    """
     waiting: deque[Future[Made]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:
@@ -210,7 +253,9 @@ def _ahead(function: Callable[[Item], Made], items: Sequence[Item], threads: int
 
 
 def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad: bool) -> None:
-    """List images that cannot be read, one per line: name, tab, reason; raise an error unless they may be left out."""
+    """List images that cannot be read, one per line: name, tab, reason; raise an error unless they
+    may be left out.
+    """
     listing = table.path.with_name(table.path.name + ".bad.txt")
     if not bad:
         with writing(listing):
@@ -222,7 +267,9 @@ def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad:
     few = "; ".join(f"{printable(name)}: {reason}" for name, reason in bad[:3])
     more = "" if len(bad) <= 3 else f"; and {len(bad) - 3} more"
     if not rows:
-        raise ImageError(f"None of the {len(bad)} images can be read ({few}{more}). {listing} lists them all.")
+        raise ImageError(
+            f"None of the {len(bad)} images can be read ({few}{more}). {listing} lists them all."
+        )
     raise ImageError(
         f"{len(bad)} of {len(bad) + rows} images cannot be read ({few}{more}). {listing} lists them all. The others are "
         "embedded: replace or delete these and give the same command again, or leave them out with --skip-bad."
@@ -234,7 +281,8 @@ class Network:
 
     Args:
         name: of any timm model, or one of ours.
-        pretrained: as for :class:`EmbedConfig`; random weights ("none") are the same ones every time.
+        pretrained: as for :class:`EmbedConfig`; random weights ("none") are the same ones every
+            time.
         image_size: pixels a side; None takes the size that the network was trained with.
 
     Raises:
@@ -257,7 +305,9 @@ class Network:
             try:
                 backbone: nn.Module = build_model(config, 2).backbone.eval().requires_grad_(False)
             except (ValueError, KeyError, OSError) as error:
-                raise DataError(f"The network cannot be built: {error.args[0] if error.args else error}") from error
+                raise DataError(
+                    f"The network cannot be built: {error.args[0] if error.args else error}"
+                ) from error
         self.weights = weights_hash(backbone.state_dict())
         normalised = _Normalised(backbone, *input_statistics(name))
         self._network = normalised.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -276,13 +326,17 @@ class Network:
         return self._in_onnx_runtime is not None
 
     def accelerate(self) -> str | None:
-        """Go over to ONNX Runtime, in some seconds, unless there is a GPU; return the reason if that cannot be done."""
+        """Go over to ONNX Runtime, in some seconds, unless there is a GPU; return the reason if
+        that cannot be done.
+        """
         if self.device.type != "cpu":
             return None
         size = self.image_size
         noise = np.random.default_rng(0).integers(0, 256, (2, size, size, 3), dtype=np.uint8)
         try:
-            self._in_onnx_runtime = in_onnx_runtime(self._network, torch.from_numpy(noise), threads=1)
+            self._in_onnx_runtime = in_onnx_runtime(
+                self._network, torch.from_numpy(noise), threads=1
+            )
         except NotExportableError as error:
             return str(error)
         return None
@@ -292,7 +346,9 @@ class Network:
         """Return float32 embeddings (M, D) of images (M, s, s, 3)."""
         if self._in_onnx_runtime is not None:
             return torch.from_numpy(self._in_onnx_runtime(pixels))
-        features: Tensor = self._network(torch.from_numpy(np.require(pixels, requirements="W")).to(self.device))
+        features: Tensor = self._network(
+            torch.from_numpy(np.require(pixels, requirements="W")).to(self.device)
+        )
         return features.float().cpu()
 
     def _width(self) -> int:
@@ -325,28 +381,43 @@ class _Normalised(nn.Module):
         self.register_buffer("shift", (-m / d).float())
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.network(images.permute(0, 3, 1, 2).float() * self.scale + self.shift)
+        features: Tensor = self.network(
+            images.permute(0, 3, 1, 2).float() * self.scale + self.shift
+        )
         return features
 
 
 def _own_size(name: str) -> tuple[int, bool]:
-    """Return the pixels a side that a network was trained with, and whether it must be built for another size."""
+    """Return the pixels a side that a network was trained with, and whether it must be built for
+    another size.
+    """
     import timm
 
     if name in VITS:
         return VITS[name].image_size, True
-    known = None if name in MODELS or not timm.is_model(name.partition(".")[0]) else timm.get_pretrained_cfg(name)
-    return (SIZE, False) if known is None else (int(known.input_size[-1]), bool(known.fixed_input_size))
+    known = (
+        None
+        if name in MODELS or not timm.is_model(name.partition(".")[0])
+        else timm.get_pretrained_cfg(name)
+    )
+    return (
+        (SIZE, False)
+        if known is None
+        else (int(known.input_size[-1]), bool(known.fixed_input_size))
+    )
 
 
-def read_squares(root: Path, names: Sequence[str], size: int) -> tuple[list[str], Pixels, list[Bad]]:
+def read_squares(
+    root: Path, names: Sequence[str], size: int
+) -> tuple[list[str], Pixels, list[Bad]]:
     """Return the largest square in the middle of each image, resized to s x s.
 
     Args:
         root: a folder. names: of images below it. size: s, in pixels.
 
     Returns:
-        The n names that could be read, their pixels (n, s, s, 3), and the other names with the reasons.
+        The n names that could be read, their pixels (n, s, s, 3), and the other names with the
+        reasons.
     """
     good, squares, bad = [], [], []
     for name in names:

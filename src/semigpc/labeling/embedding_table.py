@@ -26,7 +26,11 @@ OPEN_PARTS = 16  # parts whose embeddings are in memory while the table is writt
 MADE_AGAIN = "Delete that file; its embeddings will be made again."
 REMEDY = "Ask to overwrite it (--overwrite), or write to another file."
 # Embeddings look like noise to a compressor; checksums make damage known when a file is read.
-STORED: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+STORED: dict[str, Any] = {
+    "compression": "none",
+    "use_dictionary": False,
+    "write_page_checksum": True,
+}
 
 Matrix = NDArray[np.floating[Any]]
 
@@ -47,9 +51,15 @@ class TableKey:
     width: int
 
     def schema(self, *extra: Any, **facts: Any) -> Any:
-        """Return the columns ``file_name`` and ``embedding`` and extra ones, with this key and other facts as metadata."""
+        """Return the columns ``file_name`` and ``embedding`` and extra ones, with this key and
+        other facts as metadata.
+        """
         kind = pyarrow.float16() if self.precision == "float16" else pyarrow.float32()
-        fields = [("file_name", pyarrow.string()), ("embedding", pyarrow.list_(kind, self.width)), *extra]
+        fields = [
+            ("file_name", pyarrow.string()),
+            ("embedding", pyarrow.list_(kind, self.width)),
+            *extra,
+        ]
         return pyarrow.schema(fields, metadata={METADATA: json.dumps(asdict(self) | facts)})
 
     def difference(self, facts: Mapping[str, Any]) -> str | None:
@@ -69,23 +79,35 @@ class EmbeddingTable:
 
     def __init__(self, path: Path) -> None:
         if path.suffix.lower() != ".parquet":
-            raise DataError(f"The table of embeddings must be a .parquet file; got the name {path.name!r}.")
+            raise DataError(
+                f"The table of embeddings must be a .parquet file; got the name {path.name!r}."
+            )
         if path.is_dir() or not path.parent.is_dir():
-            what = "is a folder" if path.is_dir() else f"cannot be written, since there is no folder {path.parent}"
+            what = (
+                "is a folder"
+                if path.is_dir()
+                else f"cannot be written, since there is no folder {path.parent}"
+            )
             raise DataError(f"{path} {what}. Give the name of a file, in a folder that is there.")
         if (reason := trouble(path)) is not None:
             raise DataError(f"{path} cannot be written: {reason}.")
         self.path, self.parts = path, path.with_name(path.name + ".parts")
 
     def finished(self, key: TableKey, images: str) -> tuple[int, list[Bad]] | None:
-        """Return the number of rows and the images left out; None without a file, an error if it was made otherwise."""
+        """Return the number of rows and the images left out; None without a file, an error if it
+        was made otherwise.
+        """
         if not self.path.exists():
             return None
         facts, rows = _facts(self.path)
         if facts is None:
-            raise DataError(f"{self.path} is there already and was not made by semigpc embed. {REMEDY}")
+            raise DataError(
+                f"{self.path} is there already and was not made by semigpc embed. {REMEDY}"
+            )
         if (difference := key.difference(facts)) is not None:
-            raise DataError(f"{self.path} is there already and was made otherwise: {difference}. {REMEDY}")
+            raise DataError(
+                f"{self.path} is there already and was made otherwise: {difference}. {REMEDY}"
+            )
         if facts.get("images") != images:
             raise DataError(
                 f"{self.path} is there already, with {rows} rows, and was made of other images: some were added, "
@@ -99,10 +121,20 @@ class EmbeddingTable:
                 pass
         return rows, [(name, reason) for name, reason in facts["bad"]]
 
-    def write(self, groups: Iterator[tuple[list[str], Matrix]], key: TableKey, *, images: str, bad: list[Bad]) -> None:
+    def write(
+        self,
+        groups: Iterator[tuple[list[str], Matrix]],
+        key: TableKey,
+        *,
+        images: str,
+        bad: list[Bad],
+    ) -> None:
         """Write names and embeddings, a row group at a time."""
         schema = key.schema(images=images, bad=bad)
-        with replacing(self.path) as draft, parquet.ParquetWriter(draft, schema, **STORED) as writer:
+        with (
+            replacing(self.path) as draft,
+            parquet.ParquetWriter(draft, schema, **STORED) as writer,
+        ):
             for names, embeddings in groups:
                 writer.write_table(_table(schema, names, embeddings))
 
@@ -112,7 +144,8 @@ class EmbeddingTable:
 
 
 class EmbeddingParts:
-    """Finished rows: Parquet files of some hundred rows in a folder beside the table, each complete when it has its name.
+    """Finished rows: Parquet files of some hundred rows in a folder beside the table, each complete
+    when it has its name.
 
     A row is identified by the image's name and mark, which changes when the image does.
 
@@ -159,13 +192,20 @@ class EmbeddingParts:
             parquet.write_table(_table(self._schema, names, embeddings, marks), draft, **STORED)
         self._waiting = []
 
-    def groups(self, names: Sequence[str], marks: Mapping[str, str]) -> Iterator[tuple[list[str], Matrix]]:
-        """Yield the rows of these names in this order, some thousand at a time. Memory: that many, and a few parts."""
+    def groups(
+        self, names: Sequence[str], marks: Mapping[str, str]
+    ) -> Iterator[tuple[list[str], Matrix]]:
+        """Yield the rows of these names in this order, some thousand at a time. Memory: that many,
+        and a few parts.
+        """
         index = self._index(marks)
         read = lru_cache(OPEN_PARTS)(self._embeddings)
         for first in range(0, len(names), GROUP):
             group = list(names[first : first + GROUP])
-            yield group, np.stack([read(file)[row] for file, row in (index[name] for name in group)])
+            yield (
+                group,
+                np.stack([read(file)[row] for file, row in (index[name] for name in group)]),
+            )
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("part-*.parquet"))
@@ -181,13 +221,19 @@ class EmbeddingParts:
 
     def _embeddings(self, file: Path) -> Matrix:
         values: Matrix = (
-            _read(file, ["embedding"]).column("embedding").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            _read(file, ["embedding"])
+            .column("embedding")
+            .combine_chunks()
+            .flatten()
+            .to_numpy(zero_copy_only=False)
         )
         return values.reshape(-1, self.key.width)
 
 
 def _table(schema: Any, names: list[str], embeddings: Matrix, *extra: list[str]) -> Any:
-    column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(embeddings.ravel()), embeddings.shape[1])
+    column = pyarrow.FixedSizeListArray.from_arrays(
+        pyarrow.array(embeddings.ravel()), embeddings.shape[1]
+    )
     return pyarrow.Table.from_arrays(
         [pyarrow.array(names, pyarrow.string()), column, *map(pyarrow.array, extra)], schema=schema
     )
@@ -202,4 +248,6 @@ def _facts(path: Path) -> tuple[dict[str, Any] | None, int]:
 
 def _read(path: Path, columns: list[str]) -> Any:
     with readable(path, "Parquet", MADE_AGAIN):
-        return parquet.read_table(path, columns=columns, partitioning=None, page_checksum_verification=True)
+        return parquet.read_table(
+            path, columns=columns, partitioning=None, page_checksum_verification=True
+        )

@@ -1,12 +1,15 @@
-"""The outputs of labelling: the table of labels, its CSV and Label Studio forms, and the folder that they are written to.
+"""The outputs of labelling: the table of labels, its CSV and Label Studio forms, and the folder
+that they are written to.
 
-A folder belongs to a key: all that the labels depend on, by value or by a hash. While rows are being labelled, the key is in
-``parts/key.json`` and every finished shard in a Parquet file beside it. The outputs are written there too, and replace earlier
-ones only when all are complete; ``project.json``, which then holds the key, is removed first and written last.
+A folder belongs to a key: all that the labels depend on, by value or by a hash. While rows are
+being labelled, the key is in ``parts/key.json`` and every finished shard in a Parquet file beside
+it. The outputs are written there too, and replace earlier ones only when all are complete;
+``project.json``, which then holds the key, is removed first and written last.
 
-For Label Studio, set ``label_studio.xml`` as the labelling interface of a project, then import ``label_studio.json``: labels
-are predictions that people confirm or correct, and the given ones are annotations. Images are referred to by an address, or as
-local files, which Label Studio serves if it is started with LABEL_STUDIO_LOCAL_FILES_SERVING_ENABLED=true and
+For Label Studio, set ``label_studio.xml`` as the labelling interface of a project, then import
+``label_studio.json``: labels are predictions that people confirm or correct, and the given ones are
+annotations. Images are referred to by an address, or as local files, which Label Studio serves if
+it is started with LABEL_STUDIO_LOCAL_FILES_SERVING_ENABLED=true and
 LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT, the parent of the folder of images.
 """
 
@@ -33,7 +36,17 @@ from typing_extensions import TypedDict
 
 from semigpc.data.dataset import DataError
 from semigpc.estimator import STATUSES, Answers, SemiGPClassifier
-from semigpc.io.atomic import RELAXED, FileFacts, altered, push, read_json, remove_drafts, replacing, write_json, writing
+from semigpc.io.atomic import (
+    RELAXED,
+    FileFacts,
+    altered,
+    push,
+    read_json,
+    remove_drafts,
+    replacing,
+    write_json,
+    writing,
+)
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.scan import Scan
 from semigpc.labeling.source import RowBatch, readable
@@ -41,8 +54,18 @@ from semigpc.labeling.source import RowBatch, readable
 LABELLED = "labelled"  # status of rows whose label was given
 ALL_STATUSES = (LABELLED, *STATUSES)
 TOP = 3  # reasons for each row
-COLUMNS = ("label", "confidence", "likeliest", "likeliest_confidence", "variance", "status", "reasons")  # after the ids
-REASON = pyarrow.struct([("id", pyarrow.string()), ("label", pyarrow.string()), ("weight", pyarrow.float32())])
+COLUMNS = (
+    "label",
+    "confidence",
+    "likeliest",
+    "likeliest_confidence",
+    "variance",
+    "status",
+    "reasons",
+)  # after the ids
+REASON = pyarrow.struct(
+    [("id", pyarrow.string()), ("label", pyarrow.string()), ("weight", pyarrow.float32())]
+)
 LISTED = 100  # outliers that the report names
 LOCAL_FILES = "/data/local-files/?d="  # where Label Studio serves local files
 CONTROL = "label"  # name of the choices in Label Studio
@@ -55,15 +78,21 @@ WRITTEN = (
     "summary.json",
     "report.html",
 )
-PARTIAL, COMPLETE, BULK_LABELS = "_partial.json", "_complete.json", "labels"  # written by labelling on Ray instead
-CHANGED = ".changed"  # appended to the name of an output that somebody changed, when it is made again
+PARTIAL, COMPLETE, BULK_LABELS = (
+    "_partial.json",
+    "_complete.json",
+    "labels",
+)  # written by labelling on Ray instead
+CHANGED = (
+    ".changed"  # appended to the name of an output that somebody changed, when it is made again
+)
 ADVICE = "Give another --out, or --overwrite to make them again."
 
 Key = dict[str, Any]
 T = TypeVar("T")
 
 
-# Rows to a table of labels --------------------------------------------------------------------------------------------
+# Rows to a table of labels ------------------------------------------------------------------------
 
 
 def schema_of(id_name: str) -> pyarrow.Schema:
@@ -76,8 +105,8 @@ def schema_of(id_name: str) -> pyarrow.Schema:
 class Labeller:
     """The second pass over the data: batches of rows to tables of labels.
 
-    Rows with a given label keep it, with confidence 1. A row without a usable embedding has no label but a given one, no
-    reasons, confidence 0, variance 1 and the status "abstained".
+    Rows with a given label keep it, with confidence 1. A row without a usable embedding has no
+    label but a given one, no reasons, confidence 0, variance 1 and the status "abstained".
 
     Args:
         model: fitted. scan: result of the first pass. id_name: of the first column.
@@ -101,7 +130,9 @@ class Labeller:
         answers = self.model.answer(x, variance=True, top=TOP)
         assert answers.variance is not None
         labels, likeliest = self.names[answers.codes], self.names[answers.likeliest]
-        confidence, largest, variance = (x.copy() for x in (answers.confidence, answers.likeliest_confidence, answers.variance))
+        confidence, largest, variance = (
+            x.copy() for x in (answers.confidence, answers.likeliest_confidence, answers.variance)
+        )
         status = np.array(STATUSES, dtype=object)[answers.status]
         labels[bad], confidence[bad], variance[bad], status[bad] = None, 0.0, 1.0, "abstained"
         likeliest[bad], largest[bad] = None, 0.0
@@ -109,8 +140,19 @@ class Labeller:
             if number in self._given:
                 labels[row] = likeliest[row] = self._given[number]
                 confidence[row], largest[row], status[row] = 1.0, 1.0, LABELLED
-        columns = [batch.ids, labels.tolist(), confidence, likeliest.tolist(), largest, variance, status.tolist()]
-        arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self.schema, strict=False)]
+        columns = [
+            batch.ids,
+            labels.tolist(),
+            confidence,
+            likeliest.tolist(),
+            largest,
+            variance,
+            status.tolist(),
+        ]
+        arrays = [
+            pyarrow.array(column, field.type)
+            for column, field in zip(columns, self.schema, strict=False)
+        ]
         return pyarrow.Table.from_arrays([*arrays, self._reasons(answers, bad)], schema=self.schema)
 
     def _reasons(self, answers: Answers, is_bad: NDArray[np.bool_]) -> pyarrow.Array:
@@ -125,12 +167,14 @@ class Labeller:
         return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), structs)
 
 
-# Files ----------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Tally:
-    """Counts over all rows: of each status, of pseudo-labels in each class; and the farthest outliers."""
+    """Counts over all rows: of each status, of pseudo-labels in each class; and the farthest
+    outliers.
+    """
 
     statuses: Counter[str] = field(default_factory=Counter)
     pseudo: Counter[str] = field(default_factory=Counter)
@@ -140,18 +184,26 @@ class Tally:
         """Count a part of the table of labels."""
         status = table.column("status")
         self.statuses.update(status.to_pylist())
-        self.pseudo.update(table.filter(compute.equal(status, "pseudo")).column("label").to_pylist())
+        self.pseudo.update(
+            table.filter(compute.equal(status, "pseudo")).column("label").to_pylist()
+        )
         outliers = table.filter(compute.equal(status, "outlier")).select(
             [id_name, "likeliest", "likeliest_confidence", "variance"]
         )
         self._list(outliers.rename_columns(["id", "label", "confidence", "variance"]).to_pylist())
 
     def _list(self, outliers: Iterable[dict[str, Any]]) -> None:
-        self.outliers = sorted([*self.outliers, *outliers], key=lambda entry: -entry["variance"])[:LISTED]
+        self.outliers = sorted([*self.outliers, *outliers], key=lambda entry: -entry["variance"])[
+            :LISTED
+        ]
 
     def plain(self) -> dict[str, Any]:
         """Return the counts as JSON holds them."""
-        return {"statuses": dict(self.statuses), "pseudo": dict(self.pseudo), "outliers": self.outliers}
+        return {
+            "statuses": dict(self.statuses),
+            "pseudo": dict(self.pseudo),
+            "outliers": self.outliers,
+        }
 
     @classmethod
     def joined(cls, counts: Iterable[dict[str, Any]]) -> "Tally":
@@ -168,8 +220,12 @@ def _rows_of(table: pyarrow.Table, *names: str) -> Iterator[tuple[Any, ...]]:
     return zip(*(table.column(name).to_pylist() for name in names), strict=True)
 
 
-def write_tables(parts: Iterable[pyarrow.Table], out: Path, id_name: str, studio: "LabelStudio") -> Tally:
-    """Write labels.parquet, labels.csv and label_studio.json part by part, with one part in memory, and return the counts."""
+def write_tables(
+    parts: Iterable[pyarrow.Table], out: Path, id_name: str, studio: "LabelStudio"
+) -> Tally:
+    """Write labels.parquet, labels.csv and label_studio.json part by part, with one part in memory,
+    and return the counts.
+    """
     tally = Tally()
     with (
         replacing(out / "labels.parquet") as table_draft,
@@ -195,19 +251,28 @@ def write_tables(parts: Iterable[pyarrow.Table], out: Path, id_name: str, studio
 
 def _csv_rows(table: pyarrow.Table, id_name: str) -> Iterator[tuple[str, ...]]:
     texts = _reason_texts(table.column("reasons").combine_chunks())
-    for (name, *values, status), reasons in zip(_rows_of(table, id_name, *COLUMNS[:-1]), texts, strict=True):
-        cells = (_decimal(value) if isinstance(value, float) else spreadsheet_cell(value or "") for value in values)
+    for (name, *values, status), reasons in zip(
+        _rows_of(table, id_name, *COLUMNS[:-1]), texts, strict=True
+    ):
+        cells = (
+            _decimal(value) if isinstance(value, float) else spreadsheet_cell(value or "")
+            for value in values
+        )
         yield spreadsheet_cell(name), *cells, status, reasons
 
 
 def _decimal(value: float) -> str:
-    """Return a number with a decimal point, since readers guess the type of a column from its first rows."""
+    """Return a number with a decimal point, since readers guess the type of a column from its first
+    rows.
+    """
     text = f"{value:.6g}"
     return text if "." in text or "e" in text else f"{text}.0"
 
 
 def _reason_texts(column: pyarrow.ListArray) -> Iterator[str]:
-    """Yield the reasons of each row as JSON; flat lists are several times as fast to read as nested ones."""
+    """Yield the reasons of each row as JSON; flat lists are several times as fast to read as nested
+    ones.
+    """
     structs, offsets = column.values, column.offsets.to_pylist()
     ids, labels, weights = (structs.field(name).to_pylist() for name in ("id", "label", "weight"))
     texts = [
@@ -233,37 +298,62 @@ class LabelStudio:
 
     def __init__(self, images: Path | None, image_url: str | None, version: str) -> None:
         self.kind = "text" if images is None and image_url is None else "image"
-        self.prefix = image_url if image_url is not None else f"{LOCAL_FILES}{quote(images.name)}/" if images else ""
+        self.prefix = (
+            image_url
+            if image_url is not None
+            else f"{LOCAL_FILES}{quote(images.name)}/"
+            if images
+            else ""
+        )
         self.version = version
 
     def interface(self, classes: Sequence[str]) -> str:
         """Return the labelling interface for the tasks."""
-        shown = '<Image name="image" value="$image"/>' if self.kind == "image" else '<Text name="text" value="$text"/>'
+        shown = (
+            '<Image name="image" value="$image"/>'
+            if self.kind == "image"
+            else '<Text name="text" value="$text"/>'
+        )
         choices = "\n".join(f"    <Choice value={quoteattr(name)}/>" for name in classes)
-        control = f'<Choices name="{CONTROL}" toName="{self.kind}" choice="single" showInline="true">'
+        control = (
+            f'<Choices name="{CONTROL}" toName="{self.kind}" choice="single" showInline="true">'
+        )
         return f"<View>\n  {shown}\n  {control}\n{choices}\n  </Choices>\n</View>\n"
 
     def tasks(self, table: pyarrow.Table, id_name: str) -> Iterator[str]:
-        """Yield one task per row as JSON: an annotation if its label was given, else a prediction with its confidence."""
-        for name, label, confidence, status in _rows_of(table, id_name, "label", "confidence", "status"):
+        """Yield one task per row as JSON: an annotation if its label was given, else a prediction
+        with its confidence.
+        """
+        for name, label, confidence, status in _rows_of(
+            table, id_name, "label", "confidence", "status"
+        ):
             shown = name if self.kind == "text" else self.prefix + quote(name)
             task: dict[str, object] = {"data": {self.kind: shown, "id": name, "status": status}}
             if label is not None:
-                choice = {"from_name": CONTROL, "to_name": self.kind, "type": "choices", "value": {"choices": [label]}}
+                choice = {
+                    "from_name": CONTROL,
+                    "to_name": self.kind,
+                    "type": "choices",
+                    "value": {"choices": [label]},
+                }
                 if status == LABELLED:
                     task["annotations"] = [{"result": [choice]}]
                 else:
                     score = round(confidence, 6)
-                    task["predictions"] = [{"model_version": self.version, "score": score, "result": [choice]}]
+                    task["predictions"] = [
+                        {"model_version": self.version, "score": score, "result": [choice]}
+                    ]
             yield json.dumps(task, ensure_ascii=False)
 
 
-# Their folder ---------------------------------------------------------------------------------------------------------
+# Their folder -------------------------------------------------------------------------------------
 
 
 @with_config(RELAXED)
 class Finished(TypedDict):
-    """The part of ``project.json`` that is used here: what the labels depend on, and the files that were written."""
+    """The part of ``project.json`` that is used here: what the labels depend on, and the files that
+    were written.
+    """
 
     key: Key
     files: dict[str, FileFacts]
@@ -283,11 +373,17 @@ def files_hash(files: Sequence[Path]) -> str:
 
 def content_hash(path: Path | None) -> str | None:
     """Return a hash of the content of a file; None if there is none."""
-    return None if path is None or not path.is_file() else hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return (
+        None
+        if path is None or not path.is_file()
+        else hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    )
 
 
 def key_difference(earlier: Key, current: Key, ignoring: str = "") -> str | None:
-    """Return the first difference between two keys, as a clause; None if they are equal but for the entry ``ignoring``."""
+    """Return the first difference between two keys, as a clause; None if they are equal but for the
+    entry ``ignoring``.
+    """
     for name in sorted({*earlier, *current} - {ignoring}):
         if earlier.get(name) != current.get(name):
             if name.endswith("content"):
@@ -310,25 +406,35 @@ class OutFolder:
         self.parts = path / "parts"
 
     def check(self, *, ignoring: str = "") -> bool:
-        """Return whether an identical run has finished; ``ignoring`` leaves out an entry of the key that is not known yet.
+        """Return whether an identical run has finished; ``ignoring`` leaves out an entry of the key
+        that is not known yet.
 
         Raises:
-            DataError: the folder holds labels of another key, or files that labelling did not write.
+            DataError: the folder holds labels of another key, or files that labelling did not
+                write.
         """
         if any((self.path / name).exists() for name in (PARTIAL, COMPLETE)):
             raise DataError(f"{self.path} holds labels that were made by --engine ray. {ADVICE}")
         finished = self._finished()
-        begun = _read(self.parts / "key.json", dict[str, Any]) if any(self.parts.glob("*.parquet")) else None
+        begun = (
+            _read(self.parts / "key.json", dict[str, Any])
+            if any(self.parts.glob("*.parquet"))
+            else None
+        )
         key = begun if finished is None else finished["key"]
         if key is None:
             foreign = [name for name in WRITTEN if (self.path / name).exists()]
             if foreign:
-                raise DataError(f"{self.path} holds {foreign[0]}, which no finished labelling says to have written. {ADVICE}")
+                raise DataError(
+                    f"{self.path} holds {foreign[0]}, which no finished labelling says to have written. {ADVICE}"
+                )
             return False
         difference = key_difference(key, self.key, ignoring)
         if difference is not None:
             file = "parts/key.json" if finished is None else "project.json"
-            raise DataError(f"{self.path} holds labels that were made otherwise: by {file}, {difference}. {ADVICE}")
+            raise DataError(
+                f"{self.path} holds labels that were made otherwise: by {file}, {difference}. {ADVICE}"
+            )
         return finished is not None
 
     def begin(self, *, afresh: bool = False) -> None:
@@ -339,7 +445,9 @@ class OutFolder:
         write_json(self.parts / "key.json", self.key)
 
     def altered(self) -> list[str]:
-        """Return the files of a finished folder that are missing or changed, by the sizes and hashes in project.json."""
+        """Return the files of a finished folder that are missing or changed, by the sizes and
+        hashes in project.json.
+        """
         finished = self._finished()
         return altered(self.path, finished["files"]) if finished else []
 
@@ -347,13 +455,17 @@ class OutFolder:
         return _read(self.path / "project.json", Finished, _check_files)
 
     def publish(self, kept: Sequence[str] = ()) -> None:
-        """Replace earlier outputs by those in ``parts``; the earlier ones in ``kept`` are renamed. Other files stay."""
+        """Replace earlier outputs by those in ``parts``; the earlier ones in ``kept`` are renamed.
+        Other files stay.
+        """
         with writing(self.path):
             for path in (self.path / name for name in kept if (self.path / name).exists()):
                 path.replace(path.with_name(path.name + CHANGED))
             for name in WRITTEN:
                 (self.path / name).unlink(missing_ok=True)
-            if any((self.path / name).exists() for name in (PARTIAL, COMPLETE)):  # of labelling on Ray
+            if any(
+                (self.path / name).exists() for name in (PARTIAL, COMPLETE)
+            ):  # of labelling on Ray
                 shutil.rmtree(self.path / BULK_LABELS, ignore_errors=True)
                 for name in (COMPLETE, PARTIAL):
                     (self.path / name).unlink(missing_ok=True)
@@ -374,8 +486,12 @@ class OutFolder:
 
     def read_part(self, number: int) -> pyarrow.Table:
         """Return a finished shard; raise a DataError if it was damaged since."""
-        with readable(self.part(number), "Parquet", "Delete that file; the same command makes it again."):
-            return parquet.read_table(self.part(number), partitioning=None, page_checksum_verification=True)
+        with readable(
+            self.part(number), "Parquet", "Delete that file; the same command makes it again."
+        ):
+            return parquet.read_table(
+                self.part(number), partitioning=None, page_checksum_verification=True
+            )
 
     def remove_parts(self) -> None:
         """Delete all shards."""

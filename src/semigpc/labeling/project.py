@@ -3,8 +3,9 @@
     labels.parquet   one row for each row of the data, in their order: id, label, confidence, variance, status, reasons
     project.json     what was labelled, and how; written last, so that a folder which has it is complete
 
-``label`` is the most probable class of every row, also where the status "abstained" or "outlier" advises against it. Only rows
-whose embedding contains NaN or infinity have none; project.json lists them as ``bad_rows``.
+``label`` is the most probable class of every row, also where the status "abstained" or "outlier"
+advises against it. Only rows whose embedding contains NaN or infinity have none; project.json lists
+them as ``bad_rows``.
 """
 
 import csv
@@ -22,7 +23,17 @@ from typing_extensions import TypedDict
 from semigpc.data.dataset import DataError
 from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.fitting import FitOptions
-from semigpc.io.atomic import RELAXED, Count, FileFacts, PathText, Positive, altered, read_json, replacing, shown
+from semigpc.io.atomic import (
+    RELAXED,
+    Count,
+    FileFacts,
+    PathText,
+    Positive,
+    altered,
+    read_json,
+    replacing,
+    shown,
+)
 from semigpc.io.paths import checked
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.columns import ColumnOptions, Floats
@@ -32,8 +43,15 @@ from semigpc.labeling.source import Rows, TableSource, open_source
 
 FILE, TABLE = "project.json", "labels.parquet"
 VERSION = 2  # of project.json
-FITTED = ("class_shares", "threshold", "confidence_scale", "outlier_variance")  # what fit decides besides the parameters
-IN_MEMORY = 2**30  # bytes of embeddings that are read once and kept; of larger data, rows are read when they are needed
+FITTED = (
+    "class_shares",
+    "threshold",
+    "confidence_scale",
+    "outlier_variance",
+)  # what fit decides besides the parameters
+IN_MEMORY = (
+    2**30
+)  # bytes of embeddings that are read once and kept; of larger data, rows are read when they are needed
 AGAIN = "Give the same semigpc label command again."
 REMAKE = "Put it back as it was, or give the same semigpc label command again with --overwrite."
 
@@ -42,10 +60,11 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 @with_config(RELAXED)
 class ProjectSettings(TypedDict):
-    """``project.json``: ``parameters`` are those of the estimator, ``key`` is all that the labels depend on.
+    """``project.json``: ``parameters`` are those of the estimator, ``key`` is all that the labels
+    depend on.
 
-    ``fitted`` holds what the fit decided besides, see :func:`fitted_values`. ``written`` holds the options that the outputs
-    depend on, and the labels do not.
+    ``fitted`` holds what the fit decided besides, see :func:`fitted_values`. ``written`` holds the
+    options that the outputs depend on, and the labels do not.
     """
 
     version: int
@@ -70,7 +89,9 @@ class ProjectSettings(TypedDict):
 
 @with_config(RELAXED)
 class Promise(TypedDict):
-    """The part of ``promise`` in ``summary.json`` that is used here: how many more labels each class without new ones needs."""
+    """The part of ``promise`` in ``summary.json`` that is used here: how many more labels each
+    class without new ones needs.
+    """
 
     needed: NotRequired[dict[str, Count]]
 
@@ -88,19 +109,25 @@ class Project:
     Attributes:
         folder: where it is. id_name: name of the ids.
         images: the folder of the images, None for a table.
-        ids: by row number. classes: names in the order to show them, numbers by value; ``model().classes_`` sorts them as text.
-        table: labels.parquet. given: the given labels, by row number. bad: rows that have no embedding.
+        ids: by row number. classes: names in the order to show them, numbers by value;
+            ``model().classes_`` sorts them as text.
+        table: labels.parquet. given: the given labels, by row number. bad: rows that have no
+            embedding.
         settings: project.json.
     """
 
-    def __init__(self, folder: Path, settings: ProjectSettings, table: pyarrow.Table, images: Path | None) -> None:
+    def __init__(
+        self, folder: Path, settings: ProjectSettings, table: pyarrow.Table, images: Path | None
+    ) -> None:
         self.folder, self.settings, self.table, self.images = folder, settings, table, images
         self.id_name: str = settings["id_name"]
         self.classes: list[str] = list(settings["classes"])
         self.ids: list[str] = table.column(self.id_name).to_pylist()
         self.bad: frozenset[int] = frozenset(settings["bad_rows"])
         rows = enumerate(table.select(["label", "status"]).to_pylist())
-        self.given: dict[int, str] = {number: row["label"] for number, row in rows if row["status"] == LABELLED}
+        self.given: dict[int, str] = {
+            number: row["label"] for number, row in rows if row["status"] == LABELLED
+        }
         self._embeddings: Floats | None = None
 
     @classmethod
@@ -108,7 +135,8 @@ class Project:
         """Read what ``semigpc label`` wrote.
 
         Args:
-            folder: its --out. images: where the images are now, if they were moved or if the data were a table.
+            folder: its --out. images: where the images are now, if they were moved or if the data
+                were a table.
 
         Raises:
             DataError: it is no such folder or is not complete, or what it points to is gone.
@@ -116,21 +144,29 @@ class Project:
         settings = read_settings(folder)
         root = images or (Path(settings["images"]) if settings["images"] else None)
         if root is not None and not root.is_dir():
-            raise DataError(f"The folder of the images is not there: {root}. Put it back, or say where it is now: --images.")
-        if checked(folder / TABLE).exists() and altered(folder, {TABLE: settings["files"].get(TABLE, {})}):
+            raise DataError(
+                f"The folder of the images is not there: {root}. Put it back, or say where it is now: --images."
+            )
+        if checked(folder / TABLE).exists() and altered(
+            folder, {TABLE: settings["files"].get(TABLE, {})}
+        ):
             raise DataError(f"{folder / TABLE} is not as semigpc label wrote it. {AGAIN}")
         try:
             table = parquet.read_table(folder / TABLE, partitioning=None)
             table.validate(full=True)
         except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
             raise DataError(f"{folder / TABLE} cannot be read: {error}. {AGAIN}") from error
-        if table.num_rows != settings["rows"] or not {settings["id_name"], *COLUMNS} <= set(table.column_names):
+        if table.num_rows != settings["rows"] or not {settings["id_name"], *COLUMNS} <= set(
+            table.column_names
+        ):
             raise DataError(
                 f"{folder / TABLE} is not what {folder / FILE} says: it has {table.num_rows} rows and the columns "
                 f"{', '.join(table.column_names)}; rows is {settings['rows']} and id_name {settings['id_name']!r:.80}. {REMAKE}"
             )
         project = cls(folder, settings, table, root.resolve() if root else None)
-        if {label for row, label in project.given.items() if row not in project.bad} != set(project.classes):
+        if {label for row, label in project.given.items() if row not in project.bad} != set(
+            project.classes
+        ):
             raise DataError(
                 f"{folder / FILE} cannot be used: classes must be those of the given labels in {TABLE}; got "
                 f"{shown(project.classes)}. {REMAKE}"
@@ -146,9 +182,13 @@ class Project:
                 f"The data that {self.folder} was made from are not there: {path}, by {FILE}. Put them back. Or: {AGAIN}"
             )
         try:
-            source = open_source(path, self.settings["columns"], follow_links=self.settings["follow_links"])
+            source = open_source(
+                path, self.settings["columns"], follow_links=self.settings["follow_links"]
+            )
         except DataError as error:
-            raise DataError(f"The data of {self.folder / FILE} cannot be opened again: {error} {REMAKE}") from error
+            raise DataError(
+                f"The data of {self.folder / FILE} cannot be opened again: {error} {REMAKE}"
+            ) from error
         if source.width != self.settings["width"] or source.rows not in (None, len(self.ids)):
             raise DataError(
                 f"{path} has changed since it was labelled: other rows or columns than {self.folder / FILE} says. {AGAIN}"
@@ -157,9 +197,13 @@ class Project:
 
     @cached_property
     def needed(self) -> dict[str, int]:
-        """Return how many more labels each class needed that got no new label, by summary.json; empty if it does not say."""
+        """Return how many more labels each class needed that got no new label, by summary.json;
+        empty if it does not say.
+        """
         try:
-            summary = read_json(self.folder / "summary.json", Summary, error=DataError, remedy=REMAKE)
+            summary = read_json(
+                self.folder / "summary.json", Summary, error=DataError, remedy=REMAKE
+            )
         except FileNotFoundError:
             return {}
         return dict((summary.get("promise") or {}).get("needed") or {})
@@ -167,11 +211,14 @@ class Project:
     def embeddings(self, rows: Rows) -> Floats:
         """Return the embeddings (M, D) of rows in any order; zeros for rows that have none.
 
-        Below IN_MEMORY bytes all of them are read once and kept; above, the row groups that are needed are read each time.
+        Below IN_MEMORY bytes all of them are read once and kept; above, the row groups that are
+        needed are read each time.
         """
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self.ids)):
-            raise IndexError(f"rows must be in 0 to {len(self.ids) - 1}; got {rows.min()} to {rows.max()}.")
+            raise IndexError(
+                f"rows must be in 0 to {len(self.ids) - 1}; got {rows.min()} to {rows.max()}."
+            )
         if self._embeddings is None and 4 * len(self.ids) * self.settings["width"] <= IN_MEMORY:
             self._embeddings = self.source.take(np.arange(len(self.ids)))
         embeddings = self.source.take(rows) if self._embeddings is None else self._embeddings[rows]
@@ -179,16 +226,22 @@ class Project:
         return embeddings
 
     def model(self) -> SemiGPClassifier:
-        """Return the estimator of the labels: fitted again on the given ones and the sample, with what was decided then."""
+        """Return the estimator of the labels: fitted again on the given ones and the sample, with
+        what was decided then.
+        """
         unlabelled = np.ones(len(self.ids), dtype=bool)
         unlabelled[[*self.bad, *self.given]] = False
         labelled = np.array([row for row in self.given if row not in self.bad], dtype=np.int64)
         sample = sample_rows(unlabelled, self.settings["sample"], self.settings["seed"])
         rows = np.concatenate([labelled, sample])
-        labels = np.array([*(self.given[row] for row in labelled.tolist()), *[None] * len(sample)], dtype=object)
+        labels = np.array(
+            [*(self.given[row] for row in labelled.tolist()), *[None] * len(sample)], dtype=object
+        )
         embeddings = self.embeddings(rows)
         try:
-            model = SemiGPClassifier(**self.settings["parameters"]).fit(embeddings, labels, rows=rows)
+            model = SemiGPClassifier(**self.settings["parameters"]).fit(
+                embeddings, labels, rows=rows
+            )
         except (ValueError, RuntimeError, OverflowError) as error:
             raise DataError(
                 f"The model of {self.folder / FILE} cannot be fitted again with its parameters: {error} {REMAKE}"
@@ -198,12 +251,20 @@ class Project:
         return model
 
     def image(self, row: int) -> Path | None:
-        """Return the file of a row, if the data are images and it exists; outside of ``images`` only by an allowed link."""
-        return None if self.images is None else image_path(self.images, self.ids[row], self.settings["follow_links"])
+        """Return the file of a row, if the data are images and it exists; outside of ``images``
+        only by an allowed link.
+        """
+        return (
+            None
+            if self.images is None
+            else image_path(self.images, self.ids[row], self.settings["follow_links"])
+        )
 
 
 def image_path(folder: Path, name: str, follow_links: bool) -> Path | None:
-    """Return the file of an id below a resolved folder, if it exists; outside of the folder only by an allowed link."""
+    """Return the file of an id below a resolved folder, if it exists; outside of the folder only by
+    an allowed link.
+    """
     try:
         relative = PurePosixPath(name)
         path = (folder / relative).resolve()
@@ -214,8 +275,12 @@ def image_path(folder: Path, name: str, follow_links: bool) -> Path | None:
 
 
 def fitted_values(model: SemiGPClassifier) -> dict[str, Any]:
-    """Return what ``fit`` decided and no parameter sets, as JSON holds it: a session uses these and decides nothing anew."""
-    return {name: np.asarray(getattr(model, f"{name}_"), dtype=np.float64).tolist() for name in FITTED}
+    """Return what ``fit`` decided and no parameter sets, as JSON holds it: a session uses these and
+    decides nothing anew.
+    """
+    return {
+        name: np.asarray(getattr(model, f"{name}_"), dtype=np.float64).tolist() for name in FITTED
+    }
 
 
 def read_settings(folder: Path) -> ProjectSettings:
@@ -233,7 +298,9 @@ def read_settings(folder: Path) -> ProjectSettings:
             raise DataError(f"There is no folder {folder}. It is what semigpc label writes: --out.")
         if (folder / "parts").is_dir() or (folder / TABLE).exists():
             raise DataError(f"{folder} is not complete: labelling was stopped. {AGAIN}")
-        raise DataError(f"{folder} has no {FILE}, so it was not written by semigpc label. Check the path.")
+        raise DataError(
+            f"{folder} has no {FILE}, so it was not written by semigpc label. Check the path."
+        )
     return read_json(file, ProjectSettings, error=DataError, remedy=REMAKE, check=_check_settings)
 
 
@@ -244,7 +311,9 @@ def _check_settings(settings: ProjectSettings) -> None:
         )
     bad = settings["bad_rows"]
     if any(row >= settings["rows"] for row in bad) or len(set(bad)) < len(bad):
-        raise ValueError(f"bad_rows must be different and below {settings['rows']}, the rows; got {shown(bad)}")
+        raise ValueError(
+            f"bad_rows must be different and below {settings['rows']}, the rows; got {shown(bad)}"
+        )
     if not 0 < len(settings["classes"]) == len(set(settings["classes"])):
         raise ValueError(f"classes must be different names; got {shown(settings['classes'])}")
     known = SemiGPClassifier().get_params()
@@ -253,13 +322,23 @@ def _check_settings(settings: ProjectSettings) -> None:
         raise ValueError(f"parameters.{odd} is {'missing' if odd in known else 'not a parameter'}")
     fitted = settings["fitted"]
     if fitted.keys() != set(FITTED):
-        raise ValueError(f"fitted must have the keys {', '.join(FITTED)}; got {shown(sorted(fitted))}")
+        raise ValueError(
+            f"fitted must have the keys {', '.join(FITTED)}; got {shown(sorted(fitted))}"
+        )
     for name in ("class_shares", "threshold"):
         values = fitted[name]
-        if not isinstance(values, list) or len(values) != len(settings["classes"]) or min(values) < 0:
-            raise ValueError(f"fitted.{name} must be one number, 0 or more, for each class; got {shown(values)}")
+        if (
+            not isinstance(values, list)
+            or len(values) != len(settings["classes"])
+            or min(values) < 0
+        ):
+            raise ValueError(
+                f"fitted.{name} must be one number, 0 or more, for each class; got {shown(values)}"
+            )
     if any(isinstance(fitted[name], list) for name in ("confidence_scale", "outlier_variance")):
-        raise ValueError("fitted.confidence_scale and fitted.outlier_variance must be numbers; got a list")
+        raise ValueError(
+            "fitted.confidence_scale and fitted.outlier_variance must be numbers; got a list"
+        )
     try:
         FitOptions.of(settings["parameters"])
     except (ValueError, OverflowError) as error:
@@ -267,13 +346,20 @@ def _check_settings(settings: ProjectSettings) -> None:
 
 
 def write_hand_table(
-    path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]], *, blank: str, overwrite: bool = False
+    path: Path,
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    blank: str,
+    overwrite: bool = False,
 ) -> None:
-    """Write a CSV file with an empty column for people to fill in; it is not replaced once somebody has.
+    """Write a CSV file with an empty column for people to fill in; it is not replaced once somebody
+    has.
 
     Args:
         path: of the .csv file. header, rows: its content.
-        blank: the column that people fill in. overwrite: replace a table that somebody has filled in.
+        blank: the column that people fill in. overwrite: replace a table that somebody has filled
+            in.
 
     Raises:
         DataError: somebody has written into the existing file. WriteError: it cannot be written.
@@ -286,9 +372,14 @@ def write_hand_table(
             f"{path} is there already, and {filled} rows of it have something in the column {blank!r}. Use them first, move "
             "the file away, or give --overwrite to replace it."
         )
-    cells = ([spreadsheet_cell(value) if isinstance(value, str) else value for value in row] for row in [header, *rows])
+    cells = (
+        [spreadsheet_cell(value) if isinstance(value, str) else value for value in row]
+        for row in [header, *rows]
+    )
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(cells)  # with its own line ends: with others it does not quote a bare CR
+        csv.writer(file).writerows(
+            cells
+        )  # with its own line ends: with others it does not quote a bare CR
 
 
 def own_names(names: Sequence[str], id_name: str) -> list[str]:
@@ -297,7 +388,9 @@ def own_names(names: Sequence[str], id_name: str) -> list[str]:
 
 
 def _filled_rows(path: Path, blank: str) -> int:
-    """Return how many rows somebody has filled in: all of them if the file cannot be read as the table that was written."""
+    """Return how many rows somebody has filled in: all of them if the file cannot be read as the
+    table that was written.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

@@ -1,11 +1,13 @@
-"""The first pass over the data: check ids, gather labelled rows and a sample of the others, and find bad rows.
+"""The first pass over the data: check ids, gather labelled rows and a sample of the others, and
+find bad rows.
 
-Memory: the labelled rows, the sample and one batch, however many rows there are, and some 32 bytes a row to compare ids, of
-which only hashes are kept.
+Memory: the labelled rows, the sample and one batch, however many rows there are, and some 32 bytes
+a row to compare ids, of which only hashes are kept.
 
-The sample does not depend on how rows are divided into batches or partitions. Every row has a key, a random number that depends
-on the seed and the row number alone, and the rows with the smallest keys are kept. So samples of parts of the data merge into
-the sample of all, and the same rows can be drawn again later.
+The sample does not depend on how rows are divided into batches or partitions. Every row has a key,
+a random number that depends on the seed and the row number alone, and the rows with the smallest
+keys are kept. So samples of parts of the data merge into the sample of all, and the same rows can
+be drawn again later.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +26,8 @@ SAMPLE = 20_000  # unlabelled rows that the estimator is fitted on
 SHOWN = 3  # rows that a message names
 
 Mask = NDArray[np.bool_]
-# The stage, how much of it is done, and of how much if that is known; with 0 the first is a message that should stay visible.
+# The stage, how much of it is done, and of how much if that is known; with 0 the first is a message
+# that should stay visible.
 Progress = Callable[[str, int, int | None], None]
 
 
@@ -38,9 +41,11 @@ class Scan:
 
     Attributes:
         rows: N.
-        labelled: (n,) row numbers, sorted; ids, labels: n each; x: (n, D) their embeddings, all finite.
+        labelled: (n,) row numbers, sorted; ids, labels: n each; x: (n, D) their embeddings, all
+            finite.
         sample: (S,) row numbers, sorted; sample_x: (S, D), unlabelled.
-        bad: (b,) numbers of the rows with an embedding that is not finite, sorted; none of them is among the others.
+        bad: (b,) numbers of the rows with an embedding that is not finite, sorted; none of them is
+            among the others.
         bad_labels: the labels that some of those have, by row number.
     """
 
@@ -56,12 +61,19 @@ class Scan:
 
 
 def scan(
-    source: TableSource, lookup: "LabelLookup", *, size: int, seed: int = 0, skip_bad: bool = False, progress: Progress = silent
+    source: TableSource,
+    lookup: "LabelLookup",
+    *,
+    size: int,
+    seed: int = 0,
+    skip_bad: bool = False,
+    progress: Progress = silent,
 ) -> Scan:
     """Read all rows once, ``size`` at a time.
 
     Raises:
-        DataError: no rows; an id twice; labels for unknown ids; embeddings that are not finite, unless ``skip_bad``.
+        DataError: no rows; an id twice; labels for unknown ids; embeddings that are not finite,
+            unless ``skip_bad``.
     """
     gathered = Gathered(source.width, seed)
     for batch in source.batches(size):
@@ -71,7 +83,9 @@ def scan(
         raise DataError(f"{source.files[0]} holds no rows. Nothing can be labelled.")
     if source.has_ids:
         check_unique_ids(source, np.concatenate(gathered.hashes), size)
-    lookup.check(source.files[0] if len(source.files) == 1 else source.files[0].parent, gathered.some_ids)
+    lookup.check(
+        source.files[0] if len(source.files) == 1 else source.files[0].parent, gathered.some_ids
+    )
     if not skip_bad:
         gathered.check_finite(source)
     return gathered.result()
@@ -89,11 +103,15 @@ class LabelLookup:
         self._unused = set(labels or ())
 
     def of(self, ids: Sequence[str], own: Sequence[str | None] | None) -> list[str | None]:
-        """Return the label of each row or None; ``own`` are the labels in the data, if there is a column of them."""
+        """Return the label of each row or None; ``own`` are the labels in the data, if there is a
+        column of them.
+        """
         if self.labels is None:
             return list(own) if own is not None else [None] * len(ids)
         labels = [self.labels.get(name) for name in ids]
-        self._unused.difference_update(name for name, label in zip(ids, labels, strict=True) if label is not None)
+        self._unused.difference_update(
+            name for name, label in zip(ids, labels, strict=True) if label is not None
+        )
         return labels
 
     def check(self, data: object, some_ids: Sequence[str]) -> None:
@@ -131,8 +149,12 @@ class Gathered:
         chosen = np.flatnonzero(finite & has_label)
         self.labelled += [(batch.first + int(i), batch.ids[i], str(labels[i])) for i in chosen]
         self._x.append(batch.x[chosen])
-        self.bad += [(batch.first + int(i), batch.ids[i], labels[i]) for i in np.flatnonzero(~finite)]
-        digests = (blake2b(name.encode(), digest_size=8).digest() for name in batch.ids)  # the same in every process
+        self.bad += [
+            (batch.first + int(i), batch.ids[i], labels[i]) for i in np.flatnonzero(~finite)
+        ]
+        digests = (
+            blake2b(name.encode(), digest_size=8).digest() for name in batch.ids
+        )  # the same in every process
         self.hashes.append(np.frombuffer(b"".join(digests), np.int64))
         self.some_ids = self.some_ids or batch.ids[:SHOWN]
         self.rows += len(batch.ids)
@@ -150,7 +172,9 @@ class Gathered:
     def check_finite(self, source: TableSource) -> None:
         """Raise a DataError that names rows with an embedding that is not finite, if there are any."""
         if self.bad:
-            shown = "; ".join(f"{source.place(row)} (id {name!r})" for row, name, _ in self.bad[:SHOWN])
+            shown = "; ".join(
+                f"{source.place(row)} (id {name!r})" for row, name, _ in self.bad[:SHOWN]
+            )
             more = f" and {len(self.bad) - SHOWN} more" if len(self.bad) > SHOWN else ""
             raise DataError(
                 f"Embeddings must be finite numbers within the range of float32; they are not in {shown}{more}. "
@@ -173,7 +197,9 @@ class Gathered:
 
 
 def check_unique_ids(source: TableSource, hashes: Rows, size: int) -> None:
-    """Raise a DataError for an id that occurs twice; ids of equal hashes (N,) are read again, as two may share one."""
+    """Raise a DataError for an id that occurs twice; ids of equal hashes (N,) are read again, as
+    two may share one.
+    """
     order = np.argsort(hashes, kind="stable")
     same = hashes[order][1:] == hashes[order][:-1]
     if not same.any():
@@ -196,14 +222,18 @@ def check_unique_ids(source: TableSource, hashes: Rows, size: int) -> None:
 
 
 def keys_of(first: int, count: int, seed: int) -> NDArray[np.float64]:
-    """Return the keys of ``count`` rows from number ``first`` on, uniform in [0, 1): one step of the generator each."""
+    """Return the keys of ``count`` rows from number ``first`` on, uniform in [0, 1): one step of
+    the generator each.
+    """
     bits = np.random.PCG64(seed)
     bits.advance(first)
     return np.random.Generator(bits).random(count)
 
 
 def sample_rows(eligible: Mask, size: int, seed: int) -> Rows:
-    """Return the numbers of at most ``size`` of the rows marked in ``eligible`` (N,), sorted: those that a Sample keeps."""
+    """Return the numbers of at most ``size`` of the rows marked in ``eligible`` (N,), sorted: those
+    that a Sample keeps.
+    """
     rows = np.flatnonzero(eligible)
     keys = keys_of(0, len(eligible), seed)[rows]
     return np.sort(rows[np.argsort(keys, kind="stable")[:size]])
@@ -214,7 +244,8 @@ class Sample:
 
     Args:
         size: rows to keep. width: D. seed: decides which.
-        below: rows with a larger key are left out; for callers that know that there are enough smaller ones.
+        below: rows with a larger key are left out; for callers that know that there are enough
+            smaller ones.
     """
 
     def __init__(self, size: int, width: int, seed: int, below: float = np.inf) -> None:

@@ -1,7 +1,9 @@
-"""Tables of embeddings: files of any kind, alone or as a folder of shards, streamed in batches of one size and read at random.
+"""Tables of embeddings: files of any kind, alone or as a folder of shards, streamed in batches of
+one size and read at random.
 
-Ids are text everywhere; without a column of ids they are the row numbers. Rows are numbered from 0 over all shards in the order
-of their names; messages count them from 1 in the file that holds them. Files are read a few rows at a time, except NPZ.
+Ids are text everywhere; without a column of ids they are the row numbers. Rows are numbered from 0
+over all shards in the order of their names; messages count them from 1 in the file that holds them.
+Files are read a few rows at a time, except NPZ.
 """
 
 import re
@@ -36,7 +38,9 @@ from semigpc.labeling.columns import (
 )
 
 CHUNK = 8192  # rows read from a file at a time; batches are put together from these
-BUFFER = 2**20  # bytes of a Parquet column read at a time, so that a row group of any size takes little memory
+BUFFER = (
+    2**20
+)  # bytes of a Parquet column read at a time, so that a row group of any size takes little memory
 BLOCK = 2**24  # bytes of a CSV file parsed at a time; no row may be longer
 ROW_NUMBER = "id"  # name of the ids where there is no column of ids
 # OverflowError and LookupError: dates and time zones that Python cannot represent.
@@ -46,14 +50,15 @@ Rows = NDArray[np.int64]
 NumberedBatches = Iterator[tuple[int, pyarrow.RecordBatch]]  # each with the number of its first row
 
 
-# Files ----------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 class TableFile(ABC):
     """One file with a table; a subclass for each kind of file.
 
     Attributes:
-        path: of the file. schema: of the table. usual: names that columns usually have in such files.
+        path: of the file. schema: of the table. usual: names that columns usually have in such
+            files.
         rows: how many; None where only reading the whole file would show it (Arrow, CSV).
     """
 
@@ -64,12 +69,16 @@ class TableFile(ABC):
 
     @abstractmethod
     def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:
-        """Yield all rows in order, at most ``size`` at a time; batches without a row of ``within`` (sorted) may be left out."""
+        """Yield all rows in order, at most ``size`` at a time; batches without a row of ``within``
+        (sorted) may be left out.
+        """
 
 
 @contextmanager
 def readable(path: Path, kind: str, advice: str, names: Sequence[str] = ()) -> Iterator[None]:
-    """Turn an error of reading into a DataError that names the file and, of CSV, the column: pyarrow reports its number."""
+    """Turn an error of reading into a DataError that names the file and, of CSV, the column:
+    pyarrow reports its number.
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -87,7 +96,8 @@ def readable(path: Path, kind: str, advice: str, names: Sequence[str] = ()) -> I
 def _validated(batch: pyarrow.RecordBatch, names: Sequence[str]) -> pyarrow.RecordBatch:
     """Return the named columns after checking every offset, index and text in them; O(values).
 
-    No value may be used before: in a damaged file offsets point outside of the buffers, and the process would crash.
+    No value may be used before: in a damaged file offsets point outside of the buffers, and the
+    process would crash.
     """
     chosen = batch.select(names)
     chosen.validate(full=True)
@@ -95,7 +105,9 @@ def _validated(batch: pyarrow.RecordBatch, names: Sequence[str]) -> pyarrow.Reco
 
 
 def _decoded(schema: pyarrow.Schema) -> pyarrow.Schema:
-    """Return the schema after decoding its names, which raises an error if damage has left names that are not UTF-8."""
+    """Return the schema after decoding its names, which raises an error if damage has left names
+    that are not UTF-8.
+    """
     assert len(schema.names) == len(schema)
     return schema
 
@@ -106,10 +118,12 @@ def _check_count(rows: int, expected: int) -> None:
 
 
 class ParquetTable(TableFile):
-    """A Parquet file, streamed page by page; from an object store a whole row group is fetched at once.
+    """A Parquet file, streamed page by page; from an object store a whole row group is fetched at
+    once.
 
     Args:
-        path: of the file, for messages. store: the file system that holds it; None for this machine's.
+        path: of the file, for messages. store: the file system that holds it; None for this
+            machine's.
         location: its path in ``store``.
     """
 
@@ -119,7 +133,9 @@ class ParquetTable(TableFile):
         self.path, self._store, self._location = path, store, location or str(path)
         with readable(path, "Parquet", self._advice), self._open() as file:
             self.schema = _decoded(file.schema_arrow)
-            groups = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
+            groups = [
+                file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)
+            ]
             _check_count(sum(groups), file.metadata.num_rows)
             if min(groups, default=0) < 0:
                 raise pyarrow.ArrowInvalid(f"a row group says that it holds {min(groups)} rows")
@@ -135,18 +151,27 @@ class ParquetTable(TableFile):
             within = within[within < self.starts[-1]]
             groups = np.unique(np.searchsorted(self.starts, within, side="right") - 1).tolist()
         is_local = self._store is None or isinstance(self._store, fs.LocalFileSystem)
-        reading = {"page_checksum_verification": True, "pre_buffer": not is_local, "buffer_size": BUFFER if is_local else 0}
+        reading = {
+            "page_checksum_verification": True,
+            "pre_buffer": not is_local,
+            "buffer_size": BUFFER if is_local else 0,
+        }
         with readable(self.path, "Parquet", self._advice), self._open(**reading) as file:
             for group in groups:
                 first = int(self.starts[group])
                 for batch in file.iter_batches(size, row_groups=[group], columns=columns.names):
                     yield first, _validated(batch, columns.names)
                     first += batch.num_rows
-                _check_count(first - int(self.starts[group]), int(self.starts[group + 1] - self.starts[group]))
+                _check_count(
+                    first - int(self.starts[group]),
+                    int(self.starts[group + 1] - self.starts[group]),
+                )
 
 
 class ArrowTable(TableFile):
-    """An Arrow file, also called Feather, or an Arrow stream; mapped into memory and read where it is used."""
+    """An Arrow file, also called Feather, or an Arrow stream; mapped into memory and read where it
+    is used.
+    """
 
     _advice = "It may be truncated, or no Arrow file at all: write it again."
 
@@ -155,13 +180,19 @@ class ArrowTable(TableFile):
         with readable(path, "Arrow", self._advice), pyarrow.memory_map(str(path)) as file:
             self._is_stream = file.read(6) != b"ARROW1"
             file.seek(0)
-            self.schema = _decoded((ipc.open_stream(file) if self._is_stream else ipc.open_file(file)).schema)
+            self.schema = _decoded(
+                (ipc.open_stream(file) if self._is_stream else ipc.open_file(file)).schema
+            )
 
     def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:  # noqa: ARG002
         first = 0
         with readable(self.path, "Arrow", self._advice), pyarrow.memory_map(str(self.path)) as file:
             reader = ipc.open_stream(file) if self._is_stream else ipc.open_file(file)
-            batches = iter(reader) if self._is_stream else map(reader.get_batch, range(reader.num_record_batches))
+            batches = (
+                iter(reader)
+                if self._is_stream
+                else map(reader.get_batch, range(reader.num_record_batches))
+            )
             for batch in batches:
                 yield from _slices(_validated(batch, columns.names), size, first)
                 first += len(batch)
@@ -182,7 +213,9 @@ class CsvTable(TableFile):
             self.schema = _decoded(reader.schema)
         names = self.schema.names
         if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
-            raise DataError(f"{path} has a single column, {names[0]!r}. Separate columns by commas.")
+            raise DataError(
+                f"{path} has a single column, {names[0]!r}. Separate columns by commas."
+            )
         if all(pyarrow.types.is_null(field.type) for field in self.schema):
             raise DataError(f"{path} holds no rows. Nothing can be labelled.")
 
@@ -192,28 +225,38 @@ class CsvTable(TableFile):
             kind = self.schema.field(name).type
             types[name] = kind if pyarrow.types.is_boolean(kind) else pyarrow.float32()
         first = 0
-        with readable(self.path, "CSV", self._advice, self.schema.names), self._open(types, list(types)) as reader:
+        with (
+            readable(self.path, "CSV", self._advice, self.schema.names),
+            self._open(types, list(types)) as reader,
+        ):
             for batch in reader:
                 yield from _slices(batch, size, first)
                 first += len(batch)
 
-    def _open(self, types: dict[str, pyarrow.DataType], columns: list[str] | None) -> csv.CSVStreamingReader:
+    def _open(
+        self, types: dict[str, pyarrow.DataType], columns: list[str] | None
+    ) -> csv.CSVStreamingReader:
         return csv.open_csv(
             self.path,
             csv.ReadOptions(block_size=BLOCK),
             csv.ParseOptions(newlines_in_values=True),
-            csv.ConvertOptions(column_types=types, include_columns=columns, strings_can_be_null=False),
+            csv.ConvertOptions(
+                column_types=types, include_columns=columns, strings_can_be_null=False
+            ),
         )
 
 
 class NpzTable(TableFile):
-    """Arrays in a file of ``numpy.savez``, equally long: the embeddings (N, D) and, optionally, ids (N,) and labels (N,).
+    """Arrays in a file of ``numpy.savez``, equally long: the embeddings (N, D) and, optionally, ids
+    (N,) and labels (N,).
 
     All of it is read into memory; objects that would need unpickling are an error.
     """
 
     usual = UsualColumns(
-        ids=("file_name", "id", "ids"), features=("embedding", "embeddings", "x", "X"), labels=("label", "labels", "y")
+        ids=("file_name", "id", "ids"),
+        features=("embedding", "embeddings", "x", "X"),
+        labels=("label", "labels", "y"),
     )
 
     def __init__(self, path: Path) -> None:
@@ -221,8 +264,12 @@ class NpzTable(TableFile):
         arrays = {name: values for name, values in read_npz(path).items() if values.ndim in (1, 2)}
         if len({len(values) for values in arrays.values()}) > 1:
             lengths = ", ".join(f"{name} has {len(values)}" for name, values in arrays.items())
-            raise DataError(f"The arrays of {path} must be equally long, one row each; {lengths}. Take out what is no column.")
-        self._batch = pyarrow.RecordBatch.from_pydict({name: _npz_column(values) for name, values in arrays.items()})
+            raise DataError(
+                f"The arrays of {path} must be equally long, one row each; {lengths}. Take out what is no column."
+            )
+        self._batch = pyarrow.RecordBatch.from_pydict(
+            {name: _npz_column(values) for name, values in arrays.items()}
+        )
         self.schema, self.rows = self._batch.schema, self._batch.num_rows
 
     def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:  # noqa: ARG002
@@ -230,13 +277,23 @@ class NpzTable(TableFile):
 
 
 def _npz_column(values: NDArray[Any]) -> pyarrow.Array:
-    """Return a vector as a column, and the rows of a matrix as a column of lists, without a copy of numbers."""
+    """Return a vector as a column, and the rows of a matrix as a column of lists, without a copy of
+    numbers.
+    """
     if values.ndim == 2:
-        return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.ravel()), values.shape[1])
-    return pyarrow.array([v.decode("utf-8", "replace") for v in values.tolist()] if values.dtype.kind == "S" else values)
+        return pyarrow.FixedSizeListArray.from_arrays(
+            pyarrow.array(values.ravel()), values.shape[1]
+        )
+    return pyarrow.array(
+        [v.decode("utf-8", "replace") for v in values.tolist()]
+        if values.dtype.kind == "S"
+        else values
+    )
 
 
-FILE_TYPES: Mapping[str, type[ParquetTable] | type[ArrowTable] | type[CsvTable] | type[NpzTable]] = {
+FILE_TYPES: Mapping[
+    str, type[ParquetTable] | type[ArrowTable] | type[CsvTable] | type[NpzTable]
+] = {
     ".parquet": ParquetTable,
     ".arrow": ArrowTable,
     ".feather": ArrowTable,
@@ -245,11 +302,13 @@ FILE_TYPES: Mapping[str, type[ParquetTable] | type[ArrowTable] | type[CsvTable] 
 }
 
 
-# Rows -----------------------------------------------------------------------------------------------------------------
+# Rows ---------------------------------------------------------------------------------------------
 
 
 class RowBatch(NamedTuple):
-    """M rows, numbered from ``first``: ids, embeddings (M, D) and labels (None for no label) if there is a column of them."""
+    """M rows, numbered from ``first``: ids, embeddings (M, D) and labels (None for no label) if
+    there is a column of them.
+    """
 
     first: int
     ids: list[str]
@@ -264,23 +323,36 @@ class RowBatch(NamedTuple):
 
 def _joined(batches: list[RowBatch]) -> RowBatch:
     ids = [name for batch in batches for name in batch.ids]
-    labels = None if batches[0].labels is None else [label for batch in batches for label in batch.labels or ()]
+    labels = (
+        None
+        if batches[0].labels is None
+        else [label for batch in batches for label in batch.labels or ()]
+    )
     return RowBatch(batches[0].first, ids, np.concatenate([batch.x for batch in batches]), labels)
 
 
-def open_source(path: Path, options: ColumnOptions | None = None, *, follow_links: bool = False) -> "TableSource":
+def open_source(
+    path: Path, options: ColumnOptions | None = None, *, follow_links: bool = False
+) -> "TableSource":
     """Open a file with a table, or the Parquet shards of a folder, sorted by name.
 
     Args:
-        path: of the file or folder. options: columns that the user named. follow_links: allow links out of the folder.
+        path: of the file or folder. options: columns that the user named. follow_links: allow links
+            out of the folder.
 
     Raises:
         DataError: there is no such file, it cannot be read, or its columns cannot be used.
     """
     if path.is_dir():
         shards = sorted(shard for shard in path.glob("*.parquet") if not shard.name.startswith("."))
-        reasons = {shard.name: unusable(path.resolve(), shard.name, follow_links=follow_links) for shard in shards}
-        reject_bad([(printable(name), reason) for name, reason in reasons.items() if reason is not None], path)
+        reasons = {
+            shard.name: unusable(path.resolve(), shard.name, follow_links=follow_links)
+            for shard in shards
+        }
+        reject_bad(
+            [(printable(name), reason) for name, reason in reasons.items() if reason is not None],
+            path,
+        )
         if not shards:
             reject_bad(sorted_images(path, follow_links=follow_links)[1], path)
             raise DataError(f"There are no images and no .parquet files in {path}. Check the path.")
@@ -315,7 +387,14 @@ class TableSource:
         for table in tables[1:]:
             for name in self.columns.names:
                 if name not in table.schema.names:
-                    raise DataError(unknown_column(name, table.schema.names, table.path, f"the first shard {first.path.name}"))
+                    raise DataError(
+                        unknown_column(
+                            name,
+                            table.schema.names,
+                            table.path,
+                            f"the first shard {first.path.name}",
+                        )
+                    )
             check_types(table.schema, self.columns.features, table.path)
         self.has_ids, self.has_labels = self.columns.id is not None, self.columns.label is not None
         self.id_name = self.columns.id or ROW_NUMBER
@@ -330,13 +409,19 @@ class TableSource:
         for table in self.tables:
             for _, batch in table.batches(self._features, 1):
                 column = batch.column(0)
-                lengths = compute.list_value_length(column.storage if isinstance(column, pyarrow.ExtensionArray) else column)
+                lengths = compute.list_value_length(
+                    column.storage if isinstance(column, pyarrow.ExtensionArray) else column
+                )
                 if lengths[0].as_py():
                     return int(lengths[0].as_py())
-        raise DataError(f"{self.files[0]} holds no rows with an embedding. Nothing can be labelled.")
+        raise DataError(
+            f"{self.files[0]} holds no rows with an embedding. Nothing can be labelled."
+        )
 
     def batches(self, size: int) -> Iterator[RowBatch]:
-        """Yield all rows in order, ``size`` at a time and the rest at the end, however the files are divided."""
+        """Yield all rows in order, ``size`` at a time and the rest at the end, however the files
+        are divided.
+        """
         waiting: list[RowBatch] = []
         for number, table in enumerate(self.tables):
             for start, record in table.batches(self.columns, min(size, CHUNK)):
@@ -349,13 +434,19 @@ class TableSource:
             yield _joined(waiting)
 
     def take(self, rows: Rows) -> Floats:
-        """Return the embeddings (M, D) of rows in any order, also repeated; of Parquet only their row groups are read."""
+        """Return the embeddings (M, D) of rows in any order, also repeated; of Parquet only their
+        row groups are read.
+        """
         taken = np.empty((len(rows), self.width), dtype=np.float32)
         order = np.argsort(rows, kind="stable")
         ordered = np.asarray(rows, dtype=np.int64)[order]
         done = 0
         for number, table in enumerate(self.tables):
-            end = np.searchsorted(ordered, self.starts[number + 1]) if len(self.tables) > 1 else len(ordered)
+            end = (
+                np.searchsorted(ordered, self.starts[number + 1])
+                if len(self.tables) > 1
+                else len(ordered)
+            )
             within = ordered[done:end] - self.starts[number]
             if not len(within):
                 continue
@@ -368,11 +459,15 @@ class TableSource:
                     done += len(within)
                     break
         if done < len(ordered):
-            raise DataError(f"{self.files[-1]} has no row {ordered[-1] + 1}. Was it changed since it was labelled?")
+            raise DataError(
+                f"{self.files[-1]} has no row {ordered[-1] + 1}. Was it changed since it was labelled?"
+            )
         return taken
 
     def place(self, row: int) -> str:
-        """Return where a row is, for a message: its number, counted from 1, in the file that holds it."""
+        """Return where a row is, for a message: its number, counted from 1, in the file that holds
+        it.
+        """
         number = int(np.searchsorted(self.starts, row, side="right")) - 1
         return f"row {row - self.starts[number] + 1} of {self.files[number]}"
 
@@ -381,20 +476,34 @@ class TableSource:
         first = int(self.starts[number]) + start
         ids = [str(row) for row in range(first, first + len(record))]
         if self.columns.id is not None:
-            with readable(self.files[number], "a table", f"Mend the column {self.columns.id!r}, or name another."):
+            with readable(
+                self.files[number],
+                "a table",
+                f"Mend the column {self.columns.id!r}, or name another.",
+            ):
                 values = ids_of(record.column(self.columns.id))
             ids = [value for value in values if value is not None]
             if len(ids) < len(values):
                 place = self.place(first + values.index(None))
-                raise DataError(f"Every row needs an id; there is none in {place}, column {self.id_name!r}. Fill it in.")
+                raise DataError(
+                    f"Every row needs an id; there is none in {place}, column {self.id_name!r}. Fill it in."
+                )
         labels = None
         if self.columns.label is not None:
-            with readable(self.files[number], "a table", f"Mend the column {self.columns.label!r}, or name another."):
+            with readable(
+                self.files[number],
+                "a table",
+                f"Mend the column {self.columns.label!r}, or name another.",
+            ):
                 labels = labels_of(record.column(self.columns.label), self.files[number])
         return RowBatch(first, ids, self._values(number, start, record), labels)
 
     def _values(self, number: int, start: int, record: pyarrow.RecordBatch) -> Floats:
         if not self.columns.as_list:
-            return np.stack([floats_of(record.column(name)) for name in self.columns.features], axis=1)
+            return np.stack(
+                [floats_of(record.column(name)) for name in self.columns.features], axis=1
+            )
         first = int(self.starts[number]) + start
-        return matrix_of(record.column(self.columns.features[0]), self.width, lambda row: self.place(first + row))
+        return matrix_of(
+            record.column(self.columns.features[0]), self.width, lambda row: self.place(first + row)
+        )

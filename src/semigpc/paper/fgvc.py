@@ -1,4 +1,5 @@
-"""SemiAves, SemiFungi, Semi-iNat and SemiCUB: fine-grained images in the parts that published split files list.
+"""SemiAves, SemiFungi, Semi-iNat and SemiCUB: fine-grained images in the parts that published split
+files list.
 
 At the end of this file are the published facts of the four sets, by which a copy can be verified.
 """
@@ -32,16 +33,21 @@ Name = Literal["semi_aves", "semi_fungi", "semi_inat", "cub"]
 class FGVCConfig:
     """Which of the four sets, and where it is.
 
-    The test part is always the whole published test file. Labels of unlabelled images are never trained on: where the files
-    have them, they are used for diagnostics alone; images of U_out belong to none of the C classes.
+    The test part is always the whole published test file. Labels of unlabelled images are never
+    trained on: where the files have them, they are used for diagnostics alone; images of U_out
+    belong to none of the C classes.
 
     Args:
         benchmark: the set, in ``<root>/<benchmark>`` or in ``<root>/semi_fgvc/<benchmark>``.
         root: the folder of the sets.
-        labels: "l_train_val" as in the paper, without a validation part; or "l_train", with the rest for validation.
-        unlabeled: U_in alone, or U_in and U_out; every evaluation then also reports how well the two are separated.
-        splits: a folder with ``<benchmark>/<split>.txt``, if the split files are not in the folder of the set itself.
-        cache_bytes: of temporary files for decoded images, for each part of the data and kind of view.
+        labels: "l_train_val" as in the paper, without a validation part; or "l_train", with the
+            rest for validation.
+        unlabeled: U_in alone, or U_in and U_out; every evaluation then also reports how well the
+            two are separated.
+        splits: a folder with ``<benchmark>/<split>.txt``, if the split files are not in the folder
+            of the set itself.
+        cache_bytes: of temporary files for decoded images, for each part of the data and kind of
+            view.
     """
 
     benchmark: Name
@@ -52,9 +58,15 @@ class FGVCConfig:
     cache_bytes: int = 2 * GIGABYTE
 
     def __post_init__(self) -> None:
-        for name, known in (("benchmark", get_args(Name)), ("labels", get_args(Labels)), ("unlabeled", get_args(Unlabeled))):
+        for name, known in (
+            ("benchmark", get_args(Name)),
+            ("labels", get_args(Labels)),
+            ("unlabeled", get_args(Unlabeled)),
+        ):
             if getattr(self, name) not in known:
-                raise DataError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
+                raise DataError(
+                    f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}."
+                )
         if self.labels == "l_train" and "val" not in BENCHMARKS[self.benchmark].files:
             raise DataError(
                 f"{BENCHMARKS[self.benchmark].title} has no validation part: its l_train and l_train_val are the same "
@@ -65,7 +77,9 @@ class FGVCConfig:
 
 
 def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts are published: nothing is drawn
-    """Read the split files and check that every image they list exists; an image is decoded when it is first used."""
+    """Read the split files and check that every image they list exists; an image is decoded when it
+    is first used.
+    """
     benchmark = BENCHMARKS[config.benchmark]
     folder = set_folder(Path(config.root), config.benchmark)
     lists = folder if config.splits is None else set_folder(Path(config.splits), config.benchmark)
@@ -80,7 +94,10 @@ def load(config: FGVCConfig, seed: int) -> Splits:  # noqa: ARG001 - the parts a
         if missing := missing_images(images, part.names):
             raise DataError(missing_message(part, missing, images, benchmark))
 
-    pool = FileImages([images / name for part in parts.values() for name in part.names], cache_bytes=config.cache_bytes)
+    pool = FileImages(
+        [images / name for part in parts.values() for name in part.names],
+        cache_bytes=config.cache_bytes,
+    )
     sets: dict[str, ImageSet] = {}
     first = 0
     for name, part in parts.items():
@@ -120,7 +137,11 @@ def set_folder(root: Path, name: str) -> Path:
         if place.is_dir():
             return place.resolve()
     itself = (root / "test.txt").is_file()
-    hint = f"{root} seems to be the folder of the set itself; give the folder above it." if itself else "Check the path."
+    hint = (
+        f"{root} seems to be the folder of the set itself; give the folder above it."
+        if itself
+        else "Check the path."
+    )
     raise DataError(
         f"The folder of {BENCHMARKS[name].title} is not there: looked for {places[0]} and {places[1]}. {hint} To get the "
         f"set: semigpc data download {name} {root}"
@@ -129,7 +150,8 @@ def set_folder(root: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """One split file as published: its lines, the first 16 digits of its hash, and its lines by the paper.
+    """One split file as published: its lines, the first 16 digits of its hash, and its lines by the
+    paper.
 
     None stands for what could not be examined, or what the paper does not say.
     """
@@ -141,7 +163,9 @@ class PublishedFile:
 
 @dataclass(frozen=True)
 class Imbalance:
-    """Most over fewest images of a class, counted over ``files`` together, beside what the paper prints."""
+    """Most over fewest images of a class, counted over ``files`` together, beside what the paper
+    prints.
+    """
 
     files: tuple[str, ...]
     most: int
@@ -156,7 +180,8 @@ class Benchmark:
     Args:
         title: its name in the paper.
         classes: C. classes_out: how many more the images of ``u_train_out`` belong to.
-        image_folder: inside the set's folder, what the paths of the split files are relative to; "" for the folder itself.
+        image_folder: inside the set's folder, what the paths of the split files are relative to; ""
+            for the folder itself.
         named_folders: whether the folder of an image has the name of its class.
         files: by split, in the order of reports.
         imbalance: the paper's gamma.
@@ -208,7 +233,8 @@ class SplitFile:
         path: of the list.
         names: (n,) paths of images relative to their root, with forward slashes, each once.
         labels: (n,) the label column, which for unlabelled images must not be trained on.
-        sha256: the first digits of the hash of the text with Unix line ends, so that line ends do not matter.
+        sha256: the first digits of the hash of the text with Unix line ends, so that line ends do
+            not matter.
         crlf: whether lines end as on Windows.
     """
 
@@ -263,7 +289,8 @@ def missing_message(part: SplitFile, missing: list[int], images: Path, benchmark
 
 
 def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> SplitFile:
-    """Read ``<relative path><space><integer label>`` lines, cut at the last space, since paths may have spaces themselves.
+    """Read ``<relative path><space><integer label>`` lines, cut at the last space, since paths may
+    have spaces themselves.
 
     Args:
         path: the list.
@@ -273,34 +300,57 @@ def read_split(path: Path, *, lowest: int = 0, below: int | None = None) -> Spli
     try:
         raw = checked(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise DataError(f"The list of images {path} is not there. Check the path, or fetch it again.") from error
+        raise DataError(
+            f"The list of images {path} is not there. Check the path, or fetch it again."
+        ) from error
     unix = raw.replace(b"\r\n", b"\n")
     try:
         lines = unix.decode("utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} cannot be read as text: {error}. A list of images is UTF-8; fetch it again.") from error
+        raise DataError(
+            f"{path} cannot be read as text: {error}. A list of images is UTF-8; fetch it again."
+        ) from error
     if lines == [""]:
-        raise DataError(f"{path} lists no images. It needs one line for each, a path and a label; fetch it again.")
+        raise DataError(
+            f"{path} lists no images. It needs one line for each, a path and a label; fetch it again."
+        )
     labels = np.empty(len(lines), dtype=np.int64)
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         name, _, label = line.rpartition(" ")
         if not name or not INTEGER.fullmatch(label):
             raise _bad_line(path, number, line, "a line is a path, a space and an integer")
-        if "\\" in name or "\0" in name or name[1:2] == ":" or {"", ".", ".."} & set(name.split("/")):  # on any system
-            raise _bad_line(path, number, line, "a path is relative to the images' root, with forward slashes and no '..'")
+        if (
+            "\\" in name
+            or "\0" in name
+            or name[1:2] == ":"
+            or {"", ".", ".."} & set(name.split("/"))
+        ):  # on any system
+            raise _bad_line(
+                path,
+                number,
+                line,
+                "a path is relative to the images' root, with forward slashes and no '..'",
+            )
         value = int(label)
         if value < lowest or (below is not None and value >= below):
             limits = f"{lowest} or more" if below is None else f"in [{lowest}, {below})"
             raise _bad_line(path, number, line, f"labels here must be {limits}")
         if seen.setdefault(name, number) != number:
-            raise _bad_line(path, number, line, f"an image is listed once, and line {seen[name]} has it already")
+            raise _bad_line(
+                path, number, line, f"an image is listed once, and line {seen[name]} has it already"
+            )
         labels[number - 1] = value
-    return SplitFile(path, tuple(seen), labels, hashlib.sha256(unix).hexdigest()[:DIGITS], crlf=unix != raw)
+    return SplitFile(
+        path, tuple(seen), labels, hashlib.sha256(unix).hexdigest()[:DIGITS], crlf=unix != raw
+    )
 
 
-def missing_images(root: Path, names: Sequence[str], checked: Callable[[int], None] | None = None) -> list[int]:
-    """Return which of the names (n,) are not below ``root``, as indices in ascending order; each folder is listed once.
+def missing_images(
+    root: Path, names: Sequence[str], checked: Callable[[int], None] | None = None
+) -> list[int]:
+    """Return which of the names (n,) are not below ``root``, as indices in ascending order; each
+    folder is listed once.
 
     Args:
         root: the folder of the images.
@@ -388,7 +438,9 @@ BENCHMARKS: dict[str, Benchmark] = {
             "u_train_in": PublishedFile(None, None, 91336),
             "u_train_out": PublishedFile(None, None, 221912),
             "u_train": PublishedFile(313248, None),  # according to its owners
-            "test": PublishedFile(16200, "f161c7dc06a88d64", 81000),  # by the paper, 100 of each class
+            "test": PublishedFile(
+                16200, "f161c7dc06a88d64", 81000
+            ),  # by the paper, 100 of each class
         },
         imbalance=Imbalance(("l_train_val",), 85, 10, "8.5"),
         remark="The paper speaks of 100 test images of each class of Semi-iNat; the published file has 20, the public and "

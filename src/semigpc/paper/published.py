@@ -1,6 +1,8 @@
-"""The paper's tables as data: top-1 accuracy in percent as printed, what is wrong in print, and when ours agree with it.
+"""The paper's tables as data: top-1 accuracy in percent as printed, what is wrong in print, and
+when ours agree with it.
 
-``PUBLISHED[table][group][row]``; a row is ``algorithm+refiner``, as in "simmatch+gp", or the name of what the paper quotes.
+``PUBLISHED[table][group][row]``; a row is ``algorithm+refiner``, as in "simmatch+gp", or the name
+of what the paper quotes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,9 +68,11 @@ def _group(
     quoted: tuple[str, Number] | None = None,
     note: str | None = None,
 ) -> Rows:
-    """Return what the paper prints of one algorithm on one set: alone, with SemiGPC, and what it quotes beside them.
+    """Return what the paper prints of one algorithm on one set: alone, with SemiGPC, and what it
+    quotes beside them.
 
-    A printed gain that is not the difference of the accuracies beside it gets a note, and ``meant`` if its sign is wrong.
+    A printed gain that is not the difference of the accuracies beside it gets a note, and ``meant``
+    if its sign is wrong.
     """
     source, rows = f"{PAPER}, table of {table}", {}
     if quoted is not None:
@@ -80,13 +84,22 @@ def _group(
         note = f"The gain is printed as {delta:+.2f}; the accuracies beside it differ by {difference:+.2f}."
     meant = difference if difference * delta < 0 else None
     rows[f"{algorithm}+none"] = Published(top1=base[0], std=base[1], source=source)
-    rows[f"{algorithm}+gp"] = Published(top1=refined[0], std=refined[1], delta=delta, meant=meant, source=source, note=note)
+    rows[f"{algorithm}+gp"] = Published(
+        top1=refined[0], std=refined[1], delta=delta, meant=meant, source=source, note=note
+    )
     return rows
 
 
-_C10, _C100, _FINE = partial(_group, "CIFAR-10-LT"), partial(_group, "CIFAR-100-LT"), partial(_group, "fine-grained benchmarks")
+_C10, _C100, _FINE = (
+    partial(_group, "CIFAR-10-LT"),
+    partial(_group, "CIFAR-100-LT"),
+    partial(_group, "fine-grained benchmarks"),
+)
 _BALANCED = partial(_group, "balanced CIFAR")
-_BASES, _STARTS = partial(_group, "base algorithms on SemiAves"), partial(_group, "pre-trainings on SemiAves")
+_BASES, _STARTS = (
+    partial(_group, "base algorithms on SemiAves"),
+    partial(_group, "pre-trainings on SemiAves"),
+)
 PUBLISHED: dict[str, dict[str, Rows]] = {
     "cifar10_lt": {
         "A/50": _C10((96.48, 0.26), (96.80, 0.12), 0.32, quoted=("CoSSL", (87.70, 0.21))),
@@ -106,15 +119,25 @@ PUBLISHED: dict[str, dict[str, Rows]] = {
     },
     "fgvc": {
         "cub": _FINE((84.53, 0.45), (85.43, 0.67), 0.90, quoted=("FixMatch", (53.20, None))),
-        "semi_aves": _FINE((68.47, 0.43), (69.59, 0.09), 1.12, quoted=("FixMatch", (57.40, 0.80)), note=ABLATED),
+        "semi_aves": _FINE(
+            (68.47, 0.43), (69.59, 0.09), 1.12, quoted=("FixMatch", (57.40, 0.80)), note=ABLATED
+        ),
         "semi_fungi": _FINE((68.01, 0.19), (71.50, 0.49), 3.49, quoted=("FixMatch", (56.30, 0.50))),
         "semi_inat": _FINE((64.95, 0.11), (66.54, 0.85), 1.59, quoted=("FixMatch", (44.10, None))),
     },
     "balanced_cifar": {
-        "cifar10/40": _BALANCED((97.32, None), (97.14, None), -0.18, quoted=("FreeMatch", (95.10, None))),
-        "cifar10/250": _BALANCED((97.21, None), (97.39, None), -0.18, quoted=("FreeMatch", (95.12, None))),  # printed in green
-        "cifar100/200": _BALANCED((79.18, None), (80.01, None), 0.83, quoted=("best of USB", (79.15, None))),
-        "cifar100/400": _BALANCED((83.25, None), (83.87, None), 0.62, quoted=("best of USB", (83.20, None))),
+        "cifar10/40": _BALANCED(
+            (97.32, None), (97.14, None), -0.18, quoted=("FreeMatch", (95.10, None))
+        ),
+        "cifar10/250": _BALANCED(
+            (97.21, None), (97.39, None), -0.18, quoted=("FreeMatch", (95.12, None))
+        ),  # printed in green
+        "cifar100/200": _BALANCED(
+            (79.18, None), (80.01, None), 0.83, quoted=("best of USB", (79.15, None))
+        ),
+        "cifar100/400": _BALANCED(
+            (83.25, None), (83.87, None), 0.62, quoted=("best of USB", (83.20, None))
+        ),
     },
     "algorithm_ablation": {
         "semi_aves": {
@@ -149,25 +172,29 @@ NOTES: dict[str, tuple[str, ...]] = {
     "algorithm_ablation": (
         'The gain is said to improve "monotonically with the base method"; FixMatch and ReMixMatch tie at 68.31.',
     ),
-    "pretraining_ablation": ("The mean gain that the text states, 1.3, is that of the DINO row alone.",),
+    "pretraining_ablation": (
+        "The mean gain that the text states, 1.3, is that of the DINO row alone.",
+    ),
 }
 
 
-# What the text says of a whole table ------------------------------------------------------------------------------------
+# What the text says of a whole table --------------------------------------------------------------
 
 Row = tuple[str, str]  # group and row
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """A number in the paper's text that is a mean over a table, and how to compute it from the accuracies.
+    """A number in the paper's text that is a mean over a table, and how to compute it from the
+    accuracies.
 
         d = mean_u (acc(first_u) - acc(second_u))            in points, over the units u for which both are known
         100 (1 - d / d_whole)                                in percent, if ``whole`` gives the pairs of d_whole
 
     Args:
         name: what it is. printed: the number as the text has it.
-        pairs: (first, second) by unit: an imbalance ratio, a data set, an algorithm or a pre-training.
+        pairs: (first, second) by unit: an imbalance ratio, a data set, an algorithm or a
+            pre-training.
     """
 
     name: str
@@ -178,10 +205,14 @@ class Statement:
     def units(self, top1: Mapping[Row, float]) -> list[str]:
         """Return the units of which all accuracies are known."""
         sides = [self.pairs, self.whole or self.pairs]
-        return [unit for unit in self.pairs if all(row in top1 for side in sides for row in side[unit])]
+        return [
+            unit for unit in self.pairs if all(row in top1 for side in sides for row in side[unit])
+        ]
 
     def value(self, top1: Mapping[Row, float], units: Sequence[str]) -> float | None:
-        """Return the number over these units, from accuracies in percent by group and row; None for a share of nothing."""
+        """Return the number over these units, from accuracies in percent by group and row; None for
+        a share of nothing.
+        """
         part, whole = (
             fmean(top1[first] - top1[second] for first, second in (side[unit] for unit in units))
             for side in (self.pairs, self.whole or self.pairs)
@@ -191,8 +222,12 @@ class Statement:
         return 100 * (1 - part / whole) if whole > 0 else None
 
 
-def _gap(ratios: Sequence[int], alone: float, refined: float, reduction: float) -> tuple[Statement, ...]:
-    """Return how much accuracy is lost from setting A to setting B, without and with SemiGPC, and the share of it saved."""
+def _gap(
+    ratios: Sequence[int], alone: float, refined: float, reduction: float
+) -> tuple[Statement, ...]:
+    """Return how much accuracy is lost from setting A to setting B, without and with SemiGPC, and
+    the share of it saved.
+    """
     before, after = (
         {f"ratio {ratio}": ((f"A/{ratio}", row), (f"B/{ratio}", row)) for ratio in ratios}
         for row in ("simmatch+none", "simmatch+gp")
@@ -200,19 +235,28 @@ def _gap(ratios: Sequence[int], alone: float, refined: float, reduction: float) 
     return (
         Statement(name="gap A - B, SimMatch, points", printed=alone, pairs=before),
         Statement(name="gap A - B, with SemiGPC, points", printed=refined, pairs=after),
-        Statement(name="SemiGPC closes of the gap, percent", printed=reduction, pairs=after, whole=before),
+        Statement(
+            name="SemiGPC closes of the gap, percent", printed=reduction, pairs=after, whole=before
+        ),
     )
 
 
 def _mean_gain(table: str, printed: float, *, over: str | None = None) -> Statement:
-    """Return the mean gain of SemiGPC over the algorithms alone, or over a row that the paper quotes."""
+    """Return the mean gain of SemiGPC over the algorithms alone, or over a row that the paper
+    quotes.
+    """
     pairs = {
-        f"{group}, {row.removesuffix('+gp')}": ((group, row), (group, over or row.replace("+gp", "+none")))
+        f"{group}, {row.removesuffix('+gp')}": (
+            (group, row),
+            (group, over or row.replace("+gp", "+none")),
+        )
         for group, rows in PUBLISHED[table].items()
         for row in rows
         if row.endswith("+gp")
     }
-    return Statement(name=f"mean gain over {over or 'the algorithm'}, points", printed=printed, pairs=pairs)
+    return Statement(
+        name=f"mean gain over {over or 'the algorithm'}, points", printed=printed, pairs=pairs
+    )
 
 
 STATEMENTS: dict[str, tuple[Statement, ...]] = {
@@ -224,7 +268,7 @@ STATEMENTS: dict[str, tuple[Statement, ...]] = {
 }
 
 
-# Verdicts ---------------------------------------------------------------------------------------------------------------
+# Verdicts -----------------------------------------------------------------------------------------
 
 
 def band(published: Published) -> float:
@@ -238,13 +282,17 @@ def agrees(ours: float, published: Published) -> bool:
 
 
 def judge_gain(gains: Sequence[float], claimed: float, *, enough: int = ENOUGH_SEEDS) -> Claim:
-    """Judge a claim: it is reproduced by the sign and at least half of the printed gain, on the mean over enough seeds.
+    """Judge a claim: it is reproduced by the sign and at least half of the printed gain, on the
+    mean over enough seeds.
 
     Args:
-        gains: in points, one per seed. claimed: the printed gain. enough: seeds below which nothing is judged.
+        gains: in points, one per seed. claimed: the printed gain. enough: seeds below which nothing
+            is judged.
     """
     if len(gains) < enough:
         return "too few seeds"
     mean = fmean(gains)
-    there = mean >= SHARE * claimed - ROUNDING if claimed > 0 else mean <= SHARE * claimed + ROUNDING
+    there = (
+        mean >= SHARE * claimed - ROUNDING if claimed > 0 else mean <= SHARE * claimed + ROUNDING
+    )
     return "reproduced" if there else "not reproduced"

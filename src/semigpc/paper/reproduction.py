@@ -1,4 +1,6 @@
-"""A table of the paper, run and put beside what was published, seed by seed, without the names of this machine's folders."""
+"""A table of the paper, run and put beside what was published, seed by seed, without the names of
+this machine's folders.
+"""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -37,16 +39,21 @@ def reproduce_table(
     progress: Callable[[int, str], AbstractContextManager[ComparisonListener]],
     on_report: Callable[[Path], None],
 ) -> tuple[dict[str, Any], Path]:
-    """Run what is missing of a table, group by group, and return its figures and the file that holds them.
+    """Run what is missing of a table, group by group, and return its figures and the file that
+    holds them.
 
     Args:
         table, options: what to run. globs: patterns of the cells to run; all without any.
-        seeds: of each cell; without a number, as many as the claims of its group need. jobs: runs at a time.
+        seeds: of each cell; without a number, as many as the claims of its group need. jobs: runs
+            at a time.
         out: folder for runs and pages; ``reproduced/TABLE-SCALE`` without one.
-        progress: called with the number of runs and the title of each group. on_report: called with the page of each group.
+        progress: called with the number of runs and the title of each group. on_report: called with
+            the page of each group.
     """
     if options.labels_per_class is not None and not table.few_labels:
-        raise SettingError(f"{table.name} has no setting B, whose labels could be counted; leave --labels-per-class out.")
+        raise SettingError(
+            f"{table.name} has no setting B, whose labels could be counted; leave --labels-per-class out."
+        )
     rows = table.all_cells(options)
     chosen = select(rows, globs)
     for row in chosen:
@@ -62,7 +69,8 @@ def reproduce_table(
         "scale": options.scale,
         "features": options.features,
         "metric": METRIC,
-        "judged": options.scale == "paper" and not options.changed,  # whether ours are compared with the paper's
+        "judged": options.scale == "paper"
+        and not options.changed,  # whether ours are compared with the paper's
         "changed": [_setting_without_folders(setting) for setting in options.changed],
         "gp_settings": gp_settings(table, chosen),
         "environments": [],
@@ -74,15 +82,26 @@ def reproduce_table(
         shown = [
             row
             for row in rows
-            if row.group == name and (row.cell is None or row in chosen or _is_finished(row.cell, folder, count))
+            if row.group == name
+            and (row.cell is None or row in chosen or _is_finished(row.cell, folder, count))
         ]
         cells = [row.cell for row in shown if row.cell is not None]
         if not cells:
             continue
         title = f"{group.title}, scale {kind}, {count} seeds"
         with progress(len(cells) * count, title) as listener:
-            compare(cells, range(count), folder, title=title, command=figures["command"], jobs=jobs, listener=listener)
-        by_row = {row.row: _cell_figures(row, folder, count, judged=figures["judged"]) for row in shown}
+            compare(
+                cells,
+                range(count),
+                folder,
+                title=title,
+                command=figures["command"],
+                jobs=jobs,
+                listener=listener,
+            )
+        by_row = {
+            row.row: _cell_figures(row, folder, count, judged=figures["judged"]) for row in shown
+        }
         figures["groups"][name] = {
             "title": group.title,
             "seeds": list(range(count)),
@@ -90,7 +109,11 @@ def reproduce_table(
             "cells": by_row,
             "gains": _gains(group, by_row, judged=figures["judged"]),
         }
-        for path in (run_path(folder, cell, seed) / "environment.json" for cell in cells for seed in range(count)):
+        for path in (
+            run_path(folder, cell, seed) / "environment.json"
+            for cell in cells
+            for seed in range(count)
+        ):
             place = read_json(path, "the run does not say where it was made", dict[str, str])
             if place not in figures["environments"]:
                 figures["environments"].append(place)
@@ -109,7 +132,7 @@ def _is_finished(cell: Cell, folder: Path, seeds: int) -> bool:
         return False
 
 
-# Figures ----------------------------------------------------------------------------------------------------------------
+# Figures ------------------------------------------------------------------------------------------
 
 
 def _cell_figures(row: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict[str, Any]:
@@ -119,8 +142,13 @@ def _cell_figures(row: PaperCell, folder: Path, seeds: int, *, judged: bool) -> 
         return {"label": row.row, "published": published}
     paths = [run_path(folder, row.cell, seed) for seed in range(seeds)]
     summaries: list[Any] = [RunFolder(path).read_summary() for path in paths]
-    runs = [[entry for entry in read_run(path, bulky=False).evals if entry["part"] == "test"] for path in paths]
-    last, best = ([summary["results"][choice] for summary in summaries] for choice in ("last", "best_on_test"))
+    runs = [
+        [entry for entry in read_run(path, bulky=False).evals if entry["part"] == "test"]
+        for path in paths
+    ]
+    last, best = (
+        [summary["results"][choice] for summary in summaries] for choice in ("last", "best_on_test")
+    )
     head = last[0]["head"]
     figures: dict[str, Any] = {
         "label": row.cell.label,
@@ -128,14 +156,22 @@ def _cell_figures(row: PaperCell, folder: Path, seeds: int, *, judged: bool) -> 
         "last": _over_seeds(last)
         | {
             "balanced_accuracy": [_percent(result["balanced_accuracy"]) for result in last],
-            **{name: [_percent(result["groups"].get(name)) for result in last] for name in CLASS_GROUPS},
-            "per_class_recall": [[_percent(recall, 1) for recall in result["per_class_recall"]] for result in last],
+            **{
+                name: [_percent(result["groups"].get(name)) for result in last]
+                for name in CLASS_GROUPS
+            },
+            "per_class_recall": [
+                [_percent(recall, 1) for recall in result["per_class_recall"]] for result in last
+            ],
         },
         "best_on_test": _over_seeds(best) | {"step": [result["step"] for result in best]},
         "head": head,
         "last_by_head": _by_head(runs),
         f"mean_of_last_{LAST}": [
-            _percent(fmean([entry[METRIC] for entry in evaluations if entry["head"] == head][-LAST:])) for evaluations in runs
+            _percent(
+                fmean([entry[METRIC] for entry in evaluations if entry["head"] == head][-LAST:])
+            )
+            for evaluations in runs
         ],
         "seconds": [round(summary["seconds"], 1) for summary in summaries],
         "split_sha256": [RunFolder(path).read_split()["sha256"] for path in paths],
@@ -150,7 +186,9 @@ def _cell_figures(row: PaperCell, folder: Path, seeds: int, *, judged: bool) -> 
 
 
 def _by_head(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[float | None]]:
-    """Return the balanced accuracy of every head at the last step, also of those that are not the headline."""
+    """Return the balanced accuracy of every head at the last step, also of those that are not the
+    headline.
+    """
     heads: dict[str, list[float | None]] = {}
     for evaluations in runs:
         for entry in evaluations:
@@ -162,10 +200,16 @@ def _by_head(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[floa
 def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return accuracies in percent; the deviation divides by the number of seeds, as USB's does."""
     values = [100 * result[METRIC] for result in results]
-    return {METRIC: [round(value, 2) for value in values], "mean": round(fmean(values), 2), "std": round(pstdev(values), 2)}
+    return {
+        METRIC: [round(value, 2) for value in values],
+        "mean": round(fmean(values), 2),
+        "std": round(pstdev(values), 2),
+    }
 
 
-def _gains(group: Group, cells: Mapping[str, Mapping[str, Any]], *, judged: bool) -> list[dict[str, Any]]:
+def _gains(
+    group: Group, cells: Mapping[str, Mapping[str, Any]], *, judged: bool
+) -> list[dict[str, Any]]:
     """Return what each refiner adds to its base at the last step, seed by seed."""
     rows = []
     for row, cell in cells.items():
@@ -173,7 +217,10 @@ def _gains(group: Group, cells: Mapping[str, Mapping[str, Any]], *, judged: bool
         base = cells.get(f"{method}+none")
         if "last" not in cell or refiner == "none" or base is None:
             continue
-        gains = [ours - theirs for ours, theirs in zip(cell["last"][METRIC], base["last"][METRIC], strict=True)]
+        gains = [
+            ours - theirs
+            for ours, theirs in zip(cell["last"][METRIC], base["last"][METRIC], strict=True)
+        ]
         linear = cell["last_by_head"]["linear"] if cell["head"] != "linear" else None
         printed = cell["published"] or {}
         claimed = printed.get("delta") if printed.get("meant") is None else printed["meant"]
@@ -185,23 +232,29 @@ def _gains(group: Group, cells: Mapping[str, Mapping[str, Any]], *, judged: bool
                 "gains": [round(gain, 2) for gain in gains],
                 "mean": round(fmean(gains), 2),
                 "std": round(pstdev(gains), 2),
-                "linear": None if linear is None else round(fmean(linear) - fmean(base["last_by_head"]["linear"]), 2),
+                "linear": None
+                if linear is None
+                else round(fmean(linear) - fmean(base["last_by_head"]["linear"]), 2),
                 "published": printed.get("delta"),
                 "claimed": claimed,
-                "claim": judge_gain(gains, claimed, enough=group.seeds) if judged and claimed is not None else None,
+                "claim": judge_gain(gains, claimed, enough=group.seeds)
+                if judged and claimed is not None
+                else None,
             }
         )
     return rows
 
 
 def statements(table: str, groups: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what the paper's text says of a whole table, computed from ours and, over the same units, from the published.
+    """Return what the paper's text says of a whole table, computed from ours and, over the same
+    units, from the published.
 
-    Ours are those of the linear layer, also where another head is judged, so that all accuracies are of one kind.
+    Ours are those of the linear layer, also where another head is judged, so that all accuracies
+    are of one kind.
 
     Args:
-        table: its name. groups: as in figures.json. A row that the paper quotes counts as ours, too: it is what ours are
-            compared with.
+        table: its name. groups: as in figures.json. A row that the paper quotes counts as ours,
+            too: it is what ours are compared with.
     """
     ours: dict[tuple[str, str], float] = {}
     printed: dict[tuple[str, str], float] = {}
@@ -210,7 +263,11 @@ def statements(table: str, groups: Mapping[str, Mapping[str, Any]]) -> list[dict
             if cell["published"]:
                 printed[group, row] = cell["published"]["top1"]
             if "last" in cell or cell["published"]:
-                ours[group, row] = fmean(cell["last_by_head"]["linear"]) if "last" in cell else cell["published"]["top1"]
+                ours[group, row] = (
+                    fmean(cell["last_by_head"]["linear"])
+                    if "last" in cell
+                    else cell["published"]["top1"]
+                )
     made = []
     for statement in STATEMENTS.get(table, ()):
         units = statement.units(ours)
@@ -231,13 +288,19 @@ def statements(table: str, groups: Mapping[str, Mapping[str, Any]]) -> list[dict
 
 
 def gp_settings(table: PaperTable, cells: Sequence[PaperCell]) -> dict[str, dict[str, float]]:
-    """Return l^2, sigma^2 and lambda of the GP by data set: values of ours, since the paper prints none."""
+    """Return l^2, sigma^2 and lambda of the GP by data set: values of ours, since the paper prints
+    none.
+    """
     found = {}
     for cell in cells:
         group = table.groups[cell.group]
         if cell.experiment is not None and isinstance(refiner := cell.experiment.refiner, GPConfig):
             scales = refiner.starting_scales(group.data.n_classes)
-            values = {"l^2": scales["length_scale"] ** 2, "sigma^2": refiner.noise_std**2, "lambda": scales["logit_scale"]}
+            values = {
+                "l^2": scales["length_scale"] ** 2,
+                "sigma^2": refiner.noise_std**2,
+                "lambda": scales["logit_scale"],
+            }
             found[group.suite] = {name: float(f"{value:.3g}") for name, value in values.items()}
     return found
 
@@ -254,25 +317,43 @@ def without_folders(value: Any, key: str = "") -> Any:
     """Return nested settings in which every path is reduced to the name of its file."""
     if isinstance(value, Mapping):
         return {name: without_folders(inner, name) for name, inner in value.items()}
-    if isinstance(value, str) and (key in PATHS or Path(value).is_absolute() or value.startswith("~")):
+    if isinstance(value, str) and (
+        key in PATHS or Path(value).is_absolute() or value.startswith("~")
+    ):
         return Path(value).name
     return value
 
 
-def _command(table: str, options: Options, globs: Sequence[str], seeds: int | None, jobs: int) -> str:
-    """Return the command that makes the same figures, with names in place of paths; where the runs were put is left out."""
+def _command(
+    table: str, options: Options, globs: Sequence[str], seeds: int | None, jobs: int
+) -> str:
+    """Return the command that makes the same figures, with names in place of paths; where the runs
+    were put is left out.
+    """
     words = ["semigpc", "reproduce", table, "--root", options.root.expanduser().resolve().name]
     words += ["--weights", options.weights.expanduser().resolve().name] if options.weights else []
-    for option, values in (("--cell", globs), ("--algorithm", options.algorithms), ("--addon", options.addons)):
+    for option, values in (
+        ("--cell", globs),
+        ("--algorithm", options.algorithms),
+        ("--addon", options.addons),
+    ):
         words += [word for value in values for word in (option, value)]
     if options.refiners != Options().refiners:
         words += [word for value in options.refiners for word in ("--refiner", value)]
-    words += ["--labels-per-class", str(options.labels_per_class)] if options.labels_per_class is not None else []
+    words += (
+        ["--labels-per-class", str(options.labels_per_class)]
+        if options.labels_per_class is not None
+        else []
+    )
     words += ["--steps", str(options.steps)] if options.steps is not None else []
     words += ["--seeds", str(seeds)] if seeds is not None else []
     words += ["--scale", options.scale]
     words += ["--features", options.features] if options.features != "live" else []
-    words += [word for setting in options.overrides for word in ("--set", _setting_without_folders(setting))]
+    words += [
+        word
+        for setting in options.overrides
+        for word in ("--set", _setting_without_folders(setting))
+    ]
     words += ["--jobs", str(jobs)] if jobs > 1 else []
     return shlex.join(words)
 
@@ -282,13 +363,20 @@ def _setting_without_folders(setting: str) -> str:
     return f"{key}{equals}{without_folders(value, key.strip().rpartition('.')[2])}"
 
 
-# Costs ------------------------------------------------------------------------------------------------------------------
+# Costs --------------------------------------------------------------------------------------------
 
 
-def prices_of(table: PaperTable, cells: Sequence[PaperCell], scale: Scale, seeds: int | None) -> dict[str, Any]:
-    """Estimate the hours of one run of each cell, and of all of them with so many seeds, or as many as their claims need."""
+def prices_of(
+    table: PaperTable, cells: Sequence[PaperCell], scale: Scale, seeds: int | None
+) -> dict[str, Any]:
+    """Estimate the hours of one run of each cell, and of all of them with so many seeds, or as many
+    as their claims need.
+    """
     costs: dict[str, dict[str, Any]] = {}
-    all_hours, shared = 0.0, dict[str, float]()  # cells of a group share the features of a frozen network
+    all_hours, shared = (
+        0.0,
+        dict[str, float](),
+    )  # cells of a group share the features of a frozen network
     for cell in cells:
         if cell.experiment is None:
             continue

@@ -1,8 +1,9 @@
-"""The scales at which the paper's experiments are run: in full, and cut to what a machine without a GPU can do.
+"""The scales at which the paper's experiments are run: in full, and cut to what a machine without a
+GPU can do.
 
-In full is USB's recipe for vision transformers, which the paper follows: 204 800 steps, pre-trained networks, a buffer of
-16 300. Figures at scale "cpu" compare algorithms with each other, and refiners with their base; they are not comparable with
-published ones.
+In full is USB's recipe for vision transformers, which the paper follows: 204 800 steps, pre-trained
+networks, a buffer of 16 300. Figures at scale "cpu" compare algorithms with each other, and
+refiners with their base; they are not comparable with published ones.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +13,14 @@ from typing import Any, Literal, Required
 
 from typing_extensions import TypedDict
 
-from semigpc.algorithms import CoMatchConfig, FixMatchConfig, FreeMatchConfig, NPMatchConfig, ReMixMatchConfig, SimMatchConfig
+from semigpc.algorithms import (
+    CoMatchConfig,
+    FixMatchConfig,
+    FreeMatchConfig,
+    NPMatchConfig,
+    ReMixMatchConfig,
+    SimMatchConfig,
+)
 from semigpc.data import AugmentConfig, CifarConfig, FGVCConfig
 from semigpc.data.augment import CIFAR100_MEAN, CIFAR100_STD, IMAGENET_MEAN, IMAGENET_STD, Triple
 from semigpc.models import ModelConfig
@@ -27,12 +35,18 @@ BUFFER = 16_300  # labelled features that a refiner keeps
 WARMUP = 1024  # steps before a refiner acts
 AVERAGED = 0.999  # momentum of the moving average, where an algorithm has one
 EMBEDDED = ModelConfig(name="tf_efficientnet_lite0", pretrained="embedded")
-SMALL, PHOTOGRAPH, FROZEN = 16, 48, 96  # pixels a side at scale "cpu": of CIFAR, of photographs, for a frozen network
+SMALL, PHOTOGRAPH, FROZEN = (
+    16,
+    48,
+    96,
+)  # pixels a side at scale "cpu": of CIFAR, of photographs, for a frozen network
 TEN = 10  # classes, where the data's config does not contain their number
-TAILS = 2.5  # times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled images 2000 and 600
+# times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled images 2000 and
+# 600
+TAILS = 2.5
 
 
-# In full ----------------------------------------------------------------------------------------------------------------
+# In full ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +57,8 @@ class Suite:
         backbone, image_size, lr, layer_decay: of the network. n_classes, test_images: of the data.
         similarity: T of SimMatch's similarities, and l^2 of the GP, which plays the same part.
         averaged: momentum of the moving average in SimMatch and CoMatch.
-        small: images of 32 pixels, padded and cropped, and SimMatch's bank a running average; otherwise photographs that are
-            resized, and a bank written by the moving average.
+        small: images of 32 pixels, padded and cropped, and SimMatch's bank a running average;
+            otherwise photographs that are resized, and a bank written by the moving average.
         mean, std: of the normalisation.
     """
 
@@ -61,10 +75,16 @@ class Suite:
     std: Triple = IMAGENET_STD
 
 
-_CIFAR = partial(Suite, image_size=32, lr=5e-4, layer_decay=0.5, test_images=10_000, similarity=0.1, small=True)
+_CIFAR = partial(
+    Suite, image_size=32, lr=5e-4, layer_decay=0.5, test_images=10_000, similarity=0.1, small=True
+)
 SUITES: dict[str, Suite] = {
-    "cifar10": _CIFAR(backbone="vit_tiny_patch2_32", n_classes=10),  # normalised as USB has it today
-    "cifar100": _CIFAR(backbone="vit_small_patch2_32", n_classes=100, mean=CIFAR100_MEAN, std=CIFAR100_STD),
+    "cifar10": _CIFAR(
+        backbone="vit_tiny_patch2_32", n_classes=10
+    ),  # normalised as USB has it today
+    "cifar100": _CIFAR(
+        backbone="vit_small_patch2_32", n_classes=100, mean=CIFAR100_MEAN, std=CIFAR100_STD
+    ),
     "semi_aves": Suite(n_classes=200, test_images=8000),
     "semi_inat": Suite(n_classes=810, test_images=16_200, averaged=0.0),
     "semi_fungi": Suite(n_classes=200, test_images=4000),
@@ -76,7 +96,8 @@ class PaperRun(TypedDict, total=False):
     """What every recipe of the paper takes.
 
     Args:
-        root: of the data. weights: folder of the pre-trained networks; without one, ``weights`` below root.
+        root: of the data. weights: folder of the pre-trained networks; without one, ``weights``
+            below root.
         algorithm, addon, refiner: by name. seed: of split and training.
         pretraining: what the network starts from.
     """
@@ -105,11 +126,12 @@ def paper_experiment(
 ) -> Experiment:
     """Return the experiment of one row of the paper, or of an add-on on the same recipe.
 
-    An add-on that needs a moving average of the network gets one with momentum 0.999 where the recipe has none.
+    An add-on that needs a moving average of the network gets one with momentum 0.999 where the
+    recipe has none.
 
     Args:
-        name: of the suite. data: its config. balanced: whether the refiner's buffer holds equally much of each class (the
-            daggered rows). The rest as in :class:`PaperRun`.
+        name: of the suite. data: its config. balanced: whether the refiner's buffer holds equally
+            much of each class (the daggered rows). The rest as in :class:`PaperRun`.
     """
     suite = SUITES[name]
     chosen, comparator = paper_algorithm(algorithm, suite), config_type("addon", addon)()
@@ -124,7 +146,9 @@ def paper_experiment(
             mean=suite.mean,
             std=suite.std,
         ),
-        model=ModelConfig(name=suite.backbone, pretrained=str(weights_folder(root, weights) / file.file)),
+        model=ModelConfig(
+            name=suite.backbone, pretrained=str(weights_folder(root, weights) / file.file)
+        ),
         algorithm=chosen,
         addon=comparator,
         refiner=paper_refiner(refiner, suite, balanced=balanced),
@@ -149,9 +173,11 @@ def paper_experiment(
 
 
 def paper_algorithm(name: str, suite: Suite) -> Any:
-    """Return an algorithm as in USB's ViT files: the defaults of its config, and in SimMatch what depends on the data.
+    """Return an algorithm as in USB's ViT files: the defaults of its config, and in SimMatch what
+    depends on the data.
 
-    USB's Semi-iNat files have a moving average with momentum 0, which is the network itself, so that the bank which it writes
+    USB's Semi-iNat files have a moving average with momentum 0, which is the network itself, so
+    that the bank which it writes
     holds the projections as they were last: a running average with momentum 0.
     """
     config = config_type("algorithm", name)()
@@ -160,15 +186,21 @@ def paper_algorithm(name: str, suite: Suite) -> Any:
     config = replace(config, temperature=suite.similarity)
     if suite.small:
         return config
-    return replace(config, bank="teacher") if suite.averaged else replace(config, bank="momentum", bank_momentum=0.0)
+    return (
+        replace(config, bank="teacher")
+        if suite.averaged
+        else replace(config, bank="momentum", bank_momentum=0.0)
+    )
 
 
 def paper_refiner(name: str, suite: Suite, *, balanced: bool) -> Any:
     """Return a refiner as in section 3 of the paper.
 
-    The paper prints neither l nor sigma nor lambda; these are ours: l^2 = T of SimMatch's similarities, sigma^2 = 0.1, and
-    lambda by :func:`auto_logit_scale`. Buffer and weak views have features of the network in training, also where SimMatch's
-    bank is written by its average: the weak logits come from that network in USB, and the buffer answers in their place.
+    The paper prints neither l nor sigma nor lambda; these are ours: l^2 = T of SimMatch's
+    similarities, sigma^2 = 0.1, and lambda by :func:`auto_logit_scale`. Buffer and weak views have
+    features of the network in training, also where SimMatch's
+    bank is written by its average: the weak logits come from that network in USB, and the buffer
+    answers in their place.
     """
     config = config_type("refiner", name)()
     if isinstance(config, GPConfig | SimilarityConfig):
@@ -183,7 +215,11 @@ def paper_refiner(name: str, suite: Suite, *, balanced: bool) -> Any:
             class_prior="none",
             eval_head="linear",
         )
-    return replace(config, temperature=suite.similarity) if isinstance(config, SimilarityConfig) else config
+    return (
+        replace(config, temperature=suite.similarity)
+        if isinstance(config, SimilarityConfig)
+        else config
+    )
 
 
 def absolute(path: str | Path) -> str:
@@ -191,7 +227,7 @@ def absolute(path: str | Path) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-# Weights ----------------------------------------------------------------------------------------------------------------
+# Weights ------------------------------------------------------------------------------------------
 
 
 def weight_file(backbone: str, pretraining: Pretraining) -> WeightFile:
@@ -199,12 +235,18 @@ def weight_file(backbone: str, pretraining: Pretraining) -> WeightFile:
     for known in WEIGHTS:
         if (known.backbone, known.pretraining) == (backbone, pretraining):
             return known
-    offered = ", ".join(dict.fromkeys(known.pretraining for known in WEIGHTS if known.backbone == backbone))
-    raise SettingError(f"{backbone} has published weights by {offered or 'nobody'}; got {pretraining!r}.")
+    offered = ", ".join(
+        dict.fromkeys(known.pretraining for known in WEIGHTS if known.backbone == backbone)
+    )
+    raise SettingError(
+        f"{backbone} has published weights by {offered or 'nobody'}; got {pretraining!r}."
+    )
 
 
 def weights_folder(root: str | Path, weights: str | Path | None) -> Path:
-    """Return where the files lie: the folder given, else ``weights`` below the data, or beside them if those are one file."""
+    """Return where the files lie: the folder given, else ``weights`` below the data, or beside them
+    if those are one file.
+    """
     if weights is not None:
         return Path(weights).expanduser().resolve()
     place = Path(root).expanduser().resolve()
@@ -212,7 +254,9 @@ def weights_folder(root: str | Path, weights: str | Path | None) -> Path:
 
 
 def check_weights(experiment: Experiment | None) -> None:
-    """Raise a SettingError for an experiment whose weights are missing or damaged, with the address to fetch them from."""
+    """Raise a SettingError for an experiment whose weights are missing or damaged, with the address
+    to fetch them from.
+    """
     given = None if experiment is None else experiment.model.pretrained
     if given is None or given in ("timm", "embedded"):
         return
@@ -222,28 +266,38 @@ def check_weights(experiment: Experiment | None) -> None:
         known = next((weights for weights in WEIGHTS if weights.file == Path(given).name), None)
         if known is None:
             raise SettingError(str(error)) from error
-        other = ", or take other ones by --set model.pretrained=timm" if VITS[known.backbone].hub else ""
-        raise SettingError(f"{error} Or give the folder that holds the file by --weights{other}.") from error
+        other = (
+            ", or take other ones by --set model.pretrained=timm"
+            if VITS[known.backbone].hub
+            else ""
+        )
+        raise SettingError(
+            f"{error} Or give the folder that holds the file by --weights{other}."
+        ) from error
 
 
-# Without a GPU ----------------------------------------------------------------------------------------------------------
+# Without a GPU ------------------------------------------------------------------------------------
 
 
 def shrink(experiment: Experiment, features: Literal["live", "cached"]) -> Experiment:
-    """Return the same data, algorithm and refiner in minutes (live, end to end) or seconds (cached) a run.
+    """Return the same data, algorithm and refiner in minutes (live, end to end) or seconds (cached)
+    a run.
 
     Args:
         experiment: at the scale of the paper.
-        features: "live" trains a small CNN from scratch; "cached" trains an adapter on features of EfficientNet-Lite0.
+        features: "live" trains a small CNN from scratch; "cached" trains an adapter on features of
+            EfficientNet-Lite0.
     """
     experiment = replace(experiment, data=_shorter_tails(experiment.data))
     return _acting(_small(experiment) if features == "live" else on_cached_features(experiment))
 
 
 def _shorter_tails(data: Any) -> Any:
-    """Return long-tailed CIFAR with fewer images; where labels are balanced they stay as many, and outside of U.
+    """Return long-tailed CIFAR with fewer images; where labels are balanced they stay as many, and
+    outside of U.
 
-    The rarest class would have fewer unlabelled images than labels, so that the latter cannot be part of them.
+    The rarest class would have fewer unlabelled images than labels, so that the latter cannot be
+    part of them.
     """
     if not isinstance(data, CifarConfig) or data.split.unlabeled_ratio == 1:
         return data
@@ -254,11 +308,18 @@ def _shorter_tails(data: Any) -> Any:
 
 
 def _small(experiment: Experiment) -> Experiment:
-    """Train a CNN of 93 000 weights from scratch, on CIFAR at 16 x 16; about two minutes a run on one CPU core."""
-    remixmatch, images = isinstance(experiment.algorithm, ReMixMatchConfig), experiment.augment.image_size <= 32
+    """Train a CNN of 93 000 weights from scratch, on CIFAR at 16 x 16; about two minutes a run on
+    one CPU core.
+    """
+    remixmatch, images = (
+        isinstance(experiment.algorithm, ReMixMatchConfig),
+        experiment.augment.image_size <= 32,
+    )
     return replace(
         experiment,
-        augment=replace(experiment.augment, image_size=SMALL if images else PHOTOGRAPH, operations=1),
+        augment=replace(
+            experiment.augment, image_size=SMALL if images else PHOTOGRAPH, operations=1
+        ),
         model=ModelConfig(name="small_cnn"),
         algorithm=short_run(experiment.algorithm),
         refiner=_small_memory(experiment.refiner, 1024, 200),
@@ -266,7 +327,9 @@ def _small(experiment: Experiment) -> Experiment:
             steps=1500,
             epoch_steps=100,
             labeled_batch=32,
-            unlabeled_ratio=1 if remixmatch else 2,  # as in the classic recipes; it sees each image three times
+            unlabeled_ratio=1
+            if remixmatch
+            else 2,  # as in the classic recipes; it sees each image three times
             lr=2e-3,
             layer_decay=1.0,
             warmup_steps=50,
@@ -274,16 +337,21 @@ def _small(experiment: Experiment) -> Experiment:
             eval_steps=500,
             checkpoint_steps=500,
             log_steps=100,
-            threads=1,  # so small a network is no faster with more, and figures depend on their number
+            # so small a network is no faster with more, and figures depend on their number
+            threads=1,
         ),
     )
 
 
-def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, image_size: int = FROZEN) -> Experiment:
-    """Return an adapter on features of a frozen network, whose V weak and V strong views are computed once; seconds a run.
+def on_cached_features(
+    experiment: Experiment, model: ModelConfig = EMBEDDED, image_size: int = FROZEN
+) -> Experiment:
+    """Return an adapter on features of a frozen network, whose V weak and V strong views are
+    computed once; seconds a run.
 
     Args:
-        experiment: data, algorithm and refiner. model: the frozen network. image_size: of the images it sees.
+        experiment: data, algorithm and refiner. model: the frozen network. image_size: of the
+            images it sees.
     """
     algorithm = short_run(experiment.algorithm)
     mean, std = input_statistics(model.name)
@@ -292,7 +360,9 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
         algorithm = replace(algorithm, rotation_weight=0.0)  # features cannot be turned
     return replace(
         experiment,
-        augment=replace(experiment.augment, image_size=image_size, operations=3, mean=mean, std=std),
+        augment=replace(
+            experiment.augment, image_size=image_size, operations=3, mean=mean, std=std
+        ),
         model=model,
         algorithm=algorithm,
         refiner=refiner,
@@ -316,7 +386,8 @@ def on_cached_features(experiment: Experiment, model: ModelConfig = EMBEDDED, im
 
 
 def shorten(experiment: Experiment, steps: int) -> Experiment:
-    """Return the experiment over so many steps, to see it work: it is evaluated and saved at least once, and refines.
+    """Return the experiment over so many steps, to see it work: it is evaluated and saved at least
+    once, and refines.
 
     The learning rate warms up over the same share of the run as before. The refiner's buffer has
     room for all labelled rows of the run, and no more: a balanced one is filled at once.
@@ -354,7 +425,9 @@ def short_run(algorithm: Any) -> Any:
 
 
 def _small_memory(refiner: Any, buffer_size: int, warmup_steps: int) -> Any:
-    """Return a refiner with a smaller buffer; SemiGPC with its defaults, which follow the features and need no balanced one."""
+    """Return a refiner with a smaller buffer; SemiGPC with its defaults, which follow the features
+    and need no balanced one.
+    """
     if isinstance(refiner, GPConfig):
         refiner = GPConfig()
     if isinstance(refiner, GPConfig | SimilarityConfig):

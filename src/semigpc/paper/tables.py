@@ -1,7 +1,8 @@
-"""The paper's six tables as experiments: groups of rows, what was published of each, and what is run for it.
+"""The paper's six tables as experiments: groups of rows, what was published of each, and what is
+run for it.
 
-A recipe returns one cell of a table. ``semigpc reproduce --list`` estimates the hours of each, and ``semigpc reproduce TABLE
---root DIR`` runs a table and puts it beside what was published.
+A recipe returns one cell of a table. ``semigpc reproduce --list`` estimates the hours of each, and
+``semigpc reproduce TABLE --root DIR`` runs a table and puts it beside what was published.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,16 @@ from semigpc.data.cifar import CifarConfig
 from semigpc.io.text import unknown_name
 from semigpc.paper.fgvc import BENCHMARKS, FGVCConfig, Name
 from semigpc.paper.published import ENOUGH_SEEDS, NOTES, PUBLISHED, Published
-from semigpc.paper.scales import SUITES, PaperRun, Pretraining, Suite, absolute, paper_experiment, shorten, shrink
+from semigpc.paper.scales import (
+    SUITES,
+    PaperRun,
+    Pretraining,
+    Suite,
+    absolute,
+    paper_experiment,
+    shorten,
+    shrink,
+)
 from semigpc.training import Experiment, SettingError
 from semigpc.training.comparison import Cell
 from semigpc.training.experiment import config_type, override_all
@@ -33,10 +43,12 @@ TRAINING_IMAGES = 50_000  # of either CIFAR
 PAPER_LABELS = 4  # of each class, in setting B
 LABELS_ONLY = ("supervised", "none", "none")  # algorithm, add-on and refiner
 # Settings that decide how fast a run is and what it writes, but not its result.
-HARMLESS = frozenset(f"train.{name}" for name in ("workers", "threads", "eval_batch", "log_steps", "tensorboard"))
+HARMLESS = frozenset(
+    f"train.{name}" for name in ("workers", "threads", "eval_batch", "log_steps", "tensorboard")
+)
 
 
-# Recipes ----------------------------------------------------------------------------------------------------------------
+# Recipes ------------------------------------------------------------------------------------------
 
 
 def long_tailed_cifar(
@@ -47,20 +59,28 @@ def long_tailed_cifar(
     labels_per_class: int = PAPER_LABELS,
     **run: Unpack[PaperRun],
 ) -> Experiment:
-    """Return a cell of "CIFAR-10-LT" or "CIFAR-100-LT"; L is part of U, whose largest class is whole.
+    """Return a cell of "CIFAR-10-LT" or "CIFAR-100-LT"; L is part of U, whose largest class is
+    whole.
 
     Args:
         n_classes: 10 or 100.
-        setting: A, labels as long-tailed as U and 30 % of it, and a balanced buffer; B, ``labels_per_class`` of each class.
+        setting: A, labels as long-tailed as U and 30 % of it, and a balanced buffer; B,
+            ``labels_per_class`` of each class.
         imbalance_ratio: the largest class of U over its smallest.
         run: see :class:`PaperRun`.
     """
     if setting not in ("A", "B"):
-        raise SettingError(f"setting is 'A' (long-tailed labels) or 'B' (equally many of each class); got {setting!r}.")
+        raise SettingError(
+            f"setting is 'A' (long-tailed labels) or 'B' (equally many of each class); got {setting!r}."
+        )
     whole = TRAINING_IMAGES // n_classes
     head, ratio = (whole * 3 // 10, imbalance_ratio) if setting == "A" else (labels_per_class, 1.0)
     split = SplitConfig(
-        labeled_head=head, labeled_ratio=ratio, unlabeled_head=whole, unlabeled_ratio=imbalance_ratio, overlap="nested"
+        labeled_head=head,
+        labeled_ratio=ratio,
+        unlabeled_head=whole,
+        unlabeled_ratio=imbalance_ratio,
+        overlap="nested",
     )
     data = CifarConfig(root=absolute(run["root"]), n_classes=n_classes, split=split)
     return paper_experiment(f"cifar{n_classes}", data, balanced=setting == "A", **run)
@@ -71,28 +91,41 @@ cifar100_lt = partial(long_tailed_cifar, 100)
 
 
 def fgvc(*, benchmark: Name = "semi_aves", **run: Unpack[PaperRun]) -> Experiment:
-    """Return a cell of "fine-grained benchmarks", or on SemiAves of the ablations of algorithms and pre-trainings.
+    """Return a cell of "fine-grained benchmarks", or on SemiAves of the ablations of algorithms and
+    pre-trainings.
 
-    Labels are ``l_train_val``, unlabelled images ``u_train_in``; the splits are published, so the seed decides the training
-    alone.
+    Labels are ``l_train_val``, unlabelled images ``u_train_in``; the splits are published, so the
+    seed decides the training alone.
     """
-    data = FGVCConfig(benchmark=benchmark, root=absolute(run["root"]), labels="l_train_val", unlabeled="in")
+    data = FGVCConfig(
+        benchmark=benchmark, root=absolute(run["root"]), labels="l_train_val", unlabeled="in"
+    )
     return paper_experiment(benchmark, data, **run)
 
 
-def balanced_cifar(*, n_classes: Literal[10, 100] = 10, labels: int = 40, **run: Unpack[PaperRun]) -> Experiment:
-    """Return a cell of "balanced CIFAR": all training images are unlabelled ones, also those with one of the ``labels``."""
+def balanced_cifar(
+    *, n_classes: Literal[10, 100] = 10, labels: int = 40, **run: Unpack[PaperRun]
+) -> Experiment:
+    """Return a cell of "balanced CIFAR": all training images are unlabelled ones, also those with
+    one of the ``labels``.
+    """
     if labels < n_classes or labels % n_classes:
         raise SettingError(
             f"labels must be equally many of each of the {n_classes} classes, such as {4 * n_classes}; got {labels}."
         )
-    split = SplitConfig(labeled_head=labels // n_classes, unlabeled_head=TRAINING_IMAGES // n_classes, overlap="nested")
+    split = SplitConfig(
+        labeled_head=labels // n_classes,
+        unlabeled_head=TRAINING_IMAGES // n_classes,
+        overlap="nested",
+    )
     return paper_experiment(
-        f"cifar{n_classes}", CifarConfig(root=absolute(run["root"]), n_classes=n_classes, split=split), **run
+        f"cifar{n_classes}",
+        CifarConfig(root=absolute(run["root"]), n_classes=n_classes, split=split),
+        **run,
     )
 
 
-# Tables -----------------------------------------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +133,15 @@ class Options:
     """What a user may choose about a table.
 
     Args:
-        root: folder of the data. weights: of the pre-trained networks; ``weights`` below root without it.
+        root: folder of the data. weights: of the pre-trained networks; ``weights`` below root
+            without it.
         scale: "paper", in full; or "cpu", cut to what a machine without a GPU can run.
-        features: at scale "cpu", a small network from scratch ("live"), or a frozen one whose features are kept ("cached").
-        algorithms: by name; the paper's without any. refiners: by name. Labels only is always there.
-        addons: by name; each is put on every algorithm, with every refiner, beside the rows without it.
+        features: at scale "cpu", a small network from scratch ("live"), or a frozen one whose
+            features are kept ("cached").
+        algorithms: by name; the paper's without any. refiners: by name. Labels only is always
+            there.
+        addons: by name; each is put on every algorithm, with every refiner, beside the rows without
+            it.
         steps: of every run instead of the recipe's, to see a table work before it is run in full.
         labels_per_class: in setting B of the long-tailed tables; the paper's 4 without it.
         overrides: ``key=value``, for every cell that has the key.
@@ -122,17 +159,27 @@ class Options:
     overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for room, names in (("algorithm", self.algorithms), ("refiner", self.refiners), ("addon", self.addons)):
+        for room, names in (
+            ("algorithm", self.algorithms),
+            ("refiner", self.refiners),
+            ("addon", self.addons),
+        ):
             for name in names:
                 config_type(room, name)
         if self.features == "cached" and self.scale == "paper":
-            raise SettingError("features are kept at scale 'cpu' alone: the paper trains the whole network. Add --scale cpu.")
+            raise SettingError(
+                "features are kept at scale 'cpu' alone: the paper trains the whole network. Add --scale cpu."
+            )
 
     @property
     def changed(self) -> list[str]:
         """Settings that may change a figure."""
         shorter = [] if self.steps is None else [f"train.steps={self.steps}"]
-        return shorter + [setting for setting in self.overrides if setting.partition("=")[0].strip() not in HARMLESS]
+        return shorter + [
+            setting
+            for setting in self.overrides
+            if setting.partition("=")[0].strip() not in HARMLESS
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +189,8 @@ class Group:
     Args:
         title: for people. suite: of the data. algorithms: that the paper has.
         make: a recipe that takes root, weights, algorithm, addon, refiner and seed.
-        few_labels: it takes ``labels_per_class`` too. seeds: with fewer, no claim is judged, so as many are run by default.
+        few_labels: it takes ``labels_per_class`` too. seeds: with fewer, no claim is judged, so as
+            many are run by default.
     """
 
     title: str
@@ -160,7 +208,9 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperCell:
-    """One row of a group: what was published, and the cell to run, unless the row is quoted from others."""
+    """One row of a group: what was published, and the cell to run, unless the row is quoted from
+    others.
+    """
 
     group: str
     row: str
@@ -211,7 +261,9 @@ class PaperTable:
         return [cell for name in self.groups for cell in self.cells(name, options)]
 
     def cells(self, name: str, options: Options) -> list[PaperCell]:
-        """Return the rows of a group: labels only, what the paper quotes, and every algorithm with add-ons and refiners."""
+        """Return the rows of a group: labels only, what the paper quotes, and every algorithm with
+        add-ons and refiners.
+        """
         group = self.groups[name]
         few = options.labels_per_class or PAPER_LABELS
         own = {"labels_per_class": few} if group.few_labels else {}
@@ -221,13 +273,29 @@ class PaperTable:
             refiners = options.refiners if algorithm != LABELS_ONLY[0] else ("none",)
             methods |= dict.fromkeys(product([algorithm], ["none", *options.addons], refiners))
         full = [
-            group.make(root=options.root, weights=options.weights, algorithm=algorithm, addon=addon, refiner=refiner, **own)
+            group.make(
+                root=options.root,
+                weights=options.weights,
+                algorithm=algorithm,
+                addon=addon,
+                refiner=refiner,
+                **own,
+            )
             for algorithm, addon, refiner in methods
         ]
-        experiments = override_all([_at_scale(experiment, options) for experiment in full], options.overrides)
+        experiments = override_all(
+            [_at_scale(experiment, options) for experiment in full], options.overrides
+        )
         cells = [Cell(experiment, experiment.label) for experiment in experiments]
-        ours = [PaperCell(group=name, row=cell.name, published=printed.get(cell.name), cell=cell) for cell in cells]
-        quoted = [PaperCell(group=name, row=row, published=entry) for row, entry in printed.items() if entry.quoted]
+        ours = [
+            PaperCell(group=name, row=cell.name, published=printed.get(cell.name), cell=cell)
+            for cell in cells
+        ]
+        quoted = [
+            PaperCell(group=name, row=row, published=entry)
+            for row, entry in printed.items()
+            if entry.quoted
+        ]
         return [ours[0], *quoted, *ours[1:]]
 
 
@@ -237,7 +305,9 @@ def _at_scale(experiment: Experiment, options: Options) -> Experiment:
 
 
 def select(cells: Sequence[PaperCell], globs: Sequence[str]) -> list[PaperCell]:
-    """Return the cells to run: all, or those that fit one of the patterns, each of which has to fit some."""
+    """Return the cells to run: all, or those that fit one of the patterns, each of which has to fit
+    some.
+    """
     runnable = [cell for cell in cells if cell.cell is not None]
     for pattern in globs:
         if not any(cell.fits(pattern) for cell in runnable):
@@ -273,7 +343,10 @@ _TABLES = (
         name="fgvc",
         title="Fine-grained benchmarks",
         groups={
-            name: Group(title=BENCHMARKS[name].title, suite=name, make=partial(fgvc, benchmark=name)) for name in FINE_GRAINED
+            name: Group(
+                title=BENCHMARKS[name].title, suite=name, make=partial(fgvc, benchmark=name)
+            )
+            for name in FINE_GRAINED
         },
     ),
     PaperTable(
@@ -281,7 +354,9 @@ _TABLES = (
         title="Balanced CIFAR",
         groups={
             f"cifar{n}/{labels}": Group(
-                title=f"CIFAR-{n}, {labels} labels", suite=f"cifar{n}", make=partial(balanced_cifar, n_classes=n, labels=labels)
+                title=f"CIFAR-{n}, {labels} labels",
+                suite=f"cifar{n}",
+                make=partial(balanced_cifar, n_classes=n, labels=labels),
             )
             for n, counts in BALANCED_LABELS.items()
             for labels in counts
@@ -292,7 +367,10 @@ _TABLES = (
         title="Base algorithms on SemiAves",
         groups={
             "semi_aves": Group(
-                title="SemiAves", suite="semi_aves", make=fgvc, algorithms=("freematch", "fixmatch", "remixmatch", "simmatch")
+                title="SemiAves",
+                suite="semi_aves",
+                make=fgvc,
+                algorithms=("freematch", "fixmatch", "remixmatch", "simmatch"),
             )
         },
     ),
@@ -301,7 +379,11 @@ _TABLES = (
         title="Pre-trainings on SemiAves",
         full_scale=True,
         groups={
-            name: Group(title=f"SemiAves, {name} pre-training", suite="semi_aves", make=partial(fgvc, pretraining=name))
+            name: Group(
+                title=f"SemiAves, {name} pre-training",
+                suite="semi_aves",
+                make=partial(fgvc, pretraining=name),
+            )
             for name in PRETRAININGS
         },
     ),

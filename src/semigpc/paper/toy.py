@@ -1,11 +1,14 @@
 """The paper's toy problems: points in the plane, three classifiers, and the numbers of the images.
 
-Figure 1 has three situations, each with one number. Labels that disagree in one place: how sure is a classifier there? A
-minority surrounded by a majority: how probable is the minority's class at its own centre? An outlier: how sure is a
-classifier far from all points?
+Figure 1 has three situations, each with one number. Labels that disagree in one place: how sure is
+a classifier there? A
+minority surrounded by a majority: how probable is the minority's class at its own centre? An
+outlier: how sure is a classifier far from all points?
 
-The outlier belongs to the problem of four classes at the corners of a square, whose counts double clockwise from the top
-right: 16, 32, 64, 128. If only an eighth of its labels is given, which labels do the other points get?
+The outlier belongs to the problem of four classes at the corners of a square, whose counts double
+clockwise from the top
+right: 16, 32, 64, 128. If only an eighth of its labels is given, which labels do the other points
+get?
 
 Nothing here draws or prints: ``semigpc.paper.toy_figures`` draws, ``semigpc toy`` prints.
 """
@@ -27,16 +30,27 @@ CENTRES = ((1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (-1.0, 1.0))  # clockwise from
 COUNTS = (16, 32, 64, 128)
 STD = 0.35
 OUTLIER = (-3.0, 3.0)
-DISPUTED, N_DISPUTED = (-1.8, 0.0), 4  # place of the points that have a label of both classes, and their number
-NEIGHBOURS, OTHERS = 128, 64  # points of the first class beside that place, and of the second class on the far side
-SURROUNDED, RING, RADIUS = 8, 128, 1.5  # points of the minority, and of the majority in a ring around it
+DISPUTED, N_DISPUTED = (
+    (-1.8, 0.0),
+    4,
+)  # place of the points that have a label of both classes, and their number
+NEIGHBOURS, OTHERS = (
+    128,
+    64,
+)  # points of the first class beside that place, and of the second class on the far side
+SURROUNDED, RING, RADIUS = (
+    8,
+    128,
+    1.5,
+)  # points of the minority, and of the majority in a ring around it
 DISPUTED_STD, SURROUNDED_STD = 0.1, 0.2  # the latter of the ring's width too
 NOISE_STD = 0.1**0.5
 LOGIT_SCALE = 6.0
 LENGTH_SCALES = (0.35, 0.5, 1.0)
 THRESHOLD = 0.8
 ONE_LABELED_IN = 8
-N_DRAWS = 10  # averages are over so many draws: one alone has just 14 unlabelled points of the smallest class
+# averages are over so many draws: one alone has just 14 unlabelled points of the smallest class
+N_DRAWS = 10
 
 Classifier = Callable[[Tensor], Tensor]  # points (M, 2) to class probabilities (M, C)
 
@@ -56,7 +70,9 @@ class Situation:
 
     data: ToyData
     place: tuple[float, float]
-    own_class: int | None = None  # the class that should be found there; None where a classifier should be unsure
+    own_class: int | None = (
+        None  # the class that should be found there; None where a classifier should be unsure
+    )
     window: tuple[float, float, float, float]  # left, right, bottom, top of what is drawn
 
     def probability(self, predict: Classifier) -> float:
@@ -67,7 +83,9 @@ class Situation:
 
 @dataclass(frozen=True)
 class Confidence:
-    """Probabilities that a classifier trained on all labels gives in each situation, and at the four centres."""
+    """Probabilities that a classifier trained on all labels gives in each situation, and at the
+    four centres.
+    """
 
     classifier: str
     length_scale: float
@@ -87,7 +105,9 @@ class Propagation:
     minority_accuracy: float
     coverage: float  # of the U points, those with confidence >= THRESHOLD
     minority_coverage: float
-    covered_precision: float  # of the covered points, those given their own class; 1 if there are none
+    covered_precision: (
+        float  # of the covered points, those given their own class; 1 if there are none
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +131,11 @@ class ConfidenceMap:
 
 
 def draw(seed: int) -> ToyData:
-    """Sample ``COUNTS[c]`` points x ~ N(centre_c, STD^2 I) of each class c, from a generator of its own.
+    """Sample ``COUNTS[c]`` points x ~ N(centre_c, STD^2 I) of each class c, from a generator of its
+    own.
 
-    The first eighth of each class is the labelled part: points of a class are drawn alike, so the first are as good as
-    any others.
+    The first eighth of each class is the labelled part: points of a class are drawn alike, so the
+    first are as good as any others.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.repeat_interleave(torch.arange(len(COUNTS)), torch.tensor(COUNTS))
@@ -130,8 +151,10 @@ def draw(seed: int) -> ToyData:
 def situations(seed: int) -> dict[str, Situation]:
     """Return the three situations of Figure 1 by the name of their number in :class:`Confidence`.
 
-    disagreement: ``N_DISPUTED`` points are in the data twice, with a label of either class, and a cluster of the first class
-    lies beside them. minority: a few points inside a ring of the other class. outlier: the four classes of :func:`draw`.
+    disagreement: ``N_DISPUTED`` points are in the data twice, with a label of either class, and a
+    cluster of the first class
+    lies beside them. minority: a few points inside a ring of the other class. outlier: the four
+    classes of :func:`draw`.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -140,13 +163,21 @@ def situations(seed: int) -> dict[str, Situation]:
         return torch.tensor(centre, dtype=torch.float64) + std * noise
 
     def two_classes(first: Tensor, second: Tensor) -> ToyData:
-        labels = torch.cat([torch.zeros(len(first), dtype=torch.long), torch.ones(len(second), dtype=torch.long)])
-        return ToyData(points=torch.cat([first, second]), labels=labels, labeled=torch.ones(len(labels), dtype=torch.bool))
+        labels = torch.cat(
+            [torch.zeros(len(first), dtype=torch.long), torch.ones(len(second), dtype=torch.long)]
+        )
+        return ToyData(
+            points=torch.cat([first, second]),
+            labels=labels,
+            labeled=torch.ones(len(labels), dtype=torch.bool),
+        )
 
     disputed = cluster(N_DISPUTED, DISPUTED, DISPUTED_STD)
     beside, opposite = cluster(NEIGHBOURS, (0.0, 0.0), STD), cluster(OTHERS, (2.0, 0.0), STD)
     directions = torch.nn.functional.normalize(cluster(RING, (0.0, 0.0), 1.0))
-    ring = directions * (RADIUS + SURROUNDED_STD * torch.randn(RING, 1, generator=generator, dtype=torch.float64))
+    ring = directions * (
+        RADIUS + SURROUNDED_STD * torch.randn(RING, 1, generator=generator, dtype=torch.float64)
+    )
     return {
         "disagreement": Situation(
             data=two_classes(torch.cat([disputed, beside]), torch.cat([disputed, opposite])),
@@ -164,7 +195,8 @@ def situations(seed: int) -> dict[str, Situation]:
 
 
 def linear(points: Tensor, labels: Tensor, _length_scale: float) -> Classifier:
-    """Fit p = softmax(W x + b) to points (N, 2) and labels (N,), with scikit-learn's default regularisation.
+    """Fit p = softmax(W x + b) to points (N, 2) and labels (N,), with scikit-learn's default
+    regularisation.
 
     It has no length-scale, and takes one only to be called like the others.
     """
@@ -177,11 +209,13 @@ def similarity(points: Tensor, labels: Tensor, length_scale: float) -> Classifie
 
         p_c(x) = sum_i k_i y_ic / sum_i k_i        k_i = exp(-|x - x_i|^2 / (2 l^2))
 
-    Far away every k_i underflows and the quotient would be 0/0. But k_i / sum_j k_j is the softmax of log k_i, and that
-    is exact at any distance.
+    Far away every k_i underflows and the quotient would be 0/0. But k_i / sum_j k_j is the softmax
+    of log k_i, and that is exact at any distance.
     """
     y = one_hot(labels).to(points.dtype)
-    return lambda queries: (squared_distances(queries, points) * (-0.5 / length_scale**2)).softmax(dim=-1) @ y
+    return lambda queries: (
+        (squared_distances(queries, points) * (-0.5 / length_scale**2)).softmax(dim=-1) @ y
+    )
 
 
 def gaussian_process(points: Tensor, labels: Tensor, length_scale: float) -> Classifier:
@@ -192,7 +226,9 @@ def gaussian_process(points: Tensor, labels: Tensor, length_scale: float) -> Cla
     Far away mu is 0 for every class, so p is uniform: the answer to an outlier is "no idea".
     """
     y = one_hot(labels).to(points.dtype)  # (N, C)
-    engine = ExactGP(len(points), 2, y.shape[1], kernel=RBF(length_scale=length_scale), noise_std=NOISE_STD)
+    engine = ExactGP(
+        len(points), 2, y.shape[1], kernel=RBF(length_scale=length_scale), noise_std=NOISE_STD
+    )
     engine.replace(torch.arange(len(points)), points, y)
     return lambda queries: (LOGIT_SCALE * engine.mean(queries)).softmax(dim=-1)
 
@@ -204,17 +240,24 @@ PROPAGATORS = ("similarity", "gp")
 def propagate(data: ToyData, *, classifier: str, length_scale: float) -> Tensor:
     """Class probabilities (N, C) at every point, from the given labels alone."""
     known = data.labeled
-    return CLASSIFIERS[classifier](data.points[known], data.labels[known], length_scale)(data.points)
+    return CLASSIFIERS[classifier](data.points[known], data.labels[known], length_scale)(
+        data.points
+    )
 
 
-def confidence_map(predict: Classifier, window: tuple[float, float, float, float], *, width: int = 320) -> ConfidenceMap:
-    """Evaluate a classifier on a grid of W = ``width`` points from left to right, equally dense upwards. O(W H N).
+def confidence_map(
+    predict: Classifier, window: tuple[float, float, float, float], *, width: int = 320
+) -> ConfidenceMap:
+    """Evaluate a classifier on a grid of W = ``width`` points from left to right, equally dense
+    upwards. O(W H N).
 
     A row is evaluated at a time, which bounds the memory.
     """
     left, right, bottom, top = window
     x = torch.linspace(left, right, width, dtype=torch.float64)
-    y = torch.linspace(bottom, top, 1 + round((width - 1) * (top - bottom) / (right - left)), dtype=torch.float64)
+    y = torch.linspace(
+        bottom, top, 1 + round((width - 1) * (top - bottom) / (right - left)), dtype=torch.float64
+    )
     probs = torch.stack([predict(torch.stack([x, row.expand(width)], dim=1)) for row in y])
     return ConfidenceMap(x=x, y=y, probs=probs)
 
@@ -233,11 +276,16 @@ def toy_figures(seed: int = 0) -> ToyFigures:
 
 
 def confidence_figures(seed: int) -> tuple[Confidence, ...]:
-    """Return the numbers of Figure 1 and of the four centres, for each length-scale and each classifier."""
+    """Return the numbers of Figure 1 and of the four centres, for each length-scale and each
+    classifier.
+    """
     places, centres = situations(seed), torch.tensor(CENTRES, dtype=torch.float64)
     entries = []
     for length_scale, name in product(LENGTH_SCALES, CLASSIFIERS):
-        trained = {key: CLASSIFIERS[name](one.data.points, one.data.labels, length_scale) for key, one in places.items()}
+        trained = {
+            key: CLASSIFIERS[name](one.data.points, one.data.labels, length_scale)
+            for key, one in places.items()
+        }
         numbers = {key: one.probability(trained[key]) for key, one in places.items()}
         own_class = tuple(trained["outlier"](centres).diagonal().tolist())
         entries.append(Confidence(name, length_scale, **numbers, centres=own_class))
@@ -250,7 +298,9 @@ def propagation_figures(data: ToyData) -> tuple[Propagation, ...]:
     minority = truth == 0
     entries = []
     for length_scale, classifier in product(LENGTH_SCALES, PROPAGATORS):
-        probs = propagate(data, classifier=classifier, length_scale=length_scale)[~data.labeled]  # (U, C)
+        probs = propagate(data, classifier=classifier, length_scale=length_scale)[
+            ~data.labeled
+        ]  # (U, C)
         confidence, predicted = probs.max(dim=1)
         right, covered = predicted == truth, confidence >= THRESHOLD
         entries.append(

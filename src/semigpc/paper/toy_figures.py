@@ -1,4 +1,6 @@
-"""Draw the toy problems: Figure 1 of the paper, and how labels spread from a few points to the rest."""
+"""Draw the toy problems: Figure 1 of the paper, and how labels spread from a few points to the
+rest.
+"""
 
 from collections.abc import Mapping
 from io import BytesIO
@@ -38,11 +40,15 @@ from semigpc.paper.toy import (
     situations,
 )
 
-# Chosen to be told apart in normal vision and in each of the three colour blindnesses, in full and faded to half.
+# Chosen to be told apart in normal vision and in each of the three colour blindnesses, in full and
+# faded to half.
 CLASS_COLOURS = ("#CC3311", "#0077BB", "#EEAA11", "#66AA88")
 UNSURE, GREY, INK = "#D9D9D9", "#777777", "#222222"
 NAMES = {"linear": "Linear", "similarity": "Similarity", "gp": "SemiGPC"}
-FAINTEST, STRONGEST = 0.25, 0.75  # how much of the hue a map shows at THRESHOLD and at full confidence
+FAINTEST, STRONGEST = (
+    0.25,
+    0.75,
+)  # how much of the hue a map shows at THRESHOLD and at full confidence
 SHADES = 24  # steps between the two: too fine to see, few enough for the file to stay small
 WIDTH, SIDE, GAP = 12.0, 3.84, 0.12  # inches, of a figure and of its panels
 PIXELS_PER_INCH = 150
@@ -61,23 +67,34 @@ QUESTIONS = {
 def write_toy_figures(out: Path, figures: ToyFigures) -> list[Path]:
     """Draw propagation.png and figure1.png of a seed into a folder; return their paths."""
     data = draw(figures.seed)
-    probs = {name: propagate(data, classifier=name, length_scale=LENGTH_SCALE) for name in PROPAGATORS}
+    probs = {
+        name: propagate(data, classifier=name, length_scale=LENGTH_SCALE) for name in PROPAGATORS
+    }
     one, mean = (
         {entry.classifier: entry for entry in entries if entry.length_scale == LENGTH_SCALE}
         for entries in (figures.propagation, figures.propagation_mean)
     )
     save_png(propagation_figure(data, probs, one, mean), out / "propagation.png")
-    numbers = {entry.classifier: entry for entry in figures.confidence if entry.length_scale == LENGTH_SCALE}
+    numbers = {
+        entry.classifier: entry
+        for entry in figures.confidence
+        if entry.length_scale == LENGTH_SCALE
+    }
     save_png(situations_figure(situations(figures.seed), numbers), out / "figure1.png")
     return [out / "propagation.png", out / "figure1.png"]
 
 
 def propagation_figure(
-    data: ToyData, probs: Mapping[str, Tensor], figures: Mapping[str, Propagation], means: Mapping[str, Propagation]
+    data: ToyData,
+    probs: Mapping[str, Tensor],
+    figures: Mapping[str, Propagation],
+    means: Mapping[str, Propagation],
 ) -> Figure:
-    """Draw the labels given, and those found by similarity and by SemiGPC. Hollow is unsure, a cross is wrong.
+    """Draw the labels given, and those found by similarity and by SemiGPC. Hollow is unsure, a
+    cross is wrong.
 
-    ``probs`` (N, C), the ``figures`` of this draw and their ``means`` over many draws are keyed by classifier.
+    ``probs`` (N, C), the ``figures`` of this draw and their ``means`` over many draws are keyed by
+    classifier.
     """
     figure, panels = _panels(1, height=SIDE, title=0.62, footer=0.78)
     points, labels, given = data.points.numpy(), data.labels.numpy(), data.labeled.numpy()
@@ -94,7 +111,13 @@ def propagation_figure(
         confidence, found = (values.numpy() for values in probs[name].max(dim=1))
         sure, unsure = ~given & (confidence >= THRESHOLD), ~given & (confidence < THRESHOLD)
         wrong = ~given & (found != labels)
-        panel.scatter(*points[unsure].T, s=26, facecolors="white", edgecolors=hues[found[unsure]], linewidths=1.2)
+        panel.scatter(
+            *points[unsure].T,
+            s=26,
+            facecolors="white",
+            edgecolors=hues[found[unsure]],
+            linewidths=1.2,
+        )
         panel.scatter(*points[sure].T, s=26, color=hues[found[sure]], linewidths=0)
         panel.scatter(*points[wrong].T, s=22, marker="x", color=INK, linewidths=1.1, zorder=4)
         one, mean = figures[name], means[name].minority_accuracy
@@ -102,16 +125,26 @@ def propagation_figure(
         _title(panel, f"{NAMES[name]}: {_percent(one.accuracy)} right", minority)
     reach = 1.07 * np.abs(points).max()
     for panel in panels[0]:
-        panel.scatter(*points[given].T, s=64, color=hues[labels[given]], edgecolors=INK, linewidths=1.3, zorder=3)
+        panel.scatter(
+            *points[given].T,
+            s=64,
+            color=hues[labels[given]],
+            edgecolors=INK,
+            linewidths=1.3,
+            zorder=3,
+        )
         panel.set(xlim=(-reach, reach), ylim=(-reach, reach))
-    figure.legend(handles=_propagation_key(), loc="lower center", ncols=4, frameon=False, fontsize=12)
+    figure.legend(
+        handles=_propagation_key(), loc="lower center", ncols=4, frameon=False, fontsize=12
+    )
     return figure
 
 
 def situations_figure(rows: Mapping[str, Situation], numbers: Mapping[str, Confidence]) -> Figure:
     """Draw Figure 1: a row for each situation, a column for each classifier.
 
-    Hue is the class, strength the confidence, grey is unsure. A ring marks the place that the situation is about.
+    Hue is the class, strength the confidence, grey is unsure. A ring marks the place that the
+    situation is about.
 
     Args:
         rows: by the name of their number. numbers: by the name of the classifier.
@@ -121,12 +154,18 @@ def situations_figure(rows: Mapping[str, Situation], numbers: Mapping[str, Confi
         row[0].text(0, 1.13, QUESTIONS[key], transform=row[0].transAxes, fontsize=12.5, color=INK)
         for name, panel in zip(CLASSIFIERS, row, strict=True):
             entry = numbers[name]
-            predict = CLASSIFIERS[name](situation.data.points, situation.data.labels, entry.length_scale)
-            _draw_map(panel, situation.data, confidence_map(predict, situation.window, width=RESOLUTION))
+            predict = CLASSIFIERS[name](
+                situation.data.points, situation.data.labels, entry.length_scale
+            )
+            _draw_map(
+                panel, situation.data, confidence_map(predict, situation.window, width=RESOLUTION)
+            )
             _mark(panel, situation.place, _percent(getattr(entry, key)))
             _title(panel, NAMES[name])
     key_entries = [
-        Patch(facecolor=UNSURE, edgecolor=INK, label=f"under {THRESHOLD:.0%} sure, whatever the class"),
+        Patch(
+            facecolor=UNSURE, edgecolor=INK, label=f"under {THRESHOLD:.0%} sure, whatever the class"
+        ),
         _key_mark("the place that the number is about", "o", "none", INK, 13),
     ]
     figure.legend(handles=key_entries, loc="lower center", ncols=2, frameon=False, fontsize=12)
@@ -134,15 +173,23 @@ def situations_figure(rows: Mapping[str, Situation], numbers: Mapping[str, Confi
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write a figure 1800 pixels wide, small and without a version stamp: equal images are equal files."""
+    """Write a figure 1800 pixels wide, small and without a version stamp: equal images are equal
+    files.
+    """
     drawn = BytesIO()
     figure.savefig(drawn, dpi=PIXELS_PER_INCH, format="png")
     with replacing(path) as draft:
-        Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(draft, format="png")
+        Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
+            draft, format="png"
+        )
 
 
-def _panels(rows: int, *, height: float, title: float, footer: float) -> tuple[Figure, NDArray[np.object_]]:
-    """Lay out rows of three panels, with so many inches above each row and below the last; panels (rows, 3)."""
+def _panels(
+    rows: int, *, height: float, title: float, footer: float
+) -> tuple[Figure, NDArray[np.object_]]:
+    """Lay out rows of three panels, with so many inches above each row and below the last; panels
+    (rows, 3).
+    """
     total = rows * (height + title) + footer
     figure = Figure(figsize=(WIDTH, total))
     panels = np.empty((rows, 3), dtype=object)
@@ -157,7 +204,16 @@ def _panels(rows: int, *, height: float, title: float, footer: float) -> tuple[F
 
 def _title(panel: Axes, headline: str, detail: str = "") -> None:
     panel.set_title(headline, fontsize=15, color=INK, pad=24 if detail else 7)
-    panel.text(0.5, 1.018, detail, transform=panel.transAxes, ha="center", va="bottom", fontsize=11.5, color=INK)
+    panel.text(
+        0.5,
+        1.018,
+        detail,
+        transform=panel.transAxes,
+        ha="center",
+        va="bottom",
+        fontsize=11.5,
+        color=INK,
+    )
 
 
 def _percent(share: float) -> str:
@@ -169,14 +225,34 @@ def _draw_map(panel: Axes, data: ToyData, one: ConfidenceMap) -> None:
     x, y = one.x.numpy(), one.y.numpy()
     confidence, found = (values.numpy() for values in one.probs.max(dim=-1))  # (H, W) each
     extent = (x[0], x[-1], y[0], y[-1])
-    panel.imshow(_shade(found, confidence), origin="lower", extent=extent, interpolation="nearest", aspect="auto")
+    panel.imshow(
+        _shade(found, confidence),
+        origin="lower",
+        extent=extent,
+        interpolation="nearest",
+        aspect="auto",
+    )
     panel.contour(x, y, confidence, levels=[THRESHOLD], colors=[INK], linewidths=1)
     points, labels = data.points.numpy(), data.labels.numpy()
     dark = [tuple(0.7 * part for part in to_rgb(hue)) for hue in CLASS_COLOURS]
     for c in np.unique(labels):
-        panel.plot(*points[labels == c].T, "o", color=dark[c], markersize=3.8, markeredgecolor="white", markeredgewidth=0.4)
+        panel.plot(
+            *points[labels == c].T,
+            "o",
+            color=dark[c],
+            markersize=3.8,
+            markeredgecolor="white",
+            markeredgewidth=0.4,
+        )
     places, counts = np.unique(points, axis=0, return_counts=True)
-    twice = panel.plot(*places[counts > 1].T, "o", markersize=5.5, fillstyle="left", color=dark[0], markerfacecoloralt=dark[1])
+    twice = panel.plot(
+        *places[counts > 1].T,
+        "o",
+        markersize=5.5,
+        fillstyle="left",
+        color=dark[0],
+        markerfacecoloralt=dark[1],
+    )
     twice[0].set(markeredgecolor="white", markeredgewidth=0.4)
 
 
@@ -192,12 +268,19 @@ def _shade(found: NDArray[np.int64], confidence: NDArray[np.float64]) -> NDArray
     hues = np.array([to_rgb(hue) for hue in CLASS_COLOURS])[found]
     sureness = np.clip((confidence - THRESHOLD) / (1 - THRESHOLD), 0, 1)
     strength = (FAINTEST + (STRONGEST - FAINTEST) * np.round(sureness * SHADES) / SHADES)[..., None]
-    return np.where(confidence[..., None] >= THRESHOLD, strength * hues + (1 - strength), to_rgb(UNSURE))
+    return np.where(
+        confidence[..., None] >= THRESHOLD, strength * hues + (1 - strength), to_rgb(UNSURE)
+    )
 
 
 def _propagation_key() -> list[Line2D]:
-    """Entries of a legend of four columns, filled downwards: the classes above, what marks mean below."""
-    classes = [_key_mark(f"class of {n}", "o", hue, hue, 6) for n, hue in zip(COUNTS, CLASS_COLOURS, strict=True)]
+    """Entries of a legend of four columns, filled downwards: the classes above, what marks mean
+    below.
+    """
+    classes = [
+        _key_mark(f"class of {n}", "o", hue, hue, 6)
+        for n, hue in zip(COUNTS, CLASS_COLOURS, strict=True)
+    ]
     meanings = [
         _key_mark("label given", "o", GREY, INK, 8),
         _key_mark(f"label found, at least {THRESHOLD:.0%} sure", "o", GREY, GREY, 6),

@@ -1,4 +1,6 @@
-"""Compare a copy of a published set with what was published: counts, hashes and images, beside the figures of the paper."""
+"""Compare a copy of a published set with what was published: counts, hashes and images, beside the
+figures of the paper.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,11 +34,13 @@ Files = dict[str, SplitFile]
 
 DECODED_AT_ONCE = 256  # images between two reports of progress
 NEEDED = ("l_train_val", "test")
-# What a list is the sum of; besides these, and the lists of the true classes, no two lists share an image.
+# What a list is the sum of; besides these, and the lists of the true classes, no two lists share an
+# image.
 SUMS = {"l_train_val": ("l_train", "val"), "u_train": ("u_train_in", "u_train_out")}
 ORACLES = {"u_train_in_oracle": "u_train_in", "u_train_out_oracle": "u_train_out"}
 PAPER_NAMES = {"l_train_val": "L_in", "u_train_in": "U_in", "u_train_in_oracle": "U_in"}
-# By imbalance ratio: labels and unlabelled images in setting A. The paper prints the labels; both follow from its heads.
+# By imbalance ratio: labels and unlabelled images in setting A. The paper prints the labels; both
+# follow from its heads.
 TOTALS: dict[int, dict[int, tuple[int, int]]] = {
     10: {50: (4196, 13996), 100: (3720, 12406), 150: (3496, 11665)},
     100: {20: (4741, 15907), 50: (3751, 12608), 100: (3218, 10847)},
@@ -71,7 +75,9 @@ class CheckedFigure:
 
 @dataclass
 class Verification:
-    """All figures of a data set, notes on those that need one, and the images that cannot be read, with the reason."""
+    """All figures of a data set, notes on those that need one, and the images that cannot be read,
+    with the reason.
+    """
 
     name: str
     findings: list[CheckedFigure] = field(default_factory=list)
@@ -83,8 +89,17 @@ class Verification:
         """Whether everything that is there is as published, and everything that is needed is there."""
         return not any(figure.fails for figure in self.findings)
 
-    def compare(self, what: str, found: Figure, expected: Figure, paper: Figure = None, *, needed: bool = False) -> None:
-        """Add a :class:`CheckedFigure` with its verdict. Where nothing was counted, the figure of the paper is expected.
+    def compare(
+        self,
+        what: str,
+        found: Figure,
+        expected: Figure,
+        paper: Figure = None,
+        *,
+        needed: bool = False,
+    ) -> None:
+        """Add a :class:`CheckedFigure` with its verdict. Where nothing was counted, the figure of
+        the paper is expected.
 
         The paper can be wrong only where it gives a count: ratios are rounded there.
         """
@@ -96,17 +111,27 @@ class Verification:
             verdict = "differs"
         elif isinstance(paper, int) and paper != reference:
             verdict = "paper is wrong"
-        figure = CheckedFigure(what=what, found=found, expected=expected, paper=paper, verdict=verdict, needed=needed)
+        figure = CheckedFigure(
+            what=what, found=found, expected=expected, paper=paper, verdict=verdict, needed=needed
+        )
         self.findings.append(figure)
 
-    def decode(self, read: Callable[[int], Any], count: int, report: Report | None, *, workers: int | None = None) -> None:
+    def decode(
+        self,
+        read: Callable[[int], Any],
+        count: int,
+        report: Report | None,
+        *,
+        workers: int | None = None,
+    ) -> None:
         """Decode ``count`` images and list all that cannot be read.
 
         Args:
             read: decodes the image at a position, or raises :class:`ImageError`.
             count: number of images.
             report: called now and then.
-            workers: threads, by default one per core. Decoding does not hold the interpreter's lock.
+            workers: threads, by default one per core. Decoding does not hold the interpreter's
+                lock.
         """
 
         def problem(position: int) -> str | None:
@@ -134,13 +159,14 @@ def verify_fgvc(
     decode: bool = False,
     report: Report | None = None,
 ) -> Verification:
-    """Count and hash every split file that is there, compare them with each other, and look for the images on request.
+    """Count and hash every split file that is there, compare them with each other, and look for the
+    images on request.
 
     Args:
         name: the set.
         root: the folder of the sets, in either layout.
-        splits: the folder of the split files, if they are not beside the images; root need not exist then unless images are
-            looked for.
+        splits: the folder of the split files, if they are not beside the images; root need not
+            exist then unless images are looked for.
         exist: look whether the images are there. decode: and whether they can be read.
         report: called with the progress through the images.
     """
@@ -158,21 +184,35 @@ def verify_fgvc(
                 continue
         known, file = benchmark.files[split], files.get(split)
         found = None if file is None else len(file)
-        result.compare(f"{split}: images", found, known.images, known.paper_images, needed=split in NEEDED)
+        result.compare(
+            f"{split}: images", found, known.images, known.paper_images, needed=split in NEEDED
+        )
         if file is not None and known.sha256 is not None:
-            result.compare(f"{split}: sha256{', of its Unix form' if file.crlf else ''}", file.sha256, known.sha256)
+            result.compare(
+                f"{split}: sha256{', of its Unix form' if file.crlf else ''}",
+                file.sha256,
+                known.sha256,
+            )
     _compare_sums(result, files, benchmark)
     _compare_parts(result, files)
     _compare_imbalance(result, files, benchmark)
     if exist or decode:
-        paths = _find_images(result, files, set_folder(root, name) / benchmark.image_folder, benchmark, report)
+        paths = _find_images(
+            result, files, set_folder(root, name) / benchmark.image_folder, benchmark, report
+        )
         if decode:
             result.decode(lambda i: read_image(paths[i]), len(paths), report)
     if any(figure.verdict == "paper is wrong" for figure in result.findings):
         result.notes.append(benchmark.remark)
-    lacking = [f"{split}.txt" for split in ("l_train_val", "u_train_in", "test") if not (folder / f"{split}.txt").is_file()]
+    lacking = [
+        f"{split}.txt"
+        for split in ("l_train_val", "u_train_in", "test")
+        if not (folder / f"{split}.txt").is_file()
+    ]
     if lacking:
-        result.notes.append(f"Training needs {' and '.join(lacking)} too, published at {SPLIT_FILES_AT}, folder data/{name}.")
+        result.notes.append(
+            f"Training needs {' and '.join(lacking)} too, published at {SPLIT_FILES_AT}, folder data/{name}."
+        )
     return result
 
 
@@ -185,14 +225,20 @@ def _compare_sums(result: Verification, files: Files, benchmark: Benchmark) -> N
         what = f"{whole} = {' + '.join(part.removeprefix(f'{whole}_') for part in published)}"
         found = None
         if all(split in files for split in (whole, *published)):
-            odd = set(files[whole].names) ^ {name for part in published for name in files[part].names}
+            odd = set(files[whole].names) ^ {
+                name for part in published for name in files[part].names
+            }
             found = f"{len(odd)} differ" if odd else "equal"
         result.compare(what, found, "equal")
 
 
 def _compare_parts(result: Verification, files: Files) -> None:
     """Images that are in two lists which should have none in common."""
-    lines = {split: {name: i for i, name in enumerate(file.names, 1)} for split, file in files.items() if split not in ORACLES}
+    lines = {
+        split: {name: i for i, name in enumerate(file.names, 1)}
+        for split, file in files.items()
+        if split not in ORACLES
+    }
     shared = 0
     for one, other in combinations(lines, 2):
         if one in SUMS.get(other, ()) or other in SUMS.get(one, ()):
@@ -219,15 +265,20 @@ def _compare_imbalance(result: Verification, files: Files, benchmark: Benchmark)
     result.compare(what, found, expected, known.paper)
 
 
-def _find_images(result: Verification, files: Files, folder: Path, benchmark: Benchmark, report: Report | None) -> list[Path]:
+def _find_images(
+    result: Verification, files: Files, folder: Path, benchmark: Benchmark, report: Report | None
+) -> list[Path]:
     """Count the images of each list that are there, and return their paths, each once.
 
-    The lists chosen name every image together: of U its parts, each of which has an archive of its own. A list without any
+    The lists chosen name every image together: of U its parts, each of which has an archive of its
+    own. A list without any
     image is absent and not different: its archive was perhaps left out on purpose.
     """
     within = {"l_train", "val"} if "l_train_val" in files else set()
     within |= {"u_train"} if files.keys() >= set(SUMS["u_train"]) else set()
-    lists = {split: file for split, file in files.items() if split not in within and split not in ORACLES}
+    lists = {
+        split: file for split, file in files.items() if split not in within and split not in ORACLES
+    }
     paths: dict[Path, None] = {}
     done, total = 0, sum(map(len, lists.values()))
 
@@ -239,16 +290,26 @@ def _find_images(result: Verification, files: Files, folder: Path, benchmark: Be
 
     for split, file in lists.items():
         missing = missing_images(folder, file.names, checked)
-        result.compare(f"{split}: images on disk", len(file) - len(missing) or None, len(file), needed=split in NEEDED)
+        result.compare(
+            f"{split}: images on disk",
+            len(file) - len(missing) or None,
+            len(file),
+            needed=split in NEEDED,
+        )
         if missing:
             result.notes.append(missing_message(file, missing, folder, benchmark))
         absent = set(missing)
-        paths |= dict.fromkeys(folder / name for i, name in enumerate(file.names) if i not in absent)
+        paths |= dict.fromkeys(
+            folder / name for i, name in enumerate(file.names) if i not in absent
+        )
     return list(paths)
 
 
-def verify_cifar(n_classes: int, root: Path, *, decode: bool = False, report: Report | None = None) -> Verification:
-    """Check the archive if it is there, sizes, counts and totals; an archive that was never unpacked is unpacked.
+def verify_cifar(
+    n_classes: int, root: Path, *, decode: bool = False, report: Report | None = None
+) -> Verification:
+    """Check the archive if it is there, sizes, counts and totals; an archive that was never
+    unpacked is unpacked.
 
     Args:
         n_classes: 10 or 100.
@@ -271,21 +332,32 @@ def verify_cifar(n_classes: int, root: Path, *, decode: bool = False, report: Re
             "A copy as image files: it was not made by the owners of CIFAR, so its pixels and their order may be others."
         )
         if decode:
-            workers = 1 if isinstance(images.images, ZipImages) else None  # threads cannot share an open zip file
+            workers = (
+                1 if isinstance(images.images, ZipImages) else None
+            )  # threads cannot share an open zip file
             result.decode(images.images.read, len(images), report, workers=workers)
-    for part, labels, total in (("training", images.labels[:training], TRAINING), ("test", images.labels[training:], TEST)):
+    for part, labels, total in (
+        ("training", images.labels[:training], TRAINING),
+        ("test", images.labels[training:], TEST),
+    ):
         result.compare(f"{part}: images", len(labels), total, needed=True)
         counts = np.bincount(labels)
         each = "..".join(map(str, sorted({counts.min(), counts.max()})))
-        result.compare(f"{part}: classes", f"{len(counts)} x {each}", f"{n_classes} x {total // n_classes}")
+        result.compare(
+            f"{part}: classes", f"{len(counts)} x {each}", f"{n_classes} x {total // n_classes}"
+        )
     _compare_totals(result, images, training, n_classes)
     return result
 
 
 def _compare_official_files(result: Verification, form: Form, root: Path) -> None:
-    """The archive's checksum, and the sizes of what it unpacks to, whose checksums were not published."""
+    """The archive's checksum, and the sizes of what it unpacks to, whose checksums were not
+    published.
+    """
     archive = form.archive
-    packed = [path for place in (root, root / form.name) if (path := place / archive.file_name).is_file()]
+    packed = [
+        path for place in (root, root / form.name) if (path := place / archive.file_name).is_file()
+    ]
     result.compare(f"{archive.file_name}: md5", md5_of(packed[0]) if packed else None, archive.md5)
     for place in (root, root / archive.folder, root / form.name / archive.folder):
         if any((place / name).is_file() for name in form.files):
@@ -300,7 +372,12 @@ def _compare_totals(result: Verification, images: ImageSet, training: int, n_cla
     """What the splitter gives in the paper's setting A."""
     head = TRAINING // n_classes
     for gamma, (labels, unlabeled) in TOTALS[n_classes].items():
-        config = SplitConfig(labeled_head=head * 3 // 10, labeled_ratio=gamma, unlabeled_head=head, unlabeled_ratio=gamma)
+        config = SplitConfig(
+            labeled_head=head * 3 // 10,
+            labeled_ratio=gamma,
+            unlabeled_head=head,
+            unlabeled_ratio=gamma,
+        )
         try:
             split = long_tail_split(images.labels[:training], n_classes, config, seed=0)
         except DataError as error:  # a copy that lacks images

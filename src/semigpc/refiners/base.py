@@ -1,4 +1,6 @@
-"""What refiners have in common: the interface, the place where one acts in an algorithm, and the one that does nothing."""
+"""What refiners have in common: the interface, the place where one acts in an algorithm, and the
+one that does nothing.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -14,26 +16,33 @@ Moment = Literal["before", "after"]
 
 
 class Refiner(Protocol):
-    """The interface of a refiner. Each is an ``nn.Module`` too, so that its memory is part of ``state_dict``."""
+    """The interface of a refiner. Each is an ``nn.Module`` too, so that its memory is part of
+    ``state_dict``.
+    """
 
     @property
     def observes(self) -> bool:
         """Whether it uses labelled features at all."""
 
     def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:
-        """Replace the logits of a view; ``index`` (M,) are positions in the labelled set, for labelled images."""
+        """Replace the logits of a view; ``index`` (M,) are positions in the labelled set, for
+        labelled images.
+        """
 
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
         """Replace the probabilities (U, C) of the weak view at a site."""
 
     def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
-        """Return the confidence (U,), in [0, 1], of the finished pseudo-labels ``probs`` (U, C); no gradient."""
+        """Return the confidence (U,), in [0, 1], of the finished pseudo-labels ``probs`` (U, C); no
+        gradient.
+        """
 
     def observe(self, moment: Moment, x: ModelOutput, batch: Batch) -> None:
-        """Take in the labelled batch; called before the first and after the last other call of a step.
+        """Take in the labelled batch; called before the first and after the last other call of a
+        step.
 
-        ``x`` (B rows) must be of the network whose weak views are refined: a kernel between features of two networks, such as
-        a student and its average, is no likeness of images.
+        ``x`` (B rows) must be of the network whose weak views are refined: a kernel between
+        features of two networks, such as a student and its average, is no likeness of images.
         """
 
 
@@ -42,13 +51,15 @@ class PlacementConfig:
     """Where and when a refiner acts in an algorithm.
 
     Args:
-        site: what is replaced: the weak probabilities (``semantic``), the memory's label inside the smoothing of SimMatch and
-            CoMatch (``aggregate``), or SimMatch's finished pseudo-label (``final``).
+        site: what is replaced: the weak probabilities (``semantic``), the memory's label inside the
+            smoothing of SimMatch and CoMatch (``aggregate``), or SimMatch's finished pseudo-label
+            (``final``).
         blend: b in (1 - b) p + b p_refined.
         feature: the backbone's feature h, or the projection e where the algorithm has one.
         l2norm: whether features are put on the unit sphere.
         push: whether a batch enters the memory after the step has read it, or before.
-        warmup_steps: steps during which the memory fills but the algorithm keeps its own probabilities.
+        warmup_steps: steps during which the memory fills but the algorithm keeps its own
+            probabilities.
     """
 
     site: Site = "semantic"
@@ -107,15 +118,15 @@ class NoRefiner(nn.Module):
 
     observes = False
 
-    def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:  # noqa: ARG002
+    def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:
         """Return the network's own logits."""
         return output
 
-    def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+    def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
         """Return the algorithm's own probabilities."""
         return probs
 
-    def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+    def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
         """Return the largest probability, (U,)."""
         return probs.amax(dim=1)
 

@@ -19,7 +19,8 @@ class Written(NamedTuple):
 
     Args:
         slots: (W,) distinct slots overwritten or newly filled.
-        rows: (W,) the row of the batch that goes into each; W < B when the batch holds more than there is room for.
+        rows: (W,) the row of the batch that goes into each; W < B when the batch holds more than
+            there is room for.
     """
 
     slots: Tensor
@@ -27,9 +28,11 @@ class Written(NamedTuple):
 
 
 class Ledger(HostState):
-    """Label, data-set index and insertion time of every slot; -1 where a slot is empty. It stays on the CPU.
+    """Label, data-set index and insertion time of every slot; -1 where a slot is empty. It stays on
+    the CPU.
 
-    A buffer holds no features: the caller that does (a GP engine, a memory bank) overwrites the slots that a write returns.
+    A buffer holds no features: the caller that does (a GP engine, a memory bank) overwrites the
+    slots that a write returns.
 
     Args:
         capacity: N, slots.
@@ -66,18 +69,25 @@ class Ledger(HostState):
         return torch.bincount(self.labels[self.occupied], minlength=self.n_classes)
 
     def checked(self, labels: Tensor, indices: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return labels and indices (B,) as int64 on the CPU; raise an error if they cannot be recorded.
+        """Return labels and indices (B,) as int64 on the CPU; raise an error if they cannot be
+        recorded.
 
         One synchronisation with the device, for both.
         """
         if not isinstance(labels, Tensor):
-            raise TypeError(f"labels must be a torch.Tensor; got {type(labels).__name__}. torch.as_tensor makes one.")
+            raise TypeError(
+                f"labels must be a torch.Tensor; got {type(labels).__name__}. torch.as_tensor makes one."
+            )
         if labels.ndim != 1 or not len(labels):
-            raise ValueError(f"labels must be a vector of at least one label; got shape {tuple(labels.shape)}.")
+            raise ValueError(
+                f"labels must be a vector of at least one label; got shape {tuple(labels.shape)}."
+            )
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
             raise TypeError(f"labels must be integers; got {labels.dtype}.")
         if indices is not None and not isinstance(indices, Tensor):
-            raise TypeError(f"indices must be a torch.Tensor; got {type(indices).__name__}. torch.as_tensor makes one.")
+            raise TypeError(
+                f"indices must be a torch.Tensor; got {type(indices).__name__}. torch.as_tensor makes one."
+            )
         if indices is not None and (indices.shape != labels.shape or indices.dtype != torch.int64):
             raise ValueError(
                 f"indices must be int64 of shape {tuple(labels.shape)}, one per label; "
@@ -133,19 +143,23 @@ class Buffer(nn.Module):
     def plan(self, labels: Tensor) -> Written:
         """Choose slots for a batch and change nothing.
 
-        An engine that raises an error at the new rows then leaves the buffer as it was; :meth:`commit` follows if it does not.
+        An engine that raises an error at the new rows then leaves the buffer as it was;
+        :meth:`commit` follows if it does not.
 
         Args:
             labels: (B,) that ``entries.checked`` has returned.
         """
 
     def commit(self, written: Written, labels: Tensor, indices: Tensor | None) -> None:
-        """Record what :meth:`plan` has returned for the same labels, with no other write in between."""
+        """Record what :meth:`plan` has returned for the same labels, with no other write in
+        between.
+        """
         self.entries.record(written, labels, indices)
 
 
 class FIFOBuffer(Buffer):
-    """Each batch overwrites the oldest entries, so the buffer's classes follow the stream's (section 3.2 of the paper).
+    """Each batch overwrites the oldest entries, so the buffer's classes follow the stream's
+    (section 3.2 of the paper).
 
     Of a batch larger than the buffer the newest rows stay.
 
@@ -166,14 +180,16 @@ class FIFOBuffer(Buffer):
 
 
 class BalancedBuffer(Buffer):
-    """Every class keeps its newest floor(N_Q / C) entries (the daggered rows of the paper's long-tail tables).
+    """Every class keeps its newest floor(N_Q / C) entries (the daggered rows of the paper's
+    long-tail tables).
 
-    A row takes the slot of the oldest of its own class once that class is full. Of a batch that brings more of a class than it
-    may hold, the newest rows stay. Rings of rare classes fill slowly, and until all are full the classes are not in balance;
-    so training fills them when the refiner's warm-up ends (:func:`semigpc.training.evaluate.fill_rings`).
+    A row takes the slot of the oldest of its own class once that class is full. Of a batch that
+    brings more of a class than it may hold, the newest rows stay. Rings of rare classes fill
+    slowly, and until all are full the classes are not in balance; so training fills them when the
+    refiner's warm-up ends (:func:`semigpc.training.evaluate.fill_rings`).
 
-    Slots are handed out lowest first, so a buffer whose rare rings never fill uses a leading part of its slots only and the
-    engine's work stays proportional to what is held.
+    Slots are handed out lowest first, so a buffer whose rare rings never fill uses a leading part
+    of its slots only and the engine's work stays proportional to what is held.
 
     Args:
         capacity: N_Q; C * floor(N_Q / C) slots are used.
@@ -184,7 +200,9 @@ class BalancedBuffer(Buffer):
         super().__init__(capacity, n_classes)
         self.class_capacity = capacity // n_classes
         if not self.class_capacity:
-            raise ValueError(f"capacity must be at least n_classes, one slot per class; got {capacity} < {n_classes}.")
+            raise ValueError(
+                f"capacity must be at least n_classes, one slot per class; got {capacity} < {n_classes}."
+            )
         self._read_rings()
         self.register_load_state_dict_post_hook(_reread)  # type: ignore[no-untyped-call]
 
@@ -212,7 +230,9 @@ class BalancedBuffer(Buffer):
         super().commit(written, labels, indices)
 
     def _read_rings(self) -> None:
-        """Read the slots of each class, oldest first, and the unused ones, lowest first, from the ledger."""
+        """Read the slots of each class, oldest first, and the unused ones, lowest first, from the
+        ledger.
+        """
         self._rings: list[deque[int]] = [deque() for _ in range(self.entries.n_classes)]
         labels = self.entries.labels.tolist()
         for slot in self.entries.times.argsort(stable=True).tolist():

@@ -1,4 +1,6 @@
-"""The options of SemiGPC and of the engines that compute its GP; which engine ``auto`` means, and how each is built."""
+"""The options of SemiGPC and of the engines that compute its GP; which engine ``auto`` means, and
+how each is built.
+"""
 
 import logging
 from abc import ABC, abstractmethod
@@ -30,7 +32,9 @@ logger = logging.getLogger(__name__)
 RANK = 1024  # landmarks by default
 START_LENGTH = 0.1**0.5  # l, until the features of a run have been seen
 
-Confidence = Literal["max_softmax", "variance", "expected"]  # how sure a pseudo-label is, for an algorithm's threshold
+Confidence = Literal[
+    "max_softmax", "variance", "expected"
+]  # how sure a pseudo-label is, for an algorithm's threshold
 Device = torch.device | str | None
 
 
@@ -48,20 +52,24 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(ABC):
-    """What one engine can be set to. To add an engine, write such a class and list it in ``ENGINES``."""
+    """What one engine can be set to. To add an engine, write such a class and list it in
+    ``ENGINES``.
+    """
 
     name: ClassVar[str]
 
     def check(self, buffer_size: int) -> None:  # noqa: B027 - most options go with any size
         """Raise ValueError for options that do not go with this buffer size."""
 
-    def choose(self, config: "GPConfig", device: Device) -> Choice:  # noqa: ARG002
+    def choose(self, config: "GPConfig", device: Device) -> Choice:
         """The engine to build on a device."""
         return Choice(self, "as configured")
 
     @abstractmethod
     def build(self, capacity: int, n_features: int, n_classes: int, **common: Any) -> Engine:
-        """Return the engine, empty. ``common``: kernel, noise_std and device, which every engine takes."""
+        """Return the engine, empty. ``common``: kernel, noise_std and device, which every engine
+        takes.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +89,9 @@ class LowRankOptions(EngineOptions):
 
     Args:
         rank: landmarks; 1024, or as many as there are slots.
-        landmark_steps: steps after which landmarks are chosen anew, as the network moves its features; 0 for one turnover of
-            the buffer. They are also chosen anew when new rows are badly covered.
+        landmark_steps: steps after which landmarks are chosen anew, as the network moves its
+            features; 0 for one turnover of the buffer. They are also chosen anew when new rows are
+            badly covered.
         dtype: of the stored rows.
     """
 
@@ -115,18 +124,26 @@ class LowRankOptions(EngineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AutoOptions(LowRankOptions):
-    """The exact engine where its matrices fit into the device's memory, and beyond the low-rank one with these options."""
+    """The exact engine where its matrices fit into the device's memory, and beyond the low-rank one
+    with these options.
+    """
 
     name: ClassVar[str] = "auto"
 
     def choose(self, config: "GPConfig", device: Device) -> Choice:
-        """By the rest of the config where that needs one of the two, and else by the device's memory."""
+        """By the rest of the config where that needs one of the two, and else by the device's
+        memory.
+        """
         exact = ExactOptions()
-        lowrank = LowRankOptions(rank=self.rank, landmark_steps=self.landmark_steps, dtype=self.dtype)
+        lowrank = LowRankOptions(
+            rank=self.rank, landmark_steps=self.landmark_steps, dtype=self.dtype
+        )
         if config.learn_per_class:
             return Choice(lowrank, "every class has a kernel of its own")
         if config.kernel_clip:
-            return Choice(exact, "a clipped kernel may not be positive definite, which the others need")
+            return Choice(
+                exact, "a clipped kernel may not be positive definite, which the others need"
+            )
         fit = exact_fits(config.buffer_size, device)
         return Choice(exact if fit.fits else lowrank, fit.reason)
 
@@ -151,10 +168,14 @@ class EnsembleOptions(EngineOptions):
     def check(self, buffer_size: int) -> None:
         """Each member has a slot."""
         if self.members > buffer_size:
-            raise ValueError(f"engine.members must not be more than buffer_size; got {self.members} > {buffer_size}.")
+            raise ValueError(
+                f"engine.members must not be more than buffer_size; got {self.members} > {buffer_size}."
+            )
 
     def choose(self, config: "GPConfig", device: Device) -> Choice:
-        """As configured, unless processes share the members and a kernel is to be learned from all rows."""
+        """As configured, unless processes share the members and a kernel is to be learned from all
+        rows.
+        """
         if spread_out() and config.learn != "never":
             raise ValueError(
                 f"learn={config.learn!r} needs all rows in one place, and processes share the members of an ensemble."
@@ -164,7 +185,9 @@ class EnsembleOptions(EngineOptions):
     def build(self, capacity: int, n_features: int, n_classes: int, **common: Any) -> Engine:
         """An :class:`EnsembleGP`; processes that train together share the members."""
         make = partial(ExactGP, n_features=n_features, n_classes=n_classes, **common)
-        return EnsembleGP(capacity, n_features, n_classes, make=make, members=self.members, combine=self.combine)
+        return EnsembleGP(
+            capacity, n_features, n_classes, make=make, members=self.members, combine=self.combine
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,52 +228,63 @@ class MatrixFreeOptions(EngineOptions):
 
 
 ENGINES: dict[str, type[EngineOptions]] = {
-    kind.name: kind for kind in (AutoOptions, ExactOptions, LowRankOptions, EnsembleOptions, MatrixFreeOptions)
+    kind.name: kind
+    for kind in (AutoOptions, ExactOptions, LowRankOptions, EnsembleOptions, MatrixFreeOptions)
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPConfig(PlacementConfig):
-    """SemiGPC: the posterior mean of a GP over labelled features, in place of the classifier's opinion.
+    """SemiGPC: the posterior mean of a GP over labelled features, in place of the classifier's
+    opinion.
 
-    The paper prints neither length_scale nor noise_std nor logit_scale; the defaults are ours. "auto" follows the features of
-    the run (:class:`semigpc.refiners.tuning.ScaleTuner`), from 0.316 and :func:`auto_logit_scale` on, where it stays with role
-    ``classifier``.
+    The paper prints neither length_scale nor noise_std nor logit_scale; the defaults are ours.
+    "auto" follows the features of the run (:class:`semigpc.refiners.tuning.ScaleTuner`), from 0.316
+    and :func:`auto_logit_scale` on, where it stays with role ``classifier``.
 
     Args:
-        role: ``refine`` replaces the weak view's probabilities and changes no gradient path; ``classifier`` puts the GP in the
-            place of the linear layer for every view, with gradients through the query k(h(x), h_Q) alone.
+        role: ``refine`` replaces the weak view's probabilities and changes no gradient path;
+            ``classifier`` puts the GP in the place of the linear layer for every view, with
+            gradients through the query k(h(x), h_Q) alone.
         buffer_size: N_Q, labelled entries remembered.
-        balanced: one ring of N_Q / C entries for each class (the paper's daggered rows) instead of one queue; all are filled
-            with views of the labelled images when the warm-up ends.
+        balanced: one ring of N_Q / C entries for each class (the paper's daggered rows) instead of
+            one queue; all are filled with views of the labelled images when the warm-up ends.
         length_scale: l, or "auto". With unit features l^2 plays the part of SimMatch's temperature.
         output_scale: eta. The mean depends on noise_std^2 / output_scale alone.
         noise_std: sigma.
         kernel: k, a name in :data:`semigpc.gp.KERNELS`; cosine and ntk have no length_scale.
         logit_scale: lambda, or "auto".
         kernel_clip: kernel values below it become 0.
-        class_prior: ``frequency`` subtracts the class shares pi of the buffer and gives every class equal evidence,
-            lambda sqrt(nbar / n_c) k K^-1 (Y_c - pi_c 1); ``none`` is the paper's rule.
-        exclude_same_index: with role ``classifier``, leave other copies of a labelled image out of its own prediction.
-        engine: what computes the GP: options out of ``ENGINES``, as in ``LowRankOptions(rank=2048)``, or a name there, which
-            stands for its default options. ``exact`` updates K^-1 at O(B N^2) per step; ``lowrank`` works on ``rank``
-            landmarks at O(B rank^2) for any N; ``ensemble`` deals the buffer out to exact members; ``matrix_free`` solves to
-            a tolerance without N^2 memory. ``auto`` is exact where that fits into the memory of the device, and low-rank,
-            with these options, beyond; the run reports which.
-        confidence: what the algorithm's threshold is compared with: the largest probability (``max_softmax``), the share of
-            the prior variance that the buffer explains (``variance``), or the probability of the class expected over the
-            posterior (``expected``). A threshold means something else for each. With noise_std^2 = 0.1 one close neighbour
-            explains 0.91 of the variance, two 0.95, ten 0.99: ask for 0.9 or more if an image should look like one in the
-            buffer, 0.5 to leave out only what looks like nothing in it. ``expected`` is 0.80 beside one
-            close neighbour and 0.91 beside two, of ten classes, where ``max_softmax`` is 0.98 for both: ask for 0.8 or so.
-            FreeMatch finds its thresholds itself, ReMixMatch has none unless it is given one.
-        learn: choose length_scale, output_scale and noise_std from the buffer as it stands, by the ``marginal`` likelihood or
-            by ``leave_one_out``, every ``learn_steps`` steps; the engine is then rebuilt with them and goes on.
+        class_prior: ``frequency`` subtracts the class shares pi of the buffer and gives every class
+            equal evidence, lambda sqrt(nbar / n_c) k K^-1 (Y_c - pi_c 1); ``none`` is the paper's
+            rule.
+        exclude_same_index: with role ``classifier``, leave other copies of a labelled image out of
+            its own prediction.
+        engine: what computes the GP: options out of ``ENGINES``, as in
+            ``LowRankOptions(rank=2048)``, or a name there, which stands for its default options.
+            ``exact`` updates K^-1 at O(B N^2) per step; ``lowrank`` works on ``rank`` landmarks at
+            O(B rank^2) for any N; ``ensemble`` deals the buffer out to exact members;
+            ``matrix_free`` solves to a tolerance without N^2 memory. ``auto`` is exact where that
+            fits into the memory of the device, and low-rank, with these options, beyond; the run
+            reports which.
+        confidence: what the algorithm's threshold is compared with: the largest probability
+            (``max_softmax``), the share of the prior variance that the buffer explains
+            (``variance``), or the probability of the class expected over the posterior
+            (``expected``). A threshold means something else for each. With noise_std^2 = 0.1 one
+            close neighbour explains 0.91 of the variance, two 0.95, ten 0.99: ask for 0.9 or more
+            if an image should look like one in the buffer, 0.5 to leave out only what looks like
+            nothing in it. ``expected`` is 0.80 beside one close neighbour and 0.91 beside two, of
+            ten classes, where ``max_softmax`` is 0.98 for both: ask for 0.8 or so. FreeMatch finds
+            its thresholds itself, ReMixMatch has none unless it is given one.
+        learn: choose length_scale, output_scale and noise_std from the buffer as it stands, by the
+            ``marginal`` likelihood or by ``leave_one_out``, every ``learn_steps`` steps; the engine
+            is then rebuilt with them and goes on.
         learn_per_class: a kernel of its own for each class, each carried by a low-rank engine.
-        eval_head: the head that is judged and that predicts; the other is reported beside it. ``auto`` is the better one on the
-            validation images; without any, the GP, unless an add-on such as CoSSL answers in the place of the linear head.
-        eval_buffer: evaluate with the buffer as it stands, or with one rebuilt from the labels by the evaluated weights;
-            ``auto`` rebuilds it for role ``classifier``.
+        eval_head: the head that is judged and that predicts; the other is reported beside it.
+            ``auto`` is the better one on the validation images; without any, the GP, unless an
+            add-on such as CoSSL answers in the place of the linear head.
+        eval_buffer: evaluate with the buffer as it stands, or with one rebuilt from the labels by
+            the evaluated weights; ``auto`` rebuilds it for role ``classifier``.
     """
 
     role: Literal["refine", "classifier"] = "refine"
@@ -275,7 +309,9 @@ class GPConfig(PlacementConfig):
     @property
     def rebuilt_for_evaluation(self) -> bool:
         """Whether evaluation fills a buffer of its own."""
-        return self.eval_buffer == "rebuilt" or (self.eval_buffer == "auto" and self.role == "classifier")
+        return self.eval_buffer == "rebuilt" or (
+            self.eval_buffer == "auto" and self.role == "classifier"
+        )
 
     @property
     def has_length_scale(self) -> bool:
@@ -285,7 +321,10 @@ class GPConfig(PlacementConfig):
     def starting_scales(self, n_classes: int) -> dict[str, float]:
         """Return length_scale and logit_scale as configured, or where "auto" starts."""
         starts = {"length_scale": START_LENGTH, "logit_scale": auto_logit_scale(n_classes)}
-        return {name: start if getattr(self, name) == "auto" else getattr(self, name) for name, start in starts.items()}
+        return {
+            name: start if getattr(self, name) == "auto" else getattr(self, name)
+            for name, start in starts.items()
+        }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -296,9 +335,13 @@ class GPConfig(PlacementConfig):
             if value != "auto" and not (isinstance(value, int | float) and value > 0):
                 raise ValueError(f"{name} must be positive, or 'auto'; got {value!r}.")
         if self.exclude_same_index and self.role != "classifier":
-            raise ValueError("exclude_same_index acts on the labelled loss, which only role='classifier' takes from the GP.")
+            raise ValueError(
+                "exclude_same_index acts on the labelled loss, which only role='classifier' takes from the GP."
+            )
         if self.role == "classifier" and self.site != "semantic":
-            raise ValueError(f"role='classifier' already answers for every view; leave site at 'semantic', got {self.site!r}.")
+            raise ValueError(
+                f"role='classifier' already answers for every view; leave site at 'semantic', got {self.site!r}."
+            )
         self._check_engine()
         self._check_learning()
 
@@ -306,7 +349,9 @@ class GPConfig(PlacementConfig):
         if isinstance(self.engine, str) and self.engine in ENGINES:
             object.__setattr__(self, "engine", ENGINES[self.engine]())
         if type(self.engine) not in ENGINES.values():
-            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, or options of one; got {self.engine!r:.80}.")
+            raise ValueError(
+                f"engine must be one of {', '.join(ENGINES)}, or options of one; got {self.engine!r:.80}."
+            )
         self.engine.check(self.buffer_size)
         if self.kernel_clip and self.engine.name not in ("auto", "exact"):
             raise ValueError(
@@ -323,7 +368,9 @@ class GPConfig(PlacementConfig):
                 f"learn={self.learn!r} needs a likelihood, and a clipped kernel may have none: K can be indefinite. "
                 f"Leave kernel_clip at 0, got {self.kernel_clip}, or learn at 'never'."
             )
-        if self.learn_per_class and (self.learn == "never" or self.engine.name not in ("auto", "lowrank")):
+        if self.learn_per_class and (
+            self.learn == "never" or self.engine.name not in ("auto", "lowrank")
+        ):
             raise ValueError(
                 "learn_per_class needs learn='marginal' or 'leave_one_out', and engine='lowrank' or 'auto', which can carry a "
                 f"kernel a class; got learn={self.learn!r} and engine={self.engine.name!r}."
@@ -331,34 +378,51 @@ class GPConfig(PlacementConfig):
 
 
 def choose_engine(config: GPConfig, device: Device = None) -> Choice:
-    """The engine that a config names; of "auto", exact if its matrices fit into the device's memory, low-rank if not."""
+    """The engine that a config names; of "auto", exact if its matrices fit into the device's
+    memory, low-rank if not.
+    """
     choice: Choice = config.engine.choose(config, device)
     if config.exclude_same_index and choice.name != "exact":
-        raise ValueError(f"exclude_same_index needs the exact engine; got engine={choice.name!r} ({choice.reason}).")
+        raise ValueError(
+            f"exclude_same_index needs the exact engine; got engine={choice.name!r} ({choice.reason})."
+        )
     return choice
 
 
-def build_engine(config: GPConfig, n_features: int, n_classes: int, *, device: Device = None) -> Engine:
+def build_engine(
+    config: GPConfig, n_features: int, n_classes: int, *, device: Device = None
+) -> Engine:
     """The engine that a config asks for, empty. The log says which, and why."""
     options, reason = choose_engine(config, device)
     logger.info("engine %s: %s", options.name, reason)
     kernel, size = build_kernel(config), config.buffer_size
     if not config.learn_per_class:
-        return options.build(size, n_features, n_classes, kernel=kernel, noise_std=config.noise_std, device=device)
+        return options.build(
+            size, n_features, n_classes, kernel=kernel, noise_std=config.noise_std, device=device
+        )
 
     def member(own: Kernel, noise_std: float) -> Engine:
         return options.build(size, n_features, 1, kernel=own, noise_std=noise_std, device=device)
 
-    kernels, noise_stds = [kernel] * n_classes, [config.noise_std] * n_classes  # until others are learned
-    return PerClassGP(size, n_features, n_classes, make=member, kernels=kernels, noise_stds=noise_stds)
+    kernels, noise_stds = (
+        [kernel] * n_classes,
+        [config.noise_std] * n_classes,
+    )  # until others are learned
+    return PerClassGP(
+        size, n_features, n_classes, make=member, kernels=kernels, noise_stds=noise_stds
+    )
 
 
 def build_kernel(config: GPConfig, length_scale: float | None = None) -> Kernel:
-    """Return the kernel that a config names, with those of its scales that the kernel has; ``length_scale`` instead of its."""
+    """Return the kernel that a config names, with those of its scales that the kernel has;
+    ``length_scale`` instead of its.
+    """
     kind = KERNELS[config.kernel]
     length = START_LENGTH if config.length_scale == "auto" else config.length_scale
     scales = {"length_scale": length_scale or length, "output_scale": config.output_scale}
-    kernel: Kernel = kind(**{field.name: scales[field.name] for field in fields(kind) if field.name in scales})
+    kernel: Kernel = kind(
+        **{field.name: scales[field.name] for field in fields(kind) if field.name in scales}
+    )
     return Clipped(kernel, config.kernel_clip) if config.kernel_clip else kernel
 
 

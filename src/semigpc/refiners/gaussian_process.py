@@ -1,4 +1,6 @@
-"""SemiGPC: the posterior mean of a Gaussian process over labelled features, in place of the classifier's probabilities."""
+"""SemiGPC: the posterior mean of a Gaussian process over labelled features, in place of the
+classifier's probabilities.
+"""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,8 +22,9 @@ from semigpc.types import Batch, ModelOutput
 class Belief(NamedTuple):
     """What a GP believes of M images before anything else has been made of it.
 
-    Shapes: ``logits`` (M, C) z = lambda mu, ``spread`` (M, C) their standard deviations, ``explained`` (M,) the share
-    1 - var(h) / k(h, h) of the prior variance that the buffer explains.
+    Shapes: ``logits`` (M, C) z = lambda mu, ``spread`` (M, C) their standard deviations,
+    ``explained`` (M,) the share 1 - var(h) / k(h, h) of the prior variance that the buffer
+    explains.
     """
 
     logits: Tensor
@@ -29,7 +32,9 @@ class Belief(NamedTuple):
     explained: Tensor
 
     def confidence(self, kind: Confidence, classes: Tensor) -> Tensor:
-        """(M,) how sure the ``classes`` (M,) are, in [0, 1]: softmax(z)_c, the share explained, or E[ softmax(f)_c ]."""
+        """(M,) how sure the ``classes`` (M,) are, in [0, 1]: softmax(z)_c, the share explained, or
+        E[ softmax(f)_c ].
+        """
         if kind == "variance":
             return self.explained
         if kind == "expected":
@@ -38,16 +43,19 @@ class Belief(NamedTuple):
 
 
 class GaussianProcessRefiner(nn.Module):
-    """z(x) = lambda k(h(x), h_Q) K^-1 y_Q over a buffer of labelled features (equation 3 of the paper).
+    """z(x) = lambda k(h(x), h_Q) K^-1 y_Q over a buffer of labelled features (equation 3 of the
+    paper).
 
-    ``refine`` returns softmax(z) for the weak view, ``observe`` writes a labelled batch into the buffer and updates the
-    inverse. A query costs O(M N (D + C)), a write O(B N^2). All of it is float32 or float64, whatever the network's precision.
-    In a loop of your own, ``probs`` and ``remember`` do the same with plain tensors::
+    ``refine`` returns softmax(z) for the weak view, ``observe`` writes a labelled batch into the
+    buffer and updates the inverse. A query costs O(M N (D + C)), a write O(B N^2). All of it is
+    float32 or float64, whatever the network's precision. In a loop of your own, ``probs`` and
+    ``remember`` do the same with plain tensors::
 
         targets = refiner.probs(weak_features, own=weak_logits.softmax(dim=1))  # before the losses
         refiner.remember(labeled_features, labels)  # after the optimiser's step
 
-    Scales that are "auto" follow the features that ``probs`` is asked about; ``refiner.eval()`` leaves them as they are.
+    Scales that are "auto" follow the features that ``probs`` is asked about; ``refiner.eval()``
+    leaves them as they are.
 
     Args:
         config: the switches.
@@ -58,7 +66,14 @@ class GaussianProcessRefiner(nn.Module):
 
     observes = True
 
-    def __init__(self, config: GPConfig, n_features: int, n_classes: int, *, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        config: GPConfig,
+        n_features: int,
+        n_classes: int,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__()
         self.config, self.n_features, self.n_classes = config, n_features, n_classes
         self.placement = Placement(config)
@@ -74,10 +89,15 @@ class GaussianProcessRefiner(nn.Module):
 
     @property
     def scales(self) -> dict[str, Tensor | float]:
-        """l and lambda as they are now: ``length_scale``, unless the kernel has none or it is learned, and ``logit_scale``."""
+        """l and lambda as they are now: ``length_scale``, unless the kernel has none or it is
+        learned, and ``logit_scale``.
+        """
         scales: dict[str, Tensor | float] = dict(self.config.starting_scales(self.n_classes))
         if self.tuner is not None:
-            scales = {"length_scale": float(self.tuner.length_scale), "logit_scale": self.tuner.logit_scale}
+            scales = {
+                "length_scale": float(self.tuner.length_scale),
+                "logit_scale": self.tuner.logit_scale,
+            }
         if self.learner is not None or not self.config.has_length_scale:
             del scales["length_scale"]
         return scales
@@ -89,13 +109,16 @@ class GaussianProcessRefiner(nn.Module):
 
     @property
     def is_tuned(self) -> bool:
-        """Whether scales that are "auto" have been found: not during the warm-up, nor where no weak view is ever seen."""
+        """Whether scales that are "auto" have been found: not during the warm-up, nor where no weak
+        view is ever seen.
+        """
         return self.tuner is None or self.tuner.has_looked
 
-    # Asking ---------------------------------------------------------------------------------------------------------
+    # Asking ---------------------------------------------------------------------------------------
 
     def logits(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:
-        """z, (M, C), differentiable in the features. Far from every entry, and while the buffer is empty, it is 0.
+        """z, (M, C), differentiable in the features. Far from every entry, and while the buffer is
+        empty, it is 0.
 
         Args:
             output: of M images.
@@ -103,14 +126,22 @@ class GaussianProcessRefiner(nn.Module):
         """
         return self._logits(self._queries(output), index)
 
-    def _logits(self, queries: Tensor, index: Tensor | None = None, *, trusted: bool = False) -> Tensor:
+    def _logits(
+        self, queries: Tensor, index: Tensor | None = None, *, trusted: bool = False
+    ) -> Tensor:
         prior = self._class_prior()
         mean = self._mean(queries, prior, trusted=trusted)
-        return self.logit_scale * (mean if index is None else mean - self._copies(queries, index, prior))
+        return self.logit_scale * (
+            mean if index is None else mean - self._copies(queries, index, prior)
+        )
 
-    def _mean(self, queries: Tensor, prior: "_ClassPrior | None", *, trusted: bool = False) -> Tensor:
+    def _mean(
+        self, queries: Tensor, prior: "_ClassPrior | None", *, trusted: bool = False
+    ) -> Tensor:
         """mu, (M, C), with equal evidence for all classes where there is a class prior."""
-        mean = self.engine.mean(queries, offset=None if prior is None else prior.shares, trusted=trusted)
+        mean = self.engine.mean(
+            queries, offset=None if prior is None else prior.shares, trusted=trusted
+        )
         return mean if prior is None else mean * prior.evidence.to(mean, non_blocking=True)
 
     def _queries(self, output: ModelOutput) -> Tensor:
@@ -123,13 +154,22 @@ class GaussianProcessRefiner(nn.Module):
         if self.config.class_prior == "none":
             return None
         counts = self.buffer.entries.class_counts().double()
-        return _ClassPrior(counts / counts.sum().clamp_min(1), (counts.mean() / counts.clamp_min(1)).sqrt())
+        return _ClassPrior(
+            counts / counts.sum().clamp_min(1), (counts.mean() / counts.clamp_min(1)).sqrt()
+        )
 
     def _copies(self, queries: Tensor, index: Tensor, prior: "_ClassPrior | None") -> Tensor:
-        """What the entries of the same images add to the mean, (M, C), with equal evidence for all classes as there."""
-        same = index.unsqueeze(1) == self.buffer.entries.indices.to(index.device, non_blocking=True)  # (M, N)
+        """What the entries of the same images add to the mean, (M, C), with equal evidence for all
+        classes as there.
+        """
+        same = index.unsqueeze(1) == self.buffer.entries.indices.to(
+            index.device, non_blocking=True
+        )  # (M, N)
         assert isinstance(self.engine, ExactGP)  # the config insists on it
-        features, weights = self.engine.features.clone(), self.engine.alpha.clone()  # (N, D), (N, C)
+        features, weights = (
+            self.engine.features.clone(),
+            self.engine.alpha.clone(),
+        )  # (N, D), (N, C)
         if prior is not None:
             ones = weights.sum(dim=1, keepdim=True)  # K^-1 1, as rows of Y sum to 1
             shares, evidence = (part.to(weights, non_blocking=True) for part in prior)
@@ -137,29 +177,46 @@ class GaussianProcessRefiner(nn.Module):
         return ((self.engine.kernel(queries.to(features), features) * same) @ weights).to(queries)
 
     def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:
-        """The GP's logits in place of the linear ones, with role ``classifier`` and after the warm-up."""
+        """The GP's logits in place of the linear ones, with role ``classifier`` and after the
+        warm-up.
+        """
         if self.config.role == "refine" or not self.placement.warm:
             return output
-        trusted = torch.is_grad_enabled()  # in training, features that are not finite show in the loss
-        logits = self._logits(self._queries(output), index if self.config.exclude_same_index else None, trusted=trusted)
+        trusted = (
+            torch.is_grad_enabled()
+        )  # in training, features that are not finite show in the loss
+        logits = self._logits(
+            self._queries(output),
+            index if self.config.exclude_same_index else None,
+            trusted=trusted,
+        )
         return output._replace(logits=logits.to(output.logits))
 
     @torch.no_grad()
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
-        """p_GP(x) in place of ``probs`` (U, C), at the site and after the warm-up that are configured."""
+        """p_GP(x) in place of ``probs`` (U, C), at the site and after the warm-up that are
+        configured.
+        """
         if self.config.role == "classifier" or site != self.config.site:
             return probs
         queries = self._queries(output)
         self._tune(queries)
-        return self.placement.mix(probs, torch.softmax(self._logits(queries), dim=1)) if self.placement.warm else probs
+        return (
+            self.placement.mix(probs, torch.softmax(self._logits(queries), dim=1))
+            if self.placement.warm
+            else probs
+        )
 
     @torch.no_grad()
     def probs(self, features: Tensor, own: Tensor | None = None) -> Tensor:
-        """p_GP = softmax(z) for features (M, D) as a network has them: (M, C), for loops that are not ours.
+        """p_GP = softmax(z) for features (M, D) as a network has them: (M, C), for loops that are
+        not ours.
 
-        ``own`` is what the loop's classifier says, (M, C). It is the answer during the warm-up, and keeps a share of 1 - blend
-        afterwards. Without it the GP answers alone from its first entry on: 1/C for each class while there is none. Where and
-        when to ask is the caller's choice: ``role``, ``site``, ``feature`` and ``push`` have no say here.
+        ``own`` is what the loop's classifier says, (M, C). It is the answer during the warm-up, and
+        keeps a share of 1 - blend
+        afterwards. Without it the GP answers alone from its first entry on: 1/C for each class
+        while there is none. Where and when to ask is the caller's choice: ``role``, ``site``,
+        ``feature`` and ``push`` have no say here.
         """
         if own is not None and own.shape != (len(features), self.n_classes):
             raise ValueError(
@@ -175,26 +232,36 @@ class GaussianProcessRefiner(nn.Module):
 
     @torch.no_grad()
     def belief(self, output: ModelOutput) -> Belief:
-        """z, the standard deviation lambda sqrt(nbar / n_c) var(h)^(1/2) of each, and the share of the variance explained.
+        """z, the standard deviation lambda sqrt(nbar / n_c) var(h)^(1/2) of each, and the share of
+        the variance explained.
 
-        The variance is one for all classes (with a kernel for each, that of the class with the largest mean). It costs
-        O(M N^2) with the exact engine, more than the mean's O(M N (D + C)), and O(M rank^2) with the low-rank one.
+        The variance is one for all classes (with a kernel for each, that of the class with the
+        largest mean). It costs O(M N^2) with the exact engine, more than the mean's O(M N (D + C)),
+        and O(M rank^2) with the low-rank one.
         """
         queries = self._queries(output)
         prior = self._class_prior()
-        mean, variance = self.engine.predict(queries, offset=None if prior is None else prior.shares)
-        evidence = queries.new_ones(self.n_classes) if prior is None else prior.evidence.to(queries, non_blocking=True)
+        mean, variance = self.engine.predict(
+            queries, offset=None if prior is None else prior.shares
+        )
+        evidence = (
+            queries.new_ones(self.n_classes)
+            if prior is None
+            else prior.evidence.to(queries, non_blocking=True)
+        )
         scales = self.logit_scale * evidence
         explained = explained_share(variance, self.engine.kernel.diagonal(queries))
         return Belief(scales * mean, scales * variance.sqrt().unsqueeze(1), explained)
 
     @torch.no_grad()
     def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
-        """How sure ``probs`` (U, C) are, (U,), by the measure that is configured; the largest probability in the warm-up.
+        """How sure ``probs`` (U, C) are, (U,), by the measure that is configured; the largest
+        probability in the warm-up.
 
-        What alignment, smoothing and blending made of the GP's answer is in ``probs`` and not in the posterior: ``expected``
-        takes the class from ``probs``, and the probability of it from the GP's own mean and variance. ``variance`` says
-        nothing about the class; with ``blend=0`` the GP changes no label and only decides which are accepted.
+        What alignment, smoothing and blending made of the GP's answer is in ``probs`` and not in
+        the posterior: ``expected`` takes the class from ``probs``, and the probability of it from
+        the GP's own mean and variance. ``variance`` says nothing about the class; with ``blend=0``
+        the GP changes no label and only decides which are accepted.
         """
         kind = self.config.confidence
         if kind == "max_softmax" or not self.placement.warm:
@@ -203,9 +270,11 @@ class GaussianProcessRefiner(nn.Module):
 
     @torch.no_grad()
     def head(self) -> KernelHead:
-        """The logits of :meth:`logits` as a module of plain tensors: features as the network has them, (M, D), to z, (M, C).
+        """The logits of :meth:`logits` as a module of plain tensors: features as the network has
+        them, (M, D), to z, (M, C).
 
-        It holds the buffer as it stands now; NoExpansionError if the engine's mean is no fixed sum of kernels.
+        It holds the buffer as it stands now; NoExpansionError if the engine's mean is no fixed sum
+        of kernels.
         """
         prior = self._class_prior()
         scales = torch.full((self.n_classes,), float(self.logit_scale), dtype=torch.float64)
@@ -213,7 +282,7 @@ class GaussianProcessRefiner(nn.Module):
         scales = (scales if prior is None else scales * prior.evidence).to(expansion.weights.device)
         return KernelHead(self.engine.kernel, expansion, scales=scales, unit=self.config.l2norm)
 
-    # Changing -------------------------------------------------------------------------------------------------------
+    # Changing -------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def observe(self, moment: Moment, x: ModelOutput, batch: Batch) -> None:
@@ -225,16 +294,20 @@ class GaussianProcessRefiner(nn.Module):
 
     @torch.no_grad()
     def remember(self, features: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
-        """One step of a loop that is not ours: write labelled features, and count the step for warm-up and learning. O(B N^2).
+        """One step of a loop that is not ours: write labelled features, and count the step for
+        warm-up and learning. O(B N^2).
 
         Args:
-            features: (B, D) as the network has them. labels: (B,). index: (B,) positions in the labelled set, if known.
+            features: (B, D) as the network has them. labels: (B,). index: (B,) positions in the
+                labelled set, if known.
         """
         self.write(self.placement.features(_said(features)), labels, index)
         self._count()
 
     def _tune(self, queries: Tensor) -> None:
-        """Show the weak views of a step to the tuner, and let it follow them when it is time; not in evaluation mode."""
+        """Show the weak views of a step to the tuner, and let it follow them when it is time; not
+        in evaluation mode.
+        """
         if self.tuner is None or not self.training:
             return
         self.tuner.sees(queries)
@@ -246,14 +319,18 @@ class GaussianProcessRefiner(nn.Module):
     def _count(self) -> None:
         self.placement.steps += 1
         if self.learner is not None:
-            self.learner.after_step(int(self.placement.steps), self.engine, logit_scale=self.logit_scale)
+            self.learner.after_step(
+                int(self.placement.steps), self.engine, logit_scale=self.logit_scale
+            )
 
     @torch.no_grad()
     def write(self, features: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
-        """Put labelled features into the buffer. O(B N^2). A batch that raises an error changes neither buffer nor engine.
+        """Put labelled features into the buffer. O(B N^2). A batch that raises an error changes
+        neither buffer nor engine.
 
         Args:
-            features: (B, D), normalised already. labels: (B,). index: (B,) positions in the labelled set.
+            features: (B, D), normalised already. labels: (B,). index: (B,) positions in the
+                labelled set.
         """
         on_host, index = self.buffer.entries.checked(labels, index)
         targets = one_hot(labels, self.n_classes).to(features)
@@ -268,21 +345,29 @@ class GaussianProcessRefiner(nn.Module):
         self.engine.rebuild()
 
     def empty_copy(self) -> "GaussianProcessRefiner":
-        """A refiner with the same switches, the same engine and the scales found so far, and nothing in its buffer."""
+        """A refiner with the same switches, the same engine and the scales found so far, and
+        nothing in its buffer.
+        """
         config = replace(self.config, engine=self.choice.options)
-        copy = GaussianProcessRefiner(config, self.n_features, self.n_classes, device=self.engine.features.device)
+        copy = GaussianProcessRefiner(
+            config, self.n_features, self.n_classes, device=self.engine.features.device
+        )
         _adopt(copy, self.state_dict())
         return copy
 
     @property
     def learned(self) -> dict[str, Any] | None:
-        """Length-scale, output scale and noise as they were learned, and how often; None with learn="never"."""
+        """Length-scale, output scale and noise as they were learned, and how often; None with
+        learn="never".
+        """
         return None if self.learner is None else self.learner.learned
 
     def facts(self) -> dict[str, Any]:
-        """What to say of it: the engine and why it is that one, the entries, what was learned, and for landmarks the gap.
+        """What to say of it: the engine and why it is that one, the entries, what was learned, and
+        for landmarks the gap.
 
-        ``gap``: between the mean with these landmarks and that of an exact GP, over the same rows; takes seconds.
+        ``gap``: between the mean with these landmarks and that of an exact GP, over the same rows;
+        takes seconds.
         """
         return {
             "engine": self.choice.name,
@@ -296,22 +381,34 @@ class GaussianProcessRefiner(nn.Module):
 
 
 class _ClassPrior(NamedTuple):
-    """Shapes: ``shares`` (C,), ``evidence`` (C,), by which means are multiplied so that every class has equal evidence."""
+    """Shapes: ``shares`` (C,), ``evidence`` (C,), by which means are multiplied so that every class
+    has equal evidence.
+    """
 
     shares: Tensor
     evidence: Tensor
 
 
 def _said(features: Tensor) -> ModelOutput:
-    """Return features as a network's output, under both names that a config may select; the logits are not used."""
+    """Return features as a network's output, under both names that a config may select; the logits
+    are not used.
+    """
     return ModelOutput(features, features, {"projection": features})
 
 
-def _adopt(refiner: GaussianProcessRefiner, state: dict[str, Any], prefix: str = "", *_: object) -> None:
-    """Give a refiner the scales of a state; before its rows are loaded, as that rebuilds the engine with its kernel."""
+def _adopt(
+    refiner: GaussianProcessRefiner, state: dict[str, Any], prefix: str = "", *_: object
+) -> None:
+    """Give a refiner the scales of a state; before its rows are loaded, as that rebuilds the engine
+    with its kernel.
+    """
     for name in ("learner", "tuner"):
         part = getattr(refiner, name)
         wanted = [] if part is None else list(part.state_dict())
-        saved = {key: state[f"{prefix}{name}.{key}"] for key in wanted if f"{prefix}{name}.{key}" in state}
+        saved = {
+            key: state[f"{prefix}{name}.{key}"]
+            for key in wanted
+            if f"{prefix}{name}.{key}" in state
+        }
         if part is not None and len(saved) == len(wanted):
             part.adopt(saved, refiner.engine)

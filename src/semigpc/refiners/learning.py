@@ -14,21 +14,28 @@ from semigpc.refiners.engines import GPConfig, build_kernel
 
 logger = logging.getLogger(__name__)
 
-ROWS = {False: 512, True: 256}  # learned from at most, for one kernel and for one a class: a few seconds either way
+ROWS = {
+    False: 512,
+    True: 256,
+}  # learned from at most, for one kernel and for one a class: a few seconds either way
 NOISE_FACTORS = (1, 2, 4, 8)  # tried in turn, where the engine cannot carry what was learned
 ENOUGH = 2  # rows in the buffer for each class, on average, before anything is learned
 
 
 class KernelLearner(nn.Module):
-    """Learns l, eta and sigma from the buffer every ``learn_steps`` steps, and re-anchors the engine with them.
+    """Learns l, eta and sigma from the buffer every ``learn_steps`` steps, and re-anchors the
+    engine with them.
 
-    The online rule is exact for ONE kernel: it moves K^-1 as rows come and go. Another kernel changes every entry of K, so the
-    engine is rebuilt with it from the rows it holds, once, O(N^3) for the exact one, and the rule goes on from there. Between
-    two such moments nothing differs from a run with that kernel from the beginning. Learning itself looks at 512 rows at
-    most, as many of every class as fit, and takes a few seconds.
+    The online rule is exact for ONE kernel: it moves K^-1 as rows come and go. Another kernel
+    changes every entry of K, so the engine is rebuilt with it from the rows it holds, once, O(N^3)
+    for the exact one, and the rule goes on from there. Between two such moments nothing differs
+    from a run with that kernel from the beginning. Learning itself looks at 512 rows at most, as
+    many of every class as fit, and takes a few seconds.
 
-    What was learned is the state, as logarithms; the engine's kernel is always made from it, so that a resumed run has it to
-    the bit. Targets are learned from as they are stored: the class prior of the config has no part in it.
+    What was learned is the state, as logarithms; the engine's kernel is always made from it, so
+    that a resumed run has it to
+    the bit. Targets are learned from as they are stored: the class prior of the config has no part
+    in it.
 
     Args:
         config: the switches. n_classes: C.
@@ -37,19 +44,31 @@ class KernelLearner(nn.Module):
     log_scales: Tensor
     times: Tensor
 
-    def __init__(self, config: GPConfig, n_classes: int, *, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, config: GPConfig, n_classes: int, *, device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
         self.config, self.n_classes = config, n_classes
         rows = n_classes if config.learn_per_class else 1
         scales = scales_of([build_kernel(config)] * rows, [config.noise_std] * rows)
-        self.register_buffer("log_scales", scales.to(device))  # (1 or C, 3) log l, log eta, log sigma
+        self.register_buffer(
+            "log_scales", scales.to(device)
+        )  # (1 or C, 3) log l, log eta, log sigma
         self.register_buffer("times", torch.tensor(0, device=device))
 
     @property
     def learned(self) -> dict[str, Any]:
-        """How often something better was found, and what there is now: a number each, or one a class."""
+        """How often something better was found, and what there is now: a number each, or one a
+        class.
+        """
         kernels, noise_stds = self._kernels()
-        columns = dict(zip(("length_scale", "output_scale"), scales_of(kernels, noise_stds).exp().mT.tolist(), strict=False))
+        columns = dict(
+            zip(
+                ("length_scale", "output_scale"),
+                scales_of(kernels, noise_stds).exp().mT.tolist(),
+                strict=False,
+            )
+        )
         if self.config.kernel not in ("rbf", "laplace"):
             del columns["length_scale"]
         columns["noise_std"] = list(noise_stds)
@@ -69,7 +88,9 @@ class KernelLearner(nn.Module):
         targets = engine.targets[rows]
         in_class = torch.bincount(targets.argmax(dim=1), minlength=self.n_classes)
         if len(rows) < ENOUGH * self.n_classes or int((in_class >= ENOUGH).sum()) < 2:
-            logger.info("step %d: too few rows to learn a kernel from: %s a class", step, in_class.tolist())
+            logger.info(
+                "step %d: too few rows to learn a kernel from: %s a class", step, in_class.tolist()
+            )
             return
         assert self.config.learn != "never"
         found = learn_kernel(
@@ -86,7 +107,9 @@ class KernelLearner(nn.Module):
             self._go_on(engine, scales_of(found.kernels, found.noise_stds), step)
 
     def _go_on(self, engine: Engine, scales: Tensor, step: int) -> None:
-        """Re-anchor the engine; where K is too near to singular for its precision, with more noise or not at all."""
+        """Re-anchor the engine; where K is too near to singular for its precision, with more noise
+        or not at all.
+        """
         before = self.log_scales.clone(), self.times.clone()
         self.times += 1
         for factor in NOISE_FACTORS:
@@ -95,9 +118,16 @@ class KernelLearner(nn.Module):
             try:
                 self.anchor(engine)
             except NotPositiveDefiniteError as error:
-                logger.info("step %d: learned, with %g times the noise, and not taken: %s", step, factor, error)
+                logger.info(
+                    "step %d: learned, with %g times the noise, and not taken: %s",
+                    step,
+                    factor,
+                    error,
+                )
             else:
-                logger.info("step %d: learned, with %g times the noise: %s", step, factor, self.learned)
+                logger.info(
+                    "step %d: learned, with %g times the noise: %s", step, factor, self.learned
+                )
                 return
         self.log_scales.copy_(before[0])
         self.times.copy_(before[1])
@@ -136,6 +166,8 @@ class KernelLearner(nn.Module):
         return self
 
 
-def build_learner(config: GPConfig, n_classes: int, *, device: torch.device | str | None = None) -> KernelLearner | None:
+def build_learner(
+    config: GPConfig, n_classes: int, *, device: torch.device | str | None = None
+) -> KernelLearner | None:
     """A learner, if the config wants one."""
     return None if config.learn == "never" else KernelLearner(config, n_classes, device=device)

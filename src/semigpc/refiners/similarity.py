@@ -32,9 +32,11 @@ class SimilarityConfig(PlacementConfig):
 
 
 class SimilarityRefiner(nn.Module):
-    """p(x) = softmax_j( h(x) . h_j / T ) Y_Q: every labelled entry votes for its class, so a larger class has more votes.
+    """p(x) = softmax_j( h(x) . h_j / T ) Y_Q: every labelled entry votes for its class, so a larger
+    class has more votes.
 
-    This is what the GP replaces, and what it tends to as sigma^2 / eta grows. A query costs O(M N (D + C)), a write O(B D).
+    This is what the GP replaces, and what it tends to as sigma^2 / eta grows. A query costs O(M N
+    (D + C)), a write O(B D).
 
     Args:
         config: the switches.
@@ -47,15 +49,22 @@ class SimilarityRefiner(nn.Module):
     features: Tensor
 
     def __init__(
-        self, config: SimilarityConfig, n_features: int, n_classes: int, *, device: torch.device | str | None = None
+        self,
+        config: SimilarityConfig,
+        n_features: int,
+        n_classes: int,
+        *,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.config, self.n_classes = config, n_classes
         self.placement = Placement(config)
-        self.buffer = (BalancedBuffer if config.balanced else FIFOBuffer)(config.buffer_size, n_classes)
+        self.buffer = (BalancedBuffer if config.balanced else FIFOBuffer)(
+            config.buffer_size, n_classes
+        )
         self.register_buffer("features", torch.zeros(config.buffer_size, n_features, device=device))
 
-    def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:  # noqa: ARG002
+    def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:
         """The network's own logits."""
         return output
 
@@ -68,14 +77,20 @@ class SimilarityRefiner(nn.Module):
             return queries.new_full((len(queries), self.n_classes), 1 / self.n_classes)
         labels = self.buffer.entries.labels[slots].to(queries.device, non_blocking=True)
         slots = slots.to(queries.device, non_blocking=True)
-        votes = torch.softmax(queries @ self.features[slots].to(queries).mT / self.config.temperature, dim=1)
+        votes = torch.softmax(
+            queries @ self.features[slots].to(queries).mT / self.config.temperature, dim=1
+        )
         return votes @ one_hot(labels, self.n_classes).to(votes)
 
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
-        """The memory's votes in place of ``probs`` (U, C), at the site and after the warm-up that are configured."""
-        return self.placement.mix(probs, self.probs(output)) if self.placement.acts_at(site) else probs
+        """The memory's votes in place of ``probs`` (U, C), at the site and after the warm-up that
+        are configured.
+        """
+        return (
+            self.placement.mix(probs, self.probs(output)) if self.placement.acts_at(site) else probs
+        )
 
-    def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:  # noqa: ARG002
+    def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
         """The largest probability."""
         return probs.amax(dim=1)
 

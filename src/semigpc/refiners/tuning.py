@@ -18,11 +18,15 @@ logger = logging.getLogger(__name__)
 RECENT = 512  # weak views looked at
 NEIGHBOURHOOD = 1.5  # l^2 over the median squared distance to the nearest labelled row
 COVERED = 0.8  # share of recent views that reach a confidence of SURE
-SURE = 0.999  # above the usual threshold of 0.95, so that alignment and smoothing, as in SimMatch, leave most above it too
+# above the usual threshold of 0.95, so that alignment and smoothing, as in SimMatch, leave most
+# above it too
+SURE = 0.999
 SMALLEST_LENGTH = 1e-3  # views that are labelled images themselves have no distance
 CHANGED = 0.1  # change of log l that is worth rebuilding the engine
 STEPS = 50  # between two looks
-ROWS_PER_STEP = 4  # steps between two rebuilds of the engine: at least N / 4, since a rebuild costs as much as N / B updates
+# steps between two rebuilds of the engine: at least N / 4, since a rebuild costs as much as N / B
+# updates
+ROWS_PER_STEP = 4
 CHUNK = 8192  # rows of the buffer compared at once
 LOGIT_SCALES = (0.1, 1e4)  # lambda lies between these
 HALVINGS = 20  # of the range of log lambda, which is then right to 1e-5
@@ -34,15 +38,18 @@ class ScaleTuner(HostState):
         l^2     =  1.5 median_i min_j |h_i - h_j|^2                     views i, rows j of the buffer
         lambda  :  max softmax(lambda mu(h_i)) >= 0.999 for 0.8 of the views
 
-    So the typical view has a neighbour within the kernel's reach, whatever the network, and four of five pseudo-labels are
-    confident, whatever the number of classes. A look costs O(512 N (D + C)). Where l has changed by a tenth or more the engine
-    is rebuilt, in O(N^3) if it is exact, and then not again for N / 4 steps.
+    So the typical view has a neighbour within the kernel's reach, whatever the network, and four of
+    five pseudo-labels are confident, whatever the number of classes. A look costs O(512 N (D + C)).
+    Where l has changed by a tenth or more the engine is rebuilt, in O(N^3) if it is exact, and then
+    not again for N / 4 steps.
 
-    The views and the scales are its state, so that a resumed run goes on to the same bits. lambda stays on the device; the host
-    waits for it once per look, for l, and where the engine is rebuilt.
+    The views and the scales are its state, so that a resumed run goes on to the same bits. lambda
+    stays on the device; the host waits for it once per look, for l, and where the engine is
+    rebuilt.
 
     Args:
-        config: the switches; a scale that is not "auto" keeps its value. n_features: D. n_classes: C.
+        config: the switches; a scale that is not "auto" keeps its value. n_features: D. n_classes:
+            C.
     """
 
     on_host = ("length_scale", "filled", "due", "rebuild_due")
@@ -53,10 +60,19 @@ class ScaleTuner(HostState):
     due: Tensor
     rebuild_due: Tensor
 
-    def __init__(self, config: GPConfig, n_features: int, n_classes: int, *, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        config: GPConfig,
+        n_features: int,
+        n_classes: int,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
-        self.tunes_length = config.length_scale == "auto" and config.learn == "never" and config.has_length_scale
+        self.tunes_length = (
+            config.length_scale == "auto" and config.learn == "never" and config.has_length_scale
+        )
         self.register_buffer("recent", torch.zeros(RECENT, n_features, device=device))
         self.register_buffer("filled", torch.tensor(0))
         self.register_buffer("due", torch.tensor(config.warmup_steps))
@@ -94,7 +110,9 @@ class ScaleTuner(HostState):
         return self.recent[: int(self.filled)]
 
     def tune_length(self, engine: Engine, step: int) -> None:
-        """Follow the distance from views to the nearest rows, and give the engine the kernel with it."""
+        """Follow the distance from views to the nearest rows, and give the engine the kernel with
+        it.
+        """
         if not self.tunes_length or step < int(self.rebuild_due):
             return
         views, there = self.views.to(engine.dtype), engine.occupied.split(CHUNK)
@@ -115,20 +133,26 @@ class ScaleTuner(HostState):
                 self.length_scale.copy_(before)
 
     def tune_logits(self, mean: Tensor) -> None:
-        """Follow the mean mu (M, C) of the recent views, lambda aside. O(M C), without waiting for a device."""
+        """Follow the mean mu (M, C) of the recent views, lambda aside. O(M C), without waiting for
+        a device.
+        """
         if self.config.logit_scale != "auto":
             return
         low, high = (torch.full_like(self.logit_scale, bound) for bound in LOGIT_SCALES)
         for _ in range(HALVINGS):  # the share that is confident grows with lambda
             middle = (low * high).sqrt()
-            covered = (torch.softmax(middle * mean, dim=1).amax(dim=1) >= SURE).double().mean() >= COVERED
+            covered = (
+                torch.softmax(middle * mean, dim=1).amax(dim=1) >= SURE
+            ).double().mean() >= COVERED
             low, high = torch.where(covered, low, middle), torch.where(covered, middle, high)
         self.logit_scale.copy_(high)
 
     def anchor(self, engine: Engine) -> None:
         """Give an engine the kernel with the length-scale that was found."""
         if self.tunes_length:
-            engine.reanchor(build_kernel(self.config, float(self.length_scale)), self.config.noise_std)
+            engine.reanchor(
+                build_kernel(self.config, float(self.length_scale)), self.config.noise_std
+            )
 
     def adopt(self, state: Mapping[str, Tensor], engine: Engine) -> None:
         """Take over what another has seen and found, its ``state_dict``, and give it to an engine."""
@@ -139,7 +163,9 @@ class ScaleTuner(HostState):
 def build_tuner(
     config: GPConfig, n_features: int, n_classes: int, *, device: torch.device | str | None = None
 ) -> ScaleTuner | None:
-    """A tuner, if some scale is "auto" and the GP refines; as the classifier itself it keeps the scales it starts with."""
+    """A tuner, if some scale is "auto" and the GP refines; as the classifier itself it keeps the
+    scales it starts with.
+    """
     if config.role == "classifier" or "auto" not in (config.length_scale, config.logit_scale):
         return None
     return ScaleTuner(config, n_features, n_classes, device=device)

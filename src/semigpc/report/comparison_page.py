@@ -1,6 +1,8 @@
-"""The page of a comparison: which method is better, by how much, on which classes, and how sure that is.
+"""The page of a comparison: which method is better, by how much, on which classes, and how sure
+that is.
 
-A method has one colour and one mark wherever it is drawn. Lines are means over seeds, bands span all seeds.
+A method has one colour and one mark wherever it is drawn. Lines are means over seeds, bands span
+all seeds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,16 +25,40 @@ from semigpc.io.atomic import Count, FileError, read_json, replacing
 from semigpc.io.text import CLASS_GROUPS, count, mean_and_spread, percent, points
 from semigpc.report import style
 from semigpc.report.charts import class_axis, class_shares, draw_shares, share_scale
-from semigpc.report.run_record import HEADS, Entry, Floats, RunRecord, floats, mean_known, read_run, series
-from semigpc.report.style import BLUE, FONT, GREEN, GREY, INK, MUTED, NAMED, ORANGE, PAPER, PURPLE, Chart
+from semigpc.report.run_record import (
+    HEADS,
+    Entry,
+    Floats,
+    RunRecord,
+    floats,
+    mean_known,
+    read_run,
+    series,
+)
+from semigpc.report.style import (
+    BLUE,
+    FONT,
+    GREEN,
+    GREY,
+    INK,
+    MUTED,
+    NAMED,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    Chart,
+)
 from semigpc.report.wording import HEAD_NAMES, JUDGED, metric_name, number_of, short
 from semigpc.training.run_files import LOOSE, Figures
 
 COLUMNS = ("balanced_accuracy", *CLASS_GROUPS, "top1", "macro_f1", "ece")
 LOWER_IS_BETTER = ("ece", "loss")
-MOST_IN_A_PANEL = 6  # methods; more cannot be told apart, so that each algorithm gets a panel of its own
-# A dark colour, a light one and a mark for each algorithm, in the order of their registry. Without a refiner an algorithm is
-# light and dashed, with SemiGPC it is dark and solid, with another refiner between the two.
+MOST_IN_A_PANEL = (
+    6  # methods; more cannot be told apart, so that each algorithm gets a panel of its own
+)
+# A dark colour, a light one and a mark for each algorithm, in the order of their registry. Without
+# a refiner an algorithm is light and dashed, with SemiGPC it is dark and solid, with another
+# refiner between the two.
 PALETTE = (
     ("#666666", "#A3A3A3", "P"),
     ("#0072B2", "#56B4E9", "o"),
@@ -46,10 +72,14 @@ PALETTE = (
     ("#B03052", "#E795AB", "*"),
 )
 PANELS_ACROSS = 3  # of a reproduction's figure
-OTHER_REFINERS = (GREEN, PURPLE, MUTED)  # there, by order; without a refiner lines are blue, with SemiGPC orange
+OTHER_REFINERS = (
+    GREEN,
+    PURPLE,
+    MUTED,
+)  # there, by order; without a refiner lines are blue, with SemiGPC orange
 
 
-# Reading ----------------------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 class RunEntry(TypedDict, total=False):
@@ -61,7 +91,9 @@ class RunEntry(TypedDict, total=False):
 
 
 class MethodEntry(TypedDict, total=False):
-    """A method in ``comparison.json``, and what it was made of; ``rank`` is its algorithm's place in the registry."""
+    """A method in ``comparison.json``, and what it was made of; ``rank`` is its algorithm's place
+    in the registry.
+    """
 
     name: Required[str]
     algorithm: str | None
@@ -89,7 +121,9 @@ class ComparisonRecord(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """One method of a comparison: its entry in comparison.json, the runs whose folders could be read, and its looks."""
+    """One method of a comparison: its entry in comparison.json, the runs whose folders could be
+    read, and its looks.
+    """
 
     record: Entry
     runs: Sequence[tuple[Entry, RunRecord]]
@@ -109,7 +143,9 @@ class ComparedCell:
 
     @property
     def line(self) -> dict[str, Any]:
-        """How matplotlib is to draw the cell, and its name in keys, from which a leading underscore would strike it."""
+        """How matplotlib is to draw the cell, and its name in keys, from which a leading underscore
+        would strike it.
+        """
         name = short(self.label, 40)
         label = f" {name}" if name.startswith("_") else name
         return {"color": self.colour, "linestyle": self.dashes, "linewidth": 1.9, "label": label}
@@ -135,10 +171,14 @@ class Comparison:
         return str(self.record.get("metric") or "balanced_accuracy")
 
     def groups(self, drawn: Sequence[str]) -> list[tuple[str, list[ComparedCell]]]:
-        """Return the cells among ``drawn`` for each panel, with the panel's name: one panel, or one for each algorithm."""
+        """Return the cells among ``drawn`` for each panel, with the panel's name: one panel, or one
+        for each algorithm.
+        """
         bases = dict.fromkeys(base_of(cell.record) for cell in self.cells)
         groups = [[cell for cell in self.cells if base_of(cell.record) == base] for base in bases]
-        named = [(_group_name(base, cells), cells) for base, cells in zip(bases, groups, strict=True)]
+        named = [
+            (_group_name(base, cells), cells) for base, cells in zip(bases, groups, strict=True)
+        ]
         choices = [("", list(self.cells))] if len(self.cells) <= MOST_IN_A_PANEL else named
         kept = [(name, [cell for cell in cells if cell.name in drawn]) for name, cells in choices]
         return [(name, cells) for name, cells in kept if cells]
@@ -156,7 +196,9 @@ def read_comparison(folder: Path) -> Comparison:
         raise FileNotFoundError(
             f"a comparison folder holds comparison.json; {folder} does not. Give the folder that the comparison wrote to."
         )
-    record: Entry = read_json(path, ComparisonRecord, error=FileError, remedy="Run the comparison again.")
+    record: Entry = read_json(
+        path, ComparisonRecord, error=FileError, remedy="Run the comparison again."
+    )
     problems: list[str] = []
     entries = record.get("cells") or []
     hues = _hues(entries)
@@ -166,7 +208,10 @@ def read_comparison(folder: Path) -> Comparison:
 
 def base_of(entry: Entry) -> str:
     """Return what a refiner is put on, as in "fixmatch" or "fixmatch+darp"."""
-    algorithm, addon = str(entry.get("algorithm") or entry["name"].split("+")[0]), entry.get("addon") or "none"
+    algorithm, addon = (
+        str(entry.get("algorithm") or entry["name"].split("+")[0]),
+        entry.get("addon") or "none",
+    )
     return algorithm if addon == "none" else f"{algorithm}+{addon}"
 
 
@@ -176,8 +221,13 @@ def _group_name(base: str, cells: Sequence[ComparedCell]) -> str:
 
 
 def _hues(entries: Sequence[Entry]) -> dict[str, tuple[str, str, str]]:
-    """Give each algorithm the colours of its rank; without a rank, or with an add-on, the last ones that are free."""
-    ranks = {base_of(entry): entry.get("rank") if "+" not in base_of(entry) else None for entry in entries}
+    """Give each algorithm the colours of its rank; without a rank, or with an add-on, the last ones
+    that are free.
+    """
+    ranks = {
+        base_of(entry): entry.get("rank") if "+" not in base_of(entry) else None
+        for entry in entries
+    }
     hues = {base: PALETTE[rank % len(PALETTE)] for base, rank in ranks.items() if rank is not None}
     free = [hue for hue in reversed(PALETTE) if hue not in hues.values()] or PALETTE
     for place, base in enumerate(base for base, rank in ranks.items() if rank is None):
@@ -185,16 +235,25 @@ def _hues(entries: Sequence[Entry]) -> dict[str, tuple[str, str, str]]:
     return hues
 
 
-def _read_cell(folder: Path, entry: Entry, hue: tuple[str, str, str], problems: list[str]) -> ComparedCell:
+def _read_cell(
+    folder: Path, entry: Entry, hue: tuple[str, str, str], problems: list[str]
+) -> ComparedCell:
     runs: list[tuple[Entry, RunRecord]] = []
     missing: list[str] = []
     for run in entry.get("runs") or []:
         try:
-            runs.append((run.get("result") or {}, read_run(folder / str(run.get("folder") or ""), bulky=False)))
+            runs.append(
+                (
+                    run.get("result") or {},
+                    read_run(folder / str(run.get("folder") or ""), bulky=False),
+                )
+            )
         except FileNotFoundError:
             missing.append(str(run.get("seed")))
     if missing:
-        problems.append(f"The files of {entry['name']} for seed {', '.join(missing)} are missing: its curves leave them out.")
+        problems.append(
+            f"The files of {entry['name']} for seed {', '.join(missing)} are missing: its curves leave them out."
+        )
     dark, light, marker = hue
     middle = to_hex(tuple(np.mean([to_rgb(dark), to_rgb(light)], axis=0).tolist()))
     looks: dict[str, tuple[str, Any]] = {"gp": (dark, "-"), "none": (light, (0, (4, 1.6)))}
@@ -208,30 +267,43 @@ def _reference(folder: Path, cells: Sequence[ComparedCell]) -> RunRecord:
         for _, run in cell.runs:
             if run.split.get("class_names"):
                 return run
-    lengths = [len(result["per_class_recall"]) for cell in cells for result in cell.results() if result.get("per_class_recall")]
-    return RunRecord(folder, split={"class_names": [str(c) for c in range(max(lengths, default=0))]})
+    lengths = [
+        len(result["per_class_recall"])
+        for cell in cells
+        for result in cell.results()
+        if result.get("per_class_recall")
+    ]
+    return RunRecord(
+        folder, split={"class_names": [str(c) for c in range(max(lengths, default=0))]}
+    )
 
 
-# The page ---------------------------------------------------------------------------------------------------------------
+# The page -----------------------------------------------------------------------------------------
 
 
 def write_comparison_report(folder: Path) -> Path:
-    """Read a comparison folder and write ``report.html`` into it, leaving out what needs files that are not there.
+    """Read a comparison folder and write ``report.html`` into it, leaving out what needs files that
+    are not there.
 
-    Runs that have a ``report.html`` of their own are linked, by relative paths, so write theirs first.
+    Runs that have a ``report.html`` of their own are linked, by relative paths, so write theirs
+    first.
 
     Returns:
         The path of the page: one file, with everything it shows inside.
 
     Raises:
         FileNotFoundError: if the folder holds no comparison.json.
-        ValueError: if comparison.json is not a JSON object, or if files of a run disagree on the number of classes.
+        ValueError: if comparison.json is not a JSON object, or if files of a run disagree on the
+            number of classes.
     """
     comparison = read_comparison(folder)
     record, reference = comparison.record, comparison.reference
     seeds = record.get("seeds") or []
     labelled = reference.counts("labeled_counts")
-    facts = [("Methods", count(len(comparison.cells))), ("Seeds", ", ".join(map(str, seeds)) or "none")]
+    facts = [
+        ("Methods", count(len(comparison.cells))),
+        ("Seeds", ", ".join(map(str, seeds)) or "none"),
+    ]
     if reference.class_names:
         facts.append(("Classes", count(len(reference.class_names))))
     if labelled is not None and len(labelled):
@@ -264,7 +336,12 @@ def _by_head(comparison: Comparison, cell: ComparedCell, run: Entry) -> str:
     """Return the metric of each head at the last evaluation of a run, and which of them is judged."""
     result, path = run.get("result") or {}, comparison.path / str(run.get("folder") or "")
     records = [record for _, record in cell.runs if record.path == path]
-    last = {head: curve[-1] for record in records for head in HEADS if (curve := record.curve(str(result.get("part")), head))}
+    last = {
+        head: curve[-1]
+        for record in records
+        for head in HEADS
+        if (curve := record.curve(str(result.get("part")), head))
+    }
     return ", ".join(
         f"{HEAD_NAMES[head]} {percent(number_of(entry, comparison.metric))}{JUDGED if head == result.get('head') else ''}"
         for head, entry in last.items()
@@ -274,7 +351,10 @@ def _by_head(comparison: Comparison, cell: ComparedCell, run: Entry) -> str:
 def _rows(comparison: Comparison, columns: Sequence[str]) -> list[dict[str, Any]]:
     """List the cells as mean and deviation by column, with the best of each column marked."""
     metric, baseline = comparison.metric, comparison.record.get("baseline")
-    means = {cell.name: {key: number_of(cell.record.get("mean") or {}, key) for key in columns} for cell in comparison.cells}
+    means = {
+        cell.name: {key: number_of(cell.record.get("mean") or {}, key) for key in columns}
+        for cell in comparison.cells
+    }
     best = {}
     for key in columns:
         known = [value for mean in means.values() if (value := mean[key]) is not None]
@@ -285,7 +365,9 @@ def _rows(comparison: Comparison, columns: Sequence[str]) -> list[dict[str, Any]
     for cell in comparison.cells:
         mean, std, n = means[cell.name], cell.record.get("std") or {}, len(cell.results())
         reached = mean[metric]
-        gain = None if start is None or reached is None or cell.name == baseline else reached - start
+        gain = (
+            None if start is None or reached is None or cell.name == baseline else reached - start
+        )
         spreads = [mean_and_spread(mean[key], number_of(std, key), n) for key in columns]
         rows.append(
             {
@@ -310,21 +392,35 @@ def _page_of(folder: Path, run: Entry) -> str:
 
 
 def _shortfall(comparison: Comparison, seeds: int) -> list[str]:
-    """Name the cells that have fewer results than the comparison has seeds: their means are not over the same draws."""
-    lacking = [f"{cell.label} ({len(cell.results())})" for cell in comparison.cells if len(cell.results()) < seeds]
-    return [f"Means over fewer than the {seeds} seeds asked for: {', '.join(lacking)}."] if lacking else []
+    """Name the cells that have fewer results than the comparison has seeds: their means are not
+    over the same draws.
+    """
+    lacking = [
+        f"{cell.label} ({len(cell.results())})"
+        for cell in comparison.cells
+        if len(cell.results()) < seeds
+    ]
+    return (
+        [f"Means over fewer than the {seeds} seeds asked for: {', '.join(lacking)}."]
+        if lacking
+        else []
+    )
 
 
 def _swatch(cell: ComparedCell) -> Markup:
     """Return a short piece of the cell's line, as its charts draw it."""
-    dashes = "" if isinstance(cell.dashes, str) else " ".join(f"{2 * length:g}" for length in cell.dashes[1])
+    dashes = (
+        ""
+        if isinstance(cell.dashes, str)
+        else " ".join(f"{2 * length:g}" for length in cell.dashes[1])
+    )
     return Markup(
         '<svg class="swatch" viewBox="0 0 34 10" aria-hidden="true"><path d="M1 5H33" fill="none" stroke="{}" '
         'stroke-width="3" stroke-dasharray="{}"/></svg>'
     ).format(cell.colour, dashes or "none")
 
 
-# Charts -----------------------------------------------------------------------------------------------------------------
+# Charts -------------------------------------------------------------------------------------------
 
 Pick = Callable[[Entry, RunRecord], Sequence[Entry]]
 
@@ -339,10 +435,20 @@ def difference_chart(comparison: Comparison) -> Chart | None:
     for row, pair in enumerate(pairs):
         colour = colours.get(str(pair.get("with")), GREY)
         differences = 100 * floats(pair["differences"])
-        spread = (np.arange(len(differences)) - (len(differences) - 1) / 2) * min(0.09, 0.5 / len(differences))
+        spread = (np.arange(len(differences)) - (len(differences) - 1) / 2) * min(
+            0.09, 0.5 / len(differences)
+        )
         mean = 100 * float(pair["mean_difference"])
         axes.plot([mean, mean], [row - 0.33, row + 0.33], color=INK, linewidth=2.6, zorder=3)
-        axes.scatter(differences, row + spread, s=38, color=colour, edgecolors=PAPER, linewidths=0.8, zorder=4)
+        axes.scatter(
+            differences,
+            row + spread,
+            s=38,
+            color=colour,
+            edgecolors=PAPER,
+            linewidths=0.8,
+            zorder=4,
+        )
         axes.text(
             1.01,
             row,
@@ -355,11 +461,16 @@ def difference_chart(comparison: Comparison) -> Chart | None:
     axes.axvline(0, color=MUTED, linewidth=1.2)
     axes.set_yticks(range(len(pairs)), [short(str(pair["name"]), 40) for pair in pairs])
     axes.set_ylim(len(pairs) - 0.5, -0.5)
-    reach = 1.12 * max(0.1, *(abs(100 * value) for pair in pairs for value in pair["differences"] if value is not None))
+    reach = 1.12 * max(
+        0.1,
+        *(abs(100 * value) for pair in pairs for value in pair["differences"] if value is not None),
+    )
     axes.set_xlim(min(-0.15 * reach, axes.get_xlim()[0]), max(0.15 * reach, axes.get_xlim()[1]))
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    style.name_panel(axes, x=f"difference in {metric_name(comparison.metric).lower()}, percentage points")
+    style.name_panel(
+        axes, x=f"difference in {metric_name(comparison.metric).lower()}, percentage points"
+    )
     caption = "Dots are seeds, the bar their mean; look for all dots on one side of zero, which with few seeds can be chance."
     return style.chart(figure, "Paired differences, seed by seed", caption)
 
@@ -372,11 +483,15 @@ def curve_chart(comparison: Comparison) -> Chart | None:
 
     name = metric_name(comparison.metric)
     caption = "Lines are means and bands span all seeds; look at where the lines part, and whether the bands overlap."
-    return _over_steps(comparison, {name: comparison.metric}, pick, f"{name} over training", caption, whole=False)
+    return _over_steps(
+        comparison, {name: comparison.metric}, pick, f"{name} over training", caption, whole=False
+    )
 
 
 def pseudo_chart(comparison: Comparison) -> Chart | None:
-    """Draw coverage, precision and calibration error of the accepted pseudo-labels over training for all cells."""
+    """Draw coverage, precision and calibration error of the accepted pseudo-labels over training
+    for all cells.
+    """
     measures = {"Coverage": "coverage", "Precision": "precision", "Calibration error": "ece"}
     caption = "The better method has higher coverage and precision; a gain in coverage that costs precision is no gain."
     title = "Quality of the pseudo-labels"
@@ -388,7 +503,11 @@ def recall_chart(comparison: Comparison) -> Chart | None:
     n = len(comparison.reference.class_names)
 
     def recall(cell: ComparedCell) -> Floats | None:
-        known = [floats(values) for result in cell.results() if len(values := result.get("per_class_recall") or ()) == n]
+        known = [
+            floats(values)
+            for result in cell.results()
+            if len(values := result.get("per_class_recall") or ()) == n
+        ]
         return mean_known(known) if known else None
 
     caption = "Classes stand from common to rare; look at how far each line falls on the right."
@@ -403,31 +522,52 @@ def share_chart(comparison: Comparison) -> Chart | None:
         return mean_known(known) if known else None
 
     true = class_shares(comparison.reference)[2]
-    against = "the dotted line, the share among the labels" if true is None else "the broad grey line, the truth"
+    against = (
+        "the dotted line, the share among the labels"
+        if true is None
+        else "the broad grey line, the truth"
+    )
     caption = f"Pseudo-labels should follow {against}; a method that falls below it on the right overlooks rare classes."
-    return _over_classes(comparison, believed, "Class counts: believed and true", caption, shares=True)
+    return _over_classes(
+        comparison, believed, "Class counts: believed and true", caption, shares=True
+    )
 
 
 def _over_steps(
-    comparison: Comparison, measures: dict[str, str], pick: Pick, title: str, caption: str, *, whole: bool
+    comparison: Comparison,
+    measures: dict[str, str],
+    pick: Pick,
+    title: str,
+    caption: str,
+    *,
+    whole: bool,
 ) -> Chart | None:
-    """Draw measures, keys by name, of the entries that ``pick`` returns: a panel for each measure and group of cells."""
+    """Draw measures, keys by name, of the entries that ``pick`` returns: a panel for each measure
+    and group of cells.
+    """
     curves = {
         (name, cell.name): curve
         for name, key in measures.items()
         for cell in comparison.cells
-        if (curve := _shared_steps([series(pick(result, run), key) for result, run in cell.runs])) is not None
+        if (curve := _shared_steps([series(pick(result, run), key) for result, run in cell.runs]))
+        is not None
     }
     if not curves:
         return None
     shown = [name for name in measures if any(measure == name for measure, _ in curves)]
-    places = [(group, cells, name) for group, cells in comparison.groups([cell for _, cell in curves]) for name in shown]
+    places = [
+        (group, cells, name)
+        for group, cells in comparison.groups([cell for _, cell in curves])
+        for name in shown
+    ]
     figure, grid = _grid(len(places), columns=2 if len(shown) == 2 else 3)
     for axes, (group, cells, name) in zip(grid, places, strict=True):
         for cell in cells:
             if (name, cell.name) in curves:
                 _draw_band(axes, cell, *curves[name, cell.name])
-        style.name_panel(axes, ": ".join(part for part in (group, name if len(shown) > 1 else "") if part))
+        style.name_panel(
+            axes, ": ".join(part for part in (group, name if len(shown) > 1 else "") if part)
+        )
         style.step_axis(axes)
     limits = [axes.get_ylim() for axes in grid]
     for axes in grid:
@@ -438,10 +578,20 @@ def _over_steps(
 
 
 def _shared_steps(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats] | None:
-    """Return the steps (S,) that all runs share and their values (runs, S), or None if there are none."""
-    runs = [dict(zip(steps.tolist(), values.tolist(), strict=True)) for steps, values in curves if len(steps)]
+    """Return the steps (S,) that all runs share and their values (runs, S), or None if there are
+    none.
+    """
+    runs = [
+        dict(zip(steps.tolist(), values.tolist(), strict=True))
+        for steps, values in curves
+        if len(steps)
+    ]
     shared = sorted(set.intersection(*map(set, runs))) if runs else []
-    return (np.array(shared), np.array([[run[step] for step in shared] for run in runs])) if shared else None
+    return (
+        (np.array(shared), np.array([[run[step] for step in shared] for run in runs]))
+        if shared
+        else None
+    )
 
 
 def _draw_band(axes: Axes, cell: ComparedCell, steps: Floats, values: Floats) -> None:
@@ -449,36 +599,65 @@ def _draw_band(axes: Axes, cell: ComparedCell, steps: Floats, values: Floats) ->
     marker = cell.marker if len(steps) <= style.FEW_POINTS else ""
     axes.plot(steps, values.mean(axis=0), **cell.line, marker=marker, markersize=3.5)
     if len(values) > 1:
-        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=cell.colour, alpha=0.15, linewidth=0)
+        axes.fill_between(
+            steps,
+            values.min(axis=0),
+            values.max(axis=0),
+            color=cell.colour,
+            alpha=0.15,
+            linewidth=0,
+        )
 
 
 def _grid(n: int, *, columns: int) -> tuple[Figure, list[Axes]]:
     """Lay out n panels in rows of at most so many columns."""
     across = min(columns, n)
     rows = -(-n // across)
-    figure, grid = style.panels(rows, across, height=4.2 if rows == across == 1 else 0.5 + 2.8 * rows)
+    figure, grid = style.panels(
+        rows, across, height=4.2 if rows == across == 1 else 0.5 + 2.8 * rows
+    )
     for axes in grid[n:]:
         axes.remove()
     return figure, grid[:n]
 
 
 def _over_classes(
-    comparison: Comparison, values: Callable[[ComparedCell], Floats | None], title: str, caption: str, *, shares: bool
+    comparison: Comparison,
+    values: Callable[[ComparedCell], Floats | None],
+    title: str,
+    caption: str,
+    *,
+    shares: bool,
 ) -> Chart | None:
     """Draw one number for each class and cell, classes by rank, a panel for each group of cells."""
     reference = comparison.reference
     n, order = len(reference.class_names), reference.order
-    known = {cell.name: row for cell in comparison.cells if (row := values(cell)) is not None and len(row) == n}
+    known = {
+        cell.name: row
+        for cell in comparison.cells
+        if (row := values(cell)) is not None and len(row) == n
+    }
     if not known or not n:
         return None
     groups = comparison.groups(list(known))
-    figure, grid = style.panels(len(groups), 1, height=3.9 if len(groups) == 1 else 1.0 + 2.1 * len(groups))
+    figure, grid = style.panels(
+        len(groups), 1, height=3.9 if len(groups) == 1 else 1.0 + 2.1 * len(groups)
+    )
     given, _, true = class_shares(reference)
     for axes, (group, cells) in zip(grid, groups, strict=True):
         if shares and true is not None:
-            draw_shares(axes, true[order], color=MUTED, linewidth=6, alpha=0.45, label="true, among the unlabelled")
+            draw_shares(
+                axes,
+                true[order],
+                color=MUTED,
+                linewidth=6,
+                alpha=0.45,
+                label="true, among the unlabelled",
+            )
         elif shares and given is not None:
-            draw_shares(axes, given[order], color=INK, linestyle=":", label="given, among the labelled")
+            draw_shares(
+                axes, given[order], color=INK, linestyle=":", label="given, among the labelled"
+            )
         for cell in cells:
             row = known[cell.name][order]
             row, marker = (row, cell.marker) if n <= NAMED else (style.running_mean(row), "")
@@ -495,7 +674,7 @@ def _over_classes(
     return style.chart(figure, title, caption)
 
 
-# A whole reproduction ---------------------------------------------------------------------------------------------------
+# A whole reproduction -----------------------------------------------------------------------------
 
 
 def draw_class_recall(figures: Mapping[str, Any], path: Path) -> None:
@@ -505,7 +684,8 @@ def draw_class_recall(figures: Mapping[str, Any], path: Path) -> None:
 
 
 def class_recall_figure(figures: Mapping[str, Any]) -> Figure:
-    """Draw the recall of each class, one panel per group: labels only, and the mean over algorithms with each refiner.
+    """Draw the recall of each class, one panel per group: labels only, and the mean over algorithms
+    with each refiner.
 
     Thin lines are the algorithms one by one, all of them means over seeds.
 
@@ -513,7 +693,9 @@ def class_recall_figure(figures: Mapping[str, Any]) -> Figure:
         figures: what ``semigpc reproduce`` writes as figures.json.
     """
     groups = {
-        name: group for name, group in figures["groups"].items() if any("last" in cell for cell in group["cells"].values())
+        name: group
+        for name, group in figures["groups"].items()
+        if any("last" in cell for cell in group["cells"].values())
     }
     columns = min(PANELS_ACROSS, len(groups))
     rows = -(-len(groups) // columns)
@@ -546,7 +728,13 @@ def _draw_group(axes: Axes, name: str, group: Mapping[str, Any]) -> None:
         lines.setdefault(refiner, []).append(recall)
         labels.setdefault(refiner, f"with {cell['label'].partition(' + ')[2] or refiner}")
     colours = {"none": BLUE, "gp": ORANGE}
-    colours |= dict(zip([refiner for refiner in lines if refiner not in colours], cycle(OTHER_REFINERS), strict=False))
+    colours |= dict(
+        zip(
+            [refiner for refiner in lines if refiner not in colours],
+            cycle(OTHER_REFINERS),
+            strict=False,
+        )
+    )
     for refiner, recalls in lines.items():
         for recall in recalls:
             draw(recall, color=colours[refiner], linewidth=0.8, alpha=0.35)
@@ -556,6 +744,12 @@ def _draw_group(axes: Axes, name: str, group: Mapping[str, Any]) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if len(names) <= NAMED // 2:
-        axes.set_xticks(range(len(names)), [short(name) for name in names], rotation=45, ha="right", fontsize=FONT - 1)
+        axes.set_xticks(
+            range(len(names)),
+            [short(name) for name in names],
+            rotation=45,
+            ha="right",
+            fontsize=FONT - 1,
+        )
     else:
         axes.set_xlabel("class, from the largest to the smallest")

@@ -1,11 +1,13 @@
-"""The page of a labelled data set: how many rows got a label, how far to trust them, and what to look at by hand.
+"""The page of a labelled data set: how many rows got a label, how far to trust them, and what to
+look at by hand.
 
 ``facts`` is a plain dictionary (what ``summary.json`` holds). Keys without "optional" are needed:
 
     title        str: heading of the page                   data         str: what was labelled, as the user named it
     classes      [str] (C,): names, in the model's order    given        [int] (C,): labels that came with the data
     pseudo       [int] (C,): rows that got a label          believed     [float] (C,) or None: shares of the classes among the
-                                                                         rows without a given label, summing to 1
+                                                                         rows without a given label,
+                                                                         summing to 1
     statuses     {"labelled": int, "pseudo": int, "abstained": int, "outlier": int}: rows, as in the column ``status``
     threshold    float: confidence below which the model abstains, on average over the classes; 0.0 if it never does
     model        {name: number or text}: the hyper-parameters it was fitted with, in the order to show them
@@ -44,11 +46,16 @@ from semigpc.report.wording import counted, flatten, short
 LISTED = 100  # rows of a list by hand; the tables of the folder have them all
 PAIRS = 15  # confusion pairs that are drawn; the table has more
 INTERVAL = "95% interval"
-OFFSET: dict[str, Any] = {"textcoords": "offset points", "color": INK}  # of numbers beside bars and dots
+OFFSET: dict[str, Any] = {
+    "textcoords": "offset points",
+    "color": INK,
+}  # of numbers beside bars and dots
 NO_EVIDENCE = "Nothing was held out, so there is no estimate of how many of the labels are right."
 
 
-Examples = dict[str, list[tuple[str, float]]]  # "given", "most sure" and "least sure": ids and confidences
+Examples = dict[
+    str, list[tuple[str, float]]
+]  # "given", "most sure" and "least sure": ids and confidences
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,9 @@ class ReportImages:
 NO_IMAGES = ReportImages({}, {}, {})
 
 
-def write_labeling_report(path: Path, facts: dict[str, Any], images: ReportImages = NO_IMAGES) -> Path:
+def write_labeling_report(
+    path: Path, facts: dict[str, Any], images: ReportImages = NO_IMAGES
+) -> Path:
     """Write the page of a labelled data set: one file, with everything it shows inside.
 
     Args:
@@ -89,15 +98,23 @@ def write_labeling_report(path: Path, facts: dict[str, Any], images: ReportImage
         "data": facts["data"],
         "noun": noun,
         "nothing": _nothing(facts),
-        "headline": [_headline(facts, noun), promise_sentence(facts), _trust(facts, evidence, noun) if evidence else why_none],
+        "headline": [
+            _headline(facts, noun),
+            promise_sentence(facts),
+            _trust(facts, evidence, noun) if evidence else why_none,
+        ],
         "images": images,
         "notes": facts.get("notes") or [],
         "facts": _numbers(facts, evidence, noun),
         "evidence": evidence,
         "why_none": why_none,
         "shares": style.chart_rows([shares_chart(facts)]),
-        "trust": style.chart_rows([trust_chart(evidence, facts["threshold"], facts.get("target_precision"))]),
-        "reliability": style.chart_rows([reliability_chart(evidence, alone=True, noun="held-out labels")]),
+        "trust": style.chart_rows(
+            [trust_chart(evidence, facts["threshold"], facts.get("target_precision"))]
+        ),
+        "reliability": style.chart_rows(
+            [reliability_chart(evidence, alone=True, noun="held-out labels")]
+        ),
         "recall": style.chart_rows([recall_chart(facts, evidence)]),
         "pairs_taken": style.chart_rows([pairs_chart(evidence)]),
         "peers": style.chart_rows([peers_chart(methods)]),
@@ -123,7 +140,9 @@ def _nothing(facts: Entry) -> str:
         return ""
     promise = facts.get("promise") or {}
     empty = [name for name, new in zip(facts["classes"], facts["pseudo"], strict=True) if not new]
-    return no_new_labels({name: promise.get("needed", {}).get(name) for name in promise.get("without", empty)})
+    return no_new_labels(
+        {name: promise.get("needed", {}).get(name) for name in promise.get("without", empty)}
+    )
 
 
 def promise_sentence(facts: Entry) -> str:
@@ -147,13 +166,20 @@ def promise_sentence(facts: Entry) -> str:
 
 def _no_promise(promise: Entry) -> str:
     labels = counted(promise.get("labels", 0), "given labels")
-    lower = f" Labels could be given out with a promise of {100 * promise['possible']:g}%." if promise.get("possible") else ""
+    lower = (
+        f" Labels could be given out with a promise of {100 * promise['possible']:g}%."
+        if promise.get("possible")
+        else ""
+    )
     return f"{labels} do not allow to promise that {100 * promise['target']:g}% of new labels are right.{lower}"
 
 
 def _headline(facts: Entry, noun: str) -> str:
     """Say how many rows got a label, and why the others did not."""
-    statuses = {key: int(facts["statuses"].get(key, 0)) for key in ("labelled", "pseudo", "abstained", "outlier")}
+    statuses = {
+        key: int(facts["statuses"].get(key, 0))
+        for key in ("labelled", "pseudo", "abstained", "outlier")
+    }
     total = sum(statuses.values()) - statuses["labelled"]
     if not total:
         return f"All {counted(statuses['labelled'], noun)} came with a label: there was nothing to label."
@@ -177,7 +203,11 @@ def _trust(facts: Entry, evidence: Entry, noun: str) -> str:
     held = f"{labels}, each predicted by a model that had not seen it ({counted(evidence['folds'], 'folds')})"
     if chosen["precision"] is None:
         return f"At this threshold none of the {held} would have got a label: nothing is known of the precision."
-    below = f" This is less than the {percent(target)} asked for." if target and chosen["precision"] < target else ""
+    below = (
+        f" This is less than the {percent(target)} asked for."
+        if target and chosen["precision"] < target
+        else ""
+    )
     return (
         f"Measured: {percent(chosen['precision'])} of the labels given out would be right (95% interval "
         f"{percent(chosen['low'])} to {percent(chosen['high'])}).{below} That was found on {held}; it holds for {noun} like "
@@ -188,8 +218,16 @@ def _trust(facts: Entry, evidence: Entry, noun: str) -> str:
 def _numbers(facts: Entry, evidence: Entry, noun: str) -> list[tuple[str, str]]:
     """Name the few numbers that a reader asks for first."""
     statuses = facts["statuses"]
-    names = {"labelled": "Given labels", "pseudo": "New labels", "abstained": "Left open", "outlier": "Outliers"}
-    numbers = [(noun.capitalize(), count(sum(statuses.values()))), ("Classes", count(len(facts["classes"])))]
+    names = {
+        "labelled": "Given labels",
+        "pseudo": "New labels",
+        "abstained": "Left open",
+        "outlier": "Outliers",
+    }
+    numbers = [
+        (noun.capitalize(), count(sum(statuses.values()))),
+        ("Classes", count(len(facts["classes"]))),
+    ]
     numbers += [(name, count(statuses.get(key, 0))) for key, name in names.items()]
     if evidence:
         numbers.append(("Measured precision", percent(evidence["chosen"]["precision"])))
@@ -217,7 +255,10 @@ def _class_rows(facts: Entry, evidence: Entry) -> list[dict[str, Any]]:
 
 def _listed(values: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """List names and values as text, numbers with four digits."""
-    rounded = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in (values or {}).items()}
+    rounded = {
+        name: f"{value:.4g}" if isinstance(value, float) else value
+        for name, value in (values or {}).items()
+    }
     return flatten(rounded) if rounded else []
 
 
@@ -225,7 +266,9 @@ def _methods(evidence: Entry) -> list[Entry]:
     """Return the methods that were compared, best balanced accuracy first and failures last."""
     return sorted(
         evidence.get("peers") or [],
-        key=lambda row: -1.0 if row.get("balanced_accuracy") is None else -2 - row["balanced_accuracy"],
+        key=lambda row: (
+            -1.0 if row.get("balanced_accuracy") is None else -2 - row["balanced_accuracy"]
+        ),
     )
 
 
@@ -242,31 +285,51 @@ def _verdict(methods: Sequence[Entry]) -> str:
     by = f"by {100 * abs(gap):.1f} points of balanced accuracy"
     caution = ", which is less than folds differ among themselves" if abs(gap) < spread else ""
     if gap < -0.0005:
-        return f"On these labels {best['title']} does better than the Gaussian process, {by}{caution}."
+        return (
+            f"On these labels {best['title']} does better than the Gaussian process, {by}{caution}."
+        )
     if gap > 0.0005:
         return f"On these labels the Gaussian process does better than the best of the others, {best['title']}, {by}{caution}."
     return f"On these labels the Gaussian process and the best of the others, {best['title']}, do equally well."
 
 
 def classes_of(facts: Entry) -> RunRecord:
-    """Return the classes with the labels given of each, in the form that charts with one place for each class take."""
-    return RunRecord(Path(), split={"class_names": facts["classes"], "labeled_counts": facts["given"]})
+    """Return the classes with the labels given of each, in the form that charts with one place for
+    each class take.
+    """
+    return RunRecord(
+        Path(), split={"class_names": facts["classes"], "labeled_counts": facts["given"]}
+    )
 
 
 def shares_chart(facts: Entry) -> Chart | None:
-    """Draw the share of each class among the labels given, the rows believed to be of it, and the labels made."""
+    """Draw the share of each class among the labels given, the rows believed to be of it, and the
+    labels made.
+    """
     run = classes_of(facts)
     many = len(run.class_names) > NAMED
-    counts = {key: floats(facts[key])[run.order] for key in ("given", "believed", "pseudo") if facts.get(key)}
+    counts = {
+        key: floats(facts[key])[run.order]
+        for key in ("given", "believed", "pseudo")
+        if facts.get(key)
+    }
     shares = {key: values / values.sum() for key, values in counts.items() if values.sum() > 0}
     if not shares:
         return None
     looks: dict[str, dict[str, Any]] = {
-        "believed": {"color": MUTED, "linewidth": 6, "alpha": 0.45, "label": "estimated, without a given label"},
+        "believed": {
+            "color": MUTED,
+            "linewidth": 6,
+            "alpha": 0.45,
+            "label": "estimated, without a given label",
+        },
         "given": {"color": BLUE, "linestyle": (0, (4, 2)), "label": "given labels"},
         "pseudo": {"color": ORANGE, "label": "new labels", "marker": "" if many else "o"},
     }
-    averaged = {key: style.running_mean(values) if many and key != "given" else values for key, values in shares.items()}
+    averaged = {
+        key: style.running_mean(values) if many and key != "given" else values
+        for key, values in shares.items()
+    }
     lines = [(averaged[key], look) for key, look in looks.items() if key in shares]
     caption = (
         "Orange should follow the broad grey line; where it falls below, more of that class was left open than of others. "
@@ -279,27 +342,46 @@ def shares_chart(facts: Entry) -> Chart | None:
 
 
 def trust_chart(evidence: Entry, threshold: float, target: float | None) -> Chart | None:
-    """Draw what precision costs in coverage, and which threshold gives which, with the chosen one marked."""
+    """Draw what precision costs in coverage, and which threshold gives which, with the chosen one
+    marked.
+    """
     curve = evidence.get("curve") or []
     if not curve:
         return None
     keys = ("threshold", "coverage", "precision", "low", "high")
     at, coverage, precision, low, high = (floats([point[key] for point in curve]) for key in keys)
     figure, (left, right) = style.panels(1, 2, height=3.7)
-    left.fill_between(coverage, low, high, color=BLUE, alpha=0.22, linewidth=0, label=f"its {INTERVAL}")
+    left.fill_between(
+        coverage, low, high, color=BLUE, alpha=0.22, linewidth=0, label=f"its {INTERVAL}"
+    )
     left.plot(coverage, precision, color=BLUE, linewidth=2, label="precision of the labels made")
     right.fill_between(at, low, high, color=BLUE, alpha=0.22, linewidth=0)
     right.plot(at, precision, color=BLUE, linewidth=2)
-    right.plot(at, coverage, color=GREEN, linewidth=2, linestyle=(0, (5, 1.5)), label="coverage: share that gets a label")
+    right.plot(
+        at,
+        coverage,
+        color=GREEN,
+        linewidth=2,
+        linestyle=(0, (5, 1.5)),
+        label="coverage: share that gets a label",
+    )
     chosen = evidence.get("chosen")
     if chosen and chosen["precision"] is not None:
-        dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 9, "markeredgecolor": PAPER, "zorder": 5}
+        dot: dict[str, Any] = {
+            "linestyle": "none",
+            "marker": "o",
+            "markersize": 9,
+            "markeredgecolor": PAPER,
+            "zorder": 5,
+        }
         left.plot(chosen["coverage"], chosen["precision"], color=ORANGE, label="as chosen", **dot)
         right.plot(threshold, chosen["precision"], color=ORANGE, **dot)
     right.axvline(threshold, color=ORANGE, linewidth=1.2, zorder=1)
     for axes in (left, right):
         if target is not None:
-            axes.axhline(target, color=INK, linestyle=":", linewidth=1.2, label="precision asked for")
+            axes.axhline(
+                target, color=INK, linestyle=":", linewidth=1.2, label="precision asked for"
+            )
         axes.xaxis.set_major_formatter(style.percents())
     left.set_xlim(-0.02, 1.02)
     right.set_xlim(min(float(at.min()), threshold) - 0.02, 1.02)
@@ -316,12 +398,16 @@ def trust_chart(evidence: Entry, threshold: float, target: float | None) -> Char
 
 
 def recall_chart(facts: Entry, evidence: Entry) -> Chart | None:
-    """Draw recall and precision of each class on held-out labels, with intervals where the classes are named."""
+    """Draw recall and precision of each class on held-out labels, with intervals where the classes
+    are named.
+    """
     run = classes_of(facts)
     n = len(run.class_names)
     rows = {row["class"]: row for row in evidence.get("per_class") or []}
     measured = [rows.get(run.class_names[c], {}) for c in run.order]
-    recall, precision = (floats([row.get(key) for row in measured]) for key in ("recall", "precision"))
+    recall, precision = (
+        floats([row.get(key) for row in measured]) for key in ("recall", "precision")
+    )
     if not np.isfinite(recall).any():
         return None
     figure, (axes,) = style.panels(1, 1, height=3.6)
@@ -331,16 +417,38 @@ def recall_chart(facts: Entry, evidence: Entry) -> Chart | None:
         ("precision", precision, ORANGE, "D", 0.14),
     ):
         if n <= NAMED:
-            low, high = (floats([row.get(f"{key}_{end}") for row in measured]) for end in ("low", "high"))
+            low, high = (
+                floats([row.get(f"{key}_{end}") for row in measured]) for end in ("low", "high")
+            )
             axes.vlines(x + aside, low, high, color=colour, linewidth=1.6, alpha=0.7)
-            axes.plot(x + aside, values, mark, color=colour, markersize=6, markeredgecolor=PAPER, label=key, zorder=4)
+            axes.plot(
+                x + aside,
+                values,
+                mark,
+                color=colour,
+                markersize=6,
+                markeredgecolor=PAPER,
+                label=key,
+                zorder=4,
+            )
         else:
             axes.scatter(x, values, color=colour, s=8, linewidths=0, alpha=0.55, zorder=2)
-            axes.plot(x, style.running_mean(values), color=colour, linewidth=1.8, label=f"{key} (running mean)", zorder=3)
+            axes.plot(
+                x,
+                style.running_mean(values),
+                color=colour,
+                linewidth=1.8,
+                label=f"{key} (running mean)",
+                zorder=3,
+            )
     class_axis(axes, run)
     style.share_axis(axes, whole=True)
     style.key_below(figure)
-    reading = f"Lines are {INTERVAL}s: long ones mean few labels." if n <= NAMED else "Each dot is a class."
+    reading = (
+        f"Lines are {INTERVAL}s: long ones mean few labels."
+        if n <= NAMED
+        else "Each dot is a class."
+    )
     caption = (
         f"{reading} Low recall: rows of the class are taken for others; label more of the class. Low precision: rows of others "
         "are taken for the class; label more of those."
@@ -354,11 +462,18 @@ def pairs_chart(evidence: Entry) -> Chart | None:
     if not pairs:
         return None
     figure, (axes,) = style.panels(1, 1, height=0.9 + 0.3 * len(pairs))
-    axes.barh(np.arange(len(pairs)), [pair["count"] for pair in pairs], color=BLUE, height=0.68, zorder=2)
+    axes.barh(
+        np.arange(len(pairs)), [pair["count"] for pair in pairs], color=BLUE, height=0.68, zorder=2
+    )
     for place, pair in enumerate(pairs):
         written = f"{pair['count']:,} ({percent(pair['share'])} of the class)"
-        axes.annotate(written, (pair["count"], place), (4, 0), va="center", fontsize=FONT - 0.5, **OFFSET)
-    names = [f"{short(pair['true'], 30)} \N{RIGHTWARDS ARROW} {short(pair['believed'], 30)}" for pair in pairs]
+        axes.annotate(
+            written, (pair["count"], place), (4, 0), va="center", fontsize=FONT - 0.5, **OFFSET
+        )
+    names = [
+        f"{short(pair['true'], 30)} \N{RIGHTWARDS ARROW} {short(pair['believed'], 30)}"
+        for pair in pairs
+    ]
     _name_places(axes, names)
     axes.set_xlim(0, 1.28 * max(pair["count"] for pair in pairs))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
@@ -368,19 +483,31 @@ def pairs_chart(evidence: Entry) -> Chart | None:
 
 
 def peers_chart(rows: Sequence[Entry]) -> Chart | None:
-    """Draw balanced and plain accuracy of each method on the same folds, with the deviation over folds."""
+    """Draw balanced and plain accuracy of each method on the same folds, with the deviation over
+    folds.
+    """
     if not any(row.get("balanced_accuracy") is not None for row in rows):
         return None
     figure, both = style.panels(1, 2, height=0.95 + 0.34 * len(rows))
-    colours = [ORANGE if row["name"] == "semigpc" else GREY if row.get("failed") else BLUE for row in rows]
+    colours = [
+        ORANGE if row["name"] == "semigpc" else GREY if row.get("failed") else BLUE for row in rows
+    ]
     for axes, key in zip(both, ("balanced_accuracy", "accuracy"), strict=True):
-        value, spread = floats([row.get(key) for row in rows]), floats([row.get(f"{key}_std") for row in rows])
+        value, spread = (
+            floats([row.get(key) for row in rows]),
+            floats([row.get(f"{key}_std") for row in rows]),
+        )
         _draw_spreads(axes, value, np.nan_to_num(spread), colours)
         for place, row in enumerate(rows):
             if row.get(key) is None:
                 side = axes.get_yaxis_transform()
-                axes.text(0.02, place, "failed", transform=side, va="center", fontsize=FONT, color=MUTED)
-        _name_places(axes, [short(str(row["title"]), 34) for row in rows] if axes is both[0] else [""] * len(rows))
+                axes.text(
+                    0.02, place, "failed", transform=side, va="center", fontsize=FONT, color=MUTED
+                )
+        _name_places(
+            axes,
+            [short(str(row["title"]), 34) for row in rows] if axes is both[0] else [""] * len(rows),
+        )
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
         axes.xaxis.set_major_formatter(style.percents())
@@ -392,9 +519,20 @@ def peers_chart(rows: Sequence[Entry]) -> Chart | None:
 def _draw_spreads(axes: Axes, value: Floats, spread: Floats, colours: Sequence[str]) -> None:
     for place, (middle, half, colour) in enumerate(zip(value, spread, colours, strict=True)):
         if np.isfinite(middle):
-            axes.hlines(place, max(0.0, middle - half), min(1.0, middle + half), color=colour, linewidth=2.2, alpha=0.6)
-            axes.plot(middle, place, "o", color=colour, markersize=8, markeredgecolor=PAPER, zorder=4)
-            axes.annotate(percent(middle), (middle, place), (0, 6), ha="center", fontsize=FONT - 1.5, **OFFSET)
+            axes.hlines(
+                place,
+                max(0.0, middle - half),
+                min(1.0, middle + half),
+                color=colour,
+                linewidth=2.2,
+                alpha=0.6,
+            )
+            axes.plot(
+                middle, place, "o", color=colour, markersize=8, markeredgecolor=PAPER, zorder=4
+            )
+            axes.annotate(
+                percent(middle), (middle, place), (0, 6), ha="center", fontsize=FONT - 1.5, **OFFSET
+            )
     low, high = np.nanmin(value - spread), np.nanmax(value + spread)
     room = max(0.02, 0.12 * (high - low))
     axes.set_xlim(max(-0.02, low - room), min(1.02, high + room))

@@ -71,13 +71,18 @@ def write_run_report(folder: Path) -> Path:
         "facts": _facts(run),
         "results": _results(run),
         "columns": _columns(run),
-        "measured": f"{entry['part']} images, {_head(entry)}, step {count(entry.get('step'))}" if "part" in entry else "",
+        "measured": f"{entry['part']} images, {_head(entry)}, step {count(entry.get('step'))}"
+        if "part" in entry
+        else "",
         "accuracy": style.chart_rows([accuracy_chart(run)]),
         "classes": style.chart_rows(
-            [recall_chart(run, entry)], *([[matrix], [reliability]] if broad else [[matrix, reliability]])
+            [recall_chart(run, entry)],
+            *([[matrix], [reliability]] if broad else [[matrix, reliability]]),
         ),
         "screening": _screening(run),
-        "pseudo": style.chart_rows([pseudo_chart(run)], [scale_chart(run)], [share_chart(run)], [pseudo_map_chart(run)]),
+        "pseudo": style.chart_rows(
+            [pseudo_chart(run)], [scale_chart(run)], [share_chart(run)], [pseudo_map_chart(run)]
+        ),
         "training": style.chart_rows([loss_chart(run)]),
         "sections": _sections(run.config),
         "gp": flatten(run.summary["gp"]) if run.summary.get("gp") else [],
@@ -96,16 +101,35 @@ def _state(run: RunRecord) -> str:
     steps = (run.config.get("train") or {}).get("steps")
     of = f" of {count(steps)}" if isinstance(steps, int) else ""
     if run.summary:
-        verb = {"finished": "Finished", "stopped": "Stopped before the end,"}.get(str(run.summary.get("status")), "Ended")
+        verb = {"finished": "Finished", "stopped": "Stopped before the end,"}.get(
+            str(run.summary.get("status")), "Ended"
+        )
         return f"{verb} at step {count(run.summary.get('step'))}{of}, after {duration(run.summary.get('seconds'))}."
-    reached = max((int(one["step"]) for kind in (run.train, run.evals, run.pseudo) for one in kind), default=None)
-    where = f"it has reached step {count(reached)}{of}" if reached is not None else "it has written no metrics"
+    reached = max(
+        (int(one["step"]) for kind in (run.train, run.evals, run.pseudo) for one in kind),
+        default=None,
+    )
+    where = (
+        f"it has reached step {count(reached)}{of}"
+        if reached is not None
+        else "it has written no metrics"
+    )
     return f"No summary.json: the run was interrupted or is still going; {where}, and the numbers are of its last evaluation."
 
 
 def _warnings(run: RunRecord) -> list[str]:
-    bad = [int(entry["step"]) for entry in run.train if "loss" in entry and not len(series([entry], "loss")[0])]
-    return [f"The training loss was not a finite number at step {count(bad[0])} ({len(bad)} times in all)."] if bad else []
+    bad = [
+        int(entry["step"])
+        for entry in run.train
+        if "loss" in entry and not len(series([entry], "loss")[0])
+    ]
+    return (
+        [
+            f"The training loss was not a finite number at step {count(bad[0])} ({len(bad)} times in all)."
+        ]
+        if bad
+        else []
+    )
 
 
 def _facts(run: RunRecord) -> list[tuple[str, str]]:
@@ -119,7 +143,10 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
             facts.append(("Most to fewest", f"{labelled.max() / fewest:.3g} to 1"))
     if unlabelled is not None:
         facts.append(("Unlabelled images", count(unlabelled)))
-    speed, waiting = series(run.train, "steps_per_second")[1], series(run.train, "data_wait_share")[1]
+    speed, waiting = (
+        series(run.train, "steps_per_second")[1],
+        series(run.train, "data_wait_share")[1],
+    )
     if len(speed):
         facts.append(("Steps a second", f"{np.median(speed):.3g}"))
     if len(waiting):
@@ -130,7 +157,9 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _results(run: RunRecord) -> list[dict[str, Any]]:
-    """List the rows of the headline table: the choices of the summary, then the last evaluations it does not contain."""
+    """List the rows of the headline table: the choices of the summary, then the last evaluations it
+    does not contain.
+    """
     summarised = run.summary.get("results") or {}
     rows = [(name, summarised[key]) for key, name in CHOICES.items() if summarised.get(key)]
     last = summarised.get("last") or {}
@@ -156,33 +185,50 @@ def _head(entry: Entry) -> str:
 
 
 def _columns(run: RunRecord) -> list[str]:
-    """Return the metrics of the headline table; of five classes all are among the first five, so top-5 needs more."""
+    """Return the metrics of the headline table; of five classes all are among the first five, so
+    top-5 needs more.
+    """
     top5 = ("top5",) if len(run.class_names) > 5 else ()
     return ["balanced_accuracy", "top1", *top5, *CLASS_GROUPS, "macro_f1", "ece"]
 
 
 def _screening(run: RunRecord) -> dict[str, Any] | None:
-    """Return how well images of no class are told apart at the last evaluation, the AUROC of each score best first."""
+    """Return how well images of no class are told apart at the last evaluation, the AUROC of each
+    score best first.
+    """
     if not run.screening:
         return None
     last = run.screening[-1]
-    scores = {SCORE_NAMES.get(key, key): float(last[key]) for key in last if key.startswith("auroc_")}
-    return {"n_in": None, "n_out": None, **last, "rows": sorted(scores.items(), key=lambda pair: -pair[1])}
+    scores = {
+        SCORE_NAMES.get(key, key): float(last[key]) for key in last if key.startswith("auroc_")
+    }
+    return {
+        "n_in": None,
+        "n_out": None,
+        **last,
+        "rows": sorted(scores.items(), key=lambda pair: -pair[1]),
+    }
 
 
 def _sections(config: Entry) -> list[tuple[str, list[tuple[str, str]]]]:
     """Group the configuration by its first level; what is not nested stands under "run"."""
-    nested = {str(key): flatten(value) for key, value in config.items() if isinstance(value, Mapping) and value}
+    nested = {
+        str(key): flatten(value)
+        for key, value in config.items()
+        if isinstance(value, Mapping) and value
+    }
     flat = [(str(key), str(value)) for key, value in config.items() if str(key) not in nested]
     return [*nested.items(), *([("run", flat)] if flat else [])]
 
 
-# Curves over the steps --------------------------------------------------------------------------------------------------
+# Curves over the steps ----------------------------------------------------------------------------
 
 
 def loss_chart(run: RunRecord) -> Chart | None:
     """Draw each part of the training loss."""
-    others = {key for entry in run.train for key in entry if key.startswith("loss")} - LOSS_NAMES.keys()
+    others = {
+        key for entry in run.train for key in entry if key.startswith("loss")
+    } - LOSS_NAMES.keys()
     keys = [*LOSS_NAMES, *sorted(others)]
     curves = {key: curve for key in keys if len((curve := series(run.train, key))[0])}
     if not curves:
@@ -197,12 +243,21 @@ def loss_chart(run: RunRecord) -> Chart | None:
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     style.step_axis(axes)
     style.key_below(figure)
-    return style.chart(figure, "Loss", "Each part, here before its weight, should settle; a part stuck at zero does no work.")
+    return style.chart(
+        figure,
+        "Loss",
+        "Each part, here before its weight, should settle; a part stuck at zero does no work.",
+    )
 
 
 def accuracy_chart(run: RunRecord) -> Chart | None:
     """Draw balanced accuracy and top-1 for each part and head that was measured."""
-    curves = {(part, head): entries for part in PARTS for head in HEADS if (entries := run.curve(part, head))}
+    curves = {
+        (part, head): entries
+        for part in PARTS
+        for head in HEADS
+        if (entries := run.curve(part, head))
+    }
     if not curves:
         return None
     figure, both = style.panels(1, 2, height=3.5)
@@ -211,9 +266,17 @@ def accuracy_chart(run: RunRecord) -> Chart | None:
     for axes, key in zip(both, ("balanced_accuracy", "top1"), strict=True):
         for (part, head), entries in curves.items():
             look = {"label": f"{part}, {HEAD_NAMES[head]}", "color": HEAD_COLOURS[head]}
-            draw_curve(axes, series(entries, key), **look, **(validation if part == "validation" else {}))
+            draw_curve(
+                axes, series(entries, key), **look, **(validation if part == "validation" else {})
+            )
         if chosen is not None:
-            axes.axvline(chosen, color=style.GREY, linestyle=":", linewidth=1.2, label="step chosen on validation")
+            axes.axvline(
+                chosen,
+                color=style.GREY,
+                linestyle=":",
+                linewidth=1.2,
+                label="step chosen on validation",
+            )
         style.name_panel(axes, metric_name(key))
         style.share_axis(axes)
         style.step_axis(axes)
@@ -223,7 +286,9 @@ def accuracy_chart(run: RunRecord) -> Chart | None:
 
 
 def pseudo_chart(run: RunRecord) -> Chart | None:
-    """Draw how many unlabelled images got a pseudo-label, how many of those were right, and their calibration error."""
+    """Draw how many unlabelled images got a pseudo-label, how many of those were right, and their
+    calibration error.
+    """
     looks = {
         "coverage": ("coverage: share of images accepted", style.GREEN),
         "precision": ("precision: share of accepted ones that are right", style.PURPLE),
@@ -239,18 +304,29 @@ def pseudo_chart(run: RunRecord) -> Chart | None:
     style.share_axis(axes, whole=True)
     style.step_axis(axes)
     style.key_below(figure)
-    unknown = "" if "precision" in curves else " Precision is not known, as the unlabelled images have no true labels here."
-    error = " The calibration error is the gap between precision and mean confidence, bin by bin." if "ece" in curves else ""
-    caption = (
-        f"Coverage should rise without precision falling: accepting more but worse labels teaches mistakes.{error}{unknown}"
+    unknown = (
+        ""
+        if "precision" in curves
+        else " Precision is not known, as the unlabelled images have no true labels here."
     )
+    error = (
+        " The calibration error is the gap between precision and mean confidence, bin by bin."
+        if "ece" in curves
+        else ""
+    )
+    caption = f"Coverage should rise without precision falling: accepting more but worse labels teaches mistakes.{error}{unknown}"
     return style.chart(figure, "Quality of the pseudo-labels", caption)
 
 
 def scale_chart(run: RunRecord) -> Chart | None:
     """Draw lambda and l of the GP, each in a panel of its own."""
-    names = {"logit_scale": "lambda (refiner.logit_scale)", "length_scale": "l (refiner.length_scale)"}
-    curves = {name: curve for key, name in names.items() if len((curve := series(run.train, key))[0])}
+    names = {
+        "logit_scale": "lambda (refiner.logit_scale)",
+        "length_scale": "l (refiner.length_scale)",
+    }
+    curves = {
+        name: curve for key, name in names.items() if len((curve := series(run.train, key))[0])
+    }
     if not curves:
         return None
     figure, panels = style.panels(1, len(curves), height=2.6)
@@ -264,9 +340,14 @@ def scale_chart(run: RunRecord) -> Chart | None:
 
 
 def draw_curve(axes: Axes, curve: tuple[Floats, Floats], **look: Any) -> None:
-    """Draw steps and values (S,), each pair marked if there are few, and neighbours averaged if there are many."""
+    """Draw steps and values (S,), each pair marked if there are few, and neighbours averaged if
+    there are many.
+    """
     steps, values = curve
     if len(steps) > MOST_POINTS:
-        steps, values = (np.array([piece.mean() for piece in np.array_split(numbers, MOST_POINTS)]) for numbers in curve)
+        steps, values = (
+            np.array([piece.mean() for piece in np.array_split(numbers, MOST_POINTS)])
+            for numbers in curve
+        )
     marks = {"marker": "o", "markersize": 3.2} if len(steps) <= style.FEW_POINTS else {}
     axes.plot(steps, values, **{"linewidth": 1.8, **marks, **look})

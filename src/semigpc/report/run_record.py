@@ -1,4 +1,6 @@
-"""Read what a training run left in its folder, finished or not. What is missing or cut off is left out and reported."""
+"""Read what a training run left in its folder, finished or not. What is missing or cut off is left
+out and reported.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semigpc.io.atomic import read_json
-from semigpc.training.run_files import RunSettings, RunSummary, SplitFacts, check_split, check_summary, read_metrics
+from semigpc.training.run_files import (
+    RunSettings,
+    RunSummary,
+    SplitFacts,
+    check_split,
+    check_summary,
+    read_metrics,
+)
 
 Entry = Mapping[str, Any]
 Floats = NDArray[np.float64]
@@ -24,7 +33,10 @@ PER_CLASS = (
     "true_counts",
     "confusion",
 )  # keys of a line that have one entry for each class
-BULKY = ("confusion", "reliability")  # kept for the newest evaluation of each part and head only: C x C numbers a line
+BULKY = (
+    "confusion",
+    "reliability",
+)  # kept for the newest evaluation of each part and head only: C x C numbers a line
 FILES: dict[str, tuple[Any, Any]] = {
     "config": (RunSettings, None),
     "environment": (dict[str, Any], None),
@@ -56,10 +68,14 @@ class RunRecord:
 
     @property
     def order(self) -> NDArray[np.intp]:
-        """Class ids (C,), most labelled first; those with as many labels by their true count among the unlabelled."""
+        """Class ids (C,), most labelled first; those with as many labels by their true count among
+        the unlabelled.
+        """
         nothing = np.zeros(len(self.class_names))
         labelled, true = self.counts("labeled_counts"), self.counts("unlabeled_counts")
-        return np.lexsort((-(nothing if true is None else true), -(nothing if labelled is None else labelled)))
+        return np.lexsort(
+            (-(nothing if true is None else true), -(nothing if labelled is None else labelled))
+        )
 
     @property
     def groups(self) -> dict[str, list[int]]:
@@ -69,7 +85,9 @@ class RunRecord:
 
     @property
     def head(self) -> str:
-        """The head that is judged, whose numbers open the page: by the summary, else by the last evaluation."""
+        """The head that is judged, whose numbers open the page: by the summary, else by the last
+        evaluation.
+        """
         last = (self.summary.get("results") or {}).get("last") or {}
         judged = [str(entry["head"]) for entry in self.evals if entry.get("judged")]
         return str(last.get("head") or (judged[-1] if judged else "linear"))
@@ -80,10 +98,14 @@ class RunRecord:
 
     def curve(self, part: str, head: str) -> list[Entry]:
         """Return the evaluations of one head on one part, by step."""
-        return [entry for entry in self.evals if entry.get("part") == part and entry.get("head") == head]
+        return [
+            entry for entry in self.evals if entry.get("part") == part and entry.get("head") == head
+        ]
 
     def headline(self) -> Entry | None:
-        """Return the last evaluation of the judged head: on the test images if there are any, else on the validation ones."""
+        """Return the last evaluation of the judged head: on the test images if there are any, else
+        on the validation ones.
+        """
         last = (self.summary.get("results") or {}).get("last") or {}
         for part in (last["part"],) if "part" in last else PARTS:
             if entries := self.curve(part, self.head):
@@ -93,7 +115,8 @@ class RunRecord:
 
 
 def read_run(folder: Path, *, bulky: bool = True) -> RunRecord:
-    """Read a run folder; ``bulky=False`` leaves out confusion matrices and reliability bins, which a comparison never draws.
+    """Read a run folder; ``bulky=False`` leaves out confusion matrices and reliability bins, which
+    a comparison never draws.
 
     Raises:
         FileNotFoundError: if the folder holds neither config.json nor metrics.jsonl.
@@ -103,17 +126,29 @@ def read_run(folder: Path, *, bulky: bool = True) -> RunRecord:
             f"a run folder holds config.json and metrics.jsonl; {folder} has neither. Give the folder that the run wrote to."
         )
     problems: list[str] = []
-    files: dict[str, Any] = {name: _read_object(folder / f"{name}.json", problems) for name in FILES}
+    files: dict[str, Any] = {
+        name: _read_object(folder / f"{name}.json", problems) for name in FILES
+    }
     lines = _read_lines(folder / "metrics.jsonl", problems, bulky=bulky)
     lines = _of_these_classes(files, lines, problems)
     lines.sort(key=lambda entry: int(entry["step"]))
-    kinds = {"train": "train", "evals": "eval", "pseudo": "pseudo", "notes": "note", "screening": "screening"}
-    entries: dict[str, Any] = {name: [entry for entry in lines if entry["kind"] == kind] for name, kind in kinds.items()}
+    kinds = {
+        "train": "train",
+        "evals": "eval",
+        "pseudo": "pseudo",
+        "notes": "note",
+        "screening": "screening",
+    }
+    entries: dict[str, Any] = {
+        name: [entry for entry in lines if entry["kind"] == kind] for name, kind in kinds.items()
+    }
     return RunRecord(folder, **files, **entries, problems=problems)
 
 
 def per_class(entry: Entry, key: str, n_classes: int) -> Floats | None:
-    """Return the numbers (C,) an entry holds under ``key``, with nan for null, or None if it does not hold C of them."""
+    """Return the numbers (C,) an entry holds under ``key``, with nan for null, or None if it does
+    not hold C of them.
+    """
     values = entry.get(key)
     return None if values is None or len(values) != n_classes else floats(values)
 
@@ -125,7 +160,10 @@ def floats(values: Sequence[float | None]) -> Floats:
 
 def series(entries: Sequence[Entry], key: str) -> tuple[Floats, Floats]:
     """Return steps and values of the entries in which ``key`` is a finite number."""
-    steps, values = floats([entry["step"] for entry in entries]), floats([entry.get(key) for entry in entries])
+    steps, values = (
+        floats([entry["step"] for entry in entries]),
+        floats([entry.get(key) for entry in entries]),
+    )
     known = np.isfinite(values)
     return steps[known], values[known]
 
@@ -139,7 +177,15 @@ def mean_known(rows: Floats | Sequence[Floats]) -> Floats:
 def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
     schema, check = FILES[path.stem]
     try:
-        return dict(read_json(path, schema, error=ValueError, remedy="What it would tell is left out.", check=check))
+        return dict(
+            read_json(
+                path,
+                schema,
+                error=ValueError,
+                remedy="What it would tell is left out.",
+                check=check,
+            )
+        )
     except FileNotFoundError:
         if path.name != "summary.json":  # the page's first line names a missing summary
             problems.append(f"{path.name} is missing; what it would tell is left out.")
@@ -149,7 +195,9 @@ def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _read_lines(path: Path, problems: list[str], *, bulky: bool) -> list[dict[str, Any]]:
-    """Read the lines of metrics.jsonl. A step measured again after a resume replaces what an earlier attempt wrote for it."""
+    """Read the lines of metrics.jsonl. A step measured again after a resume replaces what an
+    earlier attempt wrote for it.
+    """
     if not path.is_file():
         problems.append("metrics.jsonl is missing; there is nothing to draw over time.")
         return []
@@ -169,12 +217,18 @@ def _read_lines(path: Path, problems: list[str], *, bulky: bool) -> list[dict[st
             newest[part, head] = entry
         kept[entry["kind"], entry["step"], part, head, entry.get("message")] = entry
     if broken:
-        problems.append(f"Unreadable lines of metrics.jsonl, such as a kill leaves at the end, were left out: {broken}.")
+        problems.append(
+            f"Unreadable lines of metrics.jsonl, such as a kill leaves at the end, were left out: {broken}."
+        )
     return list(kept.values())
 
 
-def _of_these_classes(files: dict[str, Any], lines: list[dict[str, Any]], problems: list[str]) -> list[dict[str, Any]]:
-    """Leave out figures for another number of classes than the split has, which come from another run."""
+def _of_these_classes(
+    files: dict[str, Any], lines: list[dict[str, Any]], problems: list[str]
+) -> list[dict[str, Any]]:
+    """Leave out figures for another number of classes than the split has, which come from another
+    run.
+    """
     n = len(_class_names(files["split"], lines))
 
     def fits(entry: Entry) -> bool:
@@ -188,7 +242,9 @@ def _of_these_classes(files: dict[str, Any], lines: list[dict[str, Any]], proble
         )
     groups = files["summary"].get("class_groups") or {}
     results = [result for result in (files["summary"].get("results") or {}).values() if result]
-    if any(c >= n for ids in groups.values() for c in ids) or not all(fits(result) for result in results):
+    if any(c >= n for ids in groups.values() for c in ids) or not all(
+        fits(result) for result in results
+    ):
         problems.append(f"summary.json is not about the {n} classes of split.json; it is left out.")
         files["summary"] = {}
     return fitting

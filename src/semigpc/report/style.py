@@ -1,7 +1,8 @@
 """How pages and their charts look, and how a figure becomes part of a page.
 
-A figure is drawn once and must read on light and on dark paper. So its text, grid and paper are drawn in four inks that
-stand for variables of the page's style sheet, and data are drawn in colours of middle lightness, seen on both.
+A figure is drawn once and must read on light and on dark paper. So its text, grid and paper are
+drawn in four inks that stand for variables of the page's style sheet, and data are drawn in colours
+of middle lightness, seen on both.
 """
 
 import hashlib
@@ -29,22 +30,35 @@ from semigpc.report.wording import counted, metric_name, number_of
 
 INK, MUTED, GRID, PAPER = "#222222", "#6b6b6c", "#d8d8d9", "#fefefd"
 THEME = {INK: "currentColor", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
-BLUE, ORANGE, GREEN, PURPLE, GOLD, GREY = "#0077BB", "#D55E00", "#009E73", "#AA4499", "#B8860B", "#7F7F7F"
+BLUE, ORANGE, GREEN, PURPLE, GOLD, GREY = (
+    "#0077BB",
+    "#D55E00",
+    "#009E73",
+    "#AA4499",
+    "#B8860B",
+    "#7F7F7F",
+)
 GROUP_COLOURS = {"many": BLUE, "medium": GREEN, "few": ORANGE}
 # From see-through to full, so that zero is the page's own colour. What is not known is a grey veil.
 VEIL = (0.5, 0.5, 0.5, 0.22)
-FADE = LinearSegmentedColormap.from_list("fade", [(0, 0.467, 0.733, 0), (0, 0.467, 0.733, 1)]).with_extremes(bad=VEIL)
+FADE = LinearSegmentedColormap.from_list(
+    "fade", [(0, 0.467, 0.733, 0), (0, 0.467, 0.733, 1)]
+).with_extremes(bad=VEIL)
 
 FULL, FONT = 11.0, 9.0  # inches across the page, points of ordinary text
 NAMED = 40  # up to so many classes are named one by one; more thin out to ranks and running means
 FEW_POINTS = 30  # up to so many, each point of a curve is marked
 FOLDED = 40  # tables with more rows start folded
-NAMELESS = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # no stamp: equal charts are equal text
+NAMELESS = dict.fromkeys(
+    ("Creator", "Date", "Format", "Type")
+)  # no stamp: equal charts are equal text
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A finished chart: its heading, one sentence on what to look at, the drawing, and its width in inches."""
+    """A finished chart: its heading, one sentence on what to look at, the drawing, and its width in
+    inches.
+    """
 
     title: str
     caption: str
@@ -53,7 +67,9 @@ class Chart:
 
 
 def write_page(path: Path, template: str, context: dict[str, Any]) -> Path:
-    """Fill a template and write it: one file with its style and drawings inside, which loads nothing from the network."""
+    """Fill a template and write it: one file with its style and drawings inside, which loads
+    nothing from the network.
+    """
     environment = Environment(
         loader=PackageLoader("semigpc.report", "templates"),
         autoescape=True,
@@ -61,7 +77,12 @@ def write_page(path: Path, template: str, context: dict[str, Any]) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "points": points, "count": count, "duration": duration}
+    environment.filters |= {
+        "percent": percent,
+        "points": points,
+        "count": count,
+        "duration": duration,
+    }
     environment.filters |= {"number": number_of, "metric": metric_name, "counted": counted}
     page = environment.get_template(template).render(folded=FOLDED, **context)
     write_text(path, page)
@@ -69,7 +90,12 @@ def write_page(path: Path, template: str, context: dict[str, Any]) -> Path:
 
 
 def panels(
-    rows: int, columns: int, *, width: float = FULL, height: float, ratios: Sequence[float] | None = None
+    rows: int,
+    columns: int,
+    *,
+    width: float = FULL,
+    height: float,
+    ratios: Sequence[float] | None = None,
 ) -> tuple[Figure, list[Axes]]:
     """Lay out a bare figure and its panels, row by row; ``ratios`` are those of the rows' heights."""
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
@@ -109,7 +135,9 @@ def share_axis(axes: Axes, *, whole: bool = False) -> None:
 
 
 def percents() -> FuncFormatter:
-    """Return what writes shares at the ticks of an axis as percents, with as many decimals as they have."""
+    """Return what writes shares at the ticks of an axis as percents, with as many decimals as they
+    have.
+    """
     return FuncFormatter(lambda share, _: f"{round(100 * share, 6):g}%")
 
 
@@ -133,7 +161,9 @@ def key_below(figure: Figure) -> None:
 def running_mean(values: Floats) -> Floats:
     """Average each value (C,) with its neighbours, about a twentieth of all, leaving nan out."""
     reach = max(2, len(values) // 40)
-    return np.array([mean_known(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))])
+    return np.array(
+        [mean_known(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
+    )
 
 
 def chart(figure: Figure, title: str, caption: str) -> Chart:
@@ -148,19 +178,34 @@ def chart_rows(*rows: Sequence[Chart | None]) -> list[list[Chart]]:
 
 
 def _inline(figure: Figure, title: str) -> Markup:
-    """Write a figure as SVG to stand within HTML: theme inks as variables, text as text, ids that no other chart has."""
+    """Write a figure as SVG to stand within HTML: theme inks as variables, text as text, ids that
+    no other chart has.
+    """
     drawn = StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "semigpc"}), warnings.catch_warnings():
-        # The reader's browser draws the text, with its own fonts: what matplotlib's lacks is no matter.
+    with (
+        mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "semigpc"}),
+        warnings.catch_warnings(),
+    ):
+        # The reader's browser draws the text, with its own fonts: what matplotlib's lacks is no
+        # matter.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(drawn, format="svg", metadata=NAMELESS, dpi=150)
     svg = drawn.getvalue()
     mark = "c" + hashlib.sha1((title + svg).encode()).hexdigest()[:8]
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", rf'<svg \1 role="img" aria-labelledby="{mark}-name">', svg, count=1)
-    svg = re.sub(r"<style.*?</style>", "", svg, count=1, flags=re.DOTALL)  # it would hold for the whole page
+    svg = re.sub(
+        r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>",
+        rf'<svg \1 role="img" aria-labelledby="{mark}-name">',
+        svg,
+        count=1,
+    )
+    svg = re.sub(
+        r"<style.*?</style>", "", svg, count=1, flags=re.DOTALL
+    )  # it would hold for the whole page
     svg = svg.replace("xlink:href", "href")
-    svg = re.sub(r'\bid="(?:figure|axes|patch|text|line2d|matplotlib|legend|xtick|ytick)[^"]*"', "", svg)
+    svg = re.sub(
+        r'\bid="(?:figure|axes|patch|text|line2d|matplotlib|legend|xtick|ytick)[^"]*"', "", svg
+    )
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{mark}-", svg)
     svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", svg)
     for ink, variable in THEME.items():

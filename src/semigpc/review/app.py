@@ -1,4 +1,5 @@
-"""The server of the review page: one process on this machine alone, its routes, and the check of every request.
+"""The server of the review page: one process on this machine alone, its routes, and the check of
+every request.
 
 Rows are identified by number alone, so no request can name a file.
 """
@@ -37,13 +38,26 @@ from semigpc.review.thumbnails import SIZES, Thumbnails
 
 HOST = "127.0.0.1"
 HOSTS = (HOST, "localhost")
-# The same parser on every machine, whatever else is installed there. It is silent: a request that is not HTTP gets a response
-# of 400, and the application prints its own errors.
-OPTIONS: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off", "log_level": "critical", "access_log": False}
-IDLE = 1.5  # seconds without an answer from the user, after which rows that are not on the screen are scored again
+# The same parser on every machine, whatever else is installed there. It is silent: a request that
+# is not HTTP gets a response of 400, and the application prints its own errors.
+OPTIONS: dict[str, Any] = {
+    "http": "h11",
+    "ws": "none",
+    "lifespan": "off",
+    "log_level": "critical",
+    "access_log": False,
+}
+# seconds without an answer from the user, after which rows that are not on the screen are scored
+# again
+IDLE = 1.5
 PAUSE = 0.02  # seconds between two pieces of that work, so that requests are served meanwhile
 STATIC = Path(__file__).parent / "static"
-MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+MEDIA_TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+}
 MOST_BYTES = 2**20  # of a request
 MOST_CARDS = 200  # in a response
 MOST_SEEN = 100_000  # rows that a page has shown already
@@ -72,7 +86,9 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
     Raises:
         DataError: the port is taken.
     """
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it reports what uvicorn raises on malformed requests
+    logging.getLogger("asyncio").setLevel(
+        logging.CRITICAL
+    )  # it reports what uvicorn raises on malformed requests
     token = secrets.token_urlsafe(24)
     try:
         listener = socket.create_server((HOST, port), backlog=128)
@@ -99,7 +115,9 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
 
 
 class Background(threading.Thread):
-    """Scores rows that are not on the screen again, a few at a time, once no answer has come for a moment."""
+    """Scores rows that are not on the screen again, a few at a time, once no answer has come for a
+    moment.
+    """
 
     def __init__(self, session: Session) -> None:
         super().__init__(name="review-background", daemon=True)
@@ -109,9 +127,14 @@ class Background(threading.Thread):
     def run(self) -> None:
         """Work until stopped."""
         steps, more = -1, True
-        while not self._stopped.wait(PAUSE if more and steps == self.session.history.steps else IDLE):
+        while not self._stopped.wait(
+            PAUSE if more and steps == self.session.history.steps else IDLE
+        ):
             if steps != self.session.history.steps:
-                steps, more = self.session.history.steps, True  # wait a moment longer for the next answer
+                steps, more = (
+                    self.session.history.steps,
+                    True,
+                )  # wait a moment longer for the next answer
             elif more:
                 more = self.session.catch_up()
 
@@ -167,7 +190,9 @@ def make_app(session: Session, token: str) -> ASGIApp:
         "export": (View, lambda _: session.export()),
     }
     thumbnails = Thumbnails(session.project)
-    files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in MEDIA_TYPES}
+    files = {
+        path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in MEDIA_TYPES
+    }
 
     async def static(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
@@ -178,7 +203,9 @@ def make_app(session: Session, token: str) -> ASGIApp:
     async def about(_: Request) -> Response:
         project = session.project
         images, folder = project.images is not None, project.folder.resolve().name
-        return _json({"folder": folder, "images": images, "rows": len(session), "id_name": project.id_name})
+        return _json(
+            {"folder": folder, "images": images, "rows": len(session), "id_name": project.id_name}
+        )
 
     async def thumbnail(request: Request) -> Response:
         row, size = (_number(request.path_params[name]) for name in ("row", "size"))
@@ -188,13 +215,18 @@ def make_app(session: Session, token: str) -> ASGIApp:
             content = await run_in_threadpool(thumbnails.get, row, size)
         except ImageError as error:
             raise HTTPException(415, str(error)) from error
-        return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=600"})
+        return Response(
+            content, media_type="image/jpeg", headers={"cache-control": "private, max-age=600"}
+        )
 
     routes = [
         Route("/", static),
         Route("/static/{name}", static),
         Route("/api/about", about),
-        *(Route(f"/api/{name}", _endpoint(session, *question), methods=["POST"]) for name, question in questions.items()),
+        *(
+            Route(f"/api/{name}", _endpoint(session, *question), methods=["POST"])
+            for name, question in questions.items()
+        ),
         Route("/images/{size}/{row}", thumbnail),
     ]
     return Guard(Starlette(routes=routes, exception_handlers=HANDLERS), token)
@@ -238,13 +270,20 @@ def _endpoint(
         try:
             return _json(await run_in_threadpool(respond, question))
         except StaleError as error:
-            fresh = await run_in_threadpool(session.refresh, question.model_copy(update={"since": -1, "visible": error.rows}))
+            fresh = await run_in_threadpool(
+                session.refresh, question.model_copy(update={"since": -1, "visible": error.rows})
+            )
             return _json(fresh | {"error": str(error)}, 409)
         except DataError as error:
             return _json({"error": str(error)}, 400)
         except OSError as error:
             reason = str(error.strerror or error).rstrip(".")
-            return _json({"error": f"This could not be saved: {reason}. Nothing has changed; correct that and try again."}, 507)
+            return _json(
+                {
+                    "error": f"This could not be saved: {reason}. Nothing has changed; correct that and try again."
+                },
+                507,
+            )
 
     return endpoint
 
@@ -260,7 +299,9 @@ async def _read(request: Request, form: type[View]) -> View:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "This request"
-        raise HTTPException(400, f"{where}: {first['msg'].removeprefix('Value error, ')}.") from error
+        raise HTTPException(
+            400, f"{where}: {first['msg'].removeprefix('Value error, ')}."
+        ) from error
 
 
 def _accept(session: Session, question: Accept) -> dict[str, Any]:
@@ -271,10 +312,11 @@ def _accept(session: Session, question: Accept) -> dict[str, Any]:
 
 
 class Guard:
-    """Pass a request on if it names this machine as its host and its path begins with the token, which is removed.
+    """Pass a request on if it names this machine as its host and its path begins with the token,
+    which is removed.
 
-    The host is checked because a page from elsewhere could have its own name point here. As the token is part of the path,
-    it is part of every relative address that the page loads.
+    The host is checked because a page from elsewhere could have its own name point here. As the
+    token is part of the path, it is part of every relative address that the page loads.
 
     Args:
         app: the application behind it.
@@ -298,7 +340,9 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
                 headers.setdefault("cache-control", "no-store")
-            with suppress(LocalProtocolError):  # the rest of the request was not HTTP, so the server has closed meanwhile
+            with suppress(
+                LocalProtocolError
+            ):  # the rest of the request was not HTTP, so the server has closed meanwhile
                 await send(message)
 
         token, slash, rest = scope["path"].removeprefix("/").partition("/")
@@ -308,7 +352,11 @@ class Guard:
             app = PlainTextResponse(WRONG_TOKEN, 403)
         else:
             app = self.app if slash else RedirectResponse(f"/{self.token}/")
-        await app({**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}, receive, send_with_headers)
+        await app(
+            {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()},
+            receive,
+            send_with_headers,
+        )
 
 
 def _host_name(host: str) -> str | None:

@@ -1,8 +1,10 @@
-"""``reviews.jsonl``: every answer of the reviewer, one JSON line each, on the disk before the page reports it as saved.
+"""``reviews.jsonl``: every answer of the reviewer, one JSON line each, on the disk before the page
+reports it as saved.
 
-A line holds a whole action, also one on many rows, so that after a crash an action is there or it is not. Lines are only ever
-added; an undo is a line that names the step it takes back. The answers that hold follow from the lines alone, and not from the
-model, so that a restart gives the same answers.
+A line holds a whole action, also one on many rows, so that after a crash an action is there or it
+is not. Lines are only ever added; an undo is a line that names the step it takes back. The answers
+that hold follow from the lines alone, and not from the model, so that a restart gives the same
+answers.
 """
 
 import json
@@ -33,7 +35,8 @@ class Change:
 
     Args:
         id: of the row in the data; row numbers are not stored, so the data may be sorted anew.
-        before, after: the label that was shown, and the one that holds from now on; None where there is none.
+        before, after: the label that was shown, and the one that holds from now on; None where
+            there is none.
         status: labelled, pseudo, abstained or outlier, as shown. confidence: as shown.
     """
 
@@ -63,7 +66,11 @@ class Entry:
 
     def line(self) -> str:
         """Return the line of the file."""
-        plain = {key: value for key, value in asdict(self).items() if key != "undoes" or value is not None}
+        plain = {
+            key: value
+            for key, value in asdict(self).items()
+            if key != "undoes" or value is not None
+        }
         return json.dumps(plain, ensure_ascii=False) + "\n"
 
 
@@ -73,9 +80,11 @@ def now() -> str:
 
 
 class ReviewJournal:
-    """The file, read at once and then open for appending by the one process that holds the lock of its folder.
+    """The file, read at once and then open for appending by the one process that holds the lock of
+    its folder.
 
-    A last line that a crash cut off is removed, since it was never reported as saved; ``torn`` holds what was left of it.
+    A last line that a crash cut off is removed, since it was never reported as saved; ``torn``
+    holds what was left of it.
 
     Args:
         path: of the file; created if it does not exist.
@@ -90,7 +99,9 @@ class ReviewJournal:
         self.torn: str | None = None
         self._file: IO[bytes] | None = None
         if path.exists() and not path.is_file():
-            raise DataError(f"{path} cannot be used: it is a folder, a pipe or a device, and no file. Move it away.")
+            raise DataError(
+                f"{path} cannot be used: it is a folder, a pipe or a device, and no file. Move it away."
+            )
         if not read_only:
             with writing(path):
                 self._file = path.open("ab", buffering=0)
@@ -101,7 +112,9 @@ class ReviewJournal:
             raise
 
     def append(self, entry: Entry) -> None:
-        """Write a line and wait until the disk has it; an error, such as a full disk, leaves the file as it was."""
+        """Write a line and wait until the disk has it; an error, such as a full disk, leaves the
+        file as it was.
+        """
         assert self._file is not None, "this journal was opened for reading only"
         line, end = entry.line().encode(), self._file.seek(0, os.SEEK_END)
         try:
@@ -122,13 +135,17 @@ class ReviewJournal:
         content = self.path.read_bytes() if self.path.exists() else b""
         whole, _, tail = content.rpartition(b"\n")
         lines = whole.split(b"\n") if whole else []
-        entries = [self._parse(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+        entries = [
+            self._parse(line, number) for number, line in enumerate(lines, 1) if line.strip()
+        ]
         if tail:
             entries += self._mend(tail, len(lines) + 1, len(content))
         return entries
 
     def _mend(self, tail: bytes, number: int, size: int) -> list[Entry]:
-        """Return the last line if only its end is missing, as an editor may leave it; otherwise cut it off."""
+        """Return the last line if only its end is missing, as an editor may leave it; otherwise cut
+        it off.
+        """
         try:
             json.loads(tail)
         except (ValueError, RecursionError):  # a line that was cut off is not JSON
@@ -146,17 +163,25 @@ class ReviewJournal:
         try:
             return validated(parse(line, where), Entry, where, _check)
         except FileError as error:
-            raise DataError(f"{error}. Correct or remove that line, or move the file away to start the review anew.") from error
+            raise DataError(
+                f"{error}. Correct or remove that line, or move the file away to start the review anew."
+            ) from error
 
 
 def _check(entry: Entry) -> None:
     for number, change in enumerate(entry.changes):
         if change.after is not None and label_text(change.after) is None:
-            raise ValueError(f"changes[{number}].after must name a class; got {change.after!r}, which stands for no label")
+            raise ValueError(
+                f"changes[{number}].after must name a class; got {change.after!r}, which stands for no label"
+            )
         if entry.action != "undo" and (entry.action == "skip") != (change.after is None):
-            raise ValueError(f"changes.after must be a class, or null for the action skip; got {shown(change.after)}")
+            raise ValueError(
+                f"changes.after must be a class, or null for the action skip; got {shown(change.after)}"
+            )
     if (entry.action == "undo") != (entry.undoes is not None):
-        raise ValueError("undoes must be there for an undo and nothing else: it names the step that is undone")
+        raise ValueError(
+            "undoes must be there for an undo and nothing else: it names the step that is undone"
+        )
     if len({change.id for change in entry.changes}) < len(entry.changes):
         raise ValueError("changes.id must be different for each change")
 
@@ -207,7 +232,8 @@ class History:
         """Apply a line, and return the rows whose answer it changed.
 
         Raises:
-            DataError: it names an id that is not in the data, or undoes a step that is not the last.
+            DataError: it names an id that is not in the data, or undoes a step that is not the
+                last.
         """
         if entry.step <= self.steps:
             raise DataError(
@@ -231,7 +257,9 @@ class History:
         self.done.append(ReviewStep(entry, tuple((row, self.answers.get(row)) for row in rows)))
         for row, change in zip(rows, entry.changes, strict=True):
             first = self.answers.get(row)
-            believed, status = (change.before, change.status) if first is None else (first.believed, first.status)
+            believed, status = (
+                (change.before, change.status) if first is None else (first.believed, first.status)
+            )
             self.answers[row] = Answer(change.after, believed, status)
         return rows
 

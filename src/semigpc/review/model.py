@@ -1,11 +1,12 @@
 """The predicted label of every row, updated with every answer of the reviewer.
 
-What is shown depends on the answers that hold and not on the way to them: a review that is opened again, or undone, shows the
-same labels, up to rounding.
+What is shown depends on the answers that hold and not on the way to them: a review that is opened
+again, or undone, shows the same labels, up to rounding.
 
-A new label changes the model at once, and with it the rows on the screen; all others are scored again when they are shown or
-when no request is waiting. ``generation`` counts the changes of the model, so that it is known which rows are out of date;
-``clock`` counts the changes of what the page shows, so that a page can request what is new to it.
+A new label changes the model at once, and with it the rows on the screen; all others are scored
+again when they are shown or when no request is waiting. ``generation`` counts the changes of the
+model, so that it is known which rows are out of date; ``clock`` counts the changes of what the page
+shows, so that a page can request what is new to it.
 """
 
 import unicodedata
@@ -48,7 +49,9 @@ class Beliefs:
 
     def __init__(self, project: Project, model: SemiGPClassifier) -> None:
         self.project, self.model = project, model
-        self.names: list[str] = []  # of classes; only ever extended, so that codes keep their meaning
+        self.names: list[
+            str
+        ] = []  # of classes; only ever extended, so that codes keep their meaning
         self.codes_by_name: dict[str, int] = {}
         table = project.table
         for name in project.classes:
@@ -62,17 +65,23 @@ class Beliefs:
         self.first_variance = self.variance.copy()
         self.status = encoded(table["status"], STATUSES.index).astype(np.uint8)
         n = len(self.codes)
-        self.taught = np.full(n, -1, np.int32)  # the label in the table or from the reviewer, which the model learned
+        self.taught = np.full(
+            n, -1, np.int32
+        )  # the label in the table or from the reviewer, which the model learned
         for row, label in project.given.items():
             self.taught[row] = self.code(label)
-        self.sound = np.ones(n, bool)  # rows that have an embedding; the model says nothing about the others
+        self.sound = np.ones(
+            n, bool
+        )  # rows that have an embedding; the model says nothing about the others
         self.sound[list(project.bad)] = False
         self.generation = self.clock = 0
         self.scored = np.zeros(n, np.int64)  # generation of the model at which a row was scored
         self.varied = np.zeros(n, np.int64)  # the same for its variance
         self.moved = np.zeros(n, np.int64)  # tick of the clock at which a row last changed
         self.reasons: dict[int, Reasons] = {}  # of rows shown
-        self._first = deepcopy(model) if model.self_training_ or not self.many_labels else None  # before any answer
+        self._first = (
+            deepcopy(model) if model.self_training_ or not self.many_labels else None
+        )  # before any answer
         self._embeddings: dict[int, Floats] = {}
         self._read_ahead: tuple[Rows, Floats] = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
 
@@ -109,17 +118,19 @@ class Beliefs:
         return np.stack([self._embeddings[int(row)] for row in rows])
 
     def teach(self, labels: Mapping[int, str | None], visible: Iterable[int]) -> None:
-        """Add labels of rows to the model, None to remove one, and score ``visible`` and those rows again.
+        """Add labels of rows to the model, None to remove one, and score ``visible`` and those rows
+        again.
 
-        The posterior variance of visible rows is updated, with C (M, B) the covariance between M visible and B new rows and
-        V (B, B) among the new ones, both before they are added:
+        The posterior variance of visible rows is updated, with C (M, B) the covariance between M
+        visible and B new rows and V (B, B) among the new ones, both before they are added:
 
             v -= diag(C (V + sigma^2 I)^-1 C^T)
 
-        and with the opposite sign, both taken afterwards, for rows that are removed: exact for one GP, and an estimate for an
-        ensemble, whose covariance is an average. A label that replaces another changes no variance. O(N^2 B + N M (D + B)) for
-        N labels. With many labels, new ones lower the variance of outliers at once, as that may change their status; that of
-        other rows stays an upper bound until they are next shown.
+        and with the opposite sign, both taken afterwards, for rows that are removed: exact for one
+        GP, and an estimate for an ensemble, whose covariance is an average. A label that replaces
+        another changes no variance. O(N^2 B + N M (D + B)) for N labels. With many labels, new ones
+        lower the variance of outliers at once, as that may change their status; that of other rows
+        stays an upper bound until they are next shown.
         """
         rows = [row for row, label in labels.items() if self.code(label) != self.taught[row]]
         if not rows:
@@ -127,7 +138,9 @@ class Beliefs:
         learned = [row for row in rows if self.sound[row]]
         forgotten = [row for row in learned if labels[row] is None]
         seen = np.array(sorted({*visible, *(rows if len(rows) <= MANY else forgotten)}), np.int64)
-        fresh = seen[(self.varied[seen] == self.generation) & self.sound[seen] & (len(rows) <= MANY)]
+        fresh = seen[
+            (self.varied[seen] == self.generation) & self.sound[seen] & (len(rows) <= MANY)
+        ]
         if self.many_labels and not forgotten:
             fresh = fresh[self.status[fresh] == OUTLIER]
         if learned:
@@ -153,14 +166,23 @@ class Beliefs:
     def _learn(self, labels: Mapping[int, str | None]) -> None:
         """Add labels of rows to the model, None to remove one.
 
-        Removing a label does not bring back what self-training had in its place, and the shares of the classes depend on when
-        a new one came. In both cases the model starts again as it was before the review, with all labels that hold.
+        Removing a label does not bring back what self-training had in its place, and the shares of
+        the classes depend on when a new one came. In both cases the model starts again as it was
+        before the review, with all labels that hold.
         """
         given, known = self.project.given, {*self.model.classes_.tolist(), None}
-        now = {int(row): self.names[self.taught[row]] for row in np.flatnonzero(self.taught >= 0)} | dict(labels)
-        if self._first is not None and (None in labels.values() or {*now.values(), *self.project.classes, None} != known):
+        now = {
+            int(row): self.names[self.taught[row]] for row in np.flatnonzero(self.taught >= 0)
+        } | dict(labels)
+        if self._first is not None and (
+            None in labels.values() or {*now.values(), *self.project.classes, None} != known
+        ):
             self.model = deepcopy(self._first)
-            labels = {row: label for row, label in now.items() if label is not None and label != given.get(row)}
+            labels = {
+                row: label
+                for row, label in now.items()
+                if label is not None and label != given.get(row)
+            }
         rows = sorted(row for row in labels if self.sound[row])
         if rows:
             targets = np.array([labels[row] for row in rows], object)
@@ -171,9 +193,13 @@ class Beliefs:
         if len(rows) == 0 or len(others) == 0:
             return np.zeros(len(rows), np.float32)
         new = self.embeddings(others)
-        both = self.model.covariance(np.concatenate([self.embeddings(rows), new]), new).astype(np.float64)
+        both = self.model.covariance(np.concatenate([self.embeddings(rows), new]), new).astype(
+            np.float64
+        )
         cross, among = both[: len(rows)], both[len(rows) :]  # (M, B), (B, B)
-        solved = np.linalg.solve(among + self.model.noise_std_**2 * np.eye(len(others)), cross.T)  # (B, M)
+        solved = np.linalg.solve(
+            among + self.model.noise_std_**2 * np.eye(len(others)), cross.T
+        )  # (B, M)
         covered: Floats = np.einsum("mb,bm->m", cross, solved).astype(np.float32)
         return covered
 
@@ -183,9 +209,13 @@ class Beliefs:
         return len(self.model.labeled_rows_) > FEW_LABELS
 
     def score(self, rows: Rows, *, variance: bool = True) -> None:
-        """Bring rows up to date, with their reasons and optionally their variance; those of this generation cost nothing."""
+        """Bring rows up to date, with their reasons and optionally their variance; those of this
+        generation cost nothing.
+        """
         sound = [row for row in rows.tolist() if self.sound[row]]
-        stale = [row for row in sound if self.scored[row] < self.generation or row not in self.reasons]
+        stale = [
+            row for row in sound if self.scored[row] < self.generation or row not in self.reasons
+        ]
         if not stale:
             return
         features = self.embeddings(stale)
@@ -196,11 +226,15 @@ class Beliefs:
         self._take(np.array(stale), features, top=REASONS + 1)
 
     def _variances(self, features: Floats) -> Floats:
-        """Return (M,) in O(M N^2) from the inverse of the model; for many rows in O(N^3 + M N^2 / 2) by a new factor."""
+        """Return (M,) in O(M N^2) from the inverse of the model; for many rows in O(N^3 + M N^2 /
+        2) by a new factor.
+        """
         if len(features) > len(self.model.labeled_rows_) / 2:
             return self.model.predict_variance(features)
         blocks = (features[start : start + BLOCK] for start in range(0, len(features), BLOCK))
-        return np.concatenate([np.clip(self.model.covariance(block, block).diagonal(), 0, 1) for block in blocks])
+        return np.concatenate(
+            [np.clip(self.model.covariance(block, block).diagonal(), 0, 1) for block in blocks]
+        )
 
     def touch(self, rows: Sequence[int] | Rows) -> None:
         """Record that what the page shows of rows has changed."""
@@ -208,9 +242,11 @@ class Beliefs:
         self.moved[list(rows)] = self.clock
 
     def catch_up(self) -> bool:
-        """Bring some rows that are not on the screen up to date; return whether there are more of them.
+        """Bring some rows that are not on the screen up to date; return whether there are more of
+        them.
 
-        With many labels only the variance of outliers is computed, which may be none any more. That of other rows stays as it
+        With many labels only the variance of outliers is computed, which may be none any more. That
+        of other rows stays as it
         was until they are shown: more labels can only have lowered it.
         """
         stale = (self.scored < self.generation) & self.sound
@@ -225,14 +261,19 @@ class Beliefs:
         if len(some):
             features = self._ahead(some, coming)
             if variance:
-                self.variance[some], self.varied[some] = self.model.predict_variance(features), self.generation
+                self.variance[some], self.varied[some] = (
+                    self.model.predict_variance(features),
+                    self.generation,
+                )
             self._take(some, features, top=1)
             for row in some.tolist():
                 self.reasons.pop(row, None)
         return len(some) < more
 
     def _ahead(self, rows: Rows, coming: Rows) -> Floats:
-        """Return embeddings of ``rows``, the first of the ``coming`` ones; many are read at once, since seeking is slow."""
+        """Return embeddings of ``rows``, the first of the ``coming`` ones; many are read at once,
+        since seeking is slow.
+        """
         ready, features = self._read_ahead
         if not np.isin(rows, ready).all():
             ready = coming[: max(READ_AHEAD, len(rows))]
@@ -245,15 +286,27 @@ class Beliefs:
         own = np.array([self.code(str(name)) for name in self.model.classes_], np.int32)
         free = self.taught[rows] < 0
         variance = self.variance[rows]
-        status = np.array([STATUSES.index(name) for name in MODEL_STATUSES], np.uint8)[answers.status]
+        status = np.array([STATUSES.index(name) for name in MODEL_STATUSES], np.uint8)[
+            answers.status
+        ]
         status = np.where(variance > self.model.outlier_variance_, OUTLIER, status)
-        codes, likeliest = (np.where(free, own[each], self.taught[rows]) for each in (answers.codes, answers.likeliest))
+        codes, likeliest = (
+            np.where(free, own[each], self.taught[rows])
+            for each in (answers.codes, answers.likeliest)
+        )
         confidence, largest = (
-            np.where(free, each, np.float32(1)) for each in (answers.confidence, answers.likeliest_confidence)
+            np.where(free, each, np.float32(1))
+            for each in (answers.confidence, answers.likeliest_confidence)
         )
         status = np.where(free, status, LABELLED)
-        differs = (codes != self.codes[rows]) | (status != self.status[rows]) | (likeliest != self.likeliest[rows])
-        differs |= np.rint(100 * confidence) != np.rint(100 * self.confidence[rows])  # as the page shows it
+        differs = (
+            (codes != self.codes[rows])
+            | (status != self.status[rows])
+            | (likeliest != self.likeliest[rows])
+        )
+        differs |= np.rint(100 * confidence) != np.rint(
+            100 * self.confidence[rows]
+        )  # as the page shows it
         if top > 1:
             for i, row in enumerate(rows):
                 pairs = zip(answers.rows[i].tolist(), answers.weights[i].tolist(), strict=True)
@@ -275,11 +328,12 @@ def encoded(column: Any, code: Callable[[str], int]) -> NDArray[np.int32]:
 
 
 def checked_name(name: str, known: Collection[str]) -> str:
-    """Return the name of a class in the form that is stored; one of the ``known`` ones is not changed.
+    """Return the name of a class in the form that is stored; one of the ``known`` ones is not
+    changed.
 
     Raises:
-        DataError: it is empty, too long, has control characters or lone surrogates, means "no label" in a table, or differs
-            from a known one in case alone.
+        DataError: it is empty, too long, has control characters or lone surrogates, means "no
+            label" in a table, or differs from a known one in case alone.
     """
     if name in known:
         return name
@@ -295,5 +349,7 @@ def checked_name(name: str, known: Collection[str]) -> str:
         raise DataError(f"{tidy!r} stands for no label. Give the class another name.")
     alike = [other for other in known if other.casefold() == tidy.casefold()]
     if alike:
-        raise DataError(f"There is a class {alike[0]!r} already, which differs from {tidy!r} in case alone. Choose that one.")
+        raise DataError(
+            f"There is a class {alike[0]!r} already, which differs from {tidy!r} in case alone. Choose that one."
+        )
     return tidy

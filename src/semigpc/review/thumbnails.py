@@ -1,4 +1,6 @@
-"""Small versions of the images of the data set: by row number, upright, of bounded size, and only from below its folder."""
+"""Small versions of the images of the data set: by row number, upright, of bounded size, and only
+from below its folder.
+"""
 
 import threading
 from collections import OrderedDict
@@ -30,7 +32,8 @@ class Thumbnails:
         """Return the image of a row as JPEG, no larger than ``size`` pixels either way.
 
         Raises:
-            ImageError: there is none, it cannot be read, it is too large to decode, or it lies outside of the folder.
+            ImageError: there is none, it cannot be read, it is too large to decode, or it lies
+                outside of the folder.
         """
         with self._lock:
             if (row, size) in self._kept:
@@ -56,4 +59,6 @@ class Thumbnails:
                 if error.__cause__ is None:
                     raise ImageError(str(error).replace(str(path), path.name)) from error
                 missing = isinstance(error.__cause__, FileNotFoundError)
-                raise ImageError(f"This image {'is no longer there' if missing else 'cannot be read'}.") from error
+                raise ImageError(
+                    f"This image {'is no longer there' if missing else 'cannot be read'}."
+                ) from error

@@ -1,4 +1,6 @@
-"""Several experiments on the same splits and seeds: runs what is missing, then means, spreads and paired differences."""
+"""Several experiments on the same splits and seeds: runs what is missing, then means, spreads and
+paired differences.
+"""
 
 import multiprocessing
 import os
@@ -71,16 +73,21 @@ def compare(
 ) -> dict[str, Any]:
     """Run every cell with every seed into ``path/cells``; write ``comparison.json`` and return it.
 
-    Finished runs are kept and cut-off ones resumed, so a comparison that was stopped goes on where it was.
+    Finished runs are kept and cut-off ones resumed, so a comparison that was stopped goes on where
+    it was.
 
     Args:
-        cells: what to compare. seeds: of each. path: of the folder. title, command: for the reader of the result.
-        jobs: runs at a time; more than one run in processes of their own, which share the CPU's threads.
+        cells: what to compare. seeds: of each. path: of the folder. title, command: for the reader
+            of the result.
+        jobs: runs at a time; more than one run in processes of their own, which share the CPU's
+            threads.
         listener: receives progress.
     """
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
-        raise RunError(f"every cell needs its own algorithm, add-on and refiner; got {', '.join(names)}.")
+        raise RunError(
+            f"every cell needs its own algorithm, add-on and refiner; got {', '.join(names)}."
+        )
     listener = listener or ComparisonListener()
     with locked(path):
         missing = []
@@ -107,7 +114,7 @@ def compare(
         return comparison
 
 
-# Running -----------------------------------------------------------------------------------------------------------
+# Running ------------------------------------------------------------------------------------------
 
 
 def run_path(path: Path, cell: Cell, seed: int) -> Path:
@@ -116,7 +123,9 @@ def run_path(path: Path, cell: Cell, seed: int) -> Path:
 
 
 def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
-    """Return the summary of a run that was finished with these settings; a RunError if it was with others."""
+    """Return the summary of a run that was finished with these settings; a RunError if it was with
+    others.
+    """
     folder = RunFolder(run_path(path, cell, seed))
     if not folder.summary.exists():
         return None
@@ -133,7 +142,9 @@ def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
             f"{folder.summary} cannot be used: step must be {steps}, the last of a finished run; got {summary['step']}. "
             f"{REDO_SUMMARY}"
         )
-    changed_files = [name for name in altered(folder.path, summary["files"]) if (folder.path / name).exists()]
+    changed_files = [
+        name for name in altered(folder.path, summary["files"]) if (folder.path / name).exists()
+    ]
     if changed_files:  # checkpoints may be deleted
         raise RunError(
             f"{folder.path} was finished, but {changed_files[0]} has changed since, by {folder.summary.name}. Delete that "
@@ -143,31 +154,43 @@ def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
 
 
 def _compute_features(missing: list[tuple[Cell, int]], listener: ComparisonListener) -> None:
-    """Compute features of frozen networks once for all runs, before several of them begin to do the same."""
+    """Compute features of frozen networks once for all runs, before several of them begin to do the
+    same.
+    """
     cache = DataCache()
     for cell, seed in missing:
         if cell.experiment.frozen is not None:
             cache.run_data(replace(cell.experiment, seed=seed), progress=listener.features)
 
 
-def _run_missing(missing: list[tuple[Cell, int]], path: Path, jobs: int, listener: ComparisonListener) -> None:
+def _run_missing(
+    missing: list[tuple[Cell, int]], path: Path, jobs: int, listener: ComparisonListener
+) -> None:
     if jobs == 1 or len(missing) < 2:
         cache = DataCache()
         for cell, seed in missing:
             experiment, where = replace(cell.experiment, seed=seed), run_path(path, cell, seed)
-            summary = train(experiment, where, resume=True, listener=listener.run(cell, seed), cache=cache)
+            summary = train(
+                experiment, where, resume=True, listener=listener.run(cell, seed), cache=cache
+            )
             listener.done(cell, seed, summary, kept=False)
         return
     context = multiprocessing.get_context("spawn")
     messages = context.Manager().Queue()
     with (
         _terminable(),
-        ProcessPoolExecutor(jobs, mp_context=context, initializer=hold, initargs=(granted(jobs),)) as pool,
+        ProcessPoolExecutor(
+            jobs, mp_context=context, initializer=hold, initargs=(granted(jobs),)
+        ) as pool,
     ):
         try:
             futures = {
                 pool.submit(
-                    _run_elsewhere, replace(cell.experiment, seed=seed), run_path(path, cell, seed), messages, number
+                    _run_elsewhere,
+                    replace(cell.experiment, seed=seed),
+                    run_path(path, cell, seed),
+                    messages,
+                    number,
                 ): (cell, seed)
                 for number, (cell, seed) in enumerate(missing)
             }
@@ -209,9 +232,13 @@ class _Messenger(Listener):
         self.messages.put((self.number, "entry", (entry,)))
 
 
-def _run_elsewhere(experiment: Experiment, path: Path, messages: Any, number: int) -> dict[str, Any]:
+def _run_elsewhere(
+    experiment: Experiment, path: Path, messages: Any, number: int
+) -> dict[str, Any]:
     try:
-        return train(experiment, path, resume=True, listener=_Messenger(messages, number), cache=_CACHE)
+        return train(
+            experiment, path, resume=True, listener=_Messenger(messages, number), cache=_CACHE
+        )
     except Stopped:
         os._exit(1)  # it is saved; returning would let the pool hand this process the next run
 
@@ -236,14 +263,19 @@ def _listen(
             listener.done(*futures[future], future.result(), kept=False)
 
 
-# Counting ----------------------------------------------------------------------------------------------------------
+# Counting -----------------------------------------------------------------------------------------
 
 
 def _check_splits(cells: Sequence[Cell], seeds: Sequence[int], path: Path) -> None:
     for seed in seeds:
-        hashes = {cell.name: RunFolder(run_path(path, cell, seed)).read_split()["sha256"] for cell in cells}
+        hashes = {
+            cell.name: RunFolder(run_path(path, cell, seed)).read_split()["sha256"]
+            for cell in cells
+        }
         if len(set(hashes.values())) > 1:
-            raise RunError(f"the cells of seed {seed} saw different splits: {hashes}. Give them the same data settings.")
+            raise RunError(
+                f"the cells of seed {seed} saw different splits: {hashes}. Give them the same data settings."
+            )
 
 
 def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any]:
@@ -254,32 +286,57 @@ def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any
         result = (summary["results"] or {}).get("last")
         if result is None:
             raise RunError(f"{where} has neither test nor validation images to compare by.")
-        runs.append({"seed": seed, "folder": str(where.relative_to(path)), "result": result, "seconds": summary["seconds"]})
-    figures: dict[str, list[Any]] = {name: [run["result"][name] for run in runs] for name in FIGURES}
-    figures |= {group: [run["result"]["groups"][group] for run in runs] for group in runs[0]["result"]["groups"]}
+        runs.append(
+            {
+                "seed": seed,
+                "folder": str(where.relative_to(path)),
+                "result": result,
+                "seconds": summary["seconds"],
+            }
+        )
+    figures: dict[str, list[Any]] = {
+        name: [run["result"][name] for run in runs] for name in FIGURES
+    }
+    figures |= {
+        group: [run["result"]["groups"][group] for run in runs]
+        for group in runs[0]["result"]["groups"]
+    }
     return {
         "name": cell.name,
         "algorithm": cell.experiment.algorithm_name,
         "addon": cell.experiment.addon_name,
         "refiner": cell.experiment.refiner_name,
         "label": cell.label,
-        "rank": list(ALGORITHMS).index(cell.experiment.algorithm_name),  # by which pages choose a colour
+        "rank": list(ALGORITHMS).index(
+            cell.experiment.algorithm_name
+        ),  # by which pages choose a colour
         "runs": runs,
-        "mean": {name: float(np.mean(values)) if None not in values else None for name, values in figures.items()},
-        "std": {name: float(np.std(values)) if None not in values else None for name, values in figures.items()},
+        "mean": {
+            name: float(np.mean(values)) if None not in values else None
+            for name, values in figures.items()
+        },
+        "std": {
+            name: float(np.std(values)) if None not in values else None
+            for name, values in figures.items()
+        },
     }
 
 
 def pairs(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return each refined algorithm minus its base, seed by seed. Deviations divide by the number of seeds, as USB's do."""
+    """Return each refined algorithm minus its base, seed by seed. Deviations divide by the number
+    of seeds, as USB's do.
+    """
     differences_of = []
-    bases = {(cell["algorithm"], cell.get("addon")): cell for cell in cells if cell["refiner"] == WITHOUT}
+    bases = {
+        (cell["algorithm"], cell.get("addon")): cell for cell in cells if cell["refiner"] == WITHOUT
+    }
     for cell in cells:
         base = bases.get((cell["algorithm"], cell.get("addon")))
         if base is None or cell is base:
             continue
         differences = [
-            ours["result"][METRIC] - theirs["result"][METRIC] for ours, theirs in zip(cell["runs"], base["runs"], strict=True)
+            ours["result"][METRIC] - theirs["result"][METRIC]
+            for ours, theirs in zip(cell["runs"], base["runs"], strict=True)
         ]
         differences_of.append(
             {

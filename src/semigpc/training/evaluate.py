@@ -1,4 +1,6 @@
-"""Evaluation: the network's heads on labelled images, screening of unlabelled ones, and surveys of all training images."""
+"""Evaluation: the network's heads on labelled images, screening of unlabelled ones, and surveys of
+all training images.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,14 +15,21 @@ from semigpc.addons import Survey
 from semigpc.data import EvaluationLoader, ImageSet, Splits
 from semigpc.refiners import GaussianProcessRefiner, SimilarityRefiner
 from semigpc.refiners.engines import Confidence
-from semigpc.training.calibration import calibrated, from_halves, from_labels, halved, predicted_by_halves
+from semigpc.training.calibration import (
+    calibrated,
+    from_halves,
+    from_labels,
+    halved,
+    predicted_by_halves,
+)
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import METRIC, classification_metrics
 from semigpc.training.state import Trainer
 from semigpc.types import ModelOutput
 
 FILLING = 31  # keeps the random numbers of filling a buffer apart from others of the same seed
-SAMPLE = 2000  # unlabelled images for screening and calibration: a share of them is then known to about one point
+# unlabelled images for screening and calibration: a share of them is then known to about one point
+SAMPLE = 2000
 
 
 class DivergedError(RuntimeError):
@@ -28,20 +37,25 @@ class DivergedError(RuntimeError):
 
 
 class Predictions(NamedTuple):
-    """Probabilities of M images by each head: ``probs["linear"]``, and ``probs["gp"]`` where there is one, (M, C)."""
+    """Probabilities of M images by each head: ``probs["linear"]``, and ``probs["gp"]`` where there
+    is one, (M, C).
+    """
 
     probs: dict[str, npt.NDArray[np.float64]]
     labels: npt.NDArray[np.int64]
 
     def calibrated(self, temperatures: Mapping[str, float]) -> "Predictions":
-        """Return what the heads report with these temperatures: :func:`semigpc.training.calibration.calibrated`."""
+        """Return what the heads report with these temperatures:
+        :func:`semigpc.training.calibration.calibrated`.
+        """
         return self._replace(probs=calibrated(self.probs, temperatures))
 
 
 class Evaluation(NamedTuple):
     """What was measured at a step: ``results`` has one entry for each part and head.
 
-    ``head`` is the one that is judged and used, ``temperatures`` scale the confidence of each (:mod:`.calibration`).
+    ``head`` is the one that is judged and used, ``temperatures`` scale the confidence of each
+    (:mod:`.calibration`).
     """
 
     results: list[dict[str, Any]]
@@ -59,47 +73,71 @@ def evaluate_run(
     *,
     last: bool,
 ) -> Evaluation:
-    """Evaluate the network and its GP on validation and test images, and its screening of unlabelled ones.
+    """Evaluate the network and its GP on validation and test images, and its screening of
+    unlabelled ones.
 
-    A GP that is rebuilt for evaluation is refilled once, from the labelled images as the network sees them now. Confidence is
-    calibrated on the validation images; without any, at the ``last`` step, by two halves of the labels.
+    A GP that is rebuilt for evaluation is refilled once, from the labelled images as the network
+    sees them now. Confidence is calibrated on the validation images; without any, at the ``last``
+    step, by two halves of the labels.
     """
     network, gp = trainer.evaluated, trainer.gp
     if gp is not None and gp.config.rebuilt_for_evaluation:
         gp = refilled(gp, network, loader, splits.labeled)
     parts = {"validation": splits.validation, "test": splits.test}
-    predictions = {part: predict(network, gp, loader.batches(images)) for part, images in parts.items() if images is not None}
+    predictions = {
+        part: predict(network, gp, loader.batches(images))
+        for part, images in parts.items()
+        if images is not None
+    }
     temperatures: dict[str, float] = {}
     if "validation" in predictions:
         validation_images = predictions["validation"]
         temperatures = from_labels(_trained_heads(validation_images, gp), validation_images.labels)
     elif last:
         temperatures = _temperatures_without_labels(experiment, splits, loader, network, gp)
-    measured = {part: evaluate(raw.calibrated(temperatures), groups) for part, raw in predictions.items()}
+    measured = {
+        part: evaluate(raw.calibrated(temperatures), groups) for part, raw in predictions.items()
+    }
     validation = {head: figures[METRIC] for head, figures in measured.get("validation", {}).items()}
     judged = judged_head(gp, validation, addon_answers=trainer.addon.answers)
     results = [
-        {"part": part, "head": head, "judged": head == judged, "temperature": temperatures.get(head, 1.0), **figures}
+        {
+            "part": part,
+            "head": head,
+            "judged": head == judged,
+            "temperature": temperatures.get(head, 1.0),
+            **figures,
+        }
         for part, heads in measured.items()
         for head, figures in heads.items()
     ]
-    return Evaluation(results, judged, temperatures, screening(experiment, splits, loader, network, gp))
+    return Evaluation(
+        results, judged, temperatures, screening(experiment, splits, loader, network, gp)
+    )
 
 
 def evaluate(predictions: Predictions, groups: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
     """Return the metrics of each head."""
-    return {head: classification_metrics(probs, predictions.labels, groups) for head, probs in predictions.probs.items()}
+    return {
+        head: classification_metrics(probs, predictions.labels, groups)
+        for head, probs in predictions.probs.items()
+    }
 
 
 def judged_head(
-    gp: GaussianProcessRefiner | None, validation: Mapping[str, float] | None = None, *, addon_answers: bool = False
+    gp: GaussianProcessRefiner | None,
+    validation: Mapping[str, float] | None = None,
+    *,
+    addon_answers: bool = False,
 ) -> str:
-    """Return the head by which a run is judged and which predicts, "linear" or "gp". No test label is needed.
+    """Return the head by which a run is judged and which predicts, "linear" or "gp". No test label
+    is needed.
 
-    It is the linear one without a GP or with an empty buffer, the GP with role ``classifier``, and otherwise as
-    ``eval_head`` says. ``auto``: the head with the better balanced accuracy on validation images; without any, or if both are
-    equal, the GP, once its scales are tuned, unless an add-on such as CoSSL answers in place of the linear head, with a
-    classifier trained for balance.
+    It is the linear one without a GP or with an empty buffer, the GP with role ``classifier``, and
+    otherwise as
+    ``eval_head`` says. ``auto``: the head with the better balanced accuracy on validation images;
+    without any, or if both are equal, the GP, once its scales are tuned, unless an add-on such as
+    CoSSL answers in place of the linear head, with a classifier trained for balance.
 
     Args:
         gp: as it is evaluated. validation: balanced accuracy of both heads, if known.
@@ -117,11 +155,17 @@ def judged_head(
 
 
 def _temperatures_without_labels(
-    experiment: Experiment, splits: Splits, loader: EvaluationLoader, network: nn.Module, gp: GaussianProcessRefiner | None
+    experiment: Experiment,
+    splits: Splits,
+    loader: EvaluationLoader,
+    network: nn.Module,
+    gp: GaussianProcessRefiner | None,
 ) -> dict[str, float]:
-    """Return the temperature of each head by two halves of the labels, on 2000 unlabelled images at most; none if impossible.
+    """Return the temperature of each head by two halves of the labels, on 2000 unlabelled images at
+    most; none if impossible.
 
-    The halves work on cached features where the network trains on those, which have not seen the labels, else on its own.
+    The halves work on cached features where the network trains on those, which have not seen the
+    labels, else on its own.
     """
     chosen, halves = (
         _sample(len(splits.unlabeled), experiment.seed),
@@ -138,22 +182,37 @@ def _temperatures_without_labels(
     frozen = experiment.frozen is not None
     labels = splits.labeled.labels
     predicted = predicted_by_halves(
-        features(splits.labeled), labels, halves, features(splits.unlabeled, chosen), splits.n_classes
+        features(splits.labeled),
+        labels,
+        halves,
+        features(splits.unlabeled, chosen),
+        splits.n_classes,
     )
     predictions = predict(network, gp, loader.batches(splits.unlabeled, chosen))
     return from_halves(_trained_heads(predictions, gp), predicted, strict=not frozen)
 
 
-def _trained_heads(predictions: Predictions, gp: GaussianProcessRefiner | None) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the probabilities of the heads to calibrate: with role ``classifier`` nothing trains the linear one."""
-    untrained = {"linear"} if "gp" in predictions.probs and gp is not None and gp.config.role == "classifier" else set()
+def _trained_heads(
+    predictions: Predictions, gp: GaussianProcessRefiner | None
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the probabilities of the heads to calibrate: with role ``classifier`` nothing trains
+    the linear one.
+    """
+    untrained = (
+        {"linear"}
+        if "gp" in predictions.probs and gp is not None and gp.config.role == "classifier"
+        else set()
+    )
     return {head: probs for head, probs in predictions.probs.items() if head not in untrained}
 
 
 def predict(
-    network: nn.Module, gp: GaussianProcessRefiner | None, batches: Iterable[tuple[Tensor, Tensor, Tensor]]
+    network: nn.Module,
+    gp: GaussianProcessRefiner | None,
+    batches: Iterable[tuple[Tensor, Tensor, Tensor]],
 ) -> Predictions:
-    """Return the probabilities of every image, by the network in evaluation mode. A GP with an empty buffer is left out.
+    """Return the probabilities of every image, by the network in evaluation mode. A GP with an
+    empty buffer is left out.
 
     Args:
         network: evaluated as it is. gp: on its features.
@@ -172,17 +231,21 @@ def predict(
             labels.append(targets.cpu())
     probs = {head: torch.cat(batches).numpy() for head, batches in parts.items()}
     if not all(np.isfinite(values).all() for values in probs.values()):
-        raise DivergedError("the network's predictions contain NaN or infinity. Start a new run with a lower train.lr.")
+        raise DivergedError(
+            "the network's predictions contain NaN or infinity. Start a new run with a lower train.lr."
+        )
     return Predictions(probs, torch.cat(labels).numpy())
 
 
-# Filling a GP ----------------------------------------------------------------------------------------------------------
+# Filling a GP -------------------------------------------------------------------------------------
 
 
 def refilled(
     refiner: GaussianProcessRefiner, network: nn.Module, loader: EvaluationLoader, labeled: ImageSet
 ) -> GaussianProcessRefiner:
-    """Return a GP of the same kind over the labelled set as the network sees it now, without augmentation. O(n N^2)."""
+    """Return a GP of the same kind over the labelled set as the network sees it now, without
+    augmentation. O(n N^2).
+    """
     fresh = refiner.empty_copy()
     with _evaluating(network):
         for images, targets, positions in loader.batches(labeled):
@@ -197,29 +260,40 @@ def fill_rings(
     labeled: ImageSet,
     seed: int,
 ) -> None:
-    """Fill all rings of a balanced buffer with weak views of the labelled images, in turns of one image of each class.
+    """Fill all rings of a balanced buffer with weak views of the labelled images, in turns of one
+    image of each class.
 
-    As rows come with the labelled batches, the ring of a rare class fills slowly: on CIFAR-10-LT in setting A, at ratio 150,
-    after 71 000 of 204 800 steps. Within a class whole random permutations follow each other. The network is in evaluation
-    mode, which all N_Q images pass once.
+    As rows come with the labelled batches, the ring of a rare class fills slowly: on CIFAR-10-LT in
+    setting A, at ratio 150, after 71 000 of 204 800 steps. Within a class whole random permutations
+    follow each other. The network is in evaluation mode, which all N_Q images pass once.
     """
     rng = np.random.default_rng([seed, FILLING])
     rounds, labels = refiner.config.buffer_size // refiner.n_classes, labeled.labels
     members = [np.flatnonzero(labels == c) for c in np.unique(labels)]
-    turns = [np.concatenate([rng.permutation(rows) for _ in range(-(-rounds // len(rows)))])[:rounds] for rows in members]
+    turns = [
+        np.concatenate([rng.permutation(rows) for _ in range(-(-rounds // len(rows)))])[:rounds]
+        for rows in members
+    ]
     positions = np.stack(turns, axis=1).reshape(-1)
     with _evaluating(network):
-        for part in np.split(positions, range(loader.batch_size, len(positions), loader.batch_size)):
-            views = loader.source.cut("weak", loader.source.fetch(labeled, part), rng).to(loader.device)
+        for part in np.split(
+            positions, range(loader.batch_size, len(positions), loader.batch_size)
+        ):
+            views = loader.source.cut("weak", loader.source.fetch(labeled, part), rng).to(
+                loader.device
+            )
             features = refiner.placement.features(network(loader.source.normalise(views)))
-            refiner.write(features, torch.from_numpy(labels[part]).to(loader.device), torch.from_numpy(part))
+            refiner.write(
+                features, torch.from_numpy(labels[part]).to(loader.device), torch.from_numpy(part)
+            )
 
 
-# All training images ---------------------------------------------------------------------------------------------------
+# All training images ------------------------------------------------------------------------------
 
 
 def survey(network: nn.Module, splits: Splits, loader: EvaluationLoader) -> Survey:
-    """Return the network's outputs for every labelled and unlabelled image, for add-ons that choose among them.
+    """Return the network's outputs for every labelled and unlabelled image, for add-ons that choose
+    among them.
 
     The network is in evaluation mode. O((n + u) (C + D)) memory.
     """
@@ -227,7 +301,11 @@ def survey(network: nn.Module, splits: Splits, loader: EvaluationLoader) -> Surv
     def outputs(image_set: ImageSet) -> ModelOutput:
         parts: list[ModelOutput] = [network(images) for images, _, _ in loader.batches(image_set)]
         heads = {name: torch.cat([part.heads[name] for part in parts]) for name in parts[0].heads}
-        return ModelOutput(torch.cat([part.logits for part in parts]), torch.cat([part.features for part in parts]), heads)
+        return ModelOutput(
+            torch.cat([part.logits for part in parts]),
+            torch.cat([part.features for part in parts]),
+            heads,
+        )
 
     with _evaluating(network):
         y = torch.from_numpy(splits.labeled.labels).to(loader.device)
@@ -242,11 +320,12 @@ def screening(
     network: nn.Module,
     gp: GaussianProcessRefiner | None,
 ) -> dict[str, Any] | None:
-    """Return how well each confidence separates U_in from U_out, on 2000 unlabelled images at most; None if U_out is unknown.
+    """Return how well each confidence separates U_in from U_out, on 2000 unlabelled images at most;
+    None if U_out is unknown.
 
-    ``auroc_linear`` is that of the linear head's largest probability, ``auroc_max_softmax``, ``auroc_variance`` and
-    ``auroc_expected`` those of the GP, unless its buffer is empty. The images are drawn by the run's seed, the same ones every
-    time. O(M N^2) for M images.
+    ``auroc_linear`` is that of the linear head's largest probability, ``auroc_max_softmax``,
+    ``auroc_variance`` and ``auroc_expected`` those of the GP, unless its buffer is empty. The
+    images are drawn by the run's seed, the same ones every time. O(M N^2) for M images.
     """
     if splits.unlabeled_out is None:
         return None
@@ -261,18 +340,29 @@ def screening(
             measured = {"linear": torch.softmax(output.logits.double(), dim=1).amax(dim=1)}
             if gp is not None and len(gp.engine):
                 belief = gp.belief(output)
-                measured |= {kind: belief.confidence(kind, belief.logits.argmax(dim=1)) for kind in get_args(Confidence)}
+                measured |= {
+                    kind: belief.confidence(kind, belief.logits.argmax(dim=1))
+                    for kind in get_args(Confidence)
+                }
             for name, values in measured.items():
                 scores.setdefault(name, []).append(values.double().cpu())
-    aurocs = in_class_auroc({name: torch.cat(parts).numpy() for name, parts in scores.items()}, outside)
+    aurocs = in_class_auroc(
+        {name: torch.cat(parts).numpy() for name, parts in scores.items()}, outside
+    )
     return {"n_in": int((~outside).sum()), "n_out": int(outside.sum())} | {
         f"auroc_{name}": auroc for name, auroc in aurocs.items()
     }
 
 
-def in_class_auroc(scores: Mapping[str, npt.NDArray[np.floating[Any]]], outside: npt.NDArray[np.bool_]) -> dict[str, float]:
-    """Return for each score (M,) the chance that an image of U_in has a higher one than one of U_out; ties count half."""
-    from sklearn.metrics import roc_auc_score  # takes a second to import, which runs without U_out need not wait for
+def in_class_auroc(
+    scores: Mapping[str, npt.NDArray[np.floating[Any]]], outside: npt.NDArray[np.bool_]
+) -> dict[str, float]:
+    """Return for each score (M,) the chance that an image of U_in has a higher one than one of
+    U_out; ties count half.
+    """
+    from sklearn.metrics import (
+        roc_auc_score,
+    )  # takes a second to import, which runs without U_out need not wait for
 
     return {name: float(roc_auc_score(~outside, values)) for name, values in scores.items()}
 
@@ -281,13 +371,17 @@ def _sample(size: int, seed: int) -> npt.NDArray[np.int64]:
     """Return positions in ascending order: all of them, or 2000 drawn by the seed."""
     if size <= SAMPLE:
         return np.arange(size)
-    drawn: npt.NDArray[np.int64] = np.sort(np.random.default_rng([seed, 23]).choice(size, SAMPLE, replace=False))
+    drawn: npt.NDArray[np.int64] = np.sort(
+        np.random.default_rng([seed, 23]).choice(size, SAMPLE, replace=False)
+    )
     return drawn
 
 
 @contextmanager
 def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Put the network into evaluation mode, without gradients, and back into its own mode afterwards."""
+    """Put the network into evaluation mode, without gradients, and back into its own mode
+    afterwards.
+    """
     training = network.training
     network.eval()
     try:

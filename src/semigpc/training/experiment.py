@@ -20,7 +20,12 @@ from semigpc.training.settings import (
     to_plain,
 )
 
-ROOMS: dict[str, Mapping[str, Any]] = {"data": DATASETS, "algorithm": ALGORITHMS, "addon": ADDONS, "refiner": REFINERS}
+ROOMS: dict[str, Mapping[str, Any]] = {
+    "data": DATASETS,
+    "algorithm": ALGORITHMS,
+    "addon": ADDONS,
+    "refiner": REFINERS,
+}
 NOT_FROZEN = "frozen must be a FrozenConfig or None; got {!r:.80}. Use --features cached instead."
 
 
@@ -29,27 +34,32 @@ Precision = Literal["32-true", "64-true", "16-mixed", "bf16-mixed"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The loop's options; the defaults are the ViT recipe of USB (Wang et al., 2022), which the paper follows.
+    """The loop's options; the defaults are the ViT recipe of USB (Wang et al., 2022), which the
+    paper follows.
 
     Args:
         steps: optimiser steps in all.
         epoch_steps: steps that make an "epoch", which is no pass over the data.
         labeled_batch: B. unlabeled_ratio: mu, U = mu B unlabelled images a step.
         optimizer: AdamW, or SGD with Nesterov momentum 0.9.
-        lr: of the heads. layer_decay: d in lr d^(depth - layer). weight_decay: of matrices; vectors and positions have none.
+        lr: of the heads. layer_decay: d in lr d^(depth - layer). weight_decay: of matrices; vectors
+            and positions have none.
         warmup_steps: over which the rate rises from 0; then it follows cos(7/16 pi t).
         schedule: or stay constant after the warm-up.
         ema: momentum of the moving average that is evaluated; 0 for none.
         clip_norm: largest norm of a gradient; 0 for no limit.
         precision: of the network; the GP computes in float64 in any case. 16-mixed needs a GPU.
-        tf32: let a GPU round the factors of the network's float32 products to 10 bits, which is faster and changes figures.
-        compile: translate the network by torch.compile, which takes time at the start and needs a C++ compiler.
+        tf32: let a GPU round the factors of the network's float32 products to 10 bits, which is
+            faster and changes figures.
+        compile: translate the network by torch.compile, which takes time at the start and needs a
+            C++ compiler.
         compat_usb_order: let the order of images depend on the epoch alone and not on the seed.
         eval_steps, checkpoint_steps, log_steps: how often to do each.
-        eval_batch: images at a time in evaluation. workers: processes that load images; 0 loads in the loop. By default
-            one for each core but one, at most 8, where loading takes long enough (:func:`~semigpc.data.loaders.worker_count`).
-        threads: of torch on the CPU, on whose number the last bits depend; 0 for as many as torch is set to, but no more than
-            there are cores granted to the process.
+        eval_batch: images at a time in evaluation. workers: processes that load images; 0 loads in
+            the loop. By default one for each core but one, at most 8, where loading takes long
+            enough (:func:`~semigpc.data.loaders.worker_count`).
+        threads: of torch on the CPU, on whose number the last bits depend; 0 for as many as torch
+            is set to, but no more than there are cores granted to the process.
         tensorboard: write TensorBoard files too.
     """
 
@@ -78,7 +88,15 @@ class TrainConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        positive = ("steps", "epoch_steps", "labeled_batch", "unlabeled_ratio", "eval_steps", "checkpoint_steps", "log_steps")
+        positive = (
+            "steps",
+            "epoch_steps",
+            "labeled_batch",
+            "unlabeled_ratio",
+            "eval_steps",
+            "checkpoint_steps",
+            "log_steps",
+        )
         for name in (*positive, "eval_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
@@ -98,16 +116,20 @@ class TrainConfig:
         return self.unlabeled_ratio * self.labeled_batch
 
     def precision_on(self, accelerator: str) -> Precision:
-        """Return the precision to compute in: a CPU takes float32 where 16-mixed is set, which it cannot do."""
+        """Return the precision to compute in: a CPU takes float32 where 16-mixed is set, which it
+        cannot do.
+        """
         return "32-true" if (self.precision, accelerator) == ("16-mixed", "cpu") else self.precision
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenConfig:
-    """The network of ``model`` keeps its weights; what trains is h = relu(W norm(f) + b) on its features f, and the heads on h.
+    """The network of ``model`` keeps its weights; what trains is h = relu(W norm(f) + b) on its
+    features f, and the heads on h.
 
     Args:
-        views: V, weak and strong views of each image to compute. More cost time once, and 2 (2 V + 1) D bytes an image.
+        views: V, weak and strong views of each image to compute. More cost time once, and 2 (2 V +
+            1) D bytes an image.
         width: of h.
     """
 
@@ -116,16 +138,19 @@ class FrozenConfig:
 
     def __post_init__(self) -> None:
         if self.views < 1 or self.width < 1:
-            raise ValueError(f"views and width must be at least 1; got {self.views} and {self.width}.")
+            raise ValueError(
+                f"views and width must be at least 1; got {self.views} and {self.width}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """Data, augmentation, network, algorithm, add-on, refiner, loop and seed.
 
-    ``data``, ``algorithm``, ``addon`` and ``refiner`` are configs out of ``DATASETS``, ``ALGORITHMS``, ``ADDONS`` and
-    ``REFINERS``. With ``frozen`` the network keeps its weights and an adapter trains on its features. Combinations that make
-    no sense raise an error here, before anything is loaded.
+    ``data``, ``algorithm``, ``addon`` and ``refiner`` are configs out of ``DATASETS``,
+    ``ALGORITHMS``, ``ADDONS`` and ``REFINERS``. With ``frozen`` the network keeps its weights and
+    an adapter trains on its features. Combinations that make no sense raise an error here, before
+    anything is loaded.
 
     Example::
 
@@ -162,17 +187,23 @@ class Experiment:
     def _check_addon(self, addon: AddOnConfig) -> None:
         build = ALGORITHMS[self.algorithm_name].build
         if not getattr(build, "takes_addons", False):
-            raise SettingError(f"{self.algorithm_name} does not use add-ons, so {self.addon_name} cannot act; leave it out.")
+            raise SettingError(
+                f"{self.algorithm_name} does not use add-ons, so {self.addon_name} cannot act; leave it out."
+            )
         if addon.needs_unlabeled and not getattr(build, "views", ()):
             raise SettingError(
                 f"{self.addon_name} acts on unlabelled images, and {self.algorithm_name} learns from labels alone. Choose "
                 "another algorithm, or an add-on for the labels, such as effective_number."
             )
         if addon.needs_average and not self.train.ema:
-            raise SettingError(f"{self.addon_name} needs a moving average of the network; set train.ema, such as 0.999.")
+            raise SettingError(
+                f"{self.addon_name} needs a moving average of the network; set train.ema, such as 0.999."
+            )
         clash = sorted(set(addon.heads(2)) & set(self.algorithm.heads))
         if clash:
-            raise SettingError(f"{self.addon_name} and {self.algorithm_name} both have a head named {', '.join(clash)}.")
+            raise SettingError(
+                f"{self.addon_name} and {self.algorithm_name} both have a head named {', '.join(clash)}."
+            )
         if addon.generations > self.train.steps:
             raise SettingError(
                 f"train.steps={self.train.steps} are shared among {addon.generations} generations, which need one each. "
@@ -182,9 +213,13 @@ class Experiment:
     def _check_placement(self, refiner: PlacementConfig) -> None:
         sites = getattr(ALGORITHMS[self.algorithm_name].build, "sites", ())
         if refiner.site not in sites:
-            raise SettingError(f"{self.algorithm_name} has no site {refiner.site!r}; refiner.site may be {', '.join(sites)}.")
+            raise SettingError(
+                f"{self.algorithm_name} has no site {refiner.site!r}; refiner.site may be {', '.join(sites)}."
+            )
         if refiner.feature == "projection" and "projection" not in self.algorithm.heads:
-            raise SettingError(f"{self.algorithm_name} has no projection head; leave refiner.feature at 'backbone'.")
+            raise SettingError(
+                f"{self.algorithm_name} has no projection head; leave refiner.feature at 'backbone'."
+            )
 
     @property
     def algorithm_name(self) -> str:
@@ -204,13 +239,21 @@ class Experiment:
     @property
     def label(self) -> str:
         """The method's name in tables and on pages, as in "FixMatch + DARP + SemiGPC"."""
-        parts = (ALGORITHMS[self.algorithm_name], ADDONS[self.addon_name], REFINERS[self.refiner_name])
+        parts = (
+            ALGORITHMS[self.algorithm_name],
+            ADDONS[self.addon_name],
+            REFINERS[self.refiner_name],
+        )
         return " + ".join(part.label for part in parts if part.label)
 
     @property
     def has_threshold(self) -> bool:
-        """Whether the algorithm compares confidences with a threshold, so that ``refiner.confidence`` matters."""
-        return bool(getattr(self.algorithm, "has_threshold", getattr(self.algorithm, "threshold", 0)))
+        """Whether the algorithm compares confidences with a threshold, so that
+        ``refiner.confidence`` matters.
+        """
+        return bool(
+            getattr(self.algorithm, "has_threshold", getattr(self.algorithm, "threshold", 0))
+        )
 
     def to_plain(self) -> dict[str, Any]:
         """Return nested dictionaries; configs that are chosen by name have it as ``name``."""
@@ -225,13 +268,23 @@ class Experiment:
         return experiment
 
     def override(self, assignments: Sequence[str]) -> "Experiment":
-        """Return a copy with settings such as ``train.lr=3e-4`` changed; the error for an unknown one names the nearest."""
-        by_name = set(groups_by_name(self)) - set(ROOMS)  # rooms are chosen by options of the command line
-        return self.from_plain(override(self.to_plain(), assignments, by_name)) if assignments else self
+        """Return a copy with settings such as ``train.lr=3e-4`` changed; the error for an unknown
+        one names the nearest.
+        """
+        by_name = set(groups_by_name(self)) - set(
+            ROOMS
+        )  # rooms are chosen by options of the command line
+        return (
+            self.from_plain(override(self.to_plain(), assignments, by_name))
+            if assignments
+            else self
+        )
 
 
 def override_all(experiments: Sequence[Experiment], settings: Sequence[str]) -> list[Experiment]:
-    """Return each with the settings it has changed: those of an algorithm or a refiner apply to experiments with it alone."""
+    """Return each with the settings it has changed: those of an algorithm or a refiner apply to
+    experiments with it alone.
+    """
     unused, changed = set(settings), []
     for experiment in experiments:
         own = [setting for setting in settings if _applies(setting, experiment.to_plain())]
@@ -251,7 +304,9 @@ def name_of(room: str, config: Any) -> str:
     """Return the name under which a config's class is listed."""
     name = name_among(ROOMS[room], config)
     if name is None:
-        raise SettingError(f"{room} must be a config out of {', '.join(sorted(ROOMS[room]))}; got {config!r}.")
+        raise SettingError(
+            f"{room} must be a config out of {', '.join(sorted(ROOMS[room]))}; got {config!r}."
+        )
     return name
 
 

@@ -1,4 +1,6 @@
-"""Use a finished run: its network and its GP, on its own test images or on others, with labels or without."""
+"""Use a finished run: its network and its GP, on its own test images or on others, with labels or
+without.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,9 +48,10 @@ HeadChoice = Literal["auto", "linear", "gp"]
 class LoadedRun:
     """What a run learnt, ready to predict.
 
-    ``network`` is the one that was evaluated in training, in evaluation mode; ``gp`` is None if the run had none; ``head`` is
-    the one by which the run is judged; ``temperatures`` scale the confidence of each head, 1 where there is none; ``step`` is
-    where the ``checkpoint`` was written.
+    ``network`` is the one that was evaluated in training, in evaluation mode; ``gp`` is None if the
+    run had none; ``head`` is the one by which the run is judged; ``temperatures`` scale the
+    confidence of each head, 1 where there is none; ``step`` is where the ``checkpoint`` was
+    written.
     """
 
     folder: RunFolder
@@ -73,8 +76,12 @@ class LoadedRun:
         """Class ids of many, medium and few."""
         return self.split["class_groups"] or {}
 
-    def predict(self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None) -> Predictions:
-        """Return calibrated probabilities of M images by each head; ``on_batch`` receives how many images were just done."""
+    def predict(
+        self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None
+    ) -> Predictions:
+        """Return calibrated probabilities of M images by each head; ``on_batch`` receives how many
+        images were just done.
+        """
 
         def batches(loader: EvaluationLoader) -> Iterator[EvaluationBatch]:
             for batch in loader.batches(images):
@@ -83,14 +90,24 @@ class LoadedRun:
                     on_batch(len(batch.labels))
 
         train = self.experiment.train
-        with self._loader(images) as loader, using(train.threads or allowed()), products_in(train.tf32):
+        with (
+            self._loader(images) as loader,
+            using(train.threads or allowed()),
+            products_in(train.tf32),
+        ):
             return predict(self.network, self.gp, batches(loader)).calibrated(self.temperatures)
 
     def heads(self, choice: HeadChoice) -> tuple[Head, ...]:
-        """Return the heads to use: all that can predict, the judged one first, for ``auto``; else the one that was chosen."""
+        """Return the heads to use: all that can predict, the judged one first, for ``auto``; else
+        the one that was chosen.
+        """
         trained = self.gp is not None and len(self.gp.engine) > 0
         if choice == "gp" and not trained:
-            why = "was trained without a GP" if self.gp is None else f"had no labels in its GP at step {self.step}"
+            why = (
+                "was trained without a GP"
+                if self.gp is None
+                else f"had no labels in its GP at step {self.step}"
+            )
             raise SettingError(f"{self.folder.path} {why}, so it has no GP head. Leave --head out.")
         if choice != "auto":
             return (choice,)
@@ -101,7 +118,9 @@ class LoadedRun:
     def _loader(self, images: ImageSet) -> EvaluationLoader:
         train = self.experiment.train
         workers = worker_count(train.workers, images.images, self.source)
-        return EvaluationLoader([images], self.source, batch_size=train.eval_batch, workers=workers, device=self.device)
+        return EvaluationLoader(
+            [images], self.source, batch_size=train.eval_batch, workers=workers, device=self.device
+        )
 
     def has(self, name: Part) -> bool:
         """Return whether the run had such images."""
@@ -111,20 +130,29 @@ class LoadedRun:
         return self.split["test_counts"] if name == "test" else self.split["validation_counts"]
 
     def part(self, name: Part) -> "tuple[LoadedRun, ImageSet]":
-        """Return test or validation images of the run's own data, and the run as it was evaluated on them.
+        """Return test or validation images of the run's own data, and the run as it was evaluated
+        on them.
 
         The data are read again and must still be what they were, as far as this part is concerned.
         """
         try:
             splits = load_splits(self.experiment)
         except DataError as error:
-            raise DataError(f"{error} The data are those that {self.folder.config} names.") from error
+            raise DataError(
+                f"{error} The data are those that {self.folder.config} names."
+            ) from error
         images = splits.test if name == "test" else splits.validation
         if images is None:
-            raise RunError(f"{self.folder.path} has no {name} images. Give some with --data, or another --part.")
+            raise RunError(
+                f"{self.folder.path} has no {name} images. Give some with --data, or another --part."
+            )
         before = self.folder.split_names(name)
         now = np.bincount(images.labels, minlength=splits.n_classes).tolist()
-        if splits.class_names != self.class_names or list(images.names) != before or now != self._counts(name):
+        if (
+            splits.class_names != self.class_names
+            or list(images.names) != before
+            or now != self._counts(name)
+        ):
             raise RunError(
                 f"the {name} images or their classes have changed since {self.folder.path} was trained: "
                 f"{len(self.class_names)} classes and {len(before)} images then, {splits.n_classes} and {len(images)} now. "
@@ -141,7 +169,8 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
 
     Args:
         path: of the folder.
-        choice: the checkpoint that was best on validation, or the last one; without it the best, if there is one.
+        choice: the checkpoint that was best on validation, or the last one; without it the best, if
+            there is one.
     """
     folder = RunFolder(path)
     experiment = folder.experiment()
@@ -150,14 +179,22 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
     file = folder.best if choice == "best" else folder.last
     if not file.exists():
         why = "it had no validation images" if folder.last.exists() else "it was stopped too early"
-        raise RunError(f"{path} has no {choice} checkpoint: {why}. Choose another, or train on with --resume.")
+        raise RunError(
+            f"{path} has no {choice} checkpoint: {why}. Choose another, or train on with --resume."
+        )
     saved = folder.checkpoint(choice, experiment, split)
     original, counts = np.array(split["labeled_counts"]), np.array(saved.state["labeled_counts"])
     fabric = build_fabric(experiment)
-    width = None if experiment.frozen is None else saved.part("model")["backbone.hidden.weight"].shape[1]
+    width = (
+        None
+        if experiment.frozen is None
+        else saved.part("model")["backbone.hidden.weight"].shape[1]
+    )
     with torch.random.fork_rng():
         trainer = assemble(
-            replace(experiment, model=replace(experiment.model, pretrained=None)),  # every weight comes from the checkpoint
+            replace(
+                experiment, model=replace(experiment.model, pretrained=None)
+            ),  # every weight comes from the checkpoint
             counts,
             fabric,
             n_unlabeled=split["unlabeled"],
@@ -174,7 +211,8 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         split,
         network.eval(),
         trainer.gp,
-        saved.state["journal"].get("head") or judged_head(trainer.gp, addon_answers=trainer.addon.answers),
+        saved.state["journal"].get("head")
+        or judged_head(trainer.gp, addon_answers=trainer.addon.answers),
         saved.state["journal"].get("temperatures", {}),
         Augment(experiment.augment),
         trainer.fabric.device,
@@ -186,7 +224,9 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
 def _same_backbone(folder: RunFolder, experiment: Experiment, device: torch.device) -> nn.Module:
     """Return the frozen network that a run's features came from, and no other."""
     backbone = frozen_backbone(experiment.model, device)
-    made_by = read_json(folder.features, "the run does not say what made its features", dict[str, Any])
+    made_by = read_json(
+        folder.features, "the run does not say what made its features", dict[str, Any]
+    )
     if weights_hash(backbone.state_dict()) != made_by.get("weights"):
         raise RunError(
             f"{folder.path} was trained on features of {experiment.model.name} with other weights than it finds now "
@@ -196,19 +236,30 @@ def _same_backbone(folder: RunFolder, experiment: Experiment, device: torch.devi
 
 
 def images_to_evaluate(
-    run: LoadedRun, data: Path, labels: Path | None = None, *, partial: bool = False, follow_links: bool = False
+    run: LoadedRun,
+    data: Path,
+    labels: Path | None = None,
+    *,
+    partial: bool = False,
+    follow_links: bool = False,
 ) -> ImageSet:
     """Return labelled images, with their classes looked up by name among those of the run.
 
     Args:
         run: whose classes count.
-        data: a folder of class folders, a table beside its images, or an ``.npz`` file with x_test and y_test.
-        labels: a table for a folder whose sub-folders are no classes; rows without a label are skipped.
+        data: a folder of class folders, a table beside its images, or an ``.npz`` file with x_test
+            and y_test.
+        labels: a table for a folder whose sub-folders are no classes; rows without a label are
+            skipped.
         partial: let classes of the run be absent.
         follow_links: use links that lead out of the folder.
     """
     path = existing(data, "The data to evaluate on")
-    images = _from_arrays(run, path, labels) if path.suffix == ".npz" else _from_files(run, path, labels, follow_links)
+    images = (
+        _from_arrays(run, path, labels)
+        if path.suffix == ".npz"
+        else _from_files(run, path, labels, follow_links)
+    )
     occurring = set(images.labels.tolist())
     absent = [name for c, name in enumerate(run.class_names) if c not in occurring]
     if absent and not partial:
@@ -219,13 +270,18 @@ def images_to_evaluate(
     return images
 
 
-def images_at(paths: Sequence[Path], *, follow_links: bool = False, skipped: list[Bad] | None = None) -> ImageSet:
-    """Return files, and every image below folders, without labels; each once, in this order. Or those of one .npz file.
+def images_at(
+    paths: Sequence[Path], *, follow_links: bool = False, skipped: list[Bad] | None = None
+) -> ImageSet:
+    """Return files, and every image below folders, without labels; each once, in this order. Or
+    those of one .npz file.
 
     Args:
-        paths: of files and folders, or of one .npz file as :func:`semigpc.data.arrays.load` takes it.
+        paths: of files and folders, or of one .npz file as :func:`semigpc.data.arrays.load` takes
+            it.
         follow_links: use links that lead out of a folder.
-        skipped: filled with what cannot be used in folders, each with the reason, instead of an error.
+        skipped: filled with what cannot be used in folders, each with the reason, instead of an
+            error.
     """
     if [path.suffix for path in paths] == [".npz"]:
         return _unlabeled_arrays(paths[0])
@@ -244,7 +300,11 @@ def images_at(paths: Sequence[Path], *, follow_links: bool = False, skipped: lis
             files[path] = None
         else:
             raise DataError(f"There is no image and no folder {path}. Check the path.")
-    return ImageSet(FileImages(list(files), cache_bytes=0), np.full(len(files), -1), [str(path) for path in files])
+    return ImageSet(
+        FileImages(list(files), cache_bytes=0),
+        np.full(len(files), -1),
+        [str(path) for path in files],
+    )
 
 
 def _unlabeled_arrays(path: Path) -> ImageSet:
@@ -253,10 +313,16 @@ def _unlabeled_arrays(path: Path) -> ImageSet:
     name, images = "x_unlabeled", arrays.get("x_unlabeled")
     rows = np.arange(0 if images is None else len(images))
     if not len(rows) and {"x_labeled", "y_labeled"} <= arrays.keys():
-        name, images, rows = "x_labeled", arrays["x_labeled"], np.flatnonzero(arrays["y_labeled"] == -1)
+        name, images, rows = (
+            "x_labeled",
+            arrays["x_labeled"],
+            np.flatnonzero(arrays["y_labeled"] == -1),
+        )
     if images is None or not len(rows):
         raise DataError(f"{path} has no unlabelled images, in x_unlabeled or with -1 in y_labeled.")
-    return ImageSet(ArrayImages(images), np.full(len(rows), -1), [f"{name}/{row}" for row in rows], rows)
+    return ImageSet(
+        ArrayImages(images), np.full(len(rows), -1), [f"{name}/{row}" for row in rows], rows
+    )
 
 
 def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: bool) -> ImageSet:
@@ -266,13 +332,19 @@ def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: b
     elif is_table(path):
         listing = from_table(path, path.parent, follow_links=follow_links)
     else:
-        unlabeled = getattr(run.experiment.data, "unlabeled", None)  # a sub-folder that training took for no class either
+        unlabeled = getattr(
+            run.experiment.data, "unlabeled", None
+        )  # a sub-folder that training took for no class either
         listing = class_folders(path, unlabeled=unlabeled, follow_links=follow_links)
     named = {name: label for name, label in listing.labels.items() if label is not None}
     if not named:
-        raise DataError(f"{labels or path} has no labelled image to evaluate on. Fill in the labels.")
+        raise DataError(
+            f"{labels or path} has no labelled image to evaluate on. Fill in the labels."
+        )
     numbers = _numbers(run, list(named.values()))
-    return ImageSet(FileImages([listing.root / name for name in named], cache_bytes=0), numbers, list(named))
+    return ImageSet(
+        FileImages([listing.root / name for name in named], cache_bytes=0), numbers, list(named)
+    )
 
 
 def _from_arrays(run: LoadedRun, path: Path, labels: Path | None) -> ImageSet:
@@ -280,12 +352,18 @@ def _from_arrays(run: LoadedRun, path: Path, labels: Path | None) -> ImageSet:
         raise DataError(f"{path} holds its own labels, y_test; leave --labels out.")
     arrays = read_npz(path, ("x_test", "y_test"))
     if len(arrays) < 2:
-        raise DataError(f"{path} must hold x_test and y_test to evaluate on; it has {listed(list(arrays)) or 'neither'}.")
+        raise DataError(
+            f"{path} must hold x_test and y_test to evaluate on; it has {listed(list(arrays)) or 'neither'}."
+        )
     x, y = arrays["x_test"], arrays["y_test"]
     if y.ndim != 1 or y.dtype.kind not in "iu" or len(x) != len(y) or not len(y) or y.min() < 0:
-        raise DataError(f"y_test must hold one class, 0 or more, for each of the {len(x)} images; got {y.dtype} {y.shape}.")
+        raise DataError(
+            f"y_test must hold one class, 0 or more, for each of the {len(x)} images; got {y.dtype} {y.shape}."
+        )
     names = [str(c) for c in y.tolist()]
-    if isinstance(run.experiment.data, ArraysConfig):  # classes are numbers there, whatever they are called
+    if isinstance(
+        run.experiment.data, ArraysConfig
+    ):  # classes are numbers there, whatever they are called
         names = [run.class_names[c] if c < len(run.class_names) else str(c) for c in y.tolist()]
     return ImageSet(ArrayImages(x), _numbers(run, names), [f"x_test/{i}" for i in range(len(x))])
 

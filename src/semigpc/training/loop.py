@@ -1,7 +1,7 @@
 """The training loop: load, step, optimise, average; now and then log, evaluate, save.
 
-Most runs have one generation. With an add-on that has several, each begins with a fresh network and with the labels that the
-one before it gave to unlabelled images.
+Most runs have one generation. With an add-on that has several, each begins with a fresh network and
+with the labels that the one before it gave to unlabelled images.
 """
 
 import math
@@ -26,14 +26,29 @@ from semigpc.refiners import GaussianProcessRefiner, PlacementConfig, Similarity
 from semigpc.training.evaluate import DivergedError, evaluate_run, fill_rings, survey
 from semigpc.training.experiment import Experiment, TrainConfig
 from semigpc.training.optim import set_rate
-from semigpc.training.processes import Interrupt, SilentRunFolder, Stopped, any_process, check_same_everywhere, sum_gradients
+from semigpc.training.processes import (
+    Interrupt,
+    SilentRunFolder,
+    Stopped,
+    any_process,
+    check_same_everywhere,
+    sum_gradients,
+)
 from semigpc.training.run_data import DataCache, RunData
-from semigpc.training.run_folder import Checkpoint, CheckpointError, RunFolder, split_facts, write_checkpoint
+from semigpc.training.run_folder import (
+    Checkpoint,
+    CheckpointError,
+    RunFolder,
+    split_facts,
+    write_checkpoint,
+)
 from semigpc.training.run_log import Journal, Listener
 from semigpc.training.state import Trainer, assemble, build_fabric, products_in
 from semigpc.types import Batch, Clock, StepOutput
 
-LEAST_SCALE = 2.0**-10  # of the loss in 16-mixed, which is halved after every step that overflows; it begins at 2^16
+LEAST_SCALE = (
+    2.0**-10
+)  # of the loss in 16-mixed, which is halved after every step that overflows; it begins at 2^16
 ADVICE = "Start a new run with a lower train.lr, longer train.warmup_steps, train.clip_norm=1, or train.precision=32-true."
 
 
@@ -48,22 +63,28 @@ def train(
 ) -> dict[str, Any]:
     """Train into a run folder, and return its summary.
 
-    The result on a CPU depends on the experiment and the number of torch's threads alone: a run that was killed and resumed
-    ends with the same bits as one that was not, whatever the number of loader workers. After Ctrl-C, which saves at once, a
-    run with a GP goes on from an inverse rebuilt at another step than it would have been: the same up to rounding.
+    The result on a CPU depends on the experiment and the number of torch's threads alone: a run
+    that was killed and resumed ends with the same bits as one that was not, whatever the number of
+    loader workers. After Ctrl-C, which saves at once, a
+    run with a GP goes on from an inverse rebuilt at another step than it would have been: the same
+    up to rounding.
 
     Args:
         experiment: what to do. path: of the run folder.
         resume: go on from the last checkpoint in that folder, if there is one.
         listener: receives progress.
-        fabric: of the processes that train together, all of which call this (:mod:`semigpc.training.processes`); without one
-            this process trains alone. The first of them writes the folder, which the others need not see.
-        cache: holds data that were loaded before, such as by the run before this one; what it lacks is loaded into it.
+        fabric: of the processes that train together, all of which call this
+            (:mod:`semigpc.training.processes`); without one this process trains alone. The first of
+            them writes the folder, which the others need not see.
+        cache: holds data that were loaded before, such as by the run before this one; what it lacks
+            is loaded into it.
 
     Raises:
-        RunError: the folder holds a run already, or one with other settings or data. InUseError: another process trains there.
+        RunError: the folder holds a run already, or one with other settings or data. InUseError:
+            another process trains there.
         ProcessesError: processes that train together were started differently.
-        DataError: the data cannot be used. DivergedError: the loss is not finite. WriteError: the disk is full.
+        DataError: the data cannot be used. DivergedError: the loss is not finite. WriteError: the
+            disk is full.
         Stopped: after Ctrl-C, once everything is saved.
     """
     cache, listener = cache or DataCache(), listener or Listener()
@@ -77,14 +98,22 @@ def train(
             folder.check_same(experiment, splits)
         else:
             folder.refuse_if_taken()
-        check_unlabeled(getattr(ALGORITHMS[experiment.algorithm_name].build, "views", ()), splits.unlabeled)
+        check_unlabeled(
+            getattr(ALGORITHMS[experiment.algorithm_name].build, "views", ()), splits.unlabeled
+        )
         with _own_random_numbers(experiment):
             fabric = fabric or build_fabric(experiment)
             with fabric.rank_zero_first(local=True):  # may take minutes, which Ctrl-C ends at once
                 data = cache.run_data(experiment, fabric.device, listener.features)
             with Interrupt() as interrupt:
-                saved = folder.checkpoint("last", experiment, split_facts(splits)) if begun and folder.last.exists() else None
-                run = Run(experiment, folder, data, listener, fabric, interrupt, fabric.broadcast(saved))
+                saved = (
+                    folder.checkpoint("last", experiment, split_facts(splits))
+                    if begun and folder.last.exists()
+                    else None
+                )
+                run = Run(
+                    experiment, folder, data, listener, fabric, interrupt, fabric.broadcast(saved)
+                )
                 try:
                     return run.train(started=begun)
                 finally:
@@ -95,8 +124,8 @@ def train(
 class Generation:
     """Steps ``first`` to ``last - 1`` of a run, with a trainer of their own.
 
-    ``labels`` (u,) are the classes of unlabelled images that joined the labelled ones, -1 of the others; ``splits`` and
-    ``source`` contain them. ``loader`` is for evaluation and surveys.
+    ``labels`` (u,) are the classes of unlabelled images that joined the labelled ones, -1 of the
+    others; ``splits`` and ``source`` contain them. ``loader`` is for evaluation and surveys.
     """
 
     number: int
@@ -118,8 +147,10 @@ class Run:
     """One run on its way: what is trained, where it is written, and the generation that trains now.
 
     Args:
-        experiment: what to do. folder: where to write. data: of the experiment. listener: receives progress.
-        fabric: of this process. interrupt: of the user. saved: the checkpoint to go on from, if there is one.
+        experiment: what to do. folder: where to write. data: of the experiment. listener: receives
+            progress.
+        fabric: of this process. interrupt: of the user. saved: the checkpoint to go on from, if
+            there is one.
     """
 
     def __init__(
@@ -146,7 +177,9 @@ class Run:
         self.current = self._generation(0) if saved is None else self._resumed(saved)
 
     def train(self, *, started: bool) -> dict[str, Any]:
-        """Train to the end and return the summary; ``started`` if the folder has the run's files already."""
+        """Train to the end and return the summary; ``started`` if the folder has the run's files
+        already.
+        """
         self.batches(self.current.first)  # raises what cannot work before anything is written
         if not started:
             self.folder.start(self.experiment, self.data.splits)
@@ -170,7 +203,9 @@ class Run:
             self.journal.note(self.current.first, note)
 
     def batches(self, first: int) -> Generator[Batch]:
-        """Return the batches of the current generation from a step on, normalised and on the device."""
+        """Return the batches of the current generation from a step on, normalised and on the
+        device.
+        """
         config, addon = self.experiment.train, self.experiment.addon
         stream = BatchStream(
             self.current.splits,
@@ -192,17 +227,24 @@ class Run:
             for batch in loader:
                 yield normalised(self.fabric.to_device(batch), self.current.source)
 
-    # Training -------------------------------------------------------------------------------------------------------
+    # Training -------------------------------------------------------------------------------------
 
     def _train_generation(self, first: int) -> None:
         with closing(self.batches(first)) as batches:
             self._train_on(batches, first)
 
     def _train_on(self, batches: Iterator[Batch], first: int) -> None:
-        config, current, trainer, journal = self.experiment.train, self.current, self.current.trainer, self.journal
+        config, current, trainer, journal = (
+            self.experiment.train,
+            self.current,
+            self.current.trainer,
+            self.journal,
+        )
         own = replace(config, steps=current.steps)
         journal.follow(
-            trainer.gp, current.first + max(config.warmup_steps, getattr(self.experiment.refiner, "warmup_steps", 0))
+            trainer.gp,
+            current.first
+            + max(config.warmup_steps, getattr(self.experiment.refiner, "warmup_steps", 0)),
         )
         for step in range(first, current.last):
             waited = time.perf_counter()
@@ -223,7 +265,9 @@ class Run:
                 journal.log(done)
                 scale = trainer.precision_state().get("scale", 1.0)
                 if scale < LEAST_SCALE:
-                    raise DivergedError(f"gradients overflow at step {step} with a loss scale as small as {scale:g}. {ADVICE}")
+                    raise DivergedError(
+                        f"gradients overflow at step {step} with a loss scale as small as {scale:g}. {ADVICE}"
+                    )
             if (done % config.eval_steps == 0 or done == config.steps) and self._evaluate(done):
                 self._save(self.folder.best, done)
             stop = any_process(self.fabric, self.interrupt.requested) and done < config.steps
@@ -233,17 +277,27 @@ class Run:
                 self._save(self.folder.last, done)
             if stop:
                 self._finish(done, "stopped")
-                self.fabric.barrier()  # a launcher may kill all processes once one has ended, so none ends before all is saved
-                raise Stopped(f"stopped after step {done} of {config.steps}; everything is saved in {self.folder.path}.")
+                # a launcher may kill all processes once one has ended, so none ends before all is
+                # saved
+                self.fabric.barrier()
+                raise Stopped(
+                    f"stopped after step {done} of {config.steps}; everything is saved in {self.folder.path}."
+                )
 
     def _evaluate(self, step: int) -> bool:
         began, current = time.perf_counter(), self.current
         last = step == self.experiment.train.steps
-        evaluation = evaluate_run(self.experiment, current.trainer, current.splits, current.loader, self.groups, last=last)
-        return self.journal.evaluated(step, evaluation, last=last, seconds=time.perf_counter() - began)
+        evaluation = evaluate_run(
+            self.experiment, current.trainer, current.splits, current.loader, self.groups, last=last
+        )
+        return self.journal.evaluated(
+            step, evaluation, last=last, seconds=time.perf_counter() - began
+        )
 
     def _save(self, path: Path, step: int) -> None:
-        """Write everything at the end of a step into one file, which the first of several processes does."""
+        """Write everything at the end of a step into one file, which the first of several processes
+        does.
+        """
         current, trainer = self.current, self.current.trainer
         state = {
             "step": step,
@@ -254,7 +308,9 @@ class Run:
             "experiment": self.experiment.to_plain(),
             "split": self.facts,
         }
-        tensors = trainer.tensors()  # called on every process: the members of an ensemble may be spread over them
+        tensors = (
+            trainer.tensors()
+        )  # called on every process: the members of an ensemble may be spread over them
         if current.number:
             tensors["generation"] = {"labels": torch.from_numpy(current.labels)}
         if self.folder.writes:
@@ -262,7 +318,11 @@ class Run:
 
     def _finish(self, step: int, status: str) -> dict[str, Any]:
         gp = self.current.trainer.gp
-        facts = {"processes": self.fabric.world_size, "class_groups": self.groups, "gp": None if gp is None else gp.facts()}
+        facts = {
+            "processes": self.fabric.world_size,
+            "class_groups": self.groups,
+            "gp": None if gp is None else gp.facts(),
+        }
         return self.journal.finish(step, status=status, label=self.experiment.label, **facts)
 
     def _notes(self) -> Iterator[str]:
@@ -270,7 +330,11 @@ class Run:
         experiment, current, gp = self.experiment, self.current, self.current.trainer.gp
         yield from current.splits.notes
         learns = bool(current.trainer.algorithm.views)
-        if isinstance(experiment.refiner, PlacementConfig) and learns and experiment.refiner.warmup_steps >= current.steps:
+        if (
+            isinstance(experiment.refiner, PlacementConfig)
+            and learns
+            and experiment.refiner.warmup_steps >= current.steps
+        ):
             yield (
                 f"The refiner's warm-up, {experiment.refiner.warmup_steps} steps, is no shorter than training, "
                 f"{current.steps} steps, so it refines no pseudo-label; lower refiner.warmup_steps."
@@ -280,23 +344,38 @@ class Run:
             yield f"train.precision={train.precision} needs a GPU; on this CPU the network computes in float32."
         if gp is not None and gp.config.engine.name == "auto" and gp.choice.name != "exact":
             yield f"The GP is computed by the {gp.choice.name} engine: {gp.choice.reason}."
-        if gp is not None and gp.config.confidence != "max_softmax" and not experiment.has_threshold:
+        if (
+            gp is not None
+            and gp.config.confidence != "max_softmax"
+            and not experiment.has_threshold
+        ):
             yield f"refiner.confidence changes nothing: {experiment.algorithm_name} has no threshold as it is set."
 
     def _fill_rings(self) -> None:
         """Bring a balanced buffer into balance, which is done when the refiner begins to act."""
         current, refiner = self.current, self.current.trainer.refiner
-        if isinstance(refiner, GaussianProcessRefiner | SimilarityRefiner) and refiner.config.balanced:
-            fill_rings(refiner, current.trainer.asked, current.loader, current.splits.labeled, self.experiment.seed)
+        if (
+            isinstance(refiner, GaussianProcessRefiner | SimilarityRefiner)
+            and refiner.config.balanced
+        ):
+            fill_rings(
+                refiner,
+                current.trainer.asked,
+                current.loader,
+                current.splits.labeled,
+                self.experiment.seed,
+            )
 
-    # Generations ----------------------------------------------------------------------------------------------------
+    # Generations ----------------------------------------------------------------------------------
 
     def _generation(self, number: int, labels: Integers | None = None) -> Generation:
         """Return generation ``number``, fresh, with the labels (u,) that the one before gave."""
         (splits, source), generations = self.data, self.experiment.addon.generations
         steps = self.experiment.train.steps
         labels = np.full(len(splits.unlabeled), -1) if labels is None else labels
-        own_splits, own_source = join(splits, labels, source) if (labels >= 0).any() else (splits, source)
+        own_splits, own_source = (
+            join(splits, labels, source) if (labels >= 0).any() else (splits, source)
+        )
         trainer = assemble(
             self.experiment,
             own_splits.class_counts,
@@ -317,10 +396,15 @@ class Run:
 
     def _resumed(self, saved: Checkpoint) -> Generation:
         """Return the generation in which a checkpoint was written, in its state."""
-        splits, number, tensor = self.data.splits, int(saved.state["generation"]), saved.part("generation").get("labels")
+        splits, number, tensor = (
+            self.data.splits,
+            int(saved.state["generation"]),
+            saved.part("generation").get("labels"),
+        )
         labels = None if tensor is None else tensor.numpy()
         if labels is not None and not (
-            labels.shape == (len(splits.unlabeled),) and -1 <= labels.min() <= labels.max() < splits.n_classes
+            labels.shape == (len(splits.unlabeled),)
+            and -1 <= labels.min() <= labels.max() < splits.n_classes
         ):
             raise CheckpointError(
                 f"the checkpoint of generation {number} has labels for {len(labels)} images, with classes {labels.min()} to "
@@ -334,8 +418,8 @@ class Run:
     def _following(self) -> tuple[Generation, str]:
         """Return the next generation, and a note about it.
 
-        The network labels all of U as in evaluation, without a GP; the add-on chooses, and everything starts afresh with these
-        labels.
+        The network labels all of U as in evaluation, without a GP; the add-on chooses, and
+        everything starts afresh with these labels.
         """
         trainer, number = self.current.trainer, self.current.number + 1
         with self.current.loader as loader:
@@ -344,15 +428,22 @@ class Run:
         generation = self._generation(number, labels)
         joined = labels[labels >= 0]
         if not len(joined):
-            return generation, f"Generation {number + 1} begins with no label more: no unlabelled image was chosen."
+            return (
+                generation,
+                f"Generation {number + 1} begins with no label more: no unlabelled image was chosen.",
+            )
         counts = np.bincount(joined, minlength=self.data.splits.n_classes).tolist()
         return generation, (
             f"Generation {number + 1} begins with {len(joined)} images more, labelled by the one before, by class {counts}."
         )
 
 
-def take_step(trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig) -> tuple[StepOutput, float]:
-    """Compute the loss, its gradient, the optimiser's step and the moving average; return output and learning rate."""
+def take_step(
+    trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig
+) -> tuple[StepOutput, float]:
+    """Compute the loss, its gradient, the optimiser's step and the moving average; return output
+    and learning rate.
+    """
     step = clock.step
     rate = set_rate(trainer.optimizer, step, config)
     try:
@@ -360,18 +451,26 @@ def take_step(trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig)
     except ValueError as error:  # a GP rejects features that are not finite before there is a loss
         if trainer.still_finite(batch.x):
             raise
-        raise DivergedError(f"the network's features contain NaN or infinity at step {step}. {ADVICE}") from error
+        raise DivergedError(
+            f"the network's features contain NaN or infinity at step {step}. {ADVICE}"
+        ) from error
     loss = float(output.loss.detach())
     if not math.isfinite(loss):
-        parts = ", ".join(f"{name} {float(value.detach()):g}" for name, value in output.metrics.items())
-        raise DivergedError(f"the loss is {loss} at step {step} ({parts}; learning rate {rate:g}). {ADVICE}")
+        parts = ", ".join(
+            f"{name} {float(value.detach()):g}" for name, value in output.metrics.items()
+        )
+        raise DivergedError(
+            f"the loss is {loss} at step {step} ({parts}; learning rate {rate:g}). {ADVICE}"
+        )
     trainer.optimizer.zero_grad(set_to_none=True)
     trainer.fabric.backward(output.loss)
     if trainer.fabric.world_size > 1:
         sum_gradients(trainer.model, trainer.fabric)
     if config.clip_norm:
         student, most = trainer.networks.student, config.clip_norm
-        trainer.fabric.clip_gradients(student, trainer.optimizer, max_norm=most, error_if_nonfinite=False)
+        trainer.fabric.clip_gradients(
+            student, trainer.optimizer, max_norm=most, error_if_nonfinite=False
+        )
     trainer.optimizer.step()
     trainer.update_average(config.ema)
     return output, rate
@@ -379,7 +478,13 @@ def take_step(trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig)
 
 @contextmanager
 def _own_random_numbers(experiment: Experiment) -> Iterator[None]:
-    """Seed torch for the run, and give the caller's generator, thread count and kind of products back afterwards."""
-    with torch.random.fork_rng(), using(experiment.train.threads or allowed()), products_in(experiment.train.tf32):
+    """Seed torch for the run, and give the caller's generator, thread count and kind of products
+    back afterwards.
+    """
+    with (
+        torch.random.fork_rng(),
+        using(experiment.train.threads or allowed()),
+        products_in(experiment.train.tf32),
+    ):
         torch.manual_seed(experiment.seed)
         yield

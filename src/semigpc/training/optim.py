@@ -1,4 +1,6 @@
-"""The optimiser: parameter groups with layer-wise decay, the learning rate of each step, and the moving average."""
+"""The optimiser: parameter groups with layer-wise decay, the learning rate of each step, and the
+moving average.
+"""
 
 import copy
 import math
@@ -14,8 +16,9 @@ from semigpc.training.experiment import TrainConfig
 def build_optimizer(model: Classifier, config: TrainConfig) -> torch.optim.Optimizer:
     """Return AdamW or SGD over groups with lr d^(depth - layer); the heads have lr itself.
 
-    Each group keeps its own rate as ``base_lr``, which :func:`set_rate` scales. A fused optimiser divides by the loss scale of
-    16-mixed inside its step, where gradients can no longer be clipped; so with that precision it is not fused.
+    Each group keeps its own rate as ``base_lr``, which :func:`set_rate` scales. A fused optimiser
+    divides by the loss scale of 16-mixed inside its step, where gradients can no longer be clipped;
+    so with that precision it is not fused.
     """
     layers, spared = model.layer_ids(), model.no_weight_decay()
     depth = max(layers.values())
@@ -33,11 +36,15 @@ def build_optimizer(model: Classifier, config: TrainConfig) -> torch.optim.Optim
     ]
     if config.optimizer == "sgd":
         return torch.optim.SGD(described, lr=config.lr, momentum=0.9, nesterov=True)
-    return torch.optim.AdamW(described, lr=config.lr, betas=(0.9, 0.999), eps=1e-8, fused=config.precision != "16-mixed")
+    return torch.optim.AdamW(
+        described, lr=config.lr, betas=(0.9, 0.999), eps=1e-8, fused=config.precision != "16-mixed"
+    )
 
 
 def rate_factor(step: int, config: TrainConfig) -> float:
-    """Return t / W up to the warm-up's end W, then max(0, cos(7/16 pi (t - W) / (T - W))), which ends at 0.195."""
+    """Return t / W up to the warm-up's end W, then max(0, cos(7/16 pi (t - W) / (T - W))), which
+    ends at 0.195.
+    """
     warmup, total = config.warmup_steps, config.steps
     if step < warmup:
         return step / warmup
@@ -67,17 +74,21 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Put the moments back; rates are set by the schedule.
 
-    A file holds rows in order, a parameter may be laid out otherwise (channels last): its moments have to be laid out as it is,
-    or a fused optimiser pairs the wrong numbers.
+    A file holds rows in order, a parameter may be laid out otherwise (channels last): its moments
+    have to be laid out as it is, or a fused optimiser pairs the wrong numbers.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     moments: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, name = key.split(".", 1)
         parameter = parameters[int(number)]
-        laid_out = torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value
+        laid_out = (
+            torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value
+        )
         moments.setdefault(int(number), {})[name] = laid_out.detach()
-    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer.load_state_dict(
+        {"state": moments, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
 
 
 def average_of(model: nn.Module) -> nn.Module:
@@ -87,8 +98,12 @@ def average_of(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def update_average(average: nn.Module, model: nn.Module, momentum: float) -> None:
-    """theta_avg <- m theta_avg + (1 - m) theta; statistics of batch normalisation are copied, not averaged."""
+    """theta_avg <- m theta_avg + (1 - m) theta; statistics of batch normalisation are copied, not
+    averaged.
+    """
     ours = [parameter.detach() for parameter in average.parameters()]
-    torch._foreach_lerp_(ours, [parameter.detach() for parameter in model.parameters()], 1 - momentum)
+    torch._foreach_lerp_(
+        ours, [parameter.detach() for parameter in model.parameters()], 1 - momentum
+    )
     for kept, current in zip(average.buffers(), model.buffers(), strict=True):
         kept.copy_(current)

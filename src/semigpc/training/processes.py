@@ -1,7 +1,9 @@
-"""Several processes that train together: starting and joining them, sharing each batch, and stopping on Ctrl-C.
+"""Several processes that train together: starting and joining them, sharing each batch, and
+stopping on Ctrl-C.
 
-Lightning Fabric starts and watches the processes of ``--devices N`` on one machine; torchrun, or a batch system that sets the
-same variables, starts those of any number of machines. Every process runs the same command and takes its share of each batch.
+Lightning Fabric starts and watches the processes of ``--devices N`` on one machine; torchrun, or a
+batch system that sets the same variables, starts those of any number of machines. Every process
+runs the same command and takes its share of each batch.
 """
 
 import logging
@@ -34,11 +36,17 @@ from semigpc.training.run_folder import RunFolder
 from semigpc.training.settings import SettingError, flattened
 from semigpc.types import ModelOutput, Networks
 
-# How long a process waits for the others in a collective. They do the same work between two of these, so seconds would do, but
-# for a checkpoint on a slow disk and data that are read for the first time.
+# How long a process waits for the others in a collective. They do the same work between two of
+# these, so seconds would do, but for a checkpoint on a slow disk and data that are read for the
+# first time.
 PATIENCE = timedelta(minutes=10)
-GRACE = 5.0  # seconds for the other processes to end by themselves after an error, and to print their own
-COMPARED_VERSIONS = ("semigpc", "torch", "numpy")  # packages whose version must be the same in all processes
+# seconds for the other processes to end by themselves after an error, and to print their own
+GRACE = 5.0
+COMPARED_VERSIONS = (
+    "semigpc",
+    "torch",
+    "numpy",
+)  # packages whose version must be the same in all processes
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
@@ -57,28 +65,36 @@ class RankError(RuntimeError):
         self.rank, self.error = rank, error
 
 
-# Starting and joining ------------------------------------------------------------------------------------------------
+# Starting and joining -----------------------------------------------------------------------------
 
 
 def has_rank() -> bool:
-    """Return whether torchrun or a batch system started this process as one of several (RANK and WORLD_SIZE are set)."""
+    """Return whether torchrun or a batch system started this process as one of several (RANK and
+    WORLD_SIZE are set).
+    """
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
 @contextmanager
-def process_group(experiment: Experiment, path: Path, devices: int, *, resume: bool) -> Iterator[Fabric]:
-    """Start ``devices - 1`` further processes that run the same command, or join those that torchrun started.
+def process_group(
+    experiment: Experiment, path: Path, devices: int, *, resume: bool
+) -> Iterator[Fabric]:
+    """Start ``devices - 1`` further processes that run the same command, or join those that
+    torchrun started.
 
-    Rank 0 is this process if it starts the others. Errors that all processes raise alike are raised by rank 0 alone; the others
-    exit without a message. After any error the processes that were started here are ended.
+    Rank 0 is this process if it starts the others. Errors that all processes raise alike are raised
+    by rank 0 alone; the others exit without a message. After any error the processes that were
+    started here are ended.
 
     Args:
-        experiment: whose batch is shared. path: of the run folder. resume: whether that folder may hold a run.
+        experiment: whose batch is shared. path: of the run folder. resume: whether that folder may
+            hold a run.
         devices: processes on this machine, one for each GPU; 1 under torchrun.
 
     Raises:
         SettingError: there are more processes than GPUs or than rows of a batch.
-        RankError: this process failed. ProcessesError: another one did, or they were started differently.
+        RankError: this process failed. ProcessesError: another one did, or they were started
+            differently.
     """
     _check_devices(experiment, devices)
     if "RANK" not in os.environ and not resume:
@@ -101,8 +117,9 @@ def process_group(experiment: Experiment, path: Path, devices: int, *, resume: b
 def join(experiment: Experiment, devices: int = 1) -> Fabric:
     """Return the Fabric of this process once all have joined, with NCCL on GPUs and gloo on CPUs.
 
-    With RANK in the environment the processes exist, and RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK describe
-    them. Otherwise the first call starts the rest of ``devices`` processes, which come to this line by themselves.
+    With RANK in the environment the processes exist, and RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    and LOCAL_RANK describe them. Otherwise the first call starts the rest of ``devices`` processes,
+    which come to this line by themselves.
     """
     for name in ("rank_zero", "distributed"):  # which announce every process
         logging.getLogger(f"lightning_fabric.utilities.{name}").setLevel(logging.WARNING)
@@ -132,12 +149,16 @@ class _ExternalEnvironment(TorchElasticEnvironment):
 
 
 class _SharedBatchStrategy(DDPStrategy):
-    """Fabric's DDP without torch's wrapper around the network, which does not suit these steps: see ``sum_gradients``."""
+    """Fabric's DDP without torch's wrapper around the network, which does not suit these steps: see
+    ``sum_gradients``.
+    """
 
     @property
     def root_device(self) -> torch.device:
         assert self.parallel_devices is not None
-        return self.parallel_devices[self.local_rank % len(self.parallel_devices)]  # a process may see only its own GPU
+        return self.parallel_devices[
+            self.local_rank % len(self.parallel_devices)
+        ]  # a process may see only its own GPU
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
         return module
@@ -145,10 +166,14 @@ class _SharedBatchStrategy(DDPStrategy):
 
 def _check_devices(experiment: Experiment, devices: int) -> None:
     if "RANK" in os.environ and devices > 1:
-        raise SettingError("torchrun or the batch system has started the processes: leave --devices out.")
+        raise SettingError(
+            "torchrun or the batch system has started the processes: leave --devices out."
+        )
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         gpus = torch.cuda.device_count()
-        raise SettingError(f"--devices {devices} needs as many GPUs, and this machine has {gpus}. Use at most {gpus}.")
+        raise SettingError(
+            f"--devices {devices} needs as many GPUs, and this machine has {gpus}. Use at most {gpus}."
+        )
     processes = int(os.environ["WORLD_SIZE"]) if has_rank() else devices
     rows = experiment.train.labeled_batch
     if rows < processes:
@@ -159,7 +184,9 @@ def _check_devices(experiment: Experiment, devices: int) -> None:
 
 
 def _end_other_processes(fabric: Fabric) -> dict[int, int]:
-    """End the processes that Fabric started here; return the exit codes, by rank, of those that ended by themselves."""
+    """End the processes that Fabric started here; return the exit codes, by rank, of those that
+    ended by themselves.
+    """
     launched: list[subprocess.Popen[bytes]] = getattr(fabric.strategy.launcher, "procs", [])
     processes = dict(enumerate(launched, start=1))
     launched.clear()  # Fabric's observer thread looks at this list, and would kill this process too
@@ -174,7 +201,9 @@ def _end_other_processes(fabric: Fabric) -> dict[int, int]:
 
 def _is_lost_connection(error: BaseException) -> bool:
     """Return whether an error means only that another process has ended or does not respond."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and "gloo/" in str(error)
+    )
 
 
 def _loss_message(rank: int, codes: Mapping[int, int], error: BaseException) -> str:
@@ -183,25 +212,39 @@ def _loss_message(rank: int, codes: Mapping[int, int], error: BaseException) -> 
         cause = f"rank {rank} lost the connection to another process, which has ended or does not respond ({error})"
     elif codes[other] < 0:
         cause = f"rank {other} was killed by {signal.Signals(-codes[other]).name}"
-        cause += ", as the system does when memory runs out" if -codes[other] == signal.SIGKILL else ""
+        cause += (
+            ", as the system does when memory runs out" if -codes[other] == signal.SIGKILL else ""
+        )
     else:
         cause = f"rank {other} ended with exit code {codes[other]}; its own message says why"
     return f"{cause}. All processes were ended. What was saved before is intact; --resume continues from there."
 
 
-# Agreement -----------------------------------------------------------------------------------------------------------
+# Agreement ----------------------------------------------------------------------------------------
 
 
 def check_same_everywhere(experiment: Experiment, splits: Splits, fabric: Fabric) -> None:
-    """Raise an error, in all processes alike, if settings, data or versions differ; it names the first that do."""
+    """Raise an error, in all processes alike, if settings, data or versions differ; it names the
+    first that do.
+    """
     ours = flattened(experiment.to_plain()) | {"hash of the split": splits.sha256[:12]}
-    ours |= {f"version of {name}": version for name, version in versions().items() if name in COMPARED_VERSIONS}
+    ours |= {
+        f"version of {name}": version
+        for name, version in versions().items()
+        if name in COMPARED_VERSIONS
+    }
     everyone: list[dict[str, Any]] = [{} for _ in range(fabric.world_size)]
     dist.all_gather_object(everyone, ours)
     for rank, theirs in enumerate(everyone):
-        keys = [key for key in sorted({*everyone[0], *theirs}) if everyone[0].get(key) != theirs.get(key)]
+        keys = [
+            key
+            for key in sorted({*everyone[0], *theirs})
+            if everyone[0].get(key) != theirs.get(key)
+        ]
         if keys:
-            shown = "; ".join(f"{key} is {theirs.get(key)!r}, not {everyone[0].get(key)!r}" for key in keys[:4])
+            shown = "; ".join(
+                f"{key} is {theirs.get(key)!r}, not {everyone[0].get(key)!r}" for key in keys[:4]
+            )
             raise ProcessesError(
                 f"rank {rank} was started differently from rank 0: {shown}{' and more' if len(keys) > 4 else ''}. "
                 "Use the same command, data and installation on all machines."
@@ -216,7 +259,8 @@ def any_process(fabric: Fabric, flag: bool) -> bool:
 
 
 class Interrupt:
-    """While entered, the first Ctrl-C (or SIGTERM) sets ``requested``; a second one acts as it always does.
+    """While entered, the first Ctrl-C (or SIGTERM) sets ``requested``; a second one acts as it
+    always does.
 
     Outside the main thread, where Python handles no signals, ``requested`` stays False.
     """
@@ -231,7 +275,12 @@ class Interrupt:
                 self._handlers[number] = signal.signal(number, self._request)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -241,7 +290,9 @@ class Interrupt:
 
 
 class SilentRunFolder(RunFolder):
-    """The run folder for all processes but rank 0: nothing is read or written, and it need not exist on their machines."""
+    """The run folder for all processes but rank 0: nothing is read or written, and it need not
+    exist on their machines.
+    """
 
     writes = False
 
@@ -271,17 +322,19 @@ class SilentRunFolder(RunFolder):
         """Do nothing: rank 0 truncates the file."""
 
 
-# One batch over all processes ----------------------------------------------------------------------------------------
+# One batch over all processes ---------------------------------------------------------------------
 
 
 class SharedNetwork(nn.Module):
-    """A network that returns the outputs of all rows of a batch, of which each process computes its own share.
+    """A network that returns the outputs of all rows of a batch, of which each process computes its
+    own share.
 
-    Process r of W computes rows floor(r M / W) to floor((r + 1) M / W) of the M that every process has; the outputs are
-    gathered in the order of the rows. So algorithm, refiner, GP and loss see the same outputs everywhere and need not know of
-    processes. The backward pass goes through a process's own rows only: the gradients of all processes add up to that of the
-    whole batch, see :func:`sum_gradients`. Fewer rows than processes, as at the end of an evaluation, are computed by all,
-    without gradient.
+    Process r of W computes rows floor(r M / W) to floor((r + 1) M / W) of the M that every process
+    has; the outputs are gathered in the order of the rows. So algorithm, refiner, GP and loss see
+    the same outputs everywhere and need not know of processes. The backward pass goes through a
+    process's own rows only: the gradients of all processes add up to that of the whole batch, see
+    :func:`sum_gradients`. Fewer rows than processes, as at the end of an evaluation, are computed
+    by all, without gradient.
 
     Args:
         network: images (m, 3, H, W) to a :class:`ModelOutput`; see :func:`prepare_to_share`.
@@ -302,33 +355,45 @@ class SharedNetwork(nn.Module):
                 whole: ModelOutput = self.network(images)
                 return whole
             own: ModelOutput = self.network(images[bounds[self.rank] : bounds[self.rank + 1]])
-        logits, features, *heads = _GatherRows.apply(self.rank, sizes, own.logits, own.features, *own.heads.values())
+        logits, features, *heads = _GatherRows.apply(
+            self.rank, sizes, own.logits, own.features, *own.heads.values()
+        )
         return ModelOutput(logits, features, dict(zip(own.heads, heads, strict=True)))
 
 
 def shared_networks(student: nn.Module, teacher: nn.Module, fabric: Fabric) -> Networks:
     """Return both networks, each of them shared by all processes."""
     network = SharedNetwork(student, fabric)
-    return Networks(network, network if teacher is student else SharedNetwork(teacher, fabric).train(teacher.training))
+    return Networks(
+        network,
+        network if teacher is student else SharedNetwork(teacher, fabric).train(teacher.training),
+    )
 
 
 def prepare_to_share(model: nn.Module, device: torch.device) -> None:
-    """Move a network to a device, let its batch normalisation see the rows of all processes, and copy rank 0's weights."""
+    """Move a network to a device, let its batch normalisation see the rows of all processes, and
+    copy rank 0's weights.
+    """
     synchronize_batch_norm(model, device)
     with torch.no_grad():
-        for tensor in model.to(device).state_dict().values():  # pretrained weights may come from another file on each machine
+        for tensor in (
+            model.to(device).state_dict().values()
+        ):  # pretrained weights may come from another file on each machine
             weights = tensor.contiguous()
             dist.broadcast(weights, src=0)
             tensor.copy_(weights)
 
 
 def synchronize_batch_norm(model: nn.Module, device: torch.device) -> None:
-    """Replace batch normalisation by ``nn.SyncBatchNorm``, in place, keeping parameters and statistics.
+    """Replace batch normalisation by ``nn.SyncBatchNorm``, in place, keeping parameters and
+    statistics.
 
-    timm's conversion is used, since torch's own would drop the activation inside of timm's ``BatchNormAct2d``.
+    timm's conversion is used, since torch's own would drop the activation inside of timm's
+    ``BatchNormAct2d``.
 
     Raises:
-        SettingError: on a CPU, where ``nn.SyncBatchNorm`` does not run and the result would depend on the number of processes.
+        SettingError: on a CPU, where ``nn.SyncBatchNorm`` does not run and the result would depend
+            on the number of processes.
     """
     from timm.layers.norm_act import convert_sync_batchnorm
 
@@ -344,35 +409,47 @@ def synchronize_batch_norm(model: nn.Module, device: torch.device) -> None:
 
 
 class _GatherRows(torch.autograd.Function):
-    """Matrices (m_r, K_i) of every process to those (M, K_i) of all rows, in one collective; the gradient is that of own rows.
+    """Matrices (m_r, K_i) of every process to those (M, K_i) of all rows, in one collective; the
+    gradient is that of own rows.
 
-    The loss is the same in all processes, and so is its gradient: there is nothing to add up. A matrix that the loss does not
-    use has no gradient, rather than one of zeros, so that the optimiser skips the head it came from.
+    The loss is the same in all processes, and so is its gradient: there is nothing to add up. A
+    matrix that the loss does not use has no gradient, rather than one of zeros, so that the
+    optimiser skips the head it came from.
     """
 
     @staticmethod
     def forward(ctx: Any, rank: int, sizes: list[int], *parts: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.rows = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-        wide = torch.cat([part.float() if part.dtype != torch.float64 else part for part in parts], dim=1)
+        wide = torch.cat(
+            [part.float() if part.dtype != torch.float64 else part for part in parts], dim=1
+        )
         padded = wide.new_zeros(max(sizes), wide.shape[1])
         padded[: len(wide)] = wide
         gathered = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(gathered, padded)
         whole = torch.cat([rows[:size] for rows, size in zip(gathered, sizes, strict=True)])
         columns = whole.split([part.shape[1] for part in parts], dim=1)
-        return tuple(column.to(part.dtype).clone() for column, part in zip(columns, parts, strict=True))
+        return tuple(
+            column.to(part.dtype).clone() for column, part in zip(columns, parts, strict=True)
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return None, None, *(None if gradient is None else gradient[ctx.rows] for gradient in gradients)
+        return (
+            None,
+            None,
+            *(None if gradient is None else gradient[ctx.rows] for gradient in gradients),
+        )
 
 
 @contextmanager
 def own_draws(rank: int, device: torch.device) -> Iterator[None]:
-    """Draw other random numbers in each process, as for dropout, and leave the generators of all in the same state.
+    """Draw other random numbers in each process, as for dropout, and leave the generators of all in
+    the same state.
 
-    That state is the one before, with the CPU's generator advanced by one draw if anything was drawn inside.
+    That state is the one before, with the CPU's generator advanced by one draw if anything was
+    drawn inside.
     """
     gpus = [device] if device.type == "cuda" else []
     seed = zlib.crc32(torch.get_rng_state().numpy().tobytes(), rank)
@@ -388,14 +465,19 @@ def own_draws(rank: int, device: torch.device) -> Iterator[None]:
 def sum_gradients(model: nn.Module, fabric: Fabric) -> None:
     """Add up the gradients of all processes, once per step, in one flat tensor.
 
-    torch's DistributedDataParallel does this bucket by bucket during the backward pass. It does not suit these steps: a head
-    that the loss leaves out, such as SimMatch's projection in its first epoch, makes it raise an error in the next step; with
-    ``find_unused_parameters`` it hangs when several forward passes precede one backward pass, as in ReMixMatch.
+    torch's DistributedDataParallel does this bucket by bucket during the backward pass. It does not
+    suit these steps: a head that the loss leaves out, such as SimMatch's projection in its first
+    epoch, makes it raise an error in the next step; with ``find_unused_parameters`` it hangs when
+    several forward passes precede one backward pass, as in ReMixMatch.
     """
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     if not gradients:
         return
-    flat = fabric.all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]), reduce_op="sum")
+    flat = fabric.all_reduce(
+        torch.cat([gradient.reshape(-1) for gradient in gradients]), reduce_op="sum"
+    )
     assert isinstance(flat, Tensor)
-    for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+    for gradient, total in zip(
+        gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
+    ):
         gradient.copy_(total.view_as(gradient))

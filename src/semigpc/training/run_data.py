@@ -1,4 +1,6 @@
-"""The data of a run: its splits, and the views of their images or, in frozen mode, cached features of these views."""
+"""The data of a run: its splits, and the views of their images or, in frozen mode, cached features
+of these views.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -40,7 +42,8 @@ class RunData(NamedTuple):
 
 
 class DataCache:
-    """What was loaded last, for the next run or caller that needs the same: reading it can take as long as a short run.
+    """What was loaded last, for the next run or caller that needs the same: reading it can take as
+    long as a short run.
 
     Make a new one for every command, so that data which change between two commands are read again.
     """
@@ -52,25 +55,42 @@ class DataCache:
     def splits(self, data: object, seed: int) -> Splits:
         """Return the splits of a config out of ``DATASETS``, with a seed."""
         if self._splits is None or self._splits[0] != (data, seed):
-            self._splits = self._features = None  # before others are read: one of them at a time in memory
+            self._splits = self._features = (
+                None  # before others are read: one of them at a time in memory
+            )
             self._splits = (data, seed), DATASETS[name_of("data", data)].load(data, seed)
         return self._splits[1]
 
     def keep(self, data: object, seed: int, splits: Splits) -> None:
-        """Keep splits that were made elsewhere, equal to those that this config and seed would load."""
+        """Keep splits that were made elsewhere, equal to those that this config and seed would
+        load.
+        """
         self._splits, self._features = ((data, seed), splits), None
 
-    def run_data(self, experiment: Experiment, device: torch.device | None = None, progress: Progress | None = None) -> RunData:
-        """Return splits and view source of an experiment: images, or in frozen mode features; missing ones are computed.
+    def run_data(
+        self,
+        experiment: Experiment,
+        device: torch.device | None = None,
+        progress: Progress | None = None,
+    ) -> RunData:
+        """Return splits and view source of an experiment: images, or in frozen mode features;
+        missing ones are computed.
 
         Args:
             experiment: whose data.
-            device: that computes features; without one a GPU if there is one. progress: receives how many images are done.
+            device: that computes features; without one a GPU if there is one. progress: receives
+                how many images are done.
         """
         splits = self.splits(experiment.data, experiment.seed)
         if experiment.frozen is None:
             return RunData(splits, Augment(experiment.augment))
-        key = (experiment.data, experiment.seed, experiment.augment, experiment.model, experiment.frozen)
+        key = (
+            experiment.data,
+            experiment.seed,
+            experiment.augment,
+            experiment.model,
+            experiment.frozen,
+        )
         if self._features is None or self._features[0] != key:
             self._features = None
             device = device or build_fabric(experiment).device
@@ -94,8 +114,13 @@ def load_splits(experiment: Experiment) -> Splits:
 
 def frozen_backbone(model: ModelConfig, device: torch.device) -> nn.Module:
     """Return the network that features come from, in evaluation mode and without gradients."""
-    with settings_of("model"), torch.random.fork_rng():  # what trains on top must not depend on how many numbers this one drew
-        torch.manual_seed(0)  # so that a network without pretrained weights is the same one every time
+    with (
+        settings_of("model"),
+        torch.random.fork_rng(),
+    ):  # what trains on top must not depend on how many numbers this one drew
+        torch.manual_seed(
+            0
+        )  # so that a network without pretrained weights is the same one every time
         backbone: nn.Module = build_model(model, 2).backbone
     return backbone.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
@@ -110,10 +135,12 @@ def cached_features(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> CachedFeatures:
-    """Return the features of these splits, from the cache as far as they are there; the rest is computed and added to it.
+    """Return the features of these splits, from the cache as far as they are there; the rest is
+    computed and added to it.
 
-    On a CPU many views are computed in ONNX Runtime and few in torch. These agree to 1e-3 of the size of the features, about
-    the precision in which features are kept, so a cache may have rows of both. ``workers`` are as in ``train.workers``.
+    On a CPU many views are computed in ONNX Runtime and few in torch. These agree to 1e-3 of the
+    size of the features, about the precision in which features are kept, so a cache may have rows
+    of both. ``workers`` are as in ``train.workers``.
     """
     backbone = frozen_backbone(model, device)
     size = augment.image_size
@@ -134,11 +161,18 @@ def cached_features(
         try:
             in_runtime = in_onnx_runtime(backbone, noise, granted())
         except NotExportableError as error:
-            warnings.warn(f"Features are computed in torch and not in ONNX Runtime, which is faster: {error}", stacklevel=2)
+            warnings.warn(
+                f"Features are computed in torch and not in ONNX Runtime, which is faster: {error}",
+                stacklevel=2,
+            )
 
     width = embed(torch.zeros(1, 3, size, size)).shape[1]
     key = CacheKey(
-        network=model.name, weights=weights_hash(backbone.state_dict()), augment=augment, views=frozen.views, width=width
+        network=model.name,
+        weights=weights_hash(backbone.state_dict()),
+        augment=augment,
+        views=frozen.views,
+        width=width,
     )
     with using(granted()):
         cache = FeatureCache(key, cache_root())

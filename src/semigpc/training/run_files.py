@@ -1,8 +1,10 @@
-"""The files of a training run as JSON: what ``config.json``, ``split.json``, ``metrics.jsonl`` and ``summary.json`` hold.
+"""The files of a training run as JSON: what ``config.json``, ``split.json``, ``metrics.jsonl`` and
+``summary.json`` hold.
 
-Training writes these files and reads them back to resume or use a run; reports draw whatever is there. Both use the schemas
-of this module. Few keys are required by a schema, since a run may have been cut off or written by another version; the checks
-take the keys that a caller cannot do without. Keys that are not named here are let through.
+Training writes these files and reads them back to resume or use a run; reports draw whatever is
+there. Both use the schemas of this module. Few keys are required by a schema, since a run may have
+been cut off or written by another version; the checks take the keys that a caller cannot do
+without. Keys that are not named here are let through.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -14,7 +16,8 @@ from typing_extensions import TypedDict
 
 from semigpc.io.atomic import Count, FileError, FileFacts, Sha256, Share, parse, shown, validated
 
-LARGEST = 1e30  # in size, of a number that can be drawn; NaN and infinity are what a run that diverged has written
+# in size, of a number that can be drawn; NaN and infinity are what a run that diverged has written
+LARGEST = 1e30
 LOOSE = ConfigDict(strict=True, extra="allow")
 
 Numbers = list[float | None]
@@ -79,7 +82,9 @@ class RunSettings(TypedDict, total=False):
 
 @with_config(LOOSE)
 class SplitFacts(TypedDict, total=False):
-    """``split.json``: classes, counts (C,) of each part where they are known, and the hash of the split."""
+    """``split.json``: classes, counts (C,) of each part where they are known, and the hash of the
+    split.
+    """
 
     class_names: list[str]
     labeled_counts: list[Count] | None
@@ -96,7 +101,8 @@ class SplitFacts(TypedDict, total=False):
 class RunSummary(TypedDict, total=False):
     """``summary.json``: how a run ended; ``label`` is the method's name for people.
 
-    ``head`` is the one that is judged and that predicts, ``temperatures`` scale the confidence of each head.
+    ``head`` is the one that is judged and that predicts, ``temperatures`` scale the confidence of
+    each head.
     """
 
     label: str
@@ -112,7 +118,9 @@ class RunSummary(TypedDict, total=False):
 
 
 def check_split(split: Mapping[str, Any], *, required: Collection[str] = ()) -> None:
-    """Raise a ValueError for a ``split.json`` whose parts do not fit each other, or which lacks a required key."""
+    """Raise a ValueError for a ``split.json`` whose parts do not fit each other, or which lacks a
+    required key.
+    """
     _require(split, required)
     names = split.get("class_names")
     if names is None:
@@ -121,14 +129,22 @@ def check_split(split: Mapping[str, Any], *, required: Collection[str] = ()) -> 
         raise ValueError(f"class_names must be different names; got {shown(names)}")
     for key in ("labeled_counts", "validation_counts", "test_counts", "unlabeled_counts"):
         if (counts := split.get(key)) is not None and len(counts) != len(names):
-            raise ValueError(f"{key} must have one number for each of {len(names)} classes; got {shown(counts)}")
+            raise ValueError(
+                f"{key} must have one number for each of {len(names)} classes; got {shown(counts)}"
+            )
     for name, classes in (split.get("class_groups") or {}).items():
         if any(number >= len(names) for number in classes):
-            raise ValueError(f"class_groups.{name} must be below {len(names)}, the number of classes; got {shown(classes)}")
+            raise ValueError(
+                f"class_groups.{name} must be below {len(names)}, the number of classes; got {shown(classes)}"
+            )
 
 
-def check_summary(summary: Mapping[str, Any], *, required: Collection[str] = (), figures: Collection[str] = ()) -> None:
-    """Raise a ValueError for a ``summary.json`` that lacks a required key, or one of the required figures in a result."""
+def check_summary(
+    summary: Mapping[str, Any], *, required: Collection[str] = (), figures: Collection[str] = ()
+) -> None:
+    """Raise a ValueError for a ``summary.json`` that lacks a required key, or one of the required
+    figures in a result.
+    """
     _require(summary, required)
     for name, result in (summary.get("results") or {}).items():
         if result is not None:
@@ -137,7 +153,9 @@ def check_summary(summary: Mapping[str, Any], *, required: Collection[str] = (),
 
 
 def read_metrics(path: Path) -> Iterator[MetricsLine | None]:
-    """Yield the lines of ``metrics.jsonl``, None for each that cannot be used; empty lines are passed over."""
+    """Yield the lines of ``metrics.jsonl``, None for each that cannot be used; empty lines are
+    passed over.
+    """
     with path.open("rb") as lines:
         for line in lines:
             if not line.strip():
@@ -149,14 +167,20 @@ def read_metrics(path: Path) -> Iterator[MetricsLine | None]:
 
 
 def check_figures(figures: Mapping[str, Any], where: str = "") -> None:
-    """Raise a ValueError for an evaluation that cannot be drawn: lists that do not fit each other, or text for a number."""
+    """Raise a ValueError for an evaluation that cannot be drawn: lists that do not fit each other,
+    or text for a number.
+    """
     for key, value in figures.items():
-        if key not in MetricsLine.__annotations__ and not all(_is_number(leaf) for leaf in _leaves(value)):
+        if key not in MetricsLine.__annotations__ and not all(
+            _is_number(leaf) for leaf in _leaves(value)
+        ):
             raise ValueError(f"{where}{key} must be a number, or numbers")
     confusion, bins = figures.get("confusion") or [], figures.get("reliability")
     if any(len(row) != len(confusion) for row in confusion):
         raise ValueError(f"{where}confusion must have as many columns as rows")
-    if bins and not len(bins["edges"]) - 1 == len(bins["confidence"]) == len(bins["accuracy"]) == len(bins["count"]):
+    if bins and not len(bins["edges"]) - 1 == len(bins["confidence"]) == len(
+        bins["accuracy"]
+    ) == len(bins["count"]):
         raise ValueError(f"{where}reliability must have one number for each bin")
 
 
@@ -175,4 +199,6 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not LARGEST < abs(value) < float("inf"))
+    return value is None or (
+        isinstance(value, int | float) and not LARGEST < abs(value) < float("inf")
+    )

@@ -1,4 +1,6 @@
-"""What a run writes about itself: training lines, pseudo-label quality, evaluations, and which of them was best."""
+"""What a run writes about itself: training lines, pseudo-label quality, evaluations, and which of
+them was best.
+"""
 
 import time
 from collections import defaultdict
@@ -20,13 +22,17 @@ from semigpc.training.run_folder import RunFolder
 from semigpc.types import Batch, StepOutput
 
 CHECK_STEPS = 200  # over which pseudo-labels must be useless before a note says so
-NEARLY = 0.001  # share of pseudo-labels: ties and single images do not hide that the others are of no use
-CHECK_ROWS = 20  # pseudo-labels per class, on average, before their classes are compared with those of the labels
+# share of pseudo-labels: ties and single images do not hide that the others are of no use
+NEARLY = 0.001
+# pseudo-labels per class, on average, before their classes are compared with those of the labels
+CHECK_ROWS = 20
 HARDLY = 0.1  # a class with less than this part of its share among the labels hardly occurs
 
 
 class Listener:
-    """Receives what happens, as it happens. Every method does nothing here; override those you need."""
+    """Receives what happens, as it happens. Every method does nothing here; override those you
+    need.
+    """
 
     def features(self, done: int, total: int) -> None:
         """Features of ``done`` images are computed, of the ``total`` that were not cached."""
@@ -45,23 +51,32 @@ class Journal:
     """Collects what steps return, writes it to the run folder, and remembers the best evaluation.
 
     Args:
-        folder: of the run. experiment: what is run. splits: of the run, whose truth pseudo-labels are compared with.
+        folder: of the run. experiment: what is run. splits: of the run, whose truth pseudo-labels
+            are compared with.
         listener: receives everything that is written.
     """
 
-    def __init__(self, folder: RunFolder, experiment: Experiment, splits: Splits, listener: Listener) -> None:
+    def __init__(
+        self, folder: RunFolder, experiment: Experiment, splits: Splits, listener: Listener
+    ) -> None:
         self.folder, self.total_steps, self.listener = folder, experiment.train.steps, listener
         self.pseudo = PseudoLabelStats(splits.n_classes, splits.unlabeled_truth)
         self.checks = PseudoLabelChecks(experiment, splits)
         self.gp: GaussianProcessRefiner | None = None
         self.checked_from = 0
-        self.results: dict[str, Any] = {"last": None, "best_on_validation": None, "best_on_test": None}
+        self.results: dict[str, Any] = {
+            "last": None,
+            "best_on_validation": None,
+            "best_on_test": None,
+        }
         self.head: str | None = None  # that is judged, by the last evaluation
         self.temperatures: dict[str, float] = {}
         self.seconds_before = 0.0
         self.began = time.perf_counter()
         self._clear()
-        self._board = _tensorboard(folder) if experiment.train.tensorboard and folder.writes else None
+        self._board = (
+            _tensorboard(folder) if experiment.train.tensorboard and folder.writes else None
+        )
 
     def _clear(self) -> None:
         self.sums: dict[str, Tensor | float] = defaultdict(float)
@@ -74,11 +89,17 @@ class Journal:
         self.listener.begin(first_step, self.total_steps)
 
     def follow(self, gp: GaussianProcessRefiner | None, checked_from: int) -> None:
-        """Log the scales of this GP from now on, and check pseudo-labels from a step on, where warm-ups are over."""
+        """Log the scales of this GP from now on, and check pseudo-labels from a step on, where
+        warm-ups are over.
+        """
         self.gp, self.checked_from = gp, checked_from
 
-    def record(self, step: int, output: StepOutput, batch: Batch, *, rate: float, waited: float) -> None:
-        """Take in one step: its output, its learning rate, and the seconds it waited for data. The device is not waited for."""
+    def record(
+        self, step: int, output: StepOutput, batch: Batch, *, rate: float, waited: float
+    ) -> None:
+        """Take in one step: its output, its learning rate, and the seconds it waited for data. The
+        device is not waited for.
+        """
         for name, value in {"loss": output.loss, **output.metrics}.items():
             self.sums[name] = self.sums[name] + value.detach()
         if output.pseudo is not None:
@@ -92,8 +113,12 @@ class Journal:
             return
         elapsed = time.perf_counter() - self.window_began
         scales = {} if self.gp is None else self.gp.scales
-        tensors = self.sums | {name: scale for name, scale in scales.items() if isinstance(scale, Tensor)}
-        numbers = torch.stack([torch.as_tensor(tensor).double() for tensor in tensors.values()]).tolist()  # one wait for a GPU
+        tensors = self.sums | {
+            name: scale for name, scale in scales.items() if isinstance(scale, Tensor)
+        }
+        numbers = torch.stack(
+            [torch.as_tensor(tensor).double() for tensor in tensors.values()]
+        ).tolist()  # one wait for a GPU
         values = scales | dict(zip(tensors, numbers, strict=True))
         means = {name: values.pop(name) / self.steps for name in self.sums}
         speed = {"steps_per_second": self.steps / elapsed, "data_wait_share": self.waited / elapsed}
@@ -111,19 +136,27 @@ class Journal:
         self._write("note", step, message=message)
 
     def evaluated(self, step: int, evaluation: Evaluation, *, last: bool, seconds: float) -> bool:
-        """Write an evaluation, the last or not, that took so long; returns whether validation has never been better."""
+        """Write an evaluation, the last or not, that took so long; returns whether validation has
+        never been better.
+        """
         self.head, self.temperatures = evaluation.head, evaluation.temperatures
         if last and not self.temperatures:
-            self.note(step, f"{UNCALIBRATED} No class has two labels, or there are no unlabelled images.")
+            self.note(
+                step, f"{UNCALIBRATED} No class has two labels, or there are no unlabelled images."
+            )
         entries = [self._write("eval", step, **result) for result in evaluation.results]
         judged = {entry["part"]: entry for entry in entries if entry["judged"]}
         if evaluation.screening is not None:
             self._write("screening", step, **evaluation.screening)
         test, validation = judged.get("test"), judged.get("validation")
         self.results["last"] = test or validation
-        best = validation is not None and _better(validation, self.results["best_on_validation"], "chosen_by")
+        best = validation is not None and _better(
+            validation, self.results["best_on_validation"], "chosen_by"
+        )
         if validation is not None and best:
-            self.results["best_on_validation"] = (test or validation) | {"chosen_by": validation[METRIC]}
+            self.results["best_on_validation"] = (test or validation) | {
+                "chosen_by": validation[METRIC]
+            }
         if test is not None and _better(test, self.results["best_on_test"], METRIC):
             self.results["best_on_test"] = test
         self.window_began += seconds  # evaluation is no training time
@@ -167,7 +200,9 @@ class Journal:
         entry = self.folder.append(kind, step, **values)
         self.listener.entry(entry)
         if self._board is not None:
-            prefix = "/".join([kind, *(str(values[key]) for key in ("part", "head") if key in values)])
+            prefix = "/".join(
+                [kind, *(str(values[key]) for key in ("part", "head") if key in values)]
+            )
             for name, value in values.items():
                 if isinstance(value, float):
                     self._board.add_scalar(f"{prefix}/{name}", value, step)
@@ -175,27 +210,42 @@ class Journal:
 
 
 class PseudoLabelChecks:
-    """Finds pseudo-labels that are of no use: (nearly) none accepted, all accepted, or far from the classes of the labels.
+    """Finds pseudo-labels that are of no use: (nearly) none accepted, all accepted, or far from the
+    classes of the labels.
 
-    Each is noted once per run, with the settings to change. All accepted is as intended without a threshold, and in the
-    first thousand steps of FreeMatch, whose own threshold starts at 1/C.
+    Each is noted once per run, with the settings to change. All accepted is as intended without a
+    threshold, and in the first thousand steps of FreeMatch, whose own threshold starts at 1/C.
 
     Args:
         experiment: what is run. splits: of the run.
     """
 
     def __init__(self, experiment: Experiment, splits: Splits) -> None:
-        self.experiment, self.names, self.labeled = experiment, splits.class_names, splits.class_counts
-        self.state: dict[str, Any] = {"none": 0, "every": 0, "steps": 0, "believed": [0] * splits.n_classes, "noted": []}
+        self.experiment, self.names, self.labeled = (
+            experiment,
+            splits.class_names,
+            splits.class_counts,
+        )
+        self.state: dict[str, Any] = {
+            "none": 0,
+            "every": 0,
+            "steps": 0,
+            "believed": [0] * splits.n_classes,
+            "noted": [],
+        }
 
     def add(self, window: Mapping[str, Any], scales: Mapping[str, float]) -> Iterator[str]:
-        """Take in a window of :class:`PseudoLabelStats`, with the GP's scales at its end, and yield what to note."""
+        """Take in a window of :class:`PseudoLabelStats`, with the GP's scales at its end, and yield
+        what to note.
+        """
         state, steps, coverage = self.state, window["window"], window["coverage"]
         state["none"] = state["none"] + steps if coverage < NEARLY else 0
         state["every"] = state["every"] + steps if coverage > 1 - NEARLY else 0
         if coverage >= NEARLY:  # where nothing is accepted, the classes do not matter
             state["steps"] += steps
-            state["believed"] = [a + b for a, b in zip(state["believed"], window["believed_counts"], strict=True)]
+            state["believed"] = [
+                a + b for a, b in zip(state["believed"], window["believed_counts"], strict=True)
+            ]
         found = {}
         if state["none"] >= CHECK_STEPS and self.experiment.has_threshold:
             found["none"] = self._none_accepted(scales)
@@ -211,8 +261,14 @@ class PseudoLabelChecks:
                 yield message
 
     def _none_accepted(self, scales: Mapping[str, float]) -> str:
-        raised = [f"raise {self._now(name, scales)}" for name in scales if getattr(self.experiment.refiner, name) != "auto"]
-        smoothing = getattr(self.experiment.algorithm, "smoothing", 1.0)  # the rest of a label is SimMatch's own
+        raised = [
+            f"raise {self._now(name, scales)}"
+            for name in scales
+            if getattr(self.experiment.refiner, name) != "auto"
+        ]
+        smoothing = getattr(
+            self.experiment.algorithm, "smoothing", 1.0
+        )  # the rest of a label is SimMatch's own
         raised += [f"raise algorithm.smoothing (now {smoothing:g})"] if smoothing < 1 else []
         return (
             f"Fewer than 1 in 1000 pseudo-labels were accepted in the last {self.state['none']} steps, so only labels train "
@@ -228,7 +284,11 @@ class PseudoLabelChecks:
 
     def _far_from_labels(self, hardly: int, scales: Mapping[str, float]) -> str:
         believed = np.array(self.state["believed"])
-        prior = ["set refiner.class_prior=frequency"] if getattr(self.experiment.refiner, "class_prior", "") == "none" else []
+        prior = (
+            ["set refiner.class_prior=frequency"]
+            if getattr(self.experiment.refiner, "class_prior", "") == "none"
+            else []
+        )
         other = [f"change {self._now('length_scale', scales)}"] if "length_scale" in scales else []
         other = other if scales else ["use the GP (--refiner gp)"]
         return (
@@ -243,20 +303,27 @@ class PseudoLabelChecks:
         return [f"{verb} algorithm.threshold (now {threshold:g})"] if threshold else []
 
     def _now(self, name: str, scales: Mapping[str, float]) -> str:
-        auto = ", chosen by auto" if getattr(self.experiment.refiner, name) == "auto" else "; auto chooses one"
+        auto = (
+            ", chosen by auto"
+            if getattr(self.experiment.refiner, name) == "auto"
+            else "; auto chooses one"
+        )
         return f"refiner.{name} (now {scales[name]:.4g}{auto})"
 
 
 def hardly_believed(believed: Array, labeled: Array) -> int | None:
-    """Return how many classes hardly occur among pseudo-labels where these have collapsed onto a few classes, else None.
+    """Return how many classes hardly occur among pseudo-labels where these have collapsed onto a
+    few classes, else None.
 
-    r_c = (b_c / sum b) / (n_c / sum n) compares shares among pseudo-labels and labels. Classes with r_c < 0.1 hardly occur, and
-    a collapse is that more than half of them do, or that one class has everything. Where labels are balanced and the largest
-    class of the unlabelled images is g times the smallest, correct pseudo-labels have a median r of about ln(g) / sqrt(g):
-    0.46 at g = 100, 0.22 at g = 1000. So neither rare classes nor balanced labels are taken for a collapse.
+    r_c = (b_c / sum b) / (n_c / sum n) compares shares among pseudo-labels and labels. Classes with
+    r_c < 0.1 hardly occur, and a collapse is that more than half of them do, or that one class has
+    everything. Where labels are balanced and the largest class of the unlabelled images is g times
+    the smallest, correct pseudo-labels have a median r of about ln(g) / sqrt(g): 0.46 at g = 100,
+    0.22 at g = 1000. So neither rare classes nor balanced labels are taken for a collapse.
 
     Args:
-        believed: (C,) pseudo-labels of each class. labeled: (C,) labelled images of each class, none of them 0.
+        believed: (C,) pseudo-labels of each class. labeled: (C,) labelled images of each class,
+            none of them 0.
     """
     hardly = int((believed / believed.sum() < HARDLY * labeled / labeled.sum()).sum())
     return hardly if 2 * hardly > len(believed) or (believed > 0).sum() == 1 else None
@@ -274,5 +341,7 @@ def _tensorboard(folder: RunFolder) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError("train.tensorboard needs the extra: pip install 'semigpc[tensorboard]'.") from error
+        raise ImportError(
+            "train.tensorboard needs the extra: pip install 'semigpc[tensorboard]'."
+        ) from error
     return SummaryWriter(str(folder.path / "tensorboard"))

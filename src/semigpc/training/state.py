@@ -17,7 +17,13 @@ from semigpc.algorithms import ALGORITHMS, Algorithm
 from semigpc.models import Adapter, Classifier, build_model
 from semigpc.refiners import REFINERS, GaussianProcessRefiner, Refiner
 from semigpc.training.experiment import Experiment
-from semigpc.training.optim import average_of, build_optimizer, optimizer_tensors, restore_optimizer, update_average
+from semigpc.training.optim import (
+    average_of,
+    build_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    update_average,
+)
 from semigpc.training.processes import prepare_to_share, shared_networks
 from semigpc.training.run_folder import Checkpoint, CheckpointError
 from semigpc.training.settings import settings_of
@@ -48,15 +54,23 @@ class Trainer:
     @property
     def asked(self) -> nn.Module:
         """The network whose weak views are refined."""
-        return self.networks.teacher if getattr(self.algorithm, "asks_teacher", False) else self.networks.student
+        return (
+            self.networks.teacher
+            if getattr(self.algorithm, "asks_teacher", False)
+            else self.networks.student
+        )
 
     @property
     def evaluated(self) -> nn.Module:
-        """The network to evaluate: the moving average where there is one, with the logits of algorithm and add-on."""
+        """The network to evaluate: the moving average where there is one, with the logits of
+        algorithm and add-on.
+        """
         replace: LogitsOf | None = getattr(self.algorithm, "answer", None)
         if replace is None and not self.addon.answers:
             return self.networks.teacher
-        return EvaluationNetwork(self.networks.teacher, replace, self.addon if self.addon.answers else None)
+        return EvaluationNetwork(
+            self.networks.teacher, replace, self.addon if self.addon.answers else None
+        )
 
     def update_average(self, momentum: float) -> None:
         """Let the moving average follow the network."""
@@ -65,7 +79,9 @@ class Trainer:
 
     @torch.no_grad()
     def still_finite(self, images: Tensor) -> bool:
-        """Return whether the network's features of these images are finite on this process; on others they may not be."""
+        """Return whether the network's features of these images are finite on this process; on
+        others they may not be.
+        """
         if self.fabric.world_size == 1:
             output: ModelOutput = self.networks.student(images)
         else:  # the bare network in evaluation mode, which needs no other process
@@ -77,15 +93,17 @@ class Trainer:
     def rebuild_gp(self) -> None:
         """Rebuild the GP's inverse, as loading a checkpoint does.
 
-        Done where a run may be resumed, so that the run which goes on and the run which resumes start from the same digits.
+        Done where a run may be resumed, so that the run which goes on and the run which resumes
+        start from the same digits.
         """
         if self.gp is not None:
             self.gp.rebuild()
 
-    # Saving ---------------------------------------------------------------------------------------------------------
+    # Saving ---------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return everything needed to go on bit for bit: weights, average, moments, algorithm, refiner, random numbers.
+        """Return everything needed to go on bit for bit: weights, average, moments, algorithm,
+        refiner, random numbers.
 
         The GP's inverse is left out, being a gigabyte at 16 300 rows; see :meth:`rebuild_gp`.
         """
@@ -126,7 +144,9 @@ class Trainer:
 
 @contextmanager
 def _fitting() -> Iterator[None]:
-    """Raise a :class:`CheckpointError` if tensors of a checkpoint are missing, too many or of other shapes."""
+    """Raise a :class:`CheckpointError` if tensors of a checkpoint are missing, too many or of other
+    shapes.
+    """
     try:
         yield
     except (RuntimeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -140,7 +160,8 @@ LogitsOf = Callable[[ModelOutput], Tensor]
 
 
 class EvaluationNetwork(nn.Module):
-    """A network with other logits than its own, as some algorithms and add-ons compute them for evaluation and use.
+    """A network with other logits than its own, as some algorithms and add-ons compute them for
+    evaluation and use.
 
     Args:
         network: images (M, 3, H, W) to a :class:`ModelOutput`.
@@ -167,17 +188,25 @@ class EvaluationNetwork(nn.Module):
 
 
 def build_fabric(experiment: Experiment) -> Fabric:
-    """Return one CUDA device or the CPU, with the network's precision. Apple's GPUs lack float64, which the GP needs."""
-    logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.WARNING)  # it advises TF32
+    """Return one CUDA device or the CPU, with the network's precision. Apple's GPUs lack float64,
+    which the GP needs.
+    """
+    logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(
+        logging.WARNING
+    )  # it advises TF32
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    fabric = Fabric(accelerator=accelerator, devices=1, precision=experiment.train.precision_on(accelerator))
+    fabric = Fabric(
+        accelerator=accelerator, devices=1, precision=experiment.train.precision_on(accelerator)
+    )
     fabric.launch()
     return fabric
 
 
 @contextmanager
 def products_in(tf32: bool) -> Iterator[None]:
-    """Let a GPU round the factors of float32 products to TF32, or not even in convolutions, where torch does so by default."""
+    """Let a GPU round the factors of float32 products to TF32, or not even in convolutions, where
+    torch does so by default.
+    """
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [switch.allow_tf32 for switch in switches]
     try:
@@ -201,7 +230,8 @@ def assemble(
     """Build network, average, optimiser, refiner, add-on and algorithm, all fresh.
 
     Args:
-        experiment: what to build. class_counts: (C,) labelled images of each class. fabric: where. n_unlabeled: images.
+        experiment: what to build. class_counts: (C,) labelled images of each class. fabric: where.
+            n_unlabeled: images.
         original_counts: (C,) before images that the model labelled itself joined.
         cached_width: in frozen mode, of the features that take the place of images.
     """
@@ -216,7 +246,9 @@ def assemble(
     if getattr(experiment.refiner, "feature", "backbone") == "projection":
         width = heads["projection"].width
     with settings_of("refiner"):
-        refiner = REFINERS[experiment.refiner_name].build(experiment.refiner, width, n_classes, device=fabric.device)
+        refiner = REFINERS[experiment.refiner_name].build(
+            experiment.refiner, width, n_classes, device=fabric.device
+        )
     task = Task(
         class_counts=torch.as_tensor(class_counts),
         labeled_batch=experiment.train.labeled_batch,
@@ -240,9 +272,15 @@ def assemble(
     optimizer = build_optimizer(model, experiment.train)
     if experiment.train.compile:
         model.compile(dynamic=False)
-    student, optimizer = fabric.setup(model, optimizer)  # this optimiser divides by the loss scale, where there is one
+    student, optimizer = fabric.setup(
+        model, optimizer
+    )  # this optimiser divides by the loss scale, where there is one
     teacher = student if average is None else fabric.setup_module(average)
     if average is not None:
         teacher.eval()
-    networks = Networks(student, teacher) if fabric.world_size == 1 else shared_networks(student, teacher, fabric)
+    networks = (
+        Networks(student, teacher)
+        if fabric.world_size == 1
+        else shared_networks(student, teacher, fabric)
+    )
     return Trainer(fabric, model, average, optimizer, networks, refiner, addon, algorithm)
