@@ -43,7 +43,6 @@ from benchmarks.tables import (
     show,
 )
 from benchmarks.timing import peak_resident_bytes, time_in_turns
-from semigpc.data import DataError
 from semigpc.estimator.fitting import tune
 from semigpc.gp import (
     RBF,
@@ -56,7 +55,7 @@ from semigpc.gp import (
     MatrixFreeGP,
     choose_landmarks,
 )
-from semigpc.training import RunError
+from semigpc.io.errors import DataError, RunError
 from semigpc.training.inference import load_run
 
 BATCH = 8  # rows replaced per step

@@ -41,8 +41,8 @@ from benchmarks.study import (
     run_missing,
 )
 from benchmarks.tables import WIDTH, Jobs, Json, Plot, check_folders, new_table, script
+from semigpc.io.errors import SettingsError
 from semigpc.io.text import CLASS_GROUPS, unknown_name
-from semigpc.training import SettingError
 
 POINT = 0.01  # of balanced accuracy
 Names = list[str] | None
@@ -574,11 +574,11 @@ def _chosen(
     for kind, names, known in (("problem", problem, PROBLEMS), ("method", method, METHODS)):
         for name in names or ():
             if name not in known:
-                raise SettingError(unknown_name(kind, name, known))
+                raise SettingsError(unknown_name(kind, name, known))
     for name in problem or ():
         if name not in at_hand:
             option = "--mnist" if PROBLEMS[name].source == "mnist" else "--cifar"
-            raise SettingError(
+            raise SettingsError(
                 f"{name} is made of images: give the path of their data by {option}."
             )
     return Study(

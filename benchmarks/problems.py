@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 from sklearn.datasets import load_digits
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 
 TESTED = 3000  # rows of a test part that are used at most
 FOLDERS = ("train", "test")  # of a folder of images that is divided already

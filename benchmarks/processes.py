@@ -19,8 +19,9 @@ sys.path.insert(
 
 from benchmarks.tables import Json, new_table, script, show
 from semigpc.algorithms import ALGORITHMS
+from semigpc.io.errors import RunError
 from semigpc.io.text import unknown_name
-from semigpc.training import RunError, RunFolder
+from semigpc.training import RunFolder
 from semigpc.training.run_folder import read_checkpoint
 
 

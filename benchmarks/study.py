@@ -21,10 +21,11 @@ from semigpc.addons import ADDONS, AddOnConfig, CoSSLConfig, DebiasPLConfig
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import CifarConfig, DigitsConfig, SplitConfig
 from semigpc.io.atomic import read_json, write_json
+from semigpc.io.errors import SettingsError
 from semigpc.paper.scales import short_run, shrink
 from semigpc.paper.tables import cifar10_lt
 from semigpc.refiners import GPConfig, PlacementConfig, SimilarityConfig
-from semigpc.training import Experiment, SettingError, train
+from semigpc.training import Experiment, train
 from semigpc.training.experiment import config_type
 from semigpc.training.presets import digits, mnist
 from semigpc.training.run_data import DataCache
@@ -326,7 +327,7 @@ class Study:
         if not self.result.exists():
             return {}
         remedy = "Delete that file to run everything again."
-        records = read_json(self.result, dict[str, Any], error=SettingError, remedy=remedy).get(
+        records = read_json(self.result, dict[str, Any], error=SettingsError, remedy=remedy).get(
             "records", []
         )
         return {_run_of(record): record for record in records}

@@ -17,8 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.problems import NEEDS, OnData, Pool, loaders
-from semigpc.data import DataError
-from semigpc.training import RunError, SettingError
+from semigpc.io.errors import DataError, RunError, SettingsError
 from semigpc.training.processes import Stopped
 
 COLOURS = (
@@ -94,7 +93,7 @@ def script(command: Callable[..., None]) -> typer.Typer:
     def reported(*arguments: Any, **options: Any) -> None:
         try:
             command(*arguments, **options)
-        except (SettingError, DataError) as error:
+        except (SettingsError, DataError) as error:
             code, message = USAGE, str(error)
         except (RunError, ImportError, OSError) as error:
             code, message = FAILURE, str(error)

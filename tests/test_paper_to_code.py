@@ -15,8 +15,8 @@ from typer.main import get_command
 
 from semigpc.addons import ADDONS
 from semigpc.cli import app
+from semigpc.io.errors import SettingsError
 from semigpc.paper.tables import TABLES, fgvc
-from semigpc.training import SettingError
 from semigpc.training.presets import digits
 from semigpc.training.settings import flattened
 
@@ -116,7 +116,7 @@ def check_setting(setting: str) -> None:
         try:
             one.override([setting])
             return
-        except SettingError as error:
+        except SettingsError as error:
             refusals.append(str(error))
     raise AssertionError(refusals)
 

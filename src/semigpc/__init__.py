@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         MatrixFreeGP,
         NotPositiveDefiniteError,
     )
+    from semigpc.io.errors import SemiGPCError
     from semigpc.refiners import GaussianProcessRefiner, GPConfig
     from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer, Written
 
@@ -45,10 +46,12 @@ __all__ = [
     "LowRankGP",
     "MatrixFreeGP",
     "NotPositiveDefiniteError",
+    "SemiGPCError",
     "SemiGPClassifier",
     "Written",
 ]
 ROOMS = (
+    "io.errors",
     "gp",
     "refiners.buffers",
     "refiners",
@@ -66,4 +69,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)

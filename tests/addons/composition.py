@@ -19,9 +19,10 @@ import torch
 from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import ArraysConfig, AugmentConfig
+from semigpc.io.errors import SettingsError
 from semigpc.models import ModelConfig
 from semigpc.refiners import GPConfig, NoRefinerConfig, SimilarityConfig
-from semigpc.training import Experiment, Listener, RunFolder, SettingError, TrainConfig, train
+from semigpc.training import Experiment, Listener, RunFolder, TrainConfig, train
 from semigpc.training.run_folder import read_checkpoint
 
 STEPS, SAVED = 6, 4
@@ -118,7 +119,7 @@ def check_resumes(
 ) -> None:
     """Train, and train again from the first checkpoint: every tensor must be the same."""
     if algorithm == "supervised" and ADDONS[addon].config.needs_unlabeled:
-        with pytest.raises(SettingError, match=f"{addon} acts on unlabelled images"):
+        with pytest.raises(SettingsError, match=f"{addon} acts on unlabelled images"):
             experiment(data, algorithm, addon, refiner)
         return
     asked = experiment(data, algorithm, addon, refiner)

@@ -21,8 +21,9 @@ from semigpc.addons import (
     Step,
 )
 from semigpc.algorithms import ALGORITHMS, AlgorithmEntry, FixMatchConfig, SupervisedConfig
+from semigpc.io.errors import SettingsError
 from semigpc.models import ModelConfig
-from semigpc.training import Experiment, RunFolder, SettingError, TrainConfig, train
+from semigpc.training import Experiment, RunFolder, TrainConfig, train
 from semigpc.training.run_folder import read_checkpoint
 from semigpc.types import HeadSpec, ModelOutput, Task
 from tests.training.small_runs import small_run
@@ -153,7 +154,7 @@ def test_an_algorithm_that_asks_no_add_on_is_refused_one(monkeypatch: pytest.Mon
 
     monkeypatch.setitem(ALGORITHMS, "deaf", AlgorithmEntry(DeafConfig, build, "Deaf"))
     with pytest.raises(
-        SettingError, match="deaf does not use add-ons, so abc cannot act; leave it out"
+        SettingsError, match="deaf does not use add-ons, so abc cannot act; leave it out"
     ):
         Experiment(algorithm=DeafConfig(), addon=ABCConfig())
     Experiment(algorithm=DeafConfig())
@@ -161,14 +162,15 @@ def test_an_algorithm_that_asks_no_add_on_is_refused_one(monkeypatch: pytest.Mon
 
 def test_an_add_on_for_unlabelled_images_is_refused_to_labels_only() -> None:
     with pytest.raises(
-        SettingError, match="abc acts on unlabelled images, and supervised learns from labels alone"
+        SettingsError,
+        match="abc acts on unlabelled images, and supervised learns from labels alone",
     ):
         Experiment(algorithm=SupervisedConfig(), addon=ABCConfig())
 
 
 def test_a_moving_average_that_is_needed_must_be_there() -> None:
     with pytest.raises(
-        SettingError, match=r"cossl needs a moving average of the network; set train.ema"
+        SettingsError, match=r"cossl needs a moving average of the network; set train.ema"
     ):
         Experiment(addon=ADDONS["cossl"].config(), train=TrainConfig(ema=0.0))
 
@@ -176,18 +178,18 @@ def test_a_moving_average_that_is_needed_must_be_there() -> None:
 @pytest.mark.usefixtures("humble")
 def test_two_heads_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FixMatchConfig, "heads", {"humble": HeadSpec("linear", 2)})
-    with pytest.raises(SettingError, match="humble and fixmatch both have a head named humble"):
+    with pytest.raises(SettingsError, match="humble and fixmatch both have a head named humble"):
         Experiment(addon=HumbleConfig(), model=ModelConfig())
 
 
 def test_generations_need_a_step_each() -> None:
-    with pytest.raises(SettingError, match=r"train.steps=4 are shared among 6 generations"):
+    with pytest.raises(SettingsError, match=r"train.steps=4 are shared among 6 generations"):
         Experiment(addon=CReSTConfig(), train=TrainConfig(steps=4))
 
 
 def test_an_unknown_add_on_is_answered_with_the_nearest() -> None:
     plain = Experiment().to_plain()
-    with pytest.raises(SettingError, match="unknown addon 'dasso'; did you mean 'daso'"):
+    with pytest.raises(SettingsError, match="unknown addon 'dasso'; did you mean 'daso'"):
         Experiment.from_plain(plain | {"addon": {"name": "dasso"}})
 
 

@@ -21,7 +21,8 @@ from benchmarks.engines import (
     sizes,
 )
 from semigpc.gp import RBF, ExactGP, LandmarkFeatures
-from semigpc.training import RunError, train
+from semigpc.io.errors import RunError
+from semigpc.training import train
 from semigpc.training.inference import load_run
 from tests.training.small_runs import small_run
 

@@ -11,7 +11,8 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from semigpc.cli import app
-from semigpc.training.run_folder import CheckpointError, read_checkpoint
+from semigpc.io.errors import CheckpointError
+from semigpc.training.run_folder import read_checkpoint
 
 runner = CliRunner(env={"COLUMNS": "100"})
 SHORT = (

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from semigpc.io.errors import RunError
 from semigpc.paper import reproduction
 from semigpc.paper.tables import TABLES, Options
-from semigpc.training import RunError
 from tests.cli.calls import refused, semigpc
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from semigpc.cli.failures import explain
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.training.processes import RankError
 from tests.cli.calls import check_paragraph, refused, start, step_of
 from tests.training.together import WITHOUT_BATCH_NORM, finish, start_all

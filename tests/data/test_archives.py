@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from semigpc.data import DataError
 from semigpc.data.cifar import ARCHIVES, Archive, download, fetch
+from semigpc.io.errors import DataError
 from tests.data.tar_samples import CONTENT, names
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from semigpc.data import ArraysConfig, DataError, splits_from_arrays
+from semigpc.data import ArraysConfig, splits_from_arrays
 from semigpc.data.arrays import load
+from semigpc.io.errors import DataError
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 256, (30, 4, 5, 3), dtype=np.uint8)

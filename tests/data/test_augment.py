@@ -13,7 +13,7 @@ from numpy.random import default_rng
 from PIL import Image
 from torch import Tensor
 
-from semigpc.data import Augment, AugmentConfig, DataError
+from semigpc.data import Augment, AugmentConfig
 from semigpc.data.augment import (
     CIFAR10_MEAN,
     CIFAR10_STD,
@@ -25,6 +25,7 @@ from semigpc.data.augment import (
     rand_augment,
     resized,
 )
+from semigpc.io.errors import DataError
 from semigpc.io.images import Pixels, to_image, to_pixels
 from tests.data.samples import plain_view, random_image
 

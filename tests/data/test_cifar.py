@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from semigpc.data import DATASETS, CifarConfig, DataError, SplitConfig
+from semigpc.data import DATASETS, CifarConfig, SplitConfig
 from semigpc.data.cifar import FORMS, Archive, RecordImages, find, load
+from semigpc.io.errors import DataError
 from tests.data.cifar_samples import FEW_COUNTS, config, counts, random_pixels, write_binary
 
 SMALL_LABELS = np.tile(np.arange(10), 24)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from semigpc.data import Augment, AugmentConfig, BatchStream, CifarConfig, DataError, SplitConfig
+from semigpc.data import Augment, AugmentConfig, BatchStream, CifarConfig, SplitConfig
 from semigpc.data.cifar import find, load
+from semigpc.io.errors import DataError
 from tests.data.cifar_samples import CIFAR10, FEW_COUNTS, config, counts, zipped
 from tests.data.samples import write_images
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from semigpc.data import DATASETS, DataError, ImageSet, Splits
+from semigpc.data import DATASETS, ImageSet, Splits
+from semigpc.io.errors import DataError
 from semigpc.io.images import ArrayImages
 from semigpc.training.run_folder import split_facts
 from tests.data.samples import small_splits

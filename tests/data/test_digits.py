@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from semigpc.data import DataError, DigitsConfig, SplitConfig, long_tail_counts
+from semigpc.data import DigitsConfig, SplitConfig, long_tail_counts
 from semigpc.data.digits import SMALLEST_CLASS, load
+from semigpc.io.errors import DataError
 
 
 def test_the_default_is_a_long_tail_with_zero_at_its_head() -> None:

@@ -21,6 +21,7 @@ from semigpc.data import (
 )
 from semigpc.data.loaders import InOrder, worker_count
 from semigpc.io import images as decoding
+from semigpc.io.errors import ImageError
 from semigpc.io.images import ArrayImages, FileImages
 from semigpc.types import Batch
 from tests.data.samples import plain_view, random_image, small_splits
@@ -179,7 +180,7 @@ def test_two_workers_change_nothing_share_what_they_decode_and_end(
     assert decoded == [], "this process reads what the workers wrote"
     photos[5].write_bytes(b"no image")
     with (
-        pytest.raises(decoding.ImageError, match=r"5\.jpg"),
+        pytest.raises(ImageError, match=r"5\.jpg"),
         loader_of(splits.unlabeled, workers=1) as loader,
     ):
         list(loader.batches(splits.unlabeled))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.data import DataError
 from semigpc.data.cifar import Archive, extract
+from semigpc.io.errors import DataError
 from tests.data.tar_samples import CONTENT, GOOD, NOISE, entry, names, packed, written
 
 SOURCE = Archive("http://127.0.0.1:9/x.tar.gz", "x.tar.gz", "", 0, "set")

@@ -14,16 +14,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from semigpc.data import (
-    Augment,
-    DataError,
-    FeatureCache,
-    FolderConfig,
-    Splits,
-    cache_root,
-    weights_hash,
-)
+from semigpc.data import Augment, FeatureCache, FolderConfig, Splits, cache_root, weights_hash
 from semigpc.data.folder import load
+from semigpc.io.errors import DataError
 from semigpc.io.images import FileImages, ZipImages
 from semigpc.models import SmallCNN
 from tests.data.feature_samples import (

@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-from semigpc.data import DataError, FeatureCache, feature_views
+from semigpc.data import FeatureCache, feature_views
 from semigpc.io import tensors
 from semigpc.io.atomic import DRAFT
+from semigpc.io.errors import DataError
 from tests.data.feature_samples import (
     EACH,
     JUDGED,

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semigpc.data import DataError, FolderConfig, SplitConfig, Splits
+from semigpc.data import FolderConfig, SplitConfig, Splits
 from semigpc.data.folder import load
 from semigpc.data.splits import with_validation
+from semigpc.io.errors import DataError
 from tests.data.samples import write_images
 
 

@@ -10,16 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.data import (
-    Augment,
-    AugmentConfig,
-    BatchStream,
-    DataError,
-    EvaluationLoader,
-    FolderConfig,
-)
+from semigpc.data import Augment, AugmentConfig, BatchStream, EvaluationLoader, FolderConfig
 from semigpc.data.folder import load
 from semigpc.data.loaders import epoch_order, normalised
+from semigpc.io.errors import DataError
 from semigpc.types import Batch
 from tests.data.samples import plain_view, small_splits, write_images
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from semigpc.data import DataError, MnistConfig, SplitConfig, Splits
+from semigpc.data import MnistConfig, SplitConfig, Splits
 from semigpc.data.mnist import IDX_FILES, load
-from semigpc.training import SettingError
+from semigpc.io.errors import DataError, SettingsError
 from semigpc.training.presets import mnist, mnist_balanced
 from tests.cli.calls import refused, semigpc
 
@@ -152,7 +152,7 @@ def test_settings_are_long_tailed_or_balanced_labels() -> None:
         20,
         "disjoint",
     )
-    with pytest.raises(SettingError, match=r"setting is 'A' .* got 'C'"):
+    with pytest.raises(SettingsError, match=r"setting is 'A' .* got 'C'"):
         mnist(setting="C")  # type: ignore[arg-type]
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from semigpc.data import DataError, SplitConfig, carve_validation, long_tail_counts, long_tail_split
+from semigpc.data import SplitConfig, carve_validation, long_tail_counts, long_tail_split
 from semigpc.data.splits import Overlap
+from semigpc.io.errors import DataError
 
 LABELS = np.tile(np.arange(10), 5000)  # ten classes of 5000, interleaved
 

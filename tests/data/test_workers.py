@@ -8,8 +8,8 @@ import pytest
 from torch._utils import ExceptionWrapper
 from torch.utils.data import Dataset
 
-from semigpc.data import DataError
 from semigpc.data.loaders import KNOWS_SENDER, InOrder
+from semigpc.io.errors import DataError
 
 
 class Squares(Dataset[int]):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.io.images import ZipImages, zipped_images
 from tests.data.samples import write_images
 

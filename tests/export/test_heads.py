@@ -16,10 +16,10 @@ from torch import Tensor
 
 from semigpc.data import Augment
 from semigpc.export.network import FORMATS, ExportedNetwork
-from semigpc.export.run import TOLERANCE, DifferenceError, differences
+from semigpc.export.run import TOLERANCE, differences
 from semigpc.gp import EnsembleGP, ExactGP, LowRankGP, MatrixFreeGP, NoExpansionError, PerClassGP
+from semigpc.io.errors import DifferenceError, NotExportableError
 from semigpc.models import Classifier
-from semigpc.models.encoder import NotExportableError
 from semigpc.refiners import (
     EnsembleOptions,
     GaussianProcessRefiner,

@@ -14,10 +14,10 @@ import torch
 from semigpc.addons import ADDONS
 from semigpc.data import Augment
 from semigpc.export import run as export_module
-from semigpc.export.run import ROWS, TOLERANCE, DifferenceError, Exported, export_run
+from semigpc.export.run import ROWS, TOLERANCE, Exported, export_run
 from semigpc.gp import ExactGP, Expansion, NoExpansionError
-from semigpc.models.encoder import NotExportableError
-from semigpc.training import FrozenConfig, RunError, SettingError, train
+from semigpc.io.errors import DifferenceError, NotExportableError, RunError, SettingsError
+from semigpc.training import FrozenConfig, train
 from semigpc.training.inference import LoadedRun, load_run
 from semigpc.training.state import EvaluationNetwork
 from tests.training.small_runs import small_run
@@ -145,7 +145,7 @@ def test_a_run_without_a_gp_exports_its_classifier(plain: Path, tmp_path: Path) 
     assert done.facts["gp"] is None
     assert done.facts["notes"] == []
     with pytest.raises(
-        SettingError, match=r"was trained without a GP, so it has no GP head\. Leave --head out"
+        SettingsError, match=r"was trained without a GP, so it has no GP head\. Leave --head out"
     ):
         export_run(plain, kind="torch", out=tmp_path / "gp.pt2", head="gp")
 
@@ -174,7 +174,7 @@ def test_a_gp_that_has_seen_nothing_is_left_out(
     assert done.facts["outputs"]["probabilities"]["head"] == "linear"
     assert "had seen no labels at step" in done.facts["notes"][0]
     with pytest.raises(
-        SettingError, match=r"had no labels in its GP at step .*, so it has no GP head"
+        SettingsError, match=r"had no labels in its GP at step .*, so it has no GP head"
     ):
         export_run(frozen, kind="torch", out=tmp_path / "gp.pt2", head="gp")
 
@@ -229,19 +229,19 @@ def test_without_its_images_it_is_checked_on_random_ones(
         (
             "model.pt2",
             "onnx",
-            SettingError,
+            SettingsError,
             r"must end in \.onnx for this --format; got 'model\.pt2'",
         ),
         (
             "model.onnx",
             "torch",
-            SettingError,
+            SettingsError,
             r"must end in \.pt2 for this --format; got 'model\.onnx'",
         ),
         (
             "folder.onnx",
             "onnx",
-            SettingError,
+            SettingsError,
             r"folder\.onnx is a folder. Give the name of a file as --out",
         ),
         (

@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from semigpc.io.atomic import (
-    InUseError,
-    WriteError,
     altered,
     facts_of,
     is_sealed,
@@ -27,6 +25,7 @@ from semigpc.io.atomic import (
     write_text,
     writing,
 )
+from semigpc.io.errors import InUseError, WriteError
 
 HOLDS = """
 import sys, time

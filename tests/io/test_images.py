@@ -10,17 +10,10 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from semigpc.data import Augment, AugmentConfig, DataError, Images, ImageSet
+from semigpc.data import Augment, AugmentConfig, Images, ImageSet
 from semigpc.io import images
-from semigpc.io.images import (
-    ArrayImages,
-    FileImages,
-    ImageError,
-    PixelFile,
-    Pixels,
-    ZipImages,
-    read_image,
-)
+from semigpc.io.errors import DataError, ImageError
+from semigpc.io.images import ArrayImages, FileImages, PixelFile, Pixels, ZipImages, read_image
 from tests.data.samples import random_image
 
 ORIENTATION = 0x0112  # the EXIF tag

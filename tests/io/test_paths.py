@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from semigpc.data import ArraysConfig, DataError, FolderConfig, folder
+from semigpc.data import ArraysConfig, FolderConfig, folder
 from semigpc.data.arrays import load as load_arrays
 from semigpc.data.folder import class_folders, from_table
 from semigpc.io.atomic import trouble
-from semigpc.io.images import ImageError, read_image, zipped_images
+from semigpc.io.errors import DataError, ImageError, RunError
+from semigpc.io.images import read_image, zipped_images
 from semigpc.io.paths import existing, images_below, sorted_images
 from semigpc.io.tables import read_labels
 from semigpc.labeling.embed import embed_folder
@@ -22,7 +23,7 @@ from semigpc.labeling.inputs import read_label_table
 from semigpc.labeling.source import open_source
 from semigpc.paper.fgvc import read_split
 from semigpc.training.inference import images_at
-from semigpc.training.run_folder import RunError, RunFolder
+from semigpc.training.run_folder import RunFolder
 from tests.data.samples import write_images
 from tests.labeling.samples import IDS, X, write
 

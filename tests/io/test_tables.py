@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.io.tables import read_labels
 
 

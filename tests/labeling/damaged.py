@@ -18,7 +18,7 @@ from pyarrow import csv, feather, ipc, parquet
 
 from semigpc.data.arrays import ArraysConfig
 from semigpc.data.arrays import load as load_arrays
-from semigpc.data.dataset import DataError
+from semigpc.io.errors import DataError
 from semigpc.io.tables import read_labels
 from semigpc.labeling.inputs import read_label_table
 from semigpc.labeling.scan import LabelLookup, scan

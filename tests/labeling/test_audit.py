@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling.audit import Design, draw_sample, judge, read_answers
 from semigpc.labeling.project import Project
 from tests.labeling.pseudo import CLASSES, pseudo_project

@@ -6,7 +6,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from semigpc.data.dataset import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling.bulk import Store
 from semigpc.labeling.inputs import LabelSettings
 from semigpc.labeling.ray import BulkFolder, label_on_ray

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow
 import pytest
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling.columns import ColumnOptions, Columns, UsualColumns, choose
 
 NUMBER, TEXT, LIST = pyarrow.float32(), pyarrow.string(), pyarrow.list_(pyarrow.float16(), 4)

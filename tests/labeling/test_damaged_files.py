@@ -15,7 +15,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.io.tables import read_labels
 from semigpc.labeling.inputs import read_label_table
 from semigpc.labeling.source import open_source

@@ -13,8 +13,7 @@ import torch
 from PIL import Image, ImageOps
 from pyarrow import parquet
 
-from semigpc.data import DataError
-from semigpc.io.atomic import WriteError
+from semigpc.io.errors import DataError, WriteError
 from semigpc.io.images import read_image
 from semigpc.labeling import embed, embedding_table
 from semigpc.labeling.embed import EmbedConfig, EmbedResult, Network, embed_folder, read_squares

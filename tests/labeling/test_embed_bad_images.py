@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semigpc.io.images import ImageError
+from semigpc.io.errors import ImageError
 from semigpc.labeling.embed import embed_folder
 from tests.data.samples import random_image, write_images
 from tests.labeling.embedding_samples import TINY, leftovers, rows_of

@@ -6,7 +6,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling.inputs import read_label_table
 from semigpc.labeling.project import write_hand_table
 from semigpc.labeling.scan import LabelLookup

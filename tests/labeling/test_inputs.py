@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling import inputs as inputs_module
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.embed import EmbedConfig

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow
 import pytest
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling import label as label_module
 from semigpc.labeling.label import label_data
 from semigpc.labeling.outputs import COLUMNS, Labeller

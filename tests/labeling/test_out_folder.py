@@ -5,8 +5,8 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from semigpc.data import DataError
 from semigpc.io.atomic import facts_of, write_json
+from semigpc.io.errors import DataError
 from semigpc.labeling.outputs import OutFolder, content_hash, files_hash
 
 KEY = {"seed": 0, "labels content": "abc"}

@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling import bulk as bulk_module
 from semigpc.labeling import scan as scan_module
 from semigpc.labeling.bulk import (

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling import project as project_module
 from semigpc.labeling.inputs import LabelSettings
 from semigpc.labeling.label import label_data

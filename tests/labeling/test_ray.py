@@ -14,7 +14,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling import bulk
 from semigpc.labeling import ray as ray_engine
 from semigpc.labeling import scan as scan_module

@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling import scan as scan_module
 from semigpc.labeling.scan import LabelLookup, sample_rows, scan
 from semigpc.labeling.source import open_source

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling import source as source_module
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.source import ParquetTable, open_source

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pyarrow import compute
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling.audit import PseudoRows, Stratum, allocate
 from tests.labeling.pseudo import CLASSES, pseudo_project
 

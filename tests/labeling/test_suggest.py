@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling.inputs import LabelSettings, read_label_table
 from semigpc.labeling.label import label_data
 from semigpc.labeling.project import Project

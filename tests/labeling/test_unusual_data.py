@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.label import label_data
 from tests.labeling.samples import (

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from semigpc.algorithms import FixMatchConfig
-from semigpc.data import AugmentConfig, DataError, FGVCConfig, Splits
+from semigpc.data import AugmentConfig, FGVCConfig, Splits
+from semigpc.io.errors import DataError
 from semigpc.models import ModelConfig
 from semigpc.paper.fgvc import BENCHMARKS, load
 from semigpc.refiners import GPConfig

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from semigpc.io.errors import SettingsError
 from semigpc.models.backbones import VITS
 from semigpc.paper.fgvc import BENCHMARKS
 from semigpc.paper.scales import SUITES
 from semigpc.paper.tables import TABLES, Options, balanced_cifar, cifar10_lt, cifar100_lt, fgvc
 from semigpc.refiners import AutoOptions
-from semigpc.training import Experiment, SettingError
+from semigpc.training import Experiment
 
 ABLATIONS = ("algorithm_ablation", "pretraining_ablation")
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -214,7 +215,7 @@ def test_the_long_tails_have_the_printed_totals(
 def test_setting_b_takes_more_labels() -> None:
     split = cifar10_lt(root="/data", setting="B", labels_per_class=25).data.split
     assert (split.labeled_head, split.labeled_ratio) == (25, 1.0)
-    with pytest.raises(SettingError, match="setting is 'A'"):
+    with pytest.raises(SettingsError, match="setting is 'A'"):
         cifar10_lt(root="/data", setting="C")  # type: ignore[arg-type]
 
 
@@ -232,7 +233,7 @@ def test_balanced_cifar_has_all_images_unlabelled(classes: Any, labels: int, eac
 
 def test_labels_that_cannot_be_equally_many_are_refused() -> None:
     with pytest.raises(
-        SettingError, match="equally many of each of the 10 classes, such as 40; got 45"
+        SettingsError, match="equally many of each of the 10 classes, such as 40; got 45"
     ):
         balanced_cifar(root="/data", labels=45)
 
@@ -267,5 +268,5 @@ def test_the_ablations_are_semi_aves_with_one_thing_changed() -> None:
     ("options", "near"), [({"algorithm": "simmach"}, "simmatch"), ({"refiner": "pg"}, "gp")]
 )
 def test_a_misspelt_name_is_answered_with_the_nearest(options: dict[str, Any], near: str) -> None:
-    with pytest.raises(SettingError, match=f"did you mean '{near}'"):
+    with pytest.raises(SettingsError, match=f"did you mean '{near}'"):
         cifar10_lt(root="/data", **options)

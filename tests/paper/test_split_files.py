@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.paper.fgvc import missing_images, read_split
 from tests.paper.fgvc_samples import PUBLISHED, lines, needs_published, write_lines
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from semigpc.addons import ADDONS
+from semigpc.io.errors import SettingsError
 from semigpc.paper import tables as paper
 from semigpc.paper.published import PUBLISHED
 from semigpc.paper.tables import TABLES, Options, find_table, select
-from semigpc.training import SettingError
 
 OPTIONS = Options(root=Path("/data"))
 
@@ -130,16 +130,16 @@ def test_labels_only_takes_addons_for_labels() -> None:
     methods = ("supervised", "supervised+effective_number", "fixmatch", "fixmatch+effective_number")
     assert rows == [f"{method}+none" for method in methods]
     with pytest.raises(
-        SettingError,
+        SettingsError,
         match="crest acts on unlabelled images, and supervised learns from labels alone",
     ):
         TABLES["fgvc"].cells("cub", Options(algorithms=("supervised",), addons=("crest",)))
 
 
 def test_addons_that_cannot_act_are_errors() -> None:
-    with pytest.raises(SettingError, match="did you mean 'crest'"):
+    with pytest.raises(SettingsError, match="did you mean 'crest'"):
         Options(addons=("crst",))
-    with pytest.raises(SettingError, match=r"train\.steps=3 are shared among 6 generations"):
+    with pytest.raises(SettingsError, match=r"train\.steps=3 are shared among 6 generations"):
         TABLES["cifar10_lt"].cells("A/50", Options(addons=("crest",), steps=3))
 
 
@@ -188,7 +188,7 @@ def test_settings_concern_the_cells_that_have_them() -> None:
         0.3,
         0.3,
     )
-    with pytest.raises(SettingError, match=r"did you mean 'refiner\.buffer_size'"):
+    with pytest.raises(SettingsError, match=r"did you mean 'refiner\.buffer_size'"):
         TABLES["fgvc"].cells("cub", Options(overrides=("refiner.bufer_size=64",)))
 
 
@@ -210,28 +210,28 @@ def test_patterns_pick_cells_and_groups() -> None:
         "A/50/supervised+none",
     }
     with pytest.raises(
-        SettingError,
+        SettingsError,
         match=r"unknown cell 'A/5O/simmatch\+gp'; did you mean 'A/50/simmatch\+gp'.*B/150",
     ):
         select(cells, ["A/5O/simmatch+gp"])
-    with pytest.raises(SettingError, match="unknown cell 'A/50/CoSSL'"):  # shown, but not run
+    with pytest.raises(SettingsError, match="unknown cell 'A/50/CoSSL'"):  # shown, but not run
         select(cells, ["A/50/CoSSL"])
 
 
 def test_what_cannot_be_asked_for() -> None:
-    with pytest.raises(SettingError, match="unknown table 'cifar10'; did you mean 'cifar10_lt'"):
+    with pytest.raises(SettingsError, match="unknown table 'cifar10'; did you mean 'cifar10_lt'"):
         find_table("cifar10")
-    with pytest.raises(SettingError, match="did you mean 'simmatch'"):
+    with pytest.raises(SettingsError, match="did you mean 'simmatch'"):
         Options(algorithms=("simmach",))
-    with pytest.raises(SettingError, match="did you mean 'gp'"):
+    with pytest.raises(SettingsError, match="did you mean 'gp'"):
         Options(refiners=("pg",))
-    with pytest.raises(SettingError, match="Add --scale cpu"):
+    with pytest.raises(SettingsError, match="Add --scale cpu"):
         Options(features="cached")
 
 
 def test_pre_trainings_cannot_be_told_apart_at_scale_cpu() -> None:
     with pytest.raises(
-        SettingError, match="pretraining_ablation compares what networks start from"
+        SettingsError, match="pretraining_ablation compares what networks start from"
     ):
         TABLES["pretraining_ablation"].all_cells(Options(scale="cpu"))
 

@@ -21,9 +21,10 @@ from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import Augment
 from semigpc.data.augment import CIFAR10_MEAN, CIFAR10_STD
+from semigpc.io.errors import SettingsError
 from semigpc.paper.tables import cifar10_lt
 from semigpc.refiners import REFINERS
-from semigpc.training import Experiment, SettingError, TrainConfig, loop, train
+from semigpc.training import Experiment, TrainConfig, loop, train
 from semigpc.training.lookup import TrainOptions, resolve
 from semigpc.training.loop import take_step
 from semigpc.training.state import Trainer
@@ -86,7 +87,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "CIFAR-10: statistics of ImageNet": (
         f"{HERE}::test_cifar_10_can_be_normalised_by_its_own_statistics",
-        "recipes/test_paper_scale.py::test_each_data_set_has_the_settings_of_its_row",
+        "paper/test_paper_scale.py::test_each_data_set_has_the_settings_of_its_row",
         "data/test_augment.py::test_the_statistics_of_the_recipe",
     ),
     "clip: no configuration reaches it": (
@@ -152,7 +153,7 @@ def test_cifar_10_can_be_normalised_by_its_own_statistics() -> None:
 def test_a_misspelt_clip_is_refused_by_name(key: str) -> None:
     made, _ = resolve("digits", TrainOptions(refiner="none"))
     with pytest.raises(
-        SettingError, match=rf"unknown setting '{key}'; did you mean 'train\.clip_norm'\?"
+        SettingsError, match=rf"unknown setting '{key}'; did you mean 'train\.clip_norm'\?"
     ):
         made.override([f"{key}=1.0"])
 
@@ -221,5 +222,5 @@ def test_nothing_is_offered_without_code(room: Any, registry: Any) -> None:
     } == set()
     assert all(callable(entry.build) for entry in registry.values())
     kind = room.__name__.rpartition(".")[2].removesuffix("s")
-    with pytest.raises(SettingError, match=f"unknown {kind} 'simis'"):
+    with pytest.raises(SettingsError, match=f"unknown {kind} 'simis'"):
         Experiment.from_plain({kind: {"name": "simis"}})

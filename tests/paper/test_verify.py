@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from semigpc.data import DataError
 from semigpc.data.cifar import ARCHIVES, FORMS
+from semigpc.io.errors import DataError
 from semigpc.paper.fgvc import BENCHMARKS, read_split
 from semigpc.paper.verify import CheckedFigure, Figure, Verification, verify_cifar, verify_fgvc
 from tests.paper.fgvc_samples import (

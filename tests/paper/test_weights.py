@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from semigpc.io.errors import SettingsError
 from semigpc.models import ModelConfig, SmallCNN, load_weights
 from semigpc.models.backbones import EMBEDDED_FILE, EMBEDDED_MODEL, EMBEDDED_PACKAGE, VITS
 from semigpc.models.pretrained import WEIGHTS
 from semigpc.paper.scales import check_weights, weight_file, weights_folder
-from semigpc.training import Experiment, SettingError
+from semigpc.training import Experiment
 
 
 def starting_from(pretrained: str | None) -> Experiment:
@@ -39,7 +40,7 @@ def test_official_files_and_where_they_are_published() -> None:
     )
     assert small["msn"].url == f"{meta}msn/vits16_800ep.pth.tar"
     with pytest.raises(
-        SettingError, match="vit_tiny_patch2_32 has published weights by supervised; got 'dino'"
+        SettingsError, match="vit_tiny_patch2_32 has published weights by supervised; got 'dino'"
     ):
         weight_file("vit_tiny_patch2_32", "dino")
 
@@ -56,7 +57,7 @@ def test_weights_lie_beside_data_that_are_one_file(tmp_path: Path) -> None:
 
 def test_missing_weights_are_named_with_their_address(tmp_path: Path) -> None:
     path = tmp_path / "vits16_800ep.pth.tar"
-    with pytest.raises(SettingError) as told:
+    with pytest.raises(SettingsError) as told:
         check_weights(starting_from(str(path)))
     for words in (
         f"are not in {tmp_path}",
@@ -87,7 +88,7 @@ def test_a_file_with_another_hash_than_the_published_one_is_rejected(
         match=f"must begin with cd65a155; got {digest[:8]}. Fetch https://.*/{path.name} again",
     ):
         load_weights(SmallCNN(), path)
-    with pytest.raises(SettingError, match="must begin with cd65a155"):
+    with pytest.raises(SettingsError, match="must begin with cd65a155"):
         check_weights(starting_from(str(path)))
     right = [replace(one, sha256=digest[:8]) if one.sha256 else one for one in WEIGHTS]
     monkeypatch.setattr("semigpc.models.pretrained.WEIGHTS", right)
@@ -124,5 +125,5 @@ def test_what_comes_from_elsewhere_is_not_looked_for() -> None:
     check_weights(starting_from(None))
     check_weights(starting_from("timm"))
     check_weights(starting_from("embedded"))
-    with pytest.raises(SettingError, match=r"a file that exists; got mine\.pth"):
+    with pytest.raises(SettingsError, match=r"a file that exists; got mine\.pth"):
         check_weights(starting_from("mine.pth"))

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.review.journal import Change, Entry, History, ReviewJournal, now
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from semigpc.data import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling.evidence import left_out_probs
 from semigpc.review import model as beliefs_module
 from semigpc.review.model import OUTLIER

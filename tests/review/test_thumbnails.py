@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from semigpc.io import images
-from semigpc.io.images import ImageError
+from semigpc.io.errors import ImageError
 from semigpc.review import thumbnails
 from semigpc.review.thumbnails import Thumbnails
 

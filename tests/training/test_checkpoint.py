@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import save_file
 
 from semigpc.io import tensors
-from semigpc.io.atomic import WriteError, replacing
+from semigpc.io.atomic import replacing
+from semigpc.io.errors import CheckpointError, RunError, WriteError
 from semigpc.io.tensors import save_tensors
-from semigpc.training import RunError, RunFolder, train
+from semigpc.training import RunFolder, train
 from semigpc.training.inference import load_run
 from semigpc.training.optim import optimizer_tensors, restore_optimizer
-from semigpc.training.run_folder import CheckpointError, read_checkpoint, write_checkpoint
+from semigpc.training.run_folder import read_checkpoint, write_checkpoint
 from tests.fuzzing import seed
 from tests.training.small_runs import STEPS, small_run
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from semigpc.training import RunError
+from semigpc.io.errors import RunError
 from semigpc.training.comparison import Cell, ComparisonListener, compare
 from tests.training.small_runs import small_run
 

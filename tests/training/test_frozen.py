@@ -16,17 +16,9 @@ from torch import Tensor
 
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS, CachedFeatures, EvaluationLoader, Splits, feature_views
+from semigpc.io.errors import RunError, SettingsError
 from semigpc.models import ModelConfig, SmallCNN, encoder
-from semigpc.training import (
-    Experiment,
-    FrozenConfig,
-    Listener,
-    RunError,
-    RunFolder,
-    SettingError,
-    run_data,
-    train,
-)
+from semigpc.training import Experiment, FrozenConfig, Listener, RunFolder, run_data, train
 from semigpc.training.comparison import Cell, ComparisonListener, compare
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import load_run
@@ -348,11 +340,11 @@ def test_frozen_settings_can_be_overridden() -> None:
     assert frozen_run().override(["frozen.views=5"]).frozen == FrozenConfig(views=5, width=32)
     for name, values in (("views", "0 and 32"), ("width", "2 and 0")):
         with pytest.raises(
-            SettingError, match=f"frozen: views and width must be at least 1; got {values}"
+            SettingsError, match=f"frozen: views and width must be at least 1; got {values}"
         ):
             frozen_run().override([f"frozen.{name}=0"])
     with pytest.raises(
-        SettingError,
+        SettingsError,
         match=r"frozen must be a FrozenConfig or None; got 2. Use --features cached instead.",
     ):
         small_run().override(["frozen=2"])
@@ -360,7 +352,7 @@ def test_frozen_settings_can_be_overridden() -> None:
 
 def test_features_cannot_be_rotated() -> None:
     message = r"^features cannot be rotated as images can; set algorithm\.rotation_weight=0 in frozen mode\.$"
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(SettingsError, match=message):
         replace(small_run("remixmatch", "none"), frozen=FrozenConfig())
 
 
@@ -378,7 +370,7 @@ def test_features_cannot_be_rotated() -> None:
 def test_a_network_that_cannot_be_is_a_setting_and_leaves_no_run(
     settings: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(SettingsError, match=message):
         train(frozen_run("fixmatch", "none", *settings), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from semigpc.training import DivergedError, Listener, RunFolder, Stopped, train
+from semigpc.io.errors import DivergedError
+from semigpc.training import Listener, RunFolder, Stopped, train
 from semigpc.training.run_folder import read_checkpoint
 from tests.training.small_runs import STEPS, small_run
 

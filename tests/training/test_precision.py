@@ -13,8 +13,8 @@ from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
 from torch import Tensor
 
+from semigpc.io.errors import DivergedError
 from semigpc.training import Experiment, train
-from semigpc.training.evaluate import DivergedError
 from semigpc.training.experiment import Precision, TrainConfig
 from semigpc.training.loop import Run, take_step
 from semigpc.training.processes import Interrupt, Stopped

@@ -1,8 +1,8 @@
 import pytest
 
 from semigpc.algorithms import ALGORITHMS
+from semigpc.io.errors import SettingsError
 from semigpc.refiners import REFINERS
-from semigpc.training import SettingError
 from semigpc.training.presets import RECIPES
 
 
@@ -27,5 +27,5 @@ def test_every_recipe_takes_every_algorithm_and_refiner(
 def test_a_misspelt_name_is_answered_with_the_nearest(
     settings: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(SettingError, match=f"did you mean '{message}'"):
+    with pytest.raises(SettingsError, match=f"did you mean '{message}'"):
         RECIPES["digits"](**settings)

@@ -13,7 +13,8 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 
 from semigpc.algorithms import ALGORITHMS
-from semigpc.training import Experiment, Listener, RunFolder, SettingError, Stopped, train
+from semigpc.io.errors import SettingsError
+from semigpc.training import Experiment, Listener, RunFolder, Stopped, train
 from semigpc.training.processes import (
     _check_devices,
     _is_lost_connection,
@@ -149,7 +150,7 @@ def test_batch_norm_is_synchronized_on_gpus_with_its_parameters_and_activations(
 def test_batch_norm_on_a_cpu_is_rejected_with_what_to_do() -> None:
     synchronize_batch_norm(nn.Sequential(nn.LayerNorm(3)), torch.device("cpu"))
     with pytest.raises(
-        SettingError,
+        SettingsError,
         match=r"on GPUs only\. On a CPU train in one process.*--set model\.name=vit_tiny_patch2_32",
     ):
         synchronize_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), torch.device("cpu"))
@@ -194,7 +195,7 @@ def test_the_message_names_the_process_that_ended() -> None:
 def test_more_processes_than_rows_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     _check_devices(experiment("fixmatch"), 15)
     with pytest.raises(
-        SettingError, match=r"has no row for each of 16\. Use at most 15, or a larger batch"
+        SettingsError, match=r"has no row for each of 16\. Use at most 15, or a larger batch"
     ):
         _check_devices(experiment("fixmatch"), 16)
     assert not has_rank()
@@ -202,9 +203,9 @@ def test_more_processes_than_rows_are_rejected(monkeypatch: pytest.MonkeyPatch) 
     assert not has_rank()  # torchrun with one process
     monkeypatch.setenv("WORLD_SIZE", "16")
     assert has_rank()
-    with pytest.raises(SettingError, match=r"has no row for each of 16\."):
+    with pytest.raises(SettingsError, match=r"has no row for each of 16\."):
         _check_devices(experiment("fixmatch"), 1)
-    with pytest.raises(SettingError, match="leave --devices out"):
+    with pytest.raises(SettingsError, match="leave --devices out"):
         _check_devices(experiment("fixmatch"), 2)
 
 
@@ -212,7 +213,7 @@ def test_more_processes_than_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(
-        SettingError,
+        SettingsError,
         match=r"--devices 3 needs as many GPUs, and this machine has 2\. Use at most 2\.",
     ):
         _check_devices(experiment("fixmatch"), 3)

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from semigpc.algorithms import ALGORITHMS
-from semigpc.training import Experiment, Listener, RunError, RunFolder, train
+from semigpc.io.errors import RunError
+from semigpc.training import Experiment, Listener, RunFolder, train
 from semigpc.training.run_folder import read_checkpoint
 from tests.training.small_runs import STEPS, small_run
 

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from semigpc.algorithms import SimMatchConfig
+from semigpc.io.errors import SettingsError
 from semigpc.refiners import (
     AutoOptions,
     EnsembleOptions,
@@ -12,7 +13,7 @@ from semigpc.refiners import (
     MatrixFreeOptions,
 )
 from semigpc.refiners.engines import ENGINES, EngineOptions
-from semigpc.training import Experiment, SettingError, TrainConfig
+from semigpc.training import Experiment, TrainConfig
 from semigpc.training.experiment import override_all
 from semigpc.training.presets import digits
 
@@ -156,7 +157,7 @@ def test_later_settings_win() -> None:
     ],
 )
 def test_a_wrong_setting_is_answered_with_the_right_one(assignment: str, message: str) -> None:
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(SettingsError, match=message):
         digits().override([assignment])
 
 
@@ -172,12 +173,12 @@ def test_a_wrong_setting_is_answered_with_the_right_one(assignment: str, message
 def test_combinations_that_make_no_sense_are_refused(
     algorithm: str, settings: list[str], message: str
 ) -> None:
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(SettingsError, match=message):
         digits(algorithm=algorithm).override(settings)
 
 
 def test_configs_of_another_kind_are_refused() -> None:
-    with pytest.raises(SettingError, match="algorithm must be a config out of"):
+    with pytest.raises(SettingsError, match="algorithm must be a config out of"):
         Experiment(algorithm=TrainConfig())
     assert Experiment(algorithm=SimMatchConfig(), refiner=GPConfig()).algorithm_name == "simmatch"
 
@@ -220,7 +221,7 @@ def test_configs_of_another_kind_are_refused() -> None:
 )
 def test_a_config_file_that_was_edited_is_refused(key: str, value: object, message: str) -> None:
     plain = digits().to_plain()
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(SettingsError, match=message):
         Experiment.from_plain(plain | {key: value})
 
 
@@ -258,5 +259,5 @@ def test_a_config_file_that_was_edited_is_refused(key: str, value: object, messa
 )
 def test_an_engine_that_was_edited_is_refused(engine: object, message: str) -> None:
     plain = digits().to_plain()
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(SettingsError, match=message):
         Experiment.from_plain(plain | {"refiner": plain["refiner"] | {"engine": engine}})

@@ -70,8 +70,9 @@ def main(jobs: list[dict[str, Any]]) -> None:
     A job may ``stop_at`` a step, by Ctrl-C on the first process alone, or have settings that
     ``differ`` on the second; what is then raised goes to a file of each process.
     """
+    from semigpc.io.errors import ProcessesError
     from semigpc.training import Experiment, Listener, Stopped, train
-    from semigpc.training.processes import ProcessesError, join
+    from semigpc.training.processes import join
 
     class Impatient(Listener):
         def step(self, step: int) -> None:

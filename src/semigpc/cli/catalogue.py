@@ -132,12 +132,12 @@ def _models() -> dict[str, str]:
 def _models_named(part: str) -> list[str]:
     import timm
 
+    from semigpc.io.errors import SettingsError
     from semigpc.models import MODELS
-    from semigpc.training import SettingError
 
     names: list[str] = [name for name in MODELS if part in name] + timm.list_models(f"*{part}*")
     if not names:
-        raise SettingError(f"no model has {part!r} in its name, neither of ours nor of timm's.")
+        raise SettingsError(f"no model has {part!r} in its name, neither of ours nor of timm's.")
     return names
 
 

@@ -102,8 +102,8 @@ def download(
     are on pages that want a click or an account: for those this prints what
     to fetch, and where to put it.
     """
-    from semigpc.data import DataError
     from semigpc.data.cifar import ARCHIVES, fetch
+    from semigpc.io.errors import DataError
     from semigpc.paper.fgvc import BENCHMARKS
 
     if name not in ARCHIVES:

@@ -9,6 +9,15 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from semigpc.cli.tables import say
+from semigpc.io.errors import (
+    DataError,
+    FileError,
+    ImageError,
+    InUseError,
+    NotExportableError,
+    SemiGPCError,
+    SettingsError,
+)
 
 USAGE, FAILURE, STOPPED = 2, 1, 130
 # How to go on after a stop, by an option that the verb has; the first that applies.
@@ -18,29 +27,21 @@ GO_ON = {
     "out": "Give the same command again to go on.",
 }
 
-# By name, so that a verb which imports little stays quick; the first class of an error's ancestry
-# that is listed decides.
-EXIT_CODES = {
-    "semigpc.io.atomic.InUseError": USAGE,
-    "semigpc.io.atomic.WriteError": FAILURE,
-    "semigpc.training.settings.SettingError": USAGE,
-    # a kind of DataError: the command was right, a file is broken
-    "semigpc.io.images.ImageError": FAILURE,
-    "semigpc.data.dataset.DataError": USAGE,
-    "semigpc.models.encoder.NotExportableError": USAGE,
-    "semigpc.export.run.DifferenceError": FAILURE,
-    "semigpc.models.backbones.HubError": FAILURE,
-    "semigpc.training.run_folder.RunError": FAILURE,
-    "semigpc.io.atomic.FileError": FAILURE,
-    "semigpc.training.run_folder.CheckpointError": FAILURE,
-    "semigpc.training.evaluate.DivergedError": FAILURE,
-    "semigpc.training.processes.ProcessesError": FAILURE,
-    "semigpc.training.processes.Stopped": STOPPED,
-    "builtins.KeyboardInterrupt": STOPPED,
-    "builtins.ImportError": FAILURE,
-    "builtins.OSError": FAILURE,
+# The first class of an error's ancestry that is listed decides.
+EXIT_CODES: dict[type[BaseException], int] = {
+    InUseError: USAGE,
+    NotExportableError: USAGE,
+    SettingsError: USAGE,
+    ImageError: FAILURE,  # the command was right, a file is broken
+    FileError: FAILURE,
+    DataError: USAGE,
+    SemiGPCError: FAILURE,
+    KeyboardInterrupt: STOPPED,
+    ImportError: FAILURE,
+    OSError: FAILURE,
 }
-
+# By name: importing the module would import torch.
+STOPPED_ERROR = "semigpc.training.processes.Stopped"
 # one process's own error, which decides on words and code
 RANK_ERROR = "semigpc.training.processes.RankError"
 
@@ -98,7 +99,9 @@ def explain(error: BaseException, go_on: str = "") -> tuple[str, int]:
         message, decided = explain(error.error, go_on)  # type: ignore[attr-defined]
         return f"rank {error.rank}: {message}", decided  # type: ignore[attr-defined]
     for kind in type(error).__mro__:
-        code = EXIT_CODES.get(f"{kind.__module__}.{kind.__qualname__}")
+        code = EXIT_CODES.get(kind)
+        if f"{kind.__module__}.{kind.__qualname__}" == STOPPED_ERROR:
+            code = STOPPED
         if code is not None:
             can_go_on = code == STOPPED or getattr(error, "passing", False)
             return f"{_paragraph(error)} {go_on if can_go_on else ''}".rstrip(), code

@@ -132,7 +132,7 @@ def label(
         raise typer.BadParameter(
             "images and Label Studio are for --engine local.", param_hint="--images, --image-url"
         )
-    from semigpc.data.dataset import DataError
+    from semigpc.io.errors import DataError
     from semigpc.labeling.bulk import Address, place_of
     from semigpc.labeling.columns import ColumnOptions
     from semigpc.labeling.embed import EmbedConfig

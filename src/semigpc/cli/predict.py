@@ -91,7 +91,7 @@ def _readable(images: "ImageSet") -> "ImageSet":
     """Return the images that can be decoded; print the others."""
     import numpy as np
 
-    from semigpc.data import DataError
+    from semigpc.io.errors import DataError
 
     good = []
     for i in range(len(images)):

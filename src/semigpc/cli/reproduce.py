@@ -206,9 +206,9 @@ def reproduce(
       semigpc reproduce cifar10_lt --root data --scale cpu --seeds 3 --jobs 2
     """
     from semigpc.cli.live import ComparisonProgress
+    from semigpc.io.errors import SettingsError
     from semigpc.paper.reproduction import reproduce_table
     from semigpc.paper.tables import Options, find_table
-    from semigpc.training import SettingError
 
     options = Options(
         root=root or Path(),
@@ -234,7 +234,7 @@ def reproduce(
         return
     paper_table = find_table(name or "")
     if root is None:
-        raise SettingError(
+        raise SettingsError(
             "the data have to come from somewhere: give their folder by --root. Only --list needs none."
         )
     figures, path = reproduce_table(
@@ -384,12 +384,12 @@ def _prices(
     name: str | None, options: "Options", globs: list[str], seeds: int | None
 ) -> dict[str, dict[str, Any]]:
     """Return what each cell of one table or of all would cost."""
+    from semigpc.io.errors import SettingsError
     from semigpc.paper.reproduction import prices_of
     from semigpc.paper.tables import TABLES, find_table, select
-    from semigpc.training import SettingError
 
     if name is None and globs:
-        raise SettingError(
+        raise SettingsError(
             f"--cell picks from one table: name it before --list. Known: {', '.join(TABLES)}."
         )
     able = [one for one in TABLES.values() if options.scale == "paper" or not one.full_scale]

@@ -198,11 +198,11 @@ def train(
 
 def short_settings(data: str, steps: int | None, root: Path | None) -> list[str]:
     """Return the settings that ``--steps`` and ``--root`` are short for."""
-    from semigpc.training import SettingError
+    from semigpc.io.errors import SettingsError
     from semigpc.training.presets import RECIPES
 
     if root is not None and data not in RECIPES:
-        raise SettingError(
+        raise SettingsError(
             f"--root is where the data of a recipe are; your own data are {data}. Leave it out."
         )
     paths = [] if root is None else [f"data.root={root.expanduser().resolve()}"]

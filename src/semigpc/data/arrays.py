@@ -16,10 +16,12 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from semigpc.data.dataset import DataError, ImageSet, Splits, integers, listed
+from semigpc.data.dataset import ImageSet, Splits, integers
 from semigpc.data.splits import carve_validation, no_validation
+from semigpc.io.errors import DataError
 from semigpc.io.images import ArrayImages
 from semigpc.io.paths import checked
+from semigpc.io.text import listed
 
 REQUIRED = ("x_labeled", "y_labeled", "x_unlabeled")
 OPTIONAL = ("y_unlabeled_truth", "unlabeled_out", "x_val", "y_val", "x_test", "y_test")

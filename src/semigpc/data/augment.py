@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from semigpc.data.dataset import DataError, ImageSet, Integers
+from semigpc.data.dataset import ImageSet, Integers
+from semigpc.io.errors import DataError
 from semigpc.io.images import PixelFile, Pixels, to_image, to_pixels
 
 Triple = tuple[float, float, float]

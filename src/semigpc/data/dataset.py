@@ -12,16 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from semigpc.io.errors import DataError
+from semigpc.io.text import listed
+
 Integers = NDArray[np.int64]
-
-
-class DataError(ValueError):
-    """A problem of the data that their owner can mend; the message is one paragraph with the
-    remedy.
-
-    It is made from that one string alone, so that it can be sent from a loader's worker process to
-    the main one.
-    """
 
 
 class Images(Protocol):
@@ -230,9 +224,3 @@ class Splits:
             arrays[part] = image_set.positions
             arrays[f"{part}_names"] = np.array(image_set.names, dtype=np.str_)
         return arrays
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """Return the first few of some names, for a message."""
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

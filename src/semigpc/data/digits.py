@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from semigpc.data.dataset import DataError, ImageSet, Splits
+from semigpc.data.dataset import ImageSet, Splits
 from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
+from semigpc.io.errors import DataError
 from semigpc.io.images import ArrayImages
 
 N_CLASSES = 10

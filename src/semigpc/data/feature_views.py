@@ -25,17 +25,10 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
 from semigpc.data.augment import Augment, AugmentConfig, ViewSource, check_views
-from semigpc.data.dataset import DataError, Images, ImageSet, Integers, Splits
+from semigpc.data.dataset import Images, ImageSet, Integers, Splits
 from semigpc.data.loaders import InOrder
-from semigpc.io.atomic import (
-    FileError,
-    WriteError,
-    locked,
-    read_json,
-    remove_drafts,
-    replacing,
-    write_json,
-)
+from semigpc.io.atomic import locked, read_json, remove_drafts, replacing, write_json
+from semigpc.io.errors import DataError, FileError, WriteError
 from semigpc.io.tensors import open_tensors, remove_unfinished_tensors, save_tensors
 
 SHARD = (

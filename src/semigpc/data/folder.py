@@ -7,8 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from semigpc.data.dataset import DataError, ImageSet, Splits, listed
+from semigpc.data.dataset import ImageSet, Splits
 from semigpc.data.splits import SplitConfig, carve_validation, long_tail_split, no_validation
+from semigpc.io.errors import DataError
 from semigpc.io.images import GIGABYTE, FileImages
 from semigpc.io.paths import (
     EXTENSIONS,
@@ -23,7 +24,7 @@ from semigpc.io.paths import (
     unusable,
 )
 from semigpc.io.tables import is_table, read_labels
-from semigpc.io.text import label_text, printable
+from semigpc.io.text import label_text, listed, printable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from semigpc.data.augment import Augment, ViewSource, check_views
-from semigpc.data.dataset import DataError, Images, ImageSet, Integers, Splits
+from semigpc.data.dataset import Images, ImageSet, Integers, Splits
+from semigpc.io.errors import DataError
 from semigpc.io.threads import cores, hold
 from semigpc.types import Batch, Labeled
 

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semigpc.data.arrays import read_npz
-from semigpc.data.dataset import DataError, ImageSet, Splits
+from semigpc.data.dataset import ImageSet, Splits
 from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
+from semigpc.io.errors import DataError
 from semigpc.io.images import ArrayImages
 from semigpc.io.paths import checked
 

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from semigpc.data.dataset import DataError, Integers, Splits
+from semigpc.data.dataset import Integers, Splits
+from semigpc.io.errors import DataError
 
 Overlap = Literal["nested", "usb", "disjoint"]
 Shuffler = Literal["pcg64", "usb"]

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from semigpc.data import AugmentConfig
 from semigpc.gp import KernelHead
+from semigpc.io.errors import NotExportableError
 from semigpc.io.threads import allowed
 from semigpc.models import Classifier, OnFrozen
 from semigpc.models import encoder as onnx_form
-from semigpc.models.encoder import ONNX_PACKAGES, NotExportableError, trace
+from semigpc.models.encoder import ONNX_PACKAGES, trace
 from semigpc.training.calibration import GP_SHARE
 from semigpc.training.state import EvaluationNetwork
 from semigpc.types import ModelOutput

@@ -12,18 +12,24 @@ import numpy as np
 import torch
 from torch import nn
 
-from semigpc.data import Augment, DataError
+from semigpc.data import Augment
 from semigpc.export.network import FORMATS, Answer, ExportedNetwork, Format, bare
 from semigpc.gp import NoExpansionError
 from semigpc.io.atomic import replacing, write_json, writing
+from semigpc.io.errors import (
+    DataError,
+    DifferenceError,
+    NotExportableError,
+    RunError,
+    SettingsError,
+)
 from semigpc.io.images import Pixels
 from semigpc.io.text import versions
-from semigpc.models.encoder import INPUT, ONNX_PACKAGES, NotExportableError
+from semigpc.models.encoder import INPUT, ONNX_PACKAGES
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import HeadChoice, LoadedRun, load_run
-from semigpc.training.run_folder import Choice, RunError
-from semigpc.training.settings import SettingError
+from semigpc.training.run_folder import Choice
 
 Kind = Literal["onnx", "torch"]
 Progress = Callable[[str, int, int | None], None]
@@ -31,10 +37,6 @@ ROWS = 1024  # images of a check
 TOLERANCE = 1e-4  # largest difference of a probability
 SMALL_BATCHES = (1, 7)  # images; sizes at which a traced network may go wrong
 LARGE_BATCH = 256  # images
-
-
-class DifferenceError(RuntimeError):
-    """The exported file does not return what the run returns."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,12 @@ def export_run(
 
 def _check_free(path: Path, form: Format, *, overwrite: bool) -> None:
     if path.suffix != form.suffix:
-        raise SettingError(
+        raise SettingsError(
             f"the name of the file must end in {form.suffix} for this --format; got {path.name!r}."
         )
     for file in (path, _beside(path)):
         if file.is_dir():
-            raise SettingError(f"{file} is a folder. Give the name of a file as --out.")
+            raise SettingsError(f"{file} is a folder. Give the name of a file as --out.")
         if file.exists() and not overwrite:
             raise RunError(
                 f"{file} is there already. Give another --out, or --overwrite to replace it."

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from semigpc.gp.kernels import Kernel, square_norms
 from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
+from semigpc.io.errors import SemiGPCError
 
 Linear = Callable[[Tensor], Tensor]
 
@@ -26,7 +27,7 @@ ROWS = 4096  # of the buffer converted to float64 at a time
 STALE = 1.5  # times what the landmarks left unexplained of a row when they were chosen
 
 
-class NotConvergedError(ValueError):
+class NotConvergedError(SemiGPCError, ValueError):
     """The tolerance was not reached; the message says which option to change."""
 
 

@@ -16,17 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.gp.kernels import RBF, Kernel
+from semigpc.io.errors import SemiGPCError
 
 MIN_NOISE_STD = 1e-12
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 MATMULS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
 
 
-class NotPositiveDefiniteError(ValueError):
+class NotPositiveDefiniteError(SemiGPCError, ValueError):
     """K + noise cannot be inverted in the engine's precision."""
 
 
-class NoExpansionError(TypeError):
+class NoExpansionError(SemiGPCError, TypeError):
     """The engine's mean is not a fixed sum of kernels; the message says which of its options would
     make it one.
     """

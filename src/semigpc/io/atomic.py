@@ -33,6 +33,8 @@ from filelock import BaseFileLock, FileLock, Timeout
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from semigpc.io.errors import FileError, InUseError, WriteError
+
 DRAFT = ".semigpc-draft"  # part of a draft's name, by which drafts of killed processes are found
 LOCK = ".semigpc.lock"  # in a folder that is being written
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
@@ -58,28 +60,6 @@ class FileFacts(TypedDict):
 
     bytes: Count
     sha256: Sha256
-
-
-class FileError(ValueError):
-    """A file written by this package that cannot be used; the message names it and the problem."""
-
-
-class WriteError(OSError):
-    """A file that could not be written; the old one is intact. The message names the path and the
-    remedy.
-
-    Args:
-        message: the message. passing: whether the same call may succeed later, once there is room
-            or a permission.
-    """
-
-    def __init__(self, message: str, *, passing: bool = False) -> None:
-        super().__init__(message)
-        self.passing = passing
-
-
-class InUseError(RuntimeError):
-    """Another process, named in the message, is writing there."""
 
 
 # Writing ------------------------------------------------------------------------------------------

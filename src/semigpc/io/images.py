@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from semigpc.data.dataset import DataError
 from semigpc.io.atomic import trouble
+from semigpc.io.errors import DataError, ImageError
 from semigpc.io.paths import checked, is_image_name
 from semigpc.io.text import printable
 
@@ -40,10 +40,6 @@ BROKEN = (
     OverflowError,
     struct.error,
 )  # what Pillow may raise
-
-
-class ImageError(DataError):
-    """An image that cannot be read; the message has its path."""
 
 
 class ArrayImages:

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from semigpc.data.dataset import DataError
 from semigpc.io.atomic import trouble
+from semigpc.io.errors import DataError
 from semigpc.io.text import printable
 
 EXTENSIONS = frozenset(

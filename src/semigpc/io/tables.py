@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from semigpc.data.dataset import DataError, listed
+from semigpc.io.errors import DataError
 from semigpc.io.paths import checked
-from semigpc.io.text import from_spreadsheet_cell, label_text, printable
+from semigpc.io.text import from_spreadsheet_cell, label_text, listed, printable
 
 COLUMNS = ("file_name", "label")
 SUFFIXES = (".csv", ".parquet")

@@ -18,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from semigpc.io.atomic import FileError, must_be_file, parse
+from semigpc.io.atomic import must_be_file, parse
+from semigpc.io.errors import FileError
 
 DIGITS = 64
 ZEROS = b"0" * DIGITS

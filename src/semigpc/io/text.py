@@ -7,7 +7,7 @@ import math
 import platform
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -187,3 +187,9 @@ def versions(*more: str) -> dict[str, str]:
         except PackageNotFoundError:
             installed[name] = MISSING
     return installed
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Return the first few of some names, for a message."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -19,10 +19,10 @@ from pyarrow import compute
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from semigpc.data.dataset import DataError, listed
 from semigpc.io.atomic import RELAXED, Count, Positive, Share, read_json, shown, write_json
+from semigpc.io.errors import DataError
 from semigpc.io.tables import SUFFIXES, as_label, is_table, read_pairs
-from semigpc.io.text import similar_names
+from semigpc.io.text import listed, similar_names
 from semigpc.labeling.evidence import Z95, Interval95
 from semigpc.labeling.project import Project, own_names, write_hand_table
 

@@ -26,8 +26,8 @@ import numpy as np
 import pyarrow
 from pyarrow import fs, parquet
 
-from semigpc.data.dataset import DataError
-from semigpc.io.atomic import FileError, parse, replacing, validated
+from semigpc.io.atomic import parse, replacing, validated
+from semigpc.io.errors import DataError, FileError
 from semigpc.io.paths import reject_bad, unusable
 from semigpc.io.text import printable
 from semigpc.io.threads import hold

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pyarrow import compute, types
 from pydantic import ConfigDict, with_config
 
-from semigpc.data.dataset import DataError, listed
+from semigpc.io.errors import DataError
 from semigpc.io.tables import as_label
-from semigpc.io.text import similar_names
+from semigpc.io.text import listed, similar_names
 
 WILDCARDS = "*?["  # any of these makes a feature name a pattern
 

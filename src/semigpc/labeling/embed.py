@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from semigpc.data import DataError, weights_hash
+from semigpc.data import weights_hash
 from semigpc.io.atomic import locked, remove_drafts, write_text, writing
-from semigpc.io.images import ImageError, Pixels, read_image, to_pixels
+from semigpc.io.errors import DataError, ImageError, NotExportableError
+from semigpc.io.images import Pixels, read_image, to_pixels
 from semigpc.io.paths import EXTENSIONS, Bad, checked, sorted_images
 from semigpc.io.text import duration, printable
 from semigpc.io.threads import granted, using
@@ -28,7 +29,7 @@ from semigpc.labeling.embedding_table import EmbeddingParts, EmbeddingTable, Tab
 from semigpc.labeling.scan import Progress, silent
 from semigpc.models import MODELS, ModelConfig, build_model
 from semigpc.models.backbones import EMBEDDED, EMBEDDED_MODEL, VITS, input_statistics
-from semigpc.models.encoder import WORTHWHILE, NotExportableError, in_onnx_runtime
+from semigpc.models.encoder import WORTHWHILE, in_onnx_runtime
 
 # a JPEG may be decoded at a fraction of its size while it has this many pixels for each that the
 # network sees

@@ -14,8 +14,8 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from semigpc.data import DataError
 from semigpc.io.atomic import remove_drafts, replacing, trouble, writing
+from semigpc.io.errors import DataError
 from semigpc.io.paths import Bad
 from semigpc.labeling.source import readable
 

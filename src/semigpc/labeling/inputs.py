@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from semigpc.data.dataset import DataError, listed
-from semigpc.io.images import ImageError
+from semigpc.io.errors import DataError, ImageError
 from semigpc.io.paths import checked, is_image_name, unusable, walk
 from semigpc.io.tables import SUFFIXES, as_label, is_table, path_below, read_pairs
+from semigpc.io.text import listed
 from semigpc.labeling.columns import ColumnOptions, unknown_column
 from semigpc.labeling.embed import EmbedConfig, embed_folder
 from semigpc.labeling.outputs import COLUMNS

@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from semigpc.data.dataset import DataError, listed
 from semigpc.data.folder import ordered
 from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.promise import PROBABILITY
 from semigpc.io.atomic import facts_of, locked, read_json, write_json, write_text
+from semigpc.io.errors import DataError
+from semigpc.io.text import listed
 from semigpc.labeling import outputs
 from semigpc.labeling.evidence import gather_evidence, too_few
 from semigpc.labeling.inputs import (

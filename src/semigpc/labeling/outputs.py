@@ -34,7 +34,6 @@ from pyarrow import compute, parquet
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from semigpc.data.dataset import DataError
 from semigpc.estimator import STATUSES, Answers, SemiGPClassifier
 from semigpc.io.atomic import (
     RELAXED,
@@ -47,6 +46,7 @@ from semigpc.io.atomic import (
     write_json,
     writing,
 )
+from semigpc.io.errors import DataError
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.scan import Scan
 from semigpc.labeling.source import RowBatch, readable

@@ -20,7 +20,6 @@ from pyarrow import parquet
 from pydantic import StringConstraints, with_config
 from typing_extensions import TypedDict
 
-from semigpc.data.dataset import DataError
 from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.fitting import FitOptions
 from semigpc.io.atomic import (
@@ -34,6 +33,7 @@ from semigpc.io.atomic import (
     replacing,
     shown,
 )
+from semigpc.io.errors import DataError
 from semigpc.io.paths import checked
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.columns import ColumnOptions, Floats

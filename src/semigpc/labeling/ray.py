@@ -40,8 +40,9 @@ from typing import Any
 
 import numpy as np
 
-from semigpc.data.dataset import DataError, listed
 from semigpc.io.atomic import facts_of, locked
+from semigpc.io.errors import DataError
+from semigpc.io.text import listed
 from semigpc.labeling import bulk
 from semigpc.labeling.bulk import Address, Partitions, Store
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, table_inputs

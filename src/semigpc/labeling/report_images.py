@@ -11,7 +11,8 @@ import numpy as np
 from pyarrow import compute, parquet
 
 from semigpc.estimator import SemiGPClassifier
-from semigpc.io.images import ImageError, thumbnail
+from semigpc.io.errors import ImageError
+from semigpc.io.images import thumbnail
 from semigpc.labeling.evidence import FOLDS, STAYS, assign_folds
 from semigpc.labeling.project import image_path
 from semigpc.labeling.scan import Scan

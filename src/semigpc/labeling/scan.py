@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from semigpc.data.dataset import DataError, listed
+from semigpc.io.errors import DataError
+from semigpc.io.text import listed
 from semigpc.labeling.columns import Floats
 from semigpc.labeling.source import RowBatch, Rows, TableSource
 

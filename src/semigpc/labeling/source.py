@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pyarrow import compute, csv, fs, ipc, parquet
 
 from semigpc.data.arrays import read_npz
-from semigpc.data.dataset import DataError
+from semigpc.io.errors import DataError
 from semigpc.io.paths import checked, reject_bad, sorted_images, unusable
 from semigpc.io.text import printable
 from semigpc.labeling.columns import (

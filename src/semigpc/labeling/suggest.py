@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from semigpc.data.dataset import DataError
+from semigpc.io.errors import DataError
 from semigpc.labeling.project import Project, own_names, write_hand_table
 from semigpc.labeling.source import Rows
 

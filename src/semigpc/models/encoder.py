@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from semigpc.io.errors import NotExportableError
+
 INPUT = "images"
 ANY_NUMBER = ({0: torch.export.Dim("M", min=1)},)
 ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -20,10 +22,6 @@ WORTHWHILE = 400 * 224**2
 TOLERANCE = 1e-3  # largest difference from torch, relative to the root mean square of the outputs
 
 Outputs = dict[str, NDArray[np.float32]]
-
-
-class NotExportableError(RuntimeError):
-    """A network that cannot be exported in this form; the message says why."""
 
 
 def trace(network: nn.Module, images: Tensor) -> torch.export.ExportedProgram:

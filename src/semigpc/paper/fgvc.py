@@ -15,7 +15,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from semigpc.data.dataset import DataError, ImageSet, Integers, Splits
+from semigpc.data.dataset import ImageSet, Integers, Splits
+from semigpc.io.errors import DataError
 from semigpc.io.images import GIGABYTE, FileImages
 from semigpc.io.paths import checked
 

@@ -11,6 +11,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from semigpc.io.atomic import write_json
+from semigpc.io.errors import RunError, SettingsError
 from semigpc.io.text import CLASS_GROUPS
 from semigpc.paper.cost import MACHINES, price
 from semigpc.paper.published import STATEMENTS, agrees, judge_gain
@@ -19,7 +20,7 @@ from semigpc.paper.tables import Group, Options, PaperCell, PaperTable, Scale, s
 from semigpc.refiners import GPConfig
 from semigpc.report.comparison_page import write_comparison_report
 from semigpc.report.run_record import read_run
-from semigpc.training import RunError, RunFolder, SettingError
+from semigpc.training import RunFolder
 from semigpc.training.comparison import Cell, ComparisonListener, compare, finished_run, run_path
 from semigpc.training.run_folder import read_json
 
@@ -51,7 +52,7 @@ def reproduce_table(
             the page of each group.
     """
     if options.labels_per_class is not None and not table.few_labels:
-        raise SettingError(
+        raise SettingsError(
             f"{table.name} has no setting B, whose labels could be counted; leave --labels-per-class out."
         )
     rows = table.all_cells(options)

@@ -23,11 +23,12 @@ from semigpc.algorithms import (
 )
 from semigpc.data import AugmentConfig, CifarConfig, FGVCConfig
 from semigpc.data.augment import CIFAR100_MEAN, CIFAR100_STD, IMAGENET_MEAN, IMAGENET_STD, Triple
+from semigpc.io.errors import SettingsError
 from semigpc.models import ModelConfig
 from semigpc.models.backbones import VITS, input_statistics
 from semigpc.models.pretrained import WEIGHTS, WeightFile, find_weights
 from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
-from semigpc.training import Experiment, FrozenConfig, SettingError, TrainConfig
+from semigpc.training import Experiment, FrozenConfig, TrainConfig
 from semigpc.training.experiment import config_type
 
 Pretraining = Literal["supervised", "dino", "msn"]
@@ -238,7 +239,7 @@ def weight_file(backbone: str, pretraining: Pretraining) -> WeightFile:
     offered = ", ".join(
         dict.fromkeys(known.pretraining for known in WEIGHTS if known.backbone == backbone)
     )
-    raise SettingError(
+    raise SettingsError(
         f"{backbone} has published weights by {offered or 'nobody'}; got {pretraining!r}."
     )
 
@@ -254,7 +255,7 @@ def weights_folder(root: str | Path, weights: str | Path | None) -> Path:
 
 
 def check_weights(experiment: Experiment | None) -> None:
-    """Raise a SettingError for an experiment whose weights are missing or damaged, with the address
+    """Raise a SettingsError for an experiment whose weights are missing or damaged, with the address
     to fetch them from.
     """
     given = None if experiment is None else experiment.model.pretrained
@@ -265,13 +266,13 @@ def check_weights(experiment: Experiment | None) -> None:
     except (FileNotFoundError, ValueError) as error:
         known = next((weights for weights in WEIGHTS if weights.file == Path(given).name), None)
         if known is None:
-            raise SettingError(str(error)) from error
+            raise SettingsError(str(error)) from error
         other = (
             ", or take other ones by --set model.pretrained=timm"
             if VITS[known.backbone].hub
             else ""
         )
-        raise SettingError(
+        raise SettingsError(
             f"{error} Or give the folder that holds the file by --weights{other}."
         ) from error
 

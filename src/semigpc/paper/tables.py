@@ -17,6 +17,7 @@ from typing_extensions import Unpack
 
 from semigpc.data import SplitConfig
 from semigpc.data.cifar import CifarConfig
+from semigpc.io.errors import SettingsError
 from semigpc.io.text import unknown_name
 from semigpc.paper.fgvc import BENCHMARKS, FGVCConfig, Name
 from semigpc.paper.published import ENOUGH_SEEDS, NOTES, PUBLISHED, Published
@@ -30,7 +31,7 @@ from semigpc.paper.scales import (
     shorten,
     shrink,
 )
-from semigpc.training import Experiment, SettingError
+from semigpc.training import Experiment
 from semigpc.training.comparison import Cell
 from semigpc.training.experiment import config_type, override_all
 
@@ -70,7 +71,7 @@ def long_tailed_cifar(
         run: see :class:`PaperRun`.
     """
     if setting not in ("A", "B"):
-        raise SettingError(
+        raise SettingsError(
             f"setting is 'A' (long-tailed labels) or 'B' (equally many of each class); got {setting!r}."
         )
     whole = TRAINING_IMAGES // n_classes
@@ -110,7 +111,7 @@ def balanced_cifar(
     one of the ``labels``.
     """
     if labels < n_classes or labels % n_classes:
-        raise SettingError(
+        raise SettingsError(
             f"labels must be equally many of each of the {n_classes} classes, such as {4 * n_classes}; got {labels}."
         )
     split = SplitConfig(
@@ -167,7 +168,7 @@ class Options:
             for name in names:
                 config_type(room, name)
         if self.features == "cached" and self.scale == "paper":
-            raise SettingError(
+            raise SettingsError(
                 "features are kept at scale 'cpu' alone: the paper trains the whole network. Add --scale cpu."
             )
 
@@ -254,7 +255,7 @@ class PaperTable:
     def all_cells(self, options: Options) -> list[PaperCell]:
         """Return the rows of all groups."""
         if self.full_scale and options.scale == "cpu":
-            raise SettingError(
+            raise SettingsError(
                 f"{self.name} compares what networks start from, and at scale 'cpu' all start from the same. Run it at scale "
                 "'paper', or another table."
             )
@@ -311,7 +312,7 @@ def select(cells: Sequence[PaperCell], globs: Sequence[str]) -> list[PaperCell]:
     runnable = [cell for cell in cells if cell.cell is not None]
     for pattern in globs:
         if not any(cell.fits(pattern) for cell in runnable):
-            raise SettingError(unknown_name("cell", pattern, [cell.key for cell in runnable]))
+            raise SettingsError(unknown_name("cell", pattern, [cell.key for cell in runnable]))
     return [cell for cell in runnable if not globs or any(cell.fits(pattern) for pattern in globs)]
 
 
@@ -394,5 +395,5 @@ TABLES: dict[str, PaperTable] = {table.name: table for table in _TABLES}
 def find_table(name: str) -> PaperTable:
     """Return the table of that name."""
     if name not in TABLES:
-        raise SettingError(unknown_name("table", name, TABLES))
+        raise SettingsError(unknown_name("table", name, TABLES))
     return TABLES[name]

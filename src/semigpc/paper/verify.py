@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from semigpc.data.cifar import FORMS, TEST, TRAINING, Form, find, md5_of
-from semigpc.data.dataset import DataError, ImageSet
+from semigpc.data.dataset import ImageSet
 from semigpc.data.splits import SplitConfig, long_tail_split
-from semigpc.io.images import FileImages, ImageError, ZipImages, read_image
+from semigpc.io.errors import DataError, ImageError
+from semigpc.io.images import FileImages, ZipImages, read_image
 from semigpc.io.threads import cores
 from semigpc.paper.fgvc import (
     BENCHMARKS,

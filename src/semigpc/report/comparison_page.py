@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from semigpc.io.atomic import Count, FileError, read_json, replacing
+from semigpc.io.atomic import Count, read_json, replacing
+from semigpc.io.errors import FileError
 from semigpc.io.text import CLASS_GROUPS, count, mean_and_spread, percent, points
 from semigpc.report import style
 from semigpc.report.charts import class_axis, class_shares, draw_shares, share_scale

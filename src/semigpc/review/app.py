@@ -30,8 +30,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from semigpc.data import DataError
-from semigpc.io.images import ImageError
+from semigpc.io.errors import DataError, ImageError
 from semigpc.review.queue import Filters, Text
 from semigpc.review.session import MOST_VISIBLE, Number, Numbers, Session, StaleError, View
 from semigpc.review.thumbnails import SIZES, Thumbnails

@@ -18,8 +18,8 @@ from typing import IO, Annotated, Literal, NamedTuple
 from pydantic import ConfigDict, StringConstraints
 from pydantic.dataclasses import dataclass
 
-from semigpc.data import DataError
-from semigpc.io.atomic import FileError, Positive, Share, parse, shown, validated, writing
+from semigpc.io.atomic import Positive, Share, parse, shown, validated, writing
+from semigpc.io.errors import DataError, FileError
 from semigpc.io.paths import checked
 from semigpc.io.text import label_text
 

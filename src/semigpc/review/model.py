@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semigpc.data import DataError
 from semigpc.estimator import STATUSES as MODEL_STATUSES
 from semigpc.estimator import SemiGPClassifier
+from semigpc.io.errors import DataError
 from semigpc.io.text import label_text, printable
 from semigpc.labeling.project import Project
 

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from semigpc.data import DataError
 from semigpc.io.atomic import locked, replacing
+from semigpc.io.errors import DataError
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.project import Project
 from semigpc.review.journal import NAME, Action, Answer, Change, Entry, History, ReviewJournal, now

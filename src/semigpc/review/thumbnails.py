@@ -6,7 +6,8 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from semigpc.io.images import ImageError, thumbnail
+from semigpc.io.errors import ImageError
+from semigpc.io.images import thumbnail
 from semigpc.labeling.project import Project
 
 SIZES = (96, 384, 1600)  # pixels along the longer side: beside a card, on it, and enlarged

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from semigpc.addons import Survey
 from semigpc.data import EvaluationLoader, ImageSet, Splits
+from semigpc.io.errors import DivergedError
 from semigpc.refiners import GaussianProcessRefiner, SimilarityRefiner
 from semigpc.refiners.engines import Confidence
 from semigpc.training.calibration import (
@@ -30,10 +31,6 @@ from semigpc.types import ModelOutput
 FILLING = 31  # keeps the random numbers of filling a buffer apart from others of the same seed
 # unlabelled images for screening and calibration: a share of them is then known to about one point
 SAMPLE = 2000
-
-
-class DivergedError(RuntimeError):
-    """Losses or predictions contain NaN or infinity."""
 
 
 class Predictions(NamedTuple):

@@ -7,11 +7,11 @@ from typing import Any, Literal
 from semigpc.addons import ADDONS, AddOnConfig
 from semigpc.algorithms import ALGORITHMS, FixMatchConfig
 from semigpc.data import DATASETS, AugmentConfig, DigitsConfig
+from semigpc.io.errors import SettingsError
 from semigpc.io.text import unknown_name
 from semigpc.models import ModelConfig
 from semigpc.refiners import REFINERS, NoRefinerConfig, PlacementConfig
 from semigpc.training.settings import (
-    SettingError,
     config_class,
     from_plain,
     groups_by_name,
@@ -172,40 +172,40 @@ class Experiment:
         for room in ROOMS:
             name_of(room, getattr(self, room))
         if self.seed < 0:
-            raise SettingError(f"seed must not be negative; got {self.seed}.")
+            raise SettingsError(f"seed must not be negative; got {self.seed}.")
         if not isinstance(self.frozen, FrozenConfig | None):
-            raise SettingError(NOT_FROZEN.format(self.frozen))
+            raise SettingsError(NOT_FROZEN.format(self.frozen))
         if isinstance(self.refiner, PlacementConfig):
             self._check_placement(self.refiner)
         if callable(conflict := getattr(self.algorithm, "conflict", None)):
             message = conflict(frozen=self.frozen is not None, average=self.train.ema > 0)
             if message is not None:
-                raise SettingError(message)
+                raise SettingsError(message)
         if self.addon_name != "none":
             self._check_addon(self.addon)
 
     def _check_addon(self, addon: AddOnConfig) -> None:
         build = ALGORITHMS[self.algorithm_name].build
         if not getattr(build, "takes_addons", False):
-            raise SettingError(
+            raise SettingsError(
                 f"{self.algorithm_name} does not use add-ons, so {self.addon_name} cannot act; leave it out."
             )
         if addon.needs_unlabeled and not getattr(build, "views", ()):
-            raise SettingError(
+            raise SettingsError(
                 f"{self.addon_name} acts on unlabelled images, and {self.algorithm_name} learns from labels alone. Choose "
                 "another algorithm, or an add-on for the labels, such as effective_number."
             )
         if addon.needs_average and not self.train.ema:
-            raise SettingError(
+            raise SettingsError(
                 f"{self.addon_name} needs a moving average of the network; set train.ema, such as 0.999."
             )
         clash = sorted(set(addon.heads(2)) & set(self.algorithm.heads))
         if clash:
-            raise SettingError(
+            raise SettingsError(
                 f"{self.addon_name} and {self.algorithm_name} both have a head named {', '.join(clash)}."
             )
         if addon.generations > self.train.steps:
-            raise SettingError(
+            raise SettingsError(
                 f"train.steps={self.train.steps} are shared among {addon.generations} generations, which need one each. "
                 "Train longer, or lower addon.generations."
             )
@@ -213,11 +213,11 @@ class Experiment:
     def _check_placement(self, refiner: PlacementConfig) -> None:
         sites = getattr(ALGORITHMS[self.algorithm_name].build, "sites", ())
         if refiner.site not in sites:
-            raise SettingError(
+            raise SettingsError(
                 f"{self.algorithm_name} has no site {refiner.site!r}; refiner.site may be {', '.join(sites)}."
             )
         if refiner.feature == "projection" and "projection" not in self.algorithm.heads:
-            raise SettingError(
+            raise SettingsError(
                 f"{self.algorithm_name} has no projection head; leave refiner.feature at 'backbone'."
             )
 
@@ -263,7 +263,7 @@ class Experiment:
     def from_plain(cls, plain: Mapping[str, Any]) -> "Experiment":
         """Return the experiment of nested dictionaries: the inverse of :meth:`to_plain`."""
         if not isinstance(frozen := plain.get("frozen"), Mapping | None):
-            raise SettingError(NOT_FROZEN.format(frozen))
+            raise SettingsError(NOT_FROZEN.format(frozen))
         experiment: Experiment = from_plain(cls, plain)
         return experiment
 
@@ -304,7 +304,7 @@ def name_of(room: str, config: Any) -> str:
     """Return the name under which a config's class is listed."""
     name = name_among(ROOMS[room], config)
     if name is None:
-        raise SettingError(
+        raise SettingsError(
             f"{room} must be a config out of {', '.join(sorted(ROOMS[room]))}; got {config!r}."
         )
     return name
@@ -313,5 +313,5 @@ def name_of(room: str, config: Any) -> str:
 def config_type(room: str, name: str) -> type[Any]:
     """Return the config class listed under a name."""
     if name not in ROOMS[room]:
-        raise SettingError(unknown_name(room, name, ROOMS[room]))
+        raise SettingsError(unknown_name(room, name, ROOMS[room]))
     return config_class(ROOMS[room], name)

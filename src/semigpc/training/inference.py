@@ -15,7 +15,6 @@ from torch import nn
 from semigpc.data import (
     ArraysConfig,
     Augment,
-    DataError,
     EvaluationBatch,
     EvaluationLoader,
     ImageSet,
@@ -23,12 +22,13 @@ from semigpc.data import (
     weights_hash,
 )
 from semigpc.data.arrays import read_npz
-from semigpc.data.dataset import listed
 from semigpc.data.folder import class_folders, from_table
 from semigpc.data.loaders import worker_count
+from semigpc.io.errors import DataError, RunError, SettingsError
 from semigpc.io.images import ArrayImages, FileImages
 from semigpc.io.paths import Bad, checked, existing, reject_bad, sorted_images
 from semigpc.io.tables import is_table
+from semigpc.io.text import listed
 from semigpc.io.threads import allowed, using
 from semigpc.models import OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
@@ -36,8 +36,7 @@ from semigpc.training.evaluate import Predictions, judged_head, predict, refille
 from semigpc.training.experiment import Experiment
 from semigpc.training.run_data import frozen_backbone, load_splits
 from semigpc.training.run_files import Head, SplitFacts
-from semigpc.training.run_folder import Choice, RunError, RunFolder, read_json
-from semigpc.training.settings import SettingError
+from semigpc.training.run_folder import Choice, RunFolder, read_json
 from semigpc.training.state import assemble, build_fabric, products_in
 
 Part = Literal["test", "validation"]
@@ -108,7 +107,9 @@ class LoadedRun:
                 if self.gp is None
                 else f"had no labels in its GP at step {self.step}"
             )
-            raise SettingError(f"{self.folder.path} {why}, so it has no GP head. Leave --head out.")
+            raise SettingsError(
+                f"{self.folder.path} {why}, so it has no GP head. Leave --head out."
+            )
         if choice != "auto":
             return (choice,)
         if not trained:

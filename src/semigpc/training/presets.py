@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from semigpc.algorithms import ALGORITHMS, CoMatchConfig
 from semigpc.data import AugmentConfig, DigitsConfig, MnistConfig, SplitConfig
+from semigpc.io.errors import SettingsError
 from semigpc.io.text import unknown_name
 from semigpc.models import ModelConfig
 from semigpc.refiners import GPConfig, NoRefinerConfig, SimilarityConfig
-from semigpc.training import Experiment, SettingError, TrainConfig
+from semigpc.training import Experiment, TrainConfig
 
 HEAD_UNLABELED = 120
 
@@ -76,7 +77,7 @@ def mnist(
         labels_per_class: in setting B.
     """
     if setting not in ("A", "B"):
-        raise SettingError(
+        raise SettingsError(
             f"setting is 'A' (long-tailed labels) or 'B' (equally many of each class); got {setting!r}."
         )
     head, ratio = (100, imbalance_ratio) if setting == "A" else (labels_per_class, 1.0)
@@ -111,9 +112,9 @@ def _experiment(
         "gp": GPConfig(buffer_size=512, warmup_steps=100),
     }
     if algorithm not in ALGORITHMS:
-        raise SettingError(unknown_name("algorithm", algorithm, ALGORITHMS))
+        raise SettingsError(unknown_name("algorithm", algorithm, ALGORITHMS))
     if refiner not in refiners:
-        raise SettingError(unknown_name("refiner", refiner, refiners))
+        raise SettingsError(unknown_name("refiner", refiner, refiners))
     chosen = ALGORITHMS[algorithm].config()
     if hasattr(chosen, "unlabeled_weight"):
         chosen = replace(chosen, unlabeled_weight=chosen.unlabeled_weight / 2)

@@ -30,10 +30,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from semigpc.data import Splits
+from semigpc.io.errors import ProcessesError, SettingsError
 from semigpc.io.text import versions
 from semigpc.training.experiment import Experiment
 from semigpc.training.run_folder import RunFolder
-from semigpc.training.settings import SettingError, flattened
+from semigpc.training.settings import flattened
 from semigpc.types import ModelOutput, Networks
 
 # How long a process waits for the others in a collective. They do the same work between two of
@@ -51,10 +52,6 @@ COMPARED_VERSIONS = (
 
 class Stopped(Exception):  # noqa: N818 - not an error
     """The run was interrupted and saved; it can be resumed."""
-
-
-class ProcessesError(RuntimeError):
-    """Processes that were started differently, or one that has ended; the message names it."""
 
 
 class RankError(RuntimeError):
@@ -92,7 +89,7 @@ def process_group(
         devices: processes on this machine, one for each GPU; 1 under torchrun.
 
     Raises:
-        SettingError: there are more processes than GPUs or than rows of a batch.
+        SettingsError: there are more processes than GPUs or than rows of a batch.
         RankError: this process failed. ProcessesError: another one did, or they were started
             differently.
     """
@@ -105,7 +102,7 @@ def process_group(
         dist.destroy_process_group()
     except BaseException as error:
         codes = _end_other_processes(fabric)
-        if isinstance(error, Stopped | SettingError | ProcessesError | KeyboardInterrupt):
+        if isinstance(error, Stopped | SettingsError | ProcessesError | KeyboardInterrupt):
             if fabric.is_global_zero:
                 raise
             raise SystemExit(not isinstance(error, Stopped)) from error
@@ -166,18 +163,18 @@ class _SharedBatchStrategy(DDPStrategy):
 
 def _check_devices(experiment: Experiment, devices: int) -> None:
     if "RANK" in os.environ and devices > 1:
-        raise SettingError(
+        raise SettingsError(
             "torchrun or the batch system has started the processes: leave --devices out."
         )
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         gpus = torch.cuda.device_count()
-        raise SettingError(
+        raise SettingsError(
             f"--devices {devices} needs as many GPUs, and this machine has {gpus}. Use at most {gpus}."
         )
     processes = int(os.environ["WORLD_SIZE"]) if has_rank() else devices
     rows = experiment.train.labeled_batch
     if rows < processes:
-        raise SettingError(
+        raise SettingsError(
             f"train.labeled_batch={rows} is shared by all processes and has no row for each of {processes}. "
             f"Use at most {rows}, or a larger batch."
         )
@@ -392,7 +389,7 @@ def synchronize_batch_norm(model: nn.Module, device: torch.device) -> None:
     ``BatchNormAct2d``.
 
     Raises:
-        SettingError: on a CPU, where ``nn.SyncBatchNorm`` does not run and the result would depend
+        SettingsError: on a CPU, where ``nn.SyncBatchNorm`` does not run and the result would depend
             on the number of processes.
     """
     from timm.layers.norm_act import convert_sync_batchnorm
@@ -400,7 +397,7 @@ def synchronize_batch_norm(model: nn.Module, device: torch.device) -> None:
     if not any(isinstance(layer, _BatchNorm) for layer in model.modules()):
         return
     if device.type != "cuda":
-        raise SettingError(
+        raise SettingsError(
             "this network has batch normalisation, which several processes can share on GPUs only. On a CPU train in one "
             "process, which uses all cores; or use --features cached, or a network without batch normalisation, such as "
             "--set model.name=vit_tiny_patch2_32."

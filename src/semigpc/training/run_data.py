@@ -24,9 +24,10 @@ from semigpc.data import (
     weights_hash,
 )
 from semigpc.data.loaders import worker_count
+from semigpc.io.errors import NotExportableError
 from semigpc.io.threads import granted, using
 from semigpc.models import ModelConfig, build_model
-from semigpc.models.encoder import WORTHWHILE, NotExportableError, in_onnx_runtime
+from semigpc.models.encoder import WORTHWHILE, in_onnx_runtime
 from semigpc.training.experiment import Experiment, FrozenConfig, name_of
 from semigpc.training.settings import settings_of
 from semigpc.training.state import build_fabric

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from semigpc.io.atomic import Count, FileError, FileFacts, Sha256, Share, parse, shown, validated
+from semigpc.io.atomic import Count, FileFacts, Sha256, Share, parse, shown, validated
+from semigpc.io.errors import FileError
 
 # in size, of a number that can be drawn; NaN and infinity are what a run that diverged has written
 LARGEST = 1e30

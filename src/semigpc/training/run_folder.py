@@ -24,8 +24,6 @@ from semigpc.io import atomic
 from semigpc.io.atomic import (
     RELAXED,
     Count,
-    FileError,
-    WriteError,
     facts_of,
     is_sealed,
     locked,
@@ -39,6 +37,7 @@ from semigpc.io.atomic import (
     write_text,
     writing,
 )
+from semigpc.io.errors import CheckpointError, FileError, RunError, SettingsError, WriteError
 from semigpc.io.tensors import open_tensors, remove_unfinished_tensors, save_tensors
 from semigpc.io.text import printable, versions
 from semigpc.io.threads import cores
@@ -52,7 +51,7 @@ from semigpc.training.run_files import (
     check_split,
     check_summary,
 )
-from semigpc.training.settings import SettingError, flattened
+from semigpc.training.settings import flattened
 
 PUT_BACK = "Put it back as it was, or train anew in another folder."
 REDO_SUMMARY = "Delete it and resume the run: it is written again from the last checkpoint."
@@ -64,14 +63,6 @@ SHOWN_CHANGES = (
 
 Choice = Literal["best", "last"]
 T = TypeVar("T")
-
-
-class RunError(RuntimeError):
-    """A run that cannot go on as asked; the message says how it can."""
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read; the message says why, and which other one can."""
 
 
 class JournalState(TypedDict):
@@ -230,7 +221,7 @@ class RunFolder:
         plain = read_json(self.config, "no run was started there", dict[str, Any])
         try:
             return Experiment.from_plain(plain)
-        except SettingError as error:
+        except SettingsError as error:
             raise RunError(f"{self.config} cannot be used: {error} {PUT_BACK}") from error
 
     def read_split(self) -> SplitFacts:

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from semigpc.io.atomic import problem, shown
+from semigpc.io.errors import SettingsError
 from semigpc.io.text import similar_names, unknown_name
 
 LARGEST = 1e300  # in size, of a number; larger ones overflow as soon as they are used
@@ -20,17 +21,13 @@ LARGEST = 1e300  # in size, of a number; larger ones overflow as soon as they ar
 CHOICES = "choices"
 
 
-class SettingError(ValueError):
-    """A setting that does not exist or cannot have that value; the message says what to do."""
-
-
 @contextmanager
 def settings_of(room: str) -> Iterator[None]:
     """Raise errors of building a part as errors of its settings."""
     try:
         yield
     except (KeyError, ValueError) as error:
-        raise SettingError(f"{room}: {error.args[0]}") from error
+        raise SettingsError(f"{room}: {error.args[0]}") from error
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -75,10 +72,10 @@ def from_plain(kind: type[Any], values: Mapping[str, Any], where: str = "") -> A
     }
     try:
         return kind(**arguments)
-    except SettingError:
+    except SettingsError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        raise SettingError(f"{where.rstrip('.') or kind.__name__}: {error}") from error
+        raise SettingsError(f"{where.rstrip('.') or kind.__name__}: {error}") from error
 
 
 def override(
@@ -105,7 +102,7 @@ def override(
             name = value if isinstance(value, str) else text
             level[last] = group if group["name"] == name else {"name": name}
         elif isinstance(group, dict):
-            raise SettingError(
+            raise SettingsError(
                 f"{key} is a group of settings; set them one by one, as in {key}.{next(iter(group))}=value."
             )
         else:
@@ -116,7 +113,7 @@ def override(
 def _split(assignment: str, by_name: Collection[str]) -> tuple[str, str]:
     key, equals, text = (part.strip() for part in assignment.partition("="))
     if not equals or not key:
-        raise SettingError(
+        raise SettingsError(
             f"a setting is written key=value, as in train.lr=3e-4; got {assignment!r}."
         )
     group = key.removesuffix(".name")
@@ -158,17 +155,17 @@ def _owners(entries: Mapping[str, Any], key: str) -> list[str]:
 def _choose(entries: Mapping[str, Any], value: Any, where: str) -> Any:
     """Return the config that a group of settings names, out of ``entries``."""
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise SettingError(
+        raise SettingsError(
             f"{where} must be a group of settings, of which one is its name; got {value!r:.80}."
         )
     name, options = value["name"], {key: option for key, option in value.items() if key != "name"}
     if name not in entries:
-        raise SettingError(unknown_name(where, name, entries))
+        raise SettingsError(unknown_name(where, name, entries))
     for key in options:
         owners = _owners(entries, key)
         if owners and name not in owners:
             short = where.rsplit(".", maxsplit=1)[-1]
-            raise SettingError(
+            raise SettingsError(
                 f"{where}.{key} belongs to {short}={' or '.join(owners)}; the run has {short}={name}."
             )
     return from_plain(config_class(entries, name), options, f"{where}.")
@@ -186,7 +183,7 @@ def flattened(plain: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return flat
 
 
-def unknown_key(key: str, known: Sequence[str], inside: Sequence[str] = ()) -> SettingError:
+def unknown_key(key: str, known: Sequence[str], inside: Sequence[str] = ()) -> SettingsError:
     """Return the error for a key that does not exist; ``inside`` are keys of the same name one
     group further down.
     """
@@ -194,7 +191,7 @@ def unknown_key(key: str, known: Sequence[str], inside: Sequence[str] = ()) -> S
     near = [*inside, *similar_names(key, known, cutoff=0.4)]
     near = near or [name for name in known if name.rsplit(".", maxsplit=1)[-1] == last]
     hint = f" did you mean {near[0]!r}?" if near else ""
-    return SettingError(f"unknown setting {key!r};{hint} Known: {', '.join(sorted(known))}.")
+    return SettingsError(f"unknown setting {key!r};{hint} Known: {', '.join(sorted(known))}.")
 
 
 def _parse(text: str) -> Any:
@@ -213,7 +210,7 @@ def _validated(hint: Any, value: Any, where: str) -> Any:
         return _leaf(hint, value, where)
     if isinstance(value, Mapping):
         return from_plain(group, value, f"{where}.")
-    raise SettingError(
+    raise SettingsError(
         f"{where} is a group of settings; set them one by one, as in {where}.name=value. Got {value!r:.80}."
     )
 
@@ -226,7 +223,7 @@ def _leaf(hint: Any, value: Any, where: str) -> Any:
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and not abs(value) <= LARGEST:
-        raise SettingError(
+        raise SettingsError(
             f"{where} must be a number of at most {LARGEST:g} in size; got {value!r:.80}."
         )
     if isinstance(value, float) and value.is_integer():
@@ -245,10 +242,10 @@ def _leaf(hint: Any, value: Any, where: str) -> Any:
         if (
             len(rules) > 1
         ):  # one for each type of a union, where pydantic has the type in place of a key
-            raise SettingError(
+            raise SettingsError(
                 f"{where} must be {', or '.join(rules)}; got {shown(value)}."
             ) from error
-        raise SettingError(f"{problem(error, where)}.") from error
+        raise SettingsError(f"{problem(error, where)}.") from error
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from semigpc.addons import ADDONS, AddOn
 from semigpc.algorithms import ALGORITHMS, Algorithm
+from semigpc.io.errors import CheckpointError
 from semigpc.models import Adapter, Classifier, build_model
 from semigpc.refiners import REFINERS, GaussianProcessRefiner, Refiner
 from semigpc.training.experiment import Experiment
@@ -25,7 +26,7 @@ from semigpc.training.optim import (
     update_average,
 )
 from semigpc.training.processes import prepare_to_share, shared_networks
-from semigpc.training.run_folder import Checkpoint, CheckpointError
+from semigpc.training.run_folder import Checkpoint
 from semigpc.training.settings import settings_of
 from semigpc.types import HeadSpec, ModelOutput, Networks, Task
 
