@@ -2,10 +2,13 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Random cases of test-all: where they start, and how many times as many as in test.
 SEED   ?= 0
+FUZZ   ?= 10
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-cpus fuzz lint check format toy bench docs wheel
+.PHONY: help run test test-all test-cpus lint check format toy bench docs wheel
 
 help:     ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -13,37 +16,34 @@ help:     ## list the targets
 run: $(VENV)/ready     ## train on long-tailed digits with and without SemiGPC, into demo/
 	$(BIN)/semigpc demo --out demo
 
-test: $(VENV)/ready     ## all tests, a process a core
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+test: $(VENV)/ready     ## every test that a change could break (six minutes on two cores)
+	$(PYTEST) -m "not nightly"
 
-# One processor's instruction set, rounding and threads in the place of another's, as far as these libraries can be told to.
+test-all: $(VENV)/ready     ## all tests, with FUZZ times as many random cases, from SEED (TESTS=tests/cli for some)
+	SEMIGPC_FUZZ_SEED=$(SEED) SEMIGPC_FUZZ_TIMES=$(FUZZ) $(PYTEST) $(TESTS)
+
+# Instruction sets, rounding and threads of other processors, as far as the libraries can emulate them.
 CPU_as-it-is    := OMP_NUM_THREADS=1
 CPU_two-threads := OMP_NUM_THREADS=2
 CPU_no-vectors  := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41
 CPU_avx2        := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 CPU_mixed       := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2
 CPUS  ?= as-it-is two-threads no-vectors avx2 mixed
-TESTS ?= $(addprefix tests/,gp buffers refiners algorithms addons estimator paper)
+NUMBERS := $(addprefix tests/,gp refiners algorithms addons estimator paper)
 
-test-cpus: $(VENV)/ready     ## the tests whose results are numbers, as on other processors (CPUS=avx2 TESTS=tests/gp for some)
+test-cpus: $(VENV)/ready     ## the tests whose results are numbers, as on other processors (CPUS=avx2 TESTS=tests/gp)
 	@failed=; $(foreach cpu,$(CPUS),echo "== $(cpu)"; \
-	env $(CPU_$(cpu)) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(TESTS) || failed="$$failed $(cpu)";) \
+	env $(CPU_$(cpu)) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
+	-m "not nightly" $(or $(TESTS),$(NUMBERS)) || failed="$$failed $(cpu)";) \
 	test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
-
-fuzz: $(VENV)/ready     ## damage, kills, edits, two processes and hostile requests, many times (half an hour; SEED=1 for others)
-	SEMIGPC_FUZZ_SEED=$(SEED) SEMIGPC_FUZZ_CASES=50 $(BIN)/python -m pytest tests/cli/test_two_processes.py -k labellings
-	SEMIGPC_FUZZ_SEED=$(SEED) SEMIGPC_FUZZ_CASES=10 $(BIN)/python -m pytest tests/cli/test_two_processes.py -k trainings
-	SEMIGPC_FUZZ_SEED=$(SEED) SEMIGPC_FUZZ_CASES=20 $(BIN)/python -m pytest tests/cli/test_kill.py
-	SEMIGPC_FUZZ_SEED=$(SEED) SEMIGPC_FUZZ_CASES=500 $(BIN)/python -m pytest \
-	tests/labeling/test_damaged_files.py tests/cli/test_hand_edits.py tests/review/test_hostile_requests.py tests/training/test_checkpoint.py
 
 lint: $(VENV)/ready     ## format, lint, types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-check: lint     ## the same and the fast tests: what pre-commit runs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
+check: lint     ## the same and the fast tests, in 90 seconds: what pre-commit runs
+	$(PYTEST) -m "not slow"
 
 format: $(VENV)/ready     ## format and fix what can be fixed
 	$(BIN)/ruff format

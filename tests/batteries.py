@@ -1,6 +1,4 @@
-"""Batteries over combinations: ``make test`` runs all of them, ``make check`` enough to meet every
-value once.
-"""
+"""Products of settings: all of them in ``make test``, each value once in ``make check``."""
 
 from collections.abc import Sequence
 from itertools import product

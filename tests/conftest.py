@@ -8,11 +8,16 @@ import torch
 from tests.pretend_device import PretendDevice
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave nightly tests out wherever slow ones are left out."""
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker("slow")
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
-    """A seeded source of random numbers; the library never touches the global one, and neither do
-    its tests.
-    """
+    """A seeded source of random numbers: neither the library nor its tests use the global one."""
     return torch.Generator().manual_seed(0)
 
 

@@ -154,7 +154,7 @@ def _label_count(problem: Problem, pool: Pool, seed: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_measure_what_one_does(tmp_path: Path) -> None:
     found = [
         run_study(

@@ -101,7 +101,7 @@ def test_a_step_is_measured_with_the_gp_and_without_and_so_is_the_wait() -> None
     assert 0 <= found["data_wait_share"] < 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_loaders_are_timed_for_training_and_evaluation() -> None:
     options = (
         "--images",
@@ -156,7 +156,7 @@ def test_embedding_is_timed_in_every_engine_and_from_files() -> None:
     assert 0 < folder["prepare_s"] < folder["seconds"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_are_compared_with_one(tmp_path: Path) -> None:
     options = (
         "--algorithm",

@@ -227,7 +227,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_demo_shows_that_the_few_come_off_better(tmp_path: Path) -> None:
     done = runner.invoke(app, ["demo", "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
@@ -244,7 +244,7 @@ def test_the_demo_shows_that_the_few_come_off_better(tmp_path: Path) -> None:
     assert (tmp_path / "cells" / "simmatch+gp" / "seed0" / "report.html").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_comparison_that_is_ended_takes_its_workers_along(tmp_path: Path) -> None:
     command = (
         "compare",

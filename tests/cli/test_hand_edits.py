@@ -45,7 +45,7 @@ def test_a_few_edits_by_hand(root: Path) -> None:
     assert [one for one in wrong if one is not None] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_edits_by_hand(root: Path) -> None:
     artefacts = make_artefacts(root, everything=True)
     found = [judge(root, artefacts[number % len(artefacts)], number) for number in range(cases(60))]

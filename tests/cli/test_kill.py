@@ -49,7 +49,7 @@ def no_drafts(folder: Path) -> bool:
     return not [path for path in folder.rglob(".*") if path.is_file()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_train(tmp_path: Path) -> None:
     rng = random.Random(seed())
     train = (
@@ -127,7 +127,7 @@ def test_label(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "killed")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_embed(tmp_path: Path) -> None:
     rng = random.Random(seed())
     write_images(tmp_path / "photos", {"a": 40, "b": 20}, size=(20, 20))

@@ -253,7 +253,7 @@ def test_one_label_a_class_is_too_few_to_calibrate_by_or_to_hold_out(tmp_path: P
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_three_commands_through_the_installed_script(tmp_path: Path) -> None:
     make_folder(tmp_path)
     script = Path(sys.executable).with_name("semigpc")

@@ -25,6 +25,8 @@ from tests.cli.calls import refused, semigpc
 from tests.models.test_pretrained import dino_file, msn_file, random_weights, usb_file
 from tests.paper.fgvc_samples import write_images_of, write_lines
 
+pytestmark = pytest.mark.nightly  # minutes: networks of the paper's size
+
 LAYOUTS = {"supervised": usb_file, "dino": dino_file, "msn": msn_file}
 SMALL_BATCH = (
     "--set",
@@ -129,7 +131,6 @@ def check_runs(place: Path, figures: dict[str, Any], network: str) -> None:
             assert not any("refines no pseudo-label" in note for note in notes)
 
 
-@pytest.mark.slow
 def test_cifar_10_with_a_long_tail_stopped_after_a_step_and_continued(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +168,6 @@ def test_cifar_10_with_a_long_tail_stopped_after_a_step_and_continued(
     assert run.summary.stat().st_mtime_ns == finished
 
 
-@pytest.mark.slow
 def test_cifar_100_with_a_long_tail_and_few_labels(place: Path) -> None:
     write_cifar(place, 100)
     write_weights(place / "weights", "vit_small_patch2_32", "supervised")
@@ -177,7 +177,6 @@ def test_cifar_100_with_a_long_tail_and_few_labels(place: Path) -> None:
     check_runs(place, figures, "vit_small_patch2_32")
 
 
-@pytest.mark.slow
 def test_balanced_cifar_with_an_addon_beside_the_paper(place: Path) -> None:
     write_cifar(place, 10)
     write_weights(place / "weights", "vit_tiny_patch2_32", "supervised")
@@ -196,7 +195,6 @@ def test_balanced_cifar_with_an_addon_beside_the_paper(place: Path) -> None:
     assert cells_of["simmatch+daso+gp"]["published"] is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "data", "pretrainings", "cells"),
     [

@@ -46,7 +46,7 @@ def wait_for(last: Path, step: int, process: "subprocess.Popen[str]") -> None:
     assert step_of(last) >= step
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
 def test_a_killed_process_ends_all_and_ctrl_c_saves_once(tmp_path: Path) -> None:
     last = tmp_path / "run" / "checkpoints" / "last.safetensors"
@@ -105,7 +105,7 @@ def test_a_killed_process_ends_all_and_ctrl_c_saves_once(tmp_path: Path) -> None
         process.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_saves_under_torchrun(tmp_path: Path) -> None:
     last = tmp_path / "run" / "checkpoints" / "last.safetensors"
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "semigpc")

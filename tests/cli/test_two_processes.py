@@ -73,7 +73,7 @@ def test_two_labellings_into_one_folder(tmp_path: Path) -> None:
         assert parquet.read_table(out / "labels.parquet").num_rows == len(IDS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_trainings_in_one_folder(tmp_path: Path) -> None:
     """One is refused at once, whichever came second; the other trains on until it is stopped, and
     loses nothing.

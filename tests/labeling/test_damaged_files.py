@@ -19,10 +19,11 @@ from semigpc.io.errors import DataError
 from semigpc.io.tables import read_labels
 from semigpc.labeling.inputs import read_label_table
 from semigpc.labeling.source import open_source
+from tests import fuzzing
 from tests.labeling.damaged import ROWS, originals, write_damaged
 
-SEED = int(os.environ.get("SEMIGPC_FUZZ_SEED", "0"))
-CASES = int(os.environ.get("SEMIGPC_FUZZ_CASES", "500"))
+SEED = fuzzing.seed()
+CASES = fuzzing.cases(500)
 FEW = 68
 ROOT = Path(__file__).parents[2]
 HANG = 300  # seconds for all files of a process, far beyond need
@@ -151,7 +152,7 @@ def test_damaged_files_are_refused_or_read(ended: list[dict[str, str]]) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
     write_damaged(tmp_path, CASES, SEED + 1)
     check(read_all(tmp_path), CASES)

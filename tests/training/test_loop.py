@@ -160,7 +160,7 @@ def test_a_run_that_stops_before_its_buffer_is_filled_goes_on_to_the_same_end(
     assert resumed["results"] == train(experiment, tmp_path / "whole")["results"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_translated_network_learns_the_same(tmp_path: Path) -> None:
     short = ("train.steps=4", "train.eval_steps=4")

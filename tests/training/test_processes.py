@@ -97,7 +97,7 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     assert summary["processes"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_goes_on_with_another_number_of_processes_and_differences_are_refused(
     tmp_path: Path,
 ) -> None:

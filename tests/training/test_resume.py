@@ -118,7 +118,7 @@ def test_a_run_whose_scales_change_on_both_sides_of_the_break_ends_the_same(
     assert_same_end(killed, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
     train(small_run("simmatch", "none"), tmp_path / "none")
     train(small_run("simmatch", "none", "train.workers=2"), tmp_path / "two")
