@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Annotated
 
 import pytest
 import typer
@@ -68,7 +69,7 @@ def test_the_error_that_is_known_by_name_has_that_name() -> None:
         (
             ZeroDivisionError("1 / 0"),
             1,
-            "semigpc go: ZeroDivisionError: 1 / 0 This was not foreseen: run again with --debug",
+            "semigpc go: ZeroDivisionError: 1 / 0. Unexpected error. Re-run with --debug",
         ),
     ],
 )
@@ -97,6 +98,53 @@ def test_what_goes_on_by_itself_says_so_when_it_is_stopped() -> None:
         done.stderr
         == "semigpc table: stopped after step 3. Give the same command again to go on.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "printed"),
+    [
+        (
+            "x is there. Pass overwrite=True to replace it.",
+            "x is there. Pass --overwrite to replace it.",
+        ),
+        ("Pass overwrite=True.", "Pass --overwrite."),
+        ("Use share=0.2, or more.", "Use --share 0.2, or more."),
+        ("Label with engine='ray'.", "Label with --engine ray."),
+        ("Name it: features='f 1, f 2'.", "Name it: --features 'f 1, f 2'."),
+        ("Choose another column with id=...", "Choose another column with --id"),
+        ("Choose id_column=NAME (or engine=local).", "Choose --id NAME (or --engine local)."),
+        ("Nothing was held out (report=False).", "Nothing was held out (--no-report)."),
+        ("The parameter share must be positive.", "--share must be positive."),
+        ("Check the parameter data.", "Check DATA."),
+        (
+            "Share and engine are words; overwrite them.",
+            "Share and engine are words; overwrite them.",
+        ),
+        (
+            "Set train.share=3 in a/share=3 or stranger=3.",
+            "Set train.share=3 in a/share=3 or stranger=3.",
+        ),
+        ("The parameter stranger, follow=False.", "The parameter stranger, follow=False."),
+    ],
+)
+def test_parameters_of_a_library_error_become_options(message: str, printed: str) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    @reported("go")
+    def go(
+        data: Annotated[str, typer.Argument(metavar="DATA")],
+        overwrite: Annotated[bool, typer.Option("--overwrite")] = False,
+        share: Annotated[float, typer.Option("--share")] = 1.0,
+        engine: Annotated[str, typer.Option("--engine")] = "local",
+        features: Annotated[str, typer.Option("--features")] = "",
+        id_column: Annotated[str, typer.Option("--id")] = "id",
+        no_report: Annotated[bool, typer.Option("--no-report")] = False,
+        follow: Annotated[bool, typer.Option("--follow")] = False,
+    ) -> None:
+        raise DataError(message)
+
+    assert CliRunner().invoke(app, ["x"]).stderr == f"semigpc go: {printed}\n"
 
 
 def test_debug_adds_the_traceback() -> None:

@@ -1,12 +1,25 @@
-"""How verbs report errors: one paragraph and an exit code; the traceback only with ``--debug``."""
+"""How verbs report errors: one paragraph and an exit code; the traceback only with ``--debug``.
+
+A library error names parameters, never command-line options, and :func:`as_options` rewrites them
+here. In a library message write a parameter in one of two ways:
+
+    name=value           "Pass overwrite=True to replace it."   -> "Pass --overwrite to replace it."
+                         "Use validation=0.2."                  -> "Use --validation 0.2."
+                         "Choose another column with id=..."    -> "Choose another column with --id."
+    the parameter name   "The parameter out must be a folder."  -> "--out must be a folder."
+
+Any other mention of the word stays as it is, and so do dotted settings such as train.lr=0.01.
+"""
 
 import functools
 import inspect
+import re
 import traceback
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperArgument
 
 from semigpc.cli.tables import say
 from semigpc.io.errors import (
@@ -46,6 +59,12 @@ STOPPED_ERROR = "semigpc.training.processes.Stopped"
 RANK_ERROR = "semigpc.training.processes.RankError"
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
+QUOTE = "'"
+# ``name=value``, where the value is quoted, or ends before punctuation or a space.
+ASSIGNMENT = re.compile(
+    r"(?<![\w./=-])(?P<name>[a-z][a-z_0-9]*)=(?P<value>\.\.\.|'[^']*'|[^\s,;:()']*[^\s,;:()'.])"
+)
+MENTION = re.compile(r"\b[Tt]he parameter (?P<name>[a-z][a-z_0-9]*)\b")
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -68,9 +87,10 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
                 if debug or context.find_root().params.get("_debug"):
                     for line in "".join(traceback.format_exception(error)).splitlines():
                         say(line, err=True)
-                message, code = explain(
-                    error, next((hint for option, hint in GO_ON.items() if option in options), "")
-                )
+                go_on = next((hint for option, hint in GO_ON.items() if option in options), "")
+                message, code = explain(error, go_on)
+                if isinstance(error, SemiGPCError | ImportError):
+                    message = as_options(message, context)
                 say(f"semigpc {verb}: {message}", err=True)
                 raise typer.Exit(code) from None
 
@@ -91,6 +111,36 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
     return decorate
 
 
+def as_options(message: str, context: typer.Context) -> str:
+    """Rewrite the parameters that a message names as options of the running verb.
+
+    A parameter is known by its name in the verb's signature or by that of the option, so that
+    both id_column and id become ``--id``; names that the verb does not have stay as they are.
+    """
+    options: dict[str, str] = {}
+    for parameter in context.command.params:
+        if isinstance(parameter, TyperArgument):
+            options[parameter.name or ""] = parameter.metavar or (parameter.name or "").upper()
+            continue
+        for option in (*parameter.opts, *parameter.secondary_opts):
+            options[option.removeprefix("--").replace("-", "_")] = option
+        options[parameter.name or ""] = parameter.opts[0]
+
+    def assigned(match: re.Match[str]) -> str:
+        name = match["name"]
+        value = match["value"]
+        if value == "False":
+            return options.get(f"no_{name}", match[0])
+        if name not in options:
+            return match[0]
+        if value in ("True", "..."):
+            return options[name]
+        return f"{options[name]} {value if ' ' in value else value.strip(QUOTE)}"
+
+    message = ASSIGNMENT.sub(assigned, message)
+    return MENTION.sub(lambda match: options.get(match["name"], match[0]), message)
+
+
 def explain(error: BaseException, go_on: str = "") -> tuple[str, int]:
     """Return the paragraph for an error, and the exit code; ``go_on`` is added if the verb was
     stopped and can resume.
@@ -106,8 +156,8 @@ def explain(error: BaseException, go_on: str = "") -> tuple[str, int]:
             can_go_on = code == STOPPED or getattr(error, "passing", False)
             return f"{_paragraph(error)} {go_on if can_go_on else ''}".rstrip(), code
     name = type(error).__name__
-    advice = "This was not foreseen: run again with --debug, and report what it shows."
-    return f"{name}: {' '.join(str(error).split())} {advice}", FAILURE
+    advice = "Unexpected error. Re-run with --debug and report the traceback."
+    return f"{name}: {' '.join(str(error).split())}. {advice}", FAILURE
 
 
 def _paragraph(error: BaseException) -> str:
