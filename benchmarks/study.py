@@ -22,12 +22,12 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.data import CifarConfig, DigitsConfig, SplitConfig
 from semigpc.io.atomic import read_json, write_json
 from semigpc.io.errors import SettingsError
-from semigpc.paper.scales import short_run, shrink
+from semigpc.paper.scales import shrink
 from semigpc.paper.tables import cifar10_lt
 from semigpc.refiners import GPConfig, PlacementConfig, SimilarityConfig
 from semigpc.training import Experiment, train
 from semigpc.training.experiment import config_type
-from semigpc.training.presets import digits, mnist
+from semigpc.training.presets import digits, mnist, short_run
 from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import RunFolder
 

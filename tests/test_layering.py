@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": {"addons", "refiners", "losses", "pseudo_labels"},
     "models": {"losses", "pseudo_labels"},
     "data": {"paper"},
-    "training": {"paper", "addons", "algorithms", "refiners", "models", "data"},
+    "training": {"addons", "algorithms", "refiners", "models", "data"},
     "report": {"training", "paper"},
     "export": {"training", "refiners", "gp", "models", "data"},
     "estimator": {"gp", "refiners"},

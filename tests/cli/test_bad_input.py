@@ -192,7 +192,7 @@ def test_options_that_do_not_belong_together(trained: Trained, tmp_path: Path) -
         "--labels",
         "labels.csv",
         code=2,
-        words="--labels belong to your own data",
+        words="labels apply to your own data",
     )
     refused(
         "train",

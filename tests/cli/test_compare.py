@@ -192,8 +192,8 @@ def test_compare_says_beforehand_that_there_is_nothing_to_compare_by(tmp_path: P
         tmp_path
     )  # three labels of a class, and no test images unless they are given
     command = ("compare", photos, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "out")
-    refused(*command, code=2, words="nothing to compare by")
-    refused(*command, "--ratio", "10", code=2, words="--ratio cuts a recipe's long tail")
+    refused(*command, code=2, words="no images to compare")
+    refused(*command, "--ratio", "10", code=2, words="does not apply to your own data")
     assert not (tmp_path / "out").exists()
 
 
@@ -202,7 +202,7 @@ def test_compare_says_beforehand_that_there_is_nothing_to_compare_by(tmp_path: P
     [
         (
             ["digitz"],
-            "there is no folder 'digitz', nor a recipe of that name. Did you mean 'digits'?",
+            "'digitz' is neither a folder nor a recipe. Did you mean 'digits'?",
         ),
         (
             ["digits", "--algorithm", "fixmach"],

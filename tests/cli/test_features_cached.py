@@ -12,9 +12,10 @@ import pytest
 import timm
 import torch
 
+from semigpc.cli.train import describe_network
 from semigpc.models import backbones
 from semigpc.models.backbones import EMBEDDED_PACKAGE
-from semigpc.training.lookup import TrainOptions, describe_network, resolve
+from semigpc.training.presets import TrainOptions, resolve
 from tests.cli.calls import SHORT, refused, semigpc, start
 from tests.cli.own_data import CLASSES, make_folder
 
@@ -315,7 +316,7 @@ def test_a_recipe_brings_its_own_network() -> None:
         "--model",
         "resnet18",
         code=2,
-        words="--model belong to your own data",
+        words="model apply to your own data",
     )
     experiment, _ = resolve(
         "digits", TrainOptions(algorithm="remixmatch", refiner="none", cached=True)

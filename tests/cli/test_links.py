@@ -49,9 +49,7 @@ def test_train(linked: Path, tmp_path: Path) -> None:
     assert (
         json.loads((tmp_path / "run" / "config.json").read_text())["data"]["follow_links"] is True
     )
-    refused(
-        "train", "digits", "--follow-links", code=2, words="--follow-links belong to your own data"
-    )
+    refused("train", "digits", "--follow-links", code=2, words="apply to your own data")
 
 
 def test_predict(trained: Trained, linked: Path, tmp_path: Path) -> None:

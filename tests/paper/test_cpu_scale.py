@@ -8,11 +8,11 @@ import pytest
 from semigpc.algorithms import ALGORITHMS, ReMixMatchConfig
 from semigpc.data import CifarConfig, FGVCConfig
 from semigpc.models.backbones import input_statistics
-from semigpc.paper.scales import on_cached_features, shorten, shrink
+from semigpc.paper.scales import shorten, shrink
 from semigpc.paper.tables import cifar10_lt, fgvc
 from semigpc.refiners import GPConfig
 from semigpc.training import Experiment
-from semigpc.training.presets import digits
+from semigpc.training.presets import digits, on_cached_features
 
 Scale = Literal["live", "cached"]
 BOTH = pytest.mark.parametrize("features", ["live", "cached"])

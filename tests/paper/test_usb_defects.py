@@ -25,8 +25,8 @@ from semigpc.io.errors import SettingsError
 from semigpc.paper.tables import cifar10_lt
 from semigpc.refiners import REFINERS
 from semigpc.training import Experiment, TrainConfig, loop, train
-from semigpc.training.lookup import TrainOptions, resolve
 from semigpc.training.loop import take_step
+from semigpc.training.presets import TrainOptions, resolve
 from semigpc.training.state import Trainer
 from semigpc.types import Batch, Clock, StepOutput
 from tests.data.samples import plain_view

@@ -148,7 +148,7 @@ def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, 
     are set as a group.
     """
     from semigpc.training.experiment import ROOMS
-    from semigpc.training.lookup import TrainOptions, resolve
+    from semigpc.training.presets import TrainOptions, resolve
     from semigpc.training.settings import flattened, groups_by_name
 
     experiment, _ = resolve(data, TrainOptions(algorithm=algorithm, addon=addon, refiner=refiner))

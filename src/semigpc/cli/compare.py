@@ -103,9 +103,8 @@ def compare_command(
     from semigpc.io.atomic import write_json
     from semigpc.refiners import PlacementConfig
     from semigpc.report.comparison_page import write_comparison_report
-    from semigpc.training.comparison import compare
-    from semigpc.training.lookup import TrainOptions, figures_of, make_cells, mean_gain
-    from semigpc.training.presets import RECIPES
+    from semigpc.training.comparison import compare, figures_of, mean_gain
+    from semigpc.training.presets import RECIPES, TrainOptions, make_cells
 
     console = Console(
         stderr=as_json, width=None if Console().is_terminal else 120

@@ -48,7 +48,7 @@ def demo(
     from semigpc.report.comparison_page import write_comparison_report
     from semigpc.report.run_page import write_run_report
     from semigpc.training.comparison import compare, run_path
-    from semigpc.training.lookup import TrainOptions, make_cells
+    from semigpc.training.presets import TrainOptions, make_cells
 
     options = TrainOptions(ratio=RATIO)
     cells, _ = make_cells(

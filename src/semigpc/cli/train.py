@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.table import Table
 
 from semigpc.cli.failures import reported
 from semigpc.cli.tables import HEADS, AsJson, accuracy_table, option, say, table, verbatim
+
+if TYPE_CHECKING:
+    from semigpc.training import Experiment
 
 CHOICES = {"best_on_validation": "best on validation", "best_on_test": "best on test*"}
 OPTIMISTIC = "* chosen on the test set itself, so better than new images will be"
@@ -139,8 +142,7 @@ def train(
     from semigpc.report.run_page import write_run_report
     from semigpc.training import RunFolder
     from semigpc.training import train as run_training
-    from semigpc.training.lookup import TrainOptions, describe_network, resolve
-    from semigpc.training.presets import RECIPES
+    from semigpc.training.presets import RECIPES, TrainOptions, resolve
     from semigpc.training.processes import has_rank, process_group
     from semigpc.training.run_data import DataCache
 
@@ -194,6 +196,22 @@ def train(
     _print_results(folder, summary, console)
     say(f"run: {folder}", err=as_json)
     say(f"report: {page}", err=as_json)
+
+
+def describe_network(experiment: "Experiment") -> str:
+    """Return one line: the network, what of it trains, at which size, and how to choose another."""
+    name, size = experiment.model.name, experiment.augment.image_size
+    if experiment.frozen is not None:
+        return (
+            f"Network: {name}, pre-trained and frozen; an adapter trains on its cached features at {size} px. "
+            "Another: --model NAME, such as small_cnn, trained from scratch; larger images: --image-size."
+        )
+    if experiment.model.pretrained:
+        return (
+            f"Network: {name}, pre-trained, all of it trains, at {size} px. Keep it frozen, in seconds: --features cached; "
+            "another: --model NAME."
+        )
+    return f"Network: {name}, trained from scratch at {size} px. A pre-trained one, frozen: --features cached."
 
 
 def short_settings(data: str, steps: int | None, root: Path | None) -> list[str]:

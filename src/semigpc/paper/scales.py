@@ -13,34 +13,23 @@ from typing import Any, Literal, Required
 
 from typing_extensions import TypedDict
 
-from semigpc.algorithms import (
-    CoMatchConfig,
-    FixMatchConfig,
-    FreeMatchConfig,
-    NPMatchConfig,
-    ReMixMatchConfig,
-    SimMatchConfig,
-)
+from semigpc.algorithms import CoMatchConfig, ReMixMatchConfig, SimMatchConfig
 from semigpc.data import AugmentConfig, CifarConfig, FGVCConfig
 from semigpc.data.augment import CIFAR100_MEAN, CIFAR100_STD, IMAGENET_MEAN, IMAGENET_STD, Triple
 from semigpc.io.errors import SettingsError
 from semigpc.models import ModelConfig
-from semigpc.models.backbones import VITS, input_statistics
+from semigpc.models.backbones import VITS
 from semigpc.models.pretrained import WEIGHTS, WeightFile, find_weights
 from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
-from semigpc.training import Experiment, FrozenConfig, TrainConfig
+from semigpc.training import Experiment, TrainConfig
 from semigpc.training.experiment import config_type
+from semigpc.training.presets import on_cached_features, short_run, small_memory
 
 Pretraining = Literal["supervised", "dino", "msn"]
 BUFFER = 16_300  # labelled features that a refiner keeps
 WARMUP = 1024  # steps before a refiner acts
 AVERAGED = 0.999  # momentum of the moving average, where an algorithm has one
-EMBEDDED = ModelConfig(name="tf_efficientnet_lite0", pretrained="embedded")
-SMALL, PHOTOGRAPH, FROZEN = (
-    16,
-    48,
-    96,
-)  # pixels a side at scale "cpu": of CIFAR, of photographs, for a frozen network
+SMALL, PHOTOGRAPH = 16, 48  # pixels a side at scale "cpu": of CIFAR, of photographs
 TEN = 10  # classes, where the data's config does not contain their number
 # times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled images 2000 and
 # 600
@@ -323,7 +312,7 @@ def _small(experiment: Experiment) -> Experiment:
         ),
         model=ModelConfig(name="small_cnn"),
         algorithm=short_run(experiment.algorithm),
-        refiner=_small_memory(experiment.refiner, 1024, 200),
+        refiner=small_memory(experiment.refiner, 1024, 200),
         train=TrainConfig(
             steps=1500,
             epoch_steps=100,
@@ -339,48 +328,6 @@ def _small(experiment: Experiment) -> Experiment:
             checkpoint_steps=500,
             log_steps=100,
             # so small a network is no faster with more, and figures depend on their number
-            threads=1,
-        ),
-    )
-
-
-def on_cached_features(
-    experiment: Experiment, model: ModelConfig = EMBEDDED, image_size: int = FROZEN
-) -> Experiment:
-    """Return an adapter on features of a frozen network, whose V weak and V strong views are
-    computed once; seconds a run.
-
-    Args:
-        experiment: data, algorithm and refiner. model: the frozen network. image_size: of the
-            images it sees.
-    """
-    algorithm = short_run(experiment.algorithm)
-    mean, std = input_statistics(model.name)
-    refiner = _small_memory(experiment.refiner, 512, 50)
-    if isinstance(algorithm, ReMixMatchConfig):
-        algorithm = replace(algorithm, rotation_weight=0.0)  # features cannot be turned
-    return replace(
-        experiment,
-        augment=replace(
-            experiment.augment, image_size=image_size, operations=3, mean=mean, std=std
-        ),
-        model=model,
-        algorithm=algorithm,
-        refiner=refiner,
-        frozen=FrozenConfig(),
-        train=TrainConfig(
-            steps=600,
-            epoch_steps=50,
-            labeled_batch=32,
-            unlabeled_ratio=1 if isinstance(algorithm, ReMixMatchConfig) else 2,
-            lr=1e-3,
-            layer_decay=1.0,
-            warmup_steps=20,
-            ema=0.99,
-            eval_steps=200,
-            checkpoint_steps=600,
-            log_steps=50,
-            eval_batch=1024,
             threads=1,
         ),
     )
@@ -410,30 +357,6 @@ def _acting(experiment: Experiment) -> Experiment:
     if isinstance(refiner, GPConfig | SimilarityConfig):
         refiner = replace(refiner, warmup_steps=min(refiner.warmup_steps, steps // 2))
     return replace(experiment, refiner=refiner)
-
-
-def short_run(algorithm: Any) -> Any:
-    """Return the algorithm with averages and a threshold that suit a run of some hundred steps."""
-    if isinstance(algorithm, FixMatchConfig | SimMatchConfig | CoMatchConfig | NPMatchConfig):
-        algorithm = replace(algorithm, threshold=0.8)
-    if isinstance(algorithm, CoMatchConfig):
-        algorithm = replace(algorithm, queue_batches=8)
-    if isinstance(algorithm, FreeMatchConfig):
-        algorithm = replace(algorithm, momentum=0.99)
-    if isinstance(algorithm, ReMixMatchConfig):
-        algorithm = replace(algorithm, alignment_momentum=0.99)
-    return algorithm
-
-
-def _small_memory(refiner: Any, buffer_size: int, warmup_steps: int) -> Any:
-    """Return a refiner with a smaller buffer; SemiGPC with its defaults, which follow the features
-    and need no balanced one.
-    """
-    if isinstance(refiner, GPConfig):
-        refiner = GPConfig()
-    if isinstance(refiner, GPConfig | SimilarityConfig):
-        refiner = replace(refiner, buffer_size=buffer_size, warmup_steps=warmup_steps)
-    return refiner
 
 
 def _n_classes(data: Any) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 from semigpc.algorithms import ALGORITHMS
 from semigpc.io.atomic import altered, locked, write_json
 from semigpc.io.errors import RunError
+from semigpc.io.text import CLASS_GROUPS
 from semigpc.io.threads import granted, hold
 from semigpc.training.experiment import Experiment
 from semigpc.training.loop import train
@@ -352,3 +353,35 @@ def pairs(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return differences_of
+
+
+def figures_of(comparison: dict[str, Any]) -> dict[str, Any]:
+    """Return a comparison without its figures class by class: percent per seed; None for a group
+    without classes.
+    """
+    cells = {
+        cell["name"]: {
+            "label": cell["label"],
+            "balanced_accuracy": [
+                round(100 * run["result"]["balanced_accuracy"], 2) for run in cell["runs"]
+            ],
+            "groups": {
+                name: None if (mean := cell["mean"][name]) is None else round(100 * mean, 2)
+                for name in CLASS_GROUPS
+            },
+            "seconds": round(sum(run["seconds"] for run in cell["runs"]) / len(cell["runs"]), 1),
+        }
+        for cell in comparison["cells"]
+    }
+    return {
+        "title": comparison["title"],
+        "seeds": comparison["seeds"],
+        "cells": cells,
+        "pairs": comparison["pairs"],
+    }
+
+
+def mean_gain(comparisons: list[dict[str, Any]]) -> float | None:
+    """Return the mean of all paired differences."""
+    gains = [pair["mean_difference"] for comparison in comparisons for pair in comparison["pairs"]]
+    return sum(gains) / len(gains) if gains else None

