@@ -44,7 +44,7 @@ from benchmarks.tables import (
     show,
     study,
 )
-from semigpc.estimator import STATUSES, SemiGPClassifier
+from semigpc.estimator import SemiGPClassifier, Status
 from semigpc.estimator.confidence import Answers, best_logit_scale, class_scales
 from semigpc.estimator.fitting import TUNED, balanced_subset, make_kernel, tune
 from semigpc.estimator.memory import deal
@@ -155,7 +155,7 @@ def promise(answers: Answers, truth: NDArray[np.int64]) -> Record:
     """Return how many labels were given out to the unlabelled rows, how many of these are right,
     and both as shares.
     """
-    out = answers.status == STATUSES.index("pseudo")
+    out = answers.status == Status.PSEUDO
     given, right = int(out.sum()), int((answers.codes == truth)[out].sum())
     return {
         "given": given,

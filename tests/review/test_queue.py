@@ -3,8 +3,8 @@ import pytest
 from pydantic import ValidationError
 from scipy.stats import binomtest
 
+from semigpc.estimator import Status
 from semigpc.review.journal import Answer
-from semigpc.review.model import ABSTAINED, OUTLIER, PSEUDO
 from semigpc.review.queue import Filters, progress
 from semigpc.review.session import Session
 
@@ -23,7 +23,7 @@ def test_the_need_is_as_documented(session: Session) -> None:
             )
         else:
             doubt = 1 - beliefs.confidence[row] * (1 - beliefs.variance[row])
-            suspicious = beliefs.status[row] == OUTLIER
+            suspicious = beliefs.status[row] == Status.OUTLIER
         assert need == pytest.approx(doubt * rarity * (1 + suspicious), rel=1e-4)
 
 
@@ -45,7 +45,9 @@ def test_classes_in_need_have_every_second_card(session: Session) -> None:
     beliefs, waiting = session.beliefs, session.waiting
     code = beliefs.codes_by_name["triangle"]
     mine = (beliefs.codes == code) | (beliefs.likeliest == code)
-    beliefs.status[mine & (beliefs.status == PSEUDO)] = ABSTAINED  # no pseudo-label names it
+    beliefs.status[mine & (beliefs.status == Status.PSEUDO)] = (
+        Status.ABSTAINED
+    )  # no pseudo-label names it
     order = waiting.rows(Filters(), None)
     every = int((mine & waiting.mask("unreviewed")).sum())
     assert every > 4

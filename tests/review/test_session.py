@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from semigpc.estimator import Status
 from semigpc.io.errors import DataError
 from semigpc.labeling.evidence import left_out_probs
 from semigpc.review import model as beliefs_module
-from semigpc.review.model import OUTLIER
 from semigpc.review.queue import Filters
 from semigpc.review.session import Session, StaleError, View, open_session
 from tests.review.shapes import make_labelled
@@ -327,7 +327,7 @@ def test_with_many_labels_outliers_follow_exactly_and_other_variances_are_upper_
     session.beliefs.reasons.clear()
     session.beliefs.score(np.array(rows))
     before = session.beliefs.variance[rows]
-    outlier = next(row for row in rows if session.beliefs.status[row] == OUTLIER)
+    outlier = next(row for row in rows if session.beliefs.status[row] == Status.OUTLIER)
     others = [row for row in rows if row != outlier]
     added = next(
         row

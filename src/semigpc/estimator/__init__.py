@@ -1,7 +1,13 @@
 """The estimator: labels for rows of which a few are labelled, with the scikit-learn contract."""
 
 from semigpc.estimator.classifier import SemiGPClassifier
-from semigpc.estimator.confidence import STATUSES, Answers, Explanation, LeftOutLabels
+from semigpc.estimator.confidence import (
+    STATUSES,
+    Answers,
+    Explanation,
+    LeftOutLabels,
+    Status,
+)
 from semigpc.estimator.promise import Promise
 from semigpc.estimator.scaling import SCALINGS, Scaling
 
@@ -14,4 +20,5 @@ __all__ = [
     "Promise",
     "Scaling",
     "SemiGPClassifier",
+    "Status",
 ]

@@ -16,9 +16,6 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from semigpc.estimator.confidence import (
-    ABSTAINED,
-    OUTLIER,
-    PSEUDO,
     Answers,
     Calibration,
     Decisions,
@@ -26,6 +23,7 @@ from semigpc.estimator.confidence import (
     Floats,
     Integers,
     LeftOutLabels,
+    Status,
     left_out_scores,
 )
 from semigpc.estimator.fitting import FitOptions, fit_memory
@@ -266,7 +264,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         others. O(M n (D + C + n)).
         """
         answers = self.answer(X, top=0)
-        return self._named(answers.codes, withheld=answers.status != PSEUDO)
+        return self._named(answers.codes, withheld=answers.status != Status.PSEUDO)
 
     def predict_proba(self, X: Any) -> Floats:
         """Return probabilities (M, C) under the class prior; rows sum to 1. O(M n (D + C))."""
@@ -340,10 +338,10 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         largest, likeliest = decisions.probs.max(dim=1)
         confidence, thresholds = decisions.confidence.numpy(), self.threshold_[codes.numpy()]
         withheld = (confidence < thresholds) | ((confidence < largest.numpy()) & (thresholds > 0))
-        status = np.where(withheld, ABSTAINED, PSEUDO).astype(np.uint8)
+        status = np.where(withheld, Status.ABSTAINED, Status.PSEUDO).astype(np.uint8)
         variance = None if scored.variance is None else scored.variance.numpy()
         if variance is not None:
-            status[variance > self.outlier_variance_] = OUTLIER
+            status[variance > self.outlier_variance_] = Status.OUTLIER
         rows = np.append(self._memory.row_numbers(), -1)[slots.numpy()]
         scores = scored.mean.gather(1, codes.unsqueeze(1)).squeeze(1).numpy()
         found = (codes.numpy(), confidence, likeliest.numpy(), largest.numpy(), variance, status)
@@ -525,7 +523,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labelled = codes >= 0
         return self._named(
             np.where(labelled, codes, answers.codes),
-            withheld=~labelled & (answers.status == ABSTAINED),
+            withheld=~labelled & (answers.status == Status.ABSTAINED),
         )
 
 

@@ -1,6 +1,7 @@
 """What the estimator returns, and how scores become calibrated probabilities and class shares."""
 
 import math
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +12,6 @@ from torch import Tensor
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-STATUSES = ("pseudo", "abstained", "outlier")  # what a code in ``Answers.status`` stands for
-PSEUDO, ABSTAINED, OUTLIER = range(3)
 LOGIT_SCALES = tuple(float(x) for x in np.geomspace(1.0, 80.0, 40))
 EM_ROUNDS = 200  # of expectation-maximisation at most
 CONVERGED = 1e-6  # change of a share below which it stops
@@ -29,6 +28,23 @@ LEAST_SHARE = 0.01  # of an even share: that of the pseudo-rows of a class
 UNEVEN = 1.5
 
 
+class Status(IntEnum):
+    """What a row's label is worth. Arrays hold the number; files hold the name in lower case."""
+
+    LABELLED = 0  # the label was given
+    PSEUDO = 1  # predicted, and confident enough to be given out
+    ABSTAINED = 2  # predicted, and left for people to decide
+    OUTLIER = 3  # unlike every labelled row
+
+    @property
+    def text(self) -> str:
+        """Return the name that files hold."""
+        return self.name.lower()
+
+
+STATUSES = tuple(status.text for status in Status)  # by number
+
+
 class Answers(NamedTuple):
     """Everything about M rows from one pass.
 
@@ -40,7 +56,7 @@ class Answers(NamedTuple):
             probability. Where it is another class, the row is not given a label.
         variance: (M,) posterior over prior variance, 0 (known) to 1 (unlike all labelled rows);
             None if not requested.
-        status: (M,) uint8, an index into :data:`STATUSES`.
+        status: (M,) uint8, a :class:`Status`; never LABELLED.
         rows: (M, top) numbers of the labelled rows that contribute most to the class, -1 where
             there are fewer.
         weights: (M, top) what each adds to the score of the class, signed.

@@ -19,6 +19,7 @@ from pyarrow import compute
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
+from semigpc.estimator import Status
 from semigpc.io.atomic import RELAXED, Count, Positive, Share, read_json, shown, write_json
 from semigpc.io.errors import DataError
 from semigpc.io.tables import SUFFIXES, as_label, is_table, read_pairs
@@ -161,7 +162,7 @@ class PseudoRows(NamedTuple):
     @classmethod
     def of(cls, project: Project) -> "PseudoRows":
         """Return those of a project, with the classes that occur."""
-        is_pseudo = compute.equal(project.table.column("status"), "pseudo")
+        is_pseudo = compute.equal(project.table.column("status"), Status.PSEUDO.text)
         table = project.table.filter(is_pseudo)
         if not table.num_rows:
             raise DataError(

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from semigpc.data.folder import ordered
-from semigpc.estimator import SemiGPClassifier
+from semigpc.estimator import STATUSES, SemiGPClassifier
 from semigpc.estimator.promise import PROBABILITY
 from semigpc.io.atomic import facts_of, locked, read_json, write_json, write_text
 from semigpc.io.errors import DataError
@@ -313,7 +313,7 @@ def summarise(
         "given": [counts[name] for name in classes],
         "pseudo": [tally.pseudo[name] for name in classes],
         "believed": [float(share) for share in model.class_shares_],
-        "statuses": {status: tally.statuses[status] for status in outputs.ALL_STATUSES},
+        "statuses": {status: tally.statuses[status] for status in STATUSES},
         "threshold": float(np.average(model.threshold_, weights=model.class_shares_)),
         "target_precision": settings.target_precision,
         "promise": promise_facts(model, settings, tally),

@@ -34,7 +34,7 @@ from pyarrow import compute, parquet
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from semigpc.estimator import STATUSES, Answers, SemiGPClassifier
+from semigpc.estimator import STATUSES, Answers, SemiGPClassifier, Status
 from semigpc.io.atomic import (
     RELAXED,
     FileFacts,
@@ -51,8 +51,6 @@ from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.scan import Scan
 from semigpc.labeling.source import RowBatch, readable
 
-LABELLED = "labelled"  # status of rows whose label was given
-ALL_STATUSES = (LABELLED, *STATUSES)
 TOP = 3  # reasons for each row
 COLUMNS = (
     "label",
@@ -133,13 +131,14 @@ class Labeller:
         confidence, largest, variance = (
             x.copy() for x in (answers.confidence, answers.likeliest_confidence, answers.variance)
         )
-        status = np.array(STATUSES, dtype=object)[answers.status]
-        labels[bad], confidence[bad], variance[bad], status[bad] = None, 0.0, 1.0, "abstained"
+        status = answers.status.copy()
+        labels[bad], confidence[bad], variance[bad] = None, 0.0, 1.0
+        status[bad] = Status.ABSTAINED
         likeliest[bad], largest[bad] = None, 0.0
         for row, number in enumerate(numbers):
             if number in self._given:
                 labels[row] = likeliest[row] = self._given[number]
-                confidence[row], largest[row], status[row] = 1.0, 1.0, LABELLED
+                confidence[row], largest[row], status[row] = 1.0, 1.0, Status.LABELLED
         columns = [
             batch.ids,
             labels.tolist(),
@@ -147,7 +146,7 @@ class Labeller:
             likeliest.tolist(),
             largest,
             variance,
-            status.tolist(),
+            [STATUSES[code] for code in status],
         ]
         arrays = [
             pyarrow.array(column, field.type)
@@ -185,9 +184,9 @@ class Tally:
         status = table.column("status")
         self.statuses.update(status.to_pylist())
         self.pseudo.update(
-            table.filter(compute.equal(status, "pseudo")).column("label").to_pylist()
+            table.filter(compute.equal(status, Status.PSEUDO.text)).column("label").to_pylist()
         )
-        outliers = table.filter(compute.equal(status, "outlier")).select(
+        outliers = table.filter(compute.equal(status, Status.OUTLIER.text)).select(
             [id_name, "likeliest", "likeliest_confidence", "variance"]
         )
         self._list(outliers.rename_columns(["id", "label", "confidence", "variance"]).to_pylist())
@@ -336,7 +335,7 @@ class LabelStudio:
                     "type": "choices",
                     "value": {"choices": [label]},
                 }
-                if status == LABELLED:
+                if status == Status.LABELLED.text:
                     task["annotations"] = [{"result": [choice]}]
                 else:
                     score = round(confidence, 6)

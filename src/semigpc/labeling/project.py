@@ -20,7 +20,7 @@ from pyarrow import parquet
 from pydantic import StringConstraints, with_config
 from typing_extensions import TypedDict
 
-from semigpc.estimator import SemiGPClassifier
+from semigpc.estimator import SemiGPClassifier, Status
 from semigpc.estimator.fitting import FitOptions
 from semigpc.io.atomic import (
     RELAXED,
@@ -37,7 +37,7 @@ from semigpc.io.errors import DataError
 from semigpc.io.paths import checked
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.columns import ColumnOptions, Floats
-from semigpc.labeling.outputs import BULK_LABELS, COLUMNS, COMPLETE, LABELLED, PARTIAL
+from semigpc.labeling.outputs import BULK_LABELS, COLUMNS, COMPLETE, PARTIAL
 from semigpc.labeling.scan import sample_rows
 from semigpc.labeling.source import Rows, TableSource, open_source
 
@@ -124,9 +124,10 @@ class Project:
         self.classes: list[str] = list(settings["classes"])
         self.ids: list[str] = table.column(self.id_name).to_pylist()
         self.bad: frozenset[int] = frozenset(settings["bad_rows"])
+        given = Status.LABELLED.text
         rows = enumerate(table.select(["label", "status"]).to_pylist())
         self.given: dict[int, str] = {
-            number: row["label"] for number, row in rows if row["status"] == LABELLED
+            number: row["label"] for number, row in rows if row["status"] == given
         }
         self._embeddings: Floats | None = None
 

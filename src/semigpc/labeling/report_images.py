@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pyarrow import compute, parquet
 
-from semigpc.estimator import SemiGPClassifier
+from semigpc.estimator import SemiGPClassifier, Status
 from semigpc.io.errors import ImageError
 from semigpc.io.images import thumbnail
 from semigpc.labeling.evidence import FOLDS, STAYS, assign_folds
@@ -95,7 +95,7 @@ def class_examples(
         codes = labels.indices.fill_null(-1).to_numpy()
         is_given, is_new = (
             np.asarray(compute.equal(batch.column("status"), name))
-            for name in ("labelled", "pseudo")
+            for name in (Status.LABELLED.text, Status.PSEUDO.text)
         )
 
         def entries(

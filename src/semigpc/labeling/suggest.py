@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyarrow import compute
 
+from semigpc.estimator import Status
 from semigpc.io.errors import DataError
 from semigpc.labeling.project import Project, own_names, write_hand_table
 from semigpc.labeling.source import Rows
@@ -104,10 +105,10 @@ def suggest(project: Project, config: SuggestConfig | None = None) -> list[Sugge
     P). Memory: P^2 numbers.
     """
     config, status = config or SuggestConfig(), project.table.column("status")
-    excluded = np.asarray(compute.equal(status, "labelled"))
+    excluded = np.asarray(compute.equal(status, Status.LABELLED.text))
     excluded[list(project.bad)] = True  # bad rows can neither be predicted nor learned from
     if config.outliers == "exclude":
-        excluded |= np.asarray(compute.equal(status, "outlier"))
+        excluded |= np.asarray(compute.equal(status, Status.OUTLIER.text))
     candidates = np.flatnonzero(~excluded)
     if not len(candidates):
         rest = "" if config.outliers == "include" else " but outliers"
@@ -182,7 +183,9 @@ def classes_in_need(project: Project) -> dict[str, str]:
     labels as a class has on average; within both, those with the fewest labels.
     """
     status = project.table.column("status")
-    new = set(project.table.filter(compute.equal(status, "pseudo")).column("label").to_pylist())
+    new = set(
+        project.table.filter(compute.equal(status, Status.PSEUDO.text)).column("label").to_pylist()
+    )
     counts = Counter(project.given.values())
     few = sum(counts.values()) / len(counts) / 2
     needy = [name for name in project.classes if name not in new or counts[name] < few]

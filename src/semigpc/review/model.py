@@ -17,16 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semigpc.estimator import STATUSES as MODEL_STATUSES
-from semigpc.estimator import SemiGPClassifier
+from semigpc.estimator import STATUSES, SemiGPClassifier, Status
 from semigpc.io.errors import DataError
 from semigpc.io.text import label_text, printable
 from semigpc.labeling.project import Project
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
-STATUSES = ("labelled", "pseudo", "abstained", "outlier")
-LABELLED, PSEUDO, ABSTAINED, OUTLIER = range(4)
 REASONS = 3  # shown per row
 READ_AHEAD = 16_384  # embeddings read at once
 KEPT_ROWS = 50_000  # embeddings kept in memory: those on the screen lately
@@ -142,7 +139,7 @@ class Beliefs:
             (self.varied[seen] == self.generation) & self.sound[seen] & (len(rows) <= MANY)
         ]
         if self.many_labels and not forgotten:
-            fresh = fresh[self.status[fresh] == OUTLIER]
+            fresh = fresh[self.status[fresh] == Status.OUTLIER]
         if learned:
             change = -self._covered(fresh, [row for row in learned if self.taught[row] < 0])
             self._learn({row: labels[row] for row in learned})
@@ -156,11 +153,11 @@ class Beliefs:
             code = self.taught[row] = self.code(labels[row])
             self.reasons.pop(row, None)
             if code >= 0:
-                self.codes[row], self.confidence[row], self.status[row] = code, 1, LABELLED
+                self.codes[row], self.confidence[row], self.status[row] = code, 1, Status.LABELLED
                 self.likeliest[row], self.likeliest_confidence[row] = code, 1
                 self.scored[row] = self.generation
             elif not self.sound[row]:
-                self.codes[row], self.confidence[row], self.status[row] = -1, 0, ABSTAINED
+                self.codes[row], self.confidence[row], self.status[row] = -1, 0, Status.ABSTAINED
         self.score(seen, variance=not self.many_labels)
 
     def _learn(self, labels: Mapping[int, str | None]) -> None:
@@ -286,10 +283,7 @@ class Beliefs:
         own = np.array([self.code(str(name)) for name in self.model.classes_], np.int32)
         free = self.taught[rows] < 0
         variance = self.variance[rows]
-        status = np.array([STATUSES.index(name) for name in MODEL_STATUSES], np.uint8)[
-            answers.status
-        ]
-        status = np.where(variance > self.model.outlier_variance_, OUTLIER, status)
+        status = np.where(variance > self.model.outlier_variance_, Status.OUTLIER, answers.status)
         codes, likeliest = (
             np.where(free, own[each], self.taught[rows])
             for each in (answers.codes, answers.likeliest)
@@ -298,7 +292,7 @@ class Beliefs:
             np.where(free, each, np.float32(1))
             for each in (answers.confidence, answers.likeliest_confidence)
         )
-        status = np.where(free, status, LABELLED)
+        status = np.where(free, status, Status.LABELLED)
         differs = (
             (codes != self.codes[rows])
             | (status != self.status[rows])

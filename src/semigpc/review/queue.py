@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from semigpc.estimator import STATUSES
+from semigpc.estimator import Status as RowStatus
 from semigpc.io.text import no_new_labels
 from semigpc.labeling.evidence import SUSPICION, left_out_probs, suspicion, wilson
 from semigpc.review.journal import Answer
-from semigpc.review.model import LABELLED, OUTLIER, REASONS, STATUSES, Beliefs, Reasons
+from semigpc.review.model import REASONS, Beliefs, Reasons
 
 Status = Literal[
     "unreviewed",
@@ -168,7 +170,8 @@ class Waiting:
         split = [
             row
             for row in late
-            if beliefs.status[row] != LABELLED and beliefs.likeliest[row] != beliefs.codes[row] >= 0
+            if beliefs.status[row] != RowStatus.LABELLED
+            and beliefs.likeliest[row] != beliefs.codes[row] >= 0
         ]
         if split:
             codes = np.stack([beliefs.codes[split], beliefs.likeliest[split]])
@@ -218,7 +221,7 @@ class Waiting:
         )
         counts = np.maximum(beliefs.label_counts(), 1)
         rarity = np.clip(np.sqrt(counts.mean() / counts), COMMONEST, RAREST)
-        suspicious = (beliefs.status == OUTLIER) | self.changed | self.suspected
+        suspicious = (beliefs.status == RowStatus.OUTLIER) | self.changed | self.suspected
         return np.asarray(
             doubt * np.append(rarity, 1.0)[beliefs.codes] * (1 + suspicious), np.float32
         )
@@ -323,7 +326,7 @@ def _pairs(rows: Integers, weights: NDArray[np.float32]) -> list[Reasons]:
 def progress(waiting: Waiting, answers: dict[int, Answer]) -> dict[str, Any]:
     """Return everything that the page shows about the review as a whole, for JSON."""
     beliefs = waiting.beliefs
-    free = (beliefs.status != LABELLED) & (waiting.kinds == UNASKED)
+    free = (beliefs.status != RowStatus.LABELLED) & (waiting.kinds == UNASKED)
     bins = np.minimum((beliefs.confidence[free] * BINS).astype(int), BINS - 1)
     return {
         "reviewed": len(answers),
@@ -340,7 +343,7 @@ def _nothing(waiting: Waiting) -> str:
     """Return the sentence on classes that no row without a label gets as its pseudo-label."""
     beliefs = waiting.beliefs
     pseudo = waiting.pseudo_counts()
-    if not (beliefs.status != LABELLED).any():
+    if not (beliefs.status != RowStatus.LABELLED).any():
         return ""
     labels, given = beliefs.label_counts(), Counter(beliefs.project.given.values())
     needed = beliefs.project.needed
@@ -377,7 +380,8 @@ def _classes(waiting: Waiting, answers: dict[int, Answer]) -> list[dict[str, Any
     n_pseudo = np.bincount(beliefs.codes[pseudo], minlength=n_classes)
     confidence = np.bincount(beliefs.codes[pseudo], beliefs.confidence[pseudo], minlength=n_classes)
     believed = np.bincount(
-        beliefs.codes[(beliefs.status != LABELLED) & (beliefs.codes >= 0)], minlength=n_classes
+        beliefs.codes[(beliefs.status != RowStatus.LABELLED) & (beliefs.codes >= 0)],
+        minlength=n_classes,
     )
     rows = []
     for code, name in enumerate(beliefs.names):

@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from semigpc.estimator import STATUSES
 from semigpc.io.atomic import locked, replacing
 from semigpc.io.errors import DataError
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.project import Project
 from semigpc.review.journal import NAME, Action, Answer, Change, Entry, History, ReviewJournal, now
-from semigpc.review.model import STATUSES, Beliefs, Reasons, checked_name
+from semigpc.review.model import Beliefs, Reasons, checked_name
 from semigpc.review.queue import KINDS, Filters, Waiting, progress
 
 MOST_VISIBLE = 1000  # rows on a page
